@@ -1,0 +1,23 @@
+"""Lamella: a llama.cpp-style inference server in Python. This is its public API."""
+
+from .base.errors import (
+    BackendError,
+    GraphError,
+    LamellaError,
+    OutOfMemoryError,
+    SchedulingError,
+    SettingError,
+    TensorAccessError,
+)
+from .version import __version__
+
+__all__ = [
+    "BackendError",
+    "GraphError",
+    "LamellaError",
+    "OutOfMemoryError",
+    "SchedulingError",
+    "SettingError",
+    "TensorAccessError",
+    "__version__",
+]

@@ -1,0 +1,25 @@
+"""Logging: one logger per room, silent until the application or LAMELLA_DEBUG asks for it."""
+
+from __future__ import annotations
+
+import logging
+
+from .settings import DEBUG
+
+
+def get_logger(room: str) -> logging.Logger:
+    """The logger of a room, `lamella.<room>`. It emits nothing by itself."""
+    logger = logging.getLogger(f"lamella.{room}")
+    logger.addHandler(logging.NullHandler())
+    return logger
+
+
+def debug_log(logger: logging.Logger, level: int, text: str) -> None:
+    """Log `text` when LAMELLA_DEBUG is at least `level`; a handler on stderr is added if none is."""
+    if DEBUG() < level:
+        return
+    root = logging.getLogger("lamella")
+    if not root.handlers:
+        root.addHandler(logging.StreamHandler())
+    root.setLevel(logging.DEBUG)
+    logger.debug(text)

@@ -1,0 +1,92 @@
+"""Graphs: nodes in the order they are computed, leafs, and who uses what.
+
+The order is ggml's: depth first from each expanded tensor, sources left to right (`ggml.c`, ggml_visit_parents).
+Knows nothing of memory or devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from .op import Op
+from .tensor import INPUT, OUTPUT, Tensor, format_shape
+
+_uids = itertools.count(1)
+
+
+class Graph:
+    """A computation graph.
+
+    `nodes` are computed in order, `leafs` are what they read from outside, `use_counts` how often each tensor
+    is a source of a node here. `uid` is unique to each graph built and changes with every expansion.
+    """
+
+    def __init__(self, *outputs: Tensor) -> None:
+        self.nodes: list[Tensor] = []
+        self.leafs: list[Tensor] = []
+        self.use_counts: dict[Tensor, int] = {}
+        self.uid = next(_uids)
+        for tensor in outputs:
+            self.build_forward_expand(tensor)
+
+    def build_forward_expand(self, tensor: Tensor) -> None:
+        """Add `tensor` and everything it needs, in ggml's order. Nameless tensors get a name."""
+        uses = self.use_counts
+        self.uid = next(_uids)
+        if tensor in uses:
+            return
+        # an explicit stack: a graph may be deeper than Python can recurse
+        uses[tensor] = 0
+        stack: list[tuple[Tensor, Iterator[Tensor]]] = [(tensor, iter(tensor.src))]
+        while stack:
+            node, sources = stack[-1]
+            for src in sources:
+                if src in uses:
+                    uses[src] += 1
+                else:
+                    uses[src] = 1
+                    stack.append((src, iter(src.src)))
+                    break
+            else:
+                stack.pop()
+                self._add(node)
+
+    def _add(self, tensor: Tensor) -> None:
+        if tensor.op is Op.NONE:
+            if not tensor.name:
+                tensor.name = f"leaf_{len(self.leafs)}"
+            self.leafs.append(tensor)
+        else:
+            if not tensor.name:
+                tensor.name = f"node_{len(self.nodes)}"
+            self.nodes.append(tensor)
+
+    def view(self, i0: int, i1: int) -> Graph:
+        """The nodes [i0, i1) as a graph of their own, without leafs; use counts are the whole's."""
+        part = Graph()
+        part.nodes = self.nodes[i0:i1]
+        part.use_counts = self.use_counts
+        return part
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __str__(self) -> str:
+        """A table of all nodes and leafs."""
+        lines = [f"graph {self.uid}: {len(self.nodes)} nodes, {len(self.leafs)} leafs"]
+        for i, node in enumerate(self.nodes):
+            sources = ", ".join(s.name for s in node.src)
+            lines.append(
+                f"{i:5d} {node.op.name:14} {format_shape(node):28} {_flags(node):2} "
+                f"{node.name} <- {sources}"
+            )
+        for i, leaf in enumerate(self.leafs):
+            lines.append(
+                f"{i:5d} {'leaf':14} {format_shape(leaf):28} {_flags(leaf):2} {leaf.name}"
+            )
+        return "\n".join(lines)
+
+
+def _flags(t: Tensor) -> str:
+    return ("i" if t.flags & INPUT else "") + ("o" if t.flags & OUTPUT else "")

@@ -1,0 +1,226 @@
+"""The ops a node can have, by ggml's names, and their parameters.
+
+Shape and type rules are in `ops/`; what an op computes is written in the docstring of its builder there.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+from typing import NamedTuple
+
+
+class Op(IntEnum):
+    """What a node computes. NONE marks a leaf: an input, a weight or a constant."""
+
+    NONE = 0
+    # element by element
+    ADD = auto()
+    SUB = auto()
+    MUL = auto()
+    DIV = auto()
+    SCALE = auto()
+    SQR = auto()
+    SQRT = auto()
+    LOG = auto()
+    CLAMP = auto()
+    FILL = auto()
+    UNARY = auto()
+    GLU = auto()
+    ADD1 = auto()
+    ADD_ID = auto()
+    # along rows
+    SUM_ROWS = auto()
+    NORM = auto()
+    RMS_NORM = auto()
+    SOFT_MAX = auto()
+    ROPE = auto()
+    ARGSORT = auto()
+    DIAG_MASK_INF = auto()
+    DIAG_MASK_ZERO = auto()
+    # matrices and attention
+    MUL_MAT = auto()
+    MUL_MAT_ID = auto()
+    FLASH_ATTN_EXT = auto()
+    # moving data
+    GET_ROWS = auto()
+    SET_ROWS = auto()
+    CONCAT = auto()
+    REPEAT = auto()
+    CPY = auto()
+    CONT = auto()
+    DUP = auto()
+    # views: no data of their own, nothing to compute
+    VIEW = auto()
+    RESHAPE = auto()
+    PERMUTE = auto()
+    TRANSPOSE = auto()
+
+
+VIEW_OPS = frozenset({Op.VIEW, Op.RESHAPE, Op.PERMUTE, Op.TRANSPOSE})
+
+# ops that may write over a source of the same layout (ggml-alloc.c, ggml_op_can_inplace)
+INPLACE_OPS = frozenset(
+    {
+        Op.FILL,
+        Op.SCALE,
+        Op.DIAG_MASK_ZERO,
+        Op.DIAG_MASK_INF,
+        Op.ADD,
+        Op.ADD_ID,
+        Op.ADD1,
+        Op.SUB,
+        Op.MUL,
+        Op.DIV,
+        Op.SQR,
+        Op.SQRT,
+        Op.LOG,
+        Op.UNARY,
+        Op.ROPE,
+        Op.RMS_NORM,
+        Op.CLAMP,
+        Op.SOFT_MAX,
+    }
+)
+
+
+class UnaryOp(IntEnum):
+    """The function of a UNARY node."""
+
+    SILU = 0
+    GELU = auto()
+    GELU_QUICK = auto()
+    GELU_ERF = auto()
+    RELU = auto()
+    SIGMOID = auto()
+    TANH = auto()
+    EXP = auto()
+    NEG = auto()
+    ABS = auto()
+
+
+class GluOp(IntEnum):
+    """The gate function of a GLU node."""
+
+    REGLU = 0
+    GEGLU = auto()
+    SWIGLU = auto()
+    GEGLU_ERF = auto()
+    GEGLU_QUICK = auto()
+
+
+class RopeMode(IntEnum):
+    """Which two elements of a head a rotation pairs (ggml.h, GGML_ROPE_TYPE_*)."""
+
+    NORMAL = 0  # neighbours: (0, 1), (2, 3), ...
+    NEOX = 2  # halves: (0, n/2), (1, n/2 + 1), ...
+
+
+class SortOrder(IntEnum):
+    """Order of an ARGSORT."""
+
+    ASC = 0
+    DESC = 1
+
+
+class ScaleParams(NamedTuple):
+    """SCALE: y = x * scale + bias."""
+
+    scale: float
+    bias: float
+
+
+class EpsParams(NamedTuple):
+    """NORM and RMS_NORM: added to the variance or mean square."""
+
+    eps: float
+
+
+class ClampParams(NamedTuple):
+    """CLAMP: y = min(max(x, low), high)."""
+
+    low: float
+    high: float
+
+
+class FillParams(NamedTuple):
+    """FILL: y = value."""
+
+    value: float
+
+
+class UnaryParams(NamedTuple):
+    """UNARY: which function."""
+
+    op: UnaryOp
+
+
+class GluParams(NamedTuple):
+    """GLU: which gate; `swapped` takes the second half of a single source as the gate."""
+
+    op: GluOp
+    swapped: bool
+
+
+class RopeParams(NamedTuple):
+    """ROPE: rotary position embedding, with YaRN's parameters (arXiv 2104.09864, 2309.00071)."""
+
+    n_dims: int
+    mode: RopeMode
+    n_ctx_orig: int
+    freq_base: float
+    freq_scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+
+
+class SoftMaxParams(NamedTuple):
+    """SOFT_MAX: y = softmax(x * scale + slope(head) * mask); `max_bias` > 0 turns ALiBi on."""
+
+    scale: float
+    max_bias: float
+
+
+class AttnParams(NamedTuple):
+    """FLASH_ATTN_EXT: as SOFT_MAX; `softcap` > 0 limits scores to softcap * tanh(s / softcap)."""
+
+    scale: float
+    max_bias: float
+    softcap: float
+    page_size: int
+
+
+class SortParams(NamedTuple):
+    """ARGSORT: which order."""
+
+    order: SortOrder
+
+
+class ConcatParams(NamedTuple):
+    """CONCAT: the dimension along which the sources are joined."""
+
+    dim: int
+
+
+class DiagMaskParams(NamedTuple):
+    """DIAG_MASK_*: element i of row j is masked where i > n_past + j."""
+
+    n_past: int
+
+
+OpParams = (
+    ScaleParams
+    | EpsParams
+    | ClampParams
+    | FillParams
+    | UnaryParams
+    | GluParams
+    | RopeParams
+    | SoftMaxParams
+    | AttnParams
+    | SortParams
+    | ConcatParams
+    | DiagMaskParams
+    | None
+)

@@ -1,0 +1,29 @@
+"""How op builders refuse: one error that names the op, the tensors with their shapes, and the rule."""
+
+from __future__ import annotations
+
+from ...base.errors import GraphError
+from ..tensor import Tensor
+from ..types import GGMLType
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+def require(ok: bool, op: str, rule: str, *tensors: Tensor) -> None:
+    """Raise unless `ok`.
+
+    Raises:
+        GraphError: `op: a[64, 32] F32 and b[48, 2] F32: rule`.
+    """
+    if not ok:
+        raise GraphError(f"{op}: {' and '.join(repr(t) for t in tensors)}: {rule}")
+
+
+def require_type(op: str, what: str, t: Tensor, *allowed: GGMLType) -> None:
+    """Raise unless the type of `t` is one of `allowed`."""
+    names = " or ".join(a.name for a in allowed)
+    require(t.type in allowed, op, f"{what} must be {names}, not {t.type.name}", t)
+
+
+def require_float(op: str, what: str, t: Tensor) -> None:
+    require_type(op, what, t, *FLOATS)

@@ -1,0 +1,143 @@
+"""Builders of ops that work element by element: arithmetic, activations and their gated forms."""
+
+from __future__ import annotations
+
+from ..op import (
+    ClampParams,
+    FillParams,
+    GluOp,
+    GluParams,
+    Op,
+    OpParams,
+    ScaleParams,
+    UnaryOp,
+    UnaryParams,
+)
+from ..tensor import Tensor, can_repeat, same_shape
+from .check import require, require_float
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, with b repeated to the shape of a."""
+    return _binary(Op.ADD, a, b)
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b, with b repeated to the shape of a."""
+    return _binary(Op.SUB, a, b)
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a * b, with b repeated to the shape of a."""
+    return _binary(Op.MUL, a, b)
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, with b repeated to the shape of a."""
+    return _binary(Op.DIV, a, b)
+
+
+def scale(a: Tensor, s: float, bias: float = 0.0) -> Tensor:
+    """a * s + bias."""
+    return _map(Op.SCALE, a, ScaleParams(float(s), float(bias)))
+
+
+def sqr(a: Tensor) -> Tensor:
+    """a squared."""
+    return _map(Op.SQR, a)
+
+
+def sqrt(a: Tensor) -> Tensor:
+    """Square root of a."""
+    return _map(Op.SQRT, a)
+
+
+def log(a: Tensor) -> Tensor:
+    """Natural logarithm of a."""
+    return _map(Op.LOG, a)
+
+
+def clamp(a: Tensor, low: float, high: float) -> Tensor:
+    """a limited to [low, high]."""
+    require(low <= high, "clamp", f"low {low} must not exceed high {high}", a)
+    return _map(Op.CLAMP, a, ClampParams(float(low), float(high)))
+
+
+def fill(a: Tensor, value: float) -> Tensor:
+    """`value` in the shape of a."""
+    return _map(Op.FILL, a, FillParams(float(value)))
+
+
+def unary(a: Tensor, op: UnaryOp) -> Tensor:
+    """The function `op` of each element.
+
+    GELU is the tanh approximation, GELU_ERF the exact one, GELU_QUICK x * sigmoid(1.702 x)
+    (arXiv 1606.08415); SILU is x * sigmoid(x) (arXiv 1702.03118).
+    """
+    name = op.name.lower()
+    require(a.has_contiguous_rows, name, "rows must be contiguous", a)
+    return _map(Op.UNARY, a, UnaryParams(op), name)
+
+
+def silu(a: Tensor) -> Tensor:
+    """x * sigmoid(x)."""
+    return unary(a, UnaryOp.SILU)
+
+
+def gelu(a: Tensor) -> Tensor:
+    """GELU, tanh approximation."""
+    return unary(a, UnaryOp.GELU)
+
+
+def relu(a: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return unary(a, UnaryOp.RELU)
+
+
+def glu(a: Tensor, b: Tensor | None, op: GluOp, swapped: bool = False) -> Tensor:
+    """A gated linear unit (arXiv 2002.05202): f(a) * b, with f the activation `op` stands for.
+
+    Without b, the first half of each row of a is the gate and the second the value; `swapped` exchanges them.
+
+    Raises:
+        GraphError: b has another shape or type than a; an odd row without b; rows with gaps.
+    """
+    name = op.name.lower()
+    require_float(name, "a", a)
+    require(a.has_contiguous_rows, name, "rows must be contiguous", a)
+    if b is None:
+        require(a.ne[0] % 2 == 0, name, "ne[0] must be even, as it holds gate and value", a)
+        ne = (a.ne[0] // 2, *a.ne[1:])
+        return Tensor(a.type, ne, op=Op.GLU, params=GluParams(op, swapped), src=(a,))
+    require(same_shape(a, b) and a.type is b.type, name, "shapes and types must be equal", a, b)
+    require(b.has_contiguous_rows, name, "rows must be contiguous", b)
+    require(not swapped, name, "swapped is for a single source that holds both halves", a, b)
+    return Tensor(a.type, a.ne, op=Op.GLU, params=GluParams(op, False), src=(a, b))
+
+
+def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """silu(a) * b; without b both are halves of a."""
+    return glu(a, b, GluOp.SWIGLU)
+
+
+def geglu(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """gelu(a) * b; without b both are halves of a."""
+    return glu(a, b, GluOp.GEGLU)
+
+
+def reglu(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """relu(a) * b; without b both are halves of a."""
+    return glu(a, b, GluOp.REGLU)
+
+
+def _binary(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    name = op.name.lower()
+    require_float(name, "a", a)
+    require_float(name, "b", b)
+    require(can_repeat(b, a), name, "b must repeat whole times to the shape of a", a, b)
+    return Tensor(a.type, a.ne, op=op, src=(a, b))
+
+
+def _map(op: Op, a: Tensor, params: OpParams = None, name: str = "") -> Tensor:
+    require_float(name or op.name.lower(), "a", a)
+    return Tensor(a.type, a.ne, op=op, params=params, src=(a,))

@@ -1,0 +1,113 @@
+"""Builders of matrix products and of attention over a paged KV pool."""
+
+from __future__ import annotations
+
+from ..op import AttnParams, Op
+from ..tensor import Tensor
+from ..types import GGMLType
+from .check import require, require_float, require_type
+
+
+def mul_mat(a: Tensor, b: Tensor) -> Tensor:
+    """Rows of a times rows of b: a [k, n, x, y], b [k, m, i, j] -> F32 [n, m, i, j].
+
+    x divides i and y divides j: a is repeated over the batches of b.
+    """
+    rule = "ne[0] must be equal and a.ne[2:] divide b.ne[2:]"
+    fits = (
+        a.ne[0] == b.ne[0]
+        and a.ne[2] > 0
+        and a.ne[3] > 0
+        and b.ne[2] % a.ne[2] == 0
+        and b.ne[3] % a.ne[3] == 0
+    )
+    require(fits, "mul_mat", rule, a, b)
+    require(not a.is_transposed, "mul_mat", "a must not be transposed", a, b)
+    require_float("mul_mat", "b", b)
+    return Tensor(GGMLType.F32, (a.ne[1], *b.ne[1:]), op=Op.MUL_MAT, src=(a, b))
+
+
+def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """Matrix products with experts chosen per token.
+
+    Args:
+        a: [k, n, n_expert].
+        b: [k, x, n_tokens], x dividing n_used: 1 gives every expert of a token the same row.
+        ids: I32 [n_used, n_tokens], the experts of each token.
+
+    Returns:
+        F32 [n, n_used, n_tokens].
+    """
+    require_type("mul_mat_id", "ids", ids, GGMLType.I32)
+    require_float("mul_mat_id", "b", b)
+    flat = a.ne[3] == 1 and b.ne[3] == 1 and ids.ne[2] == 1 and ids.ne[3] == 1
+    require(flat, "mul_mat_id", "a and b have three dimensions, ids two", a, b, ids)
+    require(a.ne[0] == b.ne[0], "mul_mat_id", "ne[0] must be equal", a, b)
+    require(not a.is_transposed, "mul_mat_id", "a must not be transposed", a, b)
+    tokens = ids.ne[1] == b.ne[2] and b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0
+    rule = "ids.ne[1] must equal b.ne[2], and b.ne[1] divide ids.ne[0]"
+    require(tokens, "mul_mat_id", rule, b, ids)
+    ne = (a.ne[1], ids.ne[0], b.ne[2])
+    return Tensor(GGMLType.F32, ne, op=Op.MUL_MAT_ID, src=(a, b, ids))
+
+
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pages: Tensor,
+    seq: Tensor,
+    pos: Tensor,
+    *,
+    page_size: int,
+    scale: float,
+    max_bias: float = 0.0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Causal attention (arXiv 2205.14135) over a paged pool of keys and values (arXiv 2309.06180).
+
+    Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to positions
+    j = 0..pos[t]; position j lies in cell pages[j // page_size, seq[t]] * page_size + j % page_size.
+    Heads share K and V in groups of n_head / n_head_kv. To see this step's own tokens, k and v are the
+    results of the SET_ROWS that wrote them.
+
+    Args:
+        q: F32 [head_dim, n_head, n_tokens].
+        k: [head_dim * n_head_kv, n_cells], a float type or Q8_0.
+        v: [head_dim_v * n_head_kv, n_cells], likewise.
+        pages: I32 [n_pages, n_seqs], the page table: page numbers in the pool.
+        seq: I32 [n_tokens].
+        pos: I32 [n_tokens].
+        page_size: cells in a page.
+        scale: factor of the scores.
+        max_bias: above 0, ALiBi: slope(head) * (j - pos[t]) is added to the scores.
+        softcap: above 0, scores are softcap * tanh(scores * scale / softcap).
+
+    Returns:
+        F32 [head_dim_v, n_head, n_tokens].
+    """
+    op = "flash_attn_ext"
+    require_type(op, "q", q, GGMLType.F32)
+    for what, pool in (("k", k), ("v", v)):
+        kinds = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+        require_type(op, what, pool, *kinds)
+        require(pool.ne[2] == 1 and pool.ne[3] == 1, op, f"{what} must be a matrix", pool)
+    head_dim, n_head, n_tokens = q.ne[:3]
+    require(q.ne[3] == 1 and head_dim > 0 and n_head > 0, op, "q has three dimensions", q)
+    n_head_kv = k.ne[0] // head_dim
+    shared = k.ne[0] % head_dim == 0 and n_head_kv > 0 and n_head % n_head_kv == 0
+    require(shared, op, "k.ne[0] must hold a divisor of n_head heads of q.ne[0]", q, k)
+    require(v.ne[0] % n_head_kv == 0, op, f"v must hold {n_head_kv} heads, as k does", k, v)
+    require(k.ne[1] == v.ne[1], op, "k and v must have as many cells", k, v)
+    whole = page_size > 0 and k.ne[1] % page_size == 0
+    require(whole, op, f"cells must be whole pages of {page_size}", k)
+    require_type(op, "pages", pages, GGMLType.I32)
+    require(pages.ne[2] == 1 and pages.ne[3] == 1, op, "pages must be a matrix", pages)
+    for what, t in (("seq", seq), ("pos", pos)):
+        require_type(op, what, t, GGMLType.I32)
+        vector = t.n_dims == 1 and t.ne[0] == n_tokens
+        require(vector, op, f"{what} must be a vector of q.ne[2] = {n_tokens}", q, t)
+    params = AttnParams(float(scale), float(max_bias), float(softcap), page_size)
+    ne = (v.ne[0] // n_head_kv, n_head, n_tokens)
+    src = (q, k, v, pages, seq, pos)
+    return Tensor(GGMLType.F32, ne, op=Op.FLASH_ATTN_EXT, params=params, src=src)

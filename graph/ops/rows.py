@@ -1,0 +1,154 @@
+"""Builders of ops that work along rows: norms, softmax, rotary embedding, sorting, sums, masks."""
+
+from __future__ import annotations
+
+from ..op import (
+    DiagMaskParams,
+    EpsParams,
+    Op,
+    RopeMode,
+    RopeParams,
+    SoftMaxParams,
+    SortOrder,
+    SortParams,
+)
+from ..tensor import Tensor
+from ..types import GGMLType
+from .check import require, require_type
+from .data import view
+
+
+def norm(a: Tensor, eps: float) -> Tensor:
+    """(a - mean) / sqrt(variance + eps) of each row (arXiv 1607.06450)."""
+    return _norm(Op.NORM, a, eps)
+
+
+def rms_norm(a: Tensor, eps: float) -> Tensor:
+    """a / sqrt(mean of squares + eps) of each row (arXiv 1910.07467)."""
+    return _norm(Op.RMS_NORM, a, eps)
+
+
+def soft_max(
+    a: Tensor, mask: Tensor | None = None, scale: float = 1.0, max_bias: float = 0.0
+) -> Tensor:
+    """softmax(a * scale + slope(head) * mask) of each row.
+
+    Args:
+        a: F32 [n_kv, n_tokens, n_head, n], contiguous.
+        mask: F32 or F16 [n_kv, >= n_tokens, m, k] with m dividing n_head, k dividing n; added to the scores.
+        scale: factor of a.
+        max_bias: above 0, heads weigh the mask with ALiBi slopes (arXiv 2108.12409), else with 1.
+    """
+    require_type("soft_max", "a", a, GGMLType.F32)
+    require(a.is_contiguous, "soft_max", "a must be contiguous", a)
+    params = SoftMaxParams(float(scale), float(max_bias))
+    if mask is None:
+        require(max_bias == 0, "soft_max", f"max_bias {max_bias} needs a mask", a)
+        return Tensor(a.type, a.ne, op=Op.SOFT_MAX, params=params, src=(a,))
+    require_type("soft_max", "mask", mask, GGMLType.F32, GGMLType.F16)
+    require(mask.is_contiguous, "soft_max", "the mask must be contiguous", a, mask)
+    fits = (
+        mask.ne[0] == a.ne[0]
+        and mask.ne[1] >= a.ne[1]
+        and not mask.is_empty
+        and a.ne[2] % mask.ne[2] == 0
+        and a.ne[3] % mask.ne[3] == 0
+    )
+    rule = "the mask needs ne[0] of a, at least ne[1] of a, and divisors of its ne[2] and ne[3]"
+    require(fits, "soft_max", rule, a, mask)
+    return Tensor(a.type, a.ne, op=Op.SOFT_MAX, params=params, src=(a, mask))
+
+
+def rope(
+    a: Tensor,
+    pos: Tensor,
+    freq_factors: Tensor | None = None,
+    *,
+    n_dims: int,
+    mode: RopeMode = RopeMode.NORMAL,
+    n_ctx_orig: int = 0,
+    freq_base: float = 10000.0,
+    freq_scale: float = 1.0,
+    ext_factor: float = 0.0,
+    attn_factor: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> Tensor:
+    """Rotate the first `n_dims` elements of each head by its token's position (arXiv 2104.09864).
+
+    Linear scaling is freq_scale = 1 / factor; YaRN is ext_factor > 0 (arXiv 2309.00071); llama3 scaling
+    comes as `freq_factors`, by which each pair's frequency is divided.
+
+    Args:
+        a: F32 or F16 [head_dim, n_head, n_tokens, n].
+        pos: I32 [n_tokens].
+        freq_factors: F32 [>= n_dims / 2] or None.
+    """
+    require_type("rope", "a", a, GGMLType.F32, GGMLType.F16)
+    require_type("rope", "pos", pos, GGMLType.I32)
+    fits = pos.n_dims == 1 and pos.ne[0] == a.ne[2]
+    require(fits, "rope", "pos must be a vector of a.ne[2] positions", a, pos)
+    even = 0 < n_dims <= a.ne[0] and n_dims % 2 == 0
+    require(even, "rope", f"n_dims {n_dims} must be even and at most ne[0]", a)
+    src = [a, pos]
+    if freq_factors is not None:
+        require_type("rope", "freq_factors", freq_factors, GGMLType.F32)
+        enough = freq_factors.ne[0] >= n_dims // 2
+        require(enough, "rope", f"freq_factors must hold n_dims / 2 = {n_dims // 2}", freq_factors)
+        src.append(freq_factors)
+    params = RopeParams(
+        n_dims,
+        mode,
+        n_ctx_orig,
+        float(freq_base),
+        float(freq_scale),
+        float(ext_factor),
+        float(attn_factor),
+        float(beta_fast),
+        float(beta_slow),
+    )
+    return Tensor(a.type, a.ne, op=Op.ROPE, params=params, src=src)
+
+
+def argsort(a: Tensor, order: SortOrder = SortOrder.ASC) -> Tensor:
+    """Indices (I32) that sort each row; equal values keep their order."""
+    require_type("argsort", "a", a, GGMLType.F32)
+    return Tensor(GGMLType.I32, a.ne, op=Op.ARGSORT, params=SortParams(order), src=(a,))
+
+
+def top_k(a: Tensor, k: int) -> Tensor:
+    """Indices (I32) of the k largest of each row, largest first: a view of an argsort."""
+    require(0 < k <= a.ne[0], "top_k", f"k {k} must lie in 1..ne[0]", a)
+    order = argsort(a, SortOrder.DESC)
+    return view(order, (k, *a.ne[1:]), nb=order.nb)
+
+
+def sum_rows(a: Tensor) -> Tensor:
+    """The sum of each row: [1, ne1, ne2, ne3]."""
+    require_type("sum_rows", "a", a, GGMLType.F32)
+    return Tensor(a.type, (1, *a.ne[1:]), op=Op.SUM_ROWS, src=(a,))
+
+
+def diag_mask_inf(a: Tensor, n_past: int) -> Tensor:
+    """-inf where column i > n_past + row j: no token sees a later one."""
+    return _diag_mask(Op.DIAG_MASK_INF, a, n_past)
+
+
+def diag_mask_zero(a: Tensor, n_past: int) -> Tensor:
+    """0 where column i > n_past + row j."""
+    return _diag_mask(Op.DIAG_MASK_ZERO, a, n_past)
+
+
+def _diag_mask(op: Op, a: Tensor, n_past: int) -> Tensor:
+    name = op.name.lower()
+    require_type(name, "a", a, GGMLType.F32)
+    require(n_past >= 0, name, f"n_past {n_past} must not be negative", a)
+    return Tensor(a.type, a.ne, op=op, params=DiagMaskParams(n_past), src=(a,))
+
+
+def _norm(op: Op, a: Tensor, eps: float) -> Tensor:
+    name = op.name.lower()
+    require_type(name, "a", a, GGMLType.F32)
+    require(a.has_contiguous_rows, name, "rows must be contiguous", a)
+    require(eps >= 0, name, f"eps {eps} must not be negative", a)
+    return Tensor(a.type, a.ne, op=op, params=EpsParams(float(eps)), src=(a,))

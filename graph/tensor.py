@@ -1,0 +1,218 @@
+"""Tensors: shape, strides, type, and how a value comes about (op, sources, view source).
+
+A tensor is a description. It has data once an allocator gave it a `buffer` and an `offset` in it; this room
+never looks inside a buffer. `ne[0]` is the fastest dimension, `nb[i]` the stride of dimension i in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..base.errors import GraphError
+from .op import INPLACE_OPS, VIEW_OPS, Op, OpParams
+from .types import GGMLType
+
+MAX_DIMS: Final = 4
+
+# Tensor.flags
+INPUT: Final = 1  # written by the user before each computation
+OUTPUT: Final = 2  # read by the user afterwards: its memory is never reused
+
+Shape = tuple[int, int, int, int]
+
+
+class Tensor:
+    """A node or leaf of a graph.
+
+    `view_src` is the tensor that owns the data (never a view itself), `view_offs` the offset in it in bytes.
+    `buffer` and `offset` say where the data lies once it is allocated; `offset` counts from the buffer's start.
+    `ne`, `nb` and `nbytes` never change.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "buffer",
+        "flags",
+        "name",
+        "nb",
+        "nbytes",
+        "ne",
+        "offset",
+        "op",
+        "params",
+        "src",
+        "type",
+        "view_offs",
+        "view_src",
+    )
+
+    def __init__(
+        self,
+        type: GGMLType,
+        ne: Sequence[int],
+        *,
+        name: str = "",
+        nb: Shape | None = None,
+        op: Op = Op.NONE,
+        params: OpParams = None,
+        src: Sequence[Tensor] = (),
+        view_src: Tensor | None = None,
+        view_offs: int = 0,
+        flags: int = 0,
+    ) -> None:
+        if view_src is not None and view_src.view_src is not None:
+            view_offs += view_src.view_offs
+            view_src = view_src.view_src
+        self.type = type
+        self.ne = _shape(type, ne, name or op.name)
+        self.nb = contiguous_strides(type, self.ne) if nb is None else nb
+        self.nbytes = _nbytes(type, self.ne, self.nb)
+        self.op = op
+        self.params = params
+        self.src: list[Tensor] = list(src)
+        self.view_src: Tensor | None = view_src
+        self.view_offs = view_offs
+        self.flags = flags
+        self.buffer: Any = None  # an alloc.Buffer, which this room does not know
+        self.offset = 0
+        self.name = name
+        if view_src is not None and view_offs + self.nbytes > view_src.nbytes:
+            raise GraphError(
+                f"{name or op.name}: a view of {self.nbytes} bytes at offset {view_offs} "
+                f"leaves its source {view_src} of {view_src.nbytes} bytes"
+            )
+
+    @property
+    def root(self) -> Tensor:
+        """The tensor that owns the data: `view_src`, or the tensor itself."""
+        return self if self.view_src is None else self.view_src
+
+    @property
+    def n_dims(self) -> int:
+        """Number of dimensions, trailing ones left out; at least 1."""
+        return max((i + 1 for i in range(MAX_DIMS) if self.ne[i] > 1), default=1)
+
+    @property
+    def n_elements(self) -> int:
+        return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
+
+    @property
+    def n_rows(self) -> int:
+        return self.ne[1] * self.ne[2] * self.ne[3]
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.ne
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True if no gap lies between elements; the stride of a dimension of 1 does not matter."""
+        return all(
+            nb == want or n == 1
+            for n, nb, want in zip(
+                (self.ne[0] // self.type.block_size, *self.ne[1:]),
+                self.nb,
+                contiguous_strides(self.type, self.ne),
+                strict=True,
+            )
+        )
+
+    @property
+    def has_contiguous_rows(self) -> bool:
+        """True if a row (dimension 0) has no gaps."""
+        return self.nb[0] == self.type.type_size or self.ne[0] == self.type.block_size
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.nb[0] > self.nb[1]
+
+    def set_input(self) -> Tensor:
+        """Flag as written by the user; returns the tensor."""
+        self.flags |= INPUT
+        return self
+
+    def set_output(self) -> Tensor:
+        """Flag as read by the user; returns the tensor."""
+        self.flags |= OUTPUT
+        return self
+
+    def named(self, name: str) -> Tensor:
+        """Give a name; returns the tensor."""
+        self.name = name
+        return self
+
+    def __repr__(self) -> str:
+        return f"{self.name or self.op.name}{format_shape(self)}"
+
+
+def contiguous_strides(type: GGMLType, ne: Shape) -> Shape:
+    """Strides in bytes of a tensor without gaps."""
+    nb1 = ne[0] // type.block_size * type.type_size
+    nb2 = nb1 * ne[1]
+    return (type.type_size, nb1, nb2, nb2 * ne[2])
+
+
+def _shape(type: GGMLType, ne: Sequence[int], what: str) -> Shape:
+    if not 1 <= len(ne) <= MAX_DIMS or any(n < 0 for n in ne):
+        raise GraphError(
+            f"{what}: shape {list(ne)} must have 1 to {MAX_DIMS} dimensions, none below 0"
+        )
+    if ne[0] % type.block_size:
+        raise GraphError(
+            f"{what}: ne[0] of shape {list(ne)} must be a multiple of {type.block_size}, "
+            f"the block size of {type.name}"
+        )
+    a, b, c, d = (*ne, 1, 1, 1)[:MAX_DIMS]
+    return (a, b, c, d)
+
+
+def _nbytes(type: GGMLType, ne: Shape, nb: Shape) -> int:
+    if 0 in ne:
+        return 0
+    row = ne[0] * nb[0] // type.block_size if type.block_size > 1 else (ne[0] - 1) * nb[0]
+    total = row + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
+    return total if type.block_size > 1 else total + type.type_size
+
+
+def format_shape(t: Tensor) -> str:
+    """`[64, 8] F32`: shape without trailing ones, and type."""
+    return f"[{', '.join(str(n) for n in t.ne[: t.n_dims])}] {t.type.name}"
+
+
+def is_view_op(op: Op) -> bool:
+    """True for ops that only look at their source's data: nothing to compute."""
+    return op in VIEW_OPS
+
+
+def can_inplace(op: Op) -> bool:
+    """True for ops that may write their result over a source of the same layout."""
+    return op in INPLACE_OPS
+
+
+def same_shape(a: Tensor, b: Tensor) -> bool:
+    return a.ne == b.ne
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Same type, shape and strides."""
+    return a.ne == b.ne and a.nb == b.nb and a.type is b.type
+
+
+def can_repeat(a: Tensor, b: Tensor) -> bool:
+    """True if `a`, repeated whole times along each dimension, has the shape of `b`."""
+    if a.is_empty:
+        return b.is_empty
+    return all(nb % na == 0 for na, nb in zip(a.ne, b.ne, strict=True))
+
+
+def view_tensor(src: Tensor, name: str = "") -> Tensor:
+    """A leaf that looks at all of `src` (op NONE): the scheduler's dependency nodes."""
+    return Tensor(
+        src.type, src.ne, nb=src.nb, view_src=src, name=name or f"{src.name} (view)"
+    )
+
+
+def dup_layout(src: Tensor, name: str) -> Tensor:
+    """A leaf of the same type, shape and strides as `src`, without data."""
+    return Tensor(src.type, src.ne, nb=src.nb, name=name)

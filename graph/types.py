@@ -1,0 +1,92 @@
+"""Tensor types: every GGML type with the size of its block in elements and in bytes.
+
+The figures are ggml's (`ggml.c`, type_traits); at import they are checked against the `gguf` package.
+Knows nothing of how a block is packed: that is `kernels.quants`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from gguf.constants import GGML_QUANT_SIZES
+
+
+class GGMLType(IntEnum):
+    """A tensor type. Its value is the number that stands in a GGUF file.
+
+    `block_size` is the number of elements in a block (1: not quantised), `type_size` its bytes.
+    """
+
+    block_size: int
+    type_size: int
+
+    def __new__(cls, number: int, block_size: int, type_size: int) -> GGMLType:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.block_size = block_size
+        member.type_size = type_size
+        return member
+
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    Q8_1 = 9, 32, 40
+    Q2_K = 10, 256, 84
+    Q3_K = 11, 256, 110
+    Q4_K = 12, 256, 144
+    Q5_K = 13, 256, 176
+    Q6_K = 14, 256, 210
+    Q8_K = 15, 256, 292
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
+    IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
+    IQ4_XS = 23, 256, 136
+    I8 = 24, 1, 1
+    I16 = 25, 1, 2
+    I32 = 26, 1, 4
+    I64 = 27, 1, 8
+    F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
+    BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
+    MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+    Q1_0 = 41, 128, 18
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.block_size > 1
+
+    def row_size(self, n: int) -> int:
+        """Bytes of a row of `n` elements; `n` must be a multiple of the block size."""
+        assert n % self.block_size == 0, f"a row of {n} elements is no whole {self.name} blocks"
+        return n // self.block_size * self.type_size
+
+
+def check_against(sizes: dict[int, tuple[int, int]]) -> None:
+    """Compare the table with (block size, type size) by type number from an outside source.
+
+    Types that only one side knows are no error: a newer `gguf` may read files that Lamella refuses.
+
+    Raises:
+        RuntimeError: both sides know a type and disagree about its size.
+    """
+    for t in GGMLType:
+        theirs = sizes.get(int(t), (t.block_size, t.type_size))
+        if theirs != (t.block_size, t.type_size):
+            raise RuntimeError(
+                f"type {t.name}: (block size, bytes) is {(t.block_size, t.type_size)} here, "
+                f"{theirs} in the gguf package"
+            )
+
+
+check_against({int(t): size for t, size in GGML_QUANT_SIZES.items()})

@@ -1,0 +1,1 @@
+"""kernels: block formats and the backends with their kernels. Knows nothing of models or requests."""

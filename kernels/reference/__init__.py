@@ -1,0 +1,1 @@
+"""reference: every op in NumPy, slow and plain, the measure of all other kernels."""
