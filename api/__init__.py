@@ -5,9 +5,11 @@ from .base.errors import (
     GraphError,
     LamellaError,
     OutOfMemoryError,
+    ReserveError,
     SchedulingError,
     SettingError,
     TensorAccessError,
+    UnknownDeviceError,
 )
 from .version import __version__
 
@@ -16,8 +18,10 @@ __all__ = [
     "GraphError",
     "LamellaError",
     "OutOfMemoryError",
+    "ReserveError",
     "SchedulingError",
     "SettingError",
     "TensorAccessError",
+    "UnknownDeviceError",
     "__version__",
 ]

@@ -3,8 +3,10 @@
     LamellaError
     ├── GraphError          an op was given tensors whose shapes or types do not fit it
     ├── SettingError        an environment switch has a value that cannot be read
+    ├── ReserveError        a graph does not fit the reserved layout and cannot be reserved for by itself
     ├── OutOfMemoryError    a buffer could not be had; names the buffer type, wanted and free bytes
     ├── TensorAccessError   memory was asked for that is not there, or not readable from here
+    ├── UnknownDeviceError  a device name that no registry has; lists those there are
     ├── SchedulingError     an op has no backend that can run it where its tensors lie
     └── BackendError        a device failed while it was computing
 
@@ -26,11 +28,15 @@ class SettingError(LamellaError):
     """An environment switch holds a value that its type does not allow."""
 
 
+class ReserveError(LamellaError):
+    """A graph does not fit the layout its allocator reserved, and `reserve` has to be called."""
+
+
 class OutOfMemoryError(LamellaError):
     """A buffer could not be allocated.
 
     `where` is the buffer type's name, `wanted` the bytes asked for, `free` the bytes that were left
-    (None where the device cannot tell). State is as if the request had not been made.
+    (None where the device cannot tell). Nothing else is lost: smaller requests still succeed.
     """
 
     def __init__(self, where: str, wanted: int, free: int | None = None) -> None:
@@ -43,6 +49,10 @@ class OutOfMemoryError(LamellaError):
 
 class TensorAccessError(LamellaError):
     """A read or write outside a tensor, of an unallocated tensor, or of memory not reachable."""
+
+
+class UnknownDeviceError(LamellaError):
+    """A device was asked for by a name that does not exist."""
 
 
 class SchedulingError(LamellaError):

@@ -1,13 +1,13 @@
 """Graphs: nodes in the order they are computed, leafs, and who uses what.
 
-The order is ggml's: depth first from each expanded tensor, sources left to right (`ggml.c`, ggml_visit_parents).
-Knows nothing of memory or devices.
+The order is ggml's: depth first from each expanded tensor, sources left to right (`ggml.c`,
+ggml_visit_parents). Knows nothing of memory or devices.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .op import Op
 from .tensor import INPUT, OUTPUT, Tensor, format_shape
@@ -18,8 +18,9 @@ _uids = itertools.count(1)
 class Graph:
     """A computation graph.
 
-    `nodes` are computed in order, `leafs` are what they read from outside, `use_counts` how often each tensor
-    is a source of a node here. `uid` is unique to each graph built and changes with every expansion.
+    `nodes` are computed in order, `leafs` are what they read from outside, `use_counts` how often
+    each tensor is a source of a node here. `uid` is unique to each graph built and changes with
+    every expansion.
     """
 
     def __init__(self, *outputs: Tensor) -> None:
@@ -27,6 +28,8 @@ class Graph:
         self.leafs: list[Tensor] = []
         self.use_counts: dict[Tensor, int] = {}
         self.uid = next(_uids)
+        # how to take back what a scheduler did to this graph; it sets this, `restore` calls it
+        self.undo: Callable[[], None] | None = None
         for tensor in outputs:
             self.build_forward_expand(tensor)
 
@@ -62,6 +65,12 @@ class Graph:
                 tensor.name = f"node_{len(self.nodes)}"
             self.nodes.append(tensor)
 
+    def restore(self) -> None:
+        """Take back what a scheduler did to this graph: sources it rewrote, places it gave."""
+        if self.undo is not None:
+            self.undo()
+            self.undo = None
+
     def view(self, i0: int, i1: int) -> Graph:
         """The nodes [i0, i1) as a graph of their own, without leafs; use counts are the whole's."""
         part = Graph()
@@ -82,9 +91,7 @@ class Graph:
                 f"{node.name} <- {sources}"
             )
         for i, leaf in enumerate(self.leafs):
-            lines.append(
-                f"{i:5d} {'leaf':14} {format_shape(leaf):28} {_flags(leaf):2} {leaf.name}"
-            )
+            lines.append(f"{i:5d} {'leaf':14} {format_shape(leaf):28} {_flags(leaf):2} {leaf.name}")
         return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """The ops a node can have, by ggml's names, and their parameters.
 
-Shape and type rules are in `ops/`; what an op computes is written in the docstring of its builder there.
+Shape and type rules are in `ops/`; what an op computes is in the docstring of its builder there.
 """
 
 from __future__ import annotations

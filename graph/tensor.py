@@ -1,7 +1,8 @@
 """Tensors: shape, strides, type, and how a value comes about (op, sources, view source).
 
-A tensor is a description. It has data once an allocator gave it a `buffer` and an `offset` in it; this room
-never looks inside a buffer. `ne[0]` is the fastest dimension, `nb[i]` the stride of dimension i in bytes.
+A tensor is a description. It has data once an allocator gave it a `buffer` and an `offset` in it;
+this room never looks inside a buffer. `ne[0]` is the fastest dimension, `nb[i]` the stride of
+dimension i in bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Shape = tuple[int, int, int, int]
 class Tensor:
     """A node or leaf of a graph.
 
-    `view_src` is the tensor that owns the data (never a view itself), `view_offs` the offset in it in bytes.
-    `buffer` and `offset` say where the data lies once it is allocated; `offset` counts from the buffer's start.
-    `ne`, `nb` and `nbytes` never change.
+    `view_src` is the tensor that owns the data (never a view itself), `view_offs` the offset in it
+    in bytes. `buffer` and `offset` say where the data lies once it is allocated; `offset` counts
+    from the buffer's start. `ne`, `nb` and `nbytes` never change.
     """
 
     __slots__ = (
@@ -208,9 +209,7 @@ def can_repeat(a: Tensor, b: Tensor) -> bool:
 
 def view_tensor(src: Tensor, name: str = "") -> Tensor:
     """A leaf that looks at all of `src` (op NONE): the scheduler's dependency nodes."""
-    return Tensor(
-        src.type, src.ne, nb=src.nb, view_src=src, name=name or f"{src.name} (view)"
-    )
+    return Tensor(src.type, src.ne, nb=src.nb, view_src=src, name=name or f"{src.name} (view)")
 
 
 def dup_layout(src: Tensor, name: str) -> Tensor:

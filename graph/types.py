@@ -1,7 +1,7 @@
 """Tensor types: every GGML type with the size of its block in elements and in bytes.
 
-The figures are ggml's (`ggml.c`, type_traits); at import they are checked against the `gguf` package.
-Knows nothing of how a block is packed: that is `kernels.quants`.
+The figures are ggml's (`ggml.c`, type_traits); at import they are checked against the `gguf`
+package. Knows nothing of how a block is packed: that is `kernels.quants`.
 """
 
 from __future__ import annotations

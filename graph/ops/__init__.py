@@ -1,6 +1,6 @@
 """Op builders: each checks shapes and types, and returns the node. Nothing is computed here.
 
-`a.ne[0]` is the fastest dimension. A builder that refuses raises GraphError with the op and the shapes.
+`a.ne[0]` is the fastest dimension. A builder that refuses raises GraphError with op and shapes.
 """
 
 from .data import (

@@ -1,4 +1,4 @@
-"""How op builders refuse: one error that names the op, the tensors with their shapes, and the rule."""
+"""How op builders refuse: one error that names the op, the tensors' shapes, and the rule."""
 
 from __future__ import annotations
 

@@ -10,9 +10,7 @@ from ..types import GGMLType
 from .check import FLOATS, require, require_type
 
 
-def view(
-    a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: int = 0
-) -> Tensor:
+def view(a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: int = 0) -> Tensor:
     """Look at part of a: shape `ne`, strides `nb` in bytes, from byte `offset` of a on.
 
     Left-out strides are contiguous ones. `nb` may leave out trailing dimensions and nb[0] is a's.

@@ -97,7 +97,8 @@ def relu(a: Tensor) -> Tensor:
 def glu(a: Tensor, b: Tensor | None, op: GluOp, swapped: bool = False) -> Tensor:
     """A gated linear unit (arXiv 2002.05202): f(a) * b, with f the activation `op` stands for.
 
-    Without b, the first half of each row of a is the gate and the second the value; `swapped` exchanges them.
+    Without b, the first half of each row of a is the gate and the second the value; `swapped`
+    exchanges them.
 
     Raises:
         GraphError: b has another shape or type than a; an odd row without b; rows with gaps.

@@ -68,8 +68,8 @@ def flash_attn_ext(
 
     Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to positions
     j = 0..pos[t]; position j lies in cell pages[j // page_size, seq[t]] * page_size + j % page_size.
-    Heads share K and V in groups of n_head / n_head_kv. To see this step's own tokens, k and v are the
-    results of the SET_ROWS that wrote them.
+    Heads share K and V in groups of n_head / n_head_kv. To see this step's own tokens, k and v are
+    the results of the SET_ROWS that wrote them.
 
     Args:
         q: F32 [head_dim, n_head, n_tokens].

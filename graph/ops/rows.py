@@ -35,7 +35,8 @@ def soft_max(
 
     Args:
         a: F32 [n_kv, n_tokens, n_head, n], contiguous.
-        mask: F32 or F16 [n_kv, >= n_tokens, m, k] with m dividing n_head, k dividing n; added to the scores.
+        mask: F32 or F16 [n_kv, >= n_tokens, m, k] with m dividing n_head, k dividing n; added to
+            the scores.
         scale: factor of a.
         max_bias: above 0, heads weigh the mask with ALiBi slopes (arXiv 2108.12409), else with 1.
     """
@@ -76,8 +77,8 @@ def rope(
 ) -> Tensor:
     """Rotate the first `n_dims` elements of each head by its token's position (arXiv 2104.09864).
 
-    Linear scaling is freq_scale = 1 / factor; YaRN is ext_factor > 0 (arXiv 2309.00071); llama3 scaling
-    comes as `freq_factors`, by which each pair's frequency is divided.
+    Linear scaling is freq_scale = 1 / factor; YaRN is ext_factor > 0 (arXiv 2309.00071); llama3
+    scaling comes as `freq_factors`, by which each pair's frequency is divided.
 
     Args:
         a: F32 or F16 [head_dim, n_head, n_tokens, n].

@@ -1,0 +1,170 @@
+"""The graph allocator: reserves compute buffers, then places graphs in them (ggml_gallocr).
+
+A graph that is wired as the one reserved for, and needs no more, is placed at once; another one is
+planned anew, and buffers only ever grow. A placed graph stays valid next to later ones until a
+buffer it uses grows: then that buffer's generation changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from ..base.errors import OutOfMemoryError, ReserveError
+from ..base.log import debug_log, get_logger
+from ..graph.graph import Graph
+from ..graph.tensor import Tensor
+from .buffer import Buffer, BufferType, Usage, view_init
+from .layout import Address, Layout, plan_layout
+
+log = get_logger("alloc")
+
+
+class GraphAllocator:
+    """Allocates graphs over one or several buffer types; a type given twice shares one buffer.
+
+    Buffer ids, one per node and leaf, index `bufts`; left out, everything lives in the first.
+    """
+
+    def __init__(self, bufts: Sequence[BufferType]) -> None:
+        assert bufts, "a graph allocator needs a buffer type"
+        self.bufts = list(bufts)
+        # ids of the same type stand for the first of them
+        self._first = [self.bufts.index(b) for b in self.bufts]
+        self.buffers: list[list[Buffer]] = [[] for _ in bufts]
+        self.generations = [0] * len(bufts)
+        self.layout: Layout | None = None
+
+    def measure(
+        self,
+        graph: Graph,
+        node_ids: Sequence[int] | None = None,
+        leaf_ids: Sequence[int] | None = None,
+    ) -> list[list[int]]:
+        """Bytes of each chunk, by buffer id, that `reserve` would need; nothing is allocated."""
+        return self._plan(graph, node_ids, leaf_ids).chunk_sizes
+
+    def reserve(
+        self,
+        graph: Graph,
+        node_ids: Sequence[int] | None = None,
+        leaf_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Plan `graph` and grow the buffers to hold it. Work on buffers that grow must be over.
+
+        Raises:
+            OutOfMemoryError: the buffer that could not grow is gone, others are kept; graphs that
+                lay in it have to be placed anew, and a smaller one may be reserved.
+        """
+        layout = self._plan(graph, node_ids, leaf_ids)
+        self.layout = None
+        for buffer_id, sizes in enumerate(layout.chunk_sizes):
+            self._grow(buffer_id, sizes)
+        self.layout = layout
+
+    def needs_realloc(
+        self,
+        graph: Graph,
+        node_ids: Sequence[int] | None = None,
+        leaf_ids: Sequence[int] | None = None,
+    ) -> bool:
+        """True if `graph` does not fit the layout reserved last, or a tensor changed its type of
+        buffer."""
+        layout = self.layout
+        if layout is None:
+            return True
+        if node_ids is not None and self._canonical(graph.nodes, node_ids) != layout.node_ids:
+            return True
+        if leaf_ids is not None and self._canonical(graph.leafs, leaf_ids) != layout.leaf_ids:
+            return True
+        return not layout.fits(graph, self.bufts)
+
+    def alloc_graph(self, graph: Graph) -> list[Tensor]:
+        """Give every tensor of `graph` that has none its place; returns those that got one here.
+
+        With a single buffer type, what does not fit is reserved for first.
+
+        Raises:
+            ReserveError: the graph does not fit, and with several buffer types only `reserve` can
+                be told where each tensor lives.
+            OutOfMemoryError: as for `reserve`.
+        """
+        if self.needs_realloc(graph):
+            if len(set(self._first)) > 1:
+                raise ReserveError(
+                    f"graph {graph.uid} of {len(graph.nodes)} nodes and {len(graph.leafs)} leafs does "
+                    f"not fit the layout reserved over {len(set(self._first))} buffer types: reserve it"
+                )
+            self.reserve(graph)
+        layout = self.layout
+        assert layout is not None, "reserved above"
+        placed: list[Tensor] = []
+        for tensors, addresses in ((graph.leafs, layout.leafs), (graph.nodes, layout.nodes)):
+            for tensor, address in zip(tensors, addresses, strict=True):
+                if tensor.buffer is None:
+                    self._place(tensor, address)
+                    placed.append(tensor)
+        return placed
+
+    def buffer_sizes(self) -> list[int]:
+        """Bytes reserved by buffer id; a buffer type given twice counts where it is first."""
+        return [sum(b.size for b in chunks) for chunks in self.buffers]
+
+    def free(self) -> None:
+        """Give all buffers back."""
+        for buffer_id in range(len(self.buffers)):
+            self._drop(buffer_id)
+        self.layout = None
+
+    def _plan(
+        self, graph: Graph, node_ids: Sequence[int] | None, leaf_ids: Sequence[int] | None
+    ) -> Layout:
+        return plan_layout(
+            graph,
+            self.bufts,
+            self._canonical(graph.nodes, node_ids),
+            self._canonical(graph.leafs, leaf_ids),
+        )
+
+    def _canonical(self, tensors: Sequence[Tensor], ids: Sequence[int] | None) -> list[int]:
+        if ids is None:
+            return [0] * len(tensors)
+        first = self._first
+        return [first[i] for i in ids]
+
+    def _grow(self, buffer_id: int, sizes: Sequence[int]) -> None:
+        """Replace a buffer whose chunks are too few or too small; no chunk ever shrinks."""
+        chunks = self.buffers[buffer_id]
+        current = [chunk.size for chunk in chunks]
+        wanted = [max(pair) for pair in zip_longest(sizes, current, fillvalue=0)]
+        if wanted == current:
+            return
+        buft = self.bufts[buffer_id]
+        debug_log(log, 1, f"compute buffer of {buft.name}: {wanted} bytes")
+        self._drop(buffer_id)  # before the new one is asked for: both may not fit
+        try:
+            for size in wanted:
+                buffer = buft.alloc_buffer(size)
+                buffer.usage = Usage.COMPUTE
+                chunks.append(buffer)
+        except OutOfMemoryError:
+            self._drop(buffer_id)
+            raise
+
+    def _drop(self, buffer_id: int) -> None:
+        chunks = self.buffers[buffer_id]
+        if chunks:
+            self.generations[buffer_id] += 1
+        for buffer in chunks:
+            buffer.free()
+        chunks.clear()
+
+    def _place(self, tensor: Tensor, address: Address | None) -> None:
+        if tensor.view_src is not None:
+            view_init(tensor)
+            return
+        assert address is not None, f"{tensor!r} has no address in the layout"
+        buffer = self.buffers[address.buffer_id][address.chunk]
+        tensor.buffer = buffer
+        tensor.offset = address.offset
+        buffer.init_tensor(tensor)

@@ -1,0 +1,98 @@
+"""Host memory: aligned buffers that NumPy views without a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import OutOfMemoryError
+from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
+from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
+
+_DTYPES: dict[GGMLType, npt.DTypeLike] = {
+    GGMLType.F32: np.float32,
+    GGMLType.F16: np.float16,
+    GGMLType.BF16: np.uint16,  # NumPy has no bfloat16: its bits
+    GGMLType.F64: np.float64,
+    GGMLType.I8: np.int8,
+    GGMLType.I16: np.int16,
+    GGMLType.I32: np.int32,
+    GGMLType.I64: np.int64,
+}
+
+
+class HostBufferType(BufferType):
+    """Ordinary memory of the host."""
+
+    def __init__(
+        self, name: str = "CPU", *, alignment: int = 64, max_size: int = UNLIMITED
+    ) -> None:
+        super().__init__(name, alignment=alignment, max_size=max_size, is_host=True)
+
+    def _alloc(self, size: int) -> HostBuffer:
+        return HostBuffer(self, aligned_empty(size, self.alignment, self.name))
+
+
+class HostBuffer(Buffer):
+    """A buffer over `memory`, a flat uint8 array of the host."""
+
+    def __init__(self, buft: BufferType, memory: Bytes) -> None:
+        super().__init__(buft, memory.size)
+        self.memory = memory
+
+    def array(self, tensor: Tensor) -> npt.NDArray[np.generic]:
+        """The tensor's data in place, as `array_of` gives it."""
+        self._locate(tensor, 0, tensor.nbytes)
+        return array_of(tensor, self.memory)
+
+    def free(self) -> None:
+        super().free()
+        self.memory = np.empty(0, np.uint8)
+
+    def _write(self, offset: int, data: Bytes) -> None:
+        self.memory[offset : offset + data.size] = data
+
+    def _read(self, offset: int, size: int) -> Bytes:
+        return self.memory[offset : offset + size].copy()
+
+    def _fill(self, offset: int, size: int, value: int) -> None:
+        self.memory[offset : offset + size] = value
+
+    def _copy(self, src: Tensor, dst: Tensor) -> bool:
+        source = buffer_of(src)
+        if not isinstance(source, HostBuffer):
+            return False
+        begin = source._locate(src, 0, src.nbytes)
+        self._write(dst.offset, source.memory[begin : begin + src.nbytes])
+        return True
+
+
+def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
+    """A flat uint8 array of `size` bytes at an aligned address.
+
+    Raises:
+        OutOfMemoryError: the host cannot give them; names `where`.
+    """
+    try:
+        raw = np.empty(size + alignment, np.uint8)
+    except (MemoryError, ValueError):
+        raise OutOfMemoryError(where, size) from None
+    begin = -raw.ctypes.data % alignment
+    return raw[begin : begin + size]
+
+
+def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
+    """A tensor as an array of shape (ne[3], ne[2], ne[1], ne[0]) over `memory`, without a copy.
+
+    `memory` holds the tensor's data from byte `tensor.offset` on. A quantised tensor gives rows of
+    packed blocks: uint8 (ne[3], ne[2], ne[1], bytes of a row).
+    """
+    n0, n1, n2, n3 = tensor.ne
+    b0, b1, b2, b3 = tensor.nb
+    dtype = np.dtype(_DTYPES.get(tensor.type, np.uint8))
+    if tensor.type.is_quantized:
+        n0, b0 = tensor.type.row_size(n0), 1
+    if tensor.nbytes == 0:
+        return np.empty((n3, n2, n1, n0), dtype)
+    return np.ndarray((n3, n2, n1, n0), dtype, memory.data, tensor.offset, (b3, b2, b1, b0))

@@ -1,0 +1,222 @@
+"""Planning: where every tensor of a graph would lie (ggml-alloc.c, ggml_gallocr_alloc_graph_impl).
+
+`plan_layout` walks a graph in order, gives each tensor a buffer id and an address when it is first
+needed and takes the address back after its last use; an op that can work in place takes over a
+source's memory. Nothing is allocated here: a `Layout` is numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..graph.graph import Graph
+from ..graph.op import INPLACE_OPS, Op
+from ..graph.tensor import INPUT, OUTPUT, Tensor, same_layout
+from .buffer import BufferType
+from .dyn_tallocr import DynTensorAllocator
+from .tallocr import align
+
+
+class Address(NamedTuple):
+    """Where a tensor lies: offset in a chunk of a buffer, and the bytes it may take there."""
+
+    buffer_id: int
+    chunk: int
+    offset: int
+    size: int
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Layout:
+    """The addresses of a graph's tensors; None where a tensor has a place already or is a view.
+
+    `chunk_sizes[buffer_id]` are the bytes of each chunk. The other fields tell whether the layout
+    fits another graph: `wiring` is its shape as numbers, `inplace` the (node, source) pairs that
+    share an address.
+    """
+
+    nodes: list[Address | None]
+    leafs: list[Address | None]
+    chunk_sizes: list[list[int]]
+    node_ids: list[int]
+    leaf_ids: list[int]
+    wiring: list[int]
+    inplace: list[tuple[int, int]]
+
+    def fits(self, graph: Graph, bufts: Sequence[BufferType]) -> bool:
+        """True if `graph` is wired as the planned one and no tensor needs more bytes than planned."""
+        return (
+            len(self.nodes) == len(graph.nodes)
+            and len(self.leafs) == len(graph.leafs)
+            and self.wiring == wiring_of(graph)
+            and _sizes_fit(self.leafs, graph.leafs, bufts)
+            and _sizes_fit(self.nodes, graph.nodes, bufts)
+            and all(same_layout(graph.nodes[i], graph.nodes[i].src[j]) for i, j in self.inplace)
+        )
+
+
+def wiring_of(graph: Graph) -> list[int]:
+    """Ops, flags and sources of a graph as numbers: equal for graphs whose tensors live equally long."""
+    index = {t: i for i, t in enumerate([*graph.leafs, *graph.nodes])}
+    wiring = [leaf.flags for leaf in graph.leafs]
+    for node in graph.nodes:
+        wiring += (-1, node.op, node.flags)
+        wiring += [index[src] for src in node.src]
+    return wiring
+
+
+def _sizes_fit(
+    planned: Sequence[Address | None], tensors: Sequence[Tensor], bufts: Sequence[BufferType]
+) -> bool:
+    for address, t in zip(planned, tensors, strict=True):
+        if t.buffer is not None or t.view_src is not None:
+            continue
+        if address is None or address.size < bufts[address.buffer_id].get_alloc_size(t):
+            return False
+    return True
+
+
+class _State:
+    """What is known of a tensor while the plan is made."""
+
+    __slots__ = ("allocated", "buffer_id", "chunk", "n_children", "n_views", "offset", "size")
+
+    def __init__(self) -> None:
+        self.n_children = 0  # nodes still to come that read it
+        self.n_views = 0  # views of it that are still in use
+        self.allocated = False  # it owns its address now
+        self.buffer_id = -1
+        self.chunk = 0
+        self.offset = 0
+        self.size = 0
+
+
+class _States(dict[Tensor, _State]):
+    def __missing__(self, tensor: Tensor) -> _State:
+        state = self[tensor] = _State()
+        return state
+
+
+def plan_layout(
+    graph: Graph,
+    bufts: Sequence[BufferType],
+    node_ids: Sequence[int],
+    leaf_ids: Sequence[int],
+) -> Layout:
+    """Plan a graph whose i-th node (leaf) lives in buffer type `bufts[node_ids[i]]`."""
+    return _Planner(bufts).plan(graph, list(node_ids), list(leaf_ids))
+
+
+class _Planner:
+    def __init__(self, bufts: Sequence[BufferType]) -> None:
+        self.bufts = bufts
+        self.allocators = [DynTensorAllocator(b.alignment, b.max_size) for b in bufts]
+        self.states = _States()
+        self.inplace_src: dict[Tensor, int] = {}
+
+    def plan(self, graph: Graph, node_ids: list[int], leaf_ids: list[int]) -> Layout:
+        for leaf, buffer_id in zip(graph.leafs, leaf_ids, strict=True):
+            self._allocate(leaf, buffer_id)
+        self._count_uses(graph, node_ids)
+        for node, buffer_id in zip(graph.nodes, node_ids, strict=True):
+            for src in node.src:
+                self._allocate(src, buffer_id)
+            self._allocate(node, buffer_id)
+            for src in node.src:
+                self._release(src)
+        sources = self.inplace_src
+        return Layout(
+            nodes=[self._address(t) for t in graph.nodes],
+            leafs=[self._address(t) for t in graph.leafs],
+            chunk_sizes=[allocator.chunk_sizes for allocator in self.allocators],
+            node_ids=node_ids,
+            leaf_ids=leaf_ids,
+            wiring=wiring_of(graph),
+            inplace=[(i, sources[t]) for i, t in enumerate(graph.nodes) if t in sources],
+        )
+
+    def _count_uses(self, graph: Graph, node_ids: list[int]) -> None:
+        """Count children and views; place inputs before anything could overwrite them."""
+        states = self.states
+        for node, buffer_id in zip(graph.nodes, node_ids, strict=True):
+            # a node without op only keeps its sources alive: it is no view that somebody reads
+            if node.view_src is not None and node.op is not Op.NONE:
+                states[node.view_src].n_views += 1
+            if node.flags & INPUT:
+                self._allocate(node, buffer_id)
+            for src in node.src:
+                states[src].n_children += 1
+                if src.flags & INPUT:
+                    self._allocate(src, buffer_id)
+
+    def _allocate(self, tensor: Tensor, buffer_id: int) -> None:
+        if tensor.view_src is not None or tensor.buffer is not None:
+            return
+        state = self.states[tensor]
+        if state.allocated:
+            return
+        state.allocated = True
+        if tensor.op in INPLACE_OPS and self._reuse_parent(tensor, state):
+            return
+        size = self.bufts[buffer_id].get_alloc_size(tensor)
+        state.buffer_id = buffer_id
+        state.size = size
+        state.chunk, state.offset = self.allocators[buffer_id].alloc(size)
+
+    def _reuse_parent(self, node: Tensor, state: _State) -> bool:
+        """Take over the memory of the first source of the same layout that nobody else needs.
+
+        A source that is a view never owns memory, so it is never taken over.
+        """
+        for j, parent in enumerate(node.src):
+            owner = self.states[parent]
+            if (
+                owner.allocated
+                and owner.n_children == 1
+                and owner.n_views == 0
+                and not parent.flags & OUTPUT
+                and same_layout(node, parent)
+            ):
+                owner.allocated = False
+                state.buffer_id = owner.buffer_id
+                state.chunk, state.offset = owner.chunk, owner.offset
+                state.size = self.bufts[owner.buffer_id].get_alloc_size(node)
+                self._free_extra_space(state, owner)
+                self.inplace_src[node] = j
+                return True
+        return False
+
+    def _free_extra_space(self, state: _State, owner: _State) -> None:
+        """Give back at once what the source took beyond the node's need."""
+        allocator = self.allocators[owner.buffer_id]
+        keep = align(state.size, allocator.alignment)
+        extra = align(owner.size, allocator.alignment) - keep
+        if extra > 0:
+            allocator.free(owner.chunk, owner.offset + keep, extra)
+
+    def _release(self, src: Tensor) -> None:
+        """One use of `src` is over; free it, or the tensor it is a view of, after the last."""
+        state = self.states[src]
+        state.n_children -= 1
+        if state.n_children > 0 or state.n_views > 0:
+            return
+        if src.view_src is not None:
+            source = self.states[src.view_src]
+            source.n_views -= 1
+            if source.n_views == 0 and source.n_children == 0:
+                self._free(src.view_src, source)
+        else:
+            self._free(src, state)
+
+    def _free(self, tensor: Tensor, state: _State) -> None:
+        if state.allocated and not tensor.flags & OUTPUT:
+            self.allocators[state.buffer_id].free(state.chunk, state.offset, state.size)
+            state.allocated = False
+
+    def _address(self, tensor: Tensor) -> Address | None:
+        if tensor.view_src is not None or tensor.buffer is not None:
+            return None
+        s = self.states[tensor]
+        return Address(s.buffer_id, s.chunk, s.offset, s.size)

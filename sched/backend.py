@@ -1,0 +1,213 @@
+"""The interfaces a backend implements: Registry -> Device -> Backend, and Event (ggml-backend-impl.h).
+
+A registry lists devices, a device says what it can do and opens backends, a backend is one stream
+of work on its device. Verbs that a backend need not have come with a fallback, stated in their
+docstring. This module knows no computing backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..alloc.buffer import Buffer, BufferType, Bytes, Data, tensor_get, tensor_set
+from ..base.errors import UnknownDeviceError
+from ..graph.graph import Graph
+from ..graph.tensor import Tensor
+
+
+class DeviceType(Enum):
+    """What kind of device: a GPU with memory of its own, an accelerator beside the CPU, the CPU."""
+
+    GPU = "gpu"
+    ACCEL = "accel"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a device can do beyond computing.
+
+    `async_`: its backends return before the work is done. `events`: it has events to wait for.
+    `host_buffer`: it has a host buffer type from which copies are fast.
+    """
+
+    async_: bool = False
+    events: bool = False
+    host_buffer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """A backend's wish from `graph_optimize`: `tensor` must keep its data until `until` is computed."""
+
+    tensor: Tensor
+    until: Tensor
+
+
+class Registry(ABC):
+    """A family of devices, for instance all CUDA GPUs."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """The devices, always in the same order; none where the family cannot be used."""
+
+    def device(self, name: str) -> Device:
+        """The device of that name.
+
+        Raises:
+            UnknownDeviceError: there is none; the message lists those there are.
+        """
+        for device in self.devices():
+            if device.name == name:
+                return device
+        known = ", ".join(d.name for d in self.devices())
+        raise UnknownDeviceError(f"{self.name} has no device {name!r}, only: {known or 'none'}")
+
+
+class Event(ABC):
+    """A point in a backend's work. Recorded by `Backend.event_record`; may be recorded again."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Make the host wait until the point is reached; at once if it was never recorded."""
+
+
+class Device(ABC):
+    """A device: what it is, what it can run, and the memory it brings."""
+
+    name: str
+    description: str
+    type: DeviceType
+    caps: Caps = Caps()
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+
+    @abstractmethod
+    def init_backend(self) -> Backend:
+        """A new stream of work on this device."""
+
+    @property
+    @abstractmethod
+    def buffer_type(self) -> BufferType:
+        """The memory its tensors live in by default."""
+
+    @property
+    def host_buffer_type(self) -> BufferType | None:
+        """Host memory from which copies are fast (pinned). Fallback: None, use ordinary memory."""
+        return None
+
+    def buffer_from_host(self, memory: Bytes) -> Buffer | None:
+        """A buffer over memory the host already has, without a copy. Fallback: None, copy it."""
+        return None
+
+    @abstractmethod
+    def supports_op(self, op: Tensor) -> bool:
+        """Whether the node can be computed here, wherever its tensors lie; always for op NONE."""
+
+    @abstractmethod
+    def supports_buft(self, buft: BufferType) -> bool:
+        """Whether tensors in this kind of memory can be read and written here, without a copy."""
+
+    def offload_op(self, op: Tensor) -> bool:
+        """Whether the node is worth copying its weights from host memory. Fallback: never."""
+        return False
+
+    def event_new(self) -> Event | None:
+        """An event for this device's backends. Fallback: None, callers synchronise."""
+        return None
+
+
+class Backend(ABC):
+    """One stream of work on a device: what is given to it later runs later.
+
+    Where `caps.async_` holds, the async verbs and `graph_compute` return before the work is done,
+    and `synchronize` waits for it and raises what went wrong.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        # asked for every node: bound once
+        self.supports_op = device.supports_op
+        self.supports_buft = device.supports_buft
+        self.offload_op = device.offload_op
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def is_async(self) -> bool:
+        return self.device.caps.async_
+
+    def free(self) -> None:  # noqa: B027 - optional
+        """End the stream; twice is fine. Fallback: nothing to do."""
+
+    def set_tensor_async(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
+        """Write bytes, which must stay as they are until synchronised. Fallback: at once."""
+        self.synchronize()
+        tensor_set(tensor, data, offset)
+
+    def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+        """Read bytes into `out`, which is filled once synchronised. Fallback: at once."""
+        self.synchronize()
+        out[:] = tensor_get(tensor, offset, out.size)
+
+    def cpy_tensor_async(
+        self,
+        src_backend: Backend,
+        src: Tensor,
+        dst: Tensor,
+    ) -> bool:
+        """Copy `src`, which `src_backend` works on, to `dst`, which this backend works on.
+
+        The copy runs after all earlier work of both backends and before any later work of either.
+        Fallback: False, and nothing is done; the caller synchronises both and copies.
+        """
+        return False
+
+    def synchronize(self) -> None:  # noqa: B027 - optional
+        """Wait until all work is done. Fallback: it is.
+
+        Raises:
+            BackendError: a kernel failed; the work after it was not done.
+        """
+
+    @abstractmethod
+    def graph_compute(self, graph: Graph) -> None:
+        """Compute all nodes in order; every tensor is allocated in memory this backend supports."""
+
+    def graph_plan_create(self, graph: Graph) -> Any:
+        """Compile a graph whose addresses no longer change. Fallback: the plan is the graph."""
+        return graph
+
+    def graph_plan_compute(self, plan: Any) -> None:
+        """Compute a plan of `graph_plan_create`."""
+        self.graph_compute(plan)
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        """Reorder `graph.nodes` or ask to keep tensors alive, before memory is planned.
+
+        The set of nodes must stay, each after its sources. Fallback: nothing is changed.
+        """
+        return ()
+
+    def event_record(self, event: Event) -> None:
+        """Mark the end of the work given so far. Only for events of this device's `event_new`."""
+        raise NotImplementedError(f"{self.name} has no events")
+
+    def event_wait(self, event: Event) -> None:
+        """Let later work here wait for an event of any device. Fallback: the host waits."""
+        event.synchronize()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"

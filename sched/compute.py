@@ -1,0 +1,223 @@
+"""Running a scheduled graph: copies, waits, splits in order (ggml_backend_sched_compute_splits).
+
+Every wait that the memory demands is made: see `hazards`. What may still be written over once
+`compute_async` has returned is what the user owns: graph inputs, which were copied or read by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from ..alloc.buffer import Buffer, Bytes, Usage, buffer_of, tensor_copy, tensor_get
+from ..alloc.host import HostBuffer
+from ..alloc.layout import Layout
+from ..base.errors import BackendError, LamellaError
+from ..graph.tensor import INPUT, Tensor
+from .backend import Backend, Event
+from .hazards import Hazards
+from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
+from .split import Split
+
+EvalCallback = Callable[[Tensor, bool], bool]
+
+
+class Executor:
+    """Runs scheduled graphs on the backends of one scheduler.
+
+    `eval_callback(node, True)` asks whether the user wants to see a node; if so, it is called again
+    with False once the node is computed, and stops the run by returning False.
+    """
+
+    def __init__(self, backends: list[Backend], n_copies: int) -> None:
+        self.backends = backends
+        self.n_copies = n_copies
+        self.hazards = Hazards(backends)
+        self.eval_callback: EvalCallback | None = None
+        # with several copies: the last use of each copy's memory on each backend
+        self._copy_events: dict[Backend, list[Event | None]] = {
+            b: [b.device.event_new() if n_copies > 1 else None for _ in range(n_copies)]
+            for b in backends
+        }
+        self._in_flight: Layout | None = None
+
+    def compute_async(self, graph: ScheduledGraph) -> None:
+        """Start all splits in order; asynchronous backends may still be working on return.
+
+        Raises:
+            BackendError: a device failed. All backends have been waited for.
+        """
+        try:
+            self._enter(graph)
+            self._compute(graph)
+            self._release_inputs(graph)
+        except BaseException:
+            self._drain()
+            raise
+
+    def synchronize(self) -> None:
+        """Wait for all backends.
+
+        Raises:
+            BackendError: a device failed; all others have been waited for.
+        """
+        try:
+            for backend in self.backends:
+                backend.synchronize()
+        except BaseException:
+            self._drain()
+            raise
+        self._forget()
+
+    def _drain(self) -> None:
+        """Wait for all backends after one has failed; the first error is the one to report."""
+        for backend in self.backends:
+            with contextlib.suppress(LamellaError):
+                backend.synchronize()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.hazards.synchronized()
+        self._in_flight = None
+
+    def _enter(self, graph: ScheduledGraph) -> None:
+        # rotating copies have places of their own, but only within one layout
+        if self.n_copies > 1 and self._in_flight not in (None, graph.layout):
+            self.synchronize()
+        self._in_flight = graph.layout
+
+    def _compute(self, graph: ScheduledGraph) -> None:
+        previous: Backend | None = None
+        used_experts: dict[Tensor, list[int]] = {}
+        for run in graph.runs:
+            backend = run.split.backend
+            for transfer in run.transfers:
+                self._transfer(transfer, run, graph.copy_index, used_experts)
+            if previous is not None and not run.transfers:
+                self.hazards.wait_for(backend, previous)
+            self.hazards.wait(backend, run.buffers)
+            go_on = self._run_split(run.split)
+            self.hazards.used(backend, run.buffers)
+            event = self._copy_events[backend][graph.copy_index]
+            if event is not None:
+                backend.event_record(event)
+            if not go_on:
+                return
+            previous = backend
+
+    def _release_inputs(self, graph: ScheduledGraph) -> None:
+        """Wait for the work that reads graph inputs where the user writes them."""
+        if self.n_copies == 1:
+            # an input's memory may be reused after its last reader: all work on its buffer counts
+            self.hazards.wait(None, {leaf.buffer for leaf in graph.inputs})
+            return
+        for backend in {run.split.backend for run in graph.runs if run.reads_inputs}:
+            event = self._copy_events[backend][graph.copy_index]
+            if event is not None:
+                event.synchronize()
+            else:
+                self.hazards.wait_for(None, backend)
+
+    # --- copies ---
+
+    def _transfer(
+        self,
+        t: Transfer,
+        run: ScheduledSplit,
+        copy_index: int,
+        used_experts: dict[Tensor, list[int]],
+    ) -> None:
+        backend = run.split.backend
+        source, target = buffer_of(t.src), buffer_of(t.dst)
+        event = self._copy_events[backend][copy_index]
+        if t.src.flags & INPUT:
+            # at once: the user may write over it as soon as we return
+            self._copy_on_host(t, source, target, event)
+        elif t.expert_node is not None:
+            self.hazards.wait(backend, (target,))
+            self._copy_experts(t, t.expert_node, run, used_experts)
+            self.hazards.used(backend, (target,))
+        else:
+            touched = [b for b in (source, target) if b.usage is not Usage.WEIGHTS]
+            self.hazards.wait(backend, touched)
+            if backend.cpy_tensor_async(t.src_backend, t.src, t.dst):
+                self.hazards.copied(t.src_backend, backend, touched)
+            else:
+                self._copy_on_host(t, source, target, event)
+
+    def _copy_on_host(
+        self, t: Transfer, source: Buffer, target: Buffer, event: Event | None
+    ) -> None:
+        if source.usage is not Usage.WEIGHTS:
+            self.hazards.wait(None, (source,))
+        if event is not None:
+            event.synchronize()  # this copy has memory of its own: only its last reader matters
+        else:
+            self.hazards.wait(None, (target,))
+        tensor_copy(t.src, t.dst)
+
+    def _copy_experts(
+        self,
+        t: Transfer,
+        node: Tensor,
+        run: ScheduledSplit,
+        used_experts: dict[Tensor, list[int]],
+    ) -> None:
+        """Copy only the experts that `node` uses, neighbours together."""
+        ids = node.src[2]
+        ids = next((o.src for o in run.transfers if o.dst is ids), ids)
+        if ids not in used_experts:
+            self.hazards.wait(None, (buffer_of(ids),))
+            used_experts[ids] = sorted(set(_read_i32(ids)))
+        size = t.src.nb[2]
+        for first, last in _runs(used_experts[ids], t.src.ne[2], t):
+            begin, end = first * size, (last + 1) * size
+            run.split.backend.set_tensor_async(t.dst, _host_bytes(t.src, begin, end), begin)
+
+    # --- nodes ---
+
+    def _run_split(self, split: Split) -> bool:
+        """Compute a split's nodes; False if the user wants to stop."""
+        callback, backend = self.eval_callback, split.backend
+        if callback is None:
+            backend.graph_plan_compute(split.plan)
+            return True
+        nodes, begin = split.graph.nodes, 0
+        for i, node in enumerate(nodes):
+            wanted = callback(node, True)
+            if wanted or i == len(nodes) - 1:
+                # the nodes between two that are wanted are computed together
+                backend.graph_compute(split.graph.view(begin, i + 1))
+                backend.synchronize()
+                begin = i + 1
+            if wanted and not callback(node, False):
+                return False
+        return True
+
+
+def _read_i32(t: Tensor) -> list[int]:
+    """All elements of an I32 tensor, wherever it lies."""
+    memory = tensor_get(t)
+    n0, n1, n2, n3 = t.ne
+    b0, b1, b2, b3 = t.nb
+    array = np.ndarray((n3, n2, n1, n0), np.int32, memory.data, 0, (b3, b2, b1, b0))
+    return [int(i) for i in array.flat]
+
+
+def _runs(ids: Sequence[int], n_expert: int, t: Transfer) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers, as (first, last)."""
+    if ids and not 0 <= ids[0] <= ids[-1] < n_expert:
+        raise BackendError(f"{t.src!r}: experts {ids[0]}..{ids[-1]} leave 0..{n_expert - 1}")
+    for _, group in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
+        members = [i for _, i in group]
+        yield members[0], members[-1]
+
+
+def _host_bytes(t: Tensor, begin: int, end: int) -> Bytes:
+    buffer = buffer_of(t)
+    if isinstance(buffer, HostBuffer):
+        return buffer.memory[t.offset + begin : t.offset + end]
+    return buffer.get_tensor(t, begin, end - begin)

@@ -1,0 +1,124 @@
+"""Null devices: they decide and have addresses, but no memory and no kernels.
+
+For planning hardware that is not there, for replaying recorded graphs, and for tests of decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ..alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes
+from ..base.errors import OutOfMemoryError
+from ..graph.graph import Graph
+from ..graph.op import Op
+from ..graph.tensor import Tensor
+from .backend import Backend, Device, DeviceType
+
+
+class NullBufferType(BufferType):
+    """Memory that is only counted; `capacity` limits the bytes of all its buffers together."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        alignment: int = 64,
+        max_size: int = UNLIMITED,
+        is_host: bool = False,
+        capacity: int = UNLIMITED,
+    ) -> None:
+        super().__init__(name, alignment=alignment, max_size=max_size, is_host=is_host)
+        self.capacity = capacity
+        self.used = 0
+
+    def _alloc(self, size: int) -> Buffer:
+        if size > self.capacity - self.used:
+            raise OutOfMemoryError(self.name, size, self.capacity - self.used)
+        self.used += size
+        return NullBuffer(self, size)
+
+
+class NullBuffer(Buffer):
+    """A range of addresses: writes are dropped, reads give zeros."""
+
+    buft: NullBufferType
+
+    def free(self) -> None:
+        if not self.freed:
+            self.buft.used -= self.size
+        super().free()
+
+    def _write(self, offset: int, data: Bytes) -> None:
+        pass
+
+    def _read(self, offset: int, size: int) -> Bytes:
+        return np.zeros(size, np.uint8)
+
+    def _fill(self, offset: int, size: int, value: int) -> None:
+        pass
+
+    def _copy(self, src: Tensor, dst: Tensor) -> bool:
+        return True
+
+
+class NullDevice(Device):
+    """A device with settable answers.
+
+    Args:
+        name: of the device and its backends.
+        type: gpu, accel or cpu.
+        buffer_type: its default memory.
+        bufts: all memory it can use; only its default where None.
+        ops: the ops it supports; all where None. Op NONE is always supported.
+        offload_ops: the ops it wants to take over from the CPU.
+    """
+
+    description = "decides, but does not compute"
+
+    def __init__(
+        self,
+        name: str,
+        type: DeviceType,
+        buffer_type: BufferType,
+        *,
+        bufts: Collection[BufferType] | None = None,
+        ops: Collection[Op] | None = None,
+        offload_ops: Collection[Op] = (),
+    ) -> None:
+        self.name = name
+        self.type = type
+        self._buffer_type = buffer_type
+        self._bufts = frozenset(bufts or (buffer_type,))
+        self._ops = frozenset(Op if ops is None else ops) | {Op.NONE}
+        self._offload_ops = frozenset(offload_ops)
+
+    def memory(self) -> tuple[int, int]:
+        buft = self._buffer_type
+        if isinstance(buft, NullBufferType):
+            return buft.capacity - buft.used, buft.capacity
+        return 0, 0
+
+    def init_backend(self) -> Backend:
+        return NullBackend(self)
+
+    @property
+    def buffer_type(self) -> BufferType:
+        return self._buffer_type
+
+    def supports_op(self, op: Tensor) -> bool:
+        return op.op in self._ops
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return buft in self._bufts
+
+    def offload_op(self, op: Tensor) -> bool:
+        return op.op in self._offload_ops
+
+
+class NullBackend(Backend):
+    """Computes nothing, at once."""
+
+    def graph_compute(self, graph: Graph) -> None:
+        pass

@@ -1,0 +1,204 @@
+"""Passes 1 to 4: every tensor gets a backend (ggml-backend.cpp, ggml_backend_sched_split_graph).
+
+Each pass takes an assignment and returns it; tensors that have a backend keep it, but for upgrades
+in pass 3. A test of one pass needs only a graph and a `Machine` of null backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from ..alloc.buffer import Buffer, Usage
+from ..base.errors import SchedulingError
+from ..graph.op import VIEW_OPS, Op
+from ..graph.tensor import INPUT, Tensor
+from .assignment import Assignment, Machine
+
+# their weights (rope factors, attention sinks) are too small to choose a backend by
+_WEIGHTS_DO_NOT_CHOOSE = frozenset({Op.ROPE, Op.FLASH_ATTN_EXT})
+
+
+def assign_backends(a: Assignment) -> Assignment:
+    """Passes 1 to 4 in turn."""
+    return pass4_remaining(pass3_best(pass2_expand(pass1_allocated(a))))
+
+
+# --- pass 1: tensors that have data, graph inputs, and ops that read weights ---
+
+
+def pass1_allocated(a: Assignment) -> Assignment:
+    """Assign what is tied to a place: allocated tensors, graph inputs, ops with weights.
+
+    Raises:
+        SchedulingError: an allocated tensor lies where no backend can run its op.
+    """
+    ids = a.ids
+    for tensor in chain(a.graph.leafs, a.graph.nodes):
+        if tensor not in ids:
+            found = _from_place(a.machine, tensor) or _from_weights(a.machine, tensor)
+            if found is not None:
+                a.set(tensor, *found)
+    return a
+
+
+def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
+    root = tensor.view_src or tensor
+    if root.buffer is not None:
+        backend_id = _first_able(m, root.buffer, tensor)
+        if backend_id is None:
+            raise SchedulingError(
+                f"{tensor!r} lies in a buffer of {root.buffer.buft.name}, and no backend that can "
+                f"use it there can run {tensor.op.name}"
+            )
+        return backend_id, "1.dst"
+    if tensor.flags & INPUT:
+        return m.last, "1.inp"
+    return None
+
+
+def _from_weights(m: Machine, node: Tensor) -> tuple[int, str] | None:
+    if node.op in _WEIGHTS_DO_NOT_CHOOSE:
+        return None
+    for j, src in enumerate(node.src):
+        buffer: Buffer | None = src.buffer
+        if buffer is not None and buffer.usage is Usage.WEIGHTS:
+            backend_id = _first_able(m, buffer, node)
+            if backend_id == m.last and m.op_offload and buffer.buft.is_host:
+                for b in range(m.last):
+                    if m.supports_op[b](node) and m.backends[b].offload_op(node):
+                        return b, "1.off"
+            return None if backend_id is None else (backend_id, f"1.wgt{j}")
+    return None
+
+
+def _first_able(m: Machine, buffer: Buffer, op: Tensor) -> int | None:
+    """The backend of highest priority that can use this buffer and run this op."""
+    for b in m.readers(buffer.buft):
+        if m.supports_op[b](op):
+            return b
+    return None
+
+
+# --- pass 2: spread backends over neighbouring nodes ---
+
+
+def pass2_expand(a: Assignment) -> Assignment:
+    """Spread assigned backends to unassigned neighbours, down then up: first without the CPU, so
+    that it does not take what another backend could have, then all."""
+    nodes = _computing(a)
+    for skip_cpu in (True, False):
+        _expand(a, nodes, skip_cpu)
+        _expand(a, reversed(nodes), skip_cpu)
+    return a
+
+
+def _expand(a: Assignment, nodes: Iterable[Tensor], skip_cpu: bool) -> None:
+    ids, m = a.ids, a.machine
+    current: int | None = None
+    for node in nodes:
+        backend_id = ids.get(node)
+        if backend_id is not None:
+            current = None if skip_cpu and backend_id == m.last else backend_id
+        elif current is not None and m.supports_op[current](node):
+            a.set(node, current, "2.sup")
+
+
+# --- pass 3: the best backend for the rest; upgrades within the same memory ---
+
+
+def pass3_best(a: Assignment) -> Assignment:
+    """Give unassigned nodes the backend that can read the most of their sources, and move assigned
+    ones to a backend of higher priority over the same memory, if it can read all of theirs."""
+    ids, upgrades = a.ids, a.machine.upgrades
+    for node in _computing(a):
+        backend_id = ids.get(node)
+        if backend_id is None:
+            _assign_best(a, node)
+        elif upgrades[backend_id]:
+            _upgrade(a, node, upgrades[backend_id])
+    return a
+
+
+def _assign_best(a: Assignment, node: Tensor) -> None:
+    best = -1
+    for b, supports_op in enumerate(a.machine.supports_op):
+        if supports_op(node):
+            n_supported = sum(
+                (src in a.ids or src.view_src in a.ids) and a.buffer_supported(src, b)
+                for src in node.src
+            )
+            if n_supported > best:
+                best = n_supported
+                a.set(node, b, "3.best")
+
+
+def _upgrade(a: Assignment, node: Tensor, candidates: Iterable[int]) -> None:
+    for b in candidates:
+        if a.machine.supports_op[b](node) and all(a.buffer_supported(s, b) for s in node.src):
+            a.set(node, b, "3.upg")
+            return
+
+
+# --- pass 4: views and sources ---
+
+
+def pass4_remaining(a: Assignment) -> Assignment:
+    """Views follow their source, sources the node that reads them; what is left goes to the first
+    backend that supports it.
+
+    Raises:
+        SchedulingError: no backend supports a node's op.
+    """
+    ids = a.ids
+    for node in a.graph.nodes:
+        if node.view_src is not None and node not in ids and node.view_src in ids:
+            a.set(node, ids[node.view_src], "4.vsrc")
+        for src in node.src:
+            if src not in ids:
+                _assign_source(a, src, node)
+        if node not in ids:
+            _assign_first(a, node)
+    for leaf in a.graph.leafs:
+        if leaf not in ids:
+            _assign_viewed_leaf(a, leaf)
+    return a
+
+
+def _assign_source(a: Assignment, src: Tensor, node: Tensor) -> None:
+    if src.view_src is not None:
+        if src.view_src in a.ids:
+            a.set(src, a.ids[src.view_src], "4.vsrc")
+    elif node in a.ids:
+        a.set(src, a.ids[node], "4.cur")
+
+
+def _assign_first(a: Assignment, node: Tensor) -> None:
+    for b, supports_op in enumerate(a.machine.supports_op):
+        if supports_op(node):
+            a.set(node, b, "2.sup")
+            return
+    where = ", ".join(
+        f"{src!r} in {(src.view_src or src).buffer.buft.name}"
+        for src in node.src
+        if (src.view_src or src).buffer is not None
+    )
+    known = ", ".join(b.name for b in a.machine.backends)
+    raise SchedulingError(
+        f"no backend supports {node.op.name} for {node!r} (allocated sources: {where or 'none'}; "
+        f"backends: {known})"
+    )
+
+
+def _assign_viewed_leaf(a: Assignment, leaf: Tensor) -> None:
+    """A leaf that is only reached through views goes with the first node that reads it (ggml aborts
+    here), and its views with it."""
+    reader = next((n for n in _computing(a) if any((s.view_src or s) is leaf for s in n.src)), None)
+    a.set(leaf, a.machine.last if reader is None else a.ids[reader], "4.cur")
+    for node in a.graph.nodes:
+        if node.view_src is leaf and a.causes[node] != "usr":
+            a.set(node, a.ids[leaf], "4.vsrc")
+
+
+def _computing(a: Assignment) -> list[Tensor]:
+    return [node for node in a.graph.nodes if node.op not in VIEW_OPS]

@@ -1,0 +1,225 @@
+"""The scheduler: decides where each node of a graph runs, places it in memory, runs it.
+
+    scheduler = Scheduler([gpu, cpu])
+    scheduler.reserve(largest_graph)
+    scheduled = scheduler.alloc_graph(graph)
+    ... write the inputs ...
+    scheduler.graph_compute(scheduled)
+
+Decisions are ggml's (ggml-backend.cpp, ggml_backend_sched_*), recorded with their causes. Knows no
+computing backend and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..alloc.buffer import BufferType
+from ..alloc.gallocr import GraphAllocator
+from ..base.errors import SchedulingError
+from ..base.log import debug_log, get_logger
+from ..base.settings import DEBUG
+from ..graph.graph import Graph
+from ..graph.tensor import Tensor
+from .assignment import Assignment, Machine
+from .backend import Backend, DeviceType
+from .compute import EvalCallback, Executor
+from .describe import describe
+from .passes import assign_backends
+from .scheduled import ScheduledGraph
+from .split import Order, SplitGraph, build_order, pass5_split, pass6_graph_inputs
+
+MAX_COPIES: Final = 4  # copies of graph inputs that a pipeline rotates through
+
+log = get_logger("sched")
+
+
+class Scheduler:
+    """Splits graphs over several backends, highest priority first, the last one the CPU.
+
+    Args:
+        backends: where nodes can run; several may share a buffer type.
+        buffer_types: the memory in which each backend's tensors are placed; its default where None.
+        parallel: rotate through 4 copies of every input, so that the next graph can start while
+            this one still runs.
+        op_offload: let a backend take over ops whose weights lie in host memory, if it wants to.
+
+    Raises:
+        SchedulingError: no backend, the last is not the CPU, or a buffer type its backend cannot use.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        buffer_types: Sequence[BufferType] | None = None,
+        parallel: bool = False,
+        op_offload: bool = True,
+    ) -> None:
+        bufts = buffer_types or [b.device.buffer_type for b in backends]
+        _check(backends, bufts)
+        self.backends = list(backends)
+        self.n_copies = MAX_COPIES if parallel else 1
+        self._machine = Machine(backends, bufts, op_offload)
+        self._galloc = GraphAllocator(bufts)
+        self._executor = Executor(self.backends, self.n_copies)
+        self._user: dict[Tensor, int] = {}
+        self._next_copy = 0
+        self._is_alloc = False
+        self.n_splits = 0
+
+    def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
+        """Put a tensor on a backend by hand, until `reset`. Views follow their source.
+
+        Raises:
+            SchedulingError: the backend is not one of this scheduler's.
+        """
+        if backend not in self.backends:
+            known = ", ".join(b.name for b in self.backends)
+            raise SchedulingError(f"{tensor!r}: backend {backend.name} is not one of {known}")
+        self._user[tensor] = self.backends.index(backend)
+
+    def reset(self) -> None:
+        """Forget assignments by hand and the last graph; scheduled graphs stay valid."""
+        self._user.clear()
+        self._is_alloc = False
+
+    def reserve(self, graph: Graph) -> None:
+        """Make the compute buffers large enough for `graph`, which stays unallocated. Resets.
+
+        Raises:
+            SchedulingError: as for `alloc_graph`.
+            OutOfMemoryError: as for `alloc_graph`.
+        """
+        self.synchronize()
+        parts, order = self._split(graph, 0)
+        try:
+            self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
+        finally:
+            parts.undo()
+        self.reset()
+
+    def reserve_size(self, graph: Graph) -> list[int]:
+        """Bytes of compute memory, by backend, that `reserve` would need; allocates nothing. Resets.
+
+        Backends that share a buffer type share its memory, counted for the first of them.
+        """
+        parts, order = self._split(graph, 0)
+        try:
+            sizes = self._galloc.measure(order.graph, order.node_ids, order.leaf_ids)
+        finally:
+            parts.undo()
+        self.reset()
+        return [sum(chunks) for chunks in sizes]
+
+    def alloc_graph(self, graph: Graph) -> ScheduledGraph:
+        """Assign, split and place a graph, and let each backend compile its splits into plans.
+
+        A graph that was scheduled before is taken back first: its old ScheduledGraph ends.
+
+        Raises:
+            SchedulingError: an op that no backend supports, or a tensor in memory where its op
+                cannot run; the graph is as it was.
+            OutOfMemoryError: a compute buffer cannot grow; the graph is as it was, and smaller
+                graphs can still be scheduled.
+        """
+        copy_index, self._next_copy = self._next_copy, (self._next_copy + 1) % self.n_copies
+        parts, order = self._split(graph, copy_index)
+        try:
+            self._fit(order)
+        except BaseException:
+            parts.undo()
+            raise
+        placed = self._galloc.alloc_graph(order.graph)
+        layout = self._galloc.layout
+        assert layout is not None, "alloc_graph placed by it"
+        scheduled = ScheduledGraph(parts, order, layout, list(self._galloc.generations))
+
+        def undo() -> None:
+            parts.undo()
+            for tensor in placed:
+                tensor.buffer, tensor.offset = None, 0
+            scheduled.released = True
+
+        graph.undo = undo
+        for split in parts.splits:
+            split.plan = split.backend.graph_plan_create(split.graph)
+        self.n_splits = len(parts.splits)
+        self._is_alloc = True
+        self._log(scheduled)
+        return scheduled
+
+    def is_current(self, scheduled: ScheduledGraph) -> bool:
+        """False once a compute buffer has moved since, or the graph was scheduled anew."""
+        return not scheduled.released and scheduled.generations == self._galloc.generations
+
+    def graph_compute_async(self, scheduled: ScheduledGraph) -> None:
+        """Start computing; on return the graph's inputs may be written for the next run.
+
+        Raises:
+            SchedulingError: the graph is no longer valid; allocate it again.
+            BackendError: a device failed.
+        """
+        if not self.is_current(scheduled):
+            why = "was scheduled again" if scheduled.released else "lies in a buffer that has moved"
+            raise SchedulingError(f"graph {scheduled.graph.uid} {why}: allocate it again")
+        self._executor.compute_async(scheduled)
+
+    def graph_compute(self, scheduled: ScheduledGraph) -> None:
+        """Compute and wait until everything is done. Raises as `graph_compute_async`."""
+        self.graph_compute_async(scheduled)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for all backends. Without an allocated graph, the next one uses copy 0 again, so
+        that graphs computed one at a time all use the same copy."""
+        self._executor.synchronize()
+        if not self._is_alloc:
+            self._next_copy = 0
+
+    def set_eval_callback(self, callback: EvalCallback | None) -> None:
+        """See nodes as they are computed: `callback(node, ask)` is asked with True which it wants,
+        and called with False after those are computed; False from it then stops the run."""
+        self._executor.eval_callback = callback
+
+    def buffer_sizes(self) -> list[int]:
+        """Bytes of compute memory by backend; shared memory counts for the first that uses it."""
+        return self._galloc.buffer_sizes()
+
+    def free(self) -> None:
+        """Wait for all work and give the compute memory back; scheduled graphs end."""
+        self.synchronize()
+        self._galloc.free()
+
+    def _split(self, graph: Graph, copy_index: int) -> tuple[SplitGraph, Order]:
+        graph.restore()
+        assignment = assign_backends(Assignment(self._machine, graph, self._user))
+        parts = SplitGraph(assignment, self.n_copies, copy_index)
+        pass6_graph_inputs(pass5_split(parts))
+        return parts, build_order(parts)
+
+    def _fit(self, order: Order) -> None:
+        """Reserve anew if the graph does not fit the layout, or a tensor changed its memory."""
+        if self._galloc.needs_realloc(order.graph, order.node_ids, order.leaf_ids):
+            self._executor.synchronize()  # what is in flight may lie in a buffer that moves
+            self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
+
+    def _log(self, scheduled: ScheduledGraph) -> None:
+        if DEBUG() >= 3:
+            debug_log(log, 3, describe(scheduled))
+            debug_log(log, 5, str(scheduled.graph))
+
+
+def _check(backends: Sequence[Backend], bufts: Sequence[BufferType]) -> None:
+    if not backends:
+        raise SchedulingError("a scheduler needs at least one backend")
+    if backends[-1].device.type is not DeviceType.CPU:
+        raise SchedulingError(
+            f"the last backend must be of type cpu, to run what no other can; "
+            f"{backends[-1].name} is of type {backends[-1].device.type.value}"
+        )
+    if len(bufts) != len(backends):
+        raise SchedulingError(f"{len(bufts)} buffer types for {len(backends)} backends")
+    for backend, buft in zip(backends, bufts, strict=True):
+        if not backend.supports_buft(buft):
+            raise SchedulingError(f"{backend.name} cannot use the buffer type {buft.name}")

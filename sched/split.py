@@ -1,0 +1,246 @@
+"""Pass 5 cuts a graph into splits and makes the copies they need; pass 6 copies the graph's inputs.
+
+A split is a run of nodes on one backend. What it reads from memory that its backend cannot use is
+one of its inputs: a copy on its own backend, to which its nodes' sources are redirected. Then
+`build_order` makes the scheduler's own graph, in which the copies come before the split that reads
+them and every tensor lives until its last copy is done (ggml-backend.cpp,
+ggml_backend_sched_split_graph).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from ..alloc.buffer import Usage
+from ..graph.graph import Graph
+from ..graph.op import VIEW_OPS
+from ..graph.tensor import INPUT, OUTPUT, Tensor, dup_layout, view_tensor
+from .assignment import Assignment
+from .backend import Backend, KeepAlive
+
+MAX_SRC: Final = 10  # sources of a dependency node, as in ggml
+
+
+class Split:
+    """Nodes [i_start, i_end) of the graph, run by one backend after `inputs` were copied to it.
+
+    `graph` holds its nodes as the backend ordered them, `plan` what it compiled from them.
+    """
+
+    def __init__(self, backend_id: int, backend: Backend, i_start: int) -> None:
+        self.backend_id = backend_id
+        self.backend = backend
+        self.i_start = i_start
+        self.i_end = i_start
+        self.inputs: list[Tensor] = []
+        self.graph = Graph()
+        self.plan: Any = None
+
+
+class SplitGraph:
+    """A graph cut into splits, its copies, and how to take all of it back.
+
+    `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index.
+    """
+
+    def __init__(self, a: Assignment, n_copies: int, copy_index: int) -> None:
+        self.assignment = a
+        self.n_copies = n_copies
+        self.copy_index = copy_index
+        self.splits: list[Split] = []
+        self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}
+        self.graph_inputs: list[Tensor] = []
+        self.undo_steps: list[Callable[[], None]] = []
+
+    def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
+        """The copy that this graph computes with."""
+        return self.copies[tensor, backend_id][self.copy_index]
+
+    def undo(self) -> None:
+        """Give nodes their own sources and leafs their own flags again."""
+        for step in reversed(self.undo_steps):
+            step()
+        self.undo_steps.clear()
+
+    def redirect(self, node: Tensor, j: int, copy: Tensor) -> None:
+        original = node.src[j]
+        self.undo_steps.append(lambda: node.src.__setitem__(j, original))
+        node.src[j] = copy
+
+    def mark_rotating(self, leaf: Tensor) -> None:
+        """Keep the memory of a graph input from being reused: another run may still read it."""
+        before = leaf.flags
+        self.undo_steps.append(lambda: setattr(leaf, "flags", before))
+        leaf.flags |= OUTPUT
+
+
+# --- pass 5 ---
+
+
+def pass5_split(s: SplitGraph) -> SplitGraph:
+    """Cut the graph where the backend changes, or where a weight that lies elsewhere comes up once
+    the split has inputs (so that the memory of weights copied before can be reused)."""
+    a = s.assignment
+    ids, nodes = a.ids, a.graph.nodes
+    split: Split | None = None
+    for i, node in enumerate(nodes):
+        if node.op in VIEW_OPS:
+            continue
+        backend_id = ids[node]
+        if split is None:
+            split = _begin(s, backend_id, 0)  # leading views belong to the first split
+        elif backend_id != split.backend_id or (split.inputs and _brings_weight(a, node)):
+            split.i_end = i
+            split = _begin(s, backend_id, i)
+        for j, src in enumerate(node.src):
+            if ids[src] != backend_id and not a.buffer_supported(src, backend_id):
+                _read_through_copy(s, split, node, j)
+    if split is None and nodes:
+        split = _begin(s, ids[nodes[0]], 0)  # nothing but views
+    if split is not None:
+        split.i_end = len(nodes)
+    return s
+
+
+def _begin(s: SplitGraph, backend_id: int, i: int) -> Split:
+    split = Split(backend_id, s.assignment.machine.backends[backend_id], i)
+    s.splits.append(split)
+    return split
+
+
+def _brings_weight(a: Assignment, node: Tensor) -> bool:
+    backend_id = a.ids[node]
+    return any(
+        src.buffer is not None
+        and src.buffer.usage is Usage.WEIGHTS
+        and a.ids[src] != backend_id
+        and not a.buffer_supported(src, backend_id)
+        for src in node.src
+    )
+
+
+def _read_through_copy(s: SplitGraph, split: Split, node: Tensor, j: int) -> None:
+    src = node.src[j]
+    if (src, split.backend_id) not in s.copies:
+        copies = [_copy(s, src, split.backend_id, c, "4.cpy") for c in range(s.n_copies)]
+        s.copies[src, split.backend_id] = copies
+        split.inputs.append(src)
+    s.redirect(node, j, s.copy_of(src, split.backend_id))
+
+
+def _copy(s: SplitGraph, src: Tensor, backend_id: int, c: int, cause: str) -> Tensor:
+    a = s.assignment
+    copy = dup_layout(src, f"{a.machine.backends[backend_id].name}#{src.name}#{c}")
+    if s.n_copies > 1:
+        copy.flags = INPUT | OUTPUT  # its memory is never reused, as another run may still read it
+    a.set(copy, backend_id, cause)
+    return copy
+
+
+# --- pass 6 ---
+
+
+def pass6_graph_inputs(s: SplitGraph) -> SplitGraph:
+    """With several copies, give every graph input as many on its own backend; the input itself is
+    the one of this copy index. Also those no node reads: the graph's composition must not depend
+    on which inputs are used."""
+    if s.n_copies == 1:
+        return s
+    a = s.assignment
+    for leaf in a.graph.leafs:
+        if leaf.flags & INPUT:
+            backend_id = a.ids[leaf]
+            s.copies[leaf, backend_id] = [
+                leaf if c == s.copy_index else _copy(s, leaf, backend_id, c, "6.cpy")
+                for c in range(s.n_copies)
+            ]
+            s.mark_rotating(leaf)
+            a.set(leaf, backend_id, "6.cpy")
+            s.graph_inputs.append(leaf)
+    return s
+
+
+# --- the scheduler's own graph ---
+
+
+class Order:
+    """The graph that memory is planned for, with the backend of each node and leaf."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.node_ids: list[int] = []
+        self.leaf_ids: list[int] = []
+
+    def add_node(self, node: Tensor, backend_id: int) -> None:
+        self.graph.nodes.append(node)
+        self.node_ids.append(backend_id)
+
+    def add_leafs(self, leafs: Iterable[Tensor], backend_id: int) -> None:
+        for leaf in leafs:
+            self.graph.leafs.append(leaf)
+            self.leaf_ids.append(backend_id)
+
+
+def build_order(s: SplitGraph) -> Order:
+    """Offer each split to its backend for optimisation, then lay all nodes and copies in order.
+
+    For every split input there is a dependency view of its source, which keeps it alive until it is
+    copied, then the copy, then the split's nodes.
+    """
+    a = s.assignment
+    ids, order = a.ids, Order()
+    for split in s.splits:
+        wishes = _optimize(s, split)
+        for src in split.inputs:
+            dependency = view_tensor(src)
+            dependency.src = [src]
+            order.add_node(dependency, ids[src])
+            order.add_node(s.copy_of(src, split.backend_id), split.backend_id)
+        if wishes:
+            _add_with_wishes(order, split, ids, wishes)
+        else:
+            order.graph.nodes += split.graph.nodes
+            order.node_ids += [ids[node] for node in split.graph.nodes]
+    if s.n_copies > 1:
+        # rotating copies come first, each at a place of its own
+        for src in s.graph_inputs:
+            order.add_leafs(s.copies[src, ids[src]], ids[src])
+        for split in s.splits:
+            for src in split.inputs:
+                order.add_leafs(s.copies[src, split.backend_id], split.backend_id)
+    for leaf in a.graph.leafs:
+        order.add_leafs((leaf,), ids[leaf])
+    return order
+
+
+def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
+    graph = s.assignment.graph
+    split.graph = graph.view(split.i_start, split.i_end)
+    before = list(split.graph.nodes)
+    wishes = split.backend.graph_optimize(split.graph)
+    after = split.graph.nodes
+    if after != before:
+        assert set(after) == set(before) and len(after) == len(before), (
+            f"{split.backend.name} changed the set of nodes while optimising"
+        )
+        span = slice(split.i_start, split.i_end)
+        s.undo_steps.append(lambda: graph.nodes.__setitem__(span, before))
+        graph.nodes[span] = after
+    return wishes
+
+
+def _add_with_wishes(
+    order: Order, split: Split, ids: dict[Tensor, int], wishes: Sequence[KeepAlive]
+) -> None:
+    kept: dict[Tensor, list[Tensor]] = {}
+    for wish in wishes:
+        kept.setdefault(wish.until, []).append(wish.tensor)
+    for node in split.graph.nodes:
+        order.add_node(node, ids[node])
+        tensors = kept.pop(node, [])
+        for i in range(0, len(tensors), MAX_SRC):
+            dependency = view_tensor(tensors[i], f"{node.name} (keep)")
+            dependency.src = tensors[i : i + MAX_SRC]
+            order.add_node(dependency, ids[node])
+    assert not kept, f"{split.backend.name} wants tensors kept until {list(kept)}, not of its split"
