@@ -1,16 +1,17 @@
-"""The one tree of errors. Everything that a user, a file or a machine can get wrong raises from here.
+"""The one tree of errors: all that a user, a file or a machine can get wrong raises from here.
 
     LamellaError
     ├── GraphError          an op was given tensors whose shapes or types do not fit it
     ├── SettingError        an environment switch has a value that cannot be read
-    ├── ReserveError        a graph does not fit the reserved layout and cannot be reserved for by itself
+    ├── ReserveError        a graph does not fit the layout that was reserved
     ├── OutOfMemoryError    a buffer could not be had; names the buffer type, wanted and free bytes
     ├── TensorAccessError   memory was asked for that is not there, or not readable from here
     ├── UnknownDeviceError  a device name that no registry has; lists those there are
     ├── SchedulingError     an op has no backend that can run it where its tensors lie
     └── BackendError        a device failed while it was computing
 
-A message names the thing, the value found and the values allowed. `assert` is for our own invariants only.
+A message names the thing, the value found and the values allowed. `assert` is for our own
+invariants only.
 """
 
 from __future__ import annotations

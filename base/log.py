@@ -15,7 +15,7 @@ def get_logger(room: str) -> logging.Logger:
 
 
 def debug_log(logger: logging.Logger, level: int, text: str) -> None:
-    """Log `text` when LAMELLA_DEBUG is at least `level`; a handler on stderr is added if none is."""
+    """Log `text` if LAMELLA_DEBUG is at least `level`; to stderr unless handlers are set up."""
     if DEBUG() < level:
         return
     root = logging.getLogger("lamella")
