@@ -73,7 +73,7 @@ class Tensor:
         self.params = params
         self.src: list[Tensor] = list(src)
         self.view_src: Tensor | None = view_src
-        self.view_offs = view_offs
+        self.view_offs: int = view_offs
         self.flags = flags
         self.buffer: Any = None  # an alloc.Buffer, which this room does not know
         self.offset = 0
@@ -126,7 +126,7 @@ class Tensor:
 
     @property
     def is_transposed(self) -> bool:
-        return self.nb[0] > self.nb[1]
+        return self.nb[0] > self.nb[1] and not self.is_empty
 
     def set_input(self) -> Tensor:
         """Flag as written by the user; returns the tensor."""

@@ -27,3 +27,8 @@ def require_type(op: str, what: str, t: Tensor, *allowed: GGMLType) -> None:
 
 def require_float(op: str, what: str, t: Tensor) -> None:
     require_type(op, what, t, *FLOATS)
+
+
+def is_matrix_type(type: GGMLType) -> bool:
+    """True for what a weight matrix can be: a float type or a quantised one."""
+    return type in FLOATS or type.is_quantized

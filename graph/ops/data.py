@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..op import ConcatParams, Op
 from ..tensor import MAX_DIMS, Shape, Tensor, can_repeat
 from ..types import GGMLType
-from .check import FLOATS, require, require_type
+from .check import FLOATS, is_matrix_type, require, require_type
 
 
 def view(a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: int = 0) -> Tensor:
@@ -23,6 +23,8 @@ def view(a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: 
     if nb is not None:
         ok = len(nb) >= len(ne) and all(n >= 0 for n in nb)
         require(ok, "view", f"strides {list(nb)} must be one for each of {list(ne)}", a)
+        first = nb[0] == a.nb[0]
+        require(first, "view", f"stride nb[0] = {nb[0]} must be that of a, {a.nb[0]}", a)
         strides = _complete(ne, nb)
     return Tensor(a.type, ne, nb=strides, op=Op.VIEW, src=(a,), view_src=a, view_offs=offset)
 
@@ -112,8 +114,10 @@ def repeat(a: Tensor, ne: Sequence[int]) -> Tensor:
 def get_rows(a: Tensor, ids: Tensor) -> Tensor:
     """Rows of a by index, dequantised: a [n, n_rows, i, j], ids I32 [m, i, j] -> F32 [n, m, i, j].
 
-    Integer tensors stay what they are.
+    I32 stays I32.
     """
+    readable = is_matrix_type(a.type) or a.type is GGMLType.I32
+    require(readable, "get_rows", f"a must be a float, quantised or I32, not {a.type.name}", a)
     require_type("get_rows", "ids", ids, GGMLType.I32)
     fits = ids.ne[3] == 1 and a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2]
     require(fits, "get_rows", "a.ne[2:] must equal ids.ne[1:3]", a, ids)

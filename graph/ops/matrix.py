@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..op import AttnParams, Op
 from ..tensor import Tensor
 from ..types import GGMLType
-from .check import require, require_float, require_type
+from .check import is_matrix_type, require, require_float, require_type
 
 
 def mul_mat(a: Tensor, b: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
         and b.ne[3] % a.ne[3] == 0
     )
     require(fits, "mul_mat", rule, a, b)
-    require(not a.is_transposed, "mul_mat", "a must not be transposed", a, b)
+    _require_matrix("mul_mat", a, b)
     require_float("mul_mat", "b", b)
     return Tensor(GGMLType.F32, (a.ne[1], *b.ne[1:]), op=Op.MUL_MAT, src=(a, b))
 
@@ -43,7 +43,7 @@ def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     flat = a.ne[3] == 1 and b.ne[3] == 1 and ids.ne[2] == 1 and ids.ne[3] == 1
     require(flat, "mul_mat_id", "a and b have three dimensions, ids two", a, b, ids)
     require(a.ne[0] == b.ne[0], "mul_mat_id", "ne[0] must be equal", a, b)
-    require(not a.is_transposed, "mul_mat_id", "a must not be transposed", a, b)
+    _require_matrix("mul_mat_id", a, b)
     tokens = ids.ne[1] == b.ne[2] and b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0
     rule = "ids.ne[1] must equal b.ne[2], and b.ne[1] divide ids.ne[0]"
     require(tokens, "mul_mat_id", rule, b, ids)
@@ -66,10 +66,11 @@ def flash_attn_ext(
 ) -> Tensor:
     """Causal attention (arXiv 2205.14135) over a paged pool of keys and values (arXiv 2309.06180).
 
-    Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to positions
-    j = 0..pos[t]; position j lies in cell pages[j // page_size, seq[t]] * page_size + j % page_size.
-    Heads share K and V in groups of n_head / n_head_kv. To see this step's own tokens, k and v are
-    the results of the SET_ROWS that wrote them.
+    Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to
+    positions j = 0..pos[t]; position j lies in cell
+    pages[j // page_size, seq[t]] * page_size + j % page_size. Heads share K and V in groups of
+    n_head / n_head_kv. To see this step's own tokens, k and v are the results of the SET_ROWS that
+    wrote them.
 
     Args:
         q: F32 [head_dim, n_head, n_tokens].
@@ -111,3 +112,9 @@ def flash_attn_ext(
     ne = (v.ne[0] // n_head_kv, n_head, n_tokens)
     src = (q, k, v, pages, seq, pos)
     return Tensor(GGMLType.F32, ne, op=Op.FLASH_ATTN_EXT, params=params, src=src)
+
+
+def _require_matrix(op: str, a: Tensor, b: Tensor) -> None:
+    rule = f"a must be a float or quantised, not {a.type.name}"
+    require(is_matrix_type(a.type), op, rule, a, b)
+    require(not a.is_transposed, op, "a must not be transposed", a, b)

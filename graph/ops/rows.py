@@ -91,6 +91,9 @@ def rope(
     require(fits, "rope", "pos must be a vector of a.ne[2] positions", a, pos)
     even = 0 < n_dims <= a.ne[0] and n_dims % 2 == 0
     require(even, "rope", f"n_dims {n_dims} must be even and at most ne[0]", a)
+    require(freq_scale > 0, "rope", f"freq_scale {freq_scale} must be above 0", a)
+    yarn = ext_factor == 0 or n_ctx_orig > 0
+    require(yarn, "rope", f"YaRN (ext_factor {ext_factor}) needs n_ctx_orig above 0", a)
     src = [a, pos]
     if freq_factors is not None:
         require_type("rope", "freq_factors", freq_factors, GGMLType.F32)
