@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import TensorAccessError
+from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,8 +33,9 @@ class Usage(Enum):
 class BufferType(ABC):
     """A kind of memory.
 
-    `alignment` holds for the offset of every tensor, `max_size` for the bytes of one buffer;
-    `is_host` means that the CPU may read a tensor's bytes in place.
+    `alignment` holds for the offset of every tensor, `max_size` for the bytes of one buffer,
+    `capacity` for those of all its buffers together; `is_host` means that the CPU may read a
+    tensor's bytes in place. `used` counts the bytes of its buffers that are not freed.
     """
 
     def __init__(
@@ -43,13 +44,16 @@ class BufferType(ABC):
         *,
         alignment: int = 64,
         max_size: int = UNLIMITED,
+        capacity: int = UNLIMITED,
         is_host: bool = False,
     ) -> None:
         assert alignment.bit_count() == 1, f"alignment {alignment} is no power of two"
         self.name = name
         self.alignment = alignment
         self.max_size = max_size
+        self.capacity = capacity
         self.is_host = is_host
+        self.used = 0
 
     def get_alloc_size(self, tensor: Tensor) -> int:
         """Bytes that `tensor` takes in this kind of memory; at least `tensor.nbytes`."""
@@ -61,7 +65,11 @@ class BufferType(ABC):
         Raises:
             OutOfMemoryError: names this type, the bytes wanted and, where known, those free.
         """
-        return self._alloc(size) if size else EmptyBuffer(self)
+        if size > self.capacity - self.used:
+            raise OutOfMemoryError(self.name, size, self.capacity - self.used)
+        buffer = self._alloc(size) if size else EmptyBuffer(self)
+        self.used += size
+        return buffer
 
     @abstractmethod
     def _alloc(self, size: int) -> Buffer: ...
@@ -71,7 +79,7 @@ class BufferType(ABC):
 
 
 class Buffer(ABC):
-    """One allocation. Subclasses bring the raw verbs, whose offsets count from the buffer's start."""
+    """One allocation. Subclasses bring the raw verbs; offsets count from the buffer's start."""
 
     def __init__(self, buft: BufferType, size: int) -> None:
         self.buft = buft
@@ -135,7 +143,17 @@ class Buffer(ABC):
 
     def free(self) -> None:
         """Give the memory back. Twice is fine; tensors in it lose their data."""
-        self.freed = True
+        if not self.freed:
+            self.freed = True
+            self.buft.used -= self.size
+            self._release()
+
+    def __del__(self) -> None:
+        if not getattr(self, "freed", True):
+            self.free()
+
+    def _release(self) -> None:  # noqa: B027 - optional
+        """Let go of the memory."""
 
     def _locate(self, tensor: Tensor, offset: int, size: int) -> int:
         if tensor.buffer is not self:

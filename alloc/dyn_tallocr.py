@@ -27,7 +27,7 @@ class Chunk:
 
 
 class DynTensorAllocator:
-    """Gives out (chunk, offset) addresses and takes them back, reusing the best fitting free block."""
+    """Gives out (chunk, offset) addresses, takes them back, reuses the best fitting block."""
 
     def __init__(self, alignment: int, max_chunk_size: int) -> None:
         self.alignment = alignment
@@ -85,8 +85,8 @@ class DynTensorAllocator:
         sizes.insert(at, size)
 
     def _best_fit(self, size: int) -> tuple[int, int]:
-        """Among all blocks but each chunk's last: least waste in a chunk, the later on a tie; the last
-        chunk that has one wins."""
+        """Among all blocks but each chunk's last: least waste in a chunk, the later on a tie; the
+        last chunk that has one wins."""
         found = -1, -1
         for c, chunk in enumerate(self.chunks):
             best = UNLIMITED
@@ -103,7 +103,7 @@ class DynTensorAllocator:
         for c, chunk in enumerate(self.chunks):
             if not chunk.sizes or chunk.sizes[-1] < size:
                 continue
-            # > 0: bytes left over in what is reserved already; < 0: bytes by which the chunk must grow
+            # > 0: bytes left over in what is reserved already; < 0: bytes the chunk must grow by
             left = chunk.max_size - chunk.offsets[-1] - size
             if (best < 0 and left > best) or 0 <= left < best:
                 found, best = (c, len(chunk.sizes) - 1), left

@@ -90,10 +90,11 @@ class GraphAllocator:
             OutOfMemoryError: as for `reserve`.
         """
         if self.needs_realloc(graph):
-            if len(set(self._first)) > 1:
+            n_types = len(set(self._first))
+            if n_types > 1:
                 raise ReserveError(
-                    f"graph {graph.uid} of {len(graph.nodes)} nodes and {len(graph.leafs)} leafs does "
-                    f"not fit the layout reserved over {len(set(self._first))} buffer types: reserve it"
+                    f"graph {graph.uid} of {len(graph.nodes)} nodes and {len(graph.leafs)} leafs "
+                    f"does not fit the layout reserved over {n_types} buffer types: reserve it"
                 )
             self.reserve(graph)
         layout = self.layout

@@ -10,7 +10,7 @@ from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
 
-_DTYPES: dict[GGMLType, npt.DTypeLike] = {
+DTYPES: dict[GGMLType, npt.DTypeLike] = {
     GGMLType.F32: np.float32,
     GGMLType.F16: np.float16,
     GGMLType.BF16: np.uint16,  # NumPy has no bfloat16: its bits
@@ -26,9 +26,16 @@ class HostBufferType(BufferType):
     """Ordinary memory of the host."""
 
     def __init__(
-        self, name: str = "CPU", *, alignment: int = 64, max_size: int = UNLIMITED
+        self,
+        name: str = "CPU",
+        *,
+        alignment: int = 64,
+        max_size: int = UNLIMITED,
+        capacity: int = UNLIMITED,
     ) -> None:
-        super().__init__(name, alignment=alignment, max_size=max_size, is_host=True)
+        super().__init__(
+            name, alignment=alignment, max_size=max_size, capacity=capacity, is_host=True
+        )
 
     def _alloc(self, size: int) -> HostBuffer:
         return HostBuffer(self, aligned_empty(size, self.alignment, self.name))
@@ -46,8 +53,7 @@ class HostBuffer(Buffer):
         self._locate(tensor, 0, tensor.nbytes)
         return array_of(tensor, self.memory)
 
-    def free(self) -> None:
-        super().free()
+    def _release(self) -> None:
         self.memory = np.empty(0, np.uint8)
 
     def _write(self, offset: int, data: Bytes) -> None:
@@ -90,8 +96,9 @@ def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
     """
     n0, n1, n2, n3 = tensor.ne
     b0, b1, b2, b3 = tensor.nb
-    dtype = np.dtype(_DTYPES.get(tensor.type, np.uint8))
+    dtype = np.dtype(DTYPES.get(tensor.type, np.uint8))
     if tensor.type.is_quantized:
+        assert tensor.has_contiguous_rows, f"{tensor!r}: a row of blocks has gaps, nb {tensor.nb}"
         n0, b0 = tensor.type.row_size(n0), 1
     if tensor.nbytes == 0:
         return np.empty((n3, n2, n1, n0), dtype)

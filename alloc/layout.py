@@ -46,7 +46,7 @@ class Layout:
     inplace: list[tuple[int, int]]
 
     def fits(self, graph: Graph, bufts: Sequence[BufferType]) -> bool:
-        """True if `graph` is wired as the planned one and no tensor needs more bytes than planned."""
+        """True if `graph` is wired as the planned one and no tensor needs more bytes."""
         return (
             len(self.nodes) == len(graph.nodes)
             and len(self.leafs) == len(graph.leafs)
@@ -58,7 +58,7 @@ class Layout:
 
 
 def wiring_of(graph: Graph) -> list[int]:
-    """Ops, flags and sources of a graph as numbers: equal for graphs whose tensors live equally long."""
+    """Ops, flags and sources of a graph as numbers: equal if tensors live equally long."""
     index = {t: i for i, t in enumerate([*graph.leafs, *graph.nodes])}
     wiring = [leaf.flags for leaf in graph.leafs]
     for node in graph.nodes:
