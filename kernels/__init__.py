@@ -1,1 +1,1 @@
-"""kernels: block formats and the backends with their kernels. Knows nothing of models or requests."""
+"""kernels: block formats, backends and their kernels. Knows nothing of models or requests."""

@@ -1,1 +1,52 @@
-"""reference: every op in NumPy, slow and plain, the measure of all other kernels."""
+"""reference: every op in NumPy, slow and plain, the measure of all other kernels.
+
+`KERNELS[op](node, dst, srcs)` computes a node into `dst`, given what `alloc.array_of` makes of the
+node and its sources. A row's bits are the same whatever other rows are computed with it, and
+wherever it lies. Knows nothing of buffers, backends or graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ...graph import GGMLType, Op, Tensor
+from ...graph.tensor import is_view_op
+from . import attention, data, elementwise, matrix, rows
+from .arrays import Kernel, can_dequantize, can_quantize
+
+# inf and NaN are results like others (a mask is -inf): NumPy has nothing to warn of
+_QUIET: Final = np.errstate(all="ignore")
+
+KERNELS: Final[dict[Op, Kernel]] = {
+    op: _QUIET(kernel)
+    for family in (elementwise, rows, matrix, attention, data)
+    for op, kernel in family.KERNELS.items()
+}
+
+
+def supports_op(node: Tensor) -> bool:
+    """True if there is a kernel for the node's op and types, or nothing to compute."""
+    if node.op is Op.NONE or is_view_op(node.op):
+        return True
+    if node.op not in KERNELS or not all(_has_whole_rows(t) for t in (node, *node.src)):
+        return False
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+        return can_dequantize(node.src[0].type)
+    if node.op in (Op.GET_ROWS, Op.SET_ROWS, Op.CPY):
+        return _can_convert(node.src[0].type, node.type)
+    return True
+
+
+def _can_convert(type: GGMLType, to: GGMLType) -> bool:
+    if type is to or {type, to} == {GGMLType.I32, GGMLType.F32}:
+        return True
+    return can_dequantize(type) and can_quantize(to)
+
+
+def _has_whole_rows(t: Tensor) -> bool:
+    return not t.type.is_quantized or t.has_contiguous_rows
+
+
+__all__ = ["KERNELS", "Kernel", "supports_op"]

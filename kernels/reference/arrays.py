@@ -1,0 +1,134 @@
+"""Tensors as NumPy arrays: views of memory, any type read as float32, float32 stored as any type.
+
+An array has the shape (ne[3], ne[2], ne[1], ne[0]); one of a quantised tensor holds bytes, and its
+last dimension is a row of packed blocks. How a block is packed is the `gguf` package's knowledge.
+Tested by tests/kernels/test_reference_arrays.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+
+from ...alloc.host import DTYPES
+from ...base.errors import BackendError
+from ...graph import GGMLType, Tensor
+
+Array = npt.NDArray[Any]
+F32Array = npt.NDArray[np.float32]
+Kernel = Callable[[Tensor, Array, Sequence[Array]], None]
+Params = TypeVar("Params")
+
+
+@cache
+def can_dequantize(type: GGMLType) -> bool:
+    """True if `gguf.quants` can decode the type, floats included: tried on a block of zeros."""
+    return _works(quants.dequantize, np.zeros((1, type.type_size), np.uint8), type)
+
+
+@cache
+def can_quantize(type: GGMLType) -> bool:
+    """True if `gguf.quants` can encode the type, floats included: tried on a block of zeros."""
+    return _works(quants.quantize, np.zeros((1, type.block_size), np.float32), type)
+
+
+def to_f32(type: GGMLType, array: Array) -> F32Array:
+    """The values of `array`, whose rows are of `type`, in a C-contiguous array of their own."""
+    if type in (GGMLType.F32, GGMLType.F16, GGMLType.I32):
+        return array.astype(np.float32, order="C")
+    rows = np.ascontiguousarray(array).view(np.uint8)
+    if rows.size == 0:  # gguf cannot count the rows of nothing
+        n = rows.shape[-1] // type.type_size * type.block_size
+        return np.empty((*rows.shape[:-1], n), np.float32)
+    values: F32Array = quants.dequantize(rows, _quant_type(type))
+    return values
+
+
+def from_f32(type: GGMLType, values: F32Array) -> Array:
+    """`values` as rows of `type`: floats rounded to nearest even, integers towards zero."""
+    if type in (GGMLType.F32, GGMLType.F16, GGMLType.I32):
+        return values.astype(DTYPES[type])
+    dtype = DTYPES.get(type, np.uint8)
+    if values.size == 0:
+        n = values.shape[-1] if type in DTYPES else type.row_size(values.shape[-1])
+        return np.empty((*values.shape[:-1], n), dtype)
+    rows: Array = quants.quantize(np.ascontiguousarray(values), _quant_type(type))
+    return rows.view(dtype)
+
+
+def store(type: GGMLType, dst: Array, values: F32Array) -> None:
+    """Write `values` into `dst`, an array of `type` in any layout."""
+    dst[...] = from_f32(type, values)
+
+
+def read(node: Tensor, srcs: Sequence[Array], i: int) -> F32Array:
+    """Source `i` of the node as float32, in an array of its own."""
+    return to_f32(node.src[i].type, srcs[i])
+
+
+def float_kernel(compute: Callable[..., F32Array]) -> Kernel:
+    """The kernel of compute(node, *sources as float32), which returns all of the node as float32.
+
+    The result is complete before it is stored: `dst` may be the memory of a source.
+    """
+
+    def kernel(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
+        values = [read(node, srcs, i) for i in range(len(srcs))]
+        store(node.type, dst, compute(node, *values))
+
+    return kernel
+
+
+def params_of(node: Tensor, kind: type[Params]) -> Params:
+    """The node's parameters, which its builder made of this kind."""
+    assert isinstance(node.params, kind), f"{node}: params are {node.params}, not {kind.__name__}"
+    return node.params
+
+
+def check_index(node: Tensor, what: str, ids: Array, n: int) -> None:
+    """Refuse indices outside 0..n-1; NumPy would count negative ones from the end.
+
+    Raises:
+        BackendError: names the op, the node, the first bad index and the limit.
+    """
+    bad = ids[(ids < 0) | (ids >= n)]
+    if bad.size:
+        raise BackendError(
+            f"{node.op.name.lower()} {node}: {what} {bad[0]} must be at least 0 and below {n}"
+        )
+
+
+def tile(x: Array, shape: tuple[int, ...]) -> Array:
+    """A copy of x, repeated whole times along each dimension, to `shape`."""
+    if 0 in shape:
+        return np.empty(shape, x.dtype)
+    return np.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
+
+
+def dot(a: F32Array, b: F32Array) -> F32Array:
+    """Sums of products along the last axis, in an order that depends on nothing but its length.
+
+    That order is NumPy's pairwise one over a contiguous axis, hence order="C"; BLAS promises none.
+    """
+    sums: F32Array = np.multiply(a, b, order="C").sum(axis=-1, dtype=np.float32)
+    return sums
+
+
+def _works(
+    convert: Callable[[Array, GGMLQuantizationType], Array], rows: Array, type: GGMLType
+) -> bool:
+    try:
+        convert(rows, _quant_type(type))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _quant_type(type: GGMLType) -> GGMLQuantizationType:
+    return GGMLQuantizationType(int(type))

@@ -1,0 +1,139 @@
+"""Kernels of graph/ops/elementwise.py: arithmetic, activations and gated units, in float32.
+
+Tested by tests/kernels/test_reference_elementwise.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from ...graph import Tensor
+from ...graph.op import (
+    ClampParams,
+    FillParams,
+    GluOp,
+    GluParams,
+    Op,
+    ScaleParams,
+    UnaryOp,
+    UnaryParams,
+)
+from .arrays import F32Array, Kernel, float_kernel, params_of, tile
+
+Function = Callable[[F32Array], F32Array]
+
+_ERFC: Final = np.frompyfunc(math.erfc, 1, 1)  # NumPy has none
+
+
+def _silu(x: F32Array) -> F32Array:
+    y: F32Array = x / (1 + np.exp(-x))
+    return y
+
+
+def _gelu(x: F32Array) -> F32Array:
+    y: F32Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
+    return y
+
+
+def _gelu_quick(x: F32Array) -> F32Array:
+    y: F32Array = x / (1 + np.exp(-1.702 * x))
+    return y
+
+
+def _gelu_erf(x: F32Array) -> F32Array:
+    # x / 2 * (1 + erf(x / sqrt 2)), with no cancellation where erf nears -1
+    y: F32Array = (0.5 * x * _ERFC(x.astype(np.float64) / -math.sqrt(2))).astype(np.float32)
+    return y
+
+
+def _relu(x: F32Array) -> F32Array:
+    return np.where(x > 0, x, np.float32(0))
+
+
+def _sigmoid(x: F32Array) -> F32Array:
+    y: F32Array = np.reciprocal(1 + np.exp(-x))
+    return y
+
+
+FUNCTIONS: Final[dict[UnaryOp, Function]] = {
+    UnaryOp.SILU: _silu,
+    UnaryOp.GELU: _gelu,
+    UnaryOp.GELU_QUICK: _gelu_quick,
+    UnaryOp.GELU_ERF: _gelu_erf,
+    UnaryOp.RELU: _relu,
+    UnaryOp.SIGMOID: _sigmoid,
+    UnaryOp.TANH: np.tanh,
+    UnaryOp.EXP: np.exp,
+    UnaryOp.NEG: np.negative,
+    UnaryOp.ABS: np.abs,
+}
+
+GATES: Final[dict[GluOp, Function]] = {
+    GluOp.REGLU: _relu,
+    GluOp.GEGLU: _gelu,
+    GluOp.SWIGLU: _silu,
+    GluOp.GEGLU_ERF: _gelu_erf,
+    GluOp.GEGLU_QUICK: _gelu_quick,
+}
+
+
+def _binary(f: Callable[[F32Array, F32Array], F32Array]) -> Kernel:
+    def compute(_: Tensor, a: F32Array, b: F32Array) -> F32Array:
+        return f(a, tile(b, a.shape))
+
+    return float_kernel(compute)
+
+
+def _map(f: Function) -> Kernel:
+    def compute(_: Tensor, x: F32Array) -> F32Array:
+        return f(x)
+
+    return float_kernel(compute)
+
+
+def _scale(node: Tensor, x: F32Array) -> F32Array:
+    p = params_of(node, ScaleParams)
+    # as ggml: no bias leaves -0.0 what it is
+    return x * p.scale + p.bias if p.bias else x * p.scale
+
+
+def _clamp(node: Tensor, x: F32Array) -> F32Array:
+    p = params_of(node, ClampParams)
+    return np.minimum(np.maximum(x, p.low), p.high)
+
+
+def _fill(node: Tensor, x: F32Array) -> F32Array:
+    return np.full_like(x, params_of(node, FillParams).value)
+
+
+def _unary(node: Tensor, x: F32Array) -> F32Array:
+    return FUNCTIONS[params_of(node, UnaryParams).op](x)
+
+
+def _glu(node: Tensor, a: F32Array, b: F32Array | None = None) -> F32Array:
+    p = params_of(node, GluParams)
+    if b is None:
+        first, second = np.split(a, 2, axis=-1)
+        a, b = (second, first) if p.swapped else (first, second)
+    # the halves are strided: functions must see what they would see of whole rows
+    return GATES[p.op](np.ascontiguousarray(a)) * b
+
+
+KERNELS: Final[dict[Op, Kernel]] = {
+    Op.ADD: _binary(np.add),
+    Op.SUB: _binary(np.subtract),
+    Op.MUL: _binary(np.multiply),
+    Op.DIV: _binary(np.divide),
+    Op.SCALE: float_kernel(_scale),
+    Op.SQR: _map(np.square),
+    Op.SQRT: _map(np.sqrt),
+    Op.LOG: _map(np.log),
+    Op.CLAMP: float_kernel(_clamp),
+    Op.FILL: float_kernel(_fill),
+    Op.UNARY: float_kernel(_unary),
+    Op.GLU: float_kernel(_glu),
+}

@@ -1,0 +1,129 @@
+"""Simulated devices: they schedule, copy and wait like real ones, and compute with NumPy.
+
+    gpu = SimDevice("SIM0", memory=24 * 2**30)
+    cpu = SimDevice("CPU", DeviceType.CPU)
+    scheduler = Scheduler([gpu.init_backend(), cpu.init_backend()])
+
+Everything that makes multi-device scheduling hard is there: memory the host cannot read, work that
+is unfinished when a call returns, copies that take their time, ops that are not supported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from ...alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes
+from ...alloc.host import HostBuffer, HostBufferType
+from ...graph.op import Op
+from ...graph.tensor import Tensor
+from ...sched.backend import Caps, Device, DeviceType, Event, Registry
+from .. import reference
+from .backend import SimBackend
+from .memory import SimBufferType
+from .stream import SimEvent
+
+
+class SimDevice(Device):
+    """A simulated device.
+
+    Args:
+        name: of the device, its backends and its memory.
+        type: gpu and accel have memory of their own; cpu uses host memory.
+        memory: bytes of its memory.
+        buffer_type: memory to use instead of its own, for instance another device's.
+        reads: further buffer types whose tensors it can use in place.
+        ops: the ops it supports, as far as there is a kernel; all where None.
+        offload_ops: the ops it wants to take over from the CPU.
+        bandwidth: bytes per second of its copies; not slowed down where None.
+        async_: work on a thread of its own; by default all but a cpu do.
+        events: have events, if it works on a thread; without them others must synchronise.
+        async_copies: copy tensors from other devices as part of its work.
+        delay: called before each piece of work; gives seconds to wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: DeviceType = DeviceType.GPU,
+        *,
+        memory: int = UNLIMITED,
+        buffer_type: BufferType | None = None,
+        reads: Collection[BufferType] = (),
+        ops: Collection[Op] | None = None,
+        offload_ops: Collection[Op] = (),
+        bandwidth: float | None = None,
+        async_: bool | None = None,
+        events: bool = True,
+        async_copies: bool = True,
+        delay: Callable[[], float] | None = None,
+    ) -> None:
+        is_cpu = type is DeviceType.CPU
+        async_ = not is_cpu if async_ is None else async_
+        own = HostBufferType if is_cpu else SimBufferType
+        self.name = name
+        self.type = type
+        self.description = f"simulated {type.value}, computes with NumPy"
+        self.caps = Caps(async_=async_, events=async_ and events, host_buffer=not is_cpu)
+        self._buffer_type = buffer_type or own(name, capacity=memory)
+        self._host_buffer_type = None if is_cpu else HostBufferType(f"{name}_Host")
+        self._reads = frozenset(reads) | {self._buffer_type}
+        self._ops = frozenset(Op if ops is None else ops) | {Op.NONE}
+        self._offload_ops = frozenset(offload_ops)
+        self.async_copies = async_copies
+        self._bandwidth = bandwidth
+        self._delay = delay
+
+    def memory(self) -> tuple[int, int]:
+        buft = self._buffer_type
+        return buft.capacity - buft.used, buft.capacity
+
+    def init_backend(self) -> SimBackend:
+        return SimBackend(self)
+
+    @property
+    def buffer_type(self) -> BufferType:
+        return self._buffer_type
+
+    @property
+    def host_buffer_type(self) -> BufferType | None:
+        return self._host_buffer_type
+
+    def buffer_from_host(self, memory: Bytes) -> Buffer | None:
+        if not self._buffer_type.is_host:
+            return None
+        return HostBuffer(self._buffer_type, memory)
+
+    def supports_op(self, op: Tensor) -> bool:
+        return op.op in self._ops and reference.supports_op(op)
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return buft in self._reads
+
+    def offload_op(self, op: Tensor) -> bool:
+        return op.op in self._offload_ops
+
+    def event_new(self) -> Event | None:
+        return SimEvent() if self.caps.events else None
+
+    def spend(self, nbytes: int = 0) -> None:
+        """Take the time that a piece of work, with `nbytes` copied, takes on this device."""
+        seconds = self._delay() if self._delay else 0.0
+        if self._bandwidth:
+            seconds += nbytes / self._bandwidth
+        if seconds:
+            time.sleep(seconds)
+
+
+class SimRegistry(Registry):
+    """Simulated devices under one name."""
+
+    def __init__(self, devices: Sequence[SimDevice]) -> None:
+        self._devices = tuple(devices)
+
+    @property
+    def name(self) -> str:
+        return "sim"
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
