@@ -3,8 +3,8 @@
     scripts/bench sched [--nodes 1000] [--trials 30]
 
 Builds a llama-shaped graph over two null GPUs and a null CPU, half of the layers on each GPU, and
-measures `Scheduler.alloc_graph` with everything planned anew (`reserved: no`, as when a graph is met
-for the first time) and with a layout that fits (`reserved: yes`). The last line is JSON.
+measures `Scheduler.alloc_graph` with everything planned anew (`reserved: no`, as when a graph is
+met for the first time) and with a layout that fits (`reserved: yes`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -124,16 +124,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000, help="nodes of the graph, about")
     parser.add_argument("--trials", type=int, default=30, help="graphs scheduled per line")
     args = parser.parse_args()
-    print(f"{'nodes':>6} {'splits':>6} {'copies':>6} {'reserved':>8} {'median':>8} {'min':>8} max ms")
+    columns = ("nodes", "splits", "copies", "reserved", "median_ms", "min_ms", "max_ms")
+    print(" ".join(f"{c:>9}" for c in columns))
     results = []
     for parallel in (False, True):
         for reserved in (False, True):
-            r = measure(args.nodes, args.trials, parallel, reserved)
-            results.append(r)
-            print(
-                f"{r['nodes']:>6} {r['splits']:>6} {r['copies']:>6} {r['reserved']:>8} "
-                f"{r['median_ms']:>8} {r['min_ms']:>8} {r['max_ms']}"
-            )
+            results.append(measure(args.nodes, args.trials, parallel, reserved))
+            print(" ".join(f"{results[-1][c]:>9}" for c in columns))
     print(json.dumps({"bench": "sched", "results": results}))
 
 

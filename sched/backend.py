@@ -1,4 +1,4 @@
-"""The interfaces a backend implements: Registry -> Device -> Backend, and Event (ggml-backend-impl.h).
+"""The interfaces of a backend: Registry -> Device -> Backend, and Event (ggml-backend-impl.h).
 
 A registry lists devices, a device says what it can do and opens backends, a backend is one stream
 of work on its device. Verbs that a backend need not have come with a fallback, stated in their
@@ -42,7 +42,7 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """A backend's wish from `graph_optimize`: `tensor` must keep its data until `until` is computed."""
+    """A wish from `graph_optimize`: `tensor` must keep its data until `until` is computed."""
 
     tensor: Tensor
     until: Tensor
@@ -170,7 +170,8 @@ class Backend(ABC):
     ) -> bool:
         """Copy `src`, which `src_backend` works on, to `dst`, which this backend works on.
 
-        The copy runs after all earlier work of both backends and before any later work of either.
+        The copy runs after all earlier work of both backends and before any later work of either;
+        if `src_backend` is synchronous, the caller keeps the source as it is until it has waited.
         Fallback: False, and nothing is done; the caller synchronises both and copies.
         """
         return False

@@ -1,7 +1,7 @@
 """Running a scheduled graph: copies, waits, splits in order (ggml_backend_sched_compute_splits).
 
-Every wait that the memory demands is made: see `hazards`. What may still be written over once
-`compute_async` has returned is what the user owns: graph inputs, which were copied or read by then.
+Every wait that the memory demands is made: see `hazards`. Once `compute_async` has returned, the
+graph's inputs have been copied or read, and the user may write them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..alloc.buffer import Buffer, Bytes, Usage, buffer_of, tensor_copy, tensor_
 from ..alloc.host import HostBuffer
 from ..alloc.layout import Layout
 from ..base.errors import BackendError, LamellaError
-from ..graph.tensor import INPUT, Tensor
+from ..graph.tensor import Tensor
 from .backend import Backend, Event
 from .hazards import Hazards
 from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
@@ -57,6 +57,11 @@ class Executor:
         except BaseException:
             self._drain()
             raise
+
+    def wait_inputs(self, graph: ScheduledGraph) -> None:
+        """Wait for what other graphs have in flight in the buffers of this one's inputs."""
+        if self._in_flight not in (None, graph.layout):
+            self.hazards.wait(None, {leaf.buffer for leaf in graph.inputs})
 
     def synchronize(self) -> None:
         """Wait for all backends.
@@ -133,9 +138,9 @@ class Executor:
         backend = run.split.backend
         source, target = buffer_of(t.src), buffer_of(t.dst)
         event = self._copy_events[backend][copy_index]
-        if t.src.flags & INPUT:
+        if t.is_graph_input:
             # at once: the user may write over it as soon as we return
-            self._copy_on_host(t, source, target, event)
+            self._copy_on_host(t, target, event)
         elif t.expert_node is not None:
             self.hazards.wait(backend, (target,))
             self._copy_experts(t, t.expert_node, run, used_experts)
@@ -146,13 +151,11 @@ class Executor:
             if backend.cpy_tensor_async(t.src_backend, t.src, t.dst):
                 self.hazards.copied(t.src_backend, backend, touched)
             else:
-                self._copy_on_host(t, source, target, event)
+                self.hazards.wait(None, (source,))
+                self._copy_on_host(t, target, event)
 
-    def _copy_on_host(
-        self, t: Transfer, source: Buffer, target: Buffer, event: Event | None
-    ) -> None:
-        if source.usage is not Usage.WEIGHTS:
-            self.hazards.wait(None, (source,))
+    def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
+        """Copy a source that the host may read now, once its copy may be overwritten."""
         if event is not None:
             event.synchronize()  # this copy has memory of its own: only its last reader matters
         else:

@@ -1,8 +1,9 @@
 """Who must wait for whom: complete ordering of asynchronous work by the buffers it touches.
 
-Every piece of work of an asynchronous backend gets a tick, and every buffer remembers the last tick
-of each backend that read or wrote it. Whoever is about to touch the buffer waits for those it has
-not waited for yet. ggml orders copies and shared buffers only partly; here no order is left to luck.
+Every piece of work of an asynchronous backend gets a tick, and every buffer remembers the last
+tick of each backend that read or wrote it. Whoever is about to touch the buffer waits for those it
+has not waited for yet. ggml orders copies and shared buffers only partly; here no order is left to
+luck.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Hazards:
         self.backends = [b for b in backends if b.is_async]
         self._tick = dict.fromkeys(self.backends, 0)
         self._last_use: dict[Buffer, dict[Backend, int]] = {}
-        # up to which tick of a backend the others (None: the host, and with it everybody) have waited
+        # (waiter, backend): the tick up to which it has waited; None: the host, and so everybody
         self._seen: dict[tuple[Backend | None, Backend], int] = {}
         self._tail: dict[Backend, Event | None] = {b: b.device.event_new() for b in self.backends}
 
@@ -40,7 +41,7 @@ class Hazards:
             self._seen[src_backend, dst_backend] = self._tick[dst_backend]
 
     def wait(self, waiter: Backend | None, buffers: Iterable[Buffer]) -> None:
-        """Let `waiter` (None: the host) run only after all work on `buffers` that others were given."""
+        """Let `waiter` (None: the host) run only after all others' work on `buffers`."""
         for buffer in buffers:
             for backend, tick in self._last_use.get(buffer, {}).items():
                 self.wait_for(waiter, backend, tick)

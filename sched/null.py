@@ -9,8 +9,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes
-from ..base.errors import OutOfMemoryError
+from ..alloc.buffer import Buffer, BufferType, Bytes
 from ..graph.graph import Graph
 from ..graph.op import Op
 from ..graph.tensor import Tensor
@@ -18,37 +17,14 @@ from .backend import Backend, Device, DeviceType
 
 
 class NullBufferType(BufferType):
-    """Memory that is only counted; `capacity` limits the bytes of all its buffers together."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        alignment: int = 64,
-        max_size: int = UNLIMITED,
-        is_host: bool = False,
-        capacity: int = UNLIMITED,
-    ) -> None:
-        super().__init__(name, alignment=alignment, max_size=max_size, is_host=is_host)
-        self.capacity = capacity
-        self.used = 0
+    """Memory that is only counted."""
 
     def _alloc(self, size: int) -> Buffer:
-        if size > self.capacity - self.used:
-            raise OutOfMemoryError(self.name, size, self.capacity - self.used)
-        self.used += size
         return NullBuffer(self, size)
 
 
 class NullBuffer(Buffer):
     """A range of addresses: writes are dropped, reads give zeros."""
-
-    buft: NullBufferType
-
-    def free(self) -> None:
-        if not self.freed:
-            self.buft.used -= self.size
-        super().free()
 
     def _write(self, offset: int, data: Bytes) -> None:
         pass
@@ -96,9 +72,7 @@ class NullDevice(Device):
 
     def memory(self) -> tuple[int, int]:
         buft = self._buffer_type
-        if isinstance(buft, NullBufferType):
-            return buft.capacity - buft.used, buft.capacity
-        return 0, 0
+        return buft.capacity - buft.used, buft.capacity
 
     def init_backend(self) -> Backend:
         return NullBackend(self)

@@ -3,7 +3,7 @@
     python -m lamella.sched.replay CASES.jsonl           # one JSON object a case, in order
     python -m lamella.sched.replay --check CASES.jsonl   # compare with the decisions in the file
 
-A case describes backends, tensors and what was expanded; see `docs/replay.md` for the format. Devices
+A case describes backends, tensors and what was expanded; `docs/replay.md` has the format. Devices
 are null devices: nothing is computed.
 """
 

@@ -1,4 +1,4 @@
-"""A scheduled graph: what `Scheduler.alloc_graph` returns and `graph_compute` runs, many times over."""
+"""Scheduled graphs: what `Scheduler.alloc_graph` returns and `graph_compute` runs, often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..alloc.buffer import Buffer, Usage
 from ..alloc.layout import Layout
 from ..graph.graph import Graph
-from ..graph.op import Op
+from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import INPUT, Tensor
 from .backend import Backend
 from .split import Order, Split, SplitGraph
@@ -18,20 +18,23 @@ from .split import Order, Split, SplitGraph
 class Transfer:
     """A copy made before a split: `src`, on `src_backend`, to `dst`.
 
-    `expert_node` is the MUL_MAT_ID that reads the copy, if nothing else does and its choice of
-    experts is known before the split runs: then only those experts are copied.
+    `is_graph_input`: the source is written by the user, or a view of what is. `expert_node` is the
+    MUL_MAT_ID that reads the copy, if nothing else does and its choice of experts is known before
+    the split runs: then only those experts are copied.
     """
 
     src: Tensor
     src_backend: Backend
     dst: Tensor
+    is_graph_input: bool
     expert_node: Tensor | None
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledSplit:
     """A split with what running it needs: its copies, the buffers it reads or writes (weights are
-    never written, so they do not count), whether it reads a graph input where the user writes it."""
+    never written, so they do not count), and whether it reads a graph input where the user writes
+    it."""
 
     split: Split
     transfers: list[Transfer]
@@ -79,6 +82,7 @@ def _prepare(parts: SplitGraph, split: Split, inputs: set[Tensor]) -> ScheduledS
             src,
             a.machine.backends[a.ids[src]],
             parts.copy_of(src, split.backend_id),
+            src.root in inputs,
             _expert_node(split.graph.nodes, parts.copy_of(src, split.backend_id), src),
         )
         for src in split.inputs
@@ -86,10 +90,12 @@ def _prepare(parts: SplitGraph, split: Split, inputs: set[Tensor]) -> ScheduledS
     buffers: set[Buffer] = set()
     reads_inputs = False
     for node in split.graph.nodes:
+        if node.op in VIEW_OPS:
+            continue  # looks, but does not read
         buffers.add(node.buffer)
         for src in node.src:
             buffers.add(src.buffer)
-            reads_inputs |= (src.view_src or src) in inputs
+            reads_inputs |= src.root in inputs
     buffers = {b for b in buffers if b.usage is not Usage.WEIGHTS}
     return ScheduledSplit(split, transfers, buffers, reads_inputs)
 

@@ -46,7 +46,7 @@ class Scheduler:
         op_offload: let a backend take over ops whose weights lie in host memory, if it wants to.
 
     Raises:
-        SchedulingError: no backend, the last is not the CPU, or a buffer type its backend cannot use.
+        SchedulingError: no backend, the last is no CPU, or a buffer type its backend cannot use.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Scheduler:
         self.reset()
 
     def reserve_size(self, graph: Graph) -> list[int]:
-        """Bytes of compute memory, by backend, that `reserve` would need; allocates nothing. Resets.
+        """Bytes of compute memory, by backend, that `reserve` would need. Allocates none, resets.
 
         Backends that share a buffer type share its memory, counted for the first of them.
         """
@@ -153,8 +153,14 @@ class Scheduler:
         """False once a compute buffer has moved since, or the graph was scheduled anew."""
         return not scheduled.released and scheduled.generations == self._galloc.generations
 
+    def wait_inputs(self, scheduled: ScheduledGraph) -> None:
+        """Wait until the graph's inputs may be written: work of other graphs in flight may still
+        use their memory. Of its own last run, `graph_compute_async` has waited for all it must."""
+        self._executor.wait_inputs(scheduled)
+
     def graph_compute_async(self, scheduled: ScheduledGraph) -> None:
-        """Start computing; on return the graph's inputs may be written for the next run.
+        """Start computing. On return the graph's inputs have been read and may be written again;
+        with one copy, their memory may hold its results by then, which are to be read first.
 
         Raises:
             SchedulingError: the graph is no longer valid; allocate it again.
