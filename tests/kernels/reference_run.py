@@ -1,0 +1,154 @@
+"""For the tests of the reference kernels: tensors with data, and one op computed.
+
+Every tensor gets memory of its own between guard bytes, kept in `tensor.buffer`; what a kernel
+writes outside its tensor fails the test. Arrays have the shape of `ne` reversed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+from lamella.alloc import array_of
+from lamella.graph import GGMLType, Op, Tensor
+from lamella.graph.tensor import is_view_op
+from lamella.kernels.reference import KERNELS, supports_op
+from lamella.kernels.reference.arrays import can_dequantize, can_quantize
+
+Array = npt.NDArray[Any]
+F64Array = npt.NDArray[np.float64]
+
+GUARD = 0xA5
+N_GUARD = 64
+
+DECODED = [t for t in GGMLType if can_dequantize(t)]
+ENCODED = [t for t in GGMLType if can_quantize(t)]
+
+# relative error of a result stored in the type
+ERROR = {GGMLType.F32: 2e-6, GGMLType.F16: 1e-3, GGMLType.BF16: 8e-3}
+
+
+def each_type(types: Iterable[GGMLType]) -> pytest.MarkDecorator:
+    """Parametrise `type`, with readable test names."""
+    return pytest.mark.parametrize("type", list(types), ids=lambda t: t.name)
+
+
+def normal(*shape: int, seed: int = 0) -> F64Array:
+    """Random numbers, each of which float32 can hold."""
+    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return x.astype(np.float64)
+
+
+def leaf(values: npt.ArrayLike, type: GGMLType = GGMLType.F32, shift: int = 0) -> Tensor:
+    """A leaf with these values, at an address that is `shift` bytes off its alignment.
+
+    Types that gguf cannot quantise to get random blocks instead: read them back with `values_of`.
+    """
+    x = np.asarray(values)
+    t = Tensor(type, x.shape[::-1])
+    place(t, shift)
+    if t.is_empty:
+        return t
+    if type is GGMLType.BF16:
+        data(t)[...] = quants.quantize(x.astype(np.float32), _quant(type)).view(np.uint16)
+    elif not type.is_quantized:
+        data(t)[...] = x
+    elif type in ENCODED:
+        data(t)[...] = quants.quantize(x.astype(np.float32), _quant(type))
+    else:
+        data(t)[...] = _blocks(type, t.n_elements // type.block_size).reshape(data(t).shape)
+    return t
+
+
+def ids(values: npt.ArrayLike, type: GGMLType = GGMLType.I32) -> Tensor:
+    """A leaf of integers."""
+    return leaf(np.asarray(values, np.int64), type)
+
+
+def place(t: Tensor, shift: int = 0) -> None:
+    """Give a tensor memory of its own, full of guard bytes."""
+    t.buffer = np.full(t.nbytes + 2 * N_GUARD + shift, GUARD, np.uint8)
+    t.offset = N_GUARD + shift
+
+
+def data(t: Tensor) -> Array:
+    """The tensor's array as kernels see it."""
+    return array_of(t, t.buffer)
+
+
+def values_of(t: Tensor) -> F64Array:
+    """What a tensor holds, decoded without the code under test."""
+    raw = data(t)
+    if t.is_empty:
+        return np.zeros(t.ne[::-1])
+    if t.type is GGMLType.BF16:
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if t.type.is_quantized:
+        rows = np.ascontiguousarray(raw)
+        return np.asarray(quants.dequantize(rows, _quant(t.type)), np.float64)
+    return raw.astype(np.float64)
+
+
+def compute(node: Tensor, over: Tensor | None = None, shift: int = 0) -> Tensor:
+    """Compute a node, and first its sources that have no data yet.
+
+    Args:
+        node: what to compute.
+        over: a tensor in whose memory the result shall lie, instead of memory of its own.
+        shift: bytes off the alignment.
+    """
+    for src in node.src:
+        if src.buffer is None:
+            compute(src)
+    if node.view_src is not None:
+        node.buffer, node.offset = node.root.buffer, node.root.offset + node.view_offs
+    elif over is not None:
+        node.buffer, node.offset = over.buffer, over.offset
+    else:
+        place(node, shift)
+    assert supports_op(node)
+    if node.op is not Op.NONE and not is_view_op(node.op):
+        KERNELS[node.op](node, data(node), [data(src) for src in node.src])
+    _check_guards(node.root)
+    return node
+
+
+def run(node: Tensor) -> F64Array:
+    """The values of a node, computed."""
+    return values_of(compute(node))
+
+
+def bits(node: Tensor) -> bytes:
+    """The bytes of a node, computed."""
+    return data(compute(node)).tobytes()
+
+
+def assert_close(actual: Array, expected: Array, error: float = 2e-6) -> None:
+    """Equal shapes, NaN and inf in the same places, the rest within `error` of the largest."""
+    scale = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    np.testing.assert_allclose(actual, expected, rtol=error, atol=error * scale, strict=True)
+
+
+def _check_guards(t: Tensor) -> None:
+    end = t.offset + t.nbytes
+    assert (t.buffer[: t.offset] == GUARD).all(), f"{t}: bytes before it were written"
+    assert (t.buffer[end:] == GUARD).all(), f"{t}: bytes behind it were written"
+
+
+def _blocks(type: GGMLType, n: int) -> Array:
+    # random bytes, less a bit that would make float16 scales large or NaN; tiny blocks are no test
+    rng = np.random.default_rng(int(type))
+    blocks = rng.integers(0, 256, (64 * n, type.type_size), np.uint8) & 0xBF
+    largest = np.abs(quants.dequantize(blocks, _quant(type))).max(axis=-1)
+    good: Array = blocks[(largest > 0.01) & (largest < 1000)][:n]
+    assert len(good) == n, f"{type.name}: only {len(good)} of {n} blocks are good"
+    return good
+
+
+def _quant(type: GGMLType) -> GGMLQuantizationType:
+    return GGMLQuantizationType(int(type))
