@@ -41,11 +41,14 @@ class OutOfMemoryError(LamellaError):
     """
 
     def __init__(self, where: str, wanted: int, free: int | None = None) -> None:
-        left = "" if free is None else f", {free} bytes are free"
-        super().__init__(f"out of memory: {where} cannot give {wanted} bytes{left}")
+        super().__init__(where, wanted, free)  # all of them, so that it can be pickled
         self.where = where
         self.wanted = wanted
         self.free = free
+
+    def __str__(self) -> str:
+        left = "" if self.free is None else f", {self.free} bytes are free"
+        return f"out of memory: {self.where} cannot give {self.wanted} bytes{left}"
 
 
 class TensorAccessError(LamellaError):

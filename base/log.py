@@ -10,7 +10,8 @@ from .settings import DEBUG
 def get_logger(room: str) -> logging.Logger:
     """The logger of a room, `lamella.<room>`. It emits nothing by itself."""
     logger = logging.getLogger(f"lamella.{room}")
-    logger.addHandler(logging.NullHandler())
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
     return logger
 
 

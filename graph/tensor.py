@@ -66,7 +66,7 @@ class Tensor:
             view_offs += view_src.view_offs
             view_src = view_src.view_src
         self.type = type
-        self.ne = _shape(type, ne, name or op.name)
+        self.ne = _shape(type, ne, name or op.name.lower())
         self.nb = contiguous_strides(type, self.ne) if nb is None else nb
         self.nbytes = _nbytes(type, self.ne, self.nb)
         self.op = op
@@ -80,8 +80,8 @@ class Tensor:
         self.name = name
         if view_src is not None and view_offs + self.nbytes > view_src.nbytes:
             raise GraphError(
-                f"{name or op.name}: a view of {self.nbytes} bytes at offset {view_offs} "
-                f"leaves its source {view_src} of {view_src.nbytes} bytes"
+                f"{name or op.name.lower()}: {list(ne)} of {self.nbytes} bytes from byte "
+                f"{view_offs} on leaves {view_src!r} of {view_src.nbytes} bytes"
             )
 
     @property

@@ -21,21 +21,21 @@ def view(a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: 
     require(offset >= 0, "view", f"offset {offset} must not be negative", a)
     strides = None
     if nb is not None:
-        ok = len(nb) >= len(ne) and all(n >= 0 for n in nb)
+        ok = 0 < len(ne) <= len(nb) <= MAX_DIMS and all(n >= 0 for n in nb)
         require(ok, "view", f"strides {list(nb)} must be one for each of {list(ne)}", a)
         first = nb[0] == a.nb[0]
         require(first, "view", f"stride nb[0] = {nb[0]} must be that of a, {a.nb[0]}", a)
-        strides = _complete(ne, nb)
+        strides = _complete(a.type, ne, nb)
     return Tensor(a.type, ne, nb=strides, op=Op.VIEW, src=(a,), view_src=a, view_offs=offset)
 
 
 def reshape(a: Tensor, ne: Sequence[int]) -> Tensor:
     """The same elements in another shape."""
     require(a.is_contiguous, "reshape", "a must be contiguous", a)
-    result = Tensor(a.type, ne, op=Op.RESHAPE, src=(a,), view_src=a)
-    same = result.n_elements == a.n_elements
-    require(same, "reshape", "both shapes must have as many elements", a, result)
-    return result
+    shape = Tensor(a.type, ne, op=Op.RESHAPE)
+    same = shape.n_elements == a.n_elements
+    require(same, "reshape", "both shapes must have as many elements", a, shape)
+    return Tensor(a.type, ne, op=Op.RESHAPE, src=(a,), view_src=a)
 
 
 def permute(a: Tensor, axes: Sequence[int]) -> Tensor:
@@ -145,6 +145,8 @@ def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         and b.ne[3] % ids.ne[2] == 0
     )
     require(fits, "set_rows", "ids must have b.ne[1] rows and divisors of b.ne[2:]", b, ids)
+    rows = a.has_contiguous_rows and b.has_contiguous_rows
+    require(rows, "set_rows", "rows must be contiguous", a, b)
     _require_convertible("set_rows", b, a.type)
     # ggml's source order: what is written, where, into what
     return Tensor(a.type, a.ne, nb=a.nb, op=Op.SET_ROWS, src=(b, ids, a), view_src=a)
@@ -162,10 +164,12 @@ def _require_convertible(op: str, a: Tensor, type: GGMLType) -> None:
     require(whole, op, f"rows must be whole blocks of {type.block_size} for {type.name}", a)
 
 
-def _complete(ne: Sequence[int], nb: Sequence[int]) -> Shape:
+def _complete(type: GGMLType, ne: Sequence[int], nb: Sequence[int]) -> Shape:
+    """Strides of left-out trailing dimensions: as if those before had no gaps."""
+    counts = [ne[0] // type.block_size, *ne[1:], 1, 1, 1]
     strides = list(nb)
-    for i in range(len(strides), MAX_DIMS):
-        strides.append(strides[-1] * (ne[i - 1] if i - 1 < len(ne) else 1))
+    while len(strides) < MAX_DIMS:
+        strides.append(strides[-1] * counts[len(strides) - 1])
     return _strides(strides)
 
 

@@ -98,7 +98,13 @@ def flash_attn_ext(
     n_head_kv = k.ne[0] // head_dim
     shared = k.ne[0] % head_dim == 0 and n_head_kv > 0 and n_head % n_head_kv == 0
     require(shared, op, "k.ne[0] must hold a divisor of n_head heads of q.ne[0]", q, k)
-    require(v.ne[0] % n_head_kv == 0, op, f"v must hold {n_head_kv} heads, as k does", k, v)
+    require(
+        v.ne[0] > 0 and v.ne[0] % n_head_kv == 0,
+        op,
+        f"v must hold {n_head_kv} heads, as k does",
+        k,
+        v,
+    )
     require(k.ne[1] == v.ne[1], op, "k and v must have as many cells", k, v)
     whole = page_size > 0 and k.ne[1] % page_size == 0
     require(whole, op, f"cells must be whole pages of {page_size}", k)

@@ -89,6 +89,7 @@ def rope(
     require_type("rope", "pos", pos, GGMLType.I32)
     fits = pos.n_dims == 1 and pos.ne[0] == a.ne[2]
     require(fits, "rope", "pos must be a vector of a.ne[2] positions", a, pos)
+    require(a.has_contiguous_rows, "rope", "rows must be contiguous", a)
     even = 0 < n_dims <= a.ne[0] and n_dims % 2 == 0
     require(even, "rope", f"n_dims {n_dims} must be even and at most ne[0]", a)
     require(freq_scale > 0, "rope", f"freq_scale {freq_scale} must be above 0", a)
