@@ -33,11 +33,17 @@ Json = dict[str, Any]
 
 
 def replay(case: Json) -> Json:
-    """The decisions on one case, or its error, in the form of the file's `expect`."""
+    """The decisions on one case, or its error, in the form of the file's `expect`.
+
+    Raises:
+        ValueError: the description is not complete, or names something it does not describe.
+    """
     try:
         return {"id": case["id"], **_decisions(_Case(case))}
     except LamellaError as e:
         return {"id": case["id"], "error": str(e)}
+    except (KeyError, IndexError, TypeError) as e:
+        raise ValueError(f"case {case.get('id')}: {type(e).__name__}: {e}") from e
 
 
 class _Case:
@@ -166,11 +172,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare with what is expected")
     args = parser.parse_args(argv)
     try:
-        cases = [json.loads(line) for line in args.file.read_text("utf-8").splitlines() if line]
+        cases = list(_read(args.file))
+        return _check(cases) if args.check else _print(cases)
     except (OSError, ValueError) as e:
         print(f"{args.file}: {e}", file=sys.stderr)
         return 2
-    return _check(cases) if args.check else _print(cases)
+
+
+def _read(file: Path) -> Iterator[Json]:
+    for i, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                case = json.loads(line)
+            except ValueError as e:
+                raise ValueError(f"line {i}: {e}") from None
+            if not isinstance(case, dict) or "id" not in case:
+                raise ValueError(f"line {i}: a case must be an object with an id")
+            yield case
 
 
 def _print(cases: list[Json]) -> int:
@@ -182,6 +200,8 @@ def _print(cases: list[Json]) -> int:
 def _check(cases: list[Json]) -> int:
     n_equal = 0
     for case in cases:
+        if "expect" not in case and "expect_error" not in case:
+            raise ValueError(f"case {case['id']}: nothing is expected, so nothing can be checked")
         differing = differences(case, replay(case))
         n_equal += not differing
         if differing:

@@ -45,12 +45,15 @@ class ScheduledSplit:
 class ScheduledGraph:
     """A graph with its splits, copies, memory and plans. Several stay valid side by side.
 
-    It ends being valid when a compute buffer it uses moves, or when its graph is scheduled again.
+    It ends being valid when a compute buffer it uses moves (its generation is no longer the one in
+    `generations`, by buffer id), or when its graph is scheduled again.
     `graph` is the user's, its sources redirected to copies; `order` the scheduler's own, with the
     copies in it. `causes` explains every placement (see `assignment.CAUSES`).
     """
 
-    def __init__(self, parts: SplitGraph, order: Order, layout: Layout, gens: list[int]) -> None:
+    def __init__(
+        self, parts: SplitGraph, order: Order, layout: Layout, generations: dict[int, int]
+    ) -> None:
         a = parts.assignment
         self.graph: Graph = a.graph
         self.order = order
@@ -58,7 +61,7 @@ class ScheduledGraph:
         self.splits: list[Split] = parts.splits
         self.copies = parts.copies
         self.copy_index = parts.copy_index
-        self.generations = gens
+        self.generations = generations
         self.causes = a.causes
         self.released = False
         self._backends = a.machine.backends

@@ -125,25 +125,15 @@ class Scheduler:
         """
         copy_index, self._next_copy = self._next_copy, (self._next_copy + 1) % self.n_copies
         parts, order = self._split(graph, copy_index)
+        graph.undo = parts.undo
         try:
             self._fit(order)
+            scheduled = self._place(parts, order)
+            for split in parts.splits:
+                split.plan = split.backend.graph_plan_create(split.graph)
         except BaseException:
-            parts.undo()
+            graph.restore()
             raise
-        placed = self._galloc.alloc_graph(order.graph)
-        layout = self._galloc.layout
-        assert layout is not None, "alloc_graph placed by it"
-        scheduled = ScheduledGraph(parts, order, layout, list(self._galloc.generations))
-
-        def undo() -> None:
-            parts.undo()
-            for tensor in placed:
-                tensor.buffer, tensor.offset = None, 0
-            scheduled.released = True
-
-        graph.undo = undo
-        for split in parts.splits:
-            split.plan = split.backend.graph_plan_create(split.graph)
         self.n_splits = len(parts.splits)
         self._is_alloc = True
         self._log(scheduled)
@@ -151,7 +141,10 @@ class Scheduler:
 
     def is_current(self, scheduled: ScheduledGraph) -> bool:
         """False once a compute buffer has moved since, or the graph was scheduled anew."""
-        return not scheduled.released and scheduled.generations == self._galloc.generations
+        now = self._galloc.generations
+        return not scheduled.released and all(
+            now[buffer_id] == then for buffer_id, then in scheduled.generations.items()
+        )
 
     def wait_inputs(self, scheduled: ScheduledGraph) -> None:
         """Wait until the graph's inputs may be written: work of other graphs in flight may still
@@ -209,6 +202,22 @@ class Scheduler:
         if self._galloc.needs_realloc(order.graph, order.node_ids, order.leaf_ids):
             self._executor.synchronize()  # what is in flight may lie in a buffer that moves
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
+
+    def _place(self, parts: SplitGraph, order: Order) -> ScheduledGraph:
+        placed = self._galloc.alloc_graph(order.graph)
+        layout = self._galloc.layout
+        assert layout is not None, "alloc_graph has placed the graph by it"
+        generations = {i: self._galloc.generations[i] for i in layout.buffer_ids}
+        scheduled = ScheduledGraph(parts, order, layout, generations)
+
+        def undo() -> None:
+            parts.undo()
+            for tensor in placed:
+                tensor.buffer, tensor.offset = None, 0
+            scheduled.released = True
+
+        scheduled.graph.undo = undo
+        return scheduled
 
     def _log(self, scheduled: ScheduledGraph) -> None:
         if DEBUG() >= 3:

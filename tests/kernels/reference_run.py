@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
+
 from lamella.alloc import array_of
 from lamella.graph import GGMLType, Op, Tensor
 from lamella.graph.tensor import is_view_op

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, Tensor, ops
 from reference_run import (
     F64Array,
     assert_close,
@@ -21,6 +19,9 @@ from reference_run import (
     run,
     values_of,
 )
+
+from lamella.base.errors import BackendError
+from lamella.graph import GGMLType, Tensor, ops
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference_run import Array, compute, data, each_type, ids, leaf, normal
+
 from lamella.graph import GGMLType, GluOp, RopeMode, Tensor, UnaryOp, ops
 from lamella.kernels import reference
-from reference_run import Array, compute, data, each_type, ids, leaf, normal
 
 N_TOKENS = 8
 K = 1003  # no multiple of any vector

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
-from lamella.graph.ops.check import FLOATS
 from reference_run import (
     ERROR,
     F64Array,
@@ -21,6 +19,9 @@ from reference_run import (
     run,
     values_of,
 )
+
+from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
+from lamella.graph.ops.check import FLOATS
 
 Builder = Callable[[Tensor, Tensor], Tensor]
 

@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from reference_run import bits, compute, data, ids, leaf, normal
+
 from lamella.graph import GGMLType, Op, RopeMode, Tensor, UnaryOp, ops
 from lamella.graph.op import INPLACE_OPS
-from reference_run import bits, compute, data, ids, leaf, normal
 
 Case = Callable[[Tensor], Tensor]
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, Tensor, ops
-from lamella.graph.ops.check import FLOATS
-from lamella.kernels.reference.matrix import N_ROWS_DECODED
 from reference_run import (
     DECODED,
     F64Array,
@@ -20,6 +16,11 @@ from reference_run import (
     run,
     values_of,
 )
+
+from lamella.base.errors import BackendError
+from lamella.graph import GGMLType, Tensor, ops
+from lamella.graph.ops.check import FLOATS
+from lamella.kernels.reference.matrix import N_ROWS_DECODED
 
 
 def products(a: F64Array, b: F64Array) -> F64Array:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lamella.graph import GGMLType, RopeMode, ops
 from reference_run import (
     ERROR,
     F64Array,
@@ -21,6 +20,8 @@ from reference_run import (
     run,
     values_of,
 )
+
+from lamella.graph import GGMLType, RopeMode, ops
 
 POSITIONS = [0, 1, 17, 4095, 2**24 + 1]  # the last is no float32
 each_mode = pytest.mark.parametrize("mode", RopeMode, ids=lambda mode: mode.name)

@@ -8,8 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from lamella.graph import GGMLType, SortOrder, Tensor, ops
-from lamella.kernels.reference.rows import alibi_slopes
 from reference_run import (
     Array,
     F64Array,
@@ -21,6 +19,9 @@ from reference_run import (
     normal,
     run,
 )
+
+from lamella.graph import GGMLType, SortOrder, Tensor, ops
+from lamella.kernels.reference.rows import alibi_slopes
 
 SHAPES = [(1,), (300,), (4, 7), (2, 3, 5, 33)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)

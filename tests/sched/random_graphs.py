@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
+
 from lamella.alloc import BufferType, Usage, alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor, ops
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from machines import MACHINES, MakeDevices, SimMachine, gpu_cpu, running, shared_memory, single
+from random_graphs import Model, RandomGraph
+
 from lamella.graph import OUTPUT, Op, Tensor
 from lamella.graph.tensor import is_view_op
 from lamella.sched import ScheduledGraph, Scheduler
-from machines import MACHINES, MakeDevices, SimMachine, gpu_cpu, running, shared_memory, single
-from random_graphs import Model, RandomGraph
 
 N_RUNS = 5
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from lamella.alloc import BufferType, HostBufferType, Usage, alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice

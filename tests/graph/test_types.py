@@ -1,0 +1,64 @@
+"""The table of tensor types: equal to gguf's, checked at import, and the size of a row."""
+
+from __future__ import annotations
+
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from lamella.graph.types import GGMLType, check_against
+
+SIZES = {int(t): (t.block_size, t.type_size) for t in GGMLType}
+
+
+@pytest.mark.parametrize("ours", GGMLType, ids=lambda t: t.name)
+def test_gguf_knows_the_type_by_this_number_and_size(ours: GGMLType) -> None:
+    theirs = GGMLQuantizationType[ours.name]
+    assert int(theirs) == int(ours)
+    assert GGML_QUANT_SIZES[theirs] == (ours.block_size, ours.type_size)
+
+
+@pytest.mark.parametrize("theirs", GGMLQuantizationType, ids=lambda t: t.name)
+def test_lamella_knows_the_type_by_this_number_and_size(theirs: GGMLQuantizationType) -> None:
+    ours = GGMLType[theirs.name]
+    assert int(ours) == int(theirs)
+    assert (ours.block_size, ours.type_size) == GGML_QUANT_SIZES[theirs]
+
+
+@pytest.mark.parametrize("size", [(32, 19), (64, 18), (18, 32)])
+def test_check_against_refuses_another_size(size: tuple[int, int]) -> None:
+    with pytest.raises(RuntimeError) as error:
+        check_against({**SIZES, int(GGMLType.Q4_0): size})
+    assert "Q4_0" in str(error.value)
+    assert str((32, 18)) in str(error.value)
+    assert str(size) in str(error.value)
+
+
+def test_check_against_passes_over_types_that_one_side_lacks() -> None:
+    check_against(SIZES)
+    check_against({})
+    check_against({**SIZES, 1000: (7, 7)})
+
+
+def test_quantised_types_are_those_with_blocks() -> None:
+    plain = {t.name for t in GGMLType if not t.is_quantized}
+    assert plain == {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
+
+
+@pytest.mark.parametrize(
+    ("type", "n", "size"),
+    [
+        (GGMLType.F32, 5, 20),
+        (GGMLType.BF16, 5, 10),
+        (GGMLType.Q4_0, 64, 36),
+        (GGMLType.Q8_0, 32, 34),
+        (GGMLType.Q6_K, 512, 420),
+        (GGMLType.MXFP4, 0, 0),
+    ],
+)
+def test_row_size(type: GGMLType, n: int, size: int) -> None:
+    assert type.row_size(n) == size
+
+
+def test_row_size_wants_whole_blocks() -> None:
+    with pytest.raises(AssertionError, match="48 elements is no whole Q4_0 blocks"):
+        GGMLType.Q4_0.row_size(48)

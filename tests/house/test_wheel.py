@@ -1,0 +1,63 @@
+"""The wheel holds every file of every room, under `lamella/`, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import PurePosixPath
+
+import pytest
+from house import ROOMS, ROOT, repository_files
+
+# what a room may hold beside code and what the code reads: pages for those who read the source
+NOT_INSTALLED = {".md"}
+
+
+def installed_as(file: PurePosixPath) -> str:
+    """Where a room's file lies in the wheel."""
+    room, *inner = file.parts
+    return "/".join(["lamella", *inner] if room == "api" else ["lamella", room, *inner])
+
+
+@pytest.fixture(scope="module")
+def checkout() -> list[PurePosixPath]:
+    return repository_files(untracked=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: list[PurePosixPath], tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names in a wheel built from a copy: a leftover `build/` or egg-info must not help."""
+    copy = tmp_path_factory.mktemp("copy")
+    for file in checkout:
+        if file.parts[0] != "tests":
+            target = copy / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, target)
+    out = copy.parent / f"{copy.name}-dist"
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    # not from the repository's root, whose folders would come before the installed packages
+    run = subprocess.run(
+        [*command, str(copy)], cwd=copy.parent, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    (archive,) = out.iterdir()
+    with zipfile.ZipFile(archive) as files:
+        return set(files.namelist())
+
+
+def test_the_wheel_holds_every_file_of_every_room(
+    checkout: list[PurePosixPath], wheel: set[str]
+) -> None:
+    rooms = [file for file in checkout if file.parts[0] in ROOMS]
+    wanted = {installed_as(file) for file in rooms if file.suffix not in NOT_INSTALLED}
+    assert {"lamella/__init__.py", "lamella/py.typed", "lamella/graph/ops/data.py"} <= wanted
+    packed = {name for name in wheel if not re.match(r"lamella-[^/]+\.dist-info/", name)}
+    assert sorted(wanted - packed) == []
+    assert sorted(packed - wanted) == []
+
+
+def test_the_wheel_carries_the_licence(wheel: set[str]) -> None:
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)
