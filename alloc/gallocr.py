@@ -97,8 +97,12 @@ class GraphAllocator:
                     f"does not fit the layout reserved over {n_types} buffer types: reserve it"
                 )
             self.reserve(graph)
+        return self.place_graph(graph)
+
+    def place_graph(self, graph: Graph) -> list[Tensor]:
+        """As `alloc_graph`, for a graph that is known to fit: `needs_realloc` says no."""
         layout = self.layout
-        assert layout is not None, "reserved above"
+        assert layout is not None, "nothing has been reserved"
         placed: list[Tensor] = []
         for tensors, addresses in ((graph.leafs, layout.leafs), (graph.nodes, layout.nodes)):
             for tensor, address in zip(tensors, addresses, strict=True):

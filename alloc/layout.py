@@ -45,6 +45,11 @@ class Layout:
     wiring: list[int]
     inplace: list[tuple[int, int]]
 
+    @property
+    def buffer_ids(self) -> set[int]:
+        """The buffers that tensors are placed in."""
+        return {a.buffer_id for a in (*self.leafs, *self.nodes) if a is not None}
+
     def fits(self, graph: Graph, bufts: Sequence[BufferType]) -> bool:
         """True if `graph` is wired as the planned one and no tensor needs more bytes."""
         return (
@@ -83,14 +88,16 @@ class _State:
 
     __slots__ = ("allocated", "buffer_id", "chunk", "n_children", "n_views", "offset", "size")
 
+    # its address, set when it is allocated
+    buffer_id: int
+    chunk: int
+    offset: int
+    size: int
+
     def __init__(self) -> None:
         self.n_children = 0  # nodes still to come that read it
         self.n_views = 0  # views of it that are still in use
         self.allocated = False  # it owns its address now
-        self.buffer_id = -1
-        self.chunk = 0
-        self.offset = 0
-        self.size = 0
 
 
 class _States(dict[Tensor, _State]):

@@ -70,7 +70,7 @@ class Tensor:
         self.nb = contiguous_strides(type, self.ne) if nb is None else nb
         self.nbytes = _nbytes(type, self.ne, self.nb)
         self.op = op
-        self.params = params
+        self.params: OpParams = params
         self.src: list[Tensor] = list(src)
         self.view_src: Tensor | None = view_src
         self.view_offs: int = view_offs
@@ -209,9 +209,16 @@ def can_repeat(a: Tensor, b: Tensor) -> bool:
 
 def view_tensor(src: Tensor, name: str = "") -> Tensor:
     """A leaf that looks at all of `src` (op NONE): the scheduler's dependency nodes."""
-    return Tensor(src.type, src.ne, nb=src.nb, view_src=src, name=name or f"{src.name} (view)")
+    view = dup_layout(src, name or f"{src.name} (view)")
+    view.view_src, view.view_offs = src.root, src.view_offs
+    return view
 
 
 def dup_layout(src: Tensor, name: str) -> Tensor:
     """A leaf of the same type, shape and strides as `src`, without data."""
-    return Tensor(src.type, src.ne, nb=src.nb, name=name)
+    # not through __init__: what it would check and compute is known from src
+    leaf = Tensor.__new__(Tensor)
+    leaf.type, leaf.ne, leaf.nb, leaf.nbytes = src.type, src.ne, src.nb, src.nbytes
+    leaf.op, leaf.params, leaf.src, leaf.flags, leaf.name = Op.NONE, None, [], 0, name
+    leaf.view_src, leaf.view_offs, leaf.buffer, leaf.offset = None, 0, None, 0
+    return leaf

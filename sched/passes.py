@@ -31,7 +31,8 @@ def pass1_allocated(a: Assignment) -> Assignment:
     """Assign what is tied to a place: allocated tensors, graph inputs, ops with weights.
 
     Raises:
-        SchedulingError: an allocated tensor lies where no backend can run its op.
+        SchedulingError: an allocated tensor lies where no backend can run its op, or in a compute
+            buffer, where another graph put it.
     """
     ids = a.ids
     for tensor in chain(a.graph.leafs, a.graph.nodes):
@@ -45,6 +46,11 @@ def pass1_allocated(a: Assignment) -> Assignment:
 def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
     root = tensor.view_src or tensor
     if root.buffer is not None:
+        if root.buffer.usage is Usage.COMPUTE:
+            raise SchedulingError(
+                f"{tensor!r} was placed with another graph, whose memory is used again: build it "
+                "anew, or restore() that graph first"
+            )
         backend_id = _first_able(m, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(

@@ -67,6 +67,10 @@ class Scheduler:
         self._next_copy = 0
         self._is_alloc = False
         self.n_splits = 0
+        for backend, buft in zip(self.backends, bufts, strict=True):
+            device, (free, total) = backend.device, backend.device.memory()
+            text = f"{backend.name}: {device.type.value}, {device.description}; places tensors in"
+            debug_log(log, 1, f"{text} {buft.name}, {free} of {total} bytes free")
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
         """Put a tensor on a backend by hand, until `reset`. Views follow their source.
@@ -204,9 +208,9 @@ class Scheduler:
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
 
     def _place(self, parts: SplitGraph, order: Order) -> ScheduledGraph:
-        placed = self._galloc.alloc_graph(order.graph)
+        placed = self._galloc.place_graph(order.graph)
         layout = self._galloc.layout
-        assert layout is not None, "alloc_graph has placed the graph by it"
+        assert layout is not None, "the graph was placed by it"
         generations = {i: self._galloc.generations[i] for i in layout.buffer_ids}
         scheduled = ScheduledGraph(parts, order, layout, generations)
 

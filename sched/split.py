@@ -52,6 +52,7 @@ class SplitGraph:
         self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}
         self.graph_inputs: list[Tensor] = []
         self.undo_steps: list[Callable[[], None]] = []
+        self.redirected: list[tuple[Tensor, int, Tensor]] = []  # node, index, its own source
 
     def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
         """The copy that this graph computes with."""
@@ -59,13 +60,15 @@ class SplitGraph:
 
     def undo(self) -> None:
         """Give nodes their own sources and leafs their own flags again."""
+        for node, j, original in reversed(self.redirected):
+            node.src[j] = original
         for step in reversed(self.undo_steps):
             step()
+        self.redirected.clear()
         self.undo_steps.clear()
 
     def redirect(self, node: Tensor, j: int, copy: Tensor) -> None:
-        original = node.src[j]
-        self.undo_steps.append(lambda: node.src.__setitem__(j, original))
+        self.redirected.append((node, j, node.src[j]))
         node.src[j] = copy
 
     def mark_rotating(self, leaf: Tensor) -> None:

@@ -52,8 +52,8 @@ def test_an_expected_error_that_does_not_come_is_a_difference() -> None:
 
 def test_a_viewed_leaf_without_a_place_is_scheduled() -> None:
     """ggml aborts in its allocator here."""
-    leaf = {"op": "NONE", "buffer": None, "kind": "plain"}
-    described = {
+    leaf: dict[str, Any] = {"op": "NONE", "buffer": None, "kind": "plain"}
+    described: dict[str, dict[str, Any]] = {
         "p": {**leaf, "ne": [4, 2]},
         "v": {"op": "VIEW", "src": ["p"], "params": [4, 1, 16], "ne": [4, 1]},
         "n": {"op": "UNARY", "src": ["v"], "params": [], "ne": [4, 1]},

@@ -112,6 +112,18 @@ def test_a_graph_scheduled_again_ends_its_first_schedule() -> None:
         scheduler.graph_compute(first)
 
 
+def test_tensors_cannot_be_in_two_scheduled_graphs() -> None:
+    """The memory of the first is used again for others, so the second would read anything."""
+    scheduler = Scheduler(Null().backends)
+    first = product(4)
+    scheduler.alloc_graph(first)
+    second = Graph(ops.sqr(first.nodes[-1]))
+    with pytest.raises(SchedulingError, match=r"x\[8, 4\] F32 was placed with another graph"):
+        scheduler.alloc_graph(second)
+    first.restore()
+    scheduler.alloc_graph(second)
+
+
 def test_moving_to_another_buffer_type_reserves_again() -> None:
     """The same graph, but a node is elsewhere than the layout has it."""
     null = Null(2)
