@@ -2,16 +2,19 @@
 
     scripts/bench sched [--nodes 1000] [--trials 30]
 
-Builds a llama-shaped graph over two null GPUs and a null CPU, half of the layers on each GPU, and
-measures `Scheduler.alloc_graph` with everything planned anew (`reserved: no`, as when a graph is
-met for the first time) and with a layout that fits (`reserved: yes`). The last line is JSON.
+Builds a llama-shaped graph over two null GPUs and a null CPU, and measures `Scheduler.alloc_graph`
+with everything planned anew (`reserved: no`, as when a graph is met for the first time) and with a
+layout that fits (`reserved: yes`). Weights lie by layer, half of the layers on each GPU, or
+scattered over all three, so that the graph falls into hundreds of splits. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
+import random
 import statistics
 import time
 
@@ -25,13 +28,15 @@ N_EMBD, N_FF, N_VOCAB, N_TOKENS = 256, 512, 1024, 8
 class Model:
     """A llama-shaped model without data; `graph()` builds its graph anew."""
 
-    def __init__(self, n_layer: int, homes: list[NullBufferType]) -> None:
+    def __init__(self, n_layer: int, homes: list[NullBufferType], scattered: bool = False) -> None:
         self.n_layer = n_layer
+        rng = random.Random(0)
         self.weights: dict[str, Tensor] = {}
         self._add("token_embd", N_EMBD, N_VOCAB, homes[-1])
         for i in range(n_layer):
             home = homes[i * (len(homes) - 1) // n_layer]
             for name, shape in _LAYER.items():
+                home = rng.choice(homes) if scattered else home
                 self._add(f"blk.{i}.{name}", *shape, home)
         self._add("output_norm", N_EMBD, 1, homes[-2])
         self._add("output", N_EMBD, N_VOCAB, homes[-2])
@@ -90,11 +95,13 @@ def machine() -> tuple[list[Backend], list[NullBufferType]]:
     return [d.init_backend() for d in devices], bufts
 
 
-def measure(n_nodes: int, trials: int, parallel: bool, reserved: bool) -> dict[str, object]:
+def measure(
+    n_nodes: int, trials: int, scattered: bool, parallel: bool, reserved: bool
+) -> dict[str, object]:
     """Median and spread of the time to schedule one freshly built graph, in milliseconds."""
     backends, bufts = machine()
     per_layer = len(Model(2, bufts).graph()) - len(Model(1, bufts).graph())
-    model = Model(max(1, round(n_nodes / per_layer)), bufts)
+    model = Model(max(1, round(n_nodes / per_layer)), bufts, scattered)
     times, scheduled = [], None
     keep = Scheduler(backends, parallel=parallel)
     keep.alloc_graph(model.graph())
@@ -110,6 +117,7 @@ def measure(n_nodes: int, trials: int, parallel: bool, reserved: bool) -> dict[s
     return {
         "nodes": len(scheduled.graph),
         "splits": scheduled.n_splits,
+        "weights": "scattered" if scattered else "by layer",
         "copies": 4 if parallel else 1,
         "reserved": "yes" if reserved else "no",
         "median_ms": round(statistics.median(times), 2),
@@ -124,13 +132,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000, help="nodes of the graph, about")
     parser.add_argument("--trials", type=int, default=30, help="graphs scheduled per line")
     args = parser.parse_args()
-    columns = ("nodes", "splits", "copies", "reserved", "median_ms", "min_ms", "max_ms")
+    columns = ("nodes", "weights", "splits", "copies", "reserved", "median_ms", "min_ms", "max_ms")
     print(" ".join(f"{c:>9}" for c in columns))
     results = []
-    for parallel in (False, True):
-        for reserved in (False, True):
-            results.append(measure(args.nodes, args.trials, parallel, reserved))
-            print(" ".join(f"{results[-1][c]:>9}" for c in columns))
+    for case in itertools.product((False, True), repeat=3):
+        results.append(measure(args.nodes, args.trials, *case))
+        print(" ".join(f"{results[-1][c]:>9}" for c in columns))
     print(json.dumps({"bench": "sched", "results": results}))
 
 
