@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from .graph import Graph
+from .op import Op
 from .tensor import Tensor, format_shape, is_view_op
 
+_NO_COPIES: Mapping[Tensor, Tensor] = {}
 
-def to_dot(graph: Graph, color: Callable[[Tensor], str] | None = None) -> str:
+
+def to_dot(
+    graph: Graph,
+    color: Callable[[Tensor], str] | None = None,
+    copies: Mapping[Tensor, Tensor] = _NO_COPIES,
+) -> str:
     """The graph as DOT text: boxes for nodes, ellipses for leafs, dashed boxes for views.
 
     Args:
         graph: what to draw.
         color: fill colour of a tensor, for instance by device; white where None.
+        copies: further leafs, each with the tensor it is a copy of; a dashed arrow joins the two.
     """
-    names = {t: f"t{i}" for i, t in enumerate([*graph.leafs, *graph.nodes])}
-    leafs = set(graph.leafs)
+    names = {t: f"t{i}" for i, t in enumerate([*graph.leafs, *graph.nodes, *copies])}
     lines = ["digraph lamella {", '  node [style=filled, fontname="monospace"];']
     for t, name in names.items():
-        shape = "ellipse" if t in leafs else "box"
+        shape = "ellipse" if t.op is Op.NONE else "box"
         style = "filled,dashed" if is_view_op(t.op) else "filled"
-        label = _escape(f"{t.name}\n{t.op.name} {format_shape(t)}")
+        what = format_shape(t) if t.op is Op.NONE else f"{t.op.name} {format_shape(t)}"
         fill = color(t) if color else "white"
+        label = _escape(f"{t.name}\n{what}")
         lines.append(
             f'  {name} [shape={shape}, style="{style}", fillcolor="{fill}", label="{label}"];'
         )
-    for node in graph.nodes:
-        for j, src in enumerate(node.src):
+    for t, name in names.items():
+        for j, src in enumerate(t.src):
             if src in names:
-                lines.append(f'  {names[src]} -> {names[node]} [label="{j}"];')
+                lines.append(f'  {names[src]} -> {name} [label="{j}"];')
+        if t in copies and copies[t] in names:
+            lines.append(f'  {names[copies[t]]} -> {name} [style=dashed, label="copy"];')
     lines.append("}")
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from .backend import (
     KeepAlive,
     Registry,
 )
+from .describe import describe, draw
 from .null import NullBackend, NullBufferType, NullDevice
 from .scheduled import ScheduledGraph
 from .scheduler import Scheduler
@@ -29,4 +30,6 @@ __all__ = [
     "Registry",
     "ScheduledGraph",
     "Scheduler",
+    "describe",
+    "draw",
 ]

@@ -1,11 +1,28 @@
-"""Scheduled graphs as text: each split with its inputs, each node with its backend and cause."""
+"""Scheduled graphs for people: as text, with each split's inputs and each node's backend and cause,
+and as a picture."""
 
 from __future__ import annotations
 
+from ..graph.dot import to_dot
 from ..graph.op import VIEW_OPS
 from ..graph.tensor import Tensor, format_shape
 from .scheduled import ScheduledGraph
 from .split import Split
+
+_COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # one a backend, in turn
+_CPU_COLOR = "#c6dcf2"
+
+
+def draw(scheduled: ScheduledGraph) -> str:
+    """The graph in DOT, coloured by backend (the CPU is blue), with the copies it computes with."""
+    backends = scheduled.backends
+    colors = {b: _COLORS[i % len(_COLORS)] for i, b in enumerate(backends[:-1])}
+    copies = {t.dst: t.src for run in scheduled.runs for t in run.transfers}
+
+    def color(t: Tensor) -> str:
+        return colors.get(scheduled.backend_of(t), _CPU_COLOR)
+
+    return to_dot(scheduled.graph, color, copies)
 
 
 def describe(scheduled: ScheduledGraph) -> str:

@@ -64,7 +64,7 @@ class ScheduledGraph:
         self.generations = generations
         self.causes = a.causes
         self.released = False
-        self._backends = a.machine.backends
+        self.backends = a.machine.backends
         self._ids = a.ids
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}
         self.runs = [_prepare(parts, split, self.inputs) for split in parts.splits]
@@ -75,7 +75,7 @@ class ScheduledGraph:
 
     def backend_of(self, tensor: Tensor) -> Backend:
         """The backend a tensor of the graph, or a copy, is on."""
-        return self._backends[self._ids[tensor]]
+        return self.backends[self._ids[tensor]]
 
 
 def _prepare(parts: SplitGraph, split: Split, inputs: set[Tensor]) -> ScheduledSplit:

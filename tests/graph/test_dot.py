@@ -12,7 +12,7 @@ from lamella.graph import GGMLType, Graph, Tensor, ops, to_dot
 
 STRING = r'"((?:[^"\\]|\\.)*)"'
 NODE = re.compile(rf"  (\w+) \[shape=(\w+), style={STRING}, fillcolor={STRING}, label={STRING}\];")
-EDGE = re.compile(rf"  (\w+) -> (\w+) \[label={STRING}\];")
+EDGE = re.compile(rf"  (\w+) -> (\w+) \[(?:style=dashed, )?label={STRING}\];")
 
 ODD_NAMES = ['say "hi"', "back\\slash", 'end\\"', "two\nlines", "a]; b -> c [", "größe"]
 
@@ -53,8 +53,8 @@ def attention_like() -> Graph:
 def test_every_tensor_and_edge_is_drawn() -> None:
     dot = Dot(to_dot(attention_like()))
     assert dot.shapes == {
-        "w\nNONE [64, 8] Q4_0": ("ellipse", "filled", "white"),
-        "x\nNONE [64, 4] F32": ("ellipse", "filled", "white"),
+        "w\n[64, 8] Q4_0": ("ellipse", "filled", "white"),
+        "x\n[64, 4] F32": ("ellipse", "filled", "white"),
         "y\nMUL_MAT [8, 4] F32": ("box", "filled", "white"),
         "r\nRESHAPE [4, 8] F32": ("box", "filled,dashed", "white"),
         "node_2\nRESHAPE [4, 8] F32": ("box", "filled,dashed", "white"),
@@ -82,8 +82,8 @@ def test_color_is_asked_for_every_tensor() -> None:
 def test_names_are_escaped(name: str) -> None:
     a = Tensor(GGMLType.F32, (4,), name=name)
     dot = Dot(to_dot(Graph(ops.sqr(a).named("out"))))
-    assert f"{name}\nNONE [4] F32" in dot.shapes
-    assert dot.edges == [(f"{name}\nNONE [4] F32", "out\nSQR [4] F32", "0")]
+    assert f"{name}\n[4] F32" in dot.shapes
+    assert dot.edges == [(f"{name}\n[4] F32", "out\nSQR [4] F32", "0")]
 
 
 def test_part_of_a_graph_draws_no_edge_to_what_is_not_drawn() -> None:
@@ -108,3 +108,10 @@ def test_graphviz_reads_it() -> None:
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("\nnode ") == 6
     assert run.stdout.count("\nedge ") == 6
+
+
+def test_copies_hang_on_their_source_with_a_dashed_arrow() -> None:
+    x = Tensor(GGMLType.F32, (4,), name="x")
+    copy = Tensor(GGMLType.F32, (4,), name="GPU#x#0")
+    dot = Dot(to_dot(Graph(ops.sqr(copy).named("out"), x), copies={copy: x}))
+    assert ("x\n[4] F32", "GPU#x#0\n[4] F32", "copy") in dot.edges

@@ -1,0 +1,47 @@
+"""What the documents say is true: the README's example prints what it shows, causes are all told,
+links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lamella.sched.assignment import CAUSES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_s_example_prints_what_it_shows() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    code, shown = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", readme, re.DOTALL)[0]
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if not k.startswith("LAMELLA_")},
+    )
+    assert done.stdout == shown
+
+
+def test_the_tour_explains_every_cause() -> None:
+    tour = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    told = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", tour, re.MULTILINE))
+    assert told == CAUSES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_links_and_folders_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (document.parent / target).exists(), target
+    rooms = "tests|docs|scripts|base|graph|alloc|sched|kernels"
+    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
