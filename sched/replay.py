@@ -18,7 +18,7 @@ from typing import Any
 
 from ..alloc.buffer import UNLIMITED, BufferType, Usage
 from ..alloc.tallocr import alloc_tensors
-from ..base.errors import GraphError, LamellaError
+from ..base.errors import GraphError, LamellaError, OutOfMemoryError, SchedulingError
 from ..graph import ops
 from ..graph.graph import Graph
 from ..graph.op import Op
@@ -40,7 +40,7 @@ def replay(case: Json) -> Json:
     """
     try:
         return {"id": case["id"], **_decisions(_Case(case))}
-    except LamellaError as e:
+    except (GraphError, SchedulingError, OutOfMemoryError) as e:
         return {"id": case["id"], "error": str(e)}
     except (KeyError, IndexError, TypeError) as e:
         raise ValueError(f"case {case.get('id')}: {type(e).__name__}: {e}") from e
@@ -176,6 +176,9 @@ def main(argv: list[str] | None = None) -> int:
         return _check(cases) if args.check else _print(cases)
     except (OSError, ValueError) as e:
         print(f"{args.file}: {e}", file=sys.stderr)
+        return 2
+    except LamellaError as e:
+        print(e, file=sys.stderr)
         return 2
 
 

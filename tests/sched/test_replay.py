@@ -123,6 +123,16 @@ def test_a_missing_file_and_a_case_without_expectation(
     assert "nothing is expected" in capsys.readouterr().err
 
 
+def test_a_setting_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_DEBUG", "much")
+    assert main([str(CASES)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "LAMELLA_DEBUG='much': must be a whole number\n"
+
+
 def test_an_unknown_op_is_an_error_of_its_case() -> None:
     case = copy.deepcopy(RECORDED[0])
     case["tensors"][2]["op"] = "FROBNICATE"
