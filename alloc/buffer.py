@@ -68,6 +68,7 @@ class BufferType(ABC):
         if size > self.capacity - self.used:
             raise OutOfMemoryError(self.name, size, self.capacity - self.used)
         buffer = self._alloc(size) if size else EmptyBuffer(self)
+        buffer.charged = size
         self.used += size
         return buffer
 
@@ -85,6 +86,7 @@ class Buffer(ABC):
         self.buft = buft
         self.size = size
         self.usage = Usage.ANY
+        self.charged = 0  # bytes that count as used of its type; 0 for memory from elsewhere
         self.freed = False
 
     # --- raw verbs of the memory ---
@@ -134,6 +136,7 @@ class Buffer(ABC):
 
     def copy_tensor(self, src: Tensor, dst: Tensor) -> bool:
         """Copy `src`, of whatever buffer, into `dst`, of this one. False: go through the host."""
+        buffer_of(src)._locate(src, 0, src.nbytes)
         self._locate(dst, 0, src.nbytes)
         return self._copy(src, dst)
 
@@ -145,7 +148,7 @@ class Buffer(ABC):
         """Give the memory back. Twice is fine; tensors in it lose their data."""
         if not self.freed:
             self.freed = True
-            self.buft.used -= self.size
+            self.buft.used -= self.charged
             self._release()
 
     def __del__(self) -> None:

@@ -63,6 +63,8 @@ class DynTensorAllocator:
 
     def free(self, c: int, offset: int, size: int) -> None:
         """Take `size` bytes at (chunk `c`, `offset`) back, merging them with free neighbours."""
+        if size == 0:
+            return  # no block: one of no bytes would only put the list out of order
         size = align(size, self.alignment)
         offsets, sizes = self.chunks[c].offsets, self.chunks[c].sizes
         end = offset + size

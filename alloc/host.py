@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import OutOfMemoryError
+from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
@@ -93,7 +93,15 @@ def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
 
     `memory` holds the tensor's data from byte `tensor.offset` on. A quantised tensor gives rows of
     packed blocks: uint8 (ne[3], ne[2], ne[1], bytes of a row).
+
+    Raises:
+        TensorAccessError: the tensor leaves the memory, for instance because that was freed.
     """
+    if tensor.offset + tensor.nbytes > memory.size:  # NumPy does not look if there is no memory
+        raise TensorAccessError(
+            f"{tensor!r}: bytes {tensor.offset}..{tensor.offset + tensor.nbytes} leave its memory "
+            f"of {memory.size} bytes"
+        )
     n0, n1, n2, n3 = tensor.ne
     b0, b1, b2, b3 = tensor.nb
     dtype = np.dtype(DTYPES.get(tensor.type, np.uint8))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from ..graph.graph import Graph
@@ -122,8 +123,11 @@ class _Planner:
         self.allocators = [DynTensorAllocator(b.alignment, b.max_size) for b in bufts]
         self.states = _States()
         self.inplace_src: dict[Tensor, int] = {}
+        self.outputs: set[Tensor] = set()  # never freed or written over
 
     def plan(self, graph: Graph, node_ids: list[int], leaf_ids: list[int]) -> Layout:
+        # an output that is a view keeps what it looks at
+        self.outputs = {t.root for t in chain(graph.leafs, graph.nodes) if t.flags & OUTPUT}
         for leaf, buffer_id in zip(graph.leafs, leaf_ids, strict=True):
             self._allocate(leaf, buffer_id)
         self._count_uses(graph, node_ids)
@@ -183,13 +187,13 @@ class _Planner:
                 owner.allocated
                 and owner.n_children == 1
                 and owner.n_views == 0
-                and not parent.flags & OUTPUT
+                and parent not in self.outputs
                 and same_layout(node, parent)
+                and (size := self.bufts[owner.buffer_id].get_alloc_size(node)) <= owner.size
             ):
                 owner.allocated = False
-                state.buffer_id = owner.buffer_id
+                state.buffer_id, state.size = owner.buffer_id, size
                 state.chunk, state.offset = owner.chunk, owner.offset
-                state.size = self.bufts[owner.buffer_id].get_alloc_size(node)
                 self._free_extra_space(state, owner)
                 self.inplace_src[node] = j
                 return True
@@ -218,7 +222,7 @@ class _Planner:
             self._free(src, state)
 
     def _free(self, tensor: Tensor, state: _State) -> None:
-        if state.allocated and not tensor.flags & OUTPUT:
+        if state.allocated and tensor not in self.outputs:
             self.allocators[state.buffer_id].free(state.chunk, state.offset, state.size)
             state.allocated = False
 
