@@ -35,12 +35,22 @@ def pass1_allocated(a: Assignment) -> Assignment:
             buffer, where another graph put it.
     """
     ids = a.ids
+    for leaf in a.graph.leafs:
+        if leaf.view_src is not None:
+            _check_viewed(a, leaf, leaf.view_src)
     for tensor in chain(a.graph.leafs, a.graph.nodes):
         if tensor not in ids:
             found = _from_place(a.machine, tensor) or _from_weights(a.machine, tensor)
             if found is not None:
                 a.set(tensor, *found)
     return a
+
+
+def _check_viewed(a: Assignment, leaf: Tensor, source: Tensor) -> None:
+    if source.buffer is None and source not in a.graph.use_counts:
+        raise SchedulingError(
+            f"{leaf!r} is a view of {source!r}, which is neither allocated nor in the graph"
+        )
 
 
 def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:

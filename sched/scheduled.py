@@ -107,8 +107,7 @@ def _expert_node(nodes: Sequence[Tensor], copy: Tensor, src: Tensor) -> Tensor |
     if src.buffer is None or src.buffer.usage is not Usage.WEIGHTS or not src.buffer.buft.is_host:
         return None
     readers = [n for n in nodes if copy in n.src]
-    if len(readers) != 1 or readers[0].op is not Op.MUL_MAT_ID or readers[0].src[0] is not copy:
+    if len(readers) != 1 or readers[0].op is not Op.MUL_MAT_ID or readers[0].src[:1] != [copy]:
         return None
-    ids = readers[0].src[2]
-    made_here = any(node is (ids.view_src or ids) for node in nodes)
-    return None if made_here else readers[0]
+    choice = readers[0].src[2:]
+    return readers[0] if choice and choice[0].root not in nodes else None

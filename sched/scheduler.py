@@ -21,6 +21,7 @@ from ..base.errors import SchedulingError
 from ..base.log import debug_log, get_logger
 from ..base.settings import DEBUG
 from ..graph.graph import Graph
+from ..graph.op import VIEW_OPS
 from ..graph.tensor import Tensor
 from .assignment import Assignment, Machine
 from .backend import Backend, DeviceType
@@ -73,11 +74,16 @@ class Scheduler:
             debug_log(log, 1, f"{text} {buft.name}, {free} of {total} bytes free")
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
-        """Put a tensor on a backend by hand, until `reset`. Views follow their source.
+        """Put a tensor on a backend by hand, until `reset`.
 
         Raises:
-            SchedulingError: the backend is not one of this scheduler's.
+            SchedulingError: the backend is not one of this scheduler's, or the tensor is a view,
+                which follows its source.
         """
+        if tensor.op in VIEW_OPS:
+            raise SchedulingError(
+                f"{tensor!r} is a view and follows its source: put {tensor.root!r} there instead"
+            )
         if backend not in self.backends:
             known = ", ".join(b.name for b in self.backends)
             raise SchedulingError(f"{tensor!r}: backend {backend.name} is not one of {known}")

@@ -100,7 +100,7 @@ def pass5_split(s: SplitGraph) -> SplitGraph:
             if ids[src] != backend_id and not a.buffer_supported(src, backend_id):
                 _read_through_copy(s, split, node, j)
     if split is None and nodes:
-        split = _begin(s, ids[nodes[0]], 0)  # nothing but views
+        split = _begin(s, 0, 0)  # nothing but views: nobody computes anything
     if split is not None:
         split.i_end = len(nodes)
     return s

@@ -11,9 +11,9 @@ import pytest
 from lamella.base.errors import BackendError
 from lamella.kernels.sim.stream import InlineStream, SimEvent, Stream, WorkerStream
 
-# nothing here takes time: what waits longer than this waits forever
-pytestmark = pytest.mark.timeout(30)
-SOON = 10.0
+# nothing here takes time: what waits longer waits forever
+pytestmark = pytest.mark.timeout(20)
+SOON = 5.0
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def fail(text: str = "broken") -> None:
 
 
 def holding(stream: Stream) -> threading.Event:
-    """Let the stream wait until the result is set."""
+    """Let the stream wait until the result is set, or a test has failed to."""
     gate = threading.Event()
-    stream.submit(gate.wait)
+    stream.submit(lambda: gate.wait(SOON))
     return gate
 
 
@@ -128,6 +128,7 @@ def test_close_waits_for_the_tasks_given(new: New) -> None:
     stream.close()
     assert done == [1]
     stream.close()  # twice is fine
+    stream.synchronize()  # nothing is left to wait for
 
 
 def test_closing_ends_the_thread(new: New) -> None:

@@ -8,6 +8,7 @@ from null_machine import Null, inp, leaf, placed, weight
 from lamella import SchedulingError
 from lamella.alloc import Usage
 from lamella.graph import Graph, Op, Tensor, ops
+from lamella.graph.tensor import view_tensor
 from lamella.sched.passes import (
     assign_backends,
     pass1_allocated,
@@ -91,6 +92,14 @@ def test_pass1_refuses_memory_where_the_op_cannot_run() -> None:
     cache = weight(null.gpu_bufts[0], 4, name="cache", usage=Usage.ANY)
     with pytest.raises(SchedulingError, match=r"cache_view.*GPU0.*CPY"):
         pass1_allocated(null.assignment(Graph(ops.cpy(inp(4), cache).named("cache_view"))))
+
+
+def test_pass1_refuses_leafs_that_look_at_nothing() -> None:
+    """A view without op as a leaf: its source is reached by nobody, so it would never have data."""
+    null = Null()
+    node = ops.sqr(view_tensor(leaf(4, name="lost"), "looking"))
+    with pytest.raises(SchedulingError, match=r"looking\[4\] F32 is a view of lost\[4\] F32"):
+        pass1_allocated(null.assignment(Graph(node)))
 
 
 def test_pass1_keeps_what_the_user_chose() -> None:

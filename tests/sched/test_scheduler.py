@@ -163,6 +163,14 @@ def test_assignments_by_hand_hold_until_reset() -> None:
     assert scheduler.alloc_graph(graph).backend_of(node).name == "CPU"
 
 
+def test_views_cannot_be_put_elsewhere_than_their_source() -> None:
+    """A copy of one could be wanted before what it looks at is computed."""
+    null = Null()
+    view = ops.view(inp(4, name="x"), (2,)).named("v")
+    with pytest.raises(SchedulingError, match=r"v\[2\] F32 is a view .* put x\[4\] F32 there"):
+        Scheduler(null.backends).set_tensor_backend(view, null.backends[0])
+
+
 def test_every_cause_is_explained() -> None:
     null = Null(1, accel=True, offload=())
     scheduler = Scheduler(null.backends, parallel=True)

@@ -55,7 +55,7 @@ def test_leading_views_belong_to_the_first_split() -> None:
 
 def test_graphs_of_views_and_empty_graphs() -> None:
     null = Null()
-    assert spans(cut(null, Graph(ops.view(inp(4), (2,)).named("v")), {})) == [("CPU", 0, 1, [])]
+    assert spans(cut(null, Graph(ops.view(inp(4), (2,)).named("v")), {})) == [("GPU0", 0, 1, [])]
     assert spans(cut(null, Graph(), {})) == []
     assert spans(cut(null, Graph(inp(4)), {})) == []
 
