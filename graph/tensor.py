@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..base.errors import GraphError
-from .op import INPLACE_OPS, VIEW_OPS, Op, OpParams
+from .op import VIEW_OPS, Op, OpParams
 from .types import GGMLType
 
 MAX_DIMS: Final = 4
@@ -184,11 +184,6 @@ def format_shape(t: Tensor) -> str:
 def is_view_op(op: Op) -> bool:
     """True for ops that only look at their source's data: nothing to compute."""
     return op in VIEW_OPS
-
-
-def can_inplace(op: Op) -> bool:
-    """True for ops that may write their result over a source of the same layout."""
-    return op in INPLACE_OPS
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
