@@ -111,7 +111,8 @@ class Buffer(ABC):
         """Called once for every tensor, view or not, that gets its place in this buffer."""
 
     def reset(self) -> None:  # noqa: B027 - optional
-        """Forget what `init_tensor` has attached to tensors: all of them get new places."""
+        """Forget what `init_tensor` has attached. For whoever places all tensors of a buffer anew;
+        the graph allocator does not, as earlier graphs stay valid in its buffers."""
 
     def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         """Write `data` at byte `offset` of the tensor.

@@ -34,10 +34,6 @@ class DynTensorAllocator:
         self.max_chunk_size = min(max_chunk_size, _HALF)
         self.chunks: list[Chunk] = []
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self.chunks = []
-
     @property
     def chunk_sizes(self) -> list[int]:
         """Bytes that each chunk's buffer needs."""

@@ -104,11 +104,16 @@ class GraphAllocator:
         layout = self.layout
         assert layout is not None, "nothing has been reserved"
         placed: list[Tensor] = []
-        for tensors, addresses in ((graph.leafs, layout.leafs), (graph.nodes, layout.nodes)):
-            for tensor, address in zip(tensors, addresses, strict=True):
-                if tensor.buffer is None:
-                    self._place(tensor, address)
-                    placed.append(tensor)
+        try:
+            for tensors, addresses in ((graph.leafs, layout.leafs), (graph.nodes, layout.nodes)):
+                for tensor, address in zip(tensors, addresses, strict=True):
+                    if tensor.buffer is None:
+                        placed.append(tensor)
+                        self._place(tensor, address)
+        except BaseException:  # a buffer's init_tensor: nothing is placed then
+            for tensor in placed:
+                tensor.buffer, tensor.offset = None, 0
+            raise
         return placed
 
     def buffer_sizes(self) -> list[int]:

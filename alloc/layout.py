@@ -211,7 +211,7 @@ class _Planner:
         """One use of `src` is over; free it, or the tensor it is a view of, after the last."""
         state = self.states[src]
         state.n_children -= 1
-        if state.n_children > 0 or state.n_views > 0:
+        if state.n_children > 0 or state.n_views != 0:
             return
         if src.view_src is not None:
             source = self.states[src.view_src]
