@@ -13,7 +13,7 @@ from .backend import Backend
 CAUSES: dict[str, str] = {
     "usr": "set by hand",
     "1.dst": "its data already lies in memory that this backend can use",
-    "1.vsrc": "it is a view of data that lies in memory that this backend can use",
+    "1.vsrc": "it is a view of what 1.dst would find (which always comes first)",
     "1.inp": "it is an input of the graph, written by the host",
     "1.off": "its weights lie in host memory, and this backend takes the op over",
     "1.wgt": "its weights (the source of that index) lie there",

@@ -144,7 +144,6 @@ class Executor:
         elif t.expert_node is not None:
             self.hazards.wait(backend, (target,))
             self._copy_experts(t, t.expert_node, run, used_experts)
-            self.hazards.used(backend, (target,))
         else:
             touched = [b for b in (source, target) if b.usage is not Usage.WEIGHTS]
             self.hazards.wait(backend, touched)

@@ -18,6 +18,8 @@ from .assignment import Assignment, Machine
 # their weights (rope factors, attention sinks) are too small to choose a backend by
 _WEIGHTS_DO_NOT_CHOOSE = frozenset({Op.ROPE, Op.FLASH_ATTN_EXT})
 
+_NO_WRITE = VIEW_OPS | {Op.NONE}
+
 
 def assign_backends(a: Assignment) -> Assignment:
     """Passes 1 to 4 in turn."""
@@ -31,8 +33,9 @@ def pass1_allocated(a: Assignment) -> Assignment:
     """Assign what is tied to a place: allocated tensors, graph inputs, ops with weights.
 
     Raises:
-        SchedulingError: an allocated tensor lies where no backend can run its op, or in a compute
-            buffer, where another graph put it.
+        SchedulingError: an allocated tensor lies where no backend can run its op, in a compute
+            buffer, where another graph put it, or is a weight that a node would write; an input
+            or leaf is a view of what is computed.
     """
     ids = a.ids
     for leaf in a.graph.leafs:
@@ -47,9 +50,9 @@ def pass1_allocated(a: Assignment) -> Assignment:
 
 
 def _check_viewed(a: Assignment, leaf: Tensor, source: Tensor) -> None:
-    if source.buffer is None and source not in a.graph.use_counts:
+    if source.buffer is None and (source.op is not Op.NONE or source not in a.graph.use_counts):
         raise SchedulingError(
-            f"{leaf!r} is a view of {source!r}, which is neither allocated nor in the graph"
+            f"{leaf!r} is a view of {source!r}, which is neither allocated nor a leaf of the graph"
         )
 
 
@@ -61,6 +64,8 @@ def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
                 f"{tensor!r} was placed with another graph, whose memory is used again: build it "
                 "anew, or restore() that graph first"
             )
+        if root.buffer.usage is Usage.WEIGHTS and tensor.op not in _NO_WRITE:
+            raise SchedulingError(f"{tensor!r}: {tensor.op.name} would write into weights {root!r}")
         backend_id = _first_able(m, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(
@@ -69,6 +74,8 @@ def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
             )
         return backend_id, "1.dst"
     if tensor.flags & INPUT:
+        if tensor.op in VIEW_OPS and root.op is not Op.NONE:
+            raise SchedulingError(f"{tensor!r} cannot be an input: it views {root!r}, a node")
         return m.last, "1.inp"
     return None
 

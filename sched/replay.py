@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def replay(case: Json) -> Json:
         return {"id": case["id"], **_decisions(_Case(case))}
     except (GraphError, SchedulingError, OutOfMemoryError) as e:
         return {"id": case["id"], "error": str(e)}
-    except (KeyError, IndexError, TypeError) as e:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError) as e:
         raise ValueError(f"case {case.get('id')}: {type(e).__name__}: {e}") from e
 
 
@@ -50,7 +51,9 @@ class _Case:
     """The objects that a case's description stands for."""
 
     def __init__(self, case: Json) -> None:
-        limits = {"alignment": case["alignment"], "max_size": case.get("max_size") or UNLIMITED}
+        limits = {"alignment": case["alignment"], "max_size": case.get("max_size", UNLIMITED)}
+        if any(not isinstance(n, int) or n <= 0 for n in limits.values()):
+            raise ValueError(f"alignment and max_size must be whole numbers above 0, not {limits}")
         self.bufts: dict[str, BufferType] = {
             b["name"]: NullBufferType(b["name"], is_host=b["host"], **limits)
             for b in case["buffer_types"]
@@ -174,6 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         cases = list(_read(args.file))
         return _check(cases) if args.check else _print(cases)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (OSError, ValueError) as e:
         print(f"{args.file}: {e}", file=sys.stderr)
         return 2

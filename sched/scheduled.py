@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..alloc.buffer import Buffer, Usage
@@ -48,11 +47,17 @@ class ScheduledGraph:
     It ends being valid when a compute buffer it uses moves (its generation is no longer the one in
     `generations`, by buffer id), or when its graph is scheduled again.
     `graph` is the user's, its sources redirected to copies; `order` the scheduler's own, with the
-    copies in it. `causes` explains every placement (see `assignment.CAUSES`).
+    copies in it; `owner` is the scheduler that made it. `causes` explains every placement (see
+    `assignment.CAUSES`).
     """
 
     def __init__(
-        self, parts: SplitGraph, order: Order, layout: Layout, generations: dict[int, int]
+        self,
+        parts: SplitGraph,
+        order: Order,
+        layout: Layout,
+        generations: dict[int, int],
+        owner: object,
     ) -> None:
         a = parts.assignment
         self.graph: Graph = a.graph
@@ -66,8 +71,10 @@ class ScheduledGraph:
         self.released = False
         self.backends = a.machine.backends
         self._ids = a.ids
+        self.owner = owner
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}
-        self.runs = [_prepare(parts, split, self.inputs) for split in parts.splits]
+        experts = _expert_nodes(parts)
+        self.runs = [_prepare(parts, split, self.inputs, experts) for split in parts.splits]
 
     @property
     def n_splits(self) -> int:
@@ -78,18 +85,16 @@ class ScheduledGraph:
         return self.backends[self._ids[tensor]]
 
 
-def _prepare(parts: SplitGraph, split: Split, inputs: set[Tensor]) -> ScheduledSplit:
+def _prepare(
+    parts: SplitGraph, split: Split, inputs: set[Tensor], experts: dict[Tensor, Tensor]
+) -> ScheduledSplit:
     a = parts.assignment
-    transfers = [
-        Transfer(
-            src,
-            a.machine.backends[a.ids[src]],
-            parts.copy_of(src, split.backend_id),
-            src.root in inputs,
-            _expert_node(split.graph.nodes, parts.copy_of(src, split.backend_id), src),
-        )
-        for src in split.inputs
-    ]
+    transfers = []
+    for src in split.inputs:
+        copy = parts.copy_of(src, split.backend_id)
+        backend = a.machine.backends[a.ids[src]]
+        is_input = _is_graph_input(src, inputs)
+        transfers.append(Transfer(src, backend, copy, is_input, experts.get(copy)))
     buffers: set[Buffer] = set()
     reads_inputs = False
     for node in split.graph.nodes:
@@ -103,11 +108,46 @@ def _prepare(parts: SplitGraph, split: Split, inputs: set[Tensor]) -> ScheduledS
     return ScheduledSplit(split, transfers, buffers, reads_inputs)
 
 
-def _expert_node(nodes: Sequence[Tensor], copy: Tensor, src: Tensor) -> Tensor | None:
-    if src.buffer is None or src.buffer.usage is not Usage.WEIGHTS or not src.buffer.buft.is_host:
-        return None
-    readers = [n for n in nodes if copy in n.src]
-    if len(readers) != 1 or readers[0].op is not Op.MUL_MAT_ID or readers[0].src[:1] != [copy]:
-        return None
-    choice = readers[0].src[2:]
-    return readers[0] if choice and choice[0].root not in nodes else None
+def _is_graph_input(t: Tensor, inputs: set[Tensor]) -> bool:
+    """True for what the user writes, seen through views; not for what a node writes into it."""
+    while t.op in VIEW_OPS:
+        t = t.src[0]
+    return t.op is Op.NONE and t.root in inputs
+
+
+def _expert_nodes(parts: SplitGraph) -> dict[Tensor, Tensor]:
+    """For copies of weights in host memory, the MUL_MAT_ID whose experts are enough to copy.
+
+    It must be the only reader in the whole graph, as later splits use the same copy, and its choice
+    must be known before its split runs.
+    """
+    splits = {
+        parts.copy_of(src, split.backend_id): split
+        for split in parts.splits
+        for src in split.inputs
+        if _has_host_experts(src)
+    }
+    if not splits:
+        return {}
+    readers: dict[Tensor, list[Tensor]] = {copy: [] for copy in splits}
+    for node in parts.assignment.graph.nodes:
+        for src in node.src:
+            if src in readers:
+                readers[src].append(node)
+    return {
+        copy: nodes[0]
+        for copy, nodes in readers.items()
+        if len(nodes) == 1 and _chooses_before(nodes[0], copy, splits[copy])
+    }
+
+
+def _has_host_experts(src: Tensor) -> bool:
+    buffer = src.buffer
+    on_host = buffer is not None and buffer.usage is Usage.WEIGHTS and buffer.buft.is_host
+    return on_host and src.is_contiguous  # else an expert is more than one run of bytes
+
+
+def _chooses_before(node: Tensor, copy: Tensor, split: Split) -> bool:
+    if node.op is not Op.MUL_MAT_ID or node.src[0] is not copy or len(node.src) < 3:
+        return False
+    return all(n.op in VIEW_OPS or n.root is not node.src[2].root for n in split.graph.nodes)

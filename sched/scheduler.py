@@ -57,7 +57,9 @@ class Scheduler:
         parallel: bool = False,
         op_offload: bool = True,
     ) -> None:
-        bufts = buffer_types or [b.device.buffer_type for b in backends]
+        bufts = buffer_types
+        if bufts is None:
+            bufts = [b.device.buffer_type for b in backends]
         _check(backends, bufts)
         self.backends = list(backends)
         self.n_copies = MAX_COPIES if parallel else 1
@@ -102,11 +104,11 @@ class Scheduler:
             OutOfMemoryError: as for `alloc_graph`.
         """
         self.synchronize()
-        parts, order = self._split(graph, 0)
         try:
+            _, order = self._split(graph, 0)
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
         finally:
-            parts.undo()
+            graph.restore()
         self.reset()
 
     def reserve_size(self, graph: Graph) -> list[int]:
@@ -114,11 +116,11 @@ class Scheduler:
 
         Backends that share a buffer type share its memory, counted for the first of them.
         """
-        parts, order = self._split(graph, 0)
         try:
+            _, order = self._split(graph, 0)
             sizes = self._galloc.measure(order.graph, order.node_ids, order.leaf_ids)
         finally:
-            parts.undo()
+            graph.restore()
         self.reset()
         return [sum(chunks) for chunks in sizes]
 
@@ -132,11 +134,12 @@ class Scheduler:
                 cannot run; the graph is as it was.
             OutOfMemoryError: a compute buffer cannot grow; the graph is as it was, and smaller
                 graphs can still be scheduled.
+            BackendError: a backend cannot compile its split, for instance because a node writes
+                into memory that it cannot use; the graph is as it was.
         """
         copy_index, self._next_copy = self._next_copy, (self._next_copy + 1) % self.n_copies
-        parts, order = self._split(graph, copy_index)
-        graph.undo = parts.undo
         try:
+            parts, order = self._split(graph, copy_index)
             self._fit(order)
             scheduled = self._place(parts, order)
             for split in parts.splits:
@@ -152,8 +155,10 @@ class Scheduler:
     def is_current(self, scheduled: ScheduledGraph) -> bool:
         """False once a compute buffer has moved since, or the graph was scheduled anew."""
         now = self._galloc.generations
-        return not scheduled.released and all(
-            now[buffer_id] == then for buffer_id, then in scheduled.generations.items()
+        return (
+            scheduled.owner is self
+            and not scheduled.released
+            and all(now[buffer_id] == then for buffer_id, then in scheduled.generations.items())
         )
 
     def wait_inputs(self, scheduled: ScheduledGraph) -> None:
@@ -170,7 +175,12 @@ class Scheduler:
             BackendError: a device failed.
         """
         if not self.is_current(scheduled):
-            why = "was scheduled again" if scheduled.released else "lies in a buffer that has moved"
+            if scheduled.owner is not self:
+                why = "belongs to another scheduler"
+            elif scheduled.released:
+                why = "was scheduled again"
+            else:
+                why = "lies in a buffer that has moved"
             raise SchedulingError(f"graph {scheduled.graph.uid} {why}: allocate it again")
         self._executor.compute_async(scheduled)
 
@@ -204,6 +214,7 @@ class Scheduler:
         graph.restore()
         assignment = assign_backends(Assignment(self._machine, graph, self._user))
         parts = SplitGraph(assignment, self.n_copies, copy_index)
+        graph.undo = parts.undo  # from here on the graph is changed
         pass6_graph_inputs(pass5_split(parts))
         return parts, build_order(parts)
 
@@ -218,7 +229,7 @@ class Scheduler:
         layout = self._galloc.layout
         assert layout is not None, "the graph was placed by it"
         generations = {i: self._galloc.generations[i] for i in layout.buffer_ids}
-        scheduled = ScheduledGraph(parts, order, layout, generations)
+        scheduled = ScheduledGraph(parts, order, layout, generations, self)
 
         def undo() -> None:
             parts.undo()
@@ -243,6 +254,8 @@ def _check(backends: Sequence[Backend], bufts: Sequence[BufferType]) -> None:
             f"the last backend must be of type cpu, to run what no other can; "
             f"{backends[-1].name} is of type {backends[-1].device.type.value}"
         )
+    if len(set(backends)) != len(backends):
+        raise SchedulingError("a backend is given twice: open another one on its device")
     if len(bufts) != len(backends):
         raise SchedulingError(f"{len(bufts)} buffer types for {len(backends)} backends")
     for backend, buft in zip(backends, bufts, strict=True):

@@ -227,23 +227,31 @@ def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
         assert set(after) == set(before) and len(after) == len(before), (
             f"{split.backend.name} changed the set of nodes while optimising"
         )
+        _check_order(split, after)
         span = slice(split.i_start, split.i_end)
         s.undo_steps.append(lambda: graph.nodes.__setitem__(span, before))
         graph.nodes[span] = after
     return wishes
 
 
+def _check_order(split: Split, nodes: Sequence[Tensor]) -> None:
+    place = {node: i for i, node in enumerate(nodes)}
+    for i, node in enumerate(nodes):
+        late = [src for src in node.src if place.get(src, -1) >= i]
+        assert not late, f"{split.backend.name} put {node!r} before its source {late[0]!r}"
+
+
 def _add_with_wishes(
     order: Order, split: Split, ids: dict[Tensor, int], wishes: Sequence[KeepAlive]
 ) -> None:
     kept: dict[Tensor, list[Tensor]] = {}
-    for wish in wishes:
+    for wish in dict.fromkeys(wishes):  # each once
         kept.setdefault(wish.until, []).append(wish.tensor)
     for node in split.graph.nodes:
         order.add_node(node, ids[node])
         tensors = kept.pop(node, [])
         for i in range(0, len(tensors), MAX_SRC):
-            dependency = view_tensor(tensors[i], f"{node.name} (keep)")
+            dependency = view_tensor(tensors[i])
             dependency.src = tensors[i : i + MAX_SRC]
             order.add_node(dependency, ids[node])
     assert not kept, f"{split.backend.name} wants tensors kept until {list(kept)}, not of its split"

@@ -60,7 +60,12 @@ class SimBackend(Backend):
 
     def graph_plan_create(self, graph: Graph) -> list[Bound]:
         return [
-            Bound(KERNELS[node.op], node, self._array(node), [self._array(src) for src in node.src])
+            Bound(
+                KERNELS[node.op],
+                node,
+                self._array(node, node),
+                [self._array(node, src) for src in node.src],
+            )
             for node in graph.nodes
             if node.op not in VIEW_OPS and node.op is not Op.NONE
         ]
@@ -73,11 +78,14 @@ class SimBackend(Backend):
         for kernel, node, dst, srcs in plan:
             kernel(node, dst, srcs)
 
-    def _array(self, tensor: Tensor) -> Array:
+    def _array(self, node: Tensor, tensor: Tensor) -> Array:
         buffer = buffer_of(tensor)
         memory = device_memory(buffer)
         if memory is None or not self.supports_buft(buffer.buft):
-            raise BackendError(f"{self.name} cannot use {tensor!r} in {buffer.buft.name}")
+            raise BackendError(
+                f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
+                f"in {buffer.buft.name}"
+            )
         return array_of(tensor, memory)
 
     # --- copying ---
