@@ -14,6 +14,7 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import random
 import statistics
 import time
@@ -101,7 +102,7 @@ def measure(
     """Median and spread of the time to schedule one freshly built graph, in milliseconds."""
     backends, bufts = machine()
     per_layer = len(Model(2, bufts).graph()) - len(Model(1, bufts).graph())
-    model = Model(max(1, round(n_nodes / per_layer)), bufts, scattered)
+    model = Model(max(1, math.ceil(n_nodes / per_layer)), bufts, scattered)
     times, scheduled = [], None
     keep = Scheduler(backends, parallel=parallel)
     keep.alloc_graph(model.graph())

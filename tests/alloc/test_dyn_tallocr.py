@@ -265,13 +265,6 @@ def test_max_size_is_the_most_ever_in_use_of_each_chunk() -> None:
     assert d.chunk_sizes == [64, 48]
 
 
-def test_reset_forgets_everything() -> None:
-    d = filled([(0, [40]), (0, [48])])
-    d.reset()
-    assert d.chunk_sizes == []
-    assert d.alloc(64) == (0, 0)
-
-
 # --- all rules at once ---
 
 Interval = tuple[int, int]  # offset, end

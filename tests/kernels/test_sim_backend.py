@@ -27,8 +27,8 @@ from lamella.sched import DeviceType
 from lamella.sched.backend import Backend, Event
 from lamella.sched.null import NullBackend, NullBufferType, NullDevice
 
-pytestmark = pytest.mark.timeout(30)
-SOON = 10.0
+pytestmark = pytest.mark.timeout(20)
+SOON = 5.0
 
 F32 = npt.NDArray[np.float32]
 Open = Callable[[SimDevice], SimBackend]
@@ -152,7 +152,10 @@ def test_memory_of_others_is_refused(opened: Open) -> None:
     backend = opened(SimDevice("SIM0"))
     for buft in (SimDevice("SIM1").buffer_type, HostBufferType("CPU"), NullBufferType("NULL")):
         graph, galloc = place(buft, ops.sqr(inp("x", 4)))
-        with pytest.raises(BackendError, match=rf"SIM0 cannot use .*\[4\] F32 in {buft.name}"):
+        with pytest.raises(
+            BackendError,
+            match=rf"SIM0 cannot run SQR for .*: it cannot use .*\[4\] F32 in {buft.name}",
+        ):
             backend.graph_compute(graph)
         assert galloc.buffer_sizes() != [0]
     backend.synchronize()  # nothing was given
@@ -346,16 +349,24 @@ def test_copies_take_their_time(name: str, opened: Open) -> None:
     assert kept is not there
 
 
-def test_tensors_of_other_devices_are_copied(opened: Open) -> None:
-    first, second = opened(SimDevice("SIM0")), opened(SimDevice("SIM1"))
-    host = opened(SimDevice("CPU", DeviceType.CPU))
-    for source in (first, host, second):  # also from a synchronous device, and from itself
-        (x, kept), (y, there) = on(source.device, 2), on(second.device, 2)
-        write(x, [1, 2])
-        assert second.cpy_tensor_async(source, x, y)
-        second.synchronize()
-        assert read(y) == [1, 2]
-        assert kept is not there
+@pytest.mark.parametrize("source", ["another", "a synchronous one", "itself"])
+def test_tensors_of_other_devices_are_copied(source: str, opened: Open) -> None:
+    gate = Gate()
+    second = opened(SimDevice("SIM1", delay=gate))
+    sources = {
+        "another": opened(SimDevice("SIM0")),
+        "a synchronous one": opened(SimDevice("CPU", DeviceType.CPU)),
+        "itself": second,
+    }
+    first = sources[source]
+    (x, kept), (y, there) = on(first.device, 2), on(second.device, 2)
+    write(x, [1, 2])
+    assert second.cpy_tensor_async(first, x, y)
+    assert read(y) == [0, 0]  # it is given, and not waited for
+    gate.open.set()
+    second.synchronize()
+    assert read(y) == [1, 2]
+    assert kept is not there
 
 
 @pytest.mark.parametrize(
@@ -398,6 +409,16 @@ def test_work_of_another_kind_is_left_to_the_caller(opened: Open) -> None:
     (x, kept), (y, there) = on(backend.device, 2), on(backend.device, 2)
     assert not backend.cpy_tensor_async(OtherAsync(SimDevice("OTHER")), x, y)
     assert kept is not there
+
+
+def test_freeing_a_backend_ends_its_thread(opened: Open) -> None:
+    backend = opened(SimDevice("A"))
+    x, buffer = on(backend.device, 2)
+    backend.set_tensor_async(x, bytes(8))
+    assert "A" in [t.name for t in threading.enumerate()]
+    backend.free()
+    assert "A" not in [t.name for t in threading.enumerate()]
+    assert buffer.size == 128
 
 
 # --- events ---

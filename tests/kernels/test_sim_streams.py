@@ -37,6 +37,10 @@ def fail(text: str = "broken") -> None:
     raise ValueError(text)
 
 
+def runs(name: str) -> bool:
+    return any(t.name == name for t in threading.enumerate())
+
+
 def holding(stream: Stream) -> threading.Event:
     """Let the stream wait until the result is set, or a test has failed to."""
     gate = threading.Event()
@@ -80,6 +84,7 @@ def test_synchronize_waits_for_all_tasks_given(new: New) -> None:
 def test_a_stream_without_tasks_is_done(new: New) -> None:
     stream = new()
     stream.synchronize()
+    assert not runs("S0")  # it has not even begun
     stream.close()
 
 
@@ -135,9 +140,9 @@ def test_closing_ends_the_thread(new: New) -> None:
     stream = new()
     stream.submit(lambda: None)
     stream.synchronize()
-    assert any(t.name == "S0" for t in threading.enumerate())
+    assert runs("S0")
     stream.close()
-    assert not any(t.name == "S0" for t in threading.enumerate())
+    assert not runs("S0")
 
 
 # --- events ---

@@ -102,6 +102,27 @@ def test_pass1_refuses_leafs_that_look_at_nothing() -> None:
         pass1_allocated(null.assignment(Graph(node)))
 
 
+def test_pass1_refuses_leafs_and_inputs_that_view_a_node() -> None:
+    null = Null()
+    computed = ops.sqr(leaf(4, name="x")).named("a")
+    looking = view_tensor(computed, "looking")
+    with pytest.raises(SchedulingError, match=r"looking\[4\] F32 is a view of a\[4\] F32"):
+        pass1_allocated(null.assignment(Graph(computed, ops.sqr(looking))))
+    view = ops.view(computed, (2,)).named("v").set_input()
+    with pytest.raises(
+        SchedulingError, match=r"v\[2\] F32 cannot be an input: it views a\[4\] F32"
+    ):
+        pass1_allocated(null.assignment(Graph(ops.sqr(view))))
+
+
+def test_pass1_refuses_to_write_into_weights() -> None:
+    """Nobody waits for weights: they never change."""
+    null = Null()
+    w = weight(null.gpu_bufts[0], 4, name="w")
+    with pytest.raises(SchedulingError, match=r"CPY would write into weights w\[4\] F32"):
+        pass1_allocated(null.assignment(Graph(ops.cpy(inp(4), w))))
+
+
 def test_pass1_keeps_what_the_user_chose() -> None:
     null = Null()
     node = ops.mul_mat(weight(null.gpu_bufts[0], 4, 4), inp(4))

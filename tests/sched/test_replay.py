@@ -98,6 +98,9 @@ def test_check_reports_what_differs(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("{", "line 1"),
         ("[]", "a case must be an object with an id"),
         ('{"id": 7}', "case 7: KeyError: 'alignment'"),
+        (json.dumps(RECORDED[0] | {"alignment": 33}), "case 0: AssertionError: alignment 33"),
+        (json.dumps(RECORDED[0] | {"alignment": "32"}), "whole numbers above 0"),
+        (json.dumps(RECORDED[0] | {"max_size": -5}), "whole numbers above 0"),
         (json.dumps(RECORDED[0] | {"outputs": ["nowhere"]}), "case 0: KeyError: 'nowhere'"),
     ],
 )
@@ -131,6 +134,12 @@ def test_a_setting_that_cannot_be_read(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "LAMELLA_DEBUG='much': must be a whole number\n"
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    command = f"{sys.executable} -m lamella.sched.replay {CASES} | head -c 10"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ('{"id":0,"n', "")
 
 
 def test_an_unknown_op_is_an_error_of_its_case() -> None:

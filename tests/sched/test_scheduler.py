@@ -11,10 +11,11 @@ from null_machine import Null, inp, names, weight
 from lamella import BackendError, OutOfMemoryError, SchedulingError
 from lamella.alloc import HostBufferType, Usage, tensor_get, tensor_set
 from lamella.base.settings import DEBUG
-from lamella.graph import GGMLType, Graph, Tensor, ops
+from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimDevice
 from lamella.sched import Backend, DeviceType, NullBufferType, NullDevice, Scheduler
 from lamella.sched.assignment import CAUSES
+from lamella.sched.null import NullBuffer
 
 
 def product(n_tokens: int, n_more: int = 0) -> Graph:
@@ -86,6 +87,33 @@ def test_a_second_graph_with_more_nodes_over_one_scheduler() -> None:
     scheduler.graph_compute(language)
     assert values(first.nodes[0]) == [30]
     assert scheduler.is_current(vision), "the first graph is smaller: nothing moved"
+
+
+def test_a_graph_of_another_scheduler_is_refused() -> None:
+    one, two = Scheduler(Null().backends), Scheduler(Null().backends)
+    scheduled = one.alloc_graph(product(4))
+    assert not two.is_current(scheduled)
+    with pytest.raises(SchedulingError, match="belongs to another scheduler"):
+        two.graph_compute(scheduled)
+
+
+def test_a_buffer_that_fails_to_prepare_a_tensor_leaves_the_graph_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    null = Null()
+    scheduler = Scheduler(null.backends)
+    graph = product(4, 3)
+
+    def fail(buffer: NullBuffer, tensor: Tensor) -> None:
+        if tensor is graph.nodes[1]:
+            raise OutOfMemoryError(buffer.buft.name, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NullBuffer, "init_tensor", fail)
+        with pytest.raises(OutOfMemoryError):
+            scheduler.alloc_graph(graph)
+    assert all(t.buffer is None for t in (*graph.nodes, *graph.leafs))
+    scheduler.graph_compute(scheduler.alloc_graph(graph))
 
 
 def test_growth_of_one_buffer_leaves_graphs_in_others_valid() -> None:
@@ -221,6 +249,10 @@ def test_backends_are_checked() -> None:
         SchedulingError, match=r"last backend must be of type cpu.*GPU0 is of type gpu"
     ):
         Scheduler([cpu, gpu])
+    with pytest.raises(SchedulingError, match="given twice"):
+        Scheduler([cpu, cpu])
+    with pytest.raises(SchedulingError, match="0 buffer types for 2 backends"):
+        Scheduler([gpu, cpu], [])
     with pytest.raises(SchedulingError, match="1 buffer types for 2 backends"):
         Scheduler([gpu, cpu], [null.host])
     with pytest.raises(SchedulingError, match="GPU0 cannot use the buffer type HOST"):
@@ -255,6 +287,21 @@ def test_an_unsupported_op_leaves_the_graph_as_it_was() -> None:
     with pytest.raises(SchedulingError, match="no backend supports MUL"):
         Scheduler(null.backends).alloc_graph(graph)
     assert names(graph.nodes[0].src) == ["x", "x"]
+
+
+def test_a_backend_that_cannot_compile_its_split_leaves_the_graph_as_it_was() -> None:
+    """A CPY whose destination lies on a device without CPY, where the CPU cannot write either."""
+    gpu = SimDevice("SIM0", ops=(Op.SQR,))
+    backends = [gpu.init_backend(), SimDevice("CPU", DeviceType.CPU).init_backend()]
+    scheduler = Scheduler(backends)
+    target = ops.sqr(inp(4, name="x")).named("target")
+    scheduler.set_tensor_backend(target, backends[0])
+    graph = Graph(ops.cpy(inp(4, name="y"), target).named("written"))
+    with pytest.raises(BackendError, match=r"CPU cannot run CPY for written.* in SIM0"):
+        scheduler.alloc_graph(graph)
+    assert all(t.buffer is None for t in (*graph.nodes, *graph.leafs))
+    for backend in backends:
+        backend.free()
 
 
 def test_a_kernel_that_fails_is_an_error_and_the_scheduler_goes_on() -> None:

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lamella.alloc import BufferType, HostBufferType, Usage, alloc_tensors, tensor_get, tensor_set
+from lamella.alloc import (
+    BufferType,
+    HostBufferType,
+    Usage,
+    alloc_tensors,
+    tensor_alloc,
+    tensor_get,
+    tensor_set,
+)
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice
 from lamella.sched import DeviceType, ScheduledGraph, Scheduler
@@ -176,11 +184,11 @@ class _Experts:
         self.ids = ops.top_k(ops.mul_mat(self.gate, self.x), 1)
         b = ops.reshape(self.x, (32, 1, n_tokens))
         self.out = ops.mul_mat_id(self.experts, b, self.ids).set_output()
+        self.values = read(self.experts)[0]
 
     def expected(self, x: F32) -> F32:
         best = np.argmax(x @ read(self.gate)[0, 0].T, axis=-1)
-        w = read(self.experts)[0]
-        return np.stack([w[e] @ row for e, row in zip(best, x, strict=True)])
+        return np.stack([self.values[e] @ row for e, row in zip(best, x, strict=True)])
 
 
 def test_the_choice_of_experts_is_awaited() -> None:
@@ -251,6 +259,126 @@ _OFFLOADED = (Op.MUL_MAT_ID,)
 
 def _copied_experts(scheduled: ScheduledGraph) -> int:
     return sum(t.expert_node is not None for run in scheduled.runs for t in run.transfers)
+
+
+def test_ids_written_in_the_same_split_do_not_choose_what_is_copied() -> None:
+    """They are not known before it runs, so all experts are copied."""
+    host = HostBufferType("CPU")
+    sim = SimDevice("SIM0", offload_ops=_OFFLOADED)
+    with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
+        scheduler = Scheduler(backends)
+        e = _Experts(backends, host, n_tokens=3)
+        slot = Tensor(GGMLType.I32, (1, 3), name="slot")
+        alloc_tensors([slot], sim.buffer_type)
+        ids = ops.cpy(e.ids, slot)
+        e.out = ops.mul_mat_id(e.experts, e.out.src[1], ids).set_output()
+        scheduled = scheduler.alloc_graph(Graph(e.out))
+        _compare(scheduler, scheduled, e, n_runs=3)
+
+
+@pytest.mark.parametrize("how", ["permuted", "read twice"])
+def test_experts_are_copied_whole_where_parts_would_not_do(how: str) -> None:
+    host = HostBufferType("CPU")
+    sim = SimDevice("SIM0", offload_ops=(*_OFFLOADED, Op.SUM_ROWS))
+    with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
+        scheduler = Scheduler(backends)
+        e = _Experts(backends, host, n_tokens=3)
+        total = None
+        if how == "permuted":  # an expert is not one run of bytes
+            w = weights(host, 32, 4, 32)
+            e.experts = ops.permute(w, (0, 2, 1, 3))
+            e.out = ops.mul_mat_id(e.experts, e.out.src[1], e.ids).set_output()
+            graph = Graph(e.out)
+        else:
+            total = ops.sum_rows(e.experts).set_output()
+            scheduler.set_tensor_backend(total, backends[0])
+            graph = Graph(e.out, total)
+        scheduled = scheduler.alloc_graph(graph)
+        assert _copied_experts(scheduled) == 0
+        if total is None:
+            e.values = read(w)[0].transpose(1, 0, 2)
+        _compare(scheduler, scheduled, e, n_runs=2)
+        if total is not None:
+            np.testing.assert_allclose(
+                read(total)[0, ..., 0], e.values.sum(-1), rtol=1e-3, atol=1e-4
+            )
+
+
+def _compare(scheduler: Scheduler, scheduled: ScheduledGraph, e: _Experts, n_runs: int) -> None:
+    for seed in range(n_runs):
+        x = np.random.default_rng(seed).standard_normal((3, 32), np.float32)
+        tensor_set(e.x, x)
+        scheduler.graph_compute(scheduled)
+        got = read(e.out)[0].reshape(3, 32)
+        np.testing.assert_allclose(got, e.expected(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_what_a_node_writes_into_an_input_is_awaited(parallel: bool) -> None:
+    """It lies where the user writes, but it is a node that writes it."""
+    with opened(gpu("SIM0", True), cpu()) as backends:
+        scheduler = Scheduler(backends, parallel=parallel)
+        cache = weights(backends[0].device.buffer_type, 8, 2, usage=Usage.ANY).set_input()
+        row = Tensor(GGMLType.I32, (1,), name="row").set_input()
+        x = inp("x", 8)
+        written = ops.set_rows(cache, x, row)
+        doubled = ops.scale(written, 2).set_output()
+        scheduler.set_tensor_backend(doubled, backends[1])
+        scheduled = scheduler.alloc_graph(Graph(doubled))
+        write(x, 3)
+        tensor_set(row, np.array([1], np.int32))
+        scheduler.graph_compute(scheduled)
+        assert (read(doubled)[0, 0, 1] == 6).all()
+
+
+def test_a_view_of_an_input_read_in_place_is_awaited() -> None:
+    """With several copies only the work that reads inputs is: here, nothing else tells."""
+    with opened(cpu(slow=True)) as backends:
+        scheduler = Scheduler(backends, parallel=True)
+        log = weights(backends[0].device.buffer_type, 8, usage=Usage.ANY)
+        x = inp("x", 16)
+        node = ops.cpy(ops.sqr(ops.view(x, (8,), offset=32)), log)
+        scheduled = scheduler.alloc_graph(Graph(node))
+        write(x, 3)
+        scheduler.graph_compute_async(scheduled)
+        write(x, 100)
+        scheduler.synchronize()
+        assert (read(log) == 9).all()
+
+
+def test_a_split_without_inputs_waits_for_the_one_before_it() -> None:
+    """Also where nothing shows that they share memory: here two buffers lie over the same bytes."""
+    first, second = cpu(slow=True), SimDevice("CPU1", DeviceType.CPU, async_=True)
+    memory = np.zeros(64, np.uint8)
+    with opened(first, second) as backends:
+        scheduler = Scheduler(backends)
+        ends = []
+        for device in (first, second):
+            buffer = device.buffer_from_host(memory)
+            assert buffer is not None
+            ends.append(Tensor(GGMLType.F32, (8,), name=device.name))
+            tensor_alloc(buffer, ends[-1], 0)
+        source = weights(first.buffer_type, 8, usage=Usage.ANY)
+        write(source, 3)
+        result = weights(second.buffer_type, 8, usage=Usage.ANY)
+        graph = Graph(ops.cpy(source, ends[0]), ops.cpy(ends[1], result))
+        scheduled = scheduler.alloc_graph(graph)
+        assert [(s.backend.name, s.inputs) for s in scheduled.splits] == [("CPU", []), ("CPU1", [])]
+        scheduler.graph_compute(scheduled)
+        assert (read(result) == 3).all()
+
+
+@pytest.mark.parametrize("grow", ["reserve", "alloc_graph"])
+def test_buffers_move_only_when_nobody_works_in_them(grow: str) -> None:
+    with opened(gpu("SIM0", True), cpu()) as backends:
+        scheduler = Scheduler(backends)
+        log = weights(backends[0].device.buffer_type, 8, 16, usage=Usage.ANY)
+        run = _Logged(scheduler, log, 8)
+        run.start(scheduler, row=5, value=3)
+        larger = Graph(ops.scale(inp("large", 4096), 2))
+        scheduler.reserve(larger) if grow == "reserve" else scheduler.alloc_graph(larger)
+        assert not scheduler.is_current(run.scheduled)
+        assert (read(log)[0, 0, 5] == 9).all(), "the run was over before anything moved"
 
 
 # --- the contract of one backend's verbs ---
