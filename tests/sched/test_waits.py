@@ -268,11 +268,13 @@ def test_ids_written_in_the_same_split_do_not_choose_what_is_copied() -> None:
     with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
         scheduler = Scheduler(backends)
         e = _Experts(backends, host, n_tokens=3)
+        alloc_tensors([e.x], sim.buffer_type)  # so that the first split has no inputs and goes on
         slot = Tensor(GGMLType.I32, (1, 3), name="slot")
         alloc_tensors([slot], sim.buffer_type)
         ids = ops.cpy(e.ids, slot)
         e.out = ops.mul_mat_id(e.experts, e.out.src[1], ids).set_output()
         scheduled = scheduler.alloc_graph(Graph(e.out))
+        assert [[t.name for t in s.inputs] for s in scheduled.splits] == [["w"]]
         _compare(scheduler, scheduled, e, n_runs=3)
 
 
@@ -288,6 +290,9 @@ def test_experts_are_copied_whole_where_parts_would_not_do(how: str) -> None:
             w = weights(host, 32, 4, 32)
             e.experts = ops.permute(w, (0, 2, 1, 3))
             e.out = ops.mul_mat_id(e.experts, e.out.src[1], e.ids).set_output()
+            scheduler.set_tensor_backend(e.out, backends[0])
+            for node in (e.ids.root, e.ids.root.src[0]):  # the choice is known before
+                scheduler.set_tensor_backend(node, backends[1])
             graph = Graph(e.out)
         else:
             total = ops.sum_rows(e.experts).set_output()
