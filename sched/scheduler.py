@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..alloc.buffer import BufferType
+from ..alloc.buffer import UNLIMITED, BufferType
 from ..alloc.gallocr import GraphAllocator
 from ..base.errors import SchedulingError
 from ..base.log import debug_log, get_logger
@@ -71,9 +71,7 @@ class Scheduler:
         self._is_alloc = False
         self.n_splits = 0
         for backend, buft in zip(self.backends, bufts, strict=True):
-            device, (free, total) = backend.device, backend.device.memory()
-            text = f"{backend.name}: {device.type.value}, {device.description}; places tensors in"
-            debug_log(log, 1, f"{text} {buft.name}, {free} of {total} bytes free")
+            debug_log(log, 1, _introduce(backend, buft))
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
         """Put a tensor on a backend by hand, until `reset`.
@@ -244,6 +242,13 @@ class Scheduler:
         if DEBUG() >= 3:
             debug_log(log, 3, describe(scheduled))
             debug_log(log, 5, str(scheduled.graph))
+
+
+def _introduce(backend: Backend, buft: BufferType) -> str:
+    device = backend.device
+    free, total = device.memory()
+    room = "memory without a limit" if total == UNLIMITED else f"{free} of {total} bytes free"
+    return f"{backend.name}: {device.description}; places tensors in {buft.name}; {room}"
 
 
 def _check(backends: Sequence[Backend], bufts: Sequence[BufferType]) -> None:
