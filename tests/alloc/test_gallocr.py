@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from memory_types import BareBufferType, PaddingBufferType, hold, leaf
+from memory_types import BareBuffer, BareBufferType, PaddingBufferType, hold, leaf
 
 from lamella.alloc import GraphAllocator, HostBufferType, Usage
 from lamella.base.errors import OutOfMemoryError, ReserveError
@@ -168,6 +168,27 @@ def test_every_tensor_is_initialised_once() -> None:
     galloc = GraphAllocator([buft])
     galloc.alloc_graph(Graph(view))
     assert buft.buffers[0].initialised == [x, view.src[0], view]
+
+
+class Stubborn(BareBuffer):
+    """Refuses to prepare for views."""
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        if tensor.view_src is not None:
+            raise ValueError(tensor.name)
+
+
+class StubbornType(BareBufferType):
+    def _alloc(self, size: int) -> BareBuffer:
+        return Stubborn(self, size)
+
+
+def test_a_placement_that_fails_leaves_nothing_behind() -> None:
+    galloc = GraphAllocator([StubbornType()])
+    graph = Graph(ops.scale(ops.view(ops.cont(leaf("x", 4)), (2,)), 2))
+    with pytest.raises(ValueError, match="node_1"):
+        galloc.alloc_graph(graph)
+    assert is_untouched(graph)
 
 
 def test_a_placed_graph_stays_next_to_later_ones() -> None:

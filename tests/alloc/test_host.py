@@ -35,10 +35,10 @@ def array(tensor: Tensor) -> npt.NDArray[np.generic]:
 @pytest.mark.parametrize("alignment", [1, 32, 64, 256, 4096])
 def test_buffers_begin_aligned(alignment: int) -> None:
     buft = HostBufferType(alignment=alignment)
-    kept = [host(buft, size) for size in (1, 63, 64, 1000, 5000)]  # side by side, so all differ
-    for buffer in kept:
-        assert buffer.memory.ctypes.data % alignment == 0
-        assert buffer.memory.size == buffer.size
+    sizes = (1, 63, 64, 1000, 5000)
+    kept = [host(buft, size) for size in sizes]  # side by side, so that their addresses differ
+    assert [b.memory.ctypes.data % alignment for b in kept] == [0] * 5
+    assert tuple(b.size for b in kept) == tuple(b.memory.size for b in kept) == sizes
 
 
 def test_tensors_begin_aligned() -> None:

@@ -197,13 +197,16 @@ def test_an_event_recorded_again_means_its_last_recording(new: New) -> None:
 
 
 def test_who_waits_already_keeps_the_recording_before(new: New) -> None:
-    first, second, event = new(), new(), SimEvent()
+    first, second, event, done = new(), new(), SimEvent(), list[int]()
+    begin = holding(second)
     event.record(first)
     event.wait(second)
     gate = holding(first)
+    first.submit(lambda: done.append(1))
     event.record(first)  # not reached until the gate opens
+    begin.set()
     second.synchronize()
-    assert not gate.is_set()
+    assert done == []
     gate.set()
 
 
