@@ -122,6 +122,13 @@ def test_arrays_do_not_leave_their_memory(size: int) -> None:
         array_of(leaf("x", 2), np.zeros(size, np.uint8))
 
 
+def test_nor_do_arrays_from_the_middle_of_it() -> None:
+    x = leaf("x", 2)
+    x.offset = 4
+    with pytest.raises(TensorAccessError, match=r"bytes 4\.\.12 leave its memory of 8 bytes"):
+        array_of(x, np.zeros(8, np.uint8))
+
+
 def test_an_empty_tensor_is_an_empty_array() -> None:
     x, e = leaf("x", 4), leaf("e", 3, 0, 2)
     kept = alloc_tensors([x, e], HostBufferType())
