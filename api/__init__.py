@@ -2,26 +2,40 @@
 
 from .base.errors import (
     BackendError,
+    CancelledError,
+    ClosedError,
+    ContextSizeError,
     GraphError,
     LamellaError,
+    ModelFileError,
     OutOfMemoryError,
+    OverloadedError,
+    RequestError,
     ReserveError,
     SchedulingError,
     SettingError,
     TensorAccessError,
     UnknownDeviceError,
+    UnsupportedModelError,
 )
 from .version import __version__
 
 __all__ = [
     "BackendError",
+    "CancelledError",
+    "ClosedError",
+    "ContextSizeError",
     "GraphError",
     "LamellaError",
+    "ModelFileError",
     "OutOfMemoryError",
+    "OverloadedError",
+    "RequestError",
     "ReserveError",
     "SchedulingError",
     "SettingError",
     "TensorAccessError",
     "UnknownDeviceError",
+    "UnsupportedModelError",
     "__version__",
 ]

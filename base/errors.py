@@ -8,7 +8,14 @@
     ├── TensorAccessError   memory was asked for that is not there, or not readable from here
     ├── UnknownDeviceError  a device name that no registry has; lists those there are
     ├── SchedulingError     an op has no backend that can run it where its tensors lie
-    └── BackendError        a device failed while it was computing
+    ├── BackendError        a device failed while it was computing
+    ├── ModelFileError      a model file is missing or broken; names the file, the place and the cause
+    │   └── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
+    ├── RequestError        a caller asked for what cannot be done: a wrong value, a wrong name
+    │   └── ContextSizeError       a prompt does not fit the context
+    ├── OverloadedError     too many requests are waiting
+    ├── CancelledError      the caller cancelled the work
+    └── ClosedError         a model or an engine was used after it was closed
 
 A message names the thing, the value found and the values allowed. `assert` is for our own
 invariants only.
@@ -65,3 +72,42 @@ class SchedulingError(LamellaError):
 
 class BackendError(LamellaError):
     """A device failed while computing; the original error is its `__cause__`."""
+
+
+class ModelFileError(LamellaError):
+    """A model file cannot be used. Names the file, where in it, what was found and expected."""
+
+
+class UnsupportedModelError(ModelFileError):
+    """A sound file, of a kind that Lamella cannot run; lists the kinds it can."""
+
+
+class RequestError(LamellaError):
+    """A request or an argument that cannot be fulfilled; names it, its value and what is allowed."""
+
+
+class ContextSizeError(RequestError):
+    """A prompt of `n_prompt_tokens` does not fit a context of `n_ctx` tokens."""
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(n_prompt_tokens, n_ctx)
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.n_prompt_tokens} tokens, the context holds {self.n_ctx}: "
+            "shorten it or make the context larger (-c)"
+        )
+
+
+class OverloadedError(LamellaError):
+    """Too many requests are waiting already; the same request may succeed later."""
+
+
+class CancelledError(LamellaError):
+    """Work ended early because its caller cancelled it."""
+
+
+class ClosedError(LamellaError):
+    """Something was used after it had been closed."""

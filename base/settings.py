@@ -61,3 +61,13 @@ DEBUG = Switch(
     "How much to log: 1 devices and memory, 3 splits and the cause of every placement, "
     "5 the graph itself.",
 )
+NO_JIT = Switch(
+    "LAMELLA_NO_JIT",
+    0,
+    "1 computes with the NumPy reference kernels: nothing is compiled, and everything is slow.",
+)
+NO_REUSE = Switch(
+    "LAMELLA_NO_REUSE",
+    0,
+    "1 builds and schedules every graph anew instead of reusing those of earlier steps.",
+)

@@ -1,0 +1,1 @@
+"""cpu: the CPU backend, kernels compiled by Numba and run by a pool of threads."""

@@ -1,0 +1,1 @@
+"""quants: how blocks of quantised types are laid out, and decoding and encoding them."""

@@ -1,0 +1,1 @@
+"""model: GGUF files, weights, architectures, the KV pool, decoding, vocabulary, sampling."""

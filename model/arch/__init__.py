@@ -1,0 +1,1 @@
+"""arch: one file for each model architecture."""

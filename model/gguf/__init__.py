@@ -1,0 +1,1 @@
+"""gguf: reading GGUF files, bounded and lazy."""

@@ -1,0 +1,1 @@
+"""sampling: from logits to the next token."""

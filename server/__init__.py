@@ -1,0 +1,1 @@
+"""server: the engine that batches requests, and HTTP in front of it."""
