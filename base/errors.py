@@ -9,7 +9,7 @@
     ├── UnknownDeviceError  a device name that no registry has; lists those there are
     ├── SchedulingError     an op has no backend that can run it where its tensors lie
     ├── BackendError        a device failed while it was computing
-    ├── ModelFileError      a model file is missing or broken; names the file, the place and the cause
+    ├── ModelFileError      a model file is missing or broken; names file, place and cause
     │   └── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
     ├── RequestError        a caller asked for what cannot be done: a wrong value, a wrong name
     │   └── ContextSizeError       a prompt does not fit the context
@@ -83,7 +83,7 @@ class UnsupportedModelError(ModelFileError):
 
 
 class RequestError(LamellaError):
-    """A request or an argument that cannot be fulfilled; names it, its value and what is allowed."""
+    """A request or argument that cannot be fulfilled; names it, its value and what is allowed."""
 
 
 class ContextSizeError(RequestError):
