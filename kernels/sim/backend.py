@@ -1,42 +1,26 @@
-"""The backend of a simulated device: one stream of work, computed with the reference kernels."""
+"""The backend of a simulated device: one stream of work, computed on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy.typing as npt
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
-from ...alloc.host import array_of
 from ...base.errors import BackendError
 from ...graph.graph import Graph
-from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, Event
-from ..reference import KERNELS, Kernel
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream
 
 if TYPE_CHECKING:
     from .device import SimDevice
 
-Array = npt.NDArray[Any]
-
-
-class Bound(NamedTuple):
-    """A kernel with its node and the arrays it works on."""
-
-    kernel: Kernel
-    node: Tensor
-    dst: Array
-    srcs: Sequence[Array]
-
 
 class SimBackend(Backend):
     """Runs what it is given in order: on a worker thread, or at once on a synchronous device.
 
-    A plan is a list of kernels bound to arrays over the memory, which must not move.
+    A plan is a function over the memory, which must not move.
     """
 
     device: SimDevice
@@ -46,9 +30,11 @@ class SimBackend(Backend):
         self.stream: Stream = (
             WorkerStream(device.name) if device.caps.async_ else InlineStream(device.name)
         )
+        self._compute = device.new_compute()
 
     def free(self) -> None:
         self.stream.close()
+        self._compute.close()
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -58,27 +44,17 @@ class SimBackend(Backend):
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_compute(self.graph_plan_create(graph))
 
-    def graph_plan_create(self, graph: Graph) -> list[Bound]:
-        return [
-            Bound(
-                KERNELS[node.op],
-                node,
-                self._array(node, node),
-                [self._array(node, src) for src in node.src],
-            )
-            for node in graph.nodes
-            if node.op not in VIEW_OPS and node.op is not Op.NONE
-        ]
+    def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
+        return self._compute.compile(graph.nodes, self._memory_of)
 
-    def graph_plan_compute(self, plan: list[Bound]) -> None:
-        self.stream.submit(lambda: self._compute(plan))
+    def graph_plan_compute(self, plan: Callable[[], None]) -> None:
+        def task() -> None:
+            self.device.spend()
+            plan()
 
-    def _compute(self, plan: list[Bound]) -> None:
-        self.device.spend()
-        for kernel, node, dst, srcs in plan:
-            kernel(node, dst, srcs)
+        self.stream.submit(task)
 
-    def _array(self, node: Tensor, tensor: Tensor) -> Array:
+    def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
         buffer = buffer_of(tensor)
         memory = device_memory(buffer)
         if memory is None or not self.supports_buft(buffer.buft):
@@ -86,7 +62,7 @@ class SimBackend(Backend):
                 f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
                 f"in {buffer.buft.name}"
             )
-        return array_of(tensor, memory)
+        return memory
 
     # --- copying ---
 

@@ -1,4 +1,4 @@
-"""Simulated devices: they schedule, copy and wait like real ones, and compute with NumPy.
+"""Simulated devices: they schedule, copy and wait like real ones, and compute on the host.
 
     gpu = SimDevice("SIM0", memory=24 * 2**30)
     cpu = SimDevice("CPU", DeviceType.CPU)
@@ -18,7 +18,8 @@ from ...alloc.host import HostBuffer, HostBufferType
 from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, Device, DeviceType, Event, Registry
-from .. import reference
+from ..compute import Compute
+from ..reference.compute import ReferenceCompute
 from .backend import SimBackend
 from .memory import SimBufferType
 from .stream import SimEvent
@@ -40,6 +41,7 @@ class SimDevice(Device):
         events: have events, if it works on a thread; without them others must synchronise.
         async_copies: copy tensors from other devices as part of its work.
         delay: called before each piece of work; gives seconds to wait.
+        compute: makes the kernels of each backend; NumPy's by default.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class SimDevice(Device):
         events: bool = True,
         async_copies: bool = True,
         delay: Callable[[], float] | None = None,
+        compute: Callable[[], Compute] = ReferenceCompute,
     ) -> None:
         is_cpu = type is DeviceType.CPU
         async_ = not is_cpu if async_ is None else async_
         own = HostBufferType if is_cpu else SimBufferType
         self.name = name
         self.type = type
-        self.description = f"simulated {type.value}, computes with NumPy"
+        self.description = f"simulated {type.value}"
         self.caps = Caps(async_=async_, events=async_ and events, host_buffer=not is_cpu)
         self._buffer_type = buffer_type or own(name, capacity=memory)
         self._host_buffer_type = None if is_cpu else HostBufferType(f"{name}_Host")
@@ -73,6 +76,8 @@ class SimDevice(Device):
         self.async_copies = async_copies
         self._bandwidth = bandwidth
         self._delay = delay
+        self.new_compute = compute
+        self._support = compute()
 
     def memory(self) -> tuple[int, int]:
         buft = self._buffer_type
@@ -95,7 +100,7 @@ class SimDevice(Device):
         return HostBuffer(self._buffer_type, memory)
 
     def supports_op(self, op: Tensor) -> bool:
-        return op.op in self._ops and reference.supports_op(op)
+        return op.op in self._ops and self._support.supports(op)
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft in self._reads

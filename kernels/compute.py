@@ -1,0 +1,32 @@
+"""How a backend computes: what turns a split's nodes into something that runs.
+
+A device that lies in memory of this process, the CPU or a simulated one, brings the memory and the
+order of work; a `Compute` brings the kernels. Knows no buffer types and no threads of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ..alloc.buffer import Bytes
+from ..graph.tensor import Tensor
+
+
+class Compute(Protocol):
+    """A set of kernels."""
+
+    def supports(self, node: Tensor) -> bool:
+        """Whether there is a kernel for the node's op, types and layouts."""
+
+    def compile(
+        self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
+    ) -> Callable[[], None]:
+        """A function that computes `nodes` in order, as often as it is called.
+
+        `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
+        of its sources, lies in; it must not move. The function may raise BackendError.
+        """
+
+    def close(self) -> None:
+        """End what computes in the background. Twice is fine."""

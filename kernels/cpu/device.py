@@ -1,0 +1,146 @@
+"""The CPU: its registry, device and backend.
+
+    cpu = CpuDevice(n_threads=4)
+    scheduler = Scheduler([cpu.init_backend()])
+
+Tensors lie in ordinary memory of the host. The backend is synchronous. Kernels are compiled ones,
+or NumPy's with LAMELLA_NO_JIT. Tested by tests/kernels/test_cpu_device.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
+from ...alloc.host import HostBuffer, HostBufferType
+from ...base.errors import BackendError
+from ...base.settings import NO_JIT
+from ...graph.graph import Graph
+from ...graph.tensor import Tensor
+from ...sched.backend import Backend, Device, DeviceType, Registry
+from ..compute import Compute
+from ..reference.compute import ReferenceCompute
+from .compute import CpuCompute
+from .jit import Progress
+
+
+class CpuRegistry(Registry):
+    """The CPU, as a family of one device."""
+
+    def __init__(self, device: CpuDevice) -> None:
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    def devices(self) -> Sequence[Device]:
+        return (self._device,)
+
+
+class CpuDevice(Device):
+    """This machine's processor.
+
+    Args:
+        n_threads: threads that compute, by default as many as the process may use at once.
+        progress: told which kernels are compiled on their first use.
+    """
+
+    name = "CPU"
+    type = DeviceType.CPU
+
+    def __init__(self, n_threads: int | None = None, progress: Progress | None = None) -> None:
+        self.n_threads = n_threads or default_threads()
+        self.description = f"{processor_name()}, {self.n_threads} threads"
+        self._progress = progress
+        self._buffer_type = HostBufferType("CPU")
+        self._support = self.new_compute()
+
+    def new_compute(self) -> Compute:
+        """The kernels a backend of this device computes with."""
+        if NO_JIT():
+            return ReferenceCompute()
+        return CpuCompute(self.n_threads, self._progress)
+
+    def memory(self) -> tuple[int, int]:
+        return host_memory()
+
+    def init_backend(self) -> CpuBackend:
+        return CpuBackend(self)
+
+    @property
+    def buffer_type(self) -> BufferType:
+        return self._buffer_type
+
+    def buffer_from_host(self, memory: Bytes) -> Buffer:
+        return HostBuffer(self._buffer_type, memory)
+
+    def supports_op(self, op: Tensor) -> bool:
+        return self._support.supports(op)
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return buft.is_host
+
+
+class CpuBackend(Backend):
+    """Computes at once, on the caller's thread and those of its pool."""
+
+    device: CpuDevice
+
+    def __init__(self, device: CpuDevice) -> None:
+        super().__init__(device)
+        self._compute = device.new_compute()
+
+    def free(self) -> None:
+        self._compute.close()
+
+    def graph_compute(self, graph: Graph) -> None:
+        self.graph_plan_create(graph)()
+
+    def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
+        return self._compute.compile(graph.nodes, self._memory_of)
+
+    def graph_plan_compute(self, plan: Callable[[], None]) -> None:
+        plan()
+
+    def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
+        buffer = buffer_of(tensor)
+        if not isinstance(buffer, HostBuffer):
+            raise BackendError(
+                f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
+                f"in {buffer.buft.name}"
+            )
+        return buffer.memory
+
+
+def default_threads() -> int:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The processor's name as its maker gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def host_memory() -> tuple[int, int]:
+    """(available, total) bytes of the host's memory."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free, total = (int(fields[k].split()[0]) * 1024 for k in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = total
+    return free, total

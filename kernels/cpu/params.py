@@ -1,0 +1,133 @@
+"""What a kernel is given: one block of 64-bit words for each call, the same for every op.
+
+    p + 0          the node, then its sources: data address, ne[0..3], nb[0..3] each
+    p + WORK ...   scratch memory, where to report an error
+    p + PARAMS     the op's own parameters: int64 or float64
+
+Kernels read it with the functions here. A kernel cannot raise: it `fail`s, and the plan's run
+raises for it. Tested by tests/kernels/test_cpu_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...graph.tensor import Tensor
+from .simd import inlined, load_f64, load_i64, store_i64
+
+MAX_TENSORS: Final = 7  # a node and up to 6 sources
+TENSOR_WORDS: Final = 9
+WORK: Final = MAX_TENSORS * TENSOR_WORDS  # shared scratch, each thread's scratch, its size
+ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit
+PARAMS: Final = ERROR + 4
+MAX_PARAMS: Final = 16
+N_WORDS: Final = PARAMS + MAX_PARAMS
+
+# error codes of `fail`
+BAD_INDEX: Final = 1
+
+Words = npt.NDArray[np.int64]
+
+
+def write_params(
+    words: Words,
+    node: Tensor,
+    params: Sequence[int | float],
+    address_of: Callable[[Tensor, Tensor], int],
+) -> None:
+    """Fill a block for `node`: its tensors and the op's parameters."""
+    tensors = (node, *node.src)
+    assert len(tensors) <= MAX_TENSORS and len(params) <= MAX_PARAMS, f"{node!r} has too many"
+    for i, t in enumerate(tensors):
+        at = i * TENSOR_WORDS
+        words[at : at + TENSOR_WORDS] = (address_of(node, t), *t.ne, *t.nb)
+    floats = words.view(np.float64)
+    for i, value in enumerate(params):
+        (floats if isinstance(value, float) else words)[PARAMS + i] = value
+
+
+# --- for kernels ---
+
+
+@inlined
+def data(p, i):
+    """Address of tensor `i`: 0 is the node, 1.. its sources."""
+    return load_i64(p + 8 * TENSOR_WORDS * i)
+
+
+@inlined
+def ne(p, i, d):
+    """Elements of tensor `i` along dimension `d`."""
+    return load_i64(p + 8 * (TENSOR_WORDS * i + 1 + d))
+
+
+@inlined
+def nb(p, i, d):
+    """Stride in bytes of tensor `i` along dimension `d`."""
+    return load_i64(p + 8 * (TENSOR_WORDS * i + 5 + d))
+
+
+@inlined
+def n_rows(p, i):
+    """Rows of tensor `i`."""
+    return ne(p, i, 1) * ne(p, i, 2) * ne(p, i, 3)
+
+
+@inlined
+def row(p, i, r):
+    """Address of row `r` of tensor `i`, counted over dimensions 1, 2, 3."""
+    n1, n2 = ne(p, i, 1), ne(p, i, 2)
+    return (
+        data(p, i)
+        + r % n1 * nb(p, i, 1)
+        + r // n1 % n2 * nb(p, i, 2)
+        + r // (n1 * n2) * nb(p, i, 3)
+    )
+
+
+@inlined
+def row_at(p, i, i1, i2, i3):
+    """Address of the row of tensor `i` at these indices of dimensions 1, 2 and 3."""
+    return data(p, i) + i1 * nb(p, i, 1) + i2 * nb(p, i, 2) + i3 * nb(p, i, 3)
+
+
+@inlined
+def int_param(p, k):
+    """Parameter `k` of the op, an int64."""
+    return load_i64(p + 8 * (PARAMS + k))
+
+
+@inlined
+def float_param(p, k):
+    """Parameter `k` of the op, a float64."""
+    return load_f64(p + 8 * (PARAMS + k))
+
+
+@inlined
+def shared_work(p):
+    """Scratch memory that all threads, and all calls of this node, see."""
+    return load_i64(p + 8 * WORK)
+
+
+@inlined
+def work(p, ith):
+    """Scratch memory of thread `ith` alone."""
+    return load_i64(p + 8 * (WORK + 1)) + ith * load_i64(p + 8 * (WORK + 2))
+
+
+@inlined
+def first_of(n, ith, nth):
+    """The first of `n` items that thread `ith` of `nth` works on; it ends where the next begins."""
+    return n * ith // nth
+
+
+@inlined
+def fail(p, value, limit):
+    """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it."""
+    store_i64(p + 8 * (ERROR + 2), value)
+    store_i64(p + 8 * (ERROR + 3), limit)
+    store_i64(load_i64(p + 8 * ERROR), load_i64(p + 8 * (ERROR + 1)))

@@ -1,0 +1,41 @@
+"""Compiling nodes for the reference kernels: each is bound to arrays over its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...alloc.buffer import Bytes
+from ...alloc.host import array_of
+from ...graph.op import VIEW_OPS, Op
+from ...graph.tensor import Tensor
+from . import KERNELS, supports_op
+
+
+class ReferenceCompute:
+    """Computes with NumPy; see `kernels.compute.Compute`."""
+
+    def supports(self, node: Tensor) -> bool:
+        return supports_op(node)
+
+    def compile(
+        self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
+    ) -> Callable[[], None]:
+        bound = [
+            (
+                KERNELS[node.op],
+                node,
+                array_of(node, memory_of(node, node)),
+                [array_of(src, memory_of(node, src)) for src in node.src],
+            )
+            for node in nodes
+            if node.op not in VIEW_OPS and node.op is not Op.NONE
+        ]
+
+        def run() -> None:
+            for kernel, node, dst, srcs in bound:
+                kernel(node, dst, srcs)
+
+        return run
+
+    def close(self) -> None:
+        pass
