@@ -1,0 +1,256 @@
+"""Context: decodes batches of tokens with a loaded model, over a paged KV pool.
+
+    context = Context(model, ContextParams(n_ctx=4096))
+    seq = context.pool.new_sequence()
+    context.append(seq, len(tokens))
+    batch = Batch()
+    batch.add(tokens, seq, 0, n_outputs=1)
+    logits = context.decode(batch)        # float32 [n_outputs, n_vocab]
+
+Graphs are built for a few sizes of ubatch and reused (llama-context.cpp, process_ubatch). For one
+thread at a time. Knows no text, no sampling, no requests. Tested by tests/model/test_context*.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
+from ..alloc.tallocr import alloc_tensors
+from ..base.errors import ClosedError, RequestError
+from ..base.settings import NO_REUSE
+from ..graph.op import Op
+from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
+from ..sched.backend import Backend, Device
+from ..sched.scheduler import Scheduler
+from .arch.build import KVLayer
+from .batch import Batch, UBatch, cut_batch
+from .graphs import DecodeGraph, GraphParams, bucket, build_graph
+from .kv_pages import KVSequence, PagePool
+from .loader import LoadedModel
+
+F32Array = npt.NDArray[np.float32]
+
+PAGE_SIZE: Final = 32  # cells in a page of the pool
+KV_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """How large a context is, by llama-server's names.
+
+    `n_ctx`: cells of the KV pool, 0 for as many as the model was trained with. `n_ubatch`: tokens
+    computed at once. `n_seq_max`: sequences in one ubatch. `type_k`, `type_v`: types of the pool.
+    `kv_on_device`: keep a layer's keys and values where its weights are, not on the CPU.
+    `op_offload`: let devices take over large batches from the CPU.
+    """
+
+    n_ctx: int = 0
+    n_ubatch: int = 512
+    n_seq_max: int = 4
+    type_k: GGMLType = GGMLType.F16
+    type_v: GGMLType = GGMLType.F16
+    kv_on_device: bool = True
+    op_offload: bool = True
+
+
+class Context:
+    """A model at work: its backends, scheduler, KV pool and graphs.
+
+    `n_graphs_built` and `n_reused` count the ubatches that needed a new graph and those that did
+    not.
+
+    Raises:
+        RequestError: a parameter that cannot be.
+        OutOfMemoryError: the pool or the compute buffers do not fit; nothing stays allocated.
+    """
+
+    def __init__(self, model: LoadedModel, params: ContextParams | None = None) -> None:
+        self.params = params or ContextParams()
+        self.model = model
+        self.n_ctx = self.params.n_ctx or model.hp.n_ctx_train
+        self.n_ubatch = min(self.params.n_ubatch, self.n_ctx)
+        self.n_seq_max = self.params.n_seq_max
+        self.n_vocab = model.hp.n_vocab
+        _check(self.params, model)
+        self.pool = PagePool(self.n_ctx, page_size=PAGE_SIZE)
+        self.n_graphs_built = 0
+        self.n_reused = 0
+        self.closed = False
+        self._graphs: dict[GraphParams, DecodeGraph] = {}
+        self._kv_buffers: list[Buffer] = []
+        self._backends: dict[Device, Backend] = {}
+        self._scheduler: Scheduler | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        for device in self.model.devices:
+            self._backends[device] = device.init_backend()
+        self._scheduler = Scheduler(
+            list(self._backends.values()), op_offload=self.params.op_offload
+        )
+        self.kv = self._make_pool()
+        self._reserve()
+
+    def _make_pool(self) -> list[KVLayer]:
+        """The keys and values of each layer, allocated where the layer computes."""
+        hp, n_cells = self.model.hp, self.pool.n_cells_total
+        layers, homes = [], dict[Device, list[Tensor]]()
+        for il in range(hp.n_layer):
+            k = Tensor(self.params.type_k, (hp.n_embd_k(il), n_cells), name=f"cache_k_l{il}")
+            v = Tensor(self.params.type_v, (hp.n_embd_v(il), n_cells), name=f"cache_v_l{il}")
+            layers.append(KVLayer(k, v))
+            home = (
+                self.model.kv_home(il) if self.params.kv_on_device else self.model.devices[-1]
+            )
+            homes.setdefault(home, []).extend((k, v))
+        for device, tensors in homes.items():
+            self._kv_buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY)
+        for buffer in self._kv_buffers:
+            buffer.clear()  # padding tokens read what nobody has written
+        return layers
+
+    def _reserve(self) -> None:
+        """Make the compute buffers large enough for every graph to come, then compile one."""
+        scheduler = self._open_scheduler()
+        n, n_seqs = self.n_ubatch, self.n_seq_max
+        for params in (GraphParams(n, n, n_seqs), GraphParams(n_seqs, n_seqs, n_seqs)):
+            graph = self._build(params)
+            scheduler.reserve(graph.graph)
+        self._graph_for(GraphParams(1, 1, 1))
+
+    # --- decoding ---
+
+    def append(self, seq: KVSequence, n: int) -> None:
+        """Reserve the next `n` positions of a sequence.
+
+        Raises:
+            OutOfMemoryError: the pool has too few free pages; nothing has changed.
+        """
+        for copy in seq.append(n):
+            for layer in self.kv:
+                for t in (layer.k, layer.v):
+                    size = t.nb[1]
+                    cells = tensor_get(t, copy.src_cell * size, copy.n * size)
+                    tensor_set(t, cells, copy.dst_cell * size)
+
+    def decode(self, batch: Batch) -> F32Array:
+        """Compute a batch: writes its keys and values, gives the logits that are wanted.
+
+        Returns:
+            float32 [n_outputs, n_vocab], in the order of the batch; the caller's own.
+
+        Raises:
+            BackendError: a device failed.
+            ClosedError: the context was closed.
+        """
+        self._open_scheduler()
+        logits = np.empty((batch.n_outputs, self.n_vocab), np.float32)
+        done = 0
+        for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
+            self.process_ubatch(ubatch, logits[done : done + ubatch.n_outputs])
+            done += ubatch.n_outputs
+        return logits
+
+    def process_ubatch(self, ubatch: UBatch, logits: F32Array) -> None:
+        """Compute a ubatch with a graph that fits it; fills `logits` [n_outputs, n_vocab]."""
+        scheduler = self._open_scheduler()
+        graph = self._graph_for(self._params_of(ubatch))
+        scheduler.wait_inputs(graph.scheduled)
+        graph.set_inputs(ubatch)
+        scheduler.graph_compute(graph.scheduled)
+        if len(logits):
+            raw = tensor_get(graph.logits, 0, logits.nbytes)
+            logits[...] = raw.view(np.float32).reshape(logits.shape)
+
+    def _params_of(self, ubatch: UBatch) -> GraphParams:
+        n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
+        return GraphParams(
+            n_tokens,
+            bucket(max(ubatch.n_outputs, 1), n_tokens),
+            bucket(len(ubatch.seqs), self.n_seq_max),
+        )
+
+    def _graph_for(self, params: GraphParams) -> DecodeGraph:
+        """A graph of these sizes, ready to compute: a cached one if it can be reused."""
+        scheduler = self._open_scheduler()
+        graph = self._graphs.get(params)
+        if graph is not None and not NO_REUSE() and scheduler.is_current(graph.scheduled):
+            self.n_reused += 1
+            return graph
+        graph = self._build(params)
+        scheduler.reset()
+        self._pin_attention(graph)
+        graph.schedule(scheduler)
+        self._graphs[params] = graph
+        self.n_graphs_built += 1
+        return graph
+
+    def _build(self, params: GraphParams) -> DecodeGraph:
+        return build_graph(self.model, self.kv, params, self.pool)
+
+    def _pin_attention(self, graph: DecodeGraph) -> None:
+        """Attention runs where its pages are: else the whole pool would be copied each time."""
+        scheduler = self._open_scheduler()
+        backends = {b.device.buffer_type: b for b in reversed(self._backends.values())}
+        for node in graph.graph.nodes:
+            if node.op is Op.FLASH_ATTN_EXT:
+                backend = backends[node.src[1].root.buffer.buft]
+                if backend.supports_op(node):
+                    scheduler.set_tensor_backend(node, backend)
+
+    # --- closing ---
+
+    def _open_scheduler(self) -> Scheduler:
+        if self.closed or self._scheduler is None:
+            raise ClosedError("the context was used after it had been closed")
+        return self._scheduler
+
+    def close(self) -> None:
+        """Free everything but the model. Twice is fine."""
+        if self.closed:
+            return
+        self.closed = True
+        self._graphs.clear()
+        if self._scheduler is not None:
+            self._scheduler.free()
+        for backend in self._backends.values():
+            backend.free()
+        for buffer in self._kv_buffers:
+            buffer.free()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(params: ContextParams, model: LoadedModel) -> None:
+    """Refuse parameters that cannot be."""
+    for name in ("n_ctx", "n_ubatch", "n_seq_max"):
+        value, low = getattr(params, name), 0 if name == "n_ctx" else 1
+        if value < low:
+            raise RequestError(f"{name} is {value}: must be at least {low}")
+    hp = model.hp
+    pools = (("type_k", params.type_k, hp.n_embd_k), ("type_v", params.type_v, hp.n_embd_v))
+    for name, type, size in pools:
+        if type not in KV_TYPES:
+            known = ", ".join(t.name for t in KV_TYPES)
+            raise RequestError(f"{name} is {type.name}: must be one of {known}")
+        sizes: Sequence[int] = [size(il) for il in range(hp.n_layer)]
+        if any(n % type.block_size for n in sizes):
+            raise RequestError(
+                f"{name} is {type.name}: its blocks of {type.block_size} do not divide a token's "
+                f"{sizes[0]} elements in this model; use F16"
+            )

@@ -1,0 +1,105 @@
+"""Decode graphs: built for a size of ubatch, scheduled once, computed often.
+
+Sizes are rounded up to a few buckets. What a ubatch lacks to its bucket is filled with padding
+tokens that read and write the pool's scratch page only. Tested by tests/model/test_context*.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..alloc.buffer import buffer_of
+from ..alloc.host import HostBuffer
+from ..graph.graph import Graph
+from ..graph.tensor import Tensor
+from ..sched.scheduled import ScheduledGraph
+from ..sched.scheduler import Scheduler
+from .arch.build import GraphBuild, GraphInputs, KVLayer
+from .batch import UBatch
+from .kv_pages import PagePool
+from .loader import LoadedModel
+
+I32Array = npt.NDArray[np.int32]
+
+
+class GraphParams(NamedTuple):
+    """What a graph's shape depends on, in buckets; graphs of equal parameters are equal."""
+
+    n_tokens: int
+    n_outputs: int
+    n_seqs: int
+
+
+def bucket(n: int, limit: int) -> int:
+    """The next power of two, but at most `limit`."""
+    return min(1 << max(n - 1, 0).bit_length(), limit)
+
+
+class DecodeGraph:
+    """A graph for ubatches of up to `params`, with its inputs and logits [n_vocab, n_outputs]."""
+
+    def __init__(self, params: GraphParams, inputs: GraphInputs, logits: Tensor) -> None:
+        self.params = params
+        self.inputs = inputs
+        self.logits = logits
+        self.graph = Graph(logits)
+        self._scheduled: ScheduledGraph | None = None
+        self._arrays: dict[str, I32Array] = {}
+
+    @property
+    def scheduled(self) -> ScheduledGraph:
+        assert self._scheduled is not None, "the graph was not scheduled"
+        return self._scheduled
+
+    def schedule(self, scheduler: Scheduler) -> None:
+        """Place and compile the graph. From then on its inputs have fixed addresses."""
+        self._scheduled = scheduler.alloc_graph(self.graph)
+        for name in GraphInputs.__dataclass_fields__:
+            tensor = getattr(self.inputs, name)
+            buffer = buffer_of(tensor)
+            assert isinstance(buffer, HostBuffer), f"{tensor!r} is an input, not in host memory"
+            self._arrays[name] = buffer.array(tensor)[0, 0].view(np.int32)
+
+    def set_inputs(self, ubatch: UBatch) -> None:
+        """Write a ubatch's tokens, positions, cells and pages."""
+        tokens, pos, seq, cells, out_ids = (
+            self._arrays[name][0] for name in ("tokens", "pos", "seq", "cells", "out_ids")
+        )
+        table = self._arrays["pages"]
+        for row, sequence in enumerate(ubatch.seqs):
+            pages = sequence.page_numbers()
+            table[row, : len(pages)] = pages
+        at, outputs = 0, 0
+        for run in ubatch.runs:
+            end = at + len(run.tokens)
+            tokens[at:end] = run.tokens
+            pos[at:end] = range(run.pos, run.pos + end - at)
+            seq[at:end] = _index_of(run.seq, ubatch)
+            cells[at:end] = run.seq.cells(run.pos, run.pos + end - at)
+            out_ids[outputs : outputs + run.n_outputs] = range(end - run.n_outputs, end)
+            at, outputs = end, outputs + run.n_outputs
+        out_ids[outputs:] = 0
+        if at < self.params.n_tokens:
+            # padding: token 0 at position 0 of a sequence whose only page is the scratch page
+            for array in (tokens, pos, cells):
+                array[at:] = 0
+            seq[at:] = self.params.n_seqs
+            table[self.params.n_seqs, 0] = 0
+
+
+def _index_of(seq: object, ubatch: UBatch) -> int:
+    return next(i for i, known in enumerate(ubatch.seqs) if known is seq)
+
+
+def build_graph(
+    model: LoadedModel, kv: Sequence[KVLayer], params: GraphParams, pool: PagePool
+) -> DecodeGraph:
+    """Build the model's graph for ubatches of up to `params`."""
+    # one more row in the page table: the padding tokens' sequence
+    inputs = GraphInputs.new(params.n_tokens, params.n_outputs, pool.n_pages, params.n_seqs + 1)
+    build = GraphBuild(model.hp, model.weights, inputs, kv, pool.page_size)
+    return DecodeGraph(params, inputs, model.arch.build(build))
