@@ -1,1 +1,14 @@
-"""sampling: from logits to the next token."""
+"""sampling: from logits to the next token, with llama-server's samplers, defaults and draws."""
+
+from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
+from .sampler import Sampler, SamplerVocab
+from .softmax import log_softmax
+
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "Sampler",
+    "SamplerVocab",
+    "SamplingParams",
+    "log_softmax",
+    "samplers_from_chars",
+]

@@ -1,0 +1,111 @@
+"""DRY ("don't repeat yourself"): tokens that would go on with a repetition cost ever more.
+
+By p-e-w and pi6am (KoboldCpp pull request 982), as in llama_sampler_dry_apply.
+Tested by tests/model/test_sampling_dry.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from .breakers import Breakers
+from .candidates import Candidates
+from .penalties import subtract
+from .softmax import F32Array, IdArray
+
+_FLOAT_MAX_LOG: Final = np.float32(88.7228391)
+
+
+class Dry:
+    """A step of the chain that remembers the last `last_n` tokens accepted.
+
+    A token after n >= allowed_length repeated ones loses multiplier x base ** (n -
+    allowed_length), unless a breaker lies wholly in it.
+    """
+
+    def __init__(
+        self, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Breakers
+    ) -> None:
+        assert multiplier != 0
+        assert base >= 1, base
+        assert last_n > 0, last_n
+        self._multiplier = multiplier
+        self._base = base
+        self._allowed_length = allowed_length
+        self._breakers = breakers
+        self._window: deque[int] = deque(maxlen=last_n)
+
+    def accept(self, token: int) -> None:
+        self._window.append(token)
+
+    def __call__(self, c: Candidates) -> Candidates:
+        recent = list(reversed(self._window))
+        lengths = repeated(recent, self._allowed_length, self._breakers)
+        costs = {t: n for t, n in lengths.items() if () not in self._breakers.get(t, ())}
+        if not costs:
+            return c
+        tokens: IdArray = np.array(list(costs), np.int64)
+        exponents = np.array(list(costs.values()), np.int64) - self._allowed_length
+        return subtract(c, tokens, self._penalties(exponents))
+
+    def _penalties(self, exponents: IdArray) -> F32Array:
+        """multiplier x base ** exponents, the exponents held to where a float32 can follow."""
+        if self._base > 1:
+            most = int(_FLOAT_MAX_LOG / np.float32(math.log(self._base)))
+            if most > 0:
+                exponents = np.minimum(exponents, most)
+        with np.errstate(over="ignore"):
+            costs = self._multiplier * np.power(self._base, exponents.astype(np.float64))
+            return costs.astype(np.float32)
+
+
+def repeated(recent: Sequence[int], allowed_length: int, breakers: Breakers) -> dict[int, int]:
+    """Tokens that would go on with a repetition, and the length of the longest one.
+
+    `recent`: the tokens before, newest first. What comes before a breaker does not count.
+    """
+    limit = _n_since_breaker(recent, breakers)
+    longest: dict[int, int] = {}
+    for k, n in enumerate(prefix_lengths(recent)[1:]):
+        length = min(n, limit)  # the `length` newest tokens stand before recent[k], too
+        if length >= allowed_length:
+            longest[recent[k]] = max(length, longest.get(recent[k], 0))
+    return longest
+
+
+def prefix_lengths(s: Sequence[int]) -> list[int]:
+    """At each place of `s`, how many of the elements from there on equal its first ones; 0 at 0.
+
+    The Z algorithm (Gusfield, Algorithms on Strings, 1.4): linear time.
+    """
+    z = [0] * len(s)
+    left = right = 0  # s[left:right] equals the start of s
+    for k in range(1, len(s)):
+        n = min(z[k - left], right - k) if k < right else 0
+        while k + n < len(s) and s[n] == s[k + n]:
+            n += 1
+        z[k] = n
+        if k + n > right:
+            left, right = k, k + n
+    return z
+
+
+def _n_since_breaker(recent: Sequence[int], breakers: Breakers) -> int:
+    """How many of the newest tokens lie after the last breaker; all if there is none."""
+    for i, token in enumerate(recent):
+        tails = breakers.get(token, ())
+        matching = [len(tail) for tail in tails if _follows(recent, i, tail)]
+        if matching:
+            return i - max(matching)
+    return len(recent)
+
+
+def _follows(recent: Sequence[int], i: int, tail: tuple[int, ...]) -> bool:
+    """Whether the tokens after recent[i], that is before it in the list, begin with `tail`."""
+    n = len(tail)
+    return n <= i and tuple(reversed(recent[i - n : i])) == tail

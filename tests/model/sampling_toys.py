@@ -1,0 +1,154 @@
+"""A vocabulary whose tokens are given texts, and the slow, plain twin of every sampler.
+
+The twins work on lists of (id, logit) in float64, as the samplers' sources describe them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lamella.model.sampling.candidates import Candidates
+
+F32Array = npt.NDArray[np.float32]
+Row = list[tuple[int, float]]
+
+
+class ToyVocab:
+    """Texts of tokens; tokenizes greedily, longest first, and drops what no token begins."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        self.texts = list(texts)
+        self.n_tokens = len(self.texts)
+        self.n_spelled = 0
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        assert not add_special
+        assert not parse_special
+        rest, found = text.encode(), []
+        while rest:
+            fitting = [i for i, t in enumerate(self.texts) if t and rest.startswith(t)]
+            best = max(fitting, key=lambda i: len(self.texts[i]), default=None)
+            if best is not None:
+                found.append(best)
+            rest = rest[1 if best is None else len(self.texts[best]) :]
+        return found
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
+        assert special
+        self.n_spelled += 1
+        return b"".join(self.texts[i] for i in ids).decode(errors="replace")
+
+    def piece(self, token: int, /, *, special: bool = False) -> bytes:
+        assert special
+        return self.texts[token]
+
+
+def letters(n: int, **texts: str) -> ToyVocab:
+    """n tokens that no breaker touches, but for those given: letters(9, t3=":")."""
+    return ToyVocab(texts.get(f"t{i}", chr(0x4E00 + i)).encode() for i in range(n))
+
+
+def array(values: Iterable[float]) -> F32Array:
+    return np.array(list(values), np.float32)
+
+
+def candidates(*logits: float) -> Candidates:
+    """All of a vocabulary, as the chain begins with them."""
+    return Candidates(np.arange(len(logits)), array(logits), whole=True)
+
+
+def row_of(c: Candidates) -> Row:
+    return list(zip(c.ids.tolist(), c.logits.tolist(), strict=True))
+
+
+def ids_of(c: Candidates) -> list[int]:
+    ids: list[int] = c.ids.tolist()
+    return ids
+
+
+def falling(row: Row) -> Row:
+    return sorted(row, key=lambda entry: (-entry[1], entry[0]))
+
+
+def probabilities(row: Row) -> list[float]:
+    top = max(logit for _, logit in row)
+    weights = [math.exp(logit - top) for _, logit in row]
+    total = math.fsum(weights)
+    return [w / total for w in weights]
+
+
+def slow_top_k(row: Row, k: int) -> Row:
+    return falling(row)[:k]
+
+
+def slow_top_p(row: Row, p: float, min_keep: int = 0) -> Row:
+    row, kept, total = falling(row), [], 0.0
+    for entry, prob in zip(row, probabilities(row), strict=True):
+        kept.append(entry)
+        total += prob
+        if total >= p and len(kept) >= min_keep:
+            break
+    return kept
+
+
+def slow_min_p(row: Row, p: float, min_keep: int = 0) -> Row:
+    top = max(probabilities(row))
+    likely = [e for e, prob in zip(row, probabilities(row), strict=True) if prob >= p * top]
+    return likely if len(likely) >= min_keep else falling(row)[:min_keep]
+
+
+def slow_typical(row: Row, p: float, min_keep: int = 0) -> Row:
+    row = falling(row)
+    probs = probabilities(row)
+    entropy = -math.fsum(q * math.log(q) for q in probs)
+    order = sorted(range(len(row)), key=lambda i: abs(-math.log(probs[i]) - entropy))
+    kept, total = [], 0.0
+    for i in order:
+        kept.append(row[i])
+        total += probs[i]
+        if total > p and len(kept) >= min_keep:
+            break
+    return kept
+
+
+def slow_top_n_sigma(row: Row, n: float) -> Row:
+    logits = [logit for _, logit in row if logit > -math.inf]
+    mean = math.fsum(logits) / len(logits)
+    sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in logits) / len(logits))
+    least = max(logits) - n * sigma
+    return [(i, logit if logit >= least else -math.inf) for i, logit in row]
+
+
+def slow_xtc(row: Row, threshold: float, min_keep: int = 0) -> Row:
+    row = falling(row)
+    n_top = sum(prob >= threshold for prob in probabilities(row))
+    kept = row[n_top - 1 :] if n_top > 1 else row
+    return kept if len(kept) >= min_keep else row
+
+
+def slow_dynamic_temperature(row: Row, t: float, delta: float, exponent: float) -> Row:
+    row = falling(row)
+    entropy = -math.fsum(q * math.log(q) for q in probabilities(row) if q > 0)
+    low, high = max(0.0, t - delta), t + delta
+    dynamic = low + (high - low) * (entropy / math.log(len(row))) ** exponent
+    return [(i, logit / dynamic) for i, logit in row]
+
+
+def slow_penalties(
+    row: Row, window: Sequence[int], repeat: float, frequency: float, presence: float
+) -> Row:
+    changed = []
+    for i, before in row:
+        count = window.count(i)
+        logit = before
+        if count:
+            logit = logit * repeat if logit <= 0 else logit / repeat
+            logit -= count * frequency + presence
+        changed.append((i, logit))
+    return changed

@@ -1,0 +1,156 @@
+"""DRY: repeated ends of a text, the breakers that end them, and what a repetition costs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from sampling_toys import ToyVocab, candidates, letters, row_of
+
+from lamella.model.sampling.breakers import Breakers, find_breakers
+from lamella.model.sampling.dry import Dry, prefix_lengths, repeated
+
+NONE: Breakers = {}
+
+
+def slow_prefix_lengths(s: list[int]) -> list[int]:
+    lengths = [0] * len(s)
+    for k in range(1, len(s)):
+        while k + lengths[k] < len(s) and s[k + lengths[k]] == s[lengths[k]]:
+            lengths[k] += 1
+    return lengths
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 9])
+def test_prefix_lengths_equal_those_of_two_loops(n_tokens: int) -> None:
+    rng = random.Random(n_tokens)
+    for n in range(60):
+        s = [rng.randrange(n_tokens) for _ in range(n)]
+        assert prefix_lengths(s) == slow_prefix_lengths(s)
+
+
+def text(letters: str) -> list[int]:
+    """Newest first, as `repeated` wants it."""
+    return [ord(letter) for letter in reversed(letters)]
+
+
+def lengths(letters: str, allowed: int, breakers: Breakers = NONE) -> dict[str, int]:
+    return {chr(t): n for t, n in repeated(text(letters), allowed, breakers).items()}
+
+
+def test_what_would_go_on_with_a_repetition() -> None:
+    # the example of llama_sampler_dry_apply: after "abc" came c, after "c" b, after "bc" y
+    assert lengths("abccbcyabc", 1) == {"c": 3, "b": 1, "y": 2}
+    assert lengths("abccbcyabc", 2) == {"c": 3, "y": 2}
+    assert lengths("abccbcyabc", 4) == {}
+    assert lengths("abcabdabc", 2) == {"a": 3}
+    assert lengths("aaaa", 0) == {"a": 3}
+
+
+def test_a_text_no_longer_than_allowed_is_left_alone() -> None:
+    assert lengths("aa", 2) == {}
+    assert lengths("", 0) == {}
+    assert lengths("aaa", 2) == {"a": 2}
+
+
+def test_repetitions_end_at_the_last_breaker() -> None:
+    dot = {ord("."): {()}}
+    assert lengths("ab.cd ab.cd", 2) == {" ": 5}
+    assert lengths("ab.cd ab.cd", 2, dot) == {" ": 2}
+    assert lengths("ab.cd ab.cd", 3, dot) == {}
+    assert lengths("ab.ab.", 1, dot) == {}
+    assert lengths("ab.ab.", 0, dot) == {"a": 0, "b": 0, ".": 0}
+
+
+def test_a_breaker_of_several_tokens_needs_all_of_them() -> None:
+    crlf = {ord("\r"): {(ord("\n"),)}}
+    assert lengths("x\r\nab x\r\nab", 2, crlf) == {" ": 2}
+    assert lengths("x\rab x\rab", 2, crlf) == {" ": 4}
+    # one that has only begun is no breaker yet
+    assert lengths("ab\r ab\r", 2, crlf) == {" ": 3}
+    # of two that begin in one token the longer one counts
+    both = {ord("\r"): {(), (ord("\n"),)}}
+    assert lengths("x\r\nab x\r\nab", 2, both) == {" ": 2}
+
+
+def dry(text: str, *, breakers: Breakers = NONE, last_n: int = 64, base: float = 2.0) -> Dry:
+    step = Dry(0.5, base, 2, last_n, breakers)
+    for letter in text:
+        step.accept(ord(letter) - ord("a"))
+    return step
+
+
+def test_the_longer_the_repetition_the_dearer() -> None:
+    c = candidates(*[1.0] * 26)
+    costs = {chr(97 + i): 1 - logit for i, logit in row_of(dry("abccbcyabc")(c)) if logit != 1}
+    assert costs == {"c": 0.5 * 2, "y": 0.5 * 1}
+    assert dry("abcdef")(c) is c
+
+
+def test_a_breaker_itself_costs_nothing() -> None:
+    c = candidates(*[1.0] * 26)
+    assert dry("abcxabc", breakers={23: {()}})(c) is c
+    # but one that only begins a breaker does
+    assert row_of(dry("abcxabc", breakers={23: {(9, 9)}})(c))[23] == (23, 0.0)
+
+
+def test_the_window_forgets() -> None:
+    c = candidates(*[1.0] * 26)
+    assert row_of(dry("abcxabc", last_n=7)(c))[23] == (23, 0.0)
+    assert row_of(dry("abcxabc", last_n=6)(c))[23] == (23, 0.5)
+    assert dry("abcxabc", last_n=5)(c) is c
+
+
+def test_a_long_repetition_costs_what_a_float_can_hold() -> None:
+    c = candidates(0.0, 1.0)
+    cost = -dry("a" * 500, last_n=500, base=1.75)(c).logits[0]
+    # int(88.72 / ln 1.75) = 158 is the largest exponent
+    assert cost == np.float32(0.5 * 1.75**158)
+    almost_one = float(np.float32(1.000001))  # no exponent is too large for this base
+    cost = -dry("a" * 500, last_n=500, base=almost_one)(c).logits[0]
+    assert cost == np.float32(0.5 * almost_one**497)
+    boundless = Dry(3e38, 2.0, 0, 9, NONE)
+    for token in [0, 1, 0, 1, 0, 1]:
+        boundless.accept(token)
+    assert np.isfinite(boundless(c).logits).all()
+
+
+def test_breakers_inside_tokens_and_across_them() -> None:
+    vocab = ToyVocab([b"ab", b"a", b"b", b"xa", b"bc", b"c", b"", b"cab!", b"aa"])
+    assert find_breakers(vocab, ["ab"]) == {
+        0: {()},
+        1: {(2,)},  # "a", then "b"
+        3: {(2,)},
+        7: {()},
+        8: {(2,)},
+    }
+    assert find_breakers(vocab, ["aab"]) == {1: {(0,)}, 3: {(0,)}, 8: {(2,), (0,)}}
+    assert find_breakers(vocab, ["c", "b"]) == {0: {()}, 2: {()}, 4: {()}, 5: {()}, 7: {()}}
+    assert find_breakers(vocab, ["z"]) == {}
+    assert find_breakers(vocab, []) == {}
+
+
+def test_breakers_in_bytes_that_are_no_character() -> None:
+    vocab = ToyVocab([b"\xe2", b"\x80", b"\xa6", "…".encode(), b"x"])
+    assert find_breakers(vocab, ["…"]).keys() == {0, 3}
+    assert find_breakers(vocab, ["…"])[3] == {()}
+
+
+def test_long_breakers_are_cut() -> None:
+    vocab = ToyVocab([b"a", b"b"])
+    # 40 bytes of it: "a", then at most 20 tokens more
+    assert find_breakers(vocab, ["a" + "b" * 99]) == {0: {(1,) * 20}}
+
+
+def test_breakers_are_cut_to_40_bytes() -> None:
+    vocab = ToyVocab([b"-" * 39, b"-" * 40, b"x"])
+    assert find_breakers(vocab, ["-" * 39 + "xx"])[0] == {(2,)}
+    assert find_breakers(vocab, ["-" * 50])[1] == {()}
+
+
+def test_a_vocabulary_is_spelled_once() -> None:
+    vocab = letters(50, t8=":")
+    assert find_breakers(vocab, [":"]) == {8: {()}}
+    find_breakers(vocab, ["*", ":"])
+    assert vocab.n_spelled == 50
