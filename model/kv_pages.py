@@ -1,0 +1,236 @@
+"""Bookkeeping of the paged KV pool: which cell holds which position of which sequence.
+
+A pool is a row of cells, one per token, cut into pages. A sequence is a list of pages in order of
+position: position p lies in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
+counted references. Sequences share a prefix exactly to the token: whole pages stay shared, and a
+shared page that is only partly used is copied before its first write, so that a page with more than
+one reference is never written. Page 0 is scratch: padding tokens write there, no sequence owns it.
+
+Knows no tensors (whoever owns them performs the copies that `append` returns), no tokens and no
+policy: who waits and who is preempted is the engine's business. For one thread at a time.
+Tests: tests/model/test_kv_pages.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ClosedError, OutOfMemoryError, RequestError
+
+I32Array = npt.NDArray[np.int32]
+
+
+class CellCopy(NamedTuple):
+    """`n` cells from `src_cell` on are to be copied to those from `dst_cell` on, in every layer."""
+
+    src_cell: int
+    dst_cell: int
+    n: int
+
+
+class PagePool:
+    """The pages of one pool: `n_pages` to give out, and the scratch page 0 besides.
+
+    `n_cells` is rounded up to whole pages; tensors need `n_cells_total` cells.
+    """
+
+    def __init__(self, n_cells: int, *, page_size: int = 32) -> None:
+        """Raises RequestError: a size below 1, or more cells than an int32 can number."""
+        if n_cells < 1 or page_size < 1:
+            raise RequestError(f"a KV pool of {n_cells} cells in pages of {page_size}: at least 1")
+        self.page_size = page_size
+        self.n_pages = -(-n_cells // page_size)
+        self.n_cells_total = (self.n_pages + 1) * page_size
+        if self.n_cells_total > np.iinfo(np.int32).max:
+            raise RequestError(f"a KV pool of {n_cells} cells: at most 2^31 - 1, scratch included")
+        self._n_refs = np.zeros(self.n_pages + 1, np.int32)
+        self._free = list(range(self.n_pages, 0, -1))  # a stack; the lowest page goes first
+        self._offsets = np.arange(page_size, dtype=np.int32)
+
+    @property
+    def n_free(self) -> int:
+        """Pages that no sequence refers to."""
+        return len(self._free)
+
+    def new_sequence(self) -> KVSequence:
+        """An empty sequence. It owns no page until `append`."""
+        return KVSequence(self)
+
+    def _take(self, n: int) -> list[int]:
+        if n > len(self._free):
+            raise OutOfMemoryError("KV pool", wanted=n, free=len(self._free))
+        pages = self._free[: -n - 1 : -1]
+        del self._free[len(self._free) - n :]
+        self._n_refs[pages] = 1
+        return pages
+
+    def _share(self, pages: I32Array) -> None:
+        self._n_refs[pages] += 1  # the pages of a sequence are distinct
+
+    def _release(self, pages: I32Array) -> None:
+        self._n_refs[pages] -= 1
+        assert not (self._n_refs[pages] < 0).any(), f"a page of {pages} was given back twice"
+        self._free.extend(pages[self._n_refs[pages] == 0].tolist())
+
+
+class KVSequence:
+    """The pages of one sequence; positions 0..length-1 are reserved, without holes.
+
+    Everything but `free` raises ClosedError after `free`.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.length = 0
+        self._n_pages = 0
+        self._table = np.empty(8, np.int32)  # grows by doubling; the first _n_pages count
+        # up to here positions can be reserved with nothing to do: the rest of an own last page.
+        # Only `fork` can make an own page a shared one, and it takes this back.
+        self._n_ready = 0
+
+    def can_append(self, n: int) -> bool:
+        """Whether `append(n)` finds the pages it needs."""
+        if 0 <= n <= self._n_ready - self.length:
+            return True
+        return self._n_wanted(n) <= self.pool.n_free
+
+    def append(self, n: int) -> list[CellCopy]:
+        """Reserve the next `n` positions.
+
+        Returns the copies to perform before any cell of the pool is written: at most one, of the
+        used cells of a last page that was shared.
+
+        Raises:
+            OutOfMemoryError: `can_append(n)` is False; `wanted` and `free` are pages. Nothing has
+                changed.
+        """
+        if 0 <= n <= self._n_ready - self.length:
+            self.length += n
+            return []
+        pages = self.pool._take(self._n_wanted(n))
+        copies = []
+        if self._last_is_shared():
+            copies.append(self._replace_last(pages.pop(0)))
+        self._extend(pages)
+        self.length += n
+        self._n_ready = self._n_pages * self.pool.page_size
+        return copies
+
+    def cells(self, begin: int, end: int) -> I32Array:
+        """[end - begin] int32: the cell of each position; a new array.
+
+        Raises:
+            RequestError: not 0 <= begin <= end <= length.
+        """
+        self._check_range(begin, end)
+        if begin == end:
+            return np.empty(0, np.int32)
+        size = self.pool.page_size
+        first, last = begin // size, (end - 1) // size
+        if first == last:  # decoding: one token
+            shift = (int(self._table[first]) - first) * size
+            return np.arange(begin + shift, end + shift, dtype=np.int32)
+        rows = self._table[first : last + 1, None] * np.int32(size) + self.pool._offsets
+        return rows.reshape(-1)[begin - first * size : end - first * size]
+
+    def page_numbers(self) -> I32Array:
+        """[pages] int32, in order of position: a view to copy from at once, never to write to."""
+        self._check_open()
+        return self._table[: self._n_pages]
+
+    def fork(self, n: int | None = None) -> KVSequence:
+        """A new sequence that shares the first `n` positions (all by default).
+
+        Needs no free page: a shared partial page is copied by whoever appends to it first.
+
+        Raises:
+            RequestError: not 0 <= n <= length.
+        """
+        n = self.length if n is None else n
+        self._check_range(0, n)
+        pages = self._table[: -(-n // self.pool.page_size)]
+        self.pool._share(pages)
+        child = KVSequence(self.pool)
+        child._extend(pages)
+        child.length = child._n_ready = n
+        self._n_ready = self.length
+        return child
+
+    def truncate(self, n: int) -> None:
+        """Keep the first `n` positions.
+
+        Raises:
+            RequestError: not 0 <= n <= length.
+        """
+        self._check_range(0, n)
+        n_kept = -(-n // self.pool.page_size)
+        self.pool._release(self._table[n_kept : self._n_pages])
+        self._n_pages = n_kept
+        self.length = self._n_ready = n
+
+    def remove(self, begin: int, end: int) -> None:
+        """Remove positions begin..end-1, which must reach the end of the sequence or be none.
+
+        Raises:
+            RequestError: the range is no part of the sequence, or an inner one: keys are rotated to
+                their positions, so what follows cannot move up.
+        """
+        self._check_range(begin, end)
+        if begin == end:
+            return
+        if end != self.length:
+            raise RequestError(
+                f"positions {begin}..{end - 1} of {self.length} cannot be removed: "
+                "only those at the end of a sequence can"
+            )
+        self.truncate(begin)
+
+    def free(self) -> None:
+        """Give all pages back. Twice is fine."""
+        if self._n_ready < 0:
+            return
+        self.truncate(0)
+        self._n_ready = -1
+
+    def _n_wanted(self, n: int) -> int:
+        self._check_open()
+        assert n > 0, f"append of {n} positions"
+        n_pages = -(-(self.length + n) // self.pool.page_size)
+        return n_pages - self._n_pages + self._last_is_shared()
+
+    def _last_is_shared(self) -> bool:
+        """Whether the next position lies in a page that another sequence refers to as well."""
+        if self.length % self.pool.page_size == 0:
+            return False
+        return bool(self.pool._n_refs[self._table[self._n_pages - 1]] > 1)
+
+    def _replace_last(self, page: int) -> CellCopy:
+        size = self.pool.page_size
+        last = self._n_pages - 1
+        shared = self._table[last : last + 1]
+        copy = CellCopy(int(shared[0]) * size, page * size, self.length % size)
+        self.pool._release(shared)
+        self._table[last] = page
+        return copy
+
+    def _extend(self, pages: list[int] | I32Array) -> None:
+        n_pages = self._n_pages + len(pages)
+        if n_pages > len(self._table):
+            # a new array: views that were handed out keep what they show
+            table = np.empty(max(n_pages, 2 * len(self._table)), np.int32)
+            table[: self._n_pages] = self._table[: self._n_pages]
+            self._table = table
+        self._table[self._n_pages : n_pages] = pages
+        self._n_pages = n_pages
+
+    def _check_range(self, begin: int, end: int) -> None:
+        self._check_open()
+        if not 0 <= begin <= end <= self.length:
+            raise RequestError(f"positions {begin}..{end} of a sequence of {self.length}")
+
+    def _check_open(self) -> None:
+        if self._n_ready < 0:
+            raise ClosedError("a KV sequence was used after it had been freed")
