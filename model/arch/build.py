@@ -1,0 +1,199 @@
+"""Building blocks of a model's graph: embedding, norms, projections, attention, experts, logits.
+
+Tensors have llama.cpp's names (llama-graph.cpp), with the layer behind a dash. Knows neither
+devices nor where a weight lies. Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...graph import GGMLType, RopeMode, Tensor, ops
+from ..hparams import HParams
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """What is written before each computation; I32 leafs.
+
+    `tokens`, `pos` and `seq` [n_tokens]: each token, its position, and its sequence's column in the
+    page table `pages` [n_pages, n_seqs]. `cells` [n_tokens]: where in the pool its keys and values
+    go. `out_ids` [n_outputs]: the tokens whose logits are wanted.
+    """
+
+    tokens: Tensor
+    pos: Tensor
+    seq: Tensor
+    pages: Tensor
+    cells: Tensor
+    out_ids: Tensor
+
+    @classmethod
+    def new(cls, n_tokens: int, n_outputs: int, n_pages: int, n_seqs: int) -> GraphInputs:
+        """Unallocated inputs of these sizes."""
+
+        def leaf(name: str, *ne: int) -> Tensor:
+            return Tensor(GGMLType.I32, ne, name=name).set_input()
+
+        return cls(
+            tokens=leaf("inp_tokens", n_tokens),
+            pos=leaf("inp_pos", n_tokens),
+            seq=leaf("inp_seq", n_tokens),
+            pages=leaf("inp_pages", n_pages, n_seqs),
+            cells=leaf("inp_cells", n_tokens),
+            out_ids=leaf("inp_out_ids", n_outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """One layer's pool: k [head_dim_k * n_head_kv, n_cells], v with head_dim_v likewise."""
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBuild:
+    """What an architecture builds its graph from, and the blocks to build it with.
+
+    `weights` are named as in `WeightSpec`; optional ones that the file lacks are absent. A pool's
+    page holds `page_size` cells.
+    """
+
+    hp: HParams
+    weights: Mapping[str, Tensor]
+    inputs: GraphInputs
+    kv: Sequence[KVLayer]
+    page_size: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.inputs.tokens.ne[0]
+
+    # --- input and output ---
+
+    def embed(self) -> Tensor:
+        """The embeddings of the tokens: [n_embd, n_tokens]."""
+        return ops.get_rows(self.weights["token_embd.weight"], self.inputs.tokens).named("inp_embd")
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The rows of x [n, n_tokens] whose logits are wanted: [n, n_outputs]."""
+        return ops.get_rows(x, self.inputs.out_ids)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The last norm and the output matrix: [n_embd, n_outputs] -> [n_vocab, n_outputs]."""
+        x = self.norm(x, "output_norm").named("result_norm")
+        return ops.mul_mat(self.weights["output.weight"], x).named("result_output").set_output()
+
+    # --- blocks ---
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """RMS norm of each row of x, times the weight `name`."""
+        return ops.mul(ops.rms_norm(x, self.hp.rms_eps), self.weights[f"{name}.weight"])
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """x [n_in, n_tokens] times the matrix `name`, plus its bias if it has one."""
+        y = ops.mul_mat(self.weights[f"{name}.weight"], x)
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else ops.add(y, bias)
+
+    def heads(self, x: Tensor, head_dim: int) -> Tensor:
+        """x [head_dim * n_head, n_tokens] as [head_dim, n_head, n_tokens]."""
+        return ops.reshape(x, (head_dim, x.ne[0] // head_dim, x.ne[1]))
+
+    def rope(self, x: Tensor, il: int, mode: RopeMode) -> Tensor:
+        """x [head_dim_k, n_head, n_tokens], turned by the tokens' positions."""
+        scaling = self.hp.rope
+        return ops.rope(
+            x,
+            self.inputs.pos,
+            self.weights.get(f"blk.{il}.rope_freqs.weight"),
+            n_dims=self.hp.n_rot,
+            mode=mode,
+            n_ctx_orig=scaling.n_ctx_orig,
+            freq_base=scaling.freq_base,
+            freq_scale=scaling.freq_scale,
+            ext_factor=scaling.ext_factor,
+            attn_factor=scaling.attn_factor,
+            beta_fast=scaling.beta_fast,
+            beta_slow=scaling.beta_slow,
+        )
+
+    def attention(self, il: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write this step's keys and values into the pool, attend, and project.
+
+        Args:
+            il: the layer.
+            q: [head_dim_k, n_head, n_tokens].
+            k: [head_dim_k, n_head_kv, n_tokens].
+            v: [head_dim_v * n_head_kv, n_tokens].
+
+        Returns:
+            [n_embd, n_tokens].
+        """
+        inputs, pool = self.inputs, self.kv[il]
+        k = ops.reshape(k, (pool.k.ne[0], self.n_tokens))
+        x = ops.flash_attn_ext(
+            q,
+            # what SET_ROWS returns, not the pool: attention must come after it
+            ops.set_rows(pool.k, k, inputs.cells).named(f"cache_k-{il}"),
+            ops.set_rows(pool.v, v, inputs.cells).named(f"cache_v-{il}"),
+            inputs.pages,
+            inputs.seq,
+            inputs.pos,
+            page_size=self.page_size,
+            scale=1.0 / math.sqrt(self.hp.head_dim_k),
+        ).named(f"fattn-{il}")
+        x = ops.reshape(x, (x.ne[0] * x.ne[1], self.n_tokens)).named(f"kqv_out-{il}")
+        return self.linear(x, f"blk.{il}.attn_output").named(f"attn_out-{il}")
+
+    def ffn(self, il: int, x: Tensor) -> Tensor:
+        """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x)), x [n_embd, n_tokens]."""
+        gate = self.linear(x, f"blk.{il}.ffn_gate").named(f"ffn_gate-{il}")
+        up = self.linear(x, f"blk.{il}.ffn_up").named(f"ffn_up-{il}")
+        hidden = ops.swiglu(gate, up).named(f"ffn_swiglu-{il}")
+        return self.linear(hidden, f"blk.{il}.ffn_down").named(f"ffn_out-{il}")
+
+    def moe(self, il: int, x: Tensor) -> Tensor:
+        """SwiGLU by the n_expert_used best experts of each token, x [n_embd, n_tokens].
+
+        The router's softmax is over all experts, the weights of the chosen ones are scaled to a sum
+        of 1 (arXiv 2401.04088; llama-graph.cpp, build_moe_ffn with norm_w).
+        """
+        chosen, weights = self._route(il, x)
+        rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
+        gate = self._experts(il, "gate", rows, chosen)
+        up = self._experts(il, "up", rows, chosen)
+        hidden = ops.swiglu(gate, up).named(f"ffn_moe_swiglu-{il}")
+        down = self._experts(il, "down", hidden, chosen)  # [n_embd, n_used, n_tokens]
+        weighted = ops.mul(down, weights).named(f"ffn_moe_weighted-{il}")
+        return self._sum_experts(weighted).named(f"ffn_moe_out-{il}")
+
+    def _route(self, il: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts [n_used, n_tokens], best first; weights [1, n_used, n_tokens]."""
+        n_expert, n_used, n_tokens = self.hp.n_expert, self.hp.n_expert_used, x.ne[1]
+        logits = self.linear(x, f"blk.{il}.ffn_gate_inp").named(f"ffn_moe_logits-{il}")
+        probs = ops.soft_max(logits).named(f"ffn_moe_probs-{il}")
+        chosen = ops.top_k(probs, n_used).named(f"ffn_moe_topk-{il}")
+        weights = ops.get_rows(ops.reshape(probs, (1, n_expert, n_tokens)), chosen)
+        weights = ops.reshape(weights.named(f"ffn_moe_weights-{il}"), (n_used, n_tokens))
+        total = ops.sum_rows(weights).named(f"ffn_moe_weights_sum-{il}")
+        weights = ops.div(weights, total).named(f"ffn_moe_weights_norm-{il}")
+        return chosen, ops.reshape(weights, (1, n_used, n_tokens))
+
+    def _experts(self, il: int, kind: str, rows: Tensor, chosen: Tensor) -> Tensor:
+        matrices = self.weights[f"blk.{il}.ffn_{kind}_exps.weight"]
+        return ops.mul_mat_id(matrices, rows, chosen).named(f"ffn_moe_{kind}-{il}")
+
+    def _sum_experts(self, x: Tensor) -> Tensor:
+        """[n_embd, n_used, n_tokens] -> [n_embd, n_tokens]: the best first, a fixed order."""
+        parts = [
+            ops.view(x, (x.ne[0], x.ne[2]), (x.nb[0], x.nb[2]), i * x.nb[1]) for i in range(x.ne[1])
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = ops.add(total, part)
+        return total if len(parts) > 1 else ops.cont(total)

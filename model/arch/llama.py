@@ -1,0 +1,21 @@
+"""llama: Llama 1 to 3.x, Mistral, SmolLM, TinyLlama, and with experts Mixtral.
+
+Files hold the rows of Q and K reordered so that a rotation pairs neighbours. Llama 3.1's rope
+scaling comes as rope_freqs.weight. Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import RopeMode
+from .base import Decoder
+from .weights import Bias
+
+
+class Llama(Decoder):
+    """arXiv 2302.13971, 2407.21783; Mixtral arXiv 2401.04088."""
+
+    name = "llama"
+    rope_mode = RopeMode.NORMAL
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
+    rope_factors = True

@@ -1,0 +1,18 @@
+"""qwen2: Qwen 1.5, 2 and 2.5, whose queries, keys and values have biases.
+
+Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import RopeMode
+from .base import Decoder
+from .weights import Bias
+
+
+class Qwen2(Decoder):
+    """arXiv 2407.10671."""
+
+    name = "qwen2"
+    rope_mode = RopeMode.NEOX
+    qkv_bias = Bias.REQUIRED

@@ -1,0 +1,17 @@
+"""qwen3: queries and keys are normed head by head, and there are no biases.
+
+Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import RopeMode
+from .base import Decoder
+
+
+class Qwen3(Decoder):
+    """arXiv 2505.09388."""
+
+    name = "qwen3"
+    rope_mode = RopeMode.NEOX
+    qk_norm = True

@@ -1,0 +1,15 @@
+"""qwen3moe: Qwen3 with a mixture of experts in every layer.
+
+Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+from .qwen3 import Qwen3
+
+
+class Qwen3MoE(Qwen3):
+    """arXiv 2505.09388."""
+
+    name = "qwen3moe"
+    moe = True

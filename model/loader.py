@@ -1,0 +1,284 @@
+"""Loading a model: weights are found in the file, placed, allocated, and copied from its map.
+
+    model = load_model(path, ModelParams(cpu=cpu, devices=(gpu,), n_gpu_layers=20))
+
+Knows no graph and no context. Tested by tests/model/test_loader_*.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ..alloc import Buffer, Usage, alloc_tensors, buffer_of
+from ..alloc.buffer import BufferType, Bytes
+from ..alloc.host import DTYPES
+from ..base.errors import ModelFileError, UnsupportedModelError
+from ..graph import GGMLType, Tensor
+from ..kernels.reference.arrays import can_dequantize, to_f32
+from ..sched.backend import Device
+from .arch import Architecture, WeightSpec, find_architecture
+from .gguf import GGUFFile, Metadata, TensorInfo, open_gguf
+from .hparams import HParams
+from .placement import Home, ModelParams, layer_devices, place
+
+SLICE_BYTES: Final = 4 << 20  # copied at a time
+N_PROGRESS: Final = 100  # calls of the progress callback, about
+
+N_NAMED: Final = 5  # tensors named in one message
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWeight:
+    """A weight and where the file has it: in tensors that follow one another in it.
+
+    `type` is that of the loaded weight: vectors are float32 whatever the file holds.
+    """
+
+    spec: WeightSpec
+    type: GGMLType
+    parts: tuple[TensorInfo, ...]
+
+    @property
+    def is_converted(self) -> bool:
+        return self.type is not self.parts[0].type
+
+
+class LoadedModel:
+    """A model whose weights are in memory. `load_model` makes it.
+
+    Attributes:
+        path: of its file, of the first one if there are several.
+        n_bytes: the size of all its files.
+        metadata: of the file; stays readable.
+        arch: builds its graphs.
+        hp: its hyperparameters.
+        weights: by name, as `arch` wants them; in buffers of usage WEIGHTS.
+        homes: of the weights, by name.
+        devices: those in use, in the order of `ModelParams.devices`; the CPU is always the last.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        arch: Architecture,
+        hp: HParams,
+        homes: Mapping[str, Home],
+        params: ModelParams,
+    ) -> None:
+        self.path = file.path
+        self.n_bytes = file.n_bytes
+        self.metadata: Metadata = file.metadata
+        self.arch = arch
+        self.hp = hp
+        self.homes = dict(homes)
+        self.weights: dict[str, Tensor] = {}
+        self._layers = layer_devices(hp.n_layer, params)
+        used = {home.device for home in homes.values()}.union(self._layers)
+        self.devices = (*(d for d in params.devices if d in used), params.cpu)
+        self._buffers: list[Buffer] = []
+
+    def kv_home(self, il: int) -> Device:
+        """The device on which layer `il` runs, and with it its keys and values."""
+        return self._layers[il]
+
+    def free(self) -> None:
+        """Give the weights' memory back. Twice is fine."""
+        for buffer in self._buffers:
+            buffer.free()
+        self._buffers = []
+
+
+def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel:
+    """Load a model into the memory that `params` gives its weights.
+
+    Raises:
+        ModelFileError: the file is missing or broken, a tensor is missing or has another shape than
+            the hyperparameters say.
+        UnsupportedModelError: an architecture, a tensor or a type that Lamella cannot run.
+        RequestError: an override puts a weight where nothing can compute with it.
+        OutOfMemoryError: a device's memory is too small; what was allocated is freed.
+    """
+    with open_gguf(path) as file:
+        arch = find_architecture(file.metadata.str("general.architecture"), file.path)
+        hp = arch.hparams(file)
+        found = find_weights(file, arch.tensors(hp))
+        homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
+        model = LoadedModel(file, arch, hp, homes, params)
+        try:
+            _fill(file, _allocate(model, found), homes, params.progress)
+        except BaseException:
+            model.free()
+            raise
+        return model
+
+
+# --- what the file has ---
+
+
+def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeight]:
+    """Where the file has the weights of an architecture; optional ones may be absent.
+
+    Raises:
+        ModelFileError: weights are missing or have another shape; names them.
+        UnsupportedModelError: a vector of a type that cannot be read as float32, or tensors that
+            the architecture does not have: without them, results would be wrong.
+    """
+    found: list[FoundWeight] = []
+    missing: list[str] = []
+    for spec in specs:
+        parts = _parts(file, spec)
+        if parts:
+            _check_shape(file.path, spec, parts)
+            found.append(FoundWeight(spec, _loaded_type(file.path, spec, parts), parts))
+        elif spec.required:
+            missing.append(spec.files[0][0])
+    if missing:
+        raise ModelFileError(f"{file.path}: tensors are missing: {_list(missing)}")
+    used = {info.name for weight in found for info in weight.parts}
+    unknown = [name for name in file.tensors if name not in used]
+    if unknown:
+        raise UnsupportedModelError(
+            f"{file.path}: this architecture has no tensors {_list(unknown)}"
+        )
+    return found
+
+
+def _parts(file: GGUFFile, spec: WeightSpec) -> tuple[TensorInfo, ...]:
+    for names in spec.files:
+        if all(name in file.tensors for name in names):
+            return tuple(file.tensors[name] for name in names)
+    return ()
+
+
+def _check_shape(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> None:
+    ne = spec.ne if len(parts) == 1 else spec.ne[:-1]
+    for info in parts:
+        if _without_ones(info.ne) != _without_ones(ne):
+            raise ModelFileError(
+                f"{path}: tensor {info.name} has shape {list(info.ne)}, it must be {list(ne)}"
+            )
+        if info.type is not parts[0].type:
+            raise UnsupportedModelError(
+                f"{path}: tensor {info.name} has type {info.type.name}, {parts[0].name} has "
+                f"{parts[0].type.name}: the experts of a layer must have one type"
+            )
+
+
+def _without_ones(ne: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without trailing ones, which files write or leave out."""
+    while len(ne) > 1 and ne[-1] == 1:
+        ne = ne[:-1]
+    return ne
+
+
+def _loaded_type(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> GGMLType:
+    type = parts[0].type
+    if len(spec.ne) > 1:
+        return type
+    if not can_dequantize(type):
+        raise UnsupportedModelError(
+            f"{path}: tensor {parts[0].name} of type {type.name} cannot be read as F32"
+        )
+    return GGMLType.F32
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
+    return ", ".join(names[:N_NAMED]) + more
+
+
+# --- memory ---
+
+
+def _allocate(model: LoadedModel, found: list[FoundWeight]) -> dict[Tensor, FoundWeight]:
+    """Give the model its weights, allocated: the same data is in one kind of memory only once."""
+    sources: dict[Tensor, FoundWeight] = {}
+    shared: dict[tuple[BufferType, str], Tensor] = {}
+    by_buft: dict[BufferType, list[Tensor]] = {}
+    for weight in found:
+        name, buft = weight.spec.name, model.homes[weight.spec.name].buft
+        key = (buft, weight.parts[0].name)
+        if key not in shared:
+            shared[key] = Tensor(weight.type, weight.spec.ne, name=name)
+            sources[shared[key]] = weight
+            by_buft.setdefault(buft, []).append(shared[key])
+        model.weights[name] = shared[key]
+    for buft, tensors in by_buft.items():
+        model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS)
+    return sources
+
+
+# --- data ---
+
+
+class _Progress:
+    """Counts bytes and tells the callback at every hundredth."""
+
+    def __init__(self, callback: Callable[[int, int], None] | None, total: int) -> None:
+        self._callback = callback
+        self._total = total
+        self._done = 0
+        self._told = 0
+
+    def add(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        part = self._done * N_PROGRESS // max(self._total, 1)
+        if self._callback is not None and part > self._told:
+            self._told = part
+            self._callback(self._done, self._total)
+
+
+def _fill(
+    file: GGUFFile,
+    sources: Mapping[Tensor, FoundWeight],
+    homes: Mapping[str, Home],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Copy the weights in the order in which the file has them, each page once."""
+    total = sum(info.nbytes for weight in sources.values() for info in weight.parts)
+    done = _Progress(progress, total)
+
+    def place_in_file(item: tuple[Tensor, FoundWeight]) -> tuple[int, int]:
+        first = item[1].parts[0]
+        return first.shard, first.offset
+
+    for tensor, weight in sorted(sources.items(), key=place_in_file):
+        home = homes[weight.spec.name]
+        if weight.is_converted or home.buft is not home.device.buffer_type:
+            # special memory may need all of a tensor at once, to repack it
+            _copy_whole(file, tensor, weight, done)
+        else:
+            _copy_slices(file, tensor, weight, done)
+
+
+def _copy_whole(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Progress) -> None:
+    parts = [file.read(info) for info in weight.parts]
+    data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if weight.is_converted:
+        data = _as_f32(weight.parts[0].type, data)
+    buffer_of(tensor).set_tensor(tensor, data)
+    for info in weight.parts:
+        file.release(info)
+        done.add(info.nbytes)
+
+
+def _copy_slices(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Progress) -> None:
+    buffer, offset = buffer_of(tensor), 0
+    for info in weight.parts:
+        data = file.read(info)
+        for begin in range(0, info.nbytes, SLICE_BYTES):
+            part = data[begin : begin + SLICE_BYTES]
+            buffer.set_tensor(tensor, part, offset + begin)
+            done.add(part.size)
+        offset += info.nbytes
+        file.release(info)
+
+
+def _as_f32(type: GGMLType, data: Bytes) -> Bytes:
+    return to_f32(type, data.view(DTYPES.get(type, np.uint8))).view(np.uint8)

@@ -1,0 +1,222 @@
+"""Where weights go: a device and one of its kinds of memory for each, by llama.cpp's rules.
+
+The last n_gpu_layers of the n_layer + 1 layers (the output counts as one) go to the given devices,
+in order; the input embedding stays on the CPU. A weight whose op its device cannot run goes to the
+CPU too. Overrides come first. Nothing is allocated, so a plan can be made before a model is loaded.
+Tested by tests/model/test_loader_placement.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..alloc.buffer import BufferType
+from ..base.errors import RequestError, UnsupportedModelError
+from ..graph import GGMLType, Op, Tensor, ops
+from ..graph.ops.check import is_matrix_type
+from ..sched.backend import Device, DeviceType
+from .arch.weights import WeightSpec
+from .hparams import HParams
+
+N_TOKENS_TRIED: Final = 512  # tokens of the step that a device is asked about, as in llama.cpp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParams:
+    """How to load a model.
+
+    Args:
+        cpu: what runs all that no other device does.
+        devices: GPUs and accelerators to use, in the order in which layers fill them.
+        n_gpu_layers: layers to put there, counted from the last one; below 0 all of them.
+        tensor_split: the devices' shares of the layers; by free memory where None or all 0.
+        overrides: patterns (`re.search` on a weight's name) with the memory of what they match;
+            the first match counts.
+        progress: called with the bytes copied so far and in all, about 100 times.
+
+    Raises:
+        RequestError: a value out of its range, a pattern that is none, memory no device can use.
+    """
+
+    cpu: Device
+    devices: tuple[Device, ...] = ()
+    n_gpu_layers: int = -1
+    tensor_split: tuple[float, ...] | None = None
+    overrides: tuple[tuple[str, BufferType], ...] = ()
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_devices()
+        self._check_split()
+        for pattern, buft in self.overrides:
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                raise RequestError(f"override {pattern!r} is no regular expression: {e}") from None
+            if not self.users(buft):
+                names = ", ".join(d.name for d in (*self.devices, self.cpu))
+                raise RequestError(
+                    f"override {pattern!r}: no device can use {buft.name}, there are: {names}"
+                )
+
+    def users(self, buft: BufferType) -> list[Device]:
+        """The devices that can use this memory."""
+        return [d for d in (*self.devices, self.cpu) if d.supports_buft(buft)]
+
+    def _check_devices(self) -> None:
+        if self.cpu.type is not DeviceType.CPU:
+            raise RequestError(f"cpu is {self.cpu.name}, a {self.cpu.type.value}")
+        for i, device in enumerate(self.devices):
+            if device.type is DeviceType.CPU:
+                raise RequestError(f"devices: {device.name} is a CPU, which is always there")
+            if device in self.devices[:i]:
+                raise RequestError(f"devices: {device.name} is there twice")
+
+    def _check_split(self) -> None:
+        split = self.tensor_split or ()
+        if len(split) > max(len(self.devices), 1):
+            raise RequestError(
+                f"tensor_split has {len(split)} shares for {len(self.devices)} devices"
+            )
+        for share in split:
+            if not (math.isfinite(share) and share >= 0):
+                raise RequestError(f"tensor_split: share {share} must be finite and at least 0")
+
+
+class Home(NamedTuple):
+    """Where a weight lies: memory that `device` computes in."""
+
+    device: Device
+    buft: BufferType
+
+
+def layer_devices(n_layer: int, params: ModelParams) -> list[Device]:
+    """The device of each layer, and of the output as the last one: n_layer + 1 in all.
+
+    As llama.cpp (llama-model.cpp, load_tensors): devices get shares of the layers they run.
+    """
+    n_all = n_layer + 1
+    n_gpu = n_all if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_all)
+    if not params.devices:
+        n_gpu = 0
+    bounds = _bounds(params)
+    devices = [params.cpu] * (n_all - n_gpu)
+    for i in range(n_gpu):
+        devices.append(params.devices[bisect_right(bounds, i / n_gpu)])
+    return devices
+
+
+def place(
+    path: Path, hp: HParams, types: Mapping[WeightSpec, GGMLType], params: ModelParams
+) -> dict[str, Home]:
+    """The home of each weight, by name, given its type.
+
+    Args:
+        path: the model's file, for messages.
+        hp: its hyperparameters.
+        types: what is to be placed.
+        params: where.
+
+    Raises:
+        UnsupportedModelError: not even the CPU can compute with a weight; names it and its type.
+        RequestError: an override puts a weight where it cannot be computed with.
+    """
+    layers = layer_devices(hp.n_layer, params)
+    return {
+        spec.name: _home(path, hp, _typed(path, spec, type), spec, layers, params)
+        for spec, type in types.items()
+    }
+
+
+def _home(
+    path: Path,
+    hp: HParams,
+    weight: Tensor,
+    spec: WeightSpec,
+    layers: list[Device],
+    params: ModelParams,
+) -> Home:
+    forced = next((b for pattern, b in params.overrides if re.search(pattern, spec.name)), None)
+    if forced is not None:
+        return _forced_home(hp, weight, spec, forced, params)
+    device = params.cpu if spec.layer is None else layers[spec.layer]
+    for candidate in (device, params.cpu):
+        home = Home(candidate, candidate.buffer_type)
+        if _can_compute(home, hp, weight, spec.op):
+            return home
+    raise UnsupportedModelError(
+        f"{path}: tensor {spec.name}: {params.cpu.name} cannot run {spec.op.name} on weights of "
+        f"type {weight.type.name}"
+    )
+
+
+def _forced_home(
+    hp: HParams, weight: Tensor, spec: WeightSpec, buft: BufferType, params: ModelParams
+) -> Home:
+    for device in params.users(buft):
+        home = Home(device, buft)
+        if _can_compute(home, hp, weight, spec.op):
+            return home
+    raise RequestError(
+        f"an override puts {spec.name} into {buft.name}, where nothing can run {spec.op.name} on "
+        f"weights of type {weight.type.name}"
+    )
+
+
+def _bounds(params: ModelParams) -> list[float]:
+    """For each device, the share of the layers that it and those before it get."""
+    shares = list(params.tensor_split or ())
+    shares += [0.0] * (len(params.devices) - len(shares))
+    if not any(shares):
+        shares = [float(device.memory()[0]) for device in params.devices]
+    if not any(shares):  # no device knows its memory
+        shares = [1.0] * len(params.devices)
+    ends = list(accumulate(shares))
+    return [end / ends[-1] for end in ends]
+
+
+def _typed(path: Path, spec: WeightSpec, type: GGMLType) -> Tensor:
+    if not is_matrix_type(type):
+        raise UnsupportedModelError(
+            f"{path}: tensor {spec.name}: weights of type {type.name} are not supported"
+        )
+    return Tensor(type, spec.ne, name=spec.name)
+
+
+def _can_compute(home: Home, hp: HParams, weight: Tensor, op: Op) -> bool:
+    """Whether the device can run `op` on the weight, were it in that memory.
+
+    A device may look at the memory of the sources: a repacked layout has kernels for few ops.
+    """
+    weight.buffer = home.buft.alloc_buffer(0)
+    return home.device.supports_op(_reader(hp, weight, op))
+
+
+def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
+    """A node as it will read the weight."""
+    n_in, n = weight.ne[0], N_TOKENS_TRIED
+    x = Tensor(GGMLType.F32, (n_in, n))
+    match op:
+        case Op.GET_ROWS:
+            return ops.get_rows(weight, Tensor(GGMLType.I32, (n,)))
+        case Op.MUL_MAT:
+            return ops.mul_mat(weight, x)
+        case Op.MUL_MAT_ID:
+            ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
+            return ops.mul_mat_id(weight, Tensor(GGMLType.F32, (n_in, 1, n)), ids)
+        case Op.MUL:
+            return ops.mul(x, weight)
+        case Op.ADD:
+            return ops.add(x, weight)
+        case Op.ROPE:
+            heads = Tensor(GGMLType.F32, (hp.head_dim_k, hp.n_head[0], n))
+            return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=hp.n_rot)
+        case _:
+            raise AssertionError(f"no architecture reads a weight with {op.name}")

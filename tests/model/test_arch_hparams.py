@@ -1,0 +1,202 @@
+"""Hyperparameters as files say them, and what no model can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import LINEAR, N_VOCAB, TINY, YARN, Tiny, write_model
+
+from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.model.arch import find_architecture
+from lamella.model.gguf import open_gguf
+from lamella.model.hparams import HParams, RopeScaling
+
+
+def hparams(path: Path) -> HParams:
+    with open_gguf(path) as file:
+        arch = find_architecture(file.metadata.str("general.architecture"), path)
+        return arch.hparams(file)
+
+
+def written(tmp_path: Path, tiny: Tiny, **how: object) -> HParams:
+    write_model(tiny, tmp_path / "m.gguf", **how)  # type: ignore[arg-type]
+    return hparams(tmp_path / "m.gguf")
+
+
+PLAIN = RopeScaling(10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, 256)
+
+
+def test_a_dense_model(tmp_path: Path) -> None:
+    hp = written(tmp_path, replace(TINY["llama"], eps=2.0**-16))
+    assert hp == HParams(
+        arch="llama",
+        n_layer=2,
+        n_ctx_train=256,
+        n_embd=64,
+        n_vocab=N_VOCAB,
+        n_ff=(96, 96),
+        n_head=(4, 4),
+        n_head_kv=(2, 2),
+        head_dim_k=16,
+        head_dim_v=16,
+        n_rot=16,
+        rms_eps=2.0**-16,
+        rope=PLAIN,
+        n_expert=0,
+        n_expert_used=0,
+        n_ff_exp=0,
+    )
+
+
+def test_experts(tmp_path: Path) -> None:
+    hp = written(tmp_path, TINY["qwen3moe"])
+    assert (hp.n_expert, hp.n_expert_used, hp.n_ff_exp) == (6, 3, 32)
+    assert (hp.head_dim_k, hp.n_rot) == (32, 32)
+    mixtral = written(tmp_path, TINY["mixtral"])
+    assert mixtral.n_ff_exp == 96, "as wide as feed_forward_length where the file does not say"
+    only_experts = written(tmp_path, TINY["qwen3moe"], without=["qwen3moe.feed_forward_length"])
+    assert only_experts.n_ff == (32, 32)
+
+
+def test_keys_and_values_of_a_layer(tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "llama.attention.key_length": 32,
+        "llama.attention.value_length": 8,
+        "llama.attention.head_count_kv": [4, 1],
+    }
+    hp = written(tmp_path, TINY["llama"], metadata=keys)
+    assert [hp.n_embd_k(0), hp.n_embd_k(1)] == [128, 32]
+    assert [hp.n_embd_v(0), hp.n_embd_v(1)] == [32, 8]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    without = ["llama.attention.head_count_kv", "llama.rope.freq_base", "llama.vocab_size"]
+    hp = written(tmp_path, TINY["llama"], without=without, vocab=False)
+    assert hp.n_head_kv == (4, 4)
+    assert hp.rope == PLAIN
+    assert hp.n_vocab == N_VOCAB, "the rows of token_embd.weight"
+
+
+def test_the_vocabulary_counts_its_tokens(tmp_path: Path) -> None:
+    hp = written(tmp_path, TINY["llama"], metadata={"llama.vocab_size": 32000})
+    assert hp.n_vocab == N_VOCAB
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        (LINEAR, replace(PLAIN, freq_scale=0.5)),
+        ({"scaling.factor": 2.0}, replace(PLAIN, freq_scale=0.5)),
+        ({"scale_linear": 2.0}, replace(PLAIN, freq_scale=0.5)),
+        ({"scaling.type": "none", "scaling.factor": 2.0}, PLAIN),
+        ({"scaling.factor": 0.0}, PLAIN),
+        (YARN, replace(PLAIN, freq_scale=0.25, ext_factor=1.0, n_ctx_orig=64)),
+        (
+            {
+                **YARN,
+                "scaling.attn_factor": 0.5,
+                "scaling.yarn_ext_factor": 0.25,
+                "scaling.yarn_beta_fast": 16.0,
+                "scaling.yarn_beta_slow": 2.0,
+            },
+            RopeScaling(10000.0, 0.25, 0.25, 0.5, 16.0, 2.0, 64),
+        ),
+    ],
+)
+def test_rope_scaling(
+    rope: dict[str, int | float | str], expected: RopeScaling, tmp_path: Path
+) -> None:
+    assert written(tmp_path, replace(TINY["llama"], rope=rope)).rope == expected
+
+
+# --- what is wrong ---
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_missing_keys_are_named(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=rf"m\.gguf.*llama\.{key}.*missing"):
+        written(tmp_path, TINY["llama"], without=[f"llama.{key}"])
+
+
+def test_a_mixture_of_experts_needs_experts(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"qwen3moe\.expert_count.*missing"):
+        written(tmp_path, TINY["qwen3moe"], without=["qwen3moe.expert_count"])
+    with pytest.raises(ModelFileError, match=r"qwen3moe\.expert_count is 0"):
+        written(tmp_path, TINY["qwen3moe"], metadata={"qwen3moe.expert_count": 0})
+    with pytest.raises(ModelFileError, match=r"llama\.expert_used_count.*missing"):
+        written(tmp_path, TINY["mixtral"], without=["llama.expert_used_count"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_count", 0),
+        ("block_count", 513),
+        ("block_count", 4000000000),
+        ("context_length", 0),
+        ("embedding_length", 0),
+        ("embedding_length", 65),
+        ("feed_forward_length", 0),
+        ("feed_forward_length", [96]),
+        ("feed_forward_length", [96, 0]),
+        ("feed_forward_length", "wide"),
+        ("feed_forward_length", 96.0),
+        ("attention.head_count", 0),
+        ("attention.head_count", [4, 0]),
+        ("attention.head_count_kv", 0),
+        ("attention.head_count_kv", 3),
+        ("attention.key_length", 0),
+        ("attention.value_length", 0),
+        ("attention.layer_norm_rms_epsilon", 0.0),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("rope.dimension_count", 0),
+        ("rope.dimension_count", 7),
+        ("rope.dimension_count", 18),
+        ("rope.freq_base", 0.0),
+        ("rope.freq_base", float("inf")),
+        ("rope.scaling.factor", -2.0),
+        ("rope.scaling.original_context_length", 0),
+        ("expert_count", 513),
+    ],
+)
+def test_absurd_values_are_named(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=rf"m\.gguf.*llama\.{key}"):
+        written(tmp_path, TINY["llama"], metadata={f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.expert_used_count": 5}, r"expert_used_count is 5: must lie in 1\.\.4"),
+        ({"llama.expert_used_count": 0}, r"expert_used_count is 0"),
+    ],
+)
+def test_experts_that_cannot_be_used(
+    metadata: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        written(tmp_path, TINY["mixtral"], metadata=metadata)
+
+
+def test_yarn_does_not_shrink_a_context(tmp_path: Path) -> None:
+    rope = {**YARN, "scaling.factor": 0.5}
+    with pytest.raises(ModelFileError, match=r"rope\.scaling\.factor is 0\.5"):
+        written(tmp_path, replace(TINY["llama"], rope=rope))
+
+
+def test_unknown_scaling(tmp_path: Path) -> None:
+    rope = {"scaling.type": "longrope"}
+    with pytest.raises(UnsupportedModelError, match=r"'longrope'.*none, linear, yarn"):
+        written(tmp_path, replace(TINY["llama"], rope=rope))

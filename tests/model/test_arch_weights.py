@@ -1,0 +1,75 @@
+"""What weights the architectures have, and the table of architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import TINY, shapes, write_model
+
+from lamella.base.errors import UnsupportedModelError
+from lamella.graph import Op
+from lamella.model.arch import ARCHITECTURES, WeightSpec, find_architecture
+from lamella.model.gguf import open_gguf
+
+
+def specs_of(name: str, tmp_path: Path) -> dict[str, WeightSpec]:
+    write_model(TINY[name], tmp_path / "m.gguf")
+    with open_gguf(tmp_path / "m.gguf") as file:
+        arch = ARCHITECTURES[TINY[name].arch]
+        specs = arch.tensors(arch.hparams(file))
+    assert len({spec.name for spec in specs}) == len(specs)
+    return {spec.name: spec for spec in specs}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_files_have_what_an_architecture_wants(name: str, tmp_path: Path) -> None:
+    file = shapes(TINY[name])
+    specs = specs_of(name, tmp_path)
+    wanted = {names[0]: spec.ne for spec in specs.values() for names in spec.files}
+    for tensor, ne in file.items():
+        assert wanted[tensor] == ne, tensor
+    for spec in specs.values():
+        there = any(set(names) <= set(file) for names in spec.files)
+        assert there or not spec.required, spec.name
+
+
+def test_places_and_ops(tmp_path: Path) -> None:
+    specs = specs_of("llama-3.1", tmp_path)
+    found = {name: (spec.layer, spec.op) for name, spec in specs.items()}
+    assert found["token_embd.weight"] == (None, Op.GET_ROWS)
+    assert found["output.weight"] == (2, Op.MUL_MAT)
+    assert found["output_norm.weight"] == (2, Op.MUL)
+    assert found["blk.1.attn_q.weight"] == (1, Op.MUL_MAT)
+    assert found["blk.1.attn_q.bias"] == (1, Op.ADD)
+    assert found["blk.0.rope_freqs.weight"] == (0, Op.ROPE)
+    experts = specs_of("mixtral", tmp_path)["blk.1.ffn_up_exps.weight"]
+    assert (experts.layer, experts.op) == (1, Op.MUL_MAT_ID)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "required"),
+    [
+        ("llama", "blk.0.attn_q.bias", False),
+        ("llama", "blk.0.ffn_down.bias", False),
+        ("qwen2", "blk.0.attn_q.bias", True),
+        ("qwen2", "blk.0.ffn_down.bias", None),
+        ("qwen3", "blk.0.attn_q.bias", None),
+        ("qwen3", "blk.0.attn_q_norm.weight", True),
+        ("qwen3", "blk.0.rope_freqs.weight", None),
+        ("qwen3moe", "blk.0.ffn_gate_inp.weight", True),
+        ("qwen3moe", "blk.0.ffn_gate.weight", None),
+    ],
+)
+def test_what_sets_them_apart(
+    name: str, weight: str, required: bool | None, tmp_path: Path
+) -> None:
+    spec = specs_of(name, tmp_path).get(weight)
+    assert (spec and spec.required) is required
+
+
+def test_unsupported_architecture_lists_the_supported() -> None:
+    known = "llama, qwen2, qwen3, qwen3moe"
+    with pytest.raises(UnsupportedModelError, match=rf"m\.gguf.*'gemma3'.*only: {known}"):
+        find_architecture("gemma3", Path("m.gguf"))
+    assert list(ARCHITECTURES) == known.split(", ")

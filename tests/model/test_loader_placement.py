@@ -1,0 +1,192 @@
+"""Homes of weights: layers on devices, shares, overrides, and what a device cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import TINY, Tiny, write_model
+
+from lamella.alloc import HostBufferType
+from lamella.base.errors import RequestError, UnsupportedModelError
+from lamella.graph import GGMLType, Op
+from lamella.kernels.sim import SimDevice
+from lamella.model.arch import ARCHITECTURES
+from lamella.model.gguf import open_gguf
+from lamella.model.placement import Home, ModelParams, layer_devices, place
+from lamella.sched import Device, DeviceType
+
+CPU = SimDevice("CPU", DeviceType.CPU)
+GPU = SimDevice("SIM0")
+OTHER = SimDevice("SIM1")
+
+
+def names(devices: list[Device]) -> str:
+    """`CC0|0`: the first letter or digit of each layer's device, the output behind a bar."""
+    letters = [{"CPU": "C", "SIM0": "0", "SIM1": "1", "SIM2": "2"}[d.name] for d in devices]
+    return "".join(letters[:-1]) + "|" + letters[-1]
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "expected"),
+    [
+        (0, "CCCC|C"),
+        (1, "CCCC|0"),
+        (2, "CCC0|0"),
+        (4, "C000|0"),
+        (5, "0000|0"),
+        (99, "0000|0"),
+        (-1, "0000|0"),
+    ],
+)
+def test_the_last_layers_go_to_the_device(n_gpu_layers: int, expected: str) -> None:
+    params = ModelParams(cpu=CPU, devices=(GPU,), n_gpu_layers=n_gpu_layers)
+    assert names(layer_devices(4, params)) == expected
+
+
+def test_without_devices_all_is_on_the_cpu() -> None:
+    assert names(layer_devices(2, ModelParams(cpu=CPU))) == "CC|C"
+
+
+GIB = 2**30
+SMALL, LARGE = SimDevice("SIM0", memory=GIB), SimDevice("SIM1", memory=3 * GIB)
+FULL = SimDevice("SIM2", memory=0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "split", "n_gpu_layers", "expected"),
+    [
+        ((SMALL, LARGE), None, -1, "0011111|1"),  # by free memory
+        ((SMALL, LARGE), (0.0, 0.0), -1, "0011111|1"),
+        ((SMALL, LARGE), None, 4, "CCCC011|1"),
+        ((SMALL, LARGE), (1.0, 1.0), -1, "0000111|1"),
+        ((SMALL, LARGE), (3.0, 1.0), -1, "0000001|1"),
+        ((SMALL, LARGE), (0.0, 1.0), -1, "1111111|1"),
+        ((SMALL, LARGE), (1.0,), -1, "0000000|0"),  # the rest get nothing
+        ((FULL, LARGE), None, -1, "1111111|1"),
+        ((SMALL, FULL, LARGE), (1.0, 1.0, 2.0), -1, "0022111|1"),
+        ((FULL,), None, -1, "2222222|2"),  # it will be out of memory, and say so
+    ],
+)
+def test_shares(
+    devices: tuple[Device, ...], split: tuple[float, ...] | None, n_gpu_layers: int, expected: str
+) -> None:
+    params = ModelParams(cpu=CPU, devices=devices, tensor_split=split, n_gpu_layers=n_gpu_layers)
+    assert names(layer_devices(7, params)) == expected
+
+
+# --- weights ---
+
+
+def homes(
+    tiny: Tiny, tmp_path: Path, params: ModelParams, type: GGMLType = GGMLType.F32
+) -> dict[str, Home]:
+    """Homes of all weights of a model that has all optional ones."""
+    write_model(tiny, tmp_path / "m.gguf")
+    arch = ARCHITECTURES[tiny.arch]
+    with open_gguf(tmp_path / "m.gguf") as file:
+        hp = arch.hparams(file)
+    types = {s: type if len(s.ne) > 1 else GGMLType.F32 for s in arch.tensors(hp)}
+    return place(tmp_path / "m.gguf", hp, types, params)
+
+
+def test_layers_and_output_follow_their_device_and_the_embedding_stays(tmp_path: Path) -> None:
+    params = ModelParams(cpu=CPU, devices=(GPU,), n_gpu_layers=2)
+    found = homes(TINY["llama-3.1"], tmp_path, params)
+    on_gpu = {name for name, home in found.items() if home == (GPU, GPU.buffer_type)}
+    assert on_gpu == {n for n in found if n.startswith(("blk.1.", "output"))}
+    rest = set(found) - on_gpu
+    assert {found[name] for name in rest} == {(CPU, CPU.buffer_type)}
+    assert {"token_embd.weight", "blk.0.rope_freqs.weight"} <= rest
+
+
+def test_what_a_device_cannot_run_goes_to_the_cpu(tmp_path: Path) -> None:
+    weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT_ID})
+    found = homes(TINY["mixtral"], tmp_path, ModelParams(cpu=CPU, devices=(weak,)))
+    on_cpu = {name for name, home in found.items() if home.device is CPU}
+    assert on_cpu == {n for n in found if "_exps" in n or n == "token_embd.weight"}
+
+
+@pytest.mark.parametrize("op", [Op.MUL, Op.ADD, Op.ROPE, Op.MUL_MAT])
+def test_each_weight_is_tried_with_its_op(op: Op, tmp_path: Path) -> None:
+    weak = SimDevice("SIM0", ops=set(Op) - {op})
+    found = homes(TINY["llama-3.1"], tmp_path, ModelParams(cpu=CPU, devices=(weak,)))
+    kinds = {"norm": Op.MUL, "bias": Op.ADD, "rope_freqs": Op.ROPE}
+    for name, home in found.items():
+        its = next((o for kind, o in kinds.items() if kind in name), Op.MUL_MAT)
+        on_cpu = its is op or name == "token_embd.weight"
+        assert home.device is (CPU if on_cpu else weak), name
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_what_nothing_can_run_is_refused(name: str, tmp_path: Path) -> None:
+    op = {"llama": Op.MUL_MAT, "mixtral": Op.MUL_MAT_ID}[name]
+    cpu = SimDevice("CPU", DeviceType.CPU, ops=set(Op) - {op})
+    with pytest.raises(
+        UnsupportedModelError, match=rf"m\.gguf: tensor .*weight: CPU cannot run {op.name} .* F32"
+    ):
+        homes(TINY[name], tmp_path, ModelParams(cpu=cpu))
+
+
+@pytest.mark.parametrize("type", [GGMLType.I32, GGMLType.F64])
+def test_types_that_are_no_weights(type: GGMLType, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"token_embd\.weight: .*{type.name}"):
+        homes(TINY["llama"], tmp_path, ModelParams(cpu=CPU), type)
+
+
+def test_overrides_come_first(tmp_path: Path) -> None:
+    overrides = (
+        (r"ffn_(up|down)_exps", CPU.buffer_type),
+        (r"blk\.1\.", OTHER.buffer_type),
+        (r"^token_embd", OTHER.buffer_type),
+    )
+    params = ModelParams(cpu=CPU, devices=(GPU, OTHER), tensor_split=(1.0,), overrides=overrides)
+    found = homes(TINY["mixtral"], tmp_path, params)
+    assert found["blk.1.ffn_up_exps.weight"] == (CPU, CPU.buffer_type)
+    assert found["blk.1.ffn_gate_exps.weight"] == (OTHER, OTHER.buffer_type)
+    assert found["token_embd.weight"] == (OTHER, OTHER.buffer_type)
+    assert found["blk.0.ffn_gate_exps.weight"] == (GPU, GPU.buffer_type)
+
+
+def test_an_override_to_where_nothing_can_compute(tmp_path: Path) -> None:
+    weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT})
+    params = ModelParams(cpu=CPU, devices=(weak,), overrides=(("attn_q", weak.buffer_type),))
+    with pytest.raises(RequestError, match=r"blk\.0\.attn_q\.weight.*SIM0.*can run MUL_MAT"):
+        homes(TINY["llama"], tmp_path, params)
+
+
+def test_an_override_to_memory_that_several_devices_use(tmp_path: Path) -> None:
+    """The first of them that can compute with the weight: here not the one without MUL_MAT."""
+    beside = SimDevice(
+        "SIM0", DeviceType.ACCEL, ops=set(Op) - {Op.MUL_MAT}, reads=[CPU.buffer_type]
+    )
+    params = ModelParams(cpu=CPU, devices=(beside,), overrides=(("blk", CPU.buffer_type),))
+    found = homes(TINY["llama"], tmp_path, params)
+    assert found["blk.0.attn_q.weight"] == (CPU, CPU.buffer_type)
+    assert found["blk.0.attn_norm.weight"] == (beside, CPU.buffer_type)
+
+
+# --- wrong parameters ---
+
+
+BASE = ModelParams(cpu=CPU, devices=(GPU, OTHER))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cpu": GPU}, "cpu is SIM0, a gpu"),
+        ({"devices": (CPU,)}, "CPU is a CPU, which is always there"),
+        ({"devices": (GPU, GPU)}, "SIM0 is there twice"),
+        ({"tensor_split": (1.0, 1.0, 1.0)}, "3 shares for 2 devices"),
+        ({"tensor_split": (1.0, -1.0)}, "share -1.0"),
+        ({"tensor_split": (float("nan"), 1.0)}, "share nan"),
+        ({"tensor_split": (float("inf"), 1.0)}, "share inf"),
+        ({"overrides": (("blk.(", CPU.buffer_type),)}, "'blk.\\(' is no regular expression"),
+        ({"overrides": (("x", HostBufferType("REMOTE")),)}, "can use REMOTE, .*SIM0, SIM1, CPU"),
+    ],
+)
+def test_wrong_parameters(change: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        replace(BASE, **change)  # type: ignore[arg-type]
