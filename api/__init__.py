@@ -18,6 +18,7 @@ from .base.errors import (
     UnknownDeviceError,
     UnsupportedModelError,
 )
+from .text_model import Model, load
 from .version import __version__
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ContextSizeError",
     "GraphError",
     "LamellaError",
+    "Model",
     "ModelFileError",
     "OutOfMemoryError",
     "OverloadedError",
@@ -38,4 +40,5 @@ __all__ = [
     "UnknownDeviceError",
     "UnsupportedModelError",
     "__version__",
+    "load",
 ]

@@ -1,0 +1,199 @@
+"""The public model: tokenize, logits, generate.
+
+    with lamella.load("model.gguf") as model:
+        for piece in model.generate("Once upon a time", n_predict=64):
+            print(piece, end="", flush=True)
+
+Tested by tests/api/test_load.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .base.errors import ClosedError, ContextSizeError, RequestError
+from .model.batch import Batch
+from .model.context import Context
+from .model.sampling import SamplingParams
+from .server.instance import Instance, InstanceParams, open_instance
+from .server.text import Generation, generate
+
+
+class Model:
+    """A loaded model. `lamella.load` makes it; close it, or use it in a `with`.
+
+    Safe to use from several threads: generations run together in one batch.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance: Instance | None = instance
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """The token ids of a text.
+
+        `add_special` adds the begin-of-text token where the model wants one; `parse_special` reads
+        the texts of control tokens as those tokens.
+        """
+        vocab = self._open().vocab
+        return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids; with `special`, control tokens too.
+
+        Raises:
+            RequestError: an id that the vocabulary does not have.
+        """
+        return self._open().vocab.detokenize(ids, special=special)
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The model's output after each token: float32 [n_tokens, n_vocab].
+
+        Raises:
+            RequestError: no ids, or one that the vocabulary does not have.
+            ContextSizeError: more than the context holds.
+        """
+        instance = self._open()
+        tokens = _check_ids(ids, instance)
+        return instance.engine.call(lambda context: _logits(context, tokens))
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n_predict: int = -1,
+        stop: str | Sequence[str] = (),
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """Continue a prompt, a text or token ids; yields the text in pieces as it comes.
+
+        Args:
+            prompt: what to continue.
+            n_predict: most tokens to generate; -1: until the model ends or the context is full.
+            stop: texts that end the generation; they are not part of it.
+            sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...
+
+        Raises:
+            RequestError: an argument that cannot be.
+            ContextSizeError: the prompt is longer than the context.
+        """
+        instance = self._open()
+        try:
+            params = SamplingParams(**sampling)
+        except TypeError as e:
+            known = ", ".join(SamplingParams.__dataclass_fields__)
+            raise RequestError(f"generate: {e}; sampling arguments are {known}") from None
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        generation = generate(
+            instance.engine, instance.vocab, ids, params, n_predict=n_predict, stop=stops
+        )
+        return _texts(generation)  # the work is under way: errors come before the first `next`
+
+    def close(self) -> None:
+        """Free everything; generations under way end. Twice is fine."""
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            instance.close()
+
+    def _open(self) -> Instance:
+        if self._instance is None:
+            raise ClosedError("the model was used after it had been closed")
+        return self._instance
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._instance is None:
+            return "<lamella.Model, closed>"
+        return f"<lamella.Model {self._instance.model.path}>"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    n_ctx: int = 0,
+    n_batch: int = 2048,
+    n_ubatch: int = 512,
+    n_parallel: int = 4,
+    devices: Sequence[str] = (),
+    n_gpu_layers: int = -1,
+    n_threads: int | None = None,
+    type_k: str = "f16",
+    type_v: str = "f16",
+) -> Model:
+    """Load a GGUF model.
+
+    Args:
+        path: the file, the first one of a split model.
+        n_ctx: tokens of the context, shared by all generations; 0: what the model was trained with.
+        n_batch: most prompt tokens in one step.
+        n_ubatch: most tokens computed at once.
+        n_parallel: generations that run at once.
+        devices: what takes layers besides the CPU, for instance ["sim:24GiB"].
+        n_gpu_layers: layers for the devices, counted from the last; -1: all.
+        n_threads: threads of the CPU; None: as many as the process may use at once.
+        type_k, type_v: types of the cached keys and values: f32, f16, bf16 or q8_0.
+
+    Raises:
+        ModelFileError: the file is missing, broken, or of a kind that Lamella cannot run.
+        RequestError: an argument that cannot be.
+        UnknownDeviceError: a device that is not there.
+        OutOfMemoryError: a device's memory is too small.
+    """
+    params = InstanceParams(
+        path=os.fspath(path),
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_parallel=n_parallel,
+        devices=tuple(devices),
+        n_gpu_layers=n_gpu_layers,
+        n_threads=n_threads,
+        type_k=type_k,
+        type_v=type_v,
+    )
+    return Model(open_instance(params))
+
+
+def _texts(generation: Generation) -> Iterator[str]:
+    try:
+        for piece in generation:
+            if piece.text:
+                yield piece.text
+    finally:
+        generation.cancel()  # the caller may have had enough
+
+
+def _check_ids(ids: Sequence[int], instance: Instance) -> list[int]:
+    tokens = [int(i) for i in ids]
+    n_vocab = instance.context.n_vocab
+    if not tokens:
+        raise RequestError("logits: there are no ids, at least one is needed")
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise RequestError(f"logits: id {token} must lie in 0..{n_vocab - 1}")
+    if len(tokens) > instance.n_ctx:
+        raise ContextSizeError(len(tokens), instance.n_ctx)
+    return tokens
+
+
+def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:
+    seq = context.pool.new_sequence()
+    try:
+        context.append(seq, len(tokens))
+        batch = Batch()
+        batch.add(tokens, seq, 0, n_outputs=len(tokens))
+        return context.decode(batch)
+    finally:
+        seq.free()

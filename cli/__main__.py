@@ -1,0 +1,8 @@
+"""`python -m lamella.cli`: the same as `lamella`."""
+
+import sys
+
+from .main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""`lamella chat`: talk with a model in the terminal, or through a pipe.
+
+In a terminal: line editing, a history that is kept, Ctrl-C stops the answer and not the program.
+Through a pipe: one line in, one answer out. Tested by tests/cli/test_chat.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory
+
+from ..base.errors import CancelledError, LamellaError, RequestError
+from ..model.sampling import SamplingParams
+from ..server.instance import Instance
+from .conversation import Conversation
+from .flags import (
+    add_model_flags,
+    add_sampling_flags,
+    instance_params,
+    read_text,
+    sampling_params,
+    unescape,
+)
+from .start import open_with_progress
+
+HELP: Final = """\
+/help                 this
+/reset                forget the conversation
+/regen                another answer to the last question
+/save FILE            save the conversation
+/load FILE            go on with a saved conversation
+/set NAME=VALUE       change a sampling parameter, for instance temperature=0.2
+/set                  show them
+/exit                 leave (also Ctrl-D)
+Ctrl-C stops an answer."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("conversation")
+    add = group.add_argument
+    add("-sys", "--system-prompt", metavar="TEXT", help="tells the model how to answer")
+    add("-p", "--prompt", metavar="TEXT", help="the first question")
+    add(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="most tokens of an answer; -1: until the model ends it (-1)",
+    )
+    add("--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)")
+    add("--chat-template-file", metavar="FILE", help="a file with the template")
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Talk until the input ends; the exit status."""
+    if args.chat_template_file is not None:
+        args.chat_template = read_text(args.chat_template_file)
+    sampling = sampling_params(args)
+    system = unescape(args.system_prompt) if args.system_prompt else ""
+    with open_with_progress(instance_params(args)) as instance:
+        conversation = Conversation(instance, sampling, system=system, n_predict=args.predict)
+        session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
+        if args.prompt is not None:
+            session.handle(unescape(args.prompt))
+        for line in session.lines(instance):
+            if not session.handle(line):
+                break
+    return 0
+
+
+class _Session:
+    """Reads lines, obeys commands, prints answers."""
+
+    def __init__(self, conversation: Conversation, interactive: bool) -> None:
+        self._conversation = conversation
+        self._interactive = interactive
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: self._say(HELP),
+            "/reset": self._reset,
+            "/regen": self._regen,
+            "/save": self._save,
+            "/load": self._load,
+            "/set": self._set,
+        }
+
+    def lines(self, instance: Instance) -> Iterator[str]:
+        """What the user enters, until the end of the input."""
+        if not self._interactive:
+            for line in sys.stdin:
+                yield line.rstrip("\r\n")
+            return
+        self._say(f"{instance.alias}, {instance.n_ctx} tokens of context. /help shows commands.")
+        prompt = _prompt_session([*self._commands, "/exit"])
+        while True:
+            try:
+                yield prompt.prompt("> ")
+            except KeyboardInterrupt:
+                continue  # what was typed is dropped
+            except EOFError:
+                return
+
+    def handle(self, line: str) -> bool:
+        """Answer a line or obey it; False if it ends the program."""
+        line = line.strip()
+        if line in ("/exit", "/quit"):
+            return False
+        try:
+            if line.startswith("/"):
+                name, _, rest = line.partition(" ")
+                self._command(name)(rest.strip())
+            elif line:
+                self._print_answer(self._conversation.ask(line))
+        except LamellaError as e:
+            self._say(f"error: {e}")
+        return True
+
+    def _command(self, name: str) -> Callable[[str], None]:
+        try:
+            return self._commands[name]
+        except KeyError:
+            known = ", ".join([*self._commands, "/exit"])
+            raise RequestError(f"there is no command {name}; there are {known}") from None
+
+    def _print_answer(self, pieces: Iterator[str]) -> None:
+        try:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except (KeyboardInterrupt, CancelledError):
+            sys.stdout.write(" [stopped]")
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _reset(self, _: str) -> None:
+        self._conversation.reset()
+        self._say("the conversation is forgotten")
+
+    def _regen(self, _: str) -> None:
+        self._print_answer(self._conversation.regenerate())
+
+    def _save(self, path: str) -> None:
+        self._conversation.save(_path("/save", path))
+        self._say(f"saved to {path}")
+
+    def _load(self, path: str) -> None:
+        self._conversation.load(_path("/load", path))
+        self._say(f"{len(self._conversation.messages)} messages from {path}")
+
+    def _set(self, text: str) -> None:
+        if text:
+            self._conversation.sampling = _changed(self._conversation.sampling, text)
+        for name in _SETTABLE if not text else [text.partition("=")[0].strip()]:
+            self._say(f"{name}={getattr(self._conversation.sampling, name)}")
+
+    def _say(self, text: str) -> None:
+        """What is no answer goes to stderr, so that a pipe carries answers alone."""
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+# those with one number each
+_SETTABLE: Final = tuple(
+    name
+    for name, field in SamplingParams.__dataclass_fields__.items()
+    if isinstance(field.default, int | float)
+)
+
+
+def _changed(sampling: SamplingParams, text: str) -> SamplingParams:
+    """`sampling` with one parameter changed, given as NAME=VALUE."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if name not in _SETTABLE:
+        raise RequestError(f"/set {name}: there is only {', '.join(_SETTABLE)}")
+    number = type(getattr(SamplingParams(), name))
+    try:
+        return replace(sampling, **{name: number(value)})
+    except ValueError:
+        kind = "whole number" if number is int else "number"
+        raise RequestError(f"/set {name}{equals}{value}: the value must be a {kind}") from None
+
+
+def _path(command: str, text: str) -> Path:
+    if not text:
+        raise RequestError(f"{command} needs the name of a file")
+    return Path(text).expanduser()
+
+
+def _prompt_session(commands: list[str]) -> PromptSession[str]:
+    folder = Path(platformdirs.user_state_dir("lamella"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return PromptSession(
+        history=FileHistory(str(folder / "chat_history")),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+    )

@@ -1,0 +1,115 @@
+"""A conversation with a model: messages, and answers that become one.
+
+Knows nothing of terminals. Tested by tests/cli/test_chat.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..base.errors import RequestError
+from ..model.sampling import SamplingParams
+from ..server.instance import Instance
+from ..server.prompts import without_bos
+from ..server.text import Generation, generate
+
+Message = dict[str, str]
+
+
+class Conversation:
+    """Messages in order; `sampling` may be changed between answers."""
+
+    def __init__(
+        self, instance: Instance, sampling: SamplingParams, *, system: str = "", n_predict: int = -1
+    ) -> None:
+        self.sampling = sampling
+        self.n_predict = n_predict
+        self._instance = instance
+        self._system = system
+        self.messages: list[Message] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all but the system prompt."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Add a question and answer it, in pieces. An answer cut short stays as it is then.
+
+        Raises:
+            ContextSizeError: the conversation has become too long; the question is not kept.
+        """
+        self.messages.append({"role": "user", "content": text})
+        try:
+            return self._answer()
+        except BaseException:
+            self.messages.pop()
+            raise
+
+    def regenerate(self) -> Iterator[str]:
+        """Answer the last question once more.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if not any(m["role"] == "user" for m in self.messages):
+            raise RequestError("there is no question yet that could be answered again")
+        while self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        return self._answer()
+
+    def _answer(self) -> Iterator[str]:
+        instance = self._instance
+        text = instance.chat.render(self.messages, add_generation_prompt=True)
+        prompt = instance.vocab.tokenize(without_bos(instance.vocab, text), parse_special=True)
+        generation = generate(
+            instance.engine, instance.vocab, prompt, self.sampling, n_predict=self.n_predict
+        )
+        return self._pieces(generation)
+
+    def _pieces(self, generation: Generation) -> Iterator[str]:
+        answer = ""
+        try:
+            for piece in generation:
+                answer += piece.text
+                yield piece.text
+        finally:
+            generation.cancel()
+            self.messages.append({"role": "assistant", "content": answer})
+
+    # --- files ---
+
+    def save(self, path: Path) -> None:
+        """Write the messages as JSON.
+
+        Raises:
+            RequestError: the file cannot be written.
+        """
+        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as e:
+            raise RequestError(f"{path} cannot be written: {e.strerror}") from e
+
+    def load(self, path: Path) -> None:
+        """Take the messages of a file instead of those there are.
+
+        Raises:
+            RequestError: the file cannot be read or is no conversation; nothing has changed.
+        """
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise RequestError(f"{path} cannot be read: {e.strerror}") from e
+        except ValueError as e:
+            raise RequestError(f"{path} is no saved conversation: {e}") from e
+        messages = loaded.get("messages") if isinstance(loaded, dict) else None
+        if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+            raise RequestError(f'{path} is no saved conversation: it has no list of "messages"')
+        self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
+
+
+def _is_message(m: object) -> bool:
+    return isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content"))

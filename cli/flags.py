@@ -1,0 +1,296 @@
+"""The flags that commands share, by llama-server's names, and what they make.
+
+Knows how a flag is written; what a value means is checked where it is used.
+Tested by tests/cli/test_flags.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from ..base.errors import RequestError
+from ..model.sampling import SamplingParams
+from ..server.instance import InstanceParams
+
+ALL_LAYERS: Final = -1
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes flags as they are written, and suggests the right one for a wrong one."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", _Formatter)
+        super().__init__(**options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0], found))
+        return found
+
+    def _unknown(self, arg: str, found: argparse.Namespace) -> str:
+        parser: argparse.ArgumentParser = getattr(found, "parser", self)
+        if not arg.startswith("-"):
+            return f"unexpected argument {arg!r}"
+        flag = arg.split("=", maxsplit=1)[0]
+        known = list(parser._option_string_actions)
+        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
+        return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+class _Formatter(argparse.HelpFormatter):
+    """One line for each flag where it fits: `-c, --ctx-size N`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        metavar = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {metavar}"
+
+
+def number_of_layers(text: str) -> int:
+    """`-ngl`: a number, or `all` or `auto`."""
+    if text in ("all", "auto"):
+        return ALL_LAYERS
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor 'all' or 'auto'") from None
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """`-ts`: numbers with commas or slashes between them."""
+    try:
+        return tuple(float(part) for part in re.split("[,/]", text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers like 3,1") from None
+
+
+def bias(text: str) -> tuple[int, float]:
+    """`--logit-bias`: TOKEN+BIAS or TOKEN-BIAS."""
+    match = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|inf))", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be like 15043+1 or 15043-inf")
+    return int(match[1]), float(match[2])
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name for name in text.split(",") if name)
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Which model, how large, and where it runs."""
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("-m", "--model", metavar="FILE", required=True, help="GGUF file, the first of a split one")
+    add(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of context, shared by all sequences (0: what the model was trained with)",
+    )
+    add(
+        "-b",
+        "--batch-size",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="most prompt tokens in one step (2048)",
+    )
+    add(
+        "-ub",
+        "--ubatch-size",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens computed at once (512)",
+    )
+    add(
+        "-ctk",
+        "--cache-type-k",
+        default="f16",
+        metavar="TYPE",
+        help="type of cached keys: f32, f16, bf16, q8_0 (f16)",
+    )
+    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of cached values (f16)")
+    group = parser.add_argument_group("where it runs")
+    add = group.add_argument
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (as many as there are)")
+    add(
+        "-dev",
+        "--device",
+        type=names,
+        default=(),
+        metavar="DEV,...",
+        help="devices that take layers: none, sim, sim:24GiB, sim:24GiB:2 (none)",
+    )
+    add(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=number_of_layers,
+        default=ALL_LAYERS,
+        metavar="N",
+        help="layers for the devices, from the last one on: a number, all, auto (all)",
+    )
+    add(
+        "-ts",
+        "--tensor-split",
+        type=shares,
+        metavar="A,B",
+        help="the devices' shares of the layers (by their free memory)",
+    )
+    add("-nkvo", "--no-kv-offload", action="store_true", help="keep keys and values in host memory")
+    add(
+        "--no-op-offload",
+        action="store_true",
+        help="do not copy weights to a device for large batches",
+    )
+
+
+def add_parallel_flag(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "-np",
+        "--parallel",
+        type=int,
+        default=default,
+        metavar="N",
+        help=f"requests decoded together ({default})",
+    )
+
+
+def instance_params(args: argparse.Namespace) -> InstanceParams:
+    """What to open, from the flags."""
+    return InstanceParams(
+        path=args.model,
+        n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
+        n_ubatch=args.ubatch_size,
+        n_parallel=getattr(args, "parallel", 1),
+        n_threads=args.threads,
+        n_gpu_layers=args.gpu_layers,
+        devices=args.device,
+        tensor_split=args.tensor_split,
+        type_k=args.cache_type_k,
+        type_v=args.cache_type_v,
+        kv_offload=not args.no_kv_offload,
+        op_offload=not args.no_op_offload,
+        chat_template=getattr(args, "chat_template", None),
+    )
+
+
+# flag, field of SamplingParams, type, help
+_SAMPLING: Final[Sequence[tuple[str, str, type, str]]] = (
+    ("--temp", "temperature", float, "randomness; 0 always takes the likeliest token"),
+    ("--top-k", "top_k", int, "only the K likeliest tokens; 0: all"),
+    ("--top-p", "top_p", float, "only the likeliest tokens of this probability together; 1: all"),
+    ("--min-p", "min_p", float, "only tokens this likely beside the likeliest; 0: all"),
+    ("--typical", "typical_p", float, "locally typical sampling; 1: off"),
+    ("--top-nsigma", "top_n_sigma", float, "only logits within N deviations of the best; -1: off"),
+    ("--xtc-probability", "xtc_probability", float, "chance to exclude top choices; 0: off"),
+    ("--xtc-threshold", "xtc_threshold", float, "what counts as a top choice"),
+    ("--dynatemp-range", "dynatemp_range", float, "temperature varies by this with entropy"),
+    ("--dynatemp-exp", "dynatemp_exponent", float, "how entropy becomes temperature"),
+    ("--repeat-last-n", "repeat_last_n", int, "tokens that penalties look back on"),
+    ("--repeat-penalty", "repeat_penalty", float, "of tokens that were there before; 1: none"),
+    ("--presence-penalty", "presence_penalty", float, "once, if a token was there; 0: none"),
+    ("--frequency-penalty", "frequency_penalty", float, "each time a token was there; 0: none"),
+    ("--dry-multiplier", "dry_multiplier", float, "strength of DRY against repetition; 0: off"),
+    ("--dry-base", "dry_base", float, "growth of DRY's penalty with length"),
+    ("--dry-allowed-length", "dry_allowed_length", int, "repetition that DRY allows"),
+    ("--dry-penalty-last-n", "dry_penalty_last_n", int, "tokens that DRY looks back on"),
+)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen."""
+    defaults = SamplingParams()
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="of the random numbers; -1: another one each time",
+    )
+    for flag, field, type, text in _SAMPLING:
+        default = getattr(defaults, field)
+        group.add_argument(
+            flag, dest=field, type=type, default=default, metavar="N", help=f"{text} ({default:g})"
+        )
+    group.add_argument(
+        "--samplers",
+        type=lambda text: tuple(text.split(";")),
+        metavar="A;B",
+        default=defaults.samplers,
+        help="the chain, in order",
+    )
+    group.add_argument(
+        "-l",
+        "--logit-bias",
+        type=bias,
+        action="append",
+        default=[],
+        metavar="ID+BIAS",
+        help="make a token likelier, or 15043-inf impossible",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the model has ended the text"
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """How to sample, from the flags.
+
+    Raises:
+        RequestError: a value that cannot be.
+    """
+    fields = {field: getattr(args, field) for _, field, _, _ in _SAMPLING}
+    return SamplingParams(
+        seed=args.seed,
+        samplers=args.samplers,
+        logit_bias=tuple(args.logit_bias),
+        **fields,
+    )
+
+
+def unescape(text: str) -> str:
+    r"""`\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\xHH` as the characters they stand for.
+
+    Anything else stays as it is, as in llama.cpp.
+    """
+    plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) > 1 else plain[code]
+
+    return re.sub(r"\\([ntr\\'\"]|x[0-9a-fA-F]{2})", character, text)
+
+
+def read_text(path: str) -> str:
+    """A text file's content.
+
+    Raises:
+        RequestError: it cannot be read, or is no UTF-8.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"{path} cannot be read: {e}") from e

@@ -1,0 +1,140 @@
+"""`lamella run`: continue a text.
+
+The text goes to stdout as it comes, everything else to stderr. Tested by tests/cli/test_run.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Final
+
+from ..base.errors import CancelledError, RequestError
+from ..server.instance import Instance
+from ..server.job import Result
+from ..server.text import Generation, generate
+from .flags import (
+    add_model_flags,
+    add_sampling_flags,
+    instance_params,
+    read_text,
+    sampling_params,
+    unescape,
+)
+from .start import open_with_progress
+
+INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C ended
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompt and output")
+    add = group.add_argument
+    add("-p", "--prompt", metavar="TEXT", help="what to continue; - reads it from stdin")
+    add("-f", "--file", metavar="FILE", help="a file with the prompt")
+    add(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="most tokens to generate; -1: until the model ends or the context is full (-1)",
+    )
+    add(
+        "-r",
+        "--reverse-prompt",
+        dest="stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop at this text; may be given several times",
+    )
+    add("--no-escape", action="store_true", help=r"take \n and the like in the prompt literally")
+    add("--json", action="store_true", help="print one JSON object instead of the text")
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Continue the prompt; the exit status."""
+    text, sampling = _prompt(args), sampling_params(args)
+    with open_with_progress(instance_params(args)) as instance:
+        prompt = instance.vocab.tokenize(text, parse_special=True)
+        generation = generate(
+            instance.engine,
+            instance.vocab,
+            prompt,
+            sampling,
+            n_predict=args.predict,
+            stop=args.stop,
+            ignore_eos=args.ignore_eos,
+        )
+        pieces, status = _stream(generation, quiet=args.json)
+        if status == 0:
+            result = generation.result
+            if args.json:
+                sys.stdout.write(json.dumps(_report(instance, prompt, pieces, result)) + "\n")
+            sys.stderr.write(summary(result) + "\n")
+        return status
+
+
+def summary(result: Result) -> str:
+    """The timings in one line."""
+    t = result.timings.as_dict()
+    return (
+        f"prompt: {t['prompt_n']} tokens in {t['prompt_ms']:.1f} ms "
+        f"({t['prompt_per_second']:.0f} tokens/s), generated: {t['predicted_n']} in "
+        f"{t['predicted_ms']:.1f} ms ({t['predicted_per_second']:.0f} tokens/s), "
+        f"ended by {result.stop_type}"
+    )
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    """The prompt, from wherever it is to come."""
+    if args.prompt is not None and args.file is not None:
+        raise RequestError("-p and -f are both given: one prompt is enough")
+    if args.file is not None:
+        return read_text(args.file)
+    if args.prompt == "-" or (args.prompt is None and not sys.stdin.isatty()):
+        return sys.stdin.read()
+    if args.prompt is None:
+        raise RequestError("there is no prompt: give one with -p TEXT or -f FILE, or by a pipe")
+    return str(args.prompt) if args.no_escape else unescape(args.prompt)
+
+
+def _stream(generation: Generation, quiet: bool) -> tuple[list[tuple[str, tuple[int, ...]]], int]:
+    """Print the pieces as they come; (text, tokens) of each, and the exit status."""
+    pieces: list[tuple[str, tuple[int, ...]]] = []
+    try:
+        for piece in generation:
+            pieces.append((piece.text, piece.tokens))
+            if not quiet:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    except (KeyboardInterrupt, CancelledError):
+        return pieces, INTERRUPTED
+    finally:
+        if not quiet:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return pieces, 0
+
+
+def _report(
+    instance: Instance,
+    prompt: list[int],
+    pieces: list[tuple[str, tuple[int, ...]]],
+    result: Result,
+) -> dict[str, object]:
+    return {
+        "prompt_tokens": prompt,
+        "tokens": [token for _, tokens in pieces for token in tokens],
+        "text": "".join(text for text, _ in pieces),
+        "stop_type": result.stop_type,
+        "stopping_word": result.stopping_word,
+        "seed": result.seed,
+        "timings": result.timings.as_dict(),
+        "n_graphs_built": instance.context.n_graphs_built,
+        "n_reused": instance.context.n_reused,
+    }

@@ -1,0 +1,64 @@
+"""`lamella serve`: answer over HTTP. Tested by tests/cli/test_serve.py."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..model.sampling import SamplingParams
+from ..server.app import run_server
+from ..server.instance import Instance
+from ..server.state import ServerConfig, ServerModel
+from .flags import (
+    add_model_flags,
+    add_parallel_flag,
+    add_sampling_flags,
+    instance_params,
+    names,
+    sampling_params,
+)
+from .start import open_with_progress
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (127.0.0.1)")
+    add("--port", type=int, default=8080, metavar="N", help="port; 0 takes a free one (8080)")
+    add("-a", "--alias", metavar="NAME", help="the model's name for clients (the file's)")
+    add(
+        "--api-key",
+        type=names,
+        default=(),
+        metavar="KEY,...",
+        help="keys, one of which every request must bring",
+    )
+    add("--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)")
+    add_parallel_flag(group, 4)
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve until told to stop; the exit status."""
+    params, sampling = instance_params(args), sampling_params(args)
+
+    def load() -> ServerModel:
+        instance = open_with_progress(params)
+        return server_model(instance, args.alias or instance.alias, sampling)
+
+    return run_server(ServerConfig(host=args.host, port=args.port, api_keys=args.api_key), load)
+
+
+def server_model(instance: Instance, alias: str, sampling: SamplingParams) -> ServerModel:
+    """What the routes need to know of an instance."""
+    return ServerModel(
+        engine=instance.engine,
+        vocab=instance.vocab,
+        chat=instance.chat,
+        alias=alias,
+        path=str(instance.model.path),
+        n_ctx=instance.n_ctx,
+        n_parallel=instance.params.n_parallel,
+        meta=instance.meta(),
+        sampling=sampling,
+    )

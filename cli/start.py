@@ -1,0 +1,75 @@
+"""Opening a model from the command line: progress on stderr while it takes its time."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from ..server.instance import Instance, InstanceParams, open_instance
+
+QUIET_S: Final = 0.5  # what takes less is not worth a bar
+
+
+class StartProgress:
+    """Bars for loading and compiling once either takes a while; without a terminal, lines."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._begin = perf_counter()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> StartProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def on_load(self, done: int, total: int) -> None:
+        """`done` of `total` bytes of weights are in memory."""
+        if perf_counter() - self._begin > QUIET_S or self._bars is not None:
+            self._show("loading weights", done, total, "")
+
+    def on_compile(self, done: int, total: int, name: str, seconds: float) -> None:
+        """`done` of `total` kernels are compiled, `name` is the next."""
+        if not self._console.is_terminal:
+            if done == 0:
+                self._console.print(f"compiling {total} kernels for this processor, once ...")
+            if done == total:
+                self._console.print(f"compiled {total} kernels in {seconds:.1f} s")
+            return
+        self._show("compiling kernels for this processor, once", done, total, name)
+
+    def _show(self, what: str, done: int, total: int, detail: str) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._bars is None:
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[detail]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._bars.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total, detail=detail)
+        self._bars.update(self._tasks[what], completed=done, detail=detail)
+
+
+def open_with_progress(params: InstanceParams) -> Instance:
+    """Open a model, showing how far that is. Raises as `open_instance`."""
+    with StartProgress() as progress:
+        return open_instance(params, on_load=progress.on_load, on_compile=progress.on_compile)

@@ -1,0 +1,37 @@
+"""For the tests of the commands: `lamella` on a tiny model."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from tiny_models import TINY, write_model
+
+from lamella.cli.main import main
+
+LAMELLA = [sys.executable, "-m", "lamella.cli"]
+
+
+def tiny_model(folder: Path) -> Path:
+    """A random model with a vocabulary, in a folder of the test's."""
+    path = folder / "tiny.gguf"
+    if not path.exists():
+        write_model(TINY["llama"], path)
+    return path
+
+
+def lamella(*args: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in this process, which is quicker."""
+    out, errors, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.StringIO(stdin)
+    try:
+        with redirect_stdout(out), redirect_stderr(errors):
+            status = main(list(map(str, args)))
+    except SystemExit as e:  # argparse ends the program
+        status = int(e.code or 0)
+    finally:
+        sys.stdin = before
+    return subprocess.CompletedProcess(args, status, out.getvalue(), errors.getvalue())

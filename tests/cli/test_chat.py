@@ -1,0 +1,161 @@
+"""`lamella chat`: through a pipe, in a terminal, its commands, conversations in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import LAMELLA, lamella, tiny_model
+
+NEWLINE = 3 + 10  # the byte token of it
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("chat"))
+
+
+def chat(model: Path, *args: str | Path, lines: str) -> subprocess.CompletedProcess[str]:
+    """The answers to `lines`, which have no newlines in them: those are made impossible."""
+    common = ["chat", "-m", model, "-n", "6", "--temp", "0", "-l", f"{NEWLINE}-inf"]
+    return lamella(*common, *args, stdin=lines)
+
+
+def answers(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return done.stdout.removesuffix("\n").split("\n")
+
+
+def test_one_line_in_one_answer_out(model: Path) -> None:
+    done = chat(model, "--chat-template", "{{ messages[-1].content }}", lines="a b\n\nc d\na b\n")
+    assert done.returncode == 0
+    first, _, third = answers(done)  # nothing for the empty line
+    assert first == third
+    assert done.stderr == ""
+
+
+def test_answers_depend_on_what_was_said_until_it_is_reset(model: Path) -> None:
+    done = chat(model, "--chat-template", PLAIN, lines="a b\na b\n/reset\na b\n")
+    first, second, third = answers(done)
+    assert first == third
+    assert first != second
+
+
+def test_regen_takes_back_the_last_answer(model: Path) -> None:
+    done = chat(model, "--chat-template", PLAIN, lines="a b\n/regen\n")
+    first, second = answers(done)
+    assert first == second  # temperature 0: the same prompt gives the same answer
+    nothing = chat(model, lines="/regen\n")
+    assert "no question yet" in nothing.stderr
+
+
+def test_saved_conversations_go_on(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    whole = chat(model, "--chat-template", PLAIN, lines=f"a b\n/save {file}\nc\n")
+    messages = json.loads(file.read_text())["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant"]
+    again = chat(model, "--chat-template", PLAIN, lines=f"/load {file}\nc\n")
+    assert answers(again) == answers(whole)[1:]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/what", "there is no command /what; there are /help, /reset"),
+        ("/set temperatur=1", "/set temperatur: there is only seed, temperature"),
+        ("/set top_k=1.5", "the value must be a whole number"),
+        ("/set temperature=hot", "the value must be a number"),
+        ("/save", "/save needs the name of a file"),
+        ("/load nowhere.json", "nowhere.json cannot be read"),
+        (f"/load {__file__}", "is no saved conversation"),
+    ],
+)
+def test_wrong_commands_say_what_is_right_and_the_chat_goes_on(
+    model: Path, line: str, complaint: str
+) -> None:
+    done = chat(model, lines=f"{line}\na\n")
+    assert done.returncode == 0
+    assert complaint in done.stderr
+    assert len(answers(done)) == 1
+
+
+def test_parameters_can_be_set(model: Path) -> None:
+    done = chat(model, lines="/set temperature=0.5\n/set\n")
+    assert done.stderr.count("temperature=0.5") == 2
+    assert "top_k=40" in done.stderr
+
+
+def test_a_conversation_that_is_too_long_is_an_error_and_not_the_end(model: Path) -> None:
+    done = chat(model, "-c", "32", lines="a b c d e f g h i j k l m n o p q r s t\n/reset\n")
+    assert "the context holds 32" in done.stderr
+    assert done.returncode == 0
+
+
+class Terminal:
+    """`lamella chat` in a terminal of the test's."""
+
+    def __init__(self, model: Path, home: Path) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*LAMELLA, "chat", "-m", str(model), "-c", "100000", "--ignore-eos"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "XDG_STATE_HOME": str(home),
+                "TERM": "xterm",
+                "PROMPT_TOOLKIT_NO_CPR": "1",
+            },
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Read until `text` has been printed since the last wait."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+        self.seen = self.seen.split(text, 1)[1]
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(model, tmp_path)
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.wait_for("/help shows commands")
+    terminal.wait_for(">")
+    terminal.send("a b\r")
+    time.sleep(1.5)  # it would go on for 100,000 tokens
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.wait_for("[stopped]")
+    terminal.wait_for(">")
+    terminal.send("/set top_k=7\r")
+    terminal.wait_for("top_k=7")
+    terminal.send("\x04")  # Ctrl-D
+    assert terminal.process.wait(timeout=20) == 0
+    history = (tmp_path / "lamella" / "chat_history").read_text()
+    assert "+a b" in history

@@ -1,0 +1,168 @@
+"""`lamella run`: text on stdout, the rest on stderr, one JSON object, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from commands import LAMELLA, lamella, tiny_model
+from golden_data import golden_cases, model_path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("run"))
+
+
+def test_golden_tokens() -> None:
+    path = model_path("stories260K-F32")
+    for case in golden_cases("stories260K-F32"):
+        n = str(len(case["greedy_tokens"]))
+        done = lamella("run", "-m", path, "-p", case["prompt"], "-n", n, "--temp", "0", "--json")
+        report = json.loads(done.stdout)
+        assert report["prompt_tokens"] == case["prompt_tokens"]
+        assert report["tokens"] == case["greedy_tokens"]
+        assert report["text"] == case["greedy_text"]
+        assert report["stop_type"] == "limit"
+        assert report["timings"]["prompt_n"] == len(case["prompt_tokens"])
+        assert report["timings"]["predicted_n"] == len(case["greedy_tokens"])
+        assert report["n_graphs_built"] <= 3
+        assert report["n_reused"] >= len(case["greedy_tokens"]) - 1
+
+
+@pytest.mark.parametrize("layers", [["-ngl", "2"], ["-ngl", "all"], ["-ngl", "0"]])
+def test_a_split_over_a_simulated_gpu_gives_the_same_text(model: Path, layers: list[str]) -> None:
+    args = ["-m", model, "-p", "a b c", "-n", "12", "--temp", "0", "--json"]
+    alone = json.loads(lamella("run", *args).stdout)
+    split = json.loads(lamella("run", *args, "-dev", "sim", *layers).stdout)
+    assert split["tokens"] == alone["tokens"]
+
+
+def test_text_is_on_stdout_and_timings_on_stderr(model: Path) -> None:
+    args = ["run", "-m", model, "-p", "a b", "-n", "5", "--seed", "3"]
+    plain, report = lamella(*args), json.loads(lamella(*args, "--json").stdout)
+    assert plain.returncode == 0
+    assert plain.stdout == report["text"] + "\n"
+    assert "prompt: 3 tokens" in plain.stderr
+    assert "tokens/s" in plain.stderr
+    assert report["seed"] == 3
+
+
+def test_prompts_from_files_and_pipes(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("a\nb")
+    common = ["run", "-m", model, "-n", "4", "--temp", "0", "--json"]
+    expected = json.loads(lamella(*common, "-f", file).stdout)
+    for args, stdin in ((["-p", r"a\nb"], ""), (["-p", "-"], "a\nb"), ([], "a\nb")):
+        assert (
+            json.loads(lamella(*common, *args, stdin=stdin).stdout)["tokens"]
+            == (expected["tokens"])
+        )
+    literal = json.loads(lamella(*common, "-p", r"a\nb", "--no-escape").stdout)
+    assert len(literal["prompt_tokens"]) > len(expected["prompt_tokens"])
+
+
+def test_stop_texts(model: Path) -> None:
+    args = ["run", "-m", model, "-p", "a", "-n", "30", "--seed", "5", "--temp", "1", "--json"]
+    text = json.loads(lamella(*args).stdout)["text"]
+    middle = text[len(text) // 2]
+    report = json.loads(lamella(*args, "-r", middle).stdout)
+    assert report["text"] == text[: text.index(middle)]
+    assert (report["stop_type"], report["stopping_word"]) == ("word", middle)
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["-m", "nowhere.gguf"], "nowhere.gguf"),
+        (["-m", __file__], "not a GGUF"),
+        (["-ctk", "q4_7"], "type_k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
+        (["-t", "0"], "n_threads is 0: must lie in 1..512"),
+        (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
+        (["--top-k", "3", "--samplers", "top_k;magic"], "magic"),
+        (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["-c", "4", "-p", "a b c d e"], "the context holds 4"),
+        (["-ub", "0"], "n_ubatch is 0: must be at least 1"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(model: Path, args: list[str], complaint: str) -> None:
+    given = ["-p", "a"] if "-f" not in args else []
+    done = lamella("run", "-m", model, *given, "-n", "2", *args)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert complaint in done.stderr
+    assert done.stderr.startswith("lamella: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["run", "--tmp", "0"], "unknown flag --tmp; did you mean --temp?"),
+        (["run", "--gpu-layer", "0"], "unknown flag --gpu-layer; did you mean --gpu-layers?"),
+        (["run", "-ngl", "many"], "'many' is no number, nor 'all' or 'auto'"),
+        (["run", "-n", "x"], "invalid int value: 'x'"),
+        (["run", "extra"], "unexpected argument 'extra'"),
+        (["rnu"], "invalid choice: 'rnu'"),
+        ([], "required: COMMAND"),
+    ],
+)
+def test_wrong_flags(args: list[str], complaint: str) -> None:
+    if args[:1] == ["run"]:
+        args = [*args, "-m", "x.gguf"]
+    done = lamella(*args)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "--help" in done.stderr
+
+
+def test_the_program_is_installed(model: Path) -> None:
+    done = subprocess.run(
+        [*LAMELLA, "run", "-m", model, "-p", "a", "-n", "3", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(json.loads(done.stdout)["tokens"]) == 3
+
+
+def test_help_is_there_for_every_command() -> None:
+    assert "commands" in lamella("--help").stdout
+    for command in ("run", "chat", "serve"):
+        done = lamella(command, "--help")
+        assert done.returncode == 0
+        for flag in ("-m, --model FILE", "-ngl, --gpu-layers", "--temp N", "-ctk, --cache-type-k"):
+            assert flag in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_ctrl_c_ends_it_quietly(model: Path) -> None:
+    command = [*LAMELLA, "run", "-m", str(model), "-p", "a", "-n", "-1", "--ignore-eos"]
+    with subprocess.Popen(
+        [*command, "-c", "200000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert time.monotonic() - begin < 5
+
+
+def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
+    command = [*LAMELLA, "run", "-m", str(model), "-p", "a", "-n", "-1", "--ignore-eos"]
+    with subprocess.Popen(
+        [*command, "-c", "200000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(timeout=20) == 1
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,230 @@
+"""The context: reused graphs, the same bits in every batch, sequences that share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tiny_models import N_VOCAB, TINY, write_model
+
+from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
+from lamella.base.settings import NO_REUSE
+from lamella.graph import GGMLType
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.devices import find_devices
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.kv_pages import KVSequence
+from lamella.model.loader import LoadedModel, load_model
+from lamella.model.placement import ModelParams
+
+F32Array = npt.NDArray[np.float32]
+Open = Callable[..., Context]
+
+RNG = np.random.default_rng(7)
+TEXT: list[int] = RNG.integers(0, N_VOCAB, 90).tolist()
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral", "qwen3"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LoadedModel]:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(TINY[request.param], path)
+    loaded = load_model(path, ModelParams(cpu=CpuDevice(2)))
+    yield loaded
+    loaded.free()
+
+
+@pytest.fixture
+def opened(model: LoadedModel) -> Iterator[Open]:
+    """Opens contexts, which end with the test."""
+    contexts: list[Context] = []
+
+    def make(**params: object) -> Context:
+        contexts.append(Context(model, ContextParams(**{"n_ctx": 256, **params})))  # type: ignore[arg-type]
+        return contexts[-1]
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+def extend(
+    context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: int = 1
+) -> F32Array:
+    """Decode more tokens of a sequence; the logits of the last ones."""
+    pos = seq.length
+    context.append(seq, len(tokens))
+    batch = Batch()
+    batch.add(list(tokens), seq, pos, n_outputs)
+    return context.decode(batch)
+
+
+def test_decoding_256_tokens_builds_at_most_three_graphs(opened: Open) -> None:
+    context = opened(n_ctx=512)
+    seq = context.pool.new_sequence()
+    extend(context, seq, TEXT[:50])
+    for token in (TEXT * 3)[:256]:
+        extend(context, seq, [token])
+    assert context.n_graphs_built <= 3
+    assert context.n_reused >= 255
+
+
+def test_a_graph_that_is_not_reused_gives_the_same_bits(opened: Open) -> None:
+    def run(context: Context) -> list[bytes]:
+        seq = context.pool.new_sequence()
+        return [extend(context, seq, TEXT[a:b]).tobytes() for a, b in ((0, 40), (40, 41), (41, 42))]
+
+    reused = opened()
+    expected = run(reused)
+    with NO_REUSE.set(1):
+        built = opened()
+        before = built.n_graphs_built
+        assert run(built) == expected
+        assert (built.n_graphs_built - before, built.n_reused) == (3, 0)
+
+
+@pytest.mark.parametrize("chunks", [[90], [1] * 90, [7] * 12 + [6], [64, 26], [33, 1, 31, 25]])
+@pytest.mark.parametrize("n_ubatch", [1, 16, 512])
+def test_bits_do_not_depend_on_chunks(opened: Open, chunks: list[int], n_ubatch: int) -> None:
+    whole = opened()
+    expected = extend(whole, whole.pool.new_sequence(), TEXT, len(TEXT))
+    context = opened(n_ubatch=n_ubatch)
+    seq, begin = context.pool.new_sequence(), 0
+    for n in chunks:
+        logits = extend(context, seq, TEXT[begin : begin + n], n)
+        assert logits.tobytes() == expected[begin : begin + n].tobytes()
+        begin += n
+
+
+def test_bits_do_not_depend_on_other_sequences(opened: Open) -> None:
+    context = opened(n_seq_max=5)
+    texts = [TEXT[i : i + 20 + 7 * i] for i in range(5)]
+    alone = []
+    for text in texts:
+        seq = context.pool.new_sequence()
+        alone.append(extend(context, seq, text).tobytes())
+        seq.free()
+    batch = Batch()
+    seqs = [context.pool.new_sequence() for _ in texts]
+    for text, seq in zip(texts, seqs, strict=True):
+        context.append(seq, len(text))
+        batch.add(text[:-3], seq, 0)
+    for text, seq in zip(texts, seqs, strict=True):  # what is left of each, mixed
+        batch.add(text[-3:], seq, len(text) - 3, n_outputs=1)
+    together = context.decode(batch)
+    assert [row.tobytes() for row in together] == alone
+
+
+def test_a_fork_goes_on_as_the_original_would_have(opened: Open) -> None:
+    """Shared to the token: also in the middle of a page, and whoever writes first."""
+    context = opened()
+    seq = context.pool.new_sequence()
+    extend(context, seq, TEXT[:45])
+    for n in (1, 31, 32, 33, 45):
+        plain = context.pool.new_sequence()
+        extend(context, plain, TEXT[:n])
+        expected = extend(context, plain, [3, 1, 4]).tobytes()
+        plain.free()
+        fork = seq.fork(n)
+        assert extend(context, fork, [3, 1, 4]).tobytes() == expected, n
+        fork.free()
+    fork = seq.fork()
+    first = extend(context, seq, [9, 9]).tobytes()
+    assert extend(context, fork, [9, 9]).tobytes() == first
+
+
+def test_removing_the_end_and_going_on(opened: Open) -> None:
+    context = opened()
+    seq = context.pool.new_sequence()
+    extend(context, seq, TEXT[:70])
+    seq.truncate(40)
+    again = extend(context, seq, [5]).tobytes()
+    plain = context.pool.new_sequence()
+    extend(context, plain, TEXT[:40])
+    assert extend(context, plain, [5]).tobytes() == again
+
+
+def test_any_sequence_may_use_the_whole_pool(opened: Open) -> None:
+    context = opened(n_ctx=96)
+    seq = context.pool.new_sequence()
+    extend(context, seq, (TEXT * 2)[:96])
+    other = context.pool.new_sequence()
+    for full in (seq, other):
+        with pytest.raises(OutOfMemoryError, match="KV pool"):
+            context.append(full, 1)
+    seq.free()
+    extend(context, other, (TEXT * 2)[:96])
+
+
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
+def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
+    exact = opened(type_k=GGMLType.F32, type_v=GGMLType.F32)
+    expected = extend(exact, exact.pool.new_sequence(), TEXT)
+    context = opened(type_k=type, type_v=type)
+    actual = extend(context, context.pool.new_sequence(), TEXT)
+    error = np.abs(actual - expected).max() / np.abs(expected).max()
+    limits = {GGMLType.F32: 0, GGMLType.F16: 1e-3, GGMLType.BF16: 1e-2, GGMLType.Q8_0: 3e-2}
+    assert error <= limits[type]
+
+
+def test_addresses_never_move(opened: Open) -> None:
+    context = opened()
+    generations = list(context._scheduler._galloc.generations)  # type: ignore[union-attr]
+    seqs = [context.pool.new_sequence() for _ in range(4)]
+    for n in (1, 2, 5, 17, 33):
+        batch = Batch()
+        for seq in seqs:
+            pos = seq.length
+            context.append(seq, n)
+            batch.add(TEXT[:n], seq, pos, n_outputs=n)
+        context.decode(batch)
+    assert context._scheduler._galloc.generations == generations  # type: ignore[union-attr]
+
+
+def test_a_failing_index_is_an_error_and_the_context_goes_on(opened: Open) -> None:
+    context = opened()
+    seq = context.pool.new_sequence()
+    expected = extend(context, context.pool.new_sequence(), TEXT[:5]).tobytes()
+    with pytest.raises(Exception, match=r"get_rows.*99999 must be at least 0 and below 288"):
+        extend(context, seq, [1, 99999])
+    assert extend(context, context.pool.new_sequence(), TEXT[:5]).tobytes() == expected
+
+
+def test_what_it_refuses(opened: Open) -> None:
+    for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_seq_max", 0)):
+        with pytest.raises(RequestError, match=f"{name} is {value}: must be at least"):
+            opened(**{name: value})
+    with pytest.raises(RequestError, match="type_k is Q4_K: must be one of F32, F16, BF16, Q8_0"):
+        opened(type_k=GGMLType.Q4_K)
+
+
+def test_closing(opened: Open) -> None:
+    context = opened()
+    seq = context.pool.new_sequence()
+    context.append(seq, 1)
+    batch = Batch()
+    batch.add([1], seq, 0)
+    context.close()
+    context.close()
+    with pytest.raises(ClosedError):
+        context.decode(batch)
+
+
+def test_memory_that_is_not_there(tmp_path: Path) -> None:
+    """A pool too large for its device: an error with the numbers, and everything is given back."""
+    path = tmp_path / "tiny.gguf"
+    write_model(TINY["llama"], path)
+    cpu = CpuDevice(1)
+    devices = tuple(find_devices(["sim:1MiB"], cpu))
+    model = load_model(path, ModelParams(cpu=cpu, devices=devices))
+    used = devices[0].buffer_type.used
+    with pytest.raises(OutOfMemoryError, match="SIM0 cannot give"):
+        Context(model, ContextParams(n_ctx=100_000))
+    assert devices[0].buffer_type.used == used
+    model.free()
+    assert devices[0].buffer_type.used == 0
