@@ -1,0 +1,204 @@
+"""cursor: reads the fields of a GGUF header one after the other, each checked before it is read.
+
+No length or count is believed before it has been compared with the bytes that are left, so nothing
+is allocated, and no loop entered, on the word of a broken file alone. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Does not know what keys and tensors mean.
+Tested by tests/model/test_gguf_broken.py and test_gguf_fuzz.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from mmap import mmap
+from typing import Final, Literal
+
+from gguf.constants import GGUFValueType
+
+from ...base.errors import ModelFileError
+
+ByteOrder = Literal["<", ">"]
+
+# as `struct` and NumPy both write them
+NUMBER_CODES: Final = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+ARRAY_DEPTH_MAX = 4  # the format sets no limit; ggml itself reads no array of arrays at all
+
+# the fewest bytes that a value can take: numbers are what they are, a string may be empty,
+# and so may an array, of which a type and a count remain
+MIN_BYTES: Final = {
+    **{type: struct.calcsize("=" + code) for type, code in NUMBER_CODES.items()},
+    GGUFValueType.STRING: 8,
+    GGUFValueType.ARRAY: 12,
+}
+
+_CHUNK_BYTES = 1 << 16  # are looked at together
+
+
+class Cursor:
+    """A place in the header of one file. `what` names the field in the message if it is broken.
+
+    Args:
+        path: of the file, for messages.
+        data: the file from its first byte on, so that positions are those in the file.
+        byte_order: of its numbers, as `struct` writes it.
+        pos: of the byte that is read next.
+    """
+
+    def __init__(self, path: str, data: mmap | bytes, byte_order: ByteOrder, pos: int = 0) -> None:
+        self.path = path
+        self.data = data
+        self.size = len(data)
+        self.byte_order = byte_order
+        self.pos = pos
+
+    def at(self, pos: int) -> Cursor:
+        """Another cursor over the same bytes."""
+        return Cursor(self.path, self.data, self.byte_order, pos)
+
+    def error(self, message: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {message}")
+
+    def take(self, n: int, what: str) -> int:
+        """Pass over `n` bytes and return where they begin."""
+        begin, left = self.pos, self.size - self.pos
+        if n > left:
+            raise self.error(
+                f"{what} takes {n} bytes at byte {begin}, but only {left} are left: the file is "
+                f"truncated by {n - left} bytes or more, or the length is wrong"
+            )
+        self.pos = begin + n
+        return begin
+
+    def count(self, min_bytes: int, what: str) -> int:
+        """The number of items that follow, each of which takes at least `min_bytes`."""
+        n, left = self.uint64(f"the number of {what}"), self.size - self.pos
+        if n > left // min_bytes:
+            raise self.error(
+                f"the header speaks of {n} {what} at byte {self.pos - 8}, which take at least "
+                f"{n * min_bytes} bytes, but only {left} are left: the file is truncated, or the "
+                "number is wrong"
+            )
+        return n
+
+    def uint32(self, what: str) -> int:
+        return int(self.number(GGUFValueType.UINT32, what))
+
+    def uint64(self, what: str) -> int:
+        return int(self.number(GGUFValueType.UINT64, what))
+
+    def number(self, type: GGUFValueType, what: str) -> bool | int | float:
+        """A number or a bool, which must be 0 or 1."""
+        begin = self.take(MIN_BYTES[type], what)
+        if type is GGUFValueType.BOOL:
+            self._check_bools(begin, 1, what)
+        value: bool | int | float
+        (value,) = struct.unpack_from(self.byte_order + NUMBER_CODES[type], self.data, begin)
+        return value
+
+    def string(self, what: str) -> bytes:
+        begin = self._skip_string(what)
+        return self.data[begin : self.pos]
+
+    def text(self, what: str) -> str:
+        begin, raw = self.pos, self.string(what)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"{what} at byte {begin} is not UTF-8: {shown(raw)}") from None
+
+    def strings(self, n: int) -> list[bytes]:
+        """The next `n` strings, which `skip` went over before. The cursor stays where it is."""
+        length = struct.Struct(self.byte_order + "Q").unpack_from
+        data, pos, found = self.data, self.pos, []
+        for _ in range(n):
+            begin = pos + 8
+            pos = begin + length(data, pos)[0]
+            found.append(data[begin:pos])
+        return found
+
+    def value_type(self, what: str) -> GGUFValueType:
+        """The type that stands before a value."""
+        number = self.uint32(f"the type of {what}")
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            known = ", ".join(f"{t.value} {t.name}" for t in GGUFValueType)
+            raise self.error(
+                f"{what} has the unknown type {number} at byte {self.pos - 4}; known are {known}"
+            ) from None
+
+    def array_head(self, what: str) -> tuple[GGUFValueType, int]:
+        """The type and the number of an array's elements."""
+        type = self.value_type(f"an element of {what}")
+        return type, self.count(MIN_BYTES[type], f"elements of {what}")
+
+    def skip(self, type: GGUFValueType, what: str) -> None:
+        """Pass over a value and check everything in it but that its strings are UTF-8."""
+        if type is GGUFValueType.STRING:
+            self._skip_string(what)
+        elif type is GGUFValueType.ARRAY:
+            self._skip_array(what, depth=1)
+        else:
+            self.number(type, what)
+
+    def _skip_string(self, what: str) -> int:
+        return self.take(self.uint64(f"the length of {what}"), what)
+
+    def _skip_array(self, what: str, depth: int) -> None:
+        if depth > ARRAY_DEPTH_MAX:
+            raise self.error(
+                f"{what} at byte {self.pos} is an array within {depth - 1} arrays, "
+                f"{ARRAY_DEPTH_MAX - 1} at most are read"
+            )
+        type, n = self.array_head(what)
+        if type is GGUFValueType.STRING:
+            self._skip_strings(n, what)
+        elif type is GGUFValueType.ARRAY:
+            for i in range(n):
+                self._skip_array(f"{what}[{i}]", depth + 1)
+        else:
+            begin = self.take(n * MIN_BYTES[type], what)
+            if type is GGUFValueType.BOOL:
+                self._check_bools(begin, n, what)
+
+    def _skip_strings(self, n: int, what: str) -> None:
+        # a vocabulary has some 400 thousand of them: nothing here but the chain of lengths
+        length = struct.Struct(self.byte_order + "Q").unpack_from
+        data, pos, last = self.data, self.pos, self.size - 8
+        for _ in range(n):
+            if pos > last:
+                break
+            pos += 8 + length(data, pos)[0]
+        else:
+            if pos <= self.size:
+                self.pos = pos
+                return
+        for i in range(n):  # a string ends outside the file: find out which
+            self._skip_string(f"{what}[{i}]")
+
+    def _check_bools(self, begin: int, n: int, what: str) -> None:
+        end = begin + n
+        for at in range(begin, end, _CHUNK_BYTES):
+            raw = self.data[at : min(at + _CHUNK_BYTES, end)]
+            wrong = raw.translate(None, b"\0\1")
+            if wrong:
+                raise self.error(
+                    f"{what} holds the bool {wrong[0]} at byte {at + raw.index(wrong[0])}, "
+                    "it must be 0 or 1"
+                )
+
+
+def shown(text: str | bytes) -> str:
+    """A name from a file as a message shows it: in quotes, and not at any length."""
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."

@@ -1,0 +1,153 @@
+"""Typed access to metadata: what it gives, and what it says of a missing or mistyped key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGUFValueType
+from gguf_files import Typed, build
+
+from lamella.base.errors import ModelFileError
+from lamella.model.gguf import Array, Metadata, open_gguf
+
+CONTENT: dict[str, Any] = {
+    "int": 5,
+    "negative": -5,
+    "huge": Typed(GGUFValueType.UINT64, 2**64 - 1),
+    "float": 0.5,
+    "double": Typed(GGUFValueType.FLOAT64, 0.1),
+    "yes": True,
+    "text": "héllo",
+    "ints": [1, 2],
+    "floats": [0.5, -0.25],
+    "doubles": Typed(GGUFValueType.ARRAY, [0.1, 1e300], element=GGUFValueType.FLOAT64),
+    "flags": [True, False],
+    "strings": ["a", "ß"],
+    "latin": b"caf\xe9",
+    "latins": [b"tea", b"caf\xe9"],
+    "none": Typed(GGUFValueType.ARRAY, [], element=GGUFValueType.STRING),
+}
+
+
+def metadata_of(tmp_path: Path, content: dict[str, Any], **options: Any) -> Metadata:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(build(content, **options))
+    with open_gguf(path) as file:
+        return file.metadata  # stays when the file is closed
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> Metadata:
+    return metadata_of(tmp_path, CONTENT)
+
+
+def test_values_of_their_type(metadata: Metadata) -> None:
+    assert metadata.int("int") == 5
+    assert metadata.int("negative") == -5
+    assert metadata.int("huge") == 2**64 - 1
+    assert metadata.float("float") == 0.5
+    assert metadata.float("double") == 0.1
+    assert metadata.bool("yes") is True
+    assert metadata.str("text") == "héllo"
+    assert metadata.ints("ints") == [1, 2]
+    assert metadata.strings("strings") == ["a", "ß"]
+    assert metadata.strings("none") == []
+    assert metadata.bytes_strings("latins") == [b"tea", b"caf\xe9"]
+
+
+def test_floats_are_float32(metadata: Metadata) -> None:
+    assert metadata.floats("floats").dtype == np.float32
+    assert metadata.floats("floats").tolist() == [0.5, -0.25]
+    assert metadata.floats("doubles").dtype == np.float32
+    assert metadata.floats("doubles").tolist() == [np.float32(0.1), np.inf]
+
+
+def test_arrays_are_in_the_host_s_byte_order(tmp_path: Path) -> None:
+    metadata = metadata_of(tmp_path, CONTENT, byte_order=">")
+    for key in ("ints", "floats", "doubles"):
+        array = metadata[key]
+        assert isinstance(array, Array)
+        assert array.numbers().dtype.isnative
+    assert metadata.floats("floats").dtype.isnative
+
+
+def test_a_default_stands_in_for_a_missing_key_only(metadata: Metadata) -> None:
+    assert metadata.int("missing", None) is None
+    assert metadata.str("missing", "x") == "x"
+    assert metadata.bool("missing", False) is False
+    assert metadata.float("missing", 1.0) == 1.0
+    assert metadata.ints("missing", None) is None
+    assert metadata.floats("missing", None) is None
+    assert metadata.strings("missing", []) == []
+    assert metadata.bytes_strings("missing", None) is None
+    assert metadata.int("int", None) == 5
+    with pytest.raises(ModelFileError):
+        metadata.int("text", None)
+
+
+@pytest.mark.parametrize(
+    ("get", "message"),
+    [
+        (lambda m: m.int("float"), "'float' is the FLOAT32 0.5, it must be an integer"),
+        (lambda m: m.int("yes"), "'yes' is the BOOL True, it must be an integer"),
+        (lambda m: m.int("ints"), "'ints' is an array of 2 x UINT32, it must be an integer"),
+        (lambda m: m.float("int"), "'int' is the UINT32 5, it must be a float"),
+        (lambda m: m.bool("int"), "'int' is the UINT32 5, it must be a bool"),
+        (lambda m: m.str("negative"), "'negative' is the INT32 -5, it must be a string"),
+        (lambda m: m.str("strings"), "'strings' is an array of 2 x STRING, it must be a string"),
+        (lambda m: m.ints("int"), "'int' is the UINT32 5, it must be an array of integers"),
+        (lambda m: m.ints("flags"), "an array of 2 x BOOL, it must be an array of integers"),
+        (lambda m: m.ints("floats"), "an array of 2 x FLOAT32, it must be an array of integers"),
+        (lambda m: m.floats("ints"), "an array of 2 x UINT32, it must be an array of floats"),
+        (lambda m: m.strings("text"), "is the STRING 'héllo', it must be an array of strings"),
+        (lambda m: m.bytes_strings("ints"), "of 2 x UINT32, it must be an array of strings"),
+        (lambda m: m.int("gone"), "metadata key 'gone' is missing, it must be an integer"),
+        (lambda m: m.strings("gone"), "key 'gone' is missing, it must be an array of strings"),
+        (lambda m: m.strings("latins"), r"metadata key 'latins'[1] is not UTF-8: b'caf\xe9'"),
+        (lambda m: m.str("latin"), r"is not UTF-8: b'caf\xe9'"),
+        (lambda m: m["latin"], r"is not UTF-8: b'caf\xe9'"),
+    ],
+)
+def test_what_is_said_of_a_wrong_key(
+    metadata: Metadata, get: Callable[[Metadata], object], message: str
+) -> None:
+    with pytest.raises(ModelFileError) as e:
+        get(metadata)
+    assert message in str(e.value)
+    assert "model.gguf: metadata key '" in str(e.value)
+
+
+def test_a_message_shows_no_long_text_in_full(tmp_path: Path) -> None:
+    metadata = metadata_of(tmp_path, {"template": "x" * 10_000})
+    with pytest.raises(ModelFileError, match="the STRING 'xxx") as e:
+        metadata.int("template")
+    assert len(str(e.value)) < 400
+
+
+def test_metadata_is_a_mapping(metadata: Metadata) -> None:
+    assert len(metadata) == len(CONTENT)
+    assert list(metadata) == list(CONTENT)
+    assert "latin" in metadata  # without looking at its value
+    assert "missing" not in metadata
+    assert metadata.get("missing") is None
+    assert metadata["int"] == 5
+    with pytest.raises(KeyError):
+        metadata["missing"]
+    with pytest.raises(KeyError):
+        metadata.value_type("missing")
+    assert metadata.value_type("huge") is GGUFValueType.UINT64
+
+
+def test_an_array_says_what_it_is_before_it_is_decoded(metadata: Metadata) -> None:
+    array = metadata["latins"]
+    assert isinstance(array, Array)
+    assert (array.type, len(array)) == (GGUFValueType.STRING, 2)
+    assert repr(array) == "<Array of 2 x STRING>"
+    assert array.bytes_strings() == array.bytes_strings()  # reading moves nothing
+    flags = metadata["flags"]
+    assert isinstance(flags, Array)
+    assert list(flags) == list(flags) == [True, False]
