@@ -71,7 +71,13 @@ def chat(args: argparse.Namespace) -> int:
     sampling = sampling_params(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
     with open_with_progress(instance_params(args)) as instance:
-        conversation = Conversation(instance, sampling, system=system, n_predict=args.predict)
+        conversation = Conversation(
+            instance,
+            sampling,
+            system=system,
+            n_predict=args.predict,
+            ignore_eos=args.ignore_eos,
+        )
         session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
         if args.prompt is not None:
             session.handle(unescape(args.prompt))

@@ -22,10 +22,17 @@ class Conversation:
     """Messages in order; `sampling` may be changed between answers."""
 
     def __init__(
-        self, instance: Instance, sampling: SamplingParams, *, system: str = "", n_predict: int = -1
+        self,
+        instance: Instance,
+        sampling: SamplingParams,
+        *,
+        system: str = "",
+        n_predict: int = -1,
+        ignore_eos: bool = False,
     ) -> None:
         self.sampling = sampling
         self.n_predict = n_predict
+        self.ignore_eos = ignore_eos
         self._instance = instance
         self._system = system
         self.messages: list[Message] = []
@@ -65,7 +72,12 @@ class Conversation:
         text = instance.chat.render(self.messages, add_generation_prompt=True)
         prompt = instance.vocab.tokenize(without_bos(instance.vocab, text), parse_special=True)
         generation = generate(
-            instance.engine, instance.vocab, prompt, self.sampling, n_predict=self.n_predict
+            instance.engine,
+            instance.vocab,
+            prompt,
+            self.sampling,
+            n_predict=self.n_predict,
+            ignore_eos=self.ignore_eos,
         )
         return self._pieces(generation)
 

@@ -1,0 +1,169 @@
+"""`lamella.load`: what the README promises of it, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
+from tiny_models import N_VOCAB, write_model
+from tiny_models import TINY as SHAPES
+
+import lamella
+from lamella import (
+    ClosedError,
+    ContextSizeError,
+    ModelFileError,
+    OutOfMemoryError,
+    RequestError,
+    UnknownDeviceError,
+    UnsupportedModelError,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("api") / "tiny.gguf"
+    write_model(SHAPES["llama"], file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[lamella.Model]:
+    with lamella.load(path, n_ctx=128) as model:
+        yield model
+
+
+@pytest.mark.parametrize("name", [*STORIES, *TINY])
+def test_goldens(name: str) -> None:
+    kv = "f32" if name in TINY else "f16"
+    with lamella.load(model_path(name), type_k=kv, type_v=kv) as model:
+        for case in golden_cases(name):
+            logits = model.logits(case["prompt_tokens"])
+            assert logits.dtype == np.float32
+            check_golden(name, case, logits)
+            if name == "stories260K-F32":
+                assert model.tokenize(case["prompt"]) == case["prompt_tokens"]
+                pieces = list(model.generate(case["prompt"], n_predict=64, temperature=0))
+                assert "".join(pieces) == case["greedy_text"]
+                whole = case["prompt_tokens"] + case["greedy_tokens"]
+                assert model.detokenize(whole) == case["prompt"] + case["greedy_text"]
+
+
+def test_text_and_back(model: lamella.Model) -> None:
+    ids = model.tokenize("a b c")
+    assert model.tokenize("a b c", add_special=False) == ids[1:]
+    assert model.detokenize(ids) == "a b c"
+
+
+def test_logits_have_a_row_for_every_token(model: lamella.Model) -> None:
+    logits = model.logits([1, 2, 3])
+    assert logits.shape == (3, N_VOCAB)
+    assert logits[:2].tobytes() == model.logits([1, 2]).tobytes()
+
+
+def test_seeds_decide(model: lamella.Model) -> None:
+    def text(seed: int) -> str:
+        return "".join(model.generate("a b", n_predict=16, temperature=1.5, seed=seed))
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+
+
+def test_generations_of_several_threads_are_what_they_are_alone(model: lamella.Model) -> None:
+    def text(i: int) -> str:
+        return "".join(model.generate("abcdef"[: 1 + i % 5], n_predict=20, seed=i))
+
+    alone = [text(i) for i in range(8)]
+    together = [""] * 8
+
+    def work(i: int) -> None:
+        together[i] = text(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+def test_stop_ends_a_generation(model: lamella.Model) -> None:
+    text = "".join(model.generate("a", n_predict=30, seed=2, temperature=1))
+    stop = text[len(text) // 2]
+    assert (
+        "".join(model.generate("a", n_predict=30, seed=2, temperature=1, stop=stop))
+        == (text[: text.index(stop)])
+    )
+
+
+def test_leaving_early_frees_the_place(path: Path) -> None:
+    with lamella.load(path, n_ctx=100_000, n_parallel=1) as model:
+        for _ in range(3):
+            for _ in model.generate("a", logit_bias=((2, -1e9),)):
+                break
+        assert len(list(model.generate("a", n_predict=3))) > 0
+
+
+def test_closing(path: Path) -> None:
+    model = lamella.load(path)
+    pieces = model.generate("a", temperature=0)
+    model.close()
+    model.close()
+    for use in (
+        lambda: model.tokenize("a"),
+        lambda: model.detokenize([1]),
+        lambda: model.logits([1]),
+        lambda: model.generate("a"),
+    ):
+        with pytest.raises(ClosedError, match="used after it had been closed"):
+            use()
+    with pytest.raises(lamella.LamellaError):
+        list(pieces)
+
+
+def test_split_over_a_simulated_gpu(path: Path) -> None:
+    with lamella.load(path) as alone:
+        expected = alone.logits([1, 5, 9]).tobytes()
+    for n_gpu_layers in range(4):
+        with lamella.load(path, devices=["sim"], n_gpu_layers=n_gpu_layers) as model:
+            assert model.logits([1, 5, 9]).tobytes() == expected
+
+
+def test_bad_arguments(model: lamella.Model, path: Path) -> None:
+    with pytest.raises(ContextSizeError, match="129 tokens, the context holds 128"):
+        model.logits([1] * 129)
+    with pytest.raises(ContextSizeError):
+        model.generate([1] * 128)
+    with pytest.raises(RequestError, match="no ids"):
+        model.logits([])
+    with pytest.raises(RequestError, match=r"id 288 must lie in 0\.\.287"):
+        model.logits([288])
+    with pytest.raises(RequestError, match="temprature"):
+        model.generate("a", temprature=1)
+    with pytest.raises(RequestError, match="min_p"):
+        model.generate("a", min_p="much")
+    with pytest.raises(RequestError, match="type_k is 'q4_0'"):
+        lamella.load(path, type_k="q4_0")
+    with pytest.raises(UnknownDeviceError, match="'gpu'"):
+        lamella.load(path, devices=["gpu"])
+    with pytest.raises(OutOfMemoryError, match="SIM0"):
+        lamella.load(path, devices=["sim:1KiB"])
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"nothing\.gguf"):
+        lamella.load(tmp_path / "nothing.gguf")
+    other = tmp_path / "other.gguf"
+    text = tmp_path / "page.gguf"
+    text.write_text("<!DOCTYPE html><html></html>")
+    with pytest.raises(ModelFileError, match="HTML"):
+        lamella.load(text)
+    write_model(SHAPES["llama"], other)
+    data = other.read_bytes().replace(b"llama", b"lluma")
+    other.write_bytes(data)
+    with pytest.raises(UnsupportedModelError, match=r"lluma.*llama.*qwen3moe"):
+        lamella.load(other)
