@@ -1,0 +1,153 @@
+"""`lamella serve`, the real program: a real model, real clients, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from commands import LAMELLA, tiny_model
+from golden_data import golden_cases, model_path
+
+N_CLIENTS = 8
+
+
+class Server:
+    """A running `lamella serve`."""
+
+    def __init__(self, model: Path, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [*LAMELLA, "serve", "-m", str(model), "--port", "0", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "listening on" in line:
+                self.url = line.split()[-1]
+                break
+
+    def post(self, path: str, **body: Any) -> Any:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.loads(reply.read())
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    server = Server(model, "-np", "3", "-c", "512")
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2}])
+def test_clients_at_once_get_the_texts_they_get_alone(
+    server: Server, sampling: dict[str, float]
+) -> None:
+    """More clients than places, prompts of all lengths, a pool that is too small for all."""
+
+    def complete(i: int) -> Any:
+        prompt = ("a b c d e f g " * 12)[: 3 + 20 * i]
+        return server.post(
+            "/completion", prompt=prompt, n_predict=60, seed=i, ignore_eos=True, **sampling
+        )["content"]
+
+    alone = [complete(i) for i in range(N_CLIENTS)]
+    together = [""] * N_CLIENTS
+
+    def work(i: int) -> None:
+        together[i] = complete(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(N_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+    assert len(set(alone)) > 1
+
+
+def test_a_golden_through_the_openai_package() -> None:
+    case = golden_cases("stories260K-F32")[0]
+    server = Server(model_path("stories260K-F32"))
+    try:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        done = client.completions.create(
+            model="any", prompt=case["prompt"], max_tokens=64, temperature=0
+        )
+        assert done.choices[0].text == case["greedy_text"]
+        assert done.choices[0].finish_reason == "length"
+        assert done.usage is not None
+        assert done.usage.prompt_tokens == len(case["prompt_tokens"])
+        parts = client.chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=5,
+            temperature=0,
+            stream=True,
+        )
+        assert sum(len(p.choices) for p in parts) >= 2
+        assert [m.id for m in client.models.list().data] == ["stories260K-F32"]
+        client.close()
+    finally:
+        assert server.stop() == 0
+
+
+def test_what_a_request_may_contain_does_not_end_it(server: Server) -> None:
+    for body in (b"", b"{", b"[1]", b"null", b'{"prompt": 7}', b"[" * 100_000, b"\xff\xfe"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{server.url}/completion", body, timeout=30)
+        with caught.value:
+            assert 400 <= caught.value.code < 500
+            assert json.loads(caught.value.read())["error"]["type"] == "invalid_request_error"
+    assert server.post("/completion", prompt="a", n_predict=2)["stop"] is True
+
+
+def test_sigterm_ends_it_soon_in_the_middle_of_a_generation(model: Path) -> None:
+    server = Server(model, "-c", "500000")
+    body = json.dumps({"prompt": "a", "stream": True, "ignore_eos": True}).encode()
+    with urllib.request.urlopen(f"{server.url}/completion", body, timeout=30) as reply:
+        assert reply.readline().startswith(b"data: ")
+        begin = time.monotonic()
+        assert server.stop() == 0
+    assert time.monotonic() - begin < 5
+
+
+def test_it_says_why_it_does_not_start(model: Path) -> None:
+    def fails(*args: str) -> str:
+        done = subprocess.run(
+            [*LAMELLA, "serve", *args], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "nowhere.gguf" in fails("-m", "nowhere.gguf", "--port", "0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert "cannot listen on 127.0.0.1" in fails("-m", str(model), "--port", port)
