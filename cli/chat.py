@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
 
 
-def chat(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
     if args.chat_template_file is not None:
         args.chat_template = read_text(args.chat_template_file)

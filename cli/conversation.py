@@ -12,7 +12,6 @@ from pathlib import Path
 from ..base.errors import RequestError
 from ..model.sampling import SamplingParams
 from ..server.instance import Instance
-from ..server.prompts import without_bos
 from ..server.text import Generation, generate
 
 Message = dict[str, str]
@@ -70,7 +69,7 @@ class Conversation:
     def _answer(self) -> Iterator[str]:
         instance = self._instance
         text = instance.chat.render(self.messages, add_generation_prompt=True)
-        prompt = instance.vocab.tokenize(without_bos(instance.vocab, text), parse_special=True)
+        prompt = instance.vocab.tokenize(instance.vocab.without_bos(text), parse_special=True)
         generation = generate(
             instance.engine,
             instance.vocab,

@@ -17,6 +17,7 @@ from ..model.sampling import SamplingParams
 from ..server.instance import InstanceParams
 
 ALL_LAYERS: Final = -1
+INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,6 +7,7 @@ Tested by tests/cli/.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -14,8 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import LamellaError
-from . import chat, run, serve
-from .flags import Parser
+from .flags import INTERRUPTED, Parser
 
 EPILOG: Final = """examples:
   lamella run -m model.gguf -p "Once upon a time" -n 64
@@ -24,8 +24,16 @@ EPILOG: Final = """examples:
 """
 
 
-def parser() -> Parser:
-    """The parser of all commands; the parsed `run` is the command to call."""
+# each is a module of this package with `add_flags(parser)` and `main(args)`
+COMMANDS: Final = {
+    "run": "continue a text",
+    "chat": "talk with a model in the terminal",
+    "serve": "answer over HTTP, as llama-server and OpenAI do",
+}
+
+
+def parser(argv: Sequence[str]) -> Parser:
+    """The parser for these arguments; the parsed `command` is the function to call."""
     top = Parser(
         prog="lamella",
         description="Run GGUF models on your own machine.",
@@ -35,25 +43,25 @@ def parser() -> Parser:
     version = importlib.metadata.version("lamella")
     top.add_argument("--version", action="version", version=f"lamella {version}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, text, flags, command in (
-        ("run", "continue a text", run.add_flags, run.run),
-        ("chat", "talk with a model in the terminal", chat.add_flags, chat.chat),
-        ("serve", "answer over HTTP, as llama-server and OpenAI do", serve.add_flags, serve.serve),
-    ):
+    for name, text in COMMANDS.items():
         sub = commands.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             usage=f"lamella {name} -m FILE [options]",
         )
-        flags(sub)
-        sub.set_defaults(command=command, parser=sub)
+        if name in argv[:1]:
+            # only the one that is called: a web server's libraries take longer than a short answer
+            module = importlib.import_module(f".{name}", __package__)
+            module.add_flags(sub)
+            sub.set_defaults(command=module.main, parser=sub)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    args = parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser(argv).parse_args(argv)
     try:
         status: int = args.command(args)
         sys.stdout.flush()
@@ -63,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-        return run.INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # whoever read our output has gone; Python would complain once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

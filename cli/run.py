@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Final
 
 from ..base.errors import CancelledError, RequestError
 from ..server.instance import Instance
 from ..server.job import Result
 from ..server.text import Generation, generate
 from .flags import (
+    INTERRUPTED,
     add_model_flags,
     add_sampling_flags,
     instance_params,
@@ -23,8 +23,6 @@ from .flags import (
     unescape,
 )
 from .start import open_with_progress
-
-INTERRUPTED: Final = 130  # what a shell reports for a program that Ctrl-C ended
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Continue the prompt; the exit status."""
     text, sampling = _prompt(args), sampling_params(args)
     with open_with_progress(instance_params(args)) as instance:

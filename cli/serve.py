@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
 
 
-def serve(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit status."""
     params, sampling = instance_params(args), sampling_params(args)
 

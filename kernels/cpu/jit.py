@@ -6,47 +6,45 @@
     add_f32.address    # compiled or loaded now
 
 The cache folder is named after everything that shapes machine code: the sources of all kernels,
-Numba, llvmlite, the processor. Numba itself would look at the kernel's own file only and miss a
-change in a helper. Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
+Numba, llvmlite, the processor. Knows nothing of ops or graphs. Tested by
+tests/kernels/test_cpu_jit.py.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
-import sys
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import llvmlite
 import numba
 import platformdirs
 from llvmlite import binding
-from numba import types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-from numba.core.ccallback import CFunc
 
 from ...base.errors import BackendError
+from .objects import compile_object, load_objects
 
-# the signature of every kernel: (address of its parameters, index of this thread, threads)
-KERNEL_ARGS: Final = (types.int64, types.int64, types.int64)
+KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
+DIGEST_BYTES: Final = 32
 
 Progress = Callable[[int, int, str, float], None]
 
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: the user's cache folder, else a temporary one."""
+    """Where compiled kernels are kept: the user's cache folder, else one that ends with us."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     cpu = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    python = str(sys.implementation.cache_tag)
-    for part in (python, numba.__version__, llvmlite.__version__, cpu):
+    for part in (numba.__version__, llvmlite.__version__, cpu):
         key.update(part.encode() + b"\0")
     folder = Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
     try:
@@ -55,27 +53,21 @@ def cache_folder() -> Path:
             return folder
     except OSError:
         pass  # no home folder, or a full or read-only disk
-    return Path(tempfile.mkdtemp(prefix="lamella-kernels-"))
+    temporary = tempfile.mkdtemp(prefix="lamella-kernels-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)
 
 
 class Kernel:
-    """A function for Numba to compile; `address` is that of its machine code."""
+    """A function of int64s for Numba to compile; `address` is that of its machine code."""
 
-    def __init__(self, function: Callable[..., None], args: Sequence[Any] = KERNEL_ARGS) -> None:
+    def __init__(self, function: Callable[..., None], n_args: int = KERNEL_ARGS) -> None:
         self.name = function.__name__
         assert self.name not in KERNELS, f"kernel {self.name} is declared twice"
         KERNELS[self.name] = self
-        self._cfunc = CFunc(function, (args, types.void), {}, {"error_model": "numpy"})
+        self._function = function
+        self._n_args = n_args
         self._address: int | None = None
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._address is not None
-
-    @property
-    def is_cached(self) -> bool:
-        """True if the machine code is on disk."""
-        return (cache_folder() / f"{self.name}.1.nbc").exists()
 
     @property
     def address(self) -> int:
@@ -85,13 +77,15 @@ class Kernel:
             BackendError: it cannot be compiled.
         """
         if self._address is None:
-            try:
-                self._cfunc._cache = _KernelCache(self._cfunc._pyfunc)
-                self._cfunc.compile()
-            except Exception as e:  # whatever Numba raises: the kernel is at fault, or the machine
-                raise BackendError(f"kernel {self.name} cannot be compiled: {e}") from e
-            self._address = int(self._cfunc.address)
+            load_all([self])
+            assert self._address is not None, f"{self} was loaded"
         return self._address
+
+    def _compile(self) -> bytes:
+        try:
+            return compile_object(self._function, self.name, self._n_args)
+        except Exception as e:  # whatever Numba raises: the kernel is at fault, or the machine
+            raise BackendError(f"kernel {self.name} cannot be compiled: {e}") from e
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
@@ -109,47 +103,49 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
     """Load kernels, compiling those that are not on disk.
 
     `progress(done, total, name of the next, seconds so far)` is called around each compilation.
+
+    Raises:
+        BackendError: one of them cannot be compiled.
     """
-    missing = [k for k in dict.fromkeys(kernels) if not k.is_loaded]
-    slow = [k for k in missing if not k.is_cached]
+    missing = {k.name: k for k in kernels if k._address is None}
+    objects = {name: data for name in missing if (data := _read(name)) is not None}
+    slow = [k for name, k in missing.items() if name not in objects]
     begin = perf_counter()
     for done, k in enumerate(slow):
         if progress:
             progress(done, len(slow), k.name, perf_counter() - begin)
-        _ = k.address
+        objects[k.name] = k._compile()
+        _write(k.name, objects[k.name])
     if slow and progress:
         progress(len(slow), len(slow), "", perf_counter() - begin)
-    for k in missing:
-        _ = k.address
+    for name, address in load_objects(objects).items():
+        missing[name]._address = address
 
 
-class _Locator(_CacheLocator):
-    """All kernels lie in one folder, whose name changes whenever one of them may."""
-
-    def get_cache_path(self) -> str:
-        return str(cache_folder())
-
-    def get_source_stamp(self) -> str:
-        return ""
-
-    def get_disambiguator(self) -> str:
-        return ""
+# --- files: a digest, then the object; LLVM trusts what it loads ---
 
 
-class _CacheImpl(CompileResultCacheImpl):
-    def __init__(self, py_func: Callable[..., None]) -> None:
-        self._lineno = py_func.__code__.co_firstlineno
-        self._locator = _Locator()
-        self._filename_base = py_func.__name__
+def _read(name: str) -> bytes | None:
+    """The object of a kernel; None if the file is not there, or is not what was written."""
+    try:
+        raw = (cache_folder() / f"{name}.o").read_bytes()
+    except OSError:
+        return None
+    digest, data = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
+    return data if digest == _digest(name, data) else None
 
 
-class _KernelCache(FunctionCache):
-    """Numba's cache, found by the kernel's name alone: the folder stands for all the rest."""
+def _write(name: str, data: bytes) -> None:
+    """Keep an object; a disk that is full, or was made read-only, only costs the next start."""
+    folder = cache_folder()
+    try:
+        # in one step: another process may be reading, or writing the same
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(_digest(name, data) + data)
+        Path(file.name).replace(folder / f"{name}.o")
+    except OSError:
+        pass
 
-    _impl_class = _CacheImpl
 
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return (self._name_key(), sig, codegen.magic_tuple())
-
-    def _name_key(self) -> str:
-        return str(self._py_func.__name__)
+def _digest(name: str, data: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + data).digest()

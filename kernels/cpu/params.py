@@ -2,7 +2,7 @@
 
     p + 0          the node, then its sources: data address, ne[0..3], nb[0..3] each
     p + WORK ...   scratch memory, where to report an error
-    p + PARAMS     the op's own parameters: int64 or float64
+    p + PARAMS     the op's own parameters: int64, float64 or the address of a kernel
 
 Kernels read it with the functions here. A kernel cannot raise: it `fail`s, and the plan's run
 raises for it. Tested by tests/kernels/test_cpu_plan.py.
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.tensor import Tensor
+from .jit import Kernel
 from .simd import inlined, load_f64, load_i64, store_i64
 
 MAX_TENSORS: Final = 7  # a node and up to 6 sources
@@ -31,12 +32,13 @@ N_WORDS: Final = PARAMS + MAX_PARAMS
 BAD_INDEX: Final = 1
 
 Words = npt.NDArray[np.int64]
+Param = int | float | Kernel  # a kernel stands for its address
 
 
 def write_params(
     words: Words,
     node: Tensor,
-    params: Sequence[int | float],
+    params: Sequence[Param],
     address_of: Callable[[Tensor, Tensor], int],
 ) -> None:
     """Fill a block for `node`: its tensors and the op's parameters."""
@@ -47,7 +49,10 @@ def write_params(
         words[at : at + TENSOR_WORDS] = (address_of(node, t), *t.ne, *t.nb)
     floats = words.view(np.float64)
     for i, value in enumerate(params):
-        (floats if isinstance(value, float) else words)[PARAMS + i] = value
+        if isinstance(value, float):
+            floats[PARAMS + i] = value
+        else:
+            words[PARAMS + i] = value.address if isinstance(value, Kernel) else value
 
 
 # --- for kernels ---

@@ -36,7 +36,7 @@ class Plan:
         progress: Progress | None = None,
     ) -> None:
         self.calls = [(node, call) for node in nodes for call in calls_of(node)]
-        load_all((call.kernel for _, call in self.calls), progress)
+        load_all((k for _, call in self.calls for k in call.kernels()), progress)
         shared = max((_lines(c.shared) for _, c in self.calls), default=0)
         work = max((_lines(c.work) for _, c in self.calls), default=0)
         self.work_size = shared + work * n_threads

@@ -141,8 +141,8 @@ def pool_stop(sync):
 
 
 WORKER: Final = Kernel(pool_worker)
-RUN: Final = Kernel(pool_run, [types.int64] * 4)
-STOP_ALL: Final = Kernel(pool_stop, [types.int64])
+RUN: Final = Kernel(pool_run, 4)
+STOP_ALL: Final = Kernel(pool_stop, 1)
 
 
 class ThreadPool:

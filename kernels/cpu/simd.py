@@ -8,6 +8,7 @@ Tested by tests/kernels/test_cpu_simd.py.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, Final
@@ -48,7 +49,15 @@ f32x16 = Vector()
 _address = types.int64
 
 
-def _pointer(b: Any, address: Any, type: Any) -> Any:
+def pointer_to(b: Any, address: Any, type: Any) -> Any:
+    """An address as LLVM's pointer to `type`.
+
+    Numba compiles a helper to machine code before it inlines the helper's IR elsewhere. LLVM has
+    then turned `base + i` into "i as a pointer, plus base", and where i becomes the constant 0
+    takes the access for one through null and drops it: unless the function says that null is fine.
+    """
+    # not through the method: llvmlite's list of attributes lacks this one
+    set.add(b.function.attributes, "null_pointer_is_valid")
     return b.inttoptr(address, type.as_pointer())
 
 
@@ -80,7 +89,7 @@ def _loader(memory: Any, result: Any, convert: Callable[[Any, Any], Any] | None 
     @intrinsic
     def load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
         def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-            value = b.load(_pointer(b, args[0], memory), align=1)
+            value = b.load(pointer_to(b, args[0], memory), align=1)
             return convert(b, value) if convert else value
 
         return result(_address), codegen
@@ -93,7 +102,7 @@ def _storer(memory: Any, type: Any, convert: Callable[[Any, Any], Any] | None = 
     def store(_typing: Any, address: Any, value: Any) -> tuple[Any, Codegen]:
         def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
             value = convert(b, args[1]) if convert else args[1]
-            b.store(value, _pointer(b, args[0], memory), align=1)
+            b.store(value, pointer_to(b, args[0], memory), align=1)
             return ctx.get_dummy_value()
 
         return types.void(_address, type), codegen
@@ -142,6 +151,7 @@ store_i64 = _storer(_I64, types.int64)
 store_f16 = _storer(_F16, types.float32, lambda b, v: b.fptrunc(v, _F16))
 store_bf16 = _storer(_I16, types.float32, _f32_to_bf16)
 store_f32 = _storer(_F32, types.float32)
+store_f64 = _storer(_F64, types.float64)
 
 
 # --- vectors: memory ---
@@ -156,30 +166,59 @@ store_f16x16 = _storer(_V_F16, f32x16, lambda b, v: b.fptrunc(v, _V_F16))
 store_bf16x16 = _storer(_V_I16, f32x16, _f32_to_bf16)
 
 
-@intrinsic
-def load_f32_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-    """The first `n` floats (any n; 16 or more: all lanes), 0 in the other lanes."""
+def _part_loader(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def load_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
+        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            at = pointer_to(b, args[0], memory)
+            # masks are slow where the processor has none, and needed for the last vector only
+            with b.if_else(b.icmp_signed(">=", args[1], _I64(LANES))) as (all_lanes, some_lanes):
+                with all_lanes:
+                    whole, whole_block = b.load(at, align=1), b.block
+                with some_lanes:
+                    rest = [at, _I32(1), _mask(b, args[1]), ir.Constant(memory, None)]
+                    part = _call(b, f"llvm.masked.load.{name}.p0", memory, rest)
+                    part_block = b.block
+            value = b.phi(memory)
+            value.add_incoming(whole, whole_block)
+            value.add_incoming(part, part_block)
+            return convert(b, value) if convert else value
 
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        pointer = _pointer(b, args[0], _V_F32)
-        zero = ir.Constant(_V_F32, None)
-        arguments = [pointer, _I32(1), _mask(b, args[1]), zero]
-        return _call(b, "llvm.masked.load.v16f32.p0", _V_F32, arguments)
+        return f32x16(_address, types.int64), codegen
 
-    return f32x16(_address, types.int64), codegen
+    return load_part
 
 
-@intrinsic
-def store_f32_part(_typing: Any, address: Any, v: Any, n: Any) -> tuple[Any, Codegen]:
-    """Store the first `n` lanes."""
+def _part_storer(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def store_part(_typing: Any, address: Any, v: Any, n: Any) -> tuple[Any, Codegen]:
+        def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            value = convert(b, args[1]) if convert else args[1]
+            at = pointer_to(b, args[0], memory)
+            with b.if_else(b.icmp_signed(">=", args[2], _I64(LANES))) as (all_lanes, some_lanes):
+                with all_lanes:
+                    b.store(value, at, align=1)
+                with some_lanes:
+                    arguments = [value, at, _I32(1), _mask(b, args[2])]
+                    _call(b, f"llvm.masked.store.{name}.p0", ir.VoidType(), arguments)
+            return ctx.get_dummy_value()
 
-    def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        pointer = _pointer(b, args[0], _V_F32)
-        arguments = [args[1], pointer, _I32(1), _mask(b, args[2])]
-        _call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
-        return ctx.get_dummy_value()
+        return types.void(_address, f32x16, types.int64), codegen
 
-    return types.void(_address, f32x16, types.int64), codegen
+    return store_part
+
+
+# the first `n` elements (any n; 16 or more: all lanes), 0 in the other lanes
+load_f32_part = _part_loader(_V_F32, "v16f32")
+load_f16_part = _part_loader(_V_I16, "v16i16", lambda b, v: b.fpext(b.bitcast(v, _V_F16), _V_F32))
+load_bf16_part = _part_loader(_V_I16, "v16i16", _bf16_to_f32)
+load_i8_part = _part_loader(_V_I8, "v16i8", lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
+# store the first `n` lanes
+store_f32_part = _part_storer(_V_F32, "v16f32")
+store_f16_part = _part_storer(
+    _V_I16, "v16i16", lambda b, v: b.bitcast(b.fptrunc(v, _V_F16), _V_I16)
+)
+store_bf16_part = _part_storer(_V_I16, "v16i16", _f32_to_bf16)
 
 
 # --- vectors: arithmetic ---
@@ -201,6 +240,16 @@ def zero(_typing: Any) -> tuple[Any, Codegen]:
 
     def codegen(_ctx: Any, _b: Any, _sig: Any, _args: Any) -> Any:
         return ir.Constant(_V_F32, None)
+
+    return f32x16(), codegen
+
+
+@intrinsic
+def lane_numbers(_typing: Any) -> tuple[Any, Codegen]:
+    """0, 1, ... 15."""
+
+    def codegen(_ctx: Any, _b: Any, _sig: Any, _args: Any) -> Any:
+        return ir.Constant(_V_F32, [float(i) for i in range(LANES)])
 
     return f32x16(), codegen
 
@@ -246,13 +295,35 @@ def fma(_typing: Any, x: Any, y: Any, z: Any) -> tuple[Any, Codegen]:
 
 
 @intrinsic
-def keep_below(_typing: Any, v: Any, n: Any, other: Any) -> tuple[Any, Codegen]:
-    """The first `n` lanes of `v`, `other` in the rest."""
+def choose(_typing: Any, x: Any, y: Any, v: Any, w: Any) -> tuple[Any, Codegen]:
+    """Lane by lane `x < y ? v : w`."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return b.select(_mask(b, args[1]), args[0], _splat(b, args[2], _V_F32))
+        x, y, v, w = args
+        return b.select(b.fcmp_ordered("<", x, y), v, w)
 
-    return f32x16(f32x16, types.int64, types.float32), codegen
+    return f32x16(*[f32x16] * 4), codegen
+
+
+@intrinsic
+def join(_typing: Any, v: Any, w: Any, n: Any) -> tuple[Any, Codegen]:
+    """The first `n` lanes of `v`, then those of `w`."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        return b.select(_mask(b, args[2]), args[0], args[1])
+
+    return f32x16(f32x16, f32x16, types.int64), codegen
+
+
+@intrinsic
+def turn_pairs(_typing: Any, v: Any) -> tuple[Any, Codegen]:
+    """Each pair of neighbours (x, y) as (-y, x)."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        order = [i + 1 + LANES if i % 2 == 0 else i - 1 for i in range(LANES)]
+        return b.shuffle_vector(args[0], b.fneg(args[0]), ir.Constant(_V_I32, order))
+
+    return f32x16(f32x16), codegen
 
 
 def _reducer(combine: Callable[[Any, Any, Any], Any]) -> Any:
@@ -275,6 +346,28 @@ def _reducer(combine: Callable[[Any, Any, Any], Any]) -> Any:
     return reduce
 
 
+@intrinsic
+def hsum_of_16(_typing: Any, address: Any) -> tuple[Any, Codegen]:
+    """The `hsum` of each of 16 vectors that lie at `address`, bit for bit."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        pointer = pointer_to(b, args[0], _V_F32)
+        vectors = [b.load(b.gep(pointer, [_I32(i)]), align=1) for i in range(LANES)]
+        width = LANES
+        while width > 1:  # as in `reduce`; vectors of half the sums are joined two by two
+            width //= 2
+            lanes = [i for i in range(2 * LANES) if i % (2 * width) < width]
+            low = ir.Constant(_V_I32, lanes)
+            high = ir.Constant(_V_I32, [i + width for i in lanes])
+            vectors = [
+                b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high))
+                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
+    return f32x16(_address), codegen
+
+
 hsum = _reducer(lambda b, x, y: b.fadd(x, y))
 hmax = _reducer(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 
@@ -284,7 +377,9 @@ def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
     """2**v for whole v in -252..254, as two factors: a half may be below the normal range."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        n = b.fptosi(args[0], _V_I32)
+        # the sum's last bits are the integer, also where fptosi would be undefined: for NaN
+        bits = b.bitcast(b.fadd(args[0], _const(1.5 * 2**23)), _V_I32)
+        n = b.sub(bits, ir.Constant(_V_I32, [0x4B400000] * LANES))
         half = b.ashr(n, ir.Constant(_V_I32, [1] * LANES))
         bias, place = ir.Constant(_V_I32, [127] * LANES), ir.Constant(_V_I32, [23] * LANES)
         first = b.bitcast(b.shl(b.add(half, bias), place), _V_F32)
@@ -300,26 +395,47 @@ def _pair(b: Any, first: Any, second: Any) -> Any:
     return b.insert_value(b.insert_value(pair, first, 0), second, 1)
 
 
+def _unary(intrinsic_name: str) -> Any:
+    @intrinsic
+    def apply(_typing: Any, v: Any) -> tuple[Any, Codegen]:
+        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            return _call(b, f"llvm.{intrinsic_name}.v16f32", _V_F32, list(args))
+
+        return f32x16(f32x16), codegen
+
+    return apply
+
+
+vround = _unary("rint")  # halves to even
+vsqrt = _unary("sqrt")
+vabs = _unary("fabs")
+
+
 @intrinsic
-def _round(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return _call(b, "llvm.rint.v16f32", _V_F32, list(args))
-
-    return f32x16(f32x16), codegen
-
-
-@intrinsic
-def vsqrt(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """Square root of each lane."""
+def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
+    """m and e of v = m * 2**e, 1 / sqrt 2 <= m < sqrt 2, of normal numbers above 0."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return _call(b, "llvm.sqrt.v16f32", _V_F32, list(args))
+        bits, place = b.bitcast(args[0], _V_I32), ir.Constant(_V_I32, [23] * LANES)
+        e = b.ashr(b.sub(bits, ir.Constant(_V_I32, [0x3F3504F3] * LANES)), place)
+        m = b.bitcast(b.sub(bits, b.shl(e, place)), _V_F32)
+        return _pair(b, m, b.sitofp(e, _V_F32))
 
-    return f32x16(f32x16), codegen
+    return types.UniTuple(f32x16, 2)(f32x16), codegen
 
 
-# error_model: a division by zero is inf or NaN as in C, and nothing can raise
-inlined: Final = njit(error_model="numpy")
+def inlined(function: Callable[..., Any]) -> Any:
+    """Declare a function that kernels use: it becomes part of their code (as a decorator).
+
+    A division by zero in it is inf or NaN as in C, and nothing can raise.
+    """
+    compiled = njit(
+        error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)
+    template = compiled.get_call_template
+    # Numba would compile it for each constant argument anew; inlining propagates them as well
+    compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
+    return compiled
 
 
 @inlined
@@ -328,20 +444,60 @@ def vexp(x):
 
     Range reduction and polynomial as in Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2.
     """
-    # NaN compares false and stays in x's place
-    clipped = vmin(splat(types.float32(89.0)), vmax(splat(types.float32(-105.0)), x))
-    n = _round(clipped * splat(types.float32(1.44269504)))
-    r = fma(n, splat(types.float32(-0.693359375)), clipped)
-    r = fma(n, splat(types.float32(2.12194440e-4)), r)
-    p = splat(types.float32(1.9875691500e-4))
-    p = fma(p, r, splat(types.float32(1.3981999507e-3)))
-    p = fma(p, r, splat(types.float32(8.3334519073e-3)))
-    p = fma(p, r, splat(types.float32(4.1665795894e-2)))
-    p = fma(p, r, splat(types.float32(1.6666665459e-1)))
-    p = fma(p, r, splat(types.float32(5.0000001201e-1)))
-    p = fma(p * r, r, r) + splat(types.float32(1.0))
+    # what will be 0 must not underflow on the way, which is slow; NaN compares false and stays
+    lowest = splat(-104.0)
+    clipped = choose(x, lowest, zero(), vmin(splat(89.0), x))
+    n = vround(clipped * splat(1.44269504))
+    r = fma(n, splat(-0.693359375), clipped)
+    r = fma(n, splat(2.12194440e-4), r)
+    p = splat(1.9875691500e-4)
+    p = fma(p, r, splat(1.3981999507e-3))
+    p = fma(p, r, splat(8.3334519073e-3))
+    p = fma(p, r, splat(4.1665795894e-2))
+    p = fma(p, r, splat(1.6666665459e-1))
+    p = fma(p, r, splat(5.0000001201e-1))
+    p = fma(p * r, r, r) + splat(1.0)
     low, high = _exp2_of_int(n)
-    return p * low * high
+    return choose(x, lowest, zero(), p * low * high)
+
+
+@inlined
+def vlog(x):
+    """Natural logarithm of each lane, within 2 units in the last place; -inf of 0, NaN below.
+
+    Of x = m 2**e, the polynomial of Cephes' logf for m, and e ln 2.
+    """
+    tiny = splat(1.17549435e-38)  # the smallest normal number; below, digits must be gained
+    m, e = _mantissa_and_exponent(choose(x, tiny, x * splat(8388608.0), x))
+    e = choose(x, tiny, e - splat(23.0), e)
+    z = m - splat(1.0)
+    p = fma(splat(7.0376836292e-2), z, splat(-1.1514610310e-1))
+    p = fma(p, z, splat(1.1676998740e-1))
+    p = fma(p, z, splat(-1.2420140846e-1))
+    p = fma(p, z, splat(1.4249322787e-1))
+    p = fma(p, z, splat(-1.6668057665e-1))
+    p = fma(p, z, splat(2.0000714765e-1))
+    p = fma(p, z, splat(-2.4999993993e-1))
+    p = fma(p, z, splat(3.3333331174e-1))
+    p = fma(e, splat(-2.12194440e-4), p * z * z * z)
+    y = fma(e, splat(0.693359375), z + fma(splat(-0.5), z * z, p))
+    y = choose(x, splat(math.inf), y, x)
+    return choose(zero(), x, y, vsqrt(x) - splat(math.inf))
+
+
+@inlined
+def vtanh(x):
+    """tanh of each lane: near 0 the polynomial of Cephes' tanhf, else by `vexp`."""
+    a = vabs(x)
+    large = splat(1.0) - splat(2.0) / (vexp(a + a) + splat(1.0))
+    z = x * x
+    p = fma(splat(-5.70498872745e-3), z, splat(2.06390887954e-2))
+    p = fma(p, z, splat(-5.37397155531e-2))
+    p = fma(p, z, splat(1.33314422036e-1))
+    p = fma(p, z, splat(-3.33332819422e-1))
+    small = fma(p * z, x, x)
+    signed = choose(x, zero(), large * splat(-1.0), large)
+    return choose(a, splat(0.625), small, signed)
 
 
 # --- between threads ---
@@ -352,7 +508,7 @@ def atomic_add(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
     """Add to an int64, sequentially consistent; gives what was there before."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", _pointer(b, args[0], _I64), args[1], "seq_cst")
+        return b.atomic_rmw("add", pointer_to(b, args[0], _I64), args[1], "seq_cst")
 
     return types.int64(_address, types.int64), codegen
 
@@ -362,7 +518,7 @@ def atomic_load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
     """Read an int64, sequentially consistent."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        return b.load_atomic(_pointer(b, args[0], _I64), "seq_cst", 8)
+        return b.load_atomic(pointer_to(b, args[0], _I64), "seq_cst", 8)
 
     return types.int64(_address), codegen
 
@@ -372,7 +528,7 @@ def atomic_store(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
     """Write an int64, sequentially consistent."""
 
     def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        b.store_atomic(args[1], _pointer(b, args[0], _I64), "seq_cst", 8)
+        b.store_atomic(args[1], pointer_to(b, args[0], _I64), "seq_cst", 8)
         return ctx.get_dummy_value()
 
     return types.void(_address, types.int64), codegen
@@ -384,7 +540,7 @@ def call_kernel(_typing: Any, fn: Any, params: Any, ith: Any, nth: Any) -> tuple
 
     def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         signature = ir.FunctionType(ir.VoidType(), [_I64] * 3)
-        b.call(_pointer(b, args[0], signature), args[1:])
+        b.call(pointer_to(b, args[0], signature), args[1:])
         return ctx.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ...graph.op import Op
 from ...graph.tensor import Tensor
 from .jit import Kernel
+from .params import Param
 
 SMALL: Final = 16384  # elements below which a second thread costs more than it gains
 
@@ -18,16 +19,20 @@ SMALL: Final = 16384  # elements below which a second thread costs more than it 
 class Call(NamedTuple):
     """One call of a kernel for a node.
 
-    `params` are the op's (int -> int64, float -> float64). `one_thread`: too small to share.
-    Scratch memory in bytes: `work` for each thread, `shared` for all threads and all calls of the
-    node.
+    `params` are the op's: int64, float64, or a kernel that `kernel` calls. `one_thread`: too
+    small to share. Scratch memory in bytes: `work` for each thread, `shared` for all threads and
+    all calls of the node.
     """
 
     kernel: Kernel
-    params: Sequence[int | float] = ()
+    params: Sequence[Param] = ()
     one_thread: bool = False
     work: int = 0
     shared: int = 0
+
+    def kernels(self) -> list[Kernel]:
+        """All that must be loaded."""
+        return [self.kernel, *(p for p in self.params if isinstance(p, Kernel))]
 
 
 class Implementation(NamedTuple):
