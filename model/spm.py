@@ -1,0 +1,160 @@
+"""SPM encoding: text to token ids by sentencepiece, with a model built from a GGUF's vocabulary.
+
+A GGUF file holds what a sentencepiece model file holds, in other arrays. The `ModelProto` message
+is written here by hand, for the few fields that matter are less code than protobuf's runtime is
+(fields: sentencepiece_model.proto of google/sentencepiece; wire format: protobuf.dev, "Encoding").
+
+Knows no special tokens, no space prefix and nothing of the way back to text: model/vocab.py does.
+Tests: tests/model/test_vocab_spm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from sentencepiece import SentencePieceProcessor
+
+from ..base.errors import ModelFileError, RequestError
+
+SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
+
+BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
+"""What a token of type BYTE stands for, by its text."""
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`; 1 to 6 are sentencepiece's own numbers too."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class SpmEncoder:
+    """Merges pairs of tokens, the best score first and the leftmost of equals, as SPM's BPE does.
+
+    What has no token becomes byte tokens. The ids are llama.cpp's (`llm_tokenizer_spm_session`) but
+    for two kinds of tokens that sentencepiece keeps to itself: control and unknown tokens are never
+    found in text, and unused ones come out as the tokens that they would be merged from.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        scores: npt.NDArray[np.float32],
+        types: Sequence[int],
+        unk: int | None,
+    ) -> None:
+        """
+        Args:
+            tokens: the text of each. Of equal ones the first is used; one that is empty or has a
+                space or NUL in it never, for sentencepiece knows none.
+            scores: `[n]`, none of them NaN.
+            types: a `TokenType` for each.
+            unk: stands for characters that have no token, where bytes have none either.
+
+        Raises:
+            ModelFileError: sentencepiece refuses the vocabulary.
+        """
+        self._unk = unk
+        self._none = len(tokens)  # the id of the unknown piece, added behind all others
+        has_bytes = not BYTES.keys() - set(tokens)
+        pieces = _pieces(tokens, types, has_bytes)
+        proto = _model_proto(pieces, np.append(scores, np.float32(0)), has_bytes)
+        try:
+            self._processor = SentencePieceProcessor(model_proto=proto)
+        except (RuntimeError, ValueError) as e:
+            raise ModelFileError(f"tokenizer.ggml.tokens make no SPM vocabulary: {e}") from e
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without special tokens; none for "". No lone surrogates.
+
+        Raises:
+            RequestError: characters without tokens, in a vocabulary without bytes and unknown.
+        """
+        ids: list[int] = self._processor.encode(text.replace(" ", SPACE), out_type=int)
+        if self._none not in ids:
+            return ids
+        if self._unk is None:
+            raise RequestError("the text has characters for which the vocabulary has no tokens")
+        return [self._unk if id == self._none else id for id in ids]
+
+
+_TYPE_IN_MODEL: Final[dict[int, int]] = {
+    TokenType.UNDEFINED: TokenType.UNUSED,
+    TokenType.NORMAL: TokenType.NORMAL,
+    TokenType.UNKNOWN: TokenType.CONTROL,
+    TokenType.CONTROL: TokenType.CONTROL,
+    # The vocabulary cuts these out of a text before it is encoded, by llama.cpp's rules.
+    TokenType.USER_DEFINED: TokenType.NORMAL,
+    TokenType.UNUSED: TokenType.UNUSED,
+    TokenType.BYTE: TokenType.NORMAL,
+}
+
+
+def _pieces(
+    tokens: Sequence[bytes], types: Sequence[int], has_bytes: bool
+) -> list[tuple[bytes, int]]:
+    """Text and type of each piece: none empty, none twice, those not to be found out of reach."""
+    control, byte = int(TokenType.CONTROL), int(TokenType.BYTE)
+    byte_texts = BYTES.keys() if has_bytes else ()
+    pieces: list[tuple[bytes, int]] = []
+    seen = {b""}
+    for id, token in enumerate(tokens):
+        # byte tokens are known by their text, as in llama.cpp, for the types may be missing
+        type = byte if token in byte_texts else _TYPE_IN_MODEL[types[id]]
+        if type == control or token in seen or b" " in token or b"\0" in token:
+            # encode() leaves no space in a text, so no text finds this
+            pieces.append((b" %d" % id, control))
+        else:
+            seen.add(token)
+            pieces.append((token, type))
+    pieces.append((b" unknown", TokenType.UNKNOWN))
+    return pieces
+
+
+def _model_proto(
+    pieces: Sequence[tuple[bytes, int]], scores: npt.NDArray[np.float32], byte_fallback: bool
+) -> bytes:
+    floats = scores.astype("<f4").tobytes()
+    types = [_number(3, type) for type in TokenType]
+    messages = [
+        # SentencePiece: piece = 1, score = 2, type = 3
+        _message(1, _message(1, text) + b"\x15" + floats[4 * i : 4 * i + 4] + types[type])
+        for i, (text, type) in enumerate(pieces)
+    ]
+    bpe = 2
+    messages.append(_message(2, _number(3, bpe) + _number(35, byte_fallback)))  # TrainerSpec
+    # NormalizerSpec: no dummy prefix, whitespace neither removed nor escaped
+    messages.append(_message(3, _number(3, 0) + _number(4, 0) + _number(5, 0)))
+    return b"".join(messages)
+
+
+def _message(field: int, body: bytes) -> bytes:
+    return _head(field, len(body)) + body
+
+
+@lru_cache(maxsize=1024)
+def _head(field: int, n: int) -> bytes:
+    return _varint(field << 3 | 2) + _varint(n)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    low_first = []
+    while value > 0x7F:
+        low_first.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*low_first, value])

@@ -1,0 +1,179 @@
+"""Templates that mean harm: they end soon, make little, and get at nothing of Python's."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from lamella.base.errors import RequestError
+from lamella.model import chat_sandbox
+from lamella.model.chat import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(autouse=True)
+def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "TEXT_MAX", 1 << 20)
+
+
+def refused(source: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        ChatTemplate(source).render(MESSAGES)
+
+
+GROWING = "{% set ns = namespace(s=START) %}{% for i in range(99) %}STEP{% endfor %}{{ ns.s }}"
+
+
+def growing(step: str, start: str = "'aa'") -> str:
+    return GROWING.replace("START", start).replace("STEP", step)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% for i in range(100000) %}{% for j in range(9999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(99) }}",
+        "{% for i in range(100000) %}{{ range(9999) | map('abs') | max }}{% endfor %}",
+        "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    ],
+)
+def test_loops_without_end_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "SECONDS_MAX", 0.1)
+    refused(source, "too long: it was stopped|RecursionError")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ 10 ** 9 * 'a' }}",
+        "{{ [0] * 10 ** 9 }}",
+        "{{ (['a' * 1000] * 1000) | join }}",
+        "{{ 'a'.join(['b' * 100000] * 99) }}",
+        "{{ range(1000) | join('b' * 100000) }}",
+        "{{ ('b' * 100000).join('1' * 1000) }}",
+        "{{ ('a' * 1000) | replace('a', 'b' * 100000) }}",
+        "{{ ('a' * 1000).replace('', 'b' * 100000) }}",
+        "{{ 'a' | indent(10 ** 10) }}",
+        "{{ ('a\\n' * 9999) | indent('a' * 9999) }}",
+        "{{ [[1]] | tojson(indent=10 ** 10) }}",
+        growing("{% set ns.s = ns.s + ns.s %}"),
+        growing("{% set ns.s = ns.s ~ ns.s %}"),
+        growing("{% set ns.s = [ns.s, ns.s] %}"),
+        growing("{% set ns.s = (ns.s, ns.s) %}"),
+        growing("{% set ns.s = {1: ns.s, 2: ns.s} %}"),
+        growing("{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
+        growing("{% set ns.s = ns.s + ns.s %}", "[0]"),
+        growing("{% set ns.s = [ns.s, ns.s] | string %}"),
+        growing("{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}"),
+        growing("{% set ns.s %}{% filter upper %}{{ ns.s }}{{ ns.s }}{% endfilter %}{% endset %}"),
+        "{% set s = 'a' * 1000 %}{% for i in range(9999) %}{% set x = s[1:] %}{% endfor %}",
+        "{% for i in range(9999) %}" + "x" * 1000 + "{% endfor %}",
+        "{% macro m() %}"
+        + "x" * 1000
+        + "{% endmacro %}{% for i in range(9999) %}{{ m() }}{% endfor %}",
+        "{% for i in range(9999) %}{{ messages[0].content * 99 }}{% endfor %}",
+    ],
+)
+def test_much_text_is_never_made(source: str) -> None:
+    tracemalloc.start()
+    try:
+        refused(source, "too much text: it was stopped")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("step", ["[X, X]", "(X, X)", "{1: X, 2: X}", "dict(a=X, b=X)"])
+def test_values_of_many_parts_are_not_even_compared(step: str) -> None:
+    both = "".join(f"{{% set ns.{x} = {step.replace('X', f'ns.{x}')} %}}" for x in "st")
+    loop = "{% for i in range(40) %}" + both + "{% endfor %}"
+    refused("{% set ns = namespace(s=1, t=1) %}" + loop + "{{ ns.s == ns.t }}", "too much text")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 10 ** 9999 }}", "{{ 2 ** 99999 }}", growing("{% set ns.s = ns.s * ns.s %}", "9")],
+)
+def test_integers_stay_small(source: str) -> None:
+    refused(source, "integer of more than 4096 bits")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{a:999999999}'.format_map({'a': 1}) }}",
+        "{{ 'a'['center'](10 ** 9) }}",
+        "{{ ('a' | attr('zfill'))(10 ** 9) }}",
+        "{{ ['a'] | map(attribute='ljust') | list | first }}{{ 'a'.rjust(10 ** 9) }}",
+        "{{ '\\t'.expandtabs(10 ** 9) }}",
+        "{{ (1).to_bytes(10 ** 9, 'big') }}",
+        "{{ 'a'.encode() }}",
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+        "{{ lipsum(10 ** 9) }}",
+        "{{ range(10 ** 9) }}",
+    ],
+)
+def test_what_pads_or_formats_is_refused(source: str) -> None:
+    refused(source, "unsafe|not available|decimals|undefined|Range too big")
+
+
+@pytest.mark.parametrize("name", ["center", "batch", "slice", "format", "wordwrap", "urlize"])
+def test_filters_with_a_width_are_unknown(name: str) -> None:
+    with pytest.raises(RequestError, match=f"No filter named '{name}'"):
+        ChatTemplate("{{ 'a' | " + name + "(10 ** 9) }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ (''|attr('__class__')).mro() }}",
+        "{{ ''['__class__']['__mro__'] }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ strftime_now.__code__.co_consts }}",
+        "{{ 'a'.join.func.__globals__.time }}",
+        "{{ namespace.__init__.__globals__.os }}",
+        "{{ self.__init__.__globals__.os }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(a=1) }}",
+        "{{ messages[0].clear() }}",
+    ],
+)
+def test_nothing_of_python_is_reached_and_nothing_is_changed(source: str) -> None:
+    refused(source, "SecurityError|UndefinedError")
+    assert MESSAGES == [{"role": "user", "content": "Hi"}]
+
+
+def test_deep_recursion_ends() -> None:
+    refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError")
+
+
+@pytest.mark.parametrize("end", ["{{ ns.s }}", "{{ ns.s | tojson }}", "{{ ns.s == ns.s[0] }}"])
+def test_deep_values_are_no_trouble(end: str) -> None:
+    loop = "{% for i in range(2000) %}{% set ns.s = [ns.s] %}{% endfor %}"
+    refused("{% set ns = namespace(s=[]) %}" + loop + end, "too much|too long|RecursionError")
+
+
+def test_a_namespace_that_holds_itself_does_not_print_itself() -> None:
+    source = "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}{{ [ns, ns] }}"
+    text = ChatTemplate(source).render(MESSAGES)
+    assert text == "<namespace>[<namespace>, <namespace>]"
+
+
+def test_harm_in_one_render_is_none_to_the_next() -> None:
+    chat = ChatTemplate("{{ 'a' * messages[0].n }}")
+    with pytest.raises(RequestError):
+        chat.render([{"n": 10**9}])
+    assert chat.render([{"n": 3}]) == "aaa"
+
+
+def test_a_long_conversation_is_far_from_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    messages = [{"role": "user", "content": "word " * 100}] * 5000
+    assert len(ChatTemplate(None).render(messages)) > 2_500_000

@@ -1,0 +1,112 @@
+"""Vocabularies of real files: ids exact to the token, and metadata of the wrong types."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from gguf import GGUFValueType, GGUFWriter
+
+from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.model.gguf import open_gguf
+from lamella.model.vocab import Vocab, load_vocab
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("LAMELLA_TEST_DATA", ROOT.parent / "shared"))
+
+
+@contextmanager
+def loaded(path: Path) -> Iterator[Vocab]:
+    if not path.exists():
+        pytest.skip(f"no {path}: set LAMELLA_TEST_DATA")
+    with open_gguf(path) as file:
+        yield load_vocab(file.metadata)
+
+
+def test_llama_spm_gives_the_expected_ids_and_the_text_back() -> None:
+    path = SHARED / "vocab" / "ggml-vocab-llama-spm.gguf"
+    with loaded(path) as v:
+        texts = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+        lines = Path(f"{path}.out").read_text("utf-8").split("\n")
+        assert len(texts) == len(lines)
+        for text, line in zip(texts, lines, strict=True):
+            ids = v.tokenize(text, add_special=False)
+            assert ids == [int(id) for id in line.split()], text
+            assert v.detokenize(ids) == text
+
+
+def test_llama_spm_s_special_tokens() -> None:
+    with loaded(SHARED / "vocab" / "ggml-vocab-llama-spm.gguf") as v:
+        assert (v.n_tokens, v.bos, v.eos, v.unk) == (32000, 1, 2, 0)
+        assert v.eog == {2}
+        assert v.tokenize("<s>Hello</s>", add_special=False, parse_special=True) == [1, 15043, 2]
+        assert not {1, 2} & set(v.tokenize("<s>Hello</s>", add_special=False))
+
+
+@pytest.mark.parametrize("name", ["stories260K-F32", "stories260K-Q8_0", "stories260K-Q4_0"])
+def test_stories260k_s_prompts_and_texts(name: str) -> None:
+    with loaded(SHARED / "models" / f"{name}.gguf") as v:
+        golden = json.loads((SHARED / "golden" / f"{name}.json").read_text("utf-8"))
+        for case in golden["cases"]:
+            assert v.tokenize(case["prompt"]) == case["prompt_tokens"]
+            stream = v.stream()
+            text = "".join(map(stream.push, case["greedy_tokens"])) + stream.flush()
+            assert text == case["greedy_text"]
+
+
+def test_a_bpe_vocabulary_is_unsupported() -> None:
+    path = SHARED / "vocab" / "ggml-vocab-llama-bpe.gguf"
+    with pytest.raises(UnsupportedModelError, match="gpt2"), loaded(path):
+        pass
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[GGUFWriter]:
+    writer = GGUFWriter(tmp_path / "vocab.gguf", "llama")
+    yield writer
+    writer.close()
+
+
+def written(writer: GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    return path / "vocab.gguf"
+
+
+TOKENS = ["<unk>", "<s>", "</s>", "▁", "a"]
+
+
+def test_a_file_with_the_least_that_is_needed(writer: GGUFWriter, tmp_path: Path) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    with loaded(written(writer, tmp_path)) as v:
+        assert v.tokenize("aa") == [1, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokens", [1, 2, 3]),
+        ("scores", ["a", "b", "c", "d", "e"]),
+        ("scores", 1.0),
+        ("token_type", [1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("bos_token_id", "1"),
+        ("eos_token_id", 2.5),
+        ("add_bos_token", 1),
+        ("add_space_prefix", "yes"),
+        ("model", ["llama"]),
+    ],
+)
+def test_a_key_of_the_wrong_type_is_named(
+    writer: GGUFWriter, tmp_path: Path, key: str, value: object
+) -> None:
+    values: dict[str, object] = {"model": "llama", "tokens": TOKENS, key: value}
+    for name, given in values.items():
+        writer.add_key_value(f"tokenizer.ggml.{name}", given, GGUFValueType.get_type(given))
+    with pytest.raises(ModelFileError, match=key), loaded(written(writer, tmp_path)):
+        pass

@@ -1,0 +1,115 @@
+"""What a vocabulary's metadata may leave out, what it must not say, and what ends a generation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, metadata, normal, vocab
+
+from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.model.vocab import Vocab, load_vocab
+
+A = len(HEAD) + len(BYTE_TOKENS)  # the id of the first token of one's own
+
+
+def test_what_a_file_need_not_say() -> None:
+    v = vocab(*normal("▁a", "a", "▁"), scores=None)
+    assert (v.bos, v.eos, v.unk, v.eot) == (1, 2, 0, None)
+    assert (v.add_bos, v.add_eos, v.add_space_prefix) == (True, False, True)
+    assert v.tokenize("a") == [1, A]
+
+
+def test_without_types_all_tokens_are_normal() -> None:
+    v = vocab(*normal("a"), token_type=None)
+    assert v.piece(1) == b"<s>"
+    assert v.piece(3 + 10) == b"<0x0A>"
+    assert v.piece(2) == b""  # "</s>" ends generations, and so is a control token by its text
+
+
+def test_special_ids_are_the_file_s() -> None:
+    tokens: list[Token] = [("<a>", 0, CTRL), ("<b>", 0, CTRL), ("<c>", 0, CTRL), ("<d>", 0, CTRL)]
+    v = vocab(
+        *tokens,
+        bos_token_id=A,
+        eos_token_id=A + 1,
+        eot_token_id=A + 2,
+        unknown_token_id=A + 3,
+        eom_token_id=A + 3,
+    )
+    assert (v.bos, v.eos, v.eot, v.unk) == (A, A + 1, A + 2, A + 3)
+    assert v.eog == {2, A + 1, A + 2, A + 3}  # 2 is "</s>"
+
+
+def test_default_ids_that_are_not_there_are_none() -> None:
+    v = load_vocab(metadata([("a", 0, N)], add_bos_token=False, unknown_token_id=0))
+    assert (v.bos, v.eos, v.unk, v.eog) == (None, None, 0, frozenset())
+    assert v.tokenize("aa", add_special=True) == [0, 0, 0]  # the prefix is unknown
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"])
+@pytest.mark.parametrize("type", [N, USER, CTRL])
+def test_the_end_of_a_turn_is_found_by_its_text(text: str, type: int) -> None:
+    v = vocab((text, 0, type))
+    assert v.eot == A
+    assert v.eog == {2, A}
+    assert v.piece(A) == b""  # a control token, whatever the file calls it
+    assert v.tokenize(text, parse_special=True) == [1, A]
+    assert A not in v.tokenize(text)
+
+
+def test_ends_by_text_are_added_to_those_by_id() -> None:
+    v = vocab(("<x>", 0, CTRL), ("<|im_end|>", 0, CTRL), ("<|fim_pad|>", 0, N), eot_token_id=A)
+    assert v.eot == A
+    assert v.eog == {2, A, A + 1, A + 2}
+    assert v.piece(A + 2) == b""
+
+
+def test_of_equal_texts_the_first_is_the_one_that_is_found() -> None:
+    v = vocab(("<|im_end|>", 0, CTRL), ("<|im_end|>", 0, CTRL))
+    assert v.eot == A
+    assert v.eog == {2, A}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"model": None}, "model is missing"),
+        ({"tokens": None}, "tokens is missing"),
+        ({"tokens": []}, "tokens is empty"),
+        ({"scores": np.zeros(2, np.float32)}, r"scores has 2 elements for 259 tokens"),
+        ({"scores": np.full(A, math.nan, np.float32)}, r"scores\[0\] is not a number"),
+        ({"token_type": [1] * (A + 1)}, r"token_type has 260 elements for 259 tokens"),
+        ({"token_type": [1] * (A - 1) + [7]}, r"token_type\[258\] is 7, .* 1 \(NORMAL\)"),
+        ({"token_type": [1] * (A - 1) + [-1]}, r"token_type\[258\] is -1"),
+        ({"token_type": [1, 6] + [1] * (A - 2)}, r"tokens\[1\] is b'<s>', .* <0x00> to <0xFF>"),
+        ({"bos_token_id": A}, "bos_token_id is 259, it must be 0 to 258"),
+        ({"eos_token_id": -1}, "eos_token_id is -1"),
+        ({"eot_token_id": 2**32 - 1}, "eot_token_id is 4294967295"),
+        ({"unknown_token_id": A}, "unknown_token_id is 259"),
+    ],
+)
+def test_metadata_that_cannot_be(values: dict[str, object], says: str) -> None:
+    with pytest.raises(ModelFileError, match=says):
+        vocab(**values)
+
+
+def test_a_token_that_is_to_be_added_must_be_there() -> None:
+    with pytest.raises(ModelFileError, match="add_bos_token is true, but there is no such token"):
+        load_vocab(metadata([("a", 0, N)]))
+    with pytest.raises(ModelFileError, match="add_eos_token"):
+        load_vocab(metadata([("a", 0, N), ("b", 0, N)], add_eos_token=True))
+
+
+def test_other_kinds_of_vocabularies_are_unsupported() -> None:
+    with pytest.raises(UnsupportedModelError, match="'gpt2', supported vocabularies: 'llama'"):
+        vocab(model="gpt2")
+
+
+def test_files_repeat_tokens_and_leave_them_empty() -> None:
+    v: Vocab = vocab(*normal("▁a", "", "▁a", ""), ("<s>", 0, CTRL), ("<s>", 0, N))
+    assert v.n_tokens == A + 6
+    assert v.tokenize("a<s>", parse_special=True)[:2] == [1, A]
+    assert v.piece(A + 1) == b""
+    assert v.piece(A + 2) == b" a"

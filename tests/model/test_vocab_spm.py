@@ -1,0 +1,118 @@
+"""Merging by score, against a plain statement of the rule, and what a vocabulary may look like."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from vocab_makers import BYTE_TOKENS, CTRL, HEAD, UNUSED, USER, N, Token, normal, texts, vocab
+
+from lamella.base.errors import ModelFileError, RequestError
+from lamella.model.spm import SpmEncoder
+
+
+def merged(text: str, scores: dict[str, float]) -> list[str]:
+    """SPM's rule: of all neighbours that make a token, the best pair first, of equals the left."""
+    parts = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
+        if not pairs:
+            return parts
+        i = -max(pairs)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def encoder(*tokens: Token, unk: int | None = 0) -> SpmEncoder:
+    raw = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
+    scores = np.array([score for _, score, _ in tokens], np.float32)
+    return SpmEncoder(raw, scores, [type for _, _, type in tokens], unk)
+
+
+def random_tokens(rng: random.Random, alphabet: str) -> dict[str, float]:
+    found = dict.fromkeys(alphabet.replace(" ", "▁"), -9.0)
+    while len(found) < 40:
+        a, b = rng.choice(list(found)), rng.choice(list(found))
+        found.setdefault(a + b, -float(rng.randrange(8)))  # few scores, many equal
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pairs_are_merged_by_score_and_from_the_left(seed: int) -> None:
+    rng = random.Random(seed)
+    scores = random_tokens(rng, "ab é😀")
+    names = list(scores)
+    spm = encoder(*HEAD, *((name, score, N) for name, score in scores.items()))
+    for _ in range(30):
+        text = "".join(rng.choices("ab é😀", k=rng.randrange(1, 30)))
+        found = [names[id - len(HEAD)] for id in spm.encode(text)]
+        assert found == merged(text, scores)
+
+
+def test_the_empty_text_has_no_tokens() -> None:
+    assert encoder(*HEAD, *normal("a")).encode("") == []
+
+
+def test_what_has_no_token_becomes_its_bytes() -> None:
+    v = vocab(*normal("a"), add_bos_token=False, add_space_prefix=False)
+    assert texts(v, v.tokenize("aé\0")) == ["a", "<0xC3>", "<0xA9>", "<0x00>"]
+
+
+def test_byte_tokens_are_known_by_their_text_where_types_are_missing() -> None:
+    v = vocab(*normal("a"), token_type=None, add_bos_token=False, add_space_prefix=False)
+    assert texts(v, v.tokenize("a\n")) == ["a", "<0x0A>"]
+
+
+def test_without_all_bytes_an_unknown_character_is_the_unknown_token() -> None:
+    tokens = [*HEAD, *BYTE_TOKENS[:200], *normal("a")]
+    assert encoder(*tokens, unk=2).encode("aéa") == [203, 2, 203]
+    assert encoder(*tokens, unk=None).encode("aa") == [203, 203]
+    with pytest.raises(RequestError, match="no tokens"):
+        encoder(*tokens, unk=None).encode("aéa")
+
+
+def test_control_tokens_are_never_found_in_plain_text() -> None:
+    v = vocab(*normal("<", "/", "s", ">", "</", "s>"), add_bos_token=False, add_space_prefix=False)
+    assert texts(v, v.tokenize("</s>")) == ["</", "s>"]
+    one = vocab(("x", 0, CTRL), add_bos_token=False, add_space_prefix=False)
+    assert texts(one, one.tokenize("x")) == ["<0x78>"]
+
+
+def test_unused_tokens_come_out_as_what_they_are_merged_from() -> None:
+    spm = encoder(*HEAD, ("ab", 0, UNUSED), *normal("a", "b", "abab"))
+    assert spm.encode("ab") == [4, 5]
+    assert spm.encode("abab") == [6]
+
+
+def test_user_defined_text_that_is_still_there_merges_as_any_other() -> None:
+    assert encoder(*HEAD, ("ab", -9, USER), *normal("a", "b", "aa")).encode("aabab") == [6, 5, 3]
+
+
+def test_of_equal_tokens_the_first_is_used_and_empty_ones_never() -> None:
+    spm = encoder(*HEAD, *normal("", "a", "b", "a", "", "ab", "ab"), ("<s>", 0, N))
+    assert spm.encode("aba") == [8, 4]
+
+
+@pytest.mark.parametrize("strange", ["", " unknown", " 3", " 1", "a\0b", b"\xff\xfe"])
+def test_strange_tokens_hurt_nothing(strange: str | bytes) -> None:
+    spm = encoder(*HEAD, (strange, 0, N), *normal("a", "b"))
+    assert spm.encode("ab") == [4, 5]
+    assert spm.encode("3") == [0]
+
+
+def test_infinite_scores_are_scores() -> None:
+    spm = encoder(*HEAD, ("ab", -np.inf, N), ("bc", np.inf, N), *normal("a", "b", "c"))
+    assert spm.encode("abc") == [5, 4]
+
+
+@pytest.mark.parametrize("unit", ["x", " ", "ab cd ", "😀", "\n"])
+def test_long_texts_take_no_time(unit: str) -> None:
+    v = vocab(*normal("ab", "▁c", "▁▁", "x", "xx", "xxxx", "a", "b", "c", "▁"))
+    text = unit * (100_000 // len(unit))
+    assert v.detokenize(v.tokenize(text)) == text
+
+
+def test_a_vocabulary_that_sentencepiece_refuses_is_a_bad_file() -> None:
+    with pytest.raises(ModelFileError, match="too long"):
+        encoder(*HEAD, ("x" * 100_000, 0, N))

@@ -1,0 +1,68 @@
+"""Small SPM vocabularies for tests, and metadata that is only a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lamella.base.errors import ModelFileError
+from lamella.model.spm import TokenType
+from lamella.model.vocab import Vocab, load_vocab
+
+N, UNK, CTRL, USER, UNUSED, BYTE = (
+    int(TokenType.NORMAL),
+    int(TokenType.UNKNOWN),
+    int(TokenType.CONTROL),
+    int(TokenType.USER_DEFINED),
+    int(TokenType.UNUSED),
+    int(TokenType.BYTE),
+)
+Token = tuple[str | bytes, float, int]  # text, score, type
+
+HEAD: list[Token] = [("<unk>", 0, UNK), ("<s>", 0, CTRL), ("</s>", 0, CTRL)]
+BYTE_TOKENS: list[Token] = [(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256)]
+
+
+class DictMetadata:
+    """Keys without their prefix `tokenizer.ggml.`; values of the types that are asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def _get(self, key: str, *default: Any) -> Any:
+        name = key.removeprefix("tokenizer.ggml.")
+        if name in self.values:
+            return self.values[name]
+        if not default:
+            raise ModelFileError(f"{key} is missing")
+        return default[0]
+
+    int = bool = str = bytes_strings = ints = floats = _get
+
+
+def metadata(tokens: Sequence[Token], /, **values: object) -> DictMetadata:
+    raw = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
+    found: dict[str, object] = {
+        "model": "llama",
+        "tokens": raw,
+        "scores": np.array([score for _, score, _ in tokens], np.float32),
+        "token_type": [type for _, _, type in tokens],
+    }
+    found |= values
+    return DictMetadata({key: value for key, value in found.items() if value is not None})
+
+
+def vocab(*tokens: Token, **values: object) -> Vocab:
+    """`<unk>`, `<s>`, `</s>`, all bytes, then `tokens`; a value of None leaves its key out."""
+    return load_vocab(metadata([*HEAD, *BYTE_TOKENS, *tokens], **values))
+
+
+def normal(*texts: str) -> list[Token]:
+    """Tokens of which the earlier are merged first."""
+    return [(text, -float(i), N) for i, text in enumerate(texts)]
+
+
+def texts(vocab: Vocab, ids: Sequence[int]) -> list[str]:
+    return [vocab.text(id) for id in ids]
