@@ -119,6 +119,13 @@ class Vocab:
             ids.append(self.eos)
         return ids
 
+    def without_bos(self, text: str) -> str:
+        """A text without the BOS that it begins with, if tokenising adds one: chat templates often
+        write it too."""
+        if self.bos is None or not self.add_bos:
+            return text
+        return text.removeprefix(self.text(self.bos))
+
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text that `tokenize` made `ids` of; invalid UTF-8 becomes U+FFFD.
 
