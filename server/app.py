@@ -1,0 +1,171 @@
+"""The HTTP server's life: the aiohttp application, listening, loading, and stopping in time.
+
+It listens first and loads then: until the model is there, every request but a preflight is told
+503. On SIGTERM or SIGINT it stops accepting, ends running generations and is gone within
+`N_STOP_SECONDS`, whatever a thread may be doing. It does not know what the routes do.
+Tested by tests/server/test_http_app.py and test_http_process.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from ..base.errors import LamellaError, RequestError
+from . import routes, routes_generate
+from .http_errors import answer_errors, unavailable
+from .state import STATE, ServerConfig, ServerModel, ServerState
+
+N_STOP_SECONDS: Final = 4.0  # the process has to end within 5
+N_HANDLER_SECONDS: Final = 1.0  # of these, what handlers get to say goodbye
+N_BACKLOG: Final = 512
+
+PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health"})
+PREFLIGHT: Final = {
+    "Access-Control-Allow-Credentials": "true",
+    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "*",
+}
+
+
+def create_app(state: ServerState) -> web.Application:
+    """The application over `state`, which may get its model later.
+
+    Serve it with `handler_cancellation=True`: a handler learns of a vanished client by it.
+    """
+    app = web.Application(
+        middlewares=[answer_errors, _admit],
+        client_max_size=state.config.n_body_bytes_max,
+    )
+    app[STATE] = state
+    app.on_response_prepare.append(_set_headers)
+    app.on_shutdown.append(_close_engine)
+    app.add_routes(routes.ROUTES)
+    app.add_routes(routes_generate.ROUTES)
+    return app
+
+
+async def serve(
+    config: ServerConfig,
+    load: Callable[[], ServerModel],
+    stop: asyncio.Event,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until `stop` is set; `announce` is told the address as soon as the model is there.
+
+    Raises:
+        RequestError: the address cannot be listened on.
+        LamellaError: what `load` raises; the server has been stopped then.
+    """
+    state = ServerState(config)
+    runner = web.AppRunner(
+        create_app(state),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=N_HANDLER_SECONDS,
+    )
+    await runner.setup()
+    try:
+        await _listen(runner, config)
+        loading = asyncio.create_task(state.load(load))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            announce(_address(runner))
+            await stopping
+        loading.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
+    try:
+        await web.TCPSite(runner, config.host, config.port, backlog=N_BACKLOG).start()
+    except (OSError, OverflowError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        where = f"{config.host}, port {config.port}"
+        raise RequestError(f"cannot listen on {where}: {cause}") from error
+
+
+def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. Says on stderr where, or why not."""
+    try:
+        asyncio.run(_until_signal(config, load))
+    except LamellaError as error:
+        _say(f"error: {error}")
+        return 1
+    return 0
+
+
+async def _until_signal(config: ServerConfig, load: Callable[[], ServerModel]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        # a thread in native code cannot be interrupted: the process does not wait for it
+        last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [0])
+        last_resort.daemon = True
+        last_resort.start()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await serve(config, load, stop, lambda address: _say(f"listening on {address}"))
+
+
+def _address(runner: web.AppRunner) -> str:
+    host, port, *_ = runner.addresses[0]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"lamella: {text}\n")
+    sys.stderr.flush()
+
+
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "lamella"
+    origin = request.headers.get("Origin", "")
+    if origin and origin.isascii():  # other bytes could not be sent back
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Vary"] = "Origin"
+
+
+async def _close_engine(app: web.Application) -> None:
+    """Running generations are cancelled, and their handlers end."""
+    model = app[STATE].model
+    if model is not None:
+        await asyncio.to_thread(model.engine.close)
+
+
+@web.middleware
+async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Preflights pass, then nobody while the model is loading, then who has a key."""
+    if request.method == "OPTIONS":
+        return web.Response(headers=PREFLIGHT)
+    state = request.app[STATE]
+    if state.model is None:
+        raise unavailable("Loading model")
+    if state.config.api_keys and request.path not in PUBLIC_PATHS:
+        _check_key(request, state.config.api_keys)
+    return await handler(request)
+
+
+def _check_key(request: web.Request, keys: tuple[str, ...]) -> None:
+    given = request.headers.get("X-Api-Key", "")
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        given = token.strip()
+    raw = given.encode("utf-8", "surrogateescape")
+    if not any(hmac.compare_digest(key.encode(), raw) for key in keys):
+        raise web.HTTPUnauthorized(text="Invalid API Key")

@@ -1,0 +1,184 @@
+"""The bridge between a request's coroutine and the engine's thread.
+
+One request may ask for several texts: `Bridge` holds their tickets, brings what the engine
+says to the event loop, and gives all places back when it is closed. The engine never waits for a
+client: news pile up in a mailbox, at most one per token of the context, and are taken together.
+Tested by tests/server/test_http_bridge.py and test_http_disconnect.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ..base.errors import LamellaError
+from ..model.sampling import SamplingParams
+from .engine import Engine
+from .job import Job, Result, Timings
+from .schema import GenerationBody
+from .text import Piece, TextSink, TokenProbs
+from .ticket import Ticket
+
+N_REPORTS_MAX: Final = 32  # that are handed over in one go
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`n_processed` of `n_total` prompt tokens are evaluated."""
+
+    n_processed: int
+    n_total: int
+
+
+Event = Progress | Piece | Result
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something the engine said about one choice, at a time of `time.perf_counter`."""
+
+    index: int
+    event: Event | LamellaError
+    t: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One text to generate, and what has become of it so far."""
+
+    index: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    probs: list[TokenProbs] = field(default_factory=list)
+    result: Result | None = None
+    # seconds of time.perf_counter; the prompt ends with the first token
+    t_start: float = field(default_factory=time.perf_counter)
+    t_first: float = 0.0
+    t_last: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+    def add(self, event: Event, t: float) -> None:
+        """Take in one piece of news."""
+        self.t_last = t
+        match event:
+            case Piece():
+                self.t_first = self.t_first or t
+                self.texts.append(event.text)
+                self.tokens += event.tokens
+                self.probs += event.probs
+            case Result():
+                self.result = event
+
+    def timings(self) -> Timings:
+        """The engine's at the end; until then, what can be seen from here, waiting included."""
+        if self.result is not None:
+            return self.result.timings
+        t_first = self.t_first or self.t_last
+        return Timings(
+            cache_n=0,
+            prompt_n=len(self.prompt),
+            prompt_ms=1e3 * (t_first - self.t_start),
+            predicted_n=len(self.tokens),
+            predicted_ms=1e3 * (self.t_last - t_first),
+        )
+
+
+class Bridge:
+    """The bridge of one request. Made in the event loop; `submit` may run in any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._news: deque[Report] = deque()
+        self._arrived = asyncio.Event()
+        self._lock = threading.Lock()  # guards the two below
+        self._tickets: list[Ticket] = []
+        self._closed = False
+
+    def submit(self, choices: Sequence[Choice], body: GenerationBody) -> None:
+        """Hand all choices to the engine.
+
+        Raises:
+            RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`; some
+                may have been submitted then, until `close`.
+        """
+        for choice in choices:
+            say = partial(self._say, choice.index)
+            n_top = body.n_top_probs
+            sink = TextSink(
+                self._engine.vocab,
+                emit=say,
+                end=say,
+                error=say,
+                progress=partial(self._progress, choice.index) if body.return_progress else None,
+                stop=body.stop,
+                n_probs=0 if n_top is None else max(n_top, 1),
+                post_sampling_probs=body.post_sampling_probs,
+            )
+            job = Job(
+                prompt=choice.prompt,
+                sampling=choice.sampling,
+                sink=sink,
+                n_predict=body.n_predict,
+                ignore_eos=body.ignore_eos,
+                t_max_predict_ms=max(body.t_max_predict_ms, 0),
+            )
+            self._keep(self._engine.submit(job))
+
+    def close(self) -> None:
+        """Cancel what is not finished: its places are free within one step."""
+        with self._lock:
+            self._closed = True
+        for ticket in self._tickets:
+            self._engine.cancel(ticket)
+
+    async def news(self, timeout: float | None = None) -> list[Report]:
+        """What has happened since the last call; waits for something, or returns [] in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._arrived.wait()
+        except TimeoutError:
+            return []
+        self._arrived.clear()
+        return self._take()
+
+    def _take(self) -> list[Report]:
+        """Not too much, or the loop would be busy with it for long; an error comes alone, so that
+        what was said before it counts."""
+        taken: list[Report] = []
+        while self._news:
+            is_error = isinstance(self._news[0].event, LamellaError)
+            if len(taken) == N_REPORTS_MAX or (taken and is_error):
+                self._arrived.set()
+                break
+            taken.append(self._news.popleft())
+        return taken
+
+    def _keep(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._tickets.append(ticket)
+            closed = self._closed
+        if closed:  # the client went away while its prompt was tokenised in a thread
+            self._engine.cancel(ticket)
+
+    def _progress(self, index: int, n_processed: int, n_total: int) -> None:
+        self._say(index, Progress(n_processed, n_total))
+
+    def _say(self, index: int, event: Event | LamellaError) -> None:
+        """Runs on the engine's thread."""
+        self._news.append(Report(index, event))
+        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(self._arrived.set)

@@ -1,0 +1,104 @@
+"""The one place that turns errors into HTTP: a status, and the body llama-server's clients expect.
+
+    {"error": {"code": 400, "message": "...", "type": "invalid_request_error"}}
+
+Handlers raise; `answer_errors` answers. It does not know what a request asked for, and what was not
+raised on purpose is told to the log only, never to the client.
+Tested by tests/server/test_http_errors.py.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from ..base.errors import (
+    CancelledError,
+    ClosedError,
+    ContextSizeError,
+    OverloadedError,
+    RequestError,
+)
+from ..base.log import get_logger
+
+LOG = get_logger("server")
+
+# llama-server's names (tools/server/server-common.cpp, format_error_response)
+TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+Body = dict[str, dict[str, Any]]
+
+
+def error_body(status: int, message: str, *, type: str = "", **more: int) -> Body:
+    """The documented error body; without `type`, the one that goes with the status."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"code": status, "message": message, "type": type or kind, **more}}
+
+
+def describe(error: BaseException) -> tuple[int, Body]:
+    """The status and body for an error; logs the traceback of one that nobody foresaw."""
+    match error:
+        case ContextSizeError(n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx):
+            return 400, error_body(
+                400,
+                str(error),
+                type="exceed_context_size_error",
+                n_prompt_tokens=n_prompt_tokens,
+                n_ctx=n_ctx,
+            )
+        case RequestError():
+            return 400, error_body(400, str(error))
+        case OverloadedError() | ClosedError() | CancelledError():
+            return 503, error_body(503, str(error) or "the server is stopping")
+        case web.HTTPException():
+            return error.status, error_body(error.status, error.text or error.reason)
+        case web.RequestPayloadError() | HttpProcessingError():
+            return 400, error_body(400, "the body's encoding is broken")
+    LOG.error("a request failed: %s", error, exc_info=error)
+    return 500, error_body(500, "internal error: the server's log has the details")
+
+
+def error_response(error: BaseException) -> web.Response:
+    """The answer to a request that failed before anything was sent."""
+    status, body = describe(error)
+    headers = {}
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        headers["Allow"] = error.headers["Allow"]
+    return web.json_response(body, status=status, headers=headers)
+
+
+def not_supported(feature: str) -> web.HTTPNotImplemented:
+    """501 for something that llama-server or OpenAI can do and Lamella cannot."""
+    return web.HTTPNotImplemented(text=f"{feature} is not supported")
+
+
+def unavailable(message: str) -> web.HTTPServiceUnavailable:
+    """503 for what may work later."""
+    return web.HTTPServiceUnavailable(text=message)
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: every error a handler raises becomes the documented body."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # the client is gone: nobody to answer
+    except web.HTTPException as error:
+        if error.status < HTTPStatus.BAD_REQUEST:
+            raise
+        if error.text == f"{error.status}: {error.reason}":  # aiohttp's own words
+            error.text = f"{error.reason}: {request.method} {request.path}"
+        return error_response(error)
+    except Exception as error:
+        return error_response(error)

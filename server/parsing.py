@@ -1,0 +1,157 @@
+"""From the bytes of a request to a body of server/schema.py, or to an error that says why not.
+
+Bodies are read strictly: every error names the field, the value found and what is allowed. What
+llama-server or OpenAI can do and Lamella cannot is refused (501) instead of ignored; fields that
+change nothing here are listed in `MEANINGLESS`, and names nobody knows are logged once.
+Tested by tests/server/test_http_schema.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn, TypeVar
+
+from pydantic import JsonValue, ValidationError
+
+from ..base.errors import RequestError
+from ..base.log import get_logger
+from .http_errors import not_supported
+from .schema import SAMPLING_FIELDS, Body
+
+LOG = get_logger("server")
+_LOGGED: set[str] = set()  # unknown fields that the log has told of
+_N_LOGGED_MAX: Final = 100
+
+# understood, and without effect: hints, labels, and switches of things that are always on or off
+MEANINGLESS: Final = frozenset(
+    {
+        *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused if on
+        *("backend_sampling", "n_cache_reuse", "n_discard", "n_keep"),
+        *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
+        *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
+        *("verbose", "verbosity"),
+    }
+)
+# cannot be done: refused unless it has one of these values, with which it asks for nothing
+UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
+    "adaptive_target": (-1,),
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": ("",),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "input_extra": ([],),
+    "json_schema": (),
+    "lora": ([],),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "multimodal_data": ([],),
+    "n_indent": (0,),
+    "preserved_tokens": ([],),
+    "reasoning_budget_tokens": (-1,),
+    "reasoning_control": (False,),
+    "reasoning_format": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "thinking_budget_tokens": (-1,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+}
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
+    """A body from the bytes of a request.
+
+    Raises:
+        RequestError: no JSON object, or a field of a wrong type or value.
+        HTTPNotImplemented: it asks for something that Lamella cannot do.
+    """
+    body = parse_object(raw)
+    _refuse_unsupported(body)
+    _log_unknown(model, body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise RequestError(_sentence(error)) from None
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. RequestError names what is wrong, and where."""
+    try:
+        text = raw.decode("utf-8")
+        body = json.loads(text, parse_constant=_no_number)
+        if "\\u" in text:  # only an escape can make half a surrogate pair, which no text has
+            json.dumps(body, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: byte {error.start} is wrong") from None
+    except UnicodeEncodeError:
+        raise RequestError("the body is not valid: it has half a surrogate pair") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise RequestError(f"the body is not JSON: {where}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits, NaN
+        raise RequestError(f"the body is not valid: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, found {_found(body)}")
+    return body
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for name, harmless in UNSUPPORTED.items():
+        value = body.get(name)
+        if value is not None and value not in harmless:
+            raise not_supported(f'"{name}": {_found(value)}')
+    prompt = body.get("prompt")
+    for element in prompt if isinstance(prompt, list) else [prompt]:
+        if isinstance(element, dict) and element.get("multimodal_data"):
+            raise not_supported('"multimodal_data" in a prompt')
+
+
+def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
+    known = {*MEANINGLESS, *UNSUPPORTED, *SAMPLING_FIELDS, *model.names()}
+    unknown = body.keys() - known - _LOGGED
+    for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
+        _LOGGED.add(name)
+        LOG.warning("requests have a field that is not known and does nothing: %.80r", name)
+
+
+def _found(value: object) -> str:
+    text = ""
+    for chunk in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+        text += chunk
+        if len(text) > 80:
+            return f"{text[:77]}..."
+    return text
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first complaint, as a sentence for the client."""
+    first, *others = error.errors(include_url=False)
+    place = ""
+    for step in first["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    message = first["msg"].removeprefix("Value error, ")
+    message = re.sub(r"^(Input|String|List) should", "must", message)
+    if first["type"] == "model_type":
+        message = "must be an object"
+    if first["type"] == "missing":
+        said = f'"{place}" is missing'
+    elif place:
+        said = f'"{place}" {message}, found {_found(first["input"])}'
+    else:  # a rule of the whole body names its fields
+        said = message
+    return f"{said} (and {len(others)} more)" if others else said

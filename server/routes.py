@@ -1,0 +1,152 @@
+"""The routes that generate nothing: health, properties, models, tokens and templates.
+
+Paths, aliases and shapes are llama-server's (tools/server/server.cpp, server-context.cpp). What is
+done with a body, and may take long, is done in a thread: the event loop never waits for it.
+Tested by tests/server/test_http_routes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from aiohttp import web
+
+from .http_errors import not_supported, unavailable
+from .parsing import parse_body
+from .prompts import chat_prompt, tokenize_parts
+from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
+from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
+from .state import STATE, ServerModel
+
+Result = TypeVar("Result")
+
+
+def loaded_model(request: web.Request) -> ServerModel:
+    """The model; HTTPServiceUnavailable while it is being loaded."""
+    model = request.app[STATE].model
+    if model is None:
+        raise unavailable("Loading model")
+    return model
+
+
+async def work_on_body(
+    request: web.Request, work: Callable[[ServerModel, bytes], Result]
+) -> Result:
+    """What `work` makes of the model and the body, in a thread."""
+    return await asyncio.to_thread(work, loaded_model(request), await request.read())
+
+
+async def health(request: web.Request) -> web.Response:
+    loaded_model(request)
+    return json_response({"status": "ok"})
+
+
+async def props(request: web.Request) -> web.Response:
+    model = loaded_model(request)
+    vocab = model.vocab
+    params = generation_settings(GenerationBody(), model.sampling)
+    return json_response(
+        {
+            "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
+            "total_slots": model.n_parallel,
+            "model_alias": model.alias,
+            "model_path": model.path,
+            "modalities": {"vision": False, "audio": False, "video": False},
+            "media_marker": "",
+            "chat_template": model.chat.source,
+            "chat_template_caps": {},
+            "bos_token": "" if vocab.bos is None else vocab.text(vocab.bos),
+            "eos_token": "" if vocab.eos is None else vocab.text(vocab.eos),
+            "build_info": SYSTEM_FINGERPRINT,
+            "is_sleeping": False,
+        }
+    )
+
+
+async def set_props(_: web.Request) -> web.Response:
+    raise not_supported("setting properties (POST /props)")
+
+
+async def models(request: web.Request) -> web.Response:
+    model = loaded_model(request)
+    ollama = {"name": model.alias, "model": model.alias, "type": "model", "tags": [""]}
+    details = {"format": "gguf", "family": "", "families": [""], "parent_model": ""}
+    openai = {
+        "id": model.alias,
+        "aliases": [model.alias],
+        "tags": [],
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "lamella",
+        "meta": dict(model.meta) | {"n_ctx": model.n_ctx},
+    }
+    return json_response(
+        {
+            "models": [ollama | {"capabilities": ["completion"], "details": details}],
+            "object": "list",
+            "data": [openai],
+        }
+    )
+
+
+def json_response(body: object) -> web.Response:
+    """`body` as JSON; what cannot be said in JSON (NaN) is a fault of ours and raises."""
+    text = json.dumps(body, allow_nan=False)
+    return web.Response(text=text, content_type="application/json")
+
+
+def _tokenize(model: ServerModel, raw: bytes) -> Json:
+    body = parse_body(TokenizeBody, raw)
+    tokens = tokenize_parts(
+        model.vocab, body.content, add_special=body.add_special, parse_special=body.parse_special
+    )
+    if not body.with_pieces:
+        return {"tokens": tokens}
+    return {"tokens": [{"id": token, "piece": _piece(model, token)} for token in tokens]}
+
+
+def _piece(model: ServerModel, token: int) -> str | list[int]:
+    """The text of a token; its bytes where they are no text by themselves."""
+    piece = model.vocab.piece(token, special=True)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _detokenize(model: ServerModel, raw: bytes) -> Json:
+    body = parse_body(DetokenizeBody, raw)
+    return {"content": model.vocab.detokenize(body.tokens, special=True)}
+
+
+def _apply_template(model: ServerModel, raw: bytes) -> Json:
+    return {"prompt": chat_prompt(model, parse_body(TemplateBody, raw))}
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    return json_response(await work_on_body(request, _tokenize))
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    return json_response(await work_on_body(request, _detokenize))
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    return json_response(await work_on_body(request, _apply_template))
+
+
+ROUTES: Final = (
+    web.get("/health", health),
+    web.get("/v1/health", health),
+    web.get("/props", props),
+    web.post("/props", set_props),
+    web.get("/models", models),
+    web.get("/v1/models", models),
+    web.post("/tokenize", tokenize),
+    web.post("/detokenize", detokenize),
+    web.post("/apply-template", apply_template),
+)

@@ -1,0 +1,151 @@
+"""The routes that generate: native completion, OpenAI completion, OpenAI chat.
+
+All three are one flow: the body becomes choices (`Preparation`), the engine runs them, and a
+`Replies` says how they look, whole or streamed. Whatever ends the handler, its client's leaving
+above all, gives the places back.
+Tested by tests/server/test_http_completion.py, test_http_stream.py and test_http_disconnect.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from aiohttp import web
+
+from ..base.errors import LamellaError
+from .bridge import Bridge, Choice, Event, Report
+from .http_errors import describe
+from .parsing import parse_body
+from .prompts import chat_prompt, choices_of, tokenize_parts
+from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
+from .routes import json_response, loaded_model, work_on_body
+from .schema import ChatBody, CompletionBody
+from .state import ServerModel
+
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # tells nginx to pass each event on at once
+}
+PING: Final = b":\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+# parses a body and submits what it asks for; runs in a thread
+Preparation = Callable[[Bridge, ServerModel, bytes], Replies]
+
+
+def prepare_native(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+    body = parse_body(CompletionBody, raw)
+    choices = _completion_choices(model, body)
+    bridge.submit(choices, body)  # refuses what is too long, or no token
+    texts = [model.vocab.detokenize(choice.prompt, special=True) for choice in choices]
+    return NativeReplies(model, body, choices, texts)
+
+
+def prepare_completion(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+    body = parse_body(CompletionBody, raw)
+    choices = _completion_choices(model, body)
+    bridge.submit(choices, body)
+    return CompletionReplies(model, body, choices)
+
+
+def prepare_chat(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+    body = parse_body(ChatBody, raw)
+    prompt = tokenize_parts(model.vocab, [chat_prompt(model, body)])
+    choices = choices_of(model, body, [prompt])
+    bridge.submit(choices, body)
+    return ChatReplies(model, body, choices)
+
+
+def _completion_choices(model: ServerModel, body: CompletionBody) -> list[Choice]:
+    prompts = [tokenize_parts(model.vocab, prompt) for prompt in body.prompts]
+    return choices_of(model, body, prompts)
+
+
+async def _generate(prepare: Preparation, request: web.Request) -> web.StreamResponse:
+    bridge = Bridge(loaded_model(request).engine)
+    try:
+        replies = await work_on_body(request, partial(prepare, bridge))
+        if replies.body.stream:
+            return await _stream(request, bridge, replies)
+        return await _answer(bridge, replies)
+    finally:
+        bridge.close()
+
+
+async def _answer(bridge: Bridge, replies: Replies) -> web.Response:
+    while not _all_finished(replies.choices):
+        for _ in _taken_in(replies.choices, await bridge.news()):
+            pass
+    return json_response(await asyncio.to_thread(replies.whole))
+
+
+async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
+    """Server-sent events. Nothing is sent before there is something to say or a ping is due, so
+    that what fails until then is an ordinary error."""
+    interval = replies.body.sse_ping_interval
+    timeout = interval if interval > 0 else None
+    events = _frames(replies, await bridge.news(timeout))
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    await response.prepare(request)
+    try:
+        await response.write(events)
+        while not _all_finished(replies.choices):
+            await response.write(_frames(replies, await bridge.news(timeout)))
+        await response.write(b"".join(map(_frame, replies.last_chunks())))
+        if replies.ends_with_done:
+            await response.write(DONE)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        await response.write(_frame(describe(error)[1]))
+    await response.write_eof()
+    return response
+
+
+def _all_finished(choices: Sequence[Choice]) -> bool:
+    return all(choice.result is not None for choice in choices)
+
+
+def _taken_in(choices: Sequence[Choice], news: Sequence[Report]) -> Iterator[tuple[Choice, Event]]:
+    """What happened, in order, each as soon as its choice knows of it.
+
+    Raises:
+        LamellaError: a generation failed, and the request with it.
+    """
+    for item in news:
+        if isinstance(item.event, LamellaError):
+            raise item.event
+        choice = choices[item.index]
+        choice.add(item.event, item.t)
+        yield choice, item.event
+
+
+def _frames(replies: Replies, news: Sequence[Report]) -> bytes:
+    """All news in one write, so that a slow client costs no more than a fast one."""
+    if not news:
+        return PING
+    taken_in = _taken_in(replies.choices, news)
+    return b"".join(
+        _frame(chunk) for choice, event in taken_in for chunk in replies.chunks(choice, event)
+    )
+
+
+def _frame(event: Json) -> bytes:
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _route(prepare: Preparation, *paths: str) -> list[web.RouteDef]:
+    handler = partial(_generate, prepare)
+    return [web.post(path, handler) for path in paths]
+
+
+ROUTES: Final = (
+    *_route(prepare_native, "/completion", "/completions"),
+    *_route(prepare_completion, "/v1/completions"),
+    *_route(prepare_chat, "/v1/chat/completions", "/chat/completions"),
+)

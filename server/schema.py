@@ -1,0 +1,278 @@
+"""What requests may contain: bodies as pydantic models, with llama-server's names and defaults.
+
+Types are strict (no "5" for 5) and `null` means absent. Nothing here knows a model: token ids and
+sampling values are checked by those who use them. How bytes become a body, and what is refused as
+not supported, is in server/parsing.py.
+Tested by tests/server/test_http_schema.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, Any, Final, Self
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    PlainValidator,
+    model_validator,
+)
+
+from ..model.sampling import SamplingParams
+from .http_errors import not_supported
+
+Part = str | int
+Prompt = tuple[Part, ...]  # texts and token ids, in order
+LogitBias = tuple[tuple[Part, Any], ...]
+
+SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logit_bias"}
+
+# what a request could otherwise use up memory or everybody's time with
+N_PROMPTS_MAX: Final = 512
+N_MESSAGES_MAX: Final = 16384
+N_PROBS_MAX: Final = 512  # candidates reported for each token
+N_BIASES_MAX: Final = 65536
+N_RESPONSE_FIELDS_MAX: Final = 256
+N_STOP_MAX: Final = 32  # all of them are looked for at every token
+N_STOP_CHARS_MAX: Final = 512  # that much text may be held back
+
+INT32_MAX: Final = 2**31 - 1
+Int = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+NProbs = Annotated[int, Field(ge=0, le=N_PROBS_MAX)]
+
+
+def _parts(value: object) -> Prompt | None:
+    """One prompt: a text, or a list of token ids with or without texts; None if it is neither."""
+    match value:
+        case str():
+            return (value,)
+        case {"prompt_string": str(text)}:
+            return (text,)
+        case list() if all(type(part) is int for part in value):
+            return tuple(value)
+        case list() if all(type(part) in (int, str) for part in value):
+            # a list of texts only is a list of prompts
+            return tuple(value) if any(type(part) is int for part in value) else None
+    return None
+
+
+def _prompts(value: object) -> tuple[Prompt, ...]:
+    one = _parts(value)
+    if one is not None and value != []:
+        return (one,)
+    if isinstance(value, list) and len(value) > N_PROMPTS_MAX:
+        raise ValueError(f"must be at most {N_PROMPTS_MAX} prompts, each of one type")
+    many = [_parts(element) for element in value] if isinstance(value, list) else []
+    prompts = tuple(prompt for prompt in many if prompt is not None)
+    if not prompts or len(prompts) < len(many):
+        raise ValueError("must be a text, a list of texts and token ids, or a list of such prompts")
+    return prompts
+
+
+def _content(value: object) -> Prompt:
+    parts = _parts(value)
+    if parts is None:
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            return tuple(value)
+        raise ValueError("must be a text, or a list of texts and token ids")
+    return parts
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("must be a text or a list of texts")
+    if len(words) > N_STOP_MAX or any(len(word) > N_STOP_CHARS_MAX for word in words):
+        raise ValueError(f"must be at most {N_STOP_MAX} texts of {N_STOP_CHARS_MAX} characters")
+    return tuple(word for word in words if word)
+
+
+def _logit_bias(value: object) -> LogitBias:
+    """llama-server's [[token or text, bias or false], ...], or OpenAI's {"token": bias}."""
+    if isinstance(value, dict | list) and len(value) > N_BIASES_MAX:
+        raise ValueError(f"must have at most {N_BIASES_MAX} elements")
+    if isinstance(value, dict):
+        if not all(key.isascii() and key.isdigit() and len(key) < 20 for key in value):
+            raise ValueError("must have token ids as its keys")
+        return tuple((int(key), bias) for key, bias in value.items())
+    pairs: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError('must be [[token, bias], ...] or {"token": bias, ...}')
+    if not all(type(token) in (int, str) for token, _ in pairs):
+        raise ValueError("must name each token by its id or its text")
+    return tuple((token, bias) for token, bias in pairs)
+
+
+class Body(BaseModel):
+    """What all bodies share: strict types, null is absent, no field is dropped in silence."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None}
+
+    @classmethod
+    def names(cls) -> Iterator[str]:
+        """All names its fields go by."""
+        for name, field in cls.model_fields.items():
+            if isinstance(field.validation_alias, AliasChoices):
+                yield from (str(choice) for choice in field.validation_alias.choices)
+            else:
+                yield name
+
+
+class StreamOptions(Body):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(Body):
+    """Fields of every request that generates.
+
+    `sampling` gathers those of `SamplingParams`, as they were given: it checks them itself.
+    """
+
+    model: str = ""
+    sampling: dict[str, Any] = {}
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n_predict: int = Field(
+        default=-1,
+        ge=-1,
+        le=INT32_MAX,
+        validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens"),
+    )
+    n_choices: int = Field(default=1, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
+    n_probs: NProbs = 0
+    post_sampling_probs: bool = False
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
+    logit_bias: Annotated[LogitBias, PlainValidator(_logit_bias)] = ()
+    ignore_eos: bool = False
+    t_max_predict_ms: Int = -1
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
+    sse_ping_interval: int = Field(default=30, ge=-1, le=INT32_MAX)
+    # nothing to choose: prefixes are always shared, and places are all alike
+    cache_prompt: bool = True
+    id_slot: int = Field(default=-1, ge=-1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_sampling(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        given = {name: value[name] for name in SAMPLING_FIELDS if value.get(name) is not None}
+        return {**value, "sampling": given}
+
+    @property
+    def n_top_probs(self) -> int | None:
+        """How many candidates to report for each token; None: no probabilities at all."""
+        return self.n_probs or None
+
+
+class CompletionBody(GenerationBody):
+    """POST /completion and /v1/completions."""
+
+    prompts: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)] = Field(
+        validation_alias=AliasChoices("prompt")
+    )
+    n_probs: NProbs = Field(default=0, validation_alias=AliasChoices("n_probs", "logprobs"))
+
+
+class Message(Body):
+    """One message of a chat; keys that are not listed go to the template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str = Field(min_length=1)
+    content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_of_parts(cls, value: object) -> object:
+        """Text parts become one text, joined by newlines as llama.cpp does (common/chat.cpp)."""
+        if not isinstance(value, dict) or not isinstance(value.get("content"), list):
+            return value
+        texts = []
+        for part in value["content"]:
+            match part:
+                case {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": str(kind)} if kind != "text":
+                    raise not_supported(f'a content part of type "{kind}"')
+                case _:
+                    raise ValueError('must have parts of the form {"type": "text", "text": "..."}')
+        return {**value, "content": "\n".join(texts)}
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError('must have a "content"')
+        return self
+
+    def as_template_sees_it(self) -> dict[str, object]:
+        return {**(self.model_extra or {}), "role": self.role, "content": self.content or ""}
+
+
+class TemplateBody(Body):
+    """POST /apply-template: what a chat template is given."""
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=N_MESSAGES_MAX)]
+    add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    reasoning_effort: str | None = None
+
+    @model_validator(mode="after")
+    def _template_options_are_free(self) -> Self:
+        taken = {"add_generation_prompt", "messages", "self"} & self.chat_template_kwargs.keys()
+        if taken:
+            raise ValueError(f'"chat_template_kwargs" must not set {sorted(taken)}')
+        return self
+
+
+class ChatBody(TemplateBody, GenerationBody):
+    """POST /v1/chat/completions."""
+
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _top_logprobs_of_what(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError('"top_logprobs" needs "logprobs" to be true')
+        return self
+
+    @property
+    def n_top_probs(self) -> int | None:
+        """20 candidates by default, as llama-server has it; 0 reports the chosen token alone."""
+        if not self.logprobs:
+            return super().n_top_probs
+        return 20 if self.top_logprobs is None else self.top_logprobs
+
+
+class TokenizeBody(Body):
+    """POST /tokenize."""
+
+    content: Annotated[Prompt, PlainValidator(_content)]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[Int], FailFast()]

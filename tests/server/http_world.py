@@ -1,0 +1,233 @@
+"""A server in a thread, over the fake context, and a plain HTTP client: what the HTTP tests share.
+
+The server is the real one, on a free port, with asyncio's debug mode on: a callback that blocks the
+event loop makes the test fail when the server is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fake_context import PIECES, VOCAB, WAIT_S, FakeContext, FakeVocab
+
+from lamella.base.errors import RequestError
+from lamella.model.chat import ChatTemplate
+from lamella.model.context import Context
+from lamella.model.vocab import Vocab
+from lamella.server.app import serve
+from lamella.server.engine import Engine
+from lamella.server.state import ServerConfig, ServerModel
+
+assert VOCAB.n_tokens == len(PIECES)
+
+BOS, BOS_TEXT = 1, "<s>"
+N_BLOCKING_SECONDS = 0.5  # of one callback; generous, as others use the machine too
+
+
+class HttpVocab(FakeVocab):
+    """The fake vocabulary with a BOS; a character it lacks is left out."""
+
+    bos, eos, eot, unk = BOS, 2, None, 0
+    add_bos, add_eos = True, False
+
+    def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
+        tokens = super().tokenize(text)
+        return [BOS, *tokens] if add_special else tokens
+
+    def text(self, id: int) -> str:
+        return {BOS: BOS_TEXT, 2: "</s>"}.get(id) or PIECES[id].decode("utf-8", "replace")
+
+    def without_bos(self, text: str) -> str:
+        return text.removeprefix(BOS_TEXT)
+
+    def piece(self, id: int, special: bool = False, **_: bool) -> bytes:
+        if not 0 <= id < self.n_tokens:
+            raise RequestError(f"token {id}: must be 0 to {self.n_tokens - 1}")
+        return self.text(id).encode() if special and id in (1, 2) else PIECES[id]
+
+    def detokenize(self, ids: Sequence[int], special: bool = False, **_: bool) -> str:
+        raw = b"".join(self.piece(id, special=special) for id in ids)
+        return raw.decode("utf-8", "replace")
+
+
+def make_model(
+    context: FakeContext | None = None,
+    vocab: HttpVocab | None = None,
+    *,
+    n_parallel: int = 4,
+    max_waiting: int = 64,
+) -> ServerModel:
+    """A model whose texts depend on every token before."""
+    known = cast(Vocab, vocab or HttpVocab())
+    engine = Engine(
+        cast(Context, context or FakeContext()),
+        known,
+        n_parallel=n_parallel,
+        max_waiting=max_waiting,
+    )
+    engine.start()
+    return ServerModel(
+        engine=engine,
+        vocab=known,
+        chat=ChatTemplate(None),
+        alias="fake",
+        path="models/fake.gguf",
+        n_ctx=engine.n_ctx,
+        n_parallel=n_parallel,
+        meta={"n_vocab": known.n_tokens, "n_params": 0},
+    )
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error, after a look at the shape all errors have."""
+        error = self.json["error"]
+        assert error["code"] == self.status, error
+        assert error["message"], error
+        assert self.headers["content-type"].startswith("application/json")
+        return cast(dict[str, Any], error)
+
+    @property
+    def events(self) -> list[Any]:
+        """What a stream said; [DONE] stays a text, pings are left out."""
+        assert self.headers["content-type"] == "text/event-stream"
+        frames = self.raw.decode().split("\n\n")
+        assert frames.pop() == "", "the stream does not end with an empty line"
+        data = [frame.removeprefix("data: ") for frame in frames if frame != ":"]
+        return [text if text == "[DONE]" else json.loads(text) for text in data]
+
+
+class RunningServer:
+    """A server as `running` started it."""
+
+    def __init__(self, model: ServerModel, port: int) -> None:
+        self.model = model
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+
+    def call(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """One request. `body` is sent as JSON unless it is bytes."""
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        with closing(self.connect()) as connection:
+            connection.request(method, path, raw, headers or {})
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.call("GET", path, None, headers)
+
+    def post(self, path: str, body: object) -> Reply:
+        return self.call("POST", path, body)
+
+    def ok(self, path: str, **body: object) -> Any:
+        """The JSON that a sound request is answered with."""
+        reply = self.post(path, body)
+        assert reply.status == 200, reply.raw
+        return reply.json
+
+
+@contextmanager
+def running(
+    load: Callable[[], ServerModel] = make_model, config: ServerConfig | None = None
+) -> Iterator[RunningServer]:
+    """A server with a loaded model; checks afterwards that nothing blocked its event loop."""
+    models: list[ServerModel] = []
+
+    def load_and_keep() -> ServerModel:
+        models.append(load())
+        return models[0]
+
+    with listening(load_and_keep, config) as port:
+        yield RunningServer(models[0], port)
+
+
+@contextmanager
+def listening(load: Callable[[], ServerModel], config: ServerConfig | None = None) -> Iterator[int]:
+    """The port of a server that is ready."""
+    config = config or ServerConfig(port=0)
+    addresses: list[str] = []
+    ready = threading.Event()
+    failed: list[BaseException] = []
+    stops: list[Callable[[], object]] = []
+    complaints = _Complaints()
+
+    def announce(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.slow_callback_duration = N_BLOCKING_SECONDS
+        stop = asyncio.Event()
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+        await serve(config, load, stop, announce)
+
+    def run() -> None:
+        try:
+            asyncio.run(main(), debug=True)
+        except BaseException as error:
+            failed.append(error)
+        ready.set()
+
+    thread = threading.Thread(target=run, name="test-server")
+    with complaints.gathered():
+        thread.start()
+        assert ready.wait(WAIT_S), "the server did not start"
+        try:
+            if failed:
+                raise failed[0]
+            yield int(addresses[0].rpartition(":")[2])
+        finally:
+            with suppress(RuntimeError):  # it has failed, and its loop is closed
+                stops[0]()
+            thread.join(WAIT_S)
+    assert not thread.is_alive(), "the server did not stop"
+    assert failed == []
+    assert complaints.texts == []
+
+
+class _Complaints(logging.Handler):
+    """What asyncio says of callbacks that took too long, and of exceptions nobody took."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        logger = logging.getLogger("asyncio")
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)

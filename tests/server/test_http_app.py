@@ -1,0 +1,156 @@
+"""The server's life: loading, failing to load, keys, CORS, stopping."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from fake_context import WAIT_S, FakeContext
+from http_world import Reply, RunningServer, listening, make_model, running
+
+from lamella.base.errors import ModelFileError, RequestError
+from lamella.server.app import run_server
+from lamella.server.state import ServerConfig, ServerModel
+
+
+def free_port() -> int:
+    with running() as server:
+        return server.port
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_while_it_loads_everything_is_unavailable() -> None:
+    model = make_model()
+    early = RunningServer(model, free_port())
+    go_on = threading.Event()
+    replies: list[Reply] = []
+
+    def load() -> ServerModel:
+        assert go_on.wait(WAIT_S)
+        return model
+
+    def ask() -> None:
+        eventually(lambda: _listens(early))
+        replies.extend([early.get("/health"), early.post("/completion", {"prompt": "a"})])
+        replies.extend([early.get("/nothing"), early.get("/v1/models")])
+        go_on.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with listening(load, ServerConfig(port=early.port)):
+        asking.join()
+        assert early.get("/health").status == 200
+    assert len(replies) == 4
+    for reply in replies:
+        assert reply.error == {
+            "code": 503,
+            "message": "Loading model",
+            "type": "unavailable_error",
+        }
+
+
+def _listens(server: RunningServer) -> bool:
+    with closing(server.connect()) as connection:
+        try:
+            connection.connect()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    def load() -> ServerModel:
+        raise ModelFileError("x.gguf: no GGUF file")
+
+    with pytest.raises(ModelFileError, match=r"x\.gguf"), listening(load):
+        pass
+
+
+def test_a_port_in_use_is_named() -> None:
+    with (
+        running() as server,
+        pytest.raises(RequestError, match=f"cannot listen on 127.0.0.1, port {server.port}: .*use"),
+        listening(make_model, ServerConfig(port=server.port)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("192.0.2.1", 0)])
+def test_an_address_that_cannot_be(host: str, port: int) -> None:
+    config = ServerConfig(host=host, port=port)
+    with pytest.raises(RequestError, match="cannot listen on"), listening(make_model, config):
+        pass
+
+
+def test_run_server_says_why_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_server(ServerConfig(port=99999), make_model) == 1
+    assert capsys.readouterr().err.startswith("lamella: error: cannot listen on 127.0.0.1")
+
+
+def test_keys() -> None:
+    with running(config=ServerConfig(port=0, api_keys=("one", "two"))) as server:
+        assert server.get("/health").status == 200
+        assert server.get("/v1/health").status == 200
+        for headers in (
+            {},
+            {"Authorization": "Bearer three"},
+            {"Authorization": "one"},
+            {"Authorization": "Basic one"},
+            {"X-Api-Key": "on"},
+            {"X-Api-Key": "\xff"},
+        ):
+            reply = server.call("GET", "/v1/models", None, headers)
+            assert (reply.status, reply.error["type"]) == (401, "authentication_error")
+        for headers in (
+            {"Authorization": "Bearer one"},
+            {"authorization": "bearer two"},
+            {"X-Api-Key": "two"},
+        ):
+            assert server.call("GET", "/v1/models", None, headers).status == 200
+
+
+def test_cors_and_server_headers() -> None:
+    with running(config=ServerConfig(port=0, api_keys=("k",))) as server:
+        origin = {"Origin": "http://page.example"}
+        preflight = server.call("OPTIONS", "/v1/chat/completions", None, origin)
+        assert preflight.status == 200
+        assert preflight.headers["access-control-allow-origin"] == "http://page.example"
+        assert preflight.headers["access-control-allow-credentials"] == "true"
+        assert preflight.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+        assert preflight.headers["access-control-allow-headers"] == "*"
+        refused = server.call("GET", "/props", None, origin)
+        assert refused.status == 401
+        assert refused.headers["access-control-allow-origin"] == "http://page.example"
+        assert refused.headers["server"] == "lamella"
+        plain = server.get("/health")
+        assert "access-control-allow-origin" not in plain.headers
+
+
+def test_stopping_ends_running_generations() -> None:
+    context = FakeContext()
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def on_decode(step: int) -> None:
+        if step == 3:
+            in_step.set()
+            go_on.wait(WAIT_S)
+
+    context.on_decode = on_decode
+    replies = []
+    with running(lambda: make_model(context)) as server:
+        body = {"prompt": "a", "n_predict": 400, "ignore_eos": True}
+        thread = threading.Thread(target=lambda: replies.append(server.post("/completion", body)))
+        thread.start()
+        assert in_step.wait(WAIT_S)
+        threading.Timer(0.1, go_on.set).start()
+    thread.join(WAIT_S)
+    assert replies[0].error["type"] == "unavailable_error"

@@ -1,0 +1,228 @@
+"""Generating without a stream: the native route and the two OpenAI ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fake_context import expected
+from http_world import BOS, RunningServer, running
+
+from lamella.model.sampling import SamplingParams
+
+GREEDY = {"temperature": 0, "n_predict": 12, "ignore_eos": True}
+TIMINGS = {
+    *("cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
+    *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running() as server:
+        yield server
+
+
+def text_of(server: RunningServer, prompt: str, n: int, **sampling: Any) -> str:
+    """What is to be generated, without an engine."""
+    vocab = server.model.vocab
+    return vocab.detokenize(expected(vocab.tokenize(prompt), SamplingParams(**sampling), n))
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+def test_the_native_reply(server: RunningServer, path: str) -> None:
+    reply = server.ok(path, prompt="abc", temperature=0, n_predict=5, seed=7)
+    settings, timings = reply.pop("generation_settings"), reply.pop("timings")
+    assert reply == {
+        "index": 0,
+        "content": text_of(server, "abc", 5, temperature=0),
+        "tokens": [],
+        "id_slot": -1,
+        "stop": True,
+        "model": "fake",
+        "tokens_predicted": 5,
+        "tokens_evaluated": 4,
+        "prompt": "<s>abc",
+        "has_new_line": False,
+        "truncated": False,
+        "stop_type": "limit",
+        "stopping_word": "",
+        "tokens_cached": 8,
+    }
+    assert timings.keys() == TIMINGS
+    assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (7, 0, 5)
+    assert settings.keys() >= {"top_k", "samplers", "stop", "n_probs", "ignore_eos", "stream"}
+
+
+def test_tokens_on_request(server: RunningServer) -> None:
+    reply = server.ok("/completion", prompt=[BOS, 7], return_tokens=True, **GREEDY)
+    assert reply["tokens"] == expected((BOS, 7), SamplingParams(temperature=0), 12)
+    assert reply["tokens_evaluated"] == 2
+
+
+def test_the_seed_that_was_used_repeats_the_text(server: RunningServer) -> None:
+    first = server.ok("/completion", prompt="ab", n_predict=20)
+    seed = first["generation_settings"]["seed"]
+    assert seed >= 0
+    again = server.ok("/completion", prompt="ab", n_predict=20, seed=seed)
+    assert again["content"] == first["content"] == text_of(server, "ab", 20, seed=seed)
+
+
+def test_a_stop_string_ends_the_text_and_is_no_part_of_it(server: RunningServer) -> None:
+    whole = server.ok("/completion", prompt="abc", **GREEDY)["content"]
+    word = whole[3:5]
+    reply = server.ok("/completion", prompt="abc", stop=["no such", word], **GREEDY)
+    assert reply["content"] == whole[: whole.index(word)]
+    assert (reply["stop_type"], reply["stopping_word"]) == ("word", word)
+    chosen = server.ok("/v1/completions", prompt="abc", stop=word, **GREEDY)["choices"][0]
+    assert chosen["finish_reason"] == "stop"
+
+
+def test_a_model_that_ends_the_text(server: RunningServer) -> None:
+    bias = [[2, 1000]]
+    reply = server.ok("/completion", prompt="a", logit_bias=bias)
+    assert (reply["stop_type"], reply["content"]) == ("eos", "")
+    reply = server.ok("/v1/completions", prompt="a", logit_bias={"2": 1000}, max_tokens=5)
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    reply = server.ok("/completion", prompt="a", logit_bias=bias, ignore_eos=True, n_predict=5)
+    assert (reply["stop_type"], reply["tokens_predicted"]) == ("limit", 5)
+
+
+def test_a_full_context_truncates(server: RunningServer) -> None:
+    reply = server.ok("/completion", prompt="a" * 500, ignore_eos=True)
+    assert (reply["stop_type"], reply["truncated"]) == ("limit", True)
+    assert reply["tokens_evaluated"] + reply["tokens_predicted"] == server.model.n_ctx
+
+
+def test_a_banned_token_is_said_in_json(server: RunningServer) -> None:
+    reply = server.ok("/completion", prompt="a", n_predict=1, logit_bias=[[7, False], [8, 0.5]])
+    assert reply["generation_settings"]["logit_bias"] == [
+        {"token": 7, "bias": False},
+        {"token": 8, "bias": 0.5},
+    ]
+
+
+def test_several_prompts(server: RunningServer) -> None:
+    alone = [server.ok("/completion", prompt=p, **GREEDY)["content"] for p in ("a", "bc")]
+    native = server.ok("/completion", prompt=["a", "bc"], **GREEDY)
+    assert [reply["index"] for reply in native] == [0, 1]
+    assert [reply["content"] for reply in native] == alone
+    assert [reply["prompt"] for reply in native] == ["<s>a", "<s>bc"]
+    merged = server.ok("/v1/completions", prompt=["a", "bc"], **GREEDY)
+    assert [choice["text"] for choice in merged["choices"]] == alone
+    assert merged["usage"]["prompt_tokens"] == 2 + 3
+    assert merged["usage"]["completion_tokens"] == 24
+
+
+def test_several_choices_have_seeds_that_count_up(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"prompt": "abc", "n_predict": 12, "ignore_eos": True}
+    alone = [server.ok("/completion", seed=seed, **fields)["content"] for seed in (5, 6, 7)]
+    reply = server.ok("/v1/completions", seed=5, n=3, **fields)
+    assert [choice["text"] for choice in reply["choices"]] == alone
+    assert len(set(alone)) == 3
+    assert reply["usage"]["prompt_tokens"] == 4
+    assert reply["usage"]["completion_tokens"] == 36
+
+
+def test_probabilities_of_tokens(server: RunningServer) -> None:
+    fields = {"prompt": "abc", **GREEDY}
+    found = server.ok("/completion", n_probs=3, return_tokens=True, **fields)
+    at_each = found["completion_probabilities"]
+    assert [at["id"] for at in at_each] == found["tokens"]
+    for at in at_each:
+        assert at.keys() == {"id", "token", "bytes", "logprob", "top_logprobs"}
+        assert len(at["top_logprobs"]) == 3
+        assert at["top_logprobs"][0] == {k: v for k, v in at.items() if k != "top_logprobs"}
+        likely = [top["logprob"] for top in at["top_logprobs"]]
+        assert sorted(likely, reverse=True) == likely
+        assert bytes(at["bytes"]).decode("utf-8", "replace") == at["token"]
+    everything = server.ok("/completion", n_probs=500, **fields)["completion_probabilities"][0]
+    total = math.fsum(math.exp(top["logprob"]) for top in everything["top_logprobs"])
+    assert total == pytest.approx(1, abs=1e-5)
+    openai = server.ok("/v1/completions", logprobs=3, **fields)["choices"][0]
+    assert openai["logprobs"] == {"content": at_each}
+    assert server.ok("/v1/completions", **fields)["choices"][0]["logprobs"] is None
+
+
+def test_probabilities_after_sampling(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"prompt": "abc", "n_predict": 4, "ignore_eos": True, "top_k": 2}
+    found = server.ok("/completion", n_probs=5, post_sampling_probs=True, min_p=0, **fields)
+    for at in found["completion_probabilities"]:
+        assert at.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert 1 <= len(at["top_probs"]) <= 2
+        assert math.fsum(top["prob"] for top in at["top_probs"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_only_the_fields_asked_for(server: RunningServer) -> None:
+    wanted = ["content", "generation_settings/n_predict", "timings/nothing", "nothing"]
+    reply = server.ok("/completion", prompt="a", n_predict=1, response_fields=wanted)
+    assert reply.keys() == {"content", "generation_settings/n_predict"}
+    assert reply["generation_settings/n_predict"] == 1
+
+
+def test_the_openai_completion(server: RunningServer) -> None:
+    reply = server.ok("/v1/completions", prompt="abc", temperature=0, max_tokens=5, model="x")
+    assert reply.pop("id").startswith("chatcmpl-")
+    assert reply.pop("created") > 1_700_000_000
+    assert reply.pop("timings").keys() == TIMINGS
+    assert reply.pop("system_fingerprint").startswith("lamella-")
+    text = text_of(server, "abc", 5, temperature=0)
+    choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": "length"}
+    assert reply == {
+        "choices": [choice],
+        "model": "fake",
+        "object": "text_completion",
+        "usage": {
+            "completion_tokens": 5,
+            "prompt_tokens": 4,
+            "total_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+def test_the_chat_completion(server: RunningServer, path: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = server.ok("/apply-template", messages=messages)["prompt"]
+    reply = server.ok(path, messages=messages, temperature=0, max_tokens=5)
+    assert reply["object"] == "chat.completion"
+    (choice,) = reply["choices"]
+    text = text_of(server, prompt, 5, temperature=0)
+    assert choice["message"] == {"role": "assistant", "content": text}
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"] is None
+    assert reply["usage"]["completion_tokens"] == 5
+    assert reply["timings"].keys() == TIMINGS
+
+
+def test_logprobs_of_a_chat(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for top, n in ((None, 20), (0, 0), (2, 2)):
+        reply = server.ok("/v1/chat/completions", logprobs=True, top_logprobs=top, **fields)
+        content = reply["choices"][0]["logprobs"]["content"]
+        assert [len(at["top_logprobs"]) for at in content] == [n] * len(content)
+
+
+def test_eight_clients_get_the_texts_they_get_alone(server: RunningServer) -> None:
+    bodies: list[dict[str, Any]] = [
+        {
+            "prompt": "abc "[: 1 + i % 4] * (1 + 5 * i),
+            "n_predict": 30,
+            "seed": i,
+            "ignore_eos": True,
+        }
+        | ({"temperature": 0} if i % 2 else {})
+        for i in range(8)
+    ]
+
+    def generate(body: dict[str, Any]) -> str:
+        return str(server.ok("/completion", **body)["content"])
+
+    alone = [generate(body) for body in bodies]
+    with ThreadPoolExecutor(8) as clients:
+        for _ in range(3):
+            assert list(clients.map(generate, bodies)) == alone

@@ -1,0 +1,161 @@
+"""Clients that go away: their places are free within one step, whatever was being done for them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from fake_context import WAIT_S, FakeContext
+from http_world import HttpVocab, RunningServer, make_model, running
+
+from lamella.server.engine import Engine
+from lamella.server.state import ServerModel
+
+LONG: dict[str, Any] = {"prompt": "a" * 400, "ignore_eos": True}
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def send(server: RunningServer, body: object) -> socket.socket:
+    """A client that has asked and waits."""
+    raw = json.dumps(body).encode()
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+    head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    client.sendall(head.encode() + raw)
+    return client
+
+
+def hang_up(client: socket.socket) -> None:
+    client.close()
+
+
+def reset(client: socket.socket) -> None:
+    """As if the client's machine had died and come back."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+class Watched:
+    """A model whose engine stands still in one step, and whose cancellations are counted."""
+
+    def __init__(
+        self, n_step: int = 0, *, n_ctx: int = 512, vocab: HttpVocab | None = None
+    ) -> None:
+        self.context = FakeContext(n_ctx)
+        self.vocab = vocab
+        self.context.on_decode = self._on_decode
+        self.n_step = n_step
+        self.in_step, self.go_on = threading.Event(), threading.Event()
+        self.n_cancelled = 0
+
+    def load(self) -> ServerModel:
+        model = make_model(self.context, self.vocab, n_parallel=2)
+        self.engine: Engine = model.engine
+        cancel = self.engine.cancel
+
+        def counted(ticket: Any) -> None:
+            cancel(ticket)
+            self.n_cancelled += 1
+
+        self.engine.cancel = counted  # type: ignore[method-assign]
+        return model
+
+    def _on_decode(self, step: int) -> None:
+        if step == self.n_step:
+            self.in_step.set()
+            assert self.go_on.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("leave", [hang_up, reset])
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_vanish_during_a_long_prefill(
+    leave: Callable[[socket.socket], None], stream: bool
+) -> None:
+    watched = Watched(n_step=2)
+    with running(watched.load) as server:
+        clients = [send(server, LONG | {"stream": stream}) for _ in range(2)]
+        assert watched.in_step.wait(WAIT_S)
+        eventually(lambda: watched.engine.n_running + watched.engine.n_waiting == 2)
+        for client in clients:
+            leave(client)
+        eventually(lambda: watched.n_cancelled == 2)
+        watched.go_on.set()
+        eventually(lambda: watched.engine.n_running + watched.engine.n_waiting == 0)
+        assert len(watched.context.steps) == 2
+        assert server.ok("/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1
+
+
+def test_a_client_that_vanishes_while_it_is_streamed_to() -> None:
+    watched = Watched(n_step=40)
+    with running(watched.load) as server:
+        with closing(send(server, {"prompt": "a", "ignore_eos": True, "stream": True})) as client:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            assert watched.in_step.wait(WAIT_S)
+        eventually(lambda: watched.n_cancelled == 1)
+        watched.go_on.set()
+        eventually(lambda: watched.engine.n_running == 0)
+        assert len(watched.context.steps) == 40
+
+
+def test_a_client_that_vanishes_while_it_waits_for_a_place() -> None:
+    watched = Watched(n_step=2)
+    with running(watched.load) as server:
+        clients = [send(server, LONG | {"n_predict": 1}) for _ in range(3)]
+        assert watched.in_step.wait(WAIT_S)
+        eventually(lambda: watched.engine.n_running + watched.engine.n_waiting == 3)
+        for client in clients:
+            client.close()
+        eventually(lambda: watched.n_cancelled == 3)
+        watched.go_on.set()
+        eventually(lambda: watched.engine.n_running + watched.engine.n_waiting == 0)
+        assert len(watched.context.steps) == 2
+
+
+class GatedVocab(HttpVocab):
+    """Does not get done with a text before `go_on`."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
+        if len(text) > 100:
+            self.begun.set()
+            assert self.go_on.wait(WAIT_S)
+        return super().tokenize(text, add_special)
+
+
+def test_a_client_that_vanishes_while_its_prompt_is_tokenised() -> None:
+    vocab = GatedVocab()
+    watched = Watched(n_ctx=100_000, vocab=vocab)
+    with running(watched.load) as server:
+        client = send(server, {"prompt": "a" * 50_000})
+        assert vocab.begun.wait(WAIT_S)
+        client.close()
+        time.sleep(0.2)  # for the server to notice; there is no job yet to be cancelled
+        assert watched.n_cancelled == 0
+        vocab.go_on.set()
+        eventually(lambda: watched.n_cancelled > 0)
+        eventually(lambda: watched.engine.n_running + watched.engine.n_waiting == 0)
+        assert len(watched.context.steps) < 100  # of more than 3000
+
+
+def test_a_client_that_does_not_read_holds_up_nobody() -> None:
+    with running(lambda: make_model(FakeContext(n_ctx=800), n_parallel=2)) as server:
+        # some 4 kB for each token: more than the sockets' buffers take
+        body = {"prompt": "a", "ignore_eos": True, "stream": True, "n_probs": 40}
+        with closing(send(server, body)):
+            eventually(lambda: server.model.engine.n_running == 1)
+            assert server.ok("/completion", prompt="a", n_predict=5)["tokens_predicted"] <= 5
+            eventually(lambda: server.model.engine.n_running == 0)  # it got done all the same

@@ -1,0 +1,186 @@
+"""Errors over HTTP: statuses, the documented body, and nothing that ends the server."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from http_world import HttpVocab, RunningServer, make_model, running
+
+from lamella.base.errors import (
+    BackendError,
+    CancelledError,
+    ClosedError,
+    ContextSizeError,
+    OverloadedError,
+    RequestError,
+)
+from lamella.server.http_errors import answer_errors, describe, not_supported, unavailable
+from lamella.server.state import ServerConfig
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running(config=ServerConfig(port=0, n_body_bytes_max=200_000)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type"),
+    [
+        (RequestError("x"), 400, "invalid_request_error"),
+        (OverloadedError("x"), 503, "unavailable_error"),
+        (ClosedError("x"), 503, "unavailable_error"),
+        (CancelledError("x"), 503, "unavailable_error"),
+        (not_supported("x"), 501, "not_supported_error"),
+        (unavailable("x"), 503, "unavailable_error"),
+        (web.HTTPUnauthorized(text="x"), 401, "authentication_error"),
+        (web.HTTPForbidden(text="x"), 403, "permission_error"),
+        (web.HTTPNotFound(text="x"), 404, "not_found_error"),
+        (web.HTTPRequestEntityTooLarge(1, 2), 413, "invalid_request_error"),
+    ],
+)
+def test_each_error_has_a_status_and_a_type(error: Exception, status: int, type: str) -> None:
+    found, body = describe(error)
+    assert (found, body["error"]["code"], body["error"]["type"]) == (status, status, type)
+    assert body["error"]["message"]
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
+    status, body = describe(ContextSizeError(100, 64))
+    assert status == 400
+    assert body["error"].pop("message").startswith("the prompt has 100 tokens")
+    assert body["error"] == {
+        "code": 400,
+        "type": "exceed_context_size_error",
+        "n_prompt_tokens": 100,
+        "n_ctx": 64,
+    }
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), BackendError("secret"), MemoryError()])
+def test_what_nobody_foresaw_is_logged_and_not_told(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "lamella.server"):
+        status, body = describe(error)
+    assert (status, body["error"]["type"]) == (500, "server_error")
+    assert "secret" not in str(body)
+    assert caplog.records[0].exc_info is not None
+
+
+def test_nobody_is_told_that_the_client_is_gone() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(answer_errors(make_mocked_request("GET", "/"), handler))
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/completion/", "/%00"])
+def test_unknown_paths(server: RunningServer, path: str) -> None:
+    for method in ("GET", "POST"):
+        reply = server.call(method, path, b"{}" if method == "POST" else None)
+        assert (reply.status, reply.error["type"]) == (404, "not_found_error")
+
+
+def test_wrong_methods(server: RunningServer) -> None:
+    reply = server.get("/completion")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    assert reply.error["type"] == "invalid_request_error"
+    assert "GET /completion" in reply.error["message"]
+    assert server.post("/health", {}).error["code"] == 405
+
+
+BROKEN = [
+    b"",
+    b"{",
+    b"[1, 2]",
+    b'"text"',
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "\\ud800"}',
+    b"[" * 100_000,
+    b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"messages": [{"role": "user", "content": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "temperature": 1e999}',
+    b'{"prompt": "a", "temperature": "hot"}',
+    b'{"prompt": "a", "logit_bias": {"7": 1e999}}',
+    b'{"prompt": "a", "logit_bias": [[99999999999999999999, 1]]}',
+    b'{"prompt": "a", "samplers": ["no_such"]}',
+    b'{"prompt": "a", "samplers": {"a": 1}}',
+    b'{"prompt": "a", "seed": "x"}',
+    b'{"prompt": [99999999999999999999999999]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": "a", "n": 100}',
+    b'{"content": 1, "tokens": {}, "messages": 2}',
+]
+
+
+@pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
+def test_broken_bodies_are_the_client_s_fault_on_every_route(
+    server: RunningServer, raw: bytes
+) -> None:
+    for path in (
+        *("/completion", "/v1/completions", "/v1/chat/completions"),
+        *("/tokenize", "/detokenize", "/apply-template"),
+    ):
+        reply = server.post(path, raw)
+        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error"), path
+    assert server.ok("/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1
+
+
+def test_a_prompt_too_long_for_the_context(server: RunningServer) -> None:
+    for stream in (False, True):
+        error = server.post("/completion", {"prompt": "a" * 1000, "stream": stream}).error
+        assert error["type"] == "exceed_context_size_error"
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (1001, server.model.n_ctx)
+
+
+def test_another_model_s_file(server: RunningServer) -> None:
+    for name in ("other.gguf", "models/other.GGUF"):
+        reply = server.post("/v1/completions", {"prompt": "a", "model": name})
+        assert (reply.status, reply.error["type"]) == (404, "not_found_error")
+        assert f'"{name}"' in reply.error["message"]
+    for name in ("", "gpt-4o", "fake", "fake.gguf", "models/fake.gguf"):
+        assert server.ok("/v1/completions", prompt="a", model=name, max_tokens=1)
+
+
+def test_a_body_too_large(server: RunningServer) -> None:
+    reply = server.post("/completion", b'{"prompt": "' + b"a" * 300_000 + b'"}')
+    assert (reply.status, reply.error["type"]) == (413, "invalid_request_error")
+
+
+def test_compressed_bodies(server: RunningServer) -> None:
+    packed = {"Content-Encoding": "gzip"}
+    good = server.call("POST", "/tokenize", gzip.compress(b'{"content": "a"}'), packed)
+    assert good.status == 200
+    bomb = server.call("POST", "/tokenize", gzip.compress(b"a" * 10**7), packed)
+    assert bomb.status == 413
+    assert server.call("POST", "/tokenize", b"no gzip", packed).error["code"] == 400
+
+
+def test_what_is_no_http_at_all(server: RunningServer) -> None:
+    for raw in (b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"POST /completion HTTP/1.1\r\nX"):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(raw)
+    assert server.get("/health").status == 200
+
+
+class BrokenVocab(HttpVocab):
+    def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
+        raise KeyError("/secret/path")
+
+
+def test_a_fault_of_ours_is_a_500_without_details() -> None:
+    with running(lambda: make_model(vocab=BrokenVocab())) as server:
+        reply = server.post("/completion", {"prompt": "a"})
+        assert (reply.status, reply.error["type"]) == (500, "server_error")
+        assert b"secret" not in reply.raw
+        assert server.get("/health").status == 200

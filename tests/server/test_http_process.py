@@ -1,0 +1,127 @@
+"""A server as a process: where it says it listens, signals, exit statuses."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from fake_context import WAIT_S
+from http_world import RunningServer, make_model
+
+N_SECONDS_TO_STOP = 5.0
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from fake_context import FakeContext
+from http_world import make_model
+from lamella.base.errors import ModelFileError
+from lamella.server.app import run_server
+from lamella.server.state import ServerConfig
+
+context = FakeContext(n_ctx=100_000)
+context.on_decode = lambda step: time.sleep({n_step_seconds})
+
+def load():
+    {load}
+
+sys.exit(run_server(ServerConfig(port=0), load))
+"""
+
+
+@contextmanager
+def process(
+    *, load: str = "return make_model(context)", n_step_seconds: float = 0
+) -> Iterator[subprocess.Popen[str]]:
+    """A server process; it is killed in the end if it is still there."""
+    tests = str(Path(__file__).parent)
+    code = PROGRAM.format(tests=tests, load=load, n_step_seconds=n_step_seconds)
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def said(server: subprocess.Popen[str]) -> str:
+    assert server.stderr is not None
+    return server.stderr.readline()
+
+
+def port_of(server: subprocess.Popen[str]) -> int:
+    line = said(server)
+    assert line.startswith("lamella: listening on http://127.0.0.1:"), line
+    return int(line.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_status_0_in_time(number: signal.Signals) -> None:
+    with process(n_step_seconds=0.01) as server:
+        port = port_of(server)
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
+            body = b'{"prompt": "a", "stream": true, "ignore_eos": true}'
+            client.request("POST", "/completion", body)
+            response = client.getresponse()
+            assert response.status == 200
+            begin = time.monotonic()
+            server.send_signal(number)
+            rest = response.read()
+        assert b'"type":"unavailable_error"' in rest
+        assert server.wait(WAIT_S) == 0
+        assert time.monotonic() - begin < N_SECONDS_TO_STOP
+        assert server.stderr is not None
+        assert server.stderr.read() == ""
+
+
+def test_a_step_that_takes_for_ever_does_not_keep_it_alive() -> None:
+    with process(n_step_seconds=3600) as server:
+        port = port_of(server)
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
+            client.request("POST", "/completion", b'{"prompt": "a"}')
+            time.sleep(0.3)
+            begin = time.monotonic()
+            server.terminate()
+            assert server.wait(WAIT_S) == 0
+            assert time.monotonic() - begin < N_SECONDS_TO_STOP
+
+
+def test_a_signal_while_it_loads() -> None:
+    load = "print('loading', file=sys.stderr, flush=True); time.sleep(3600)"
+    with process(load=load) as server:
+        assert said(server) == "loading\n"
+        begin = time.monotonic()
+        server.terminate()
+        assert server.wait(WAIT_S) == 0
+        assert time.monotonic() - begin < 3  # without its last resort
+
+
+def test_a_model_that_cannot_be_loaded() -> None:
+    with process(load="raise ModelFileError('x.gguf: no GGUF file')") as server:
+        assert said(server) == "lamella: error: x.gguf: no GGUF file\n"
+        assert server.wait(WAIT_S) == 1
+
+
+def test_what_clients_send_does_not_end_it() -> None:
+    with process() as server:
+        client = RunningServer(make_model(), port_of(server))
+        client.model.engine.close()
+        for raw in (b"[" * 200_000, b"\x00" * 1000, b'{"prompt": [' + b"1," * 50_000 + b"1]}"):
+            threads = [
+                threading.Thread(target=client.post, args=("/completion", raw)) for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(WAIT_S)
+        assert client.get("/health").status == 200
+        assert server.poll() is None

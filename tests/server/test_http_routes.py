@@ -1,0 +1,101 @@
+"""The routes that generate nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from http_world import N_BLOCKING_SECONDS, HttpVocab, RunningServer, make_model, running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running() as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health(server: RunningServer, path: str) -> None:
+    assert server.get(path).json == {"status": "ok"}
+
+
+def test_props(server: RunningServer) -> None:
+    props = server.get("/props").json
+    defaults = props["default_generation_settings"]
+    assert defaults["n_ctx"] == server.model.n_ctx
+    assert defaults["params"]["temperature"] == 0.8
+    assert defaults["params"]["n_predict"] == -1
+    assert props["total_slots"] == 4
+    assert (props["model_path"], props["model_alias"]) == ("models/fake.gguf", "fake")
+    assert props["chat_template"] == server.model.chat.source
+    assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
+    assert props["modalities"] == {"vision": False, "audio": False, "video": False}
+    assert props["build_info"].startswith("lamella-")
+    assert props["is_sleeping"] is False
+
+
+def test_props_cannot_be_set(server: RunningServer) -> None:
+    assert server.post("/props", {}).error["type"] == "not_supported_error"
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+def test_models(server: RunningServer, path: str) -> None:
+    models = server.get(path).json
+    assert models["object"] == "list"
+    (model,) = models["data"]
+    assert (model["id"], model["object"]) == ("fake", "model")
+    assert model["meta"] == {"n_vocab": 41, "n_params": 0, "n_ctx": server.model.n_ctx}
+    assert models["models"][0]["capabilities"] == ["completion"]
+
+
+def test_tokenize(server: RunningServer) -> None:
+    a, b = server.model.vocab.tokenize("ab", add_special=False)
+    assert server.ok("/tokenize", content="ab") == {"tokens": [a, b]}
+    assert server.ok("/tokenize", content="ab", add_special=True) == {"tokens": [1, a, b]}
+    assert server.ok("/tokenize", content="") == {"tokens": []}
+    assert server.ok("/tokenize", content=[7, "a"], add_special=True) == {"tokens": [7, a]}
+    assert server.ok("/tokenize", content=["a", "b"]) == {"tokens": [a, b]}
+
+
+def test_pieces_that_are_no_text_are_bytes(server: RunningServer) -> None:
+    first, second = "é".encode()
+    pieces = server.ok("/tokenize", content="aé", with_pieces=True)["tokens"]
+    assert [piece["piece"] for piece in pieces] == ["a", [first], [second]]
+
+
+def test_detokenize(server: RunningServer) -> None:
+    tokens = server.model.vocab.tokenize("abé")
+    assert server.ok("/detokenize", tokens=tokens) == {"content": "<s>abé"}
+    assert server.ok("/detokenize", tokens=[]) == {"content": ""}
+    assert server.post("/detokenize", {"tokens": [99]}).error["code"] == 400
+
+
+def test_apply_template(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = server.ok("/apply-template", messages=messages)["prompt"]
+    assert "hi" in prompt
+    open_end = server.ok("/apply-template", messages=messages, add_generation_prompt=False)
+    assert prompt.startswith(open_end["prompt"])
+    assert prompt != open_end["prompt"]
+
+
+class SlowVocab(HttpVocab):
+    """Takes as long for a long text as a real vocabulary may for a very long one."""
+
+    def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
+        time.sleep(2 * N_BLOCKING_SECONDS if len(text) > 5000 else 0)
+        return super().tokenize(text, add_special)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a" * 6000}),
+        ("/completion", {"prompt": "a" * 6000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 6000}]}),
+    ],
+)
+def test_long_texts_do_not_block_the_event_loop(path: str, body: object) -> None:
+    with running(lambda: make_model(vocab=SlowVocab())) as server:
+        assert server.post(path, body).status in (200, 400)

@@ -1,0 +1,270 @@
+"""Bodies: what is read, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tracemalloc
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from lamella.base.errors import RequestError
+from lamella.server.parsing import MEANINGLESS, UNSUPPORTED, parse_body
+from lamella.server.schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields: object) -> CompletionBody:
+    return parse_body(CompletionBody, json.dumps({"prompt": "a", **fields}).encode())
+
+
+def chat(**fields: object) -> ChatBody:
+    return parse_body(ChatBody, json.dumps({"messages": [USER], **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("ab", (("ab",),)),
+        ("", (("",),)),
+        ([1, 2], ((1, 2),)),
+        ([1, "a", 2], ((1, "a", 2),)),
+        (["a", "b"], (("a",), ("b",))),
+        (["a"], (("a",),)),
+        ([[1, 2], "a", [3, "b"]], ((1, 2), ("a",), (3, "b"))),
+        ({"prompt_string": "a"}, (("a",),)),
+        ([{"prompt_string": "a"}, "b"], (("a",), ("b",))),
+    ],
+)
+def test_all_forms_of_a_prompt(prompt: object, prompts: object) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [[], 3, True, [True], [[1, True]], {}, [1.5], [["a", "b"]]])
+def test_what_is_no_prompt(prompt: object) -> None:
+    with pytest.raises(RequestError, match=r'^"prompt" must be a text, a list of .*, found '):
+        completion(prompt=prompt)
+
+
+def test_defaults_and_null() -> None:
+    nulls = dict.fromkeys(["stream", "stop", "n_predict", "temperature", "n", "logit_bias", "seed"])
+    assert completion(**nulls) == completion()
+    assert completion().n_predict == -1
+    assert completion().sampling == {}
+    assert not completion(stream_options={"include_usage": None}).stream_options.include_usage
+
+
+def test_the_first_of_several_names_wins() -> None:
+    assert completion(max_tokens=1).n_predict == 1
+    assert completion(max_tokens=1, max_completion_tokens=2).n_predict == 2
+    assert completion(max_tokens=1, max_completion_tokens=2, n_predict=3).n_predict == 3
+    assert completion(max_tokens=1, n_predict=None).n_predict == 1
+    assert completion(logprobs=2).n_top_probs == 2
+    assert completion(n=2).n_choices == completion(n_cmpl=2).n_choices == 2
+
+
+def test_fields_of_sampling_are_gathered_for_those_who_check_them() -> None:
+    given = {"temperature": 1, "top_k": 3, "seed": 2**40, "samplers": "kt"}
+    assert completion(**given, sampling={"top_k": 9}).sampling == given
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([[1, 2.5], ["ab", False]], ((1, 2.5), ("ab", False))),
+        ({"7": -100}, ((7, -100),)),
+        ([], ()),
+    ],
+)
+def test_both_forms_of_logit_bias(value: object, found: object) -> None:
+    assert completion(logit_bias=value).logit_bias == found
+
+
+def test_stop_is_a_text_or_a_list_and_empty_ones_do_not_count() -> None:
+    assert completion(stop="x").stop == ("x",)
+    assert completion(stop=["x", "", "y"]).stop == ("x", "y")
+    assert completion(stop="").stop == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_predict": "5"}, r'"n_predict" must be a valid integer, found "5"'),
+        ({"max_tokens": 1.5}, r'"max_tokens" must be a valid integer, found 1.5'),
+        ({"n_predict": -2}, r'"n_predict" must be greater than or equal to -1, found -2'),
+        ({"n_predict": 2**31}, r'"n_predict" must be less than or equal to 2147483647'),
+        ({"n_predict": True}, r'"n_predict" must be a valid integer, found true'),
+        ({"stream": 1}, r'"stream" must be a valid boolean, found 1'),
+        ({"stream": "yes"}, r'"stream" must be a valid boolean, found "yes"'),
+        ({"stream_options": 3}, r'"stream_options" must be an object, found 3'),
+        ({"stream_options": {"include_usage": 3}}, r'"stream_options.include_usage" must be'),
+        ({"n": 0}, r'"n" must be greater than or equal to 1, found 0'),
+        ({"n_probs": 513}, r'"n_probs" must be less than or equal to 512'),
+        ({"logprobs": True}, r'"logprobs" must be a valid integer, found true'),
+        ({"stop": 3}, r'"stop" must be a text or a list of texts, found 3'),
+        ({"stop": ["a", 3]}, r'"stop" must be a text or a list of texts, found \["a", 3\]'),
+        ({"logit_bias": 3}, r'"logit_bias" must be \[\[token, bias\], ...\] or'),
+        ({"logit_bias": [[1]]}, r'"logit_bias" must be'),
+        ({"logit_bias": [[True, 1]]}, r'"logit_bias" must name each token'),
+        ({"logit_bias": {"a": 1}}, r'"logit_bias" must have token ids as its keys'),
+        ({"response_fields": "a"}, r'"response_fields" must be a valid list, found "a"'),
+        ({"response_fields": ["a", 1]}, r'"response_fields\[1\]" must be a valid string, found 1'),
+        ({"id_slot": "x"}, r'"id_slot" must be a valid integer'),
+        ({"stop": ["a"] * 33}, r'"stop" must be at most 32 texts of 512 characters'),
+        ({"stop": "a" * 513}, r'"stop" must be at most'),
+        ({"logit_bias": [[1, 1]] * 65537}, r'"logit_bias" must have at most 65536 elements'),
+        ({"response_fields": ["a"] * 257}, r'"response_fields" must have at most 256 items'),
+        ({"prompt": ["a"] * 513}, r'"prompt" must be at most 512 prompts'),
+        ({"model": 3}, r'"model" must be a valid string, found 3'),
+        ({"stop": 3, "n": 0}, r"\(and 1 more\)$"),
+        ({"stop": ["y" * 1000, 3]}, r'found \["y{75}\.\.\.$'),
+    ],
+)
+def test_wrong_values_are_named(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        completion(**fields)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "not JSON: line 1, column 1: Expecting value"),
+        (b'{"prompt": "a",\n}', "line 2, column 1"),
+        (b'{"prompt": "a"} x', "Extra data"),
+        (b"[1]", r"must be a JSON object, found \[1\]"),
+        (b"null", "must be a JSON object, found null"),
+        (b'{"prompt": NaN}', "NaN is no JSON number"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not valid: .*5000 digits"),
+        (b'{"prompt": "\xff"}', "not UTF-8: byte 12"),
+        (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
+        (b'{"\\udfff": 1}', "half a surrogate pair"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"{}", r'"prompt" is missing'),
+    ],
+)
+def test_what_is_no_body(raw: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_body(CompletionBody, raw)
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    body = parse_body(CompletionBody, b'{"prompt": "\\ud83d\\ude00"}')
+    assert body.prompts == (("\N{GRINNING FACE}",),)
+
+
+@pytest.mark.parametrize(
+    ("model", "raw"),
+    [
+        (ChatBody, b'{"messages": [' + b"1," * 500_000 + b"1]}"),
+        (ChatBody, b'{"messages": [' + b'{"role":"u","content":""},' * 50_000 + b"1]}"),
+        (ChatBody, b'{"messages": [], "response_fields": [' + b"1," * 500_000 + b"1]}"),
+        (DetokenizeBody, b'{"tokens": [' + b'"",' * 500_000 + b"1]}"),
+        (CompletionBody, b'{"prompt": [' + b'"",' * 500_000 + b'""]}'),
+    ],
+)
+def test_wrong_lists_do_not_cost_more_than_they_are_long(model: type[Body], raw: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"^.{,300}$"):
+            parse_body(model, raw)
+        assert tracemalloc.get_traced_memory()[1] < 30e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_of_a_message_become_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = chat(messages=[{"role": "user", "content": parts, "name": "n"}])
+    assert body.messages[0].as_template_sees_it() == {
+        "role": "user",
+        "content": "a\nb",
+        "name": "n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], r'"messages" must .*at least 1'),
+        ("hi", r'"messages" must be a valid list, found "hi"'),
+        ([3], r'"messages\[0\]" must be an object, found 3'),
+        ([USER, {"role": "user"}], r'"messages\[1\]" must have a "content"'),
+        ([{"content": "x"}], r'"messages\[0\].role" is missing'),
+        ([{"role": "", "content": "x"}], r'"messages\[0\].role" must .*at least 1'),
+        ([{"role": "user", "content": 3}], r'"messages\[0\].content" must be a valid string'),
+        ([{"role": "user", "content": [{"type": "text"}]}], r'"messages\[0\]" must have parts'),
+    ],
+)
+def test_wrong_messages(messages: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        chat(messages=messages)
+
+
+def test_probabilities_of_a_chat() -> None:
+    assert chat().n_top_probs is None
+    assert chat(logprobs=True).n_top_probs == 20
+    assert chat(logprobs=True, top_logprobs=0).n_top_probs == 0
+    assert chat(n_probs=3).n_top_probs == 3
+    for wrong in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}):
+        with pytest.raises(RequestError, match="logprobs"):
+            chat(**wrong)
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "add_generation_prompt"])
+def test_template_options_cannot_replace_what_has_its_own_field(name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        chat(chat_template_kwargs={name: 1})
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(name: str) -> None:
+    for harmless in UNSUPPORTED[name]:
+        chat(**{name: harmless})
+    with pytest.raises(web.HTTPNotImplemented) as refused:
+        chat(**{name: {"something": "else"}})
+    assert f'"{name}"' in (refused.value.text or "")
+
+
+def test_pictures_are_refused() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(web.HTTPNotImplemented, match="Not Implemented") as refused:
+        chat(messages=[{"role": "user", "content": [picture]}])
+    assert "image_url" in (refused.value.text or "")
+    with pytest.raises(web.HTTPNotImplemented):
+        completion(prompt=[{"prompt_string": "a", "multimodal_data": ["x"]}])
+
+
+def test_unknown_fields_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    known: dict[str, Any] = {"user": "me", "top_k": 3, "n_cmpl": 1, "stop": None}
+    with caplog.at_level(logging.WARNING, "lamella.server"):
+        for _ in range(2):
+            completion(**known, brand_new_field=1)
+    assert [r.getMessage() for r in caplog.records] == [
+        "requests have a field that is not known and does nothing: 'brand_new_field'"
+    ]
+
+
+def test_no_field_is_in_two_tables() -> None:
+    names = {name for body in (ChatBody, CompletionBody) for name in body.names()}
+    assert not MEANINGLESS & UNSUPPORTED.keys()
+    assert not names & (MEANINGLESS | UNSUPPORTED.keys())
+
+
+@pytest.mark.parametrize(
+    ("model", "raw", "message"),
+    [
+        (TokenizeBody, b"{}", '"content" is missing'),
+        (TokenizeBody, b'{"content": 3}', '"content" must be a text'),
+        (DetokenizeBody, b'{"tokens": "a"}', '"tokens" must be a valid list'),
+        (DetokenizeBody, b'{"tokens": [1, "a"]}', r'"tokens\[1\]" must be a valid integer'),
+    ],
+)
+def test_bodies_of_the_small_routes(model: type[Body], raw: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_body(model, raw)
