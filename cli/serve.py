@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from ..model.sampling import SamplingParams
 from ..server.app import run_server
@@ -41,6 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit status."""
     params, sampling = instance_params(args), sampling_params(args)
+    # what went wrong inside is told here and not to clients
+    logging.basicConfig(format="lamella: %(levelname)s: %(message)s", level=logging.WARNING)
 
     def load() -> ServerModel:
         instance = open_with_progress(params)
