@@ -163,8 +163,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_parallel_flag(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument(
+def add_parallel_flag(group: argparse._ArgumentGroup, default: int) -> None:
+    group.add_argument(
         "-np",
         "--parallel",
         type=int,

@@ -23,7 +23,7 @@ def tiny_model(folder: Path) -> Path:
     return path
 
 
-def lamella(*args: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def lamella(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in this process, which is quicker."""
     out, errors, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.StringIO(stdin)
@@ -34,4 +34,4 @@ def lamella(*args: str | Path, stdin: str = "") -> subprocess.CompletedProcess[s
         status = int(e.code or 0)
     finally:
         sys.stdin = before
-    return subprocess.CompletedProcess(args, status, out.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(list(map(str, args)), status, out.getvalue(), errors.getvalue())

@@ -1,0 +1,86 @@
+"""Time of each kernel, by the op cases of the tests.
+
+    scripts/bench ops [PATTERN] [--threads N] [--trials 7] [--all]
+
+PATTERN is a regular expression on the cases' names; without it, those of a size worth timing. Each
+line: microseconds of one run (median of the trials), GB/s of the node and its sources, GFLOPS of
+matrix products. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+import cpu_run
+from op_cases import OpCase, op_cases
+
+from lamella.graph import Op, Tensor
+from lamella.kernels.cpu.device import default_threads, processor_name
+from lamella.kernels.cpu.plan import Plan
+
+TRIAL_S = 0.05
+
+
+def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
+    """Run one case: warm up, find how often fits a trial, take the median."""
+    node = case.node()
+    cpu_run.prepare(node)
+    plan, pool = Plan([node], cpu_run.address_of, n_threads), cpu_run.pool(n_threads)
+
+    def seconds(n: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(n):
+            plan.run(pool)
+        return time.perf_counter() - begin
+
+    n = max(1, int(TRIAL_S / max(seconds(1), seconds(1), 1e-7)))
+    us = 1e6 * statistics.median(seconds(n) / n for _ in range(trials))
+    n_bytes = node.nbytes + sum(src.nbytes for src in set(node.src))
+    return {
+        "case": case.name,
+        "us": round(us, 2),
+        "GB/s": round(n_bytes / us / 1e3, 2),
+        "GFLOPS": round(flops(node) / us / 1e3, 2),
+    }
+
+
+def flops(node: Tensor) -> int:
+    """Multiplications and additions of a matrix product; 0 for other ops."""
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+        return 2 * node.src[0].ne[0] * node.n_elements
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pattern", nargs="?", help="regular expression on the names of cases")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--trials", type=int, default=7)
+    parser.add_argument("--all", action="store_true", help="small cases too")
+    args = parser.parse_args()
+    wanted = [
+        case
+        for case in op_cases()
+        if (args.all or args.pattern or case.timed) and re.search(args.pattern or "", case.name)
+    ]
+    print(f"{processor_name()}, {args.threads} threads, median of {args.trials}")
+    print(f"{'case':40} {'us':>10} {'GB/s':>8} {'GFLOPS':>8}")
+    results = []
+    for case in wanted:
+        r = measure(case, args.threads, args.trials)
+        results.append(r)
+        print(f"{r['case']:40} {r['us']:10.2f} {r['GB/s']:8.2f} {r['GFLOPS'] or '':>8}")
+    print(json.dumps({"threads": args.threads, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
