@@ -12,14 +12,12 @@ tests/kernels/test_cpu_jit.py.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from time import perf_counter
 from typing import Final
 
@@ -39,23 +37,14 @@ Progress = Callable[[int, int, str, float], None]
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: the user's cache folder, else one that ends with us."""
+    """Where compiled kernels are kept; each process compiles its own where that cannot be used."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     cpu = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
     for part in (numba.__version__, llvmlite.__version__, cpu):
         key.update(part.encode() + b"\0")
-    folder = Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass  # no home folder, or a full or read-only disk
-    temporary = tempfile.mkdtemp(prefix="lamella-kernels-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    return Path(temporary)
+    return Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
 
 
 class Kernel:
@@ -92,6 +81,7 @@ class Kernel:
 
 
 KERNELS: Final[dict[str, Kernel]] = {}  # all that are declared, by name
+_LOADING: Final = RLock()  # LLVM and the table of addresses are one thread's at a time
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
@@ -107,19 +97,20 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
     Raises:
         BackendError: one of them cannot be compiled.
     """
-    missing = {k.name: k for k in kernels if k._address is None}
-    objects = {name: data for name in missing if (data := _read(name)) is not None}
-    slow = [k for name, k in missing.items() if name not in objects]
-    begin = perf_counter()
-    for done, k in enumerate(slow):
-        if progress:
-            progress(done, len(slow), k.name, perf_counter() - begin)
-        objects[k.name] = k._compile()
-        _write(k.name, objects[k.name])
-    if slow and progress:
-        progress(len(slow), len(slow), "", perf_counter() - begin)
-    for name, address in load_objects(objects).items():
-        missing[name]._address = address
+    with _LOADING:
+        missing = {k.name: k for k in kernels if k._address is None}
+        objects = {name: data for name in missing if (data := _read(name)) is not None}
+        slow = [k for name, k in missing.items() if name not in objects]
+        begin = perf_counter()
+        for done, k in enumerate(slow):
+            if progress:
+                progress(done, len(slow), k.name, perf_counter() - begin)
+            objects[k.name] = k._compile()
+            _write(k.name, objects[k.name])
+        if slow and progress:
+            progress(len(slow), len(slow), "", perf_counter() - begin)
+        for name, address in load_objects(objects).items():
+            missing[name]._address = address
 
 
 # --- files: a digest, then the object; LLVM trusts what it loads ---
@@ -136,15 +127,17 @@ def _read(name: str) -> bytes | None:
 
 
 def _write(name: str, data: bytes) -> None:
-    """Keep an object; a disk that is full, or was made read-only, only costs the next start."""
+    """Keep an object; where that cannot be done, it only costs the next start."""
     folder = cache_folder()
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         # in one step: another process may be reading, or writing the same
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(_digest(name, data) + data)
-        Path(file.name).replace(folder / f"{name}.o")
+        with tempfile.TemporaryDirectory(dir=folder) as fresh:
+            file = Path(fresh) / f"{name}.o"
+            file.write_bytes(_digest(name, data) + data)
+            file.replace(folder / file.name)
     except OSError:
-        pass
+        pass  # no home folder, or a disk that is full or read-only
 
 
 def _digest(name: str, data: bytes) -> bytes:

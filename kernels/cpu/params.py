@@ -28,9 +28,6 @@ PARAMS: Final = ERROR + 4
 MAX_PARAMS: Final = 16
 N_WORDS: Final = PARAMS + MAX_PARAMS
 
-# error codes of `fail`
-BAD_INDEX: Final = 1
-
 Words = npt.NDArray[np.int64]
 Param = int | float | Kernel  # a kernel stands for its address
 
@@ -132,7 +129,13 @@ def first_of(n, ith, nth):
 
 @inlined
 def fail(p, value, limit):
-    """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it."""
-    store_i64(p + 8 * (ERROR + 2), value)
-    store_i64(p + 8 * (ERROR + 3), limit)
-    store_i64(load_i64(p + 8 * ERROR), load_i64(p + 8 * (ERROR + 1)))
+    """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
+
+    Reported is the first call of a plan that fails, with any one of its bad indices: its threads
+    may write at once, but all the same call's number.
+    """
+    word = load_i64(p + 8 * ERROR)
+    if load_i64(word) == 0:
+        store_i64(p + 8 * (ERROR + 2), value)
+        store_i64(p + 8 * (ERROR + 3), limit)
+        store_i64(word, load_i64(p + 8 * (ERROR + 1)))

@@ -1,14 +1,13 @@
 """Plans: a split's nodes compiled to a list of kernel calls over fixed addresses.
 
-`compile_plan` writes one entry and one block of parameters for each call; running the plan is one
-native call. Knows no backend: `address_of(node, tensor)` says where a tensor lies.
+A plan holds one entry and one block of parameters for each call; running it is one native call.
+Knows no backend: `address_of(node, tensor)` says where a tensor lies.
 Tested by tests/kernels/test_cpu_plan.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from ...graph.tensor import Tensor
 from . import ops as _ops  # noqa: F401 - fills the table
 from .jit import Progress, load_all
 from .params import ERROR, N_WORDS, WORK, write_params
-from .pool import BARRIER, ENTRY_WORDS, FN, ONE_THREAD, PARAMS_AT, ThreadPool
+from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, ThreadPool
 from .table import TABLE, Call
-
-LINE: Final = 64  # threads' scratch memory begins on cache lines of its own
 
 
 class Plan:
@@ -36,6 +33,7 @@ class Plan:
         progress: Progress | None = None,
     ) -> None:
         self.calls = [(node, call) for node in nodes for call in calls_of(node)]
+        self.n_threads = n_threads
         load_all((k for _, call in self.calls for k in call.kernels()), progress)
         shared = max((_lines(c.shared) for _, c in self.calls), default=0)
         work = max((_lines(c.work) for _, c in self.calls), default=0)
@@ -60,11 +58,12 @@ class Plan:
         self._address = self._entries.ctypes.data
 
     def run(self, pool: ThreadPool) -> None:
-        """Compute all nodes.
+        """Compute all nodes, on a pool of as many threads as the plan is for.
 
         Raises:
             BackendError: a kernel met an index outside its tensor.
         """
+        assert pool.n_threads == self.n_threads, f"{pool.n_threads} threads, not {self.n_threads}"
         pool.run(self._address, len(self.calls))
         if self._error[0]:
             self._raise_error()
@@ -86,4 +85,5 @@ def calls_of(node: Tensor) -> Sequence[Call]:
 
 
 def _lines(n: int) -> int:
+    # scratch memory of different threads lies in different cache lines
     return -(-n // LINE) * LINE

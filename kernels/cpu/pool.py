@@ -2,19 +2,27 @@
 
 A thread waits for work in native code: it spins for a short while, then sleeps in the operating
 system, and never needs the interpreter. The calling thread is thread 0 and works along.
+
+The words that threads wait for are read and written in one order (sequentially consistent): who
+has seen a new JOB or GENERATION sees all that was written before it. A run ends with a barrier, so
+the next one finds all workers done with PLAN and N_ENTRIES and waiting for a new JOB.
 Tested by tests/kernels/test_cpu_pool.py.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
+import os
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Final
 
-import numpy as np
 from numba import types
 
+from ...alloc.buffer import Bytes
+from ...alloc.host import aligned_empty
+from ...base.errors import BackendError, ClosedError
 from .jit import Kernel
 from .simd import (
     atomic_add,
@@ -45,13 +53,14 @@ SLEEPERS: Final = 40
 MUTEX: Final = 48  # pthread_mutex_t and pthread_cond_t, at most 128 bytes each
 COND: Final = 64
 SYNC_WORDS: Final = 80
+LINE: Final = 64  # bytes of a cache line
 
-SPINS: Final = 4000  # about 100 us
-SPINS_BEFORE_YIELD: Final = 4000
+# A waiting thread looks at a word again and again. After a few looks it lets others have the core:
+# the thread it waits for may need it. After many it goes to sleep, if it has nothing to do.
+LOOKS_BEFORE_YIELD: Final = 200
+LOOKS_BEFORE_SLEEP: Final = 50_000  # about 100 us
 
-_yield = types.ExternalFunction(
-    "SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32()
-)
+_yield = types.ExternalFunction("sched_yield", types.int32())
 _PTHREAD = types.int32(types.int64)
 _lock = types.ExternalFunction("pthread_mutex_lock", _PTHREAD)
 _unlock = types.ExternalFunction("pthread_mutex_unlock", _PTHREAD)
@@ -63,14 +72,15 @@ _wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, typ
 def _barrier(sync, nth):
     generation = atomic_load(sync + 8 * GENERATION)
     if atomic_add(sync + 8 * ARRIVED, 1) == nth - 1:
+        # in this order: with the new generation, the first may arrive at the next barrier
         atomic_store(sync + 8 * ARRIVED, 0)
         atomic_add(sync + 8 * GENERATION, 1)
         return
-    spins = 0
+    looks = 0
     while atomic_load(sync + 8 * GENERATION) == generation:
-        spins += 1
-        if spins % SPINS_BEFORE_YIELD == 0:
-            _yield()  # another thread of ours may be waiting for this core
+        looks += 1
+        if looks % LOOKS_BEFORE_YIELD == 0:
+            _yield()
 
 
 @inlined
@@ -90,10 +100,12 @@ def _run(plan, n, ith, nth, sync):
 @inlined
 def _next_job(sync, seen):
     """Wait until a job is posted that is not number `seen`; gives its number."""
-    for _ in range(SPINS):
+    for looks in range(LOOKS_BEFORE_SLEEP):
         job = atomic_load(sync + 8 * JOB)
         if job != seen:
             return job
+        if looks % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1:
+            _yield()
     _lock(sync + 8 * MUTEX)
     # first counted as asleep, then a last look: whoever posts does it the other way round
     atomic_add(sync + 8 * SLEEPERS, 1)
@@ -146,42 +158,96 @@ STOP_ALL: Final = Kernel(pool_stop, 1)
 
 
 class ThreadPool:
-    """`n_threads` threads, the caller's among them, that run plans together."""
+    """`n_threads` threads, the caller's among them, that run plans together.
+
+    The threads end when the pool is closed or no longer referenced. When the process ends they may
+    sleep on: they hold nothing of the interpreter.
+
+    Raises:
+        BackendError: the system gives no more threads.
+    """
 
     def __init__(self, n_threads: int) -> None:
         assert n_threads >= 1, f"{n_threads} threads"
         self.n_threads = n_threads
-        # all bytes 0: an initialised mutex and condition on Linux; elsewhere they are set up
-        self._sync = np.zeros(SYNC_WORDS + 8, np.int64)
-        offset = -self._sync.ctypes.data % 64
-        self._address = self._sync.ctypes.data + offset
-        libc = ctypes.CDLL(None)
-        libc.pthread_mutex_init(ctypes.c_void_p(self._address + 8 * MUTEX), None)
-        libc.pthread_cond_init(ctypes.c_void_p(self._address + 8 * COND), None)
-        word = ctypes.c_int64
-        self._run = ctypes.CFUNCTYPE(None, word, word, word, word)(RUN.address)
-        self._stop = ctypes.CFUNCTYPE(None, word)(STOP_ALL.address)
-        work = ctypes.CFUNCTYPE(None, word, word, word)(WORKER.address)
-        self._threads = [
-            threading.Thread(
-                target=work,
-                args=(self._address, i, n_threads),
-                name=f"lamella-cpu-{i}",
-                daemon=True,
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        sync = _new_sync()
+        self._address = sync.ctypes.data
+        self._run = _native(RUN, 4)
+        self._end = weakref.finalize(self, _stop, _native(STOP_ALL, 1), sync, self._process)
+        self._end.atexit = False
+        self._threads: list[threading.Thread] = []
+        work = _native(WORKER, 3)
+        for i in range(1, n_threads):
+            self._start(
+                threading.Thread(
+                    target=_work,
+                    args=(work, sync, i, n_threads),
+                    name=f"lamella-cpu-{i}",
+                    daemon=True,
+                )
             )
-            for i in range(1, n_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def run(self, plan_address: int, n_entries: int) -> None:
-        """Run a plan; returns when it is done. Not to be called by two threads at once."""
-        self._run(self._address, plan_address, n_entries, self.n_threads)
+        """Run a plan; returns when it is done. Threads that call this take turns.
+
+        Raises:
+            ClosedError: the pool is closed.
+            BackendError: this process was forked from that of the pool, whose threads it lacks.
+        """
+        if os.getpid() != self._process:
+            raise BackendError(
+                f"the CPU's threads belong to process {self._process}, of which this is a fork: "
+                "it needs a backend of its own"
+            )
+        with self._lock:
+            if not self._end.alive:
+                raise ClosedError("the CPU's threads have ended: their backend was freed")
+            self._run(self._address, plan_address, n_entries, self.n_threads)
 
     def close(self) -> None:
-        """End the threads. Twice is fine."""
-        threads, self._threads = self._threads, []
-        if threads:
-            self._stop(self._address)
-        for thread in threads:
-            thread.join()
+        """End the threads, once a run that is under way is done. Twice is fine."""
+        if os.getpid() != self._process:
+            return  # a fork: nobody is left who would give the lock back
+        with self._lock:
+            self._end()
+            for thread in self._threads:
+                thread.join()
+            self._threads.clear()
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as e:
+            n = 1 + len(self._threads)
+            self.close()
+            raise BackendError(
+                f"cannot start {self.n_threads} threads: the system gives only {n}"
+            ) from e
+        self._threads.append(thread)
+
+
+def _new_sync() -> Bytes:
+    """The block that the threads of a pool share, at its start."""
+    sync = aligned_empty(8 * SYNC_WORDS, LINE, "thread pool")
+    sync[:] = 0
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_init(ctypes.c_void_p(sync.ctypes.data + 8 * MUTEX), None)
+    libc.pthread_cond_init(ctypes.c_void_p(sync.ctypes.data + 8 * COND), None)
+    return sync
+
+
+def _native(kernel: Kernel, n_args: int) -> Callable[..., None]:
+    """A kernel as a function that lets go of the interpreter."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)
+
+
+def _work(work: Callable[..., None], sync: Bytes, ith: int, nth: int) -> None:
+    work(sync.ctypes.data, ith, nth)  # `sync` lives as long as a thread that looks at it
+
+
+def _stop(stop: Callable[..., None], sync: Bytes, process: int) -> None:
+    # waits for nobody: the garbage collector may call this, anywhere
+    if os.getpid() == process:
+        stop(sync.ctypes.data)

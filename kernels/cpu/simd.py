@@ -438,6 +438,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return compiled
 
 
+def merged(function: Callable[..., Any]) -> Any:
+    """Declare a large function that one kernel calls once: `inlined` would compile it twice."""
+    return njit(error_model="numpy", inline="always")(function)
+
+
 @inlined
 def vexp(x):
     """e**x of each lane, within 2 units in the last place; 0 below -104, inf above 89, NaN is NaN.

@@ -1,0 +1,89 @@
+"""Rows of any type and layout read as float32, for the kernels that work on all types.
+
+`row_reader(tensor)` gives the parameters that `read_row` needs in a kernel. Also `move`, which
+copies elements from stride to stride. Tested by tests/kernels/test_cpu_data.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...graph.tensor import Tensor
+from ...graph.types import GGMLType
+from . import decode_iq as _decode_iq  # noqa: F401 - declare their decoders
+from . import decode_k as _decode_k  # noqa: F401
+from .decode import DECODERS
+from .params import Param, int_param
+from .simd import (
+    inlined,
+    load_i32,
+    load_u16,
+    store_i32,
+    store_u16,
+)
+from .simd_int import call_at, copy_bytes
+
+LINE: Final = 64
+
+
+def is_readable(t: Tensor) -> bool:
+    """True if `read_row` can read the tensor's rows."""
+    if t.type.is_quantized and not t.has_contiguous_rows:
+        return False
+    return t.type is GGMLType.F32 or t.type in DECODERS
+
+
+def is_plain(t: Tensor) -> bool:
+    """True if the rows are float32 already and have no gaps: nobody has to read them."""
+    return t.type is GGMLType.F32 and t.has_contiguous_rows
+
+
+def row_reader(t: Tensor) -> tuple[Param, int, int, int]:
+    """The 4 parameters for `read_row`: address of the decoder (0: none), of its table, the size of
+    an element where elements have gaps between them (else 0), and their stride."""
+    gaps = 0 if t.has_contiguous_rows else t.type.type_size
+    decode: Param
+    decode, table = (0, 0) if t.type is GGMLType.F32 else DECODERS[t.type].params
+    return decode, table, gaps, t.nb[0]
+
+
+def row_bytes(n: int) -> int:
+    """Bytes of a row of `n` floats in scratch memory: whole cache lines, an odd number of them.
+
+    Rows at multiples of 4096 bytes, say, would compete for the same places in the cache.
+    """
+    return (-(-4 * n // LINE) | 1) * LINE
+
+
+@inlined
+def move(dst, dst_stride, src, src_stride, n, size):
+    """Copy `n` elements, or blocks, of `size` bytes from stride to stride."""
+    if dst_stride == size and src_stride == size:
+        copy_bytes(dst, src, n * size)
+    elif size == 4:
+        for i in range(n):
+            store_i32(dst + dst_stride * i, load_i32(src + src_stride * i))
+    elif size == 2:
+        for i in range(n):
+            store_u16(dst + dst_stride * i, load_u16(src + src_stride * i))
+    else:
+        for i in range(n):
+            copy_bytes(dst + dst_stride * i, src + src_stride * i, size)
+
+
+@inlined
+def read_row(p, k, src, n, dst, temp):
+    """Read `n` elements at `src` into `dst` as floats, by `row_reader`'s parameters from `k` on.
+
+    `temp` has room for `n` floats.
+    """
+    decode, table = int_param(p, k), int_param(p, k + 1)
+    gaps, stride = int_param(p, k + 2), int_param(p, k + 3)
+    if gaps != 0:
+        at = dst if decode == 0 else temp
+        move(at, gaps, src, stride, n, gaps)
+        src = at
+    if decode != 0:
+        call_at(decode, (src, dst, n, table))
+    elif gaps == 0:
+        copy_bytes(dst, src, 4 * n)

@@ -1,0 +1,210 @@
+"""Decoding: rows of any type to float32, bit for bit as `gguf.quants` does it.
+
+A decoder is a small kernel of its own, `(src, dst, n, table)`: n elements at `src` become n floats
+at `dst`. What works on all types (matrix products, copies) is compiled once and calls a decoder
+through its address, once for a row. The packing is described in `quants.layouts`.
+
+This file has the floats and the blocks of 32; `decode_k` and `decode_iq` have those of 256, and
+`DECODERS` knows all but F32. Tested by tests/kernels/test_cpu_decode.py.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+from numba import types
+
+from ...graph.types import GGMLType
+from ..quants.layouts import LAYOUTS
+from .jit import Kernel
+from .simd import (
+    LANES,
+    inlined,
+    load_bf16_part,
+    load_bf16x16,
+    load_f16,
+    load_f16_part,
+    load_f16x16,
+    load_f32,
+    load_i8x16,
+    load_i32,
+    load_u8,
+    load_u32,
+    splat,
+    store_f32,
+    store_f32_part,
+    store_f32x16,
+)
+from .simd_int import f32_of_bits, lane_bits, load_i8_2x8, load_u8_i32x16, lookup, low_high, to_f32
+
+f32: Final = types.float32
+CODEC_ARGS: Final = 4  # src, dst, n, table
+
+Function = Callable[..., None]
+
+
+class Codec(NamedTuple):
+    """A kernel that converts a row, and the table it looks values up in."""
+
+    kernel: Kernel
+    table: npt.NDArray[Any] | None
+
+    @property
+    def params(self) -> tuple[Kernel, int]:
+        """The code and the address of the table, as `call_at` takes them."""
+        return self.kernel, 0 if self.table is None else self.table.ctypes.data
+
+
+DECODERS: Final[dict[GGMLType, Codec]] = {}
+
+
+def decoder(
+    type: GGMLType, table: npt.NDArray[Any] | None = None
+) -> Callable[[Function], Function]:
+    """Declare `function(block, out, table)` as what decodes one block of a type."""
+
+    def declare(function: Function) -> Function:
+        decode_block = inlined(function)
+        block_size, block_bytes = type.block_size, type.type_size
+
+        def decode_row(src, dst, n, table):
+            for i in range(n // block_size):
+                decode_block(src + block_bytes * i, dst + 4 * block_size * i, table)
+
+        _declare(type, decode_row, table)
+        return function
+
+    return declare
+
+
+def _declare(type: GGMLType, function: Function, table: npt.NDArray[Any] | None = None) -> None:
+    function.__name__ = f"decode_{type.name.lower()}"
+    DECODERS[type] = Codec(Kernel(function, CODEC_ARGS), table)
+
+
+def offsets(type: GGMLType) -> Any:
+    """Where the fields of a block begin, in bytes: `offsets(GGMLType.Q4_0).qs` is 2."""
+    fields = LAYOUTS[type].fields
+    assert fields is not None
+    # Numba knows named tuples; mypy knows only those that are spelled out
+    kind = namedtuple(type.name, fields)  # type: ignore[misc]
+    return kind(*(field[1] for field in fields.values()))
+
+
+# --- not quantised ---
+
+
+def _decode_f16(src, dst, n, table):
+    whole = n - n % LANES
+    for i in range(0, whole, LANES):
+        store_f32x16(dst + 4 * i, load_f16x16(src + 2 * i))
+    if whole < n:
+        store_f32_part(dst + 4 * whole, load_f16_part(src + 2 * whole, n - whole), n - whole)
+
+
+def _decode_bf16(src, dst, n, table):
+    whole = n - n % LANES
+    for i in range(0, whole, LANES):
+        store_f32x16(dst + 4 * i, load_bf16x16(src + 2 * i))
+    if whole < n:
+        store_f32_part(dst + 4 * whole, load_bf16_part(src + 2 * whole, n - whole), n - whole)
+
+
+def _decode_i32(src, dst, n, table):
+    for i in range(n):
+        store_f32(dst + 4 * i, f32(load_i32(src + 4 * i)))
+
+
+_declare(GGMLType.F16, _decode_f16)
+_declare(GGMLType.BF16, _decode_bf16)
+_declare(GGMLType.I32, _decode_i32)
+
+
+# --- blocks of 32 ---
+
+Q4_0: Final = offsets(GGMLType.Q4_0)
+Q4_1: Final = offsets(GGMLType.Q4_1)
+Q5_0: Final = offsets(GGMLType.Q5_0)
+Q5_1: Final = offsets(GGMLType.Q5_1)
+Q8_0: Final = offsets(GGMLType.Q8_0)
+IQ4_NL: Final = offsets(GGMLType.IQ4_NL)
+MXFP4: Final = offsets(GGMLType.MXFP4)
+NVFP4: Final = offsets(GGMLType.NVFP4)
+
+
+@decoder(GGMLType.Q4_0)
+def _q4_0(block, out, table):
+    d = splat(load_f16(block + Q4_0.d))
+    q = load_u8_i32x16(block + Q4_0.qs)
+    store_f32x16(out, to_f32((q & 15) - 8) * d)
+    store_f32x16(out + 64, to_f32((q >> 4) - 8) * d)
+
+
+@decoder(GGMLType.Q4_1)
+def _q4_1(block, out, table):
+    d, m = splat(load_f16(block + Q4_1.d)), splat(load_f16(block + Q4_1.m))
+    q = load_u8_i32x16(block + Q4_1.qs)
+    store_f32x16(out, to_f32(q & 15) * d + m)
+    store_f32x16(out + 64, to_f32(q >> 4) * d + m)
+
+
+@decoder(GGMLType.Q5_0)
+def _q5_0(block, out, table):
+    d = splat(load_f16(block + Q5_0.d))
+    q, high = load_u8_i32x16(block + Q5_0.qs), load_u32(block + Q5_0.qh)
+    store_f32x16(out, to_f32((q & 15 | lane_bits(high) << 4) - 16) * d)
+    store_f32x16(out + 64, to_f32((q >> 4 | lane_bits(high >> 16) << 4) - 16) * d)
+
+
+@decoder(GGMLType.Q5_1)
+def _q5_1(block, out, table):
+    d, m = splat(load_f16(block + Q5_1.d)), splat(load_f16(block + Q5_1.m))
+    q, high = load_u8_i32x16(block + Q5_1.qs), load_u32(block + Q5_1.qh)
+    store_f32x16(out, to_f32(q & 15 | lane_bits(high) << 4) * d + m)
+    store_f32x16(out + 64, to_f32(q >> 4 | lane_bits(high >> 16) << 4) * d + m)
+
+
+@decoder(GGMLType.Q8_0)
+def _q8_0(block, out, table):
+    d = splat(load_f16(block + Q8_0.d))
+    store_f32x16(out, load_i8x16(block + Q8_0.qs) * d)
+    store_f32x16(out + 64, load_i8x16(block + Q8_0.qs + 16) * d)
+
+
+@decoder(GGMLType.IQ4_NL, np.array(quants.IQ4_NL.kvalues, np.float32))
+def _iq4_nl(block, out, table):
+    d = splat(load_f16(block + IQ4_NL.d))
+    q = load_u8_i32x16(block + IQ4_NL.qs)
+    store_f32x16(out, lookup(table, q & 15) * d)
+    store_f32x16(out + 64, lookup(table, q >> 4) * d)
+
+
+@decoder(GGMLType.MXFP4, np.array(quants.MXFP4.kvalues, np.float32))
+def _mxfp4(block, out, table):
+    e = load_u8(block + MXFP4.e)
+    # half of 2 ** (e - 127), below the normal range for e < 2
+    d = splat(f32_of_bits(0x00200000 << e if e < 2 else (e - 1) << 23))
+    q = load_u8_i32x16(block + MXFP4.qs)
+    store_f32x16(out, lookup(table, q & 15) * d)
+    store_f32x16(out + 64, lookup(table, q >> 4) * d)
+
+
+# the 16 values, then the 256 scales as floats
+_NVFP4_TABLE: Final = np.concatenate(
+    [quants.NVFP4.kvalues, quants.NVFP4.ue4m3_to_fp32(np.arange(256, dtype=np.uint8))]
+).astype(np.float32)
+
+
+@decoder(GGMLType.NVFP4, _NVFP4_TABLE)
+def _nvfp4(block, out, table):
+    for i in range(4):
+        d = splat(load_f32(table + 64 + 4 * load_u8(block + NVFP4.d + i)))
+        qs = block + NVFP4.qs + 8 * i
+        q = load_i8_2x8(qs, qs)
+        low, high = lookup(table, q & 15), lookup(table, q >> 4 & 15)
+        store_f32x16(out + 64 * i, low_high(low, high) * d)

@@ -1,0 +1,192 @@
+"""Encoding: rows of float32 to any type we write, bit for bit as `gguf.quants` does it.
+
+The counterpart of `decode`: `ENCODERS` has a kernel `(src, dst, n, table)` for each type but F32;
+none needs a table. Tested by tests/kernels/test_cpu_encode.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ...graph.types import GGMLType
+from .decode import CODEC_ARGS, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Codec, Function, f32
+from .jit import Kernel
+from .simd import (
+    LANES,
+    inlined,
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    splat,
+    store_bf16_part,
+    store_bf16x16,
+    store_f16,
+    store_f16_part,
+    store_f16x16,
+    store_i32,
+)
+from .simd_int import (
+    clamp,
+    lane_mask,
+    max_abs,
+    round_away,
+    store_i32x16_u8,
+    store_u32,
+    to_i32,
+    truncated,
+)
+
+ENCODERS: Final[dict[GGMLType, Codec]] = {}
+
+
+def _declare(type: GGMLType, function: Function) -> None:
+    function.__name__ = f"encode_{type.name.lower()}"
+    ENCODERS[type] = Codec(Kernel(function, CODEC_ARGS), None)
+
+
+def encoder(type: GGMLType) -> Callable[[Function], Function]:
+    """Declare `function(values, block)` as what encodes one block of a type."""
+
+    def declare(function: Function) -> Function:
+        encode_block = inlined(function)
+        block_size, block_bytes = type.block_size, type.type_size
+
+        def encode_row(src, dst, n, table):
+            for i in range(n // block_size):
+                encode_block(src + 4 * block_size * i, dst + block_bytes * i)
+
+        _declare(type, encode_row)
+        return function
+
+    return declare
+
+
+def _encode_f16(src, dst, n, table):
+    whole = n - n % LANES
+    for i in range(0, whole, LANES):
+        store_f16x16(dst + 2 * i, load_f32x16(src + 4 * i))
+    if whole < n:
+        rest = load_f32_part(src + 4 * whole, n - whole)
+        store_f16_part(dst + 2 * whole, rest, n - whole)
+
+
+def _encode_bf16(src, dst, n, table):
+    whole = n - n % LANES
+    for i in range(0, whole, LANES):
+        store_bf16x16(dst + 2 * i, load_f32x16(src + 4 * i))
+    if whole < n:
+        rest = load_f32_part(src + 4 * whole, n - whole)
+        store_bf16_part(dst + 2 * whole, rest, n - whole)
+
+
+def _encode_i32(src, dst, n, table):
+    for i in range(n):
+        store_i32(dst + 4 * i, truncated(load_f32(src + 4 * i)))
+
+
+_declare(GGMLType.F16, _encode_f16)
+_declare(GGMLType.BF16, _encode_bf16)
+_declare(GGMLType.I32, _encode_i32)
+
+
+@inlined
+def _inverse(d):
+    return f32(0) if d == 0 else f32(1) / d
+
+
+@encoder(GGMLType.Q8_0)
+def _q8_0(values, block):
+    low, high = load_f32x16(values), load_f32x16(values + 64)
+    d = max_abs(low, high) / f32(127)
+    inverse = splat(_inverse(d))
+    store_f16(block + Q8_0.d, d)
+    store_i32x16_u8(block + Q8_0.qs, round_away(low * inverse))
+    store_i32x16_u8(block + Q8_0.qs + 16, round_away(high * inverse))
+
+
+@inlined
+def _furthest(values):
+    """The value furthest from 0, with its sign; the first one of several."""
+    best = load_f32(values)
+    largest = abs(best)
+    for i in range(1, 32):
+        x = load_f32(values + 4 * i)
+        if abs(x) > largest:
+            best, largest = x, abs(x)
+    return best
+
+
+@inlined
+def _range(values):
+    """The least value and the largest."""
+    low = high = load_f32(values)
+    for i in range(1, 32):
+        x = load_f32(values + 4 * i)
+        low, high = min(low, x), max(high, x)
+    return low, high
+
+
+@inlined
+def _quantise(values, factor, offset, largest):
+    """16 values as 0..largest: value * factor + offset, its fraction cut off."""
+    return clamp(to_i32(load_f32x16(values) * factor + splat(offset)), largest)
+
+
+@inlined
+def _store_high_bits(at, low, high):
+    """The fifth bits of 32 values as one word."""
+    store_u32(at, lane_mask(low >> 4) | lane_mask(high >> 4) << 16)
+
+
+@encoder(GGMLType.Q4_0)
+def _q4_0(values, block):
+    d = _furthest(values) / f32(-8)
+    factor = splat(_inverse(d))
+    low = _quantise(values, factor, f32(8.5), 15)
+    high = _quantise(values + 64, factor, f32(8.5), 15)
+    store_f16(block + Q4_0.d, d)
+    store_i32x16_u8(block + Q4_0.qs, low | high << 4)
+
+
+@encoder(GGMLType.Q5_0)
+def _q5_0(values, block):
+    d = _furthest(values) / f32(-16)
+    factor = splat(_inverse(d))
+    low = _quantise(values, factor, f32(16.5), 31)
+    high = _quantise(values + 64, factor, f32(16.5), 31)
+    store_f16(block + Q5_0.d, d)
+    _store_high_bits(block + Q5_0.qh, low, high)
+    store_i32x16_u8(block + Q5_0.qs, low & 15 | high << 4)
+
+
+@inlined
+def _quantise_from(values, least, factor, largest):
+    """16 values as 0..largest: (value - least) * factor, rounded to nearest, halves up."""
+    distance = load_f32x16(values) - splat(least)
+    return clamp(to_i32(distance * factor + splat(f32(0.5))), largest)
+
+
+@encoder(GGMLType.Q4_1)
+def _q4_1(values, block):
+    least, most = _range(values)
+    d = (most - least) / f32(15)
+    factor = splat(_inverse(d))
+    low = _quantise_from(values, least, factor, 15)
+    high = _quantise_from(values + 64, least, factor, 15)
+    store_f16(block + Q4_1.d, d)
+    store_f16(block + Q4_1.m, least)
+    store_i32x16_u8(block + Q4_1.qs, low | high << 4)
+
+
+@encoder(GGMLType.Q5_1)
+def _q5_1(values, block):
+    least, most = _range(values)
+    d = (most - least) / f32(31)
+    factor = splat(_inverse(d))
+    low = _quantise_from(values, least, factor, 31)
+    high = _quantise_from(values + 64, least, factor, 31)
+    store_f16(block + Q5_1.d, d)
+    store_f16(block + Q5_1.m, least)
+    _store_high_bits(block + Q5_1.qh, low, high)
+    store_i32x16_u8(block + Q5_1.qs, low & 15 | high << 4)

@@ -1,0 +1,113 @@
+"""Activations and gated units: UNARY and GLU, in vectors of floats.
+
+Exponentials are simd.vexp, so an element's bits depend on nothing but its own value. How operands
+lie in memory is elementwise.py's matter. Tested by tests/kernels/test_cpu_elementwise.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from ....graph.op import GluOp, GluParams, Op, UnaryOp, UnaryParams
+from ....graph.tensor import Tensor
+from ..simd import choose, fma, inlined, splat, vabs, vexp, vmax, vmin, vtanh, zero
+from ..table import Call, implements
+from .elementwise import map_call, map_kernel, pair_call, pair_kernel
+
+GELU: Final = -2 * math.sqrt(2 / math.pi)
+
+
+@inlined
+def sigmoid(x):
+    """1 / (1 + e**-x)."""
+    return splat(1.0) / (splat(1.0) + vexp(x * splat(-1.0)))
+
+
+@inlined
+def silu(x):
+    """x * sigmoid(x)."""
+    return x / (splat(1.0) + vexp(x * splat(-1.0)))
+
+
+@inlined
+def gelu(x):
+    """x / 2 * (1 + tanh(y)), y = sqrt(2 / pi) (x + 0.044715 x**3), as x * sigmoid(2 y)."""
+    return x / (splat(1.0) + vexp(splat(GELU) * x * fma(splat(0.044715) * x, x, splat(1.0))))
+
+
+@inlined
+def gelu_quick(x):
+    """x * sigmoid(1.702 x)."""
+    return x / (splat(1.0) + vexp(x * splat(-1.702)))
+
+
+@inlined
+def gelu_erf(x):
+    """x / 2 * erfc(-x / sqrt 2), within a few units in the last place also where that is near 0.
+
+    With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e**(p(t) - z * z), where p is a
+    Chebyshev fit for z < 15, off by 7e-8 at most; above, erfc is 0 in float32.
+    """
+    a = vmin(splat(21.0), vabs(x))
+    t = splat(1.0) / fma(splat(0.5 * math.sqrt(0.5)), a, splat(1.0))
+    p = fma(splat(0.167381003), t, splat(-0.801325262))
+    p = fma(p, t, splat(1.43554544))
+    p = fma(p, t, splat(-1.06009936))
+    p = fma(p, t, splat(0.213782743))
+    p = fma(p, t, splat(-0.150773004))
+    p = fma(p, t, splat(0.0846820921))
+    p = fma(p, t, splat(0.376550198))
+    p = fma(p, t, splat(0.999756813))
+    p = fma(p, t, splat(-1.26550055))
+    # z * z = a * a / 2 with all its digits: the exponential would magnify a rounding
+    square = a * a
+    rest = fma(a, a, square * splat(-1.0))
+    erfc = t * vexp(square * splat(-0.5)) * vexp(fma(rest, splat(-0.5), p))
+    return splat(0.5) * x * choose(x, zero(), erfc, splat(2.0) - erfc)
+
+
+@inlined
+def relu(x):
+    """max(x, 0), also 0 of NaN."""
+    return vmax(x, zero())
+
+
+UNARY: Final = {
+    UnaryOp.SILU: map_kernel("silu_float", inlined(lambda x, a, b: silu(x))),
+    UnaryOp.GELU: map_kernel("gelu_float", inlined(lambda x, a, b: gelu(x))),
+    UnaryOp.GELU_QUICK: map_kernel("gelu_quick_float", inlined(lambda x, a, b: gelu_quick(x))),
+    UnaryOp.GELU_ERF: map_kernel("gelu_erf_float", inlined(lambda x, a, b: gelu_erf(x))),
+    UnaryOp.RELU: map_kernel("relu_float", inlined(lambda x, a, b: relu(x))),
+    UnaryOp.SIGMOID: map_kernel("sigmoid_float", inlined(lambda x, a, b: sigmoid(x))),
+    UnaryOp.TANH: map_kernel("tanh_float", inlined(lambda x, a, b: vtanh(x))),
+    UnaryOp.EXP: map_kernel("exp_float", inlined(lambda x, a, b: vexp(x))),
+    UnaryOp.NEG: map_kernel("neg_float", inlined(lambda x, a, b: x * splat(-1.0))),
+    UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, a, b: vabs(x))),
+}
+
+GLU: Final = {
+    GluOp.REGLU: pair_kernel("reglu_float", inlined(lambda x, y: relu(x) * y)),
+    GluOp.GEGLU: pair_kernel("geglu_float", inlined(lambda x, y: gelu(x) * y)),
+    GluOp.SWIGLU: pair_kernel("swiglu_float", inlined(lambda x, y: silu(x) * y)),
+    GluOp.GEGLU_ERF: pair_kernel("geglu_erf_float", inlined(lambda x, y: gelu_erf(x) * y)),
+    GluOp.GEGLU_QUICK: pair_kernel("geglu_quick_float", inlined(lambda x, y: gelu_quick(x) * y)),
+}
+
+
+@implements(Op.UNARY)
+def unary(node: Tensor) -> Sequence[Call]:
+    assert isinstance(node.params, UnaryParams)
+    return [map_call(UNARY[node.params.op], node)]
+
+
+@implements(Op.GLU)
+def glu(node: Tensor) -> Sequence[Call]:
+    assert isinstance(node.params, GluParams)
+    kernel = GLU[node.params.op]
+    if len(node.src) == 2:
+        return [pair_call(kernel, node)]
+    first, second = 0, node.ne[0] * node.src[0].nb[0]
+    offsets = (second, first) if node.params.swapped else (first, second)
+    return [pair_call(kernel, node, second=1, offsets=offsets)]

@@ -1,0 +1,261 @@
+"""Arithmetic, element by element, of one or two tensors; also what activations.py is built with.
+
+A kernel works on pieces: rows, or equal parts of tensors without gaps. Elements of other types than
+F32, or with gaps between them, go through the thread's scratch memory as floats. An element's bits
+depend on nothing but its operands. Tested by tests/kernels/test_cpu_elementwise.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....graph.op import ClampParams, FillParams, Op, ScaleParams
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..jit import Kernel
+from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
+from ..simd import (
+    LANES,
+    inlined,
+    load_bf16,
+    load_f16,
+    load_f32,
+    load_f32_part,
+    splat,
+    store_bf16,
+    store_f16,
+    store_f32,
+    store_f32_part,
+    vlog,
+    vmax,
+    vmin,
+    vsqrt,
+)
+from ..table import SMALL, Call, implements
+
+PIECE: Final = 1024  # elements at most that are computed at once
+
+# parameters of these kernels
+FLAT: Final = 0  # 1: no gaps and one shape, so that pieces need not be rows
+LAYOUT: Final = 1  # three words: how the node's elements lie, the first and second operand's
+SECOND: Final = 4  # which tensor is the second operand
+OFFSET: Final = 5  # two words: bytes from a row to the first and second operand's elements
+SCALARS: Final = 7  # two words: the op's own
+
+# how elements lie
+DIRECT, F32, F16, BF16 = range(4)  # DIRECT: F32 without gaps
+_LAYOUTS: Final = {GGMLType.F32: F32, GGMLType.F16: F16, GGMLType.BF16: BF16}
+
+
+# --- pieces ---
+
+
+@inlined
+def n_pieces(p):
+    """Pieces of the node."""
+    if int_param(p, FLAT) == 0:
+        return n_rows(p, 0)
+    return (ne(p, 0, 0) * n_rows(p, 0) + PIECE - 1) // PIECE
+
+
+@inlined
+def piece_size(p, r):
+    """Elements of piece `r`; those of a row may be more than PIECE."""
+    if int_param(p, FLAT) == 0:
+        return ne(p, 0, 0)
+    return min(PIECE, ne(p, 0, 0) * n_rows(p, 0) - PIECE * r)
+
+
+@inlined
+def piece(p, i, r):
+    """Address of piece `r` in tensor `i`, which is repeated to the shape of the node."""
+    if int_param(p, FLAT) != 0:
+        return data(p, i) + nb(p, i, 0) * PIECE * r
+    n1, i1, i2, i3 = ne(p, 0, 1), r, 0, 0
+    if r >= n1:
+        n2 = ne(p, 0, 2)
+        i1, i2, i3 = r % n1, r // n1 % n2, r // (n1 * n2)
+    return row_at(
+        p, i, _wrapped(i1, ne(p, i, 1)), _wrapped(i2, ne(p, i, 2)), _wrapped(i3, ne(p, i, 3))
+    )
+
+
+@inlined
+def _wrapped(i, n):
+    return i if i < n else i % n
+
+
+@inlined
+def fetch(p, operand, i, x, start, n, scratch):
+    """Address of `n` floats: elements `start` ... of the piece of tensor `i` at `x`.
+
+    They lie there, or are copied to `scratch`; the elements of a shorter row are repeated.
+    """
+    layout, stride, row_size = int_param(p, LAYOUT + operand), nb(p, i, 0), ne(p, i, 0)
+    if layout == DIRECT:
+        return x + 4 * start
+    # a flat piece may lie across rows, which are then as long as the node's
+    k = start if int_param(p, FLAT) != 0 else start % row_size
+    for j in range(n):
+        at = x + stride * k
+        value = load_f32(at) if layout == F32 else load_f16(at) if layout == F16 else load_bf16(at)
+        store_f32(scratch + 4 * j, value)
+        k += 1
+        if k == row_size and int_param(p, FLAT) == 0:
+            k = 0
+    return scratch
+
+
+@inlined
+def target(p, out, start, scratch):
+    """Where the elements from `start` on of the node's piece at `out` shall be put as floats."""
+    return out + 4 * start if int_param(p, LAYOUT) == DIRECT else scratch
+
+
+@inlined
+def finish(p, out, start, n, scratch):
+    """Bring `n` elements from where they were put to where they belong."""
+    layout, stride = int_param(p, LAYOUT), nb(p, 0, 0)
+    if layout == DIRECT:
+        return
+    for j in range(n):
+        at, value = out + stride * (start + j), load_f32(scratch + 4 * j)
+        if layout == F32:
+            store_f32(at, value)
+        elif layout == F16:
+            store_f16(at, value)
+        else:
+            store_bf16(at, value)
+
+
+# --- families of kernels ---
+
+
+def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
+    """A kernel of one operand: f(x, a, b) of vectors, with the op's two scalars in all lanes."""
+
+    def run(p, ith, nth):
+        scratch = work(p, ith)
+        a, b = splat(float_param(p, SCALARS)), splat(float_param(p, SCALARS + 1))
+        pieces = n_pieces(p)
+        for r in range(first_of(pieces, ith, nth), first_of(pieces, ith + 1, nth)):
+            x, out, size = piece(p, 1, r), piece(p, 0, r), piece_size(p, r)
+            for start in range(0, size, PIECE):
+                n = min(PIECE, size - start)
+                xs = fetch(p, 1, 1, x, start, n, scratch)
+                to = target(p, out, start, scratch)
+                for i in range(0, n, LANES):
+                    v = f(load_f32_part(xs + 4 * i, n - i), a, b)
+                    store_f32_part(to + 4 * i, v, n - i)
+                finish(p, out, start, n, scratch)
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+def pair_kernel(name: str, f: Callable[..., Any]) -> Kernel:
+    """A kernel of two operands: f(x, y) of vectors."""
+
+    def run(p, ith, nth):
+        scratch = work(p, ith)
+        more = scratch + 4 * PIECE
+        second = int_param(p, SECOND)
+        pieces = n_pieces(p)
+        for r in range(first_of(pieces, ith, nth), first_of(pieces, ith + 1, nth)):
+            x = piece(p, 1, r) + int_param(p, OFFSET)
+            y = piece(p, second, r) + int_param(p, OFFSET + 1)
+            out, size = piece(p, 0, r), piece_size(p, r)
+            for start in range(0, size, PIECE):
+                n = min(PIECE, size - start)
+                xs = fetch(p, 1, 1, x, start, n, scratch)
+                ys = fetch(p, 2, second, y, start, n, more)
+                to = target(p, out, start, scratch)
+                for i in range(0, n, LANES):
+                    v = f(load_f32_part(xs + 4 * i, n - i), load_f32_part(ys + 4 * i, n - i))
+                    store_f32_part(to + 4 * i, v, n - i)
+                finish(p, out, start, n, scratch)
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+def map_call(kernel: Kernel, node: Tensor, a: float = 0.0, b: float = 0.0) -> Call:
+    """The call of a `map_kernel`."""
+    layouts = (_layout(node), _layout(node.src[0]), DIRECT)
+    params = (_is_flat(node, node.src[0]), *layouts, 0, 0, 0, float(a), float(b))
+    return _call(kernel, node, params)
+
+
+def pair_call(
+    kernel: Kernel, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0)
+) -> Call:
+    """The call of a `pair_kernel`: operands are source 1 and `second`, `offsets` bytes inside."""
+    a, b = node.src[0], node.src[second - 1]
+    layouts = (_layout(node), _layout(a), _layout(b, node.ne[0] if second == 2 else b.ne[0]))
+    flat = second == 2 and _is_flat(node, a, b)
+    return _call(kernel, node, (flat, *layouts, second, *offsets))
+
+
+def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> Call:
+    return Call(kernel, params, one_thread=node.n_elements < SMALL, work=2 * 4 * PIECE)
+
+
+def _layout(t: Tensor, n: int | None = None) -> int:
+    """How the elements of a tensor lie; rows that are not `n` long are to be repeated."""
+    direct = t.type is GGMLType.F32 and t.has_contiguous_rows and n in (None, t.ne[0])
+    return DIRECT if direct else _LAYOUTS[t.type]
+
+
+def _is_flat(node: Tensor, *operands: Tensor) -> bool:
+    # where rows have one element, is_contiguous does not look at nb[0], which pieces count with
+    return all(
+        t.is_contiguous and t.ne == node.ne and t.nb[0] == t.type.type_size
+        for t in (node, *operands)
+    )
+
+
+# --- ops of two operands ---
+
+PAIRS: Final = {
+    Op.ADD: pair_kernel("add_float", inlined(lambda x, y: x + y)),
+    Op.SUB: pair_kernel("sub_float", inlined(lambda x, y: x - y)),
+    Op.MUL: pair_kernel("mul_float", inlined(lambda x, y: x * y)),
+    Op.DIV: pair_kernel("div_float", inlined(lambda x, y: x / y)),
+}
+
+
+@implements(*PAIRS)
+def pair(node: Tensor) -> Sequence[Call]:
+    return [pair_call(PAIRS[node.op], node)]
+
+
+# --- ops of one operand ---
+
+
+MAPS: Final = {
+    Op.SCALE: map_kernel("scale_float", inlined(lambda x, a, b: x * a + b)),
+    Op.SQR: map_kernel("sqr_float", inlined(lambda x, a, b: x * x)),
+    Op.SQRT: map_kernel("sqrt_float", inlined(lambda x, a, b: vsqrt(x))),
+    Op.LOG: map_kernel("log_float", inlined(lambda x, a, b: vlog(x))),
+    # NaN compares false and stays
+    Op.CLAMP: map_kernel("clamp_float", inlined(lambda x, a, b: vmin(b, vmax(a, x)))),
+    Op.FILL: map_kernel("fill_float", inlined(lambda x, a, b: a)),
+}
+
+
+@implements(*MAPS)
+def maps(node: Tensor) -> Sequence[Call]:
+    return [map_call(MAPS[node.op], node, *_scalars(node))]
+
+
+def _scalars(node: Tensor) -> tuple[float, ...]:
+    match node.params:
+        case ScaleParams(scale, bias):
+            return scale, bias or -0.0  # which changes nothing, where 0.0 makes 0.0 of -0.0
+        case ClampParams(low, high):
+            return low, high
+        case FillParams(value):
+            return (value,)
+        case _:
+            return ()

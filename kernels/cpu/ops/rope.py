@@ -1,0 +1,207 @@
+"""Rotary position embedding: ROPE, of F32 and F16, pairs of neighbours or of halves.
+
+An angle is its position times a factor of its pair, in float64: turns, of which only the fraction
+matters, rounded to float32 when it is below one. Cosines and sines are computed once for all heads
+of a token. Threads divide heads. Tested by tests/kernels/test_cpu_rope.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....graph.op import Op, RopeMode, RopeParams
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..jit import Kernel
+from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
+from ..simd import (
+    LANES,
+    choose,
+    fma,
+    inlined,
+    load_f16_part,
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    load_f64,
+    load_i32,
+    splat,
+    store_f16_part,
+    store_f32,
+    store_f32_part,
+    store_f32x16,
+    store_f64,
+    turn_pairs,
+    vabs,
+    vround,
+    zero,
+)
+from ..table import SMALL, Call, implements
+
+# parameters
+N_DIMS: Final = 0
+HAS_FACTORS: Final = 1
+RATIO: Final = 2  # frequency of a pair / that of the one before it
+FREQ_SCALE: Final = 3
+EXT_FACTOR: Final = 4
+LOW: Final = 5  # YaRN: pairs up to LOW turn as they are, from HIGH on scaled, between them mixed
+HIGH: Final = 6
+MAGNITUDE: Final = 7  # factor of cosines and sines
+
+TURN: Final = 2 * math.pi
+WHOLE: Final = 1.5 * 2**52  # added and taken off again, it rounds a float64 to a whole number
+
+
+@inlined
+def vcos_sin(turns):
+    """Cosine and sine of 2 pi `turns`, for turns in -0.5..0.5.
+
+    Polynomials of Cephes' cosf and sinf within an eighth of a turn of the nearest quarter turn.
+    """
+    quarters = vround(turns * splat(4.0))
+    a = (turns - quarters * splat(0.25)) * splat(TURN)
+    z = a * a
+    s = fma(splat(-1.9515295891e-4), z, splat(8.3321608736e-3))
+    s = fma(s, z, splat(-1.6666654611e-1))
+    s = fma(s * z, a, a)
+    c = fma(splat(2.443315711809948e-5), z, splat(-1.388731625493765e-3))
+    c = fma(c, z, splat(4.166664568298827e-2))
+    c = fma(c * z, z, fma(splat(-0.5), z, splat(1.0)))
+    # by quarter turns: (c, s), (-s, c), (-c, -s), (s, -c)
+    even, distance = splat(0.5), vabs(quarters)
+    side = choose(vabs(distance - splat(1.0)), even, splat(1.0), zero())  # one quarter off
+    sign = choose(quarters, zero(), splat(-1.0), splat(1.0))
+    back = choose(splat(1.5), distance, splat(-1.0), splat(1.0))  # half a turn
+    cos = choose(even, side, s * sign * splat(-1.0), c * back)
+    sin = choose(even, side, c * sign, s * back)
+    return cos, sin
+
+
+@inlined
+def _frequencies(p, to, copies):
+    """Write the turns of each pair at position 1, `copies` times each, as float64 to `to`."""
+    low, high, ext = float_param(p, LOW), float_param(p, HIGH), float_param(p, EXT_FACTOR)
+    power = 1.0 / TURN
+    for i in range(int_param(p, N_DIMS) // 2):
+        turns = power
+        if int_param(p, HAS_FACTORS) != 0:
+            turns /= load_f32(data(p, 3) + nb(p, 3, 0) * i)
+        ramp = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
+        mix = (1.0 - ramp) * ext
+        turns = turns * float_param(p, FREQ_SCALE) * (1.0 - mix) + turns * mix
+        for j in range(copies):
+            store_f64(to + 8 * (copies * i + j), turns)
+        power *= float_param(p, RATIO)
+
+
+@inlined
+def _cos_sin(pos, frequencies, n, magnitude, cos, sin):
+    """Write `n` cosines and sines of a position, whole vectors of them."""
+    for i in range(n):
+        turns = pos * load_f64(frequencies + 8 * i)
+        store_f32(cos + 4 * i, turns - ((turns + WHOLE) - WHOLE))
+    for i in range(0, n, LANES):
+        c, s = vcos_sin(load_f32_part(cos + 4 * i, n - i))
+        store_f32x16(cos + 4 * i, c * splat(magnitude))
+        store_f32x16(sin + 4 * i, s * splat(magnitude))
+
+
+def _rope_kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
+    """The kernel of a mode and type: rotate(x, out, n_dims, cos, sin, ne0) turns one head."""
+
+    def run(p, ith, nth):
+        n_dims, ne0, n_head, n_tokens = int_param(p, N_DIMS), ne(p, 0, 0), ne(p, 0, 1), ne(p, 0, 2)
+        magnitude, n = float_param(p, MAGNITUDE), n_dims // 2 * copies
+        frequencies = work(p, ith)
+        cos = frequencies + 8 * n
+        sin = cos + 4 * (n + LANES)
+        rows, at = n_rows(p, 0), -1
+        _frequencies(p, frequencies, copies)
+        for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
+            token = r // n_head
+            t, batch = token % n_tokens, token // n_tokens
+            if token != at:
+                at = token
+                pos = load_i32(data(p, 2) + nb(p, 2, 0) * t)
+                _cos_sin(pos, frequencies, n, magnitude, cos, sin)
+            head = r - token * n_head
+            x, out = row_at(p, 1, head, t, batch), row_at(p, 0, head, t, batch)
+            rotate(x, out, n_dims, cos, sin, ne0)
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+def _neighbours(load: Callable[..., Any], store: Callable[..., Any], size: int) -> Any:
+    """Rotation of pairs (0, 1), (2, 3), ...; `cos` and `sin` hold each number twice."""
+
+    @inlined
+    def rotate(x, out, n_dims, cos, sin, ne0):
+        for i in range(0, n_dims, LANES):
+            v = load(x + size * i, n_dims - i)
+            y = v * load_f32x16(cos + 4 * i) + turn_pairs(v) * load_f32x16(sin + 4 * i)
+            store(out + size * i, y, n_dims - i)
+        for i in range(n_dims, ne0, LANES):
+            store(out + size * i, load(x + size * i, ne0 - i), ne0 - i)
+
+    return rotate
+
+
+def _halves(load: Callable[..., Any], store: Callable[..., Any], size: int) -> Any:
+    """Rotation of pairs (0, n/2), (1, n/2 + 1), ..."""
+
+    @inlined
+    def rotate(x, out, n_dims, cos, sin, ne0):
+        half = n_dims // 2
+        for i in range(0, half, LANES):
+            v, w = load(x + size * i, half - i), load(x + size * (half + i), half - i)
+            c, s = load_f32x16(cos + 4 * i), load_f32x16(sin + 4 * i)
+            store(out + size * i, v * c - w * s, half - i)
+            store(out + size * (half + i), v * s + w * c, half - i)
+        for i in range(n_dims, ne0, LANES):
+            store(out + size * i, load(x + size * i, ne0 - i), ne0 - i)
+
+    return rotate
+
+
+_F32 = (load_f32_part, store_f32_part, 4)
+_F16 = (load_f16_part, store_f16_part, 2)
+ROPE: Final = {
+    (RopeMode.NORMAL, GGMLType.F32): _rope_kernel("rope_normal_f32", _neighbours(*_F32), 2),
+    (RopeMode.NORMAL, GGMLType.F16): _rope_kernel("rope_normal_f16", _neighbours(*_F16), 2),
+    (RopeMode.NEOX, GGMLType.F32): _rope_kernel("rope_neox_f32", _halves(*_F32), 1),
+    (RopeMode.NEOX, GGMLType.F16): _rope_kernel("rope_neox_f16", _halves(*_F16), 1),
+}
+
+
+@implements(Op.ROPE)
+def rope(node: Tensor) -> Sequence[Call]:
+    p = node.params
+    assert isinstance(p, RopeParams)
+    low, high = _yarn_range(p)
+    magnitude = p.attn_factor
+    if p.ext_factor != 0:
+        magnitude *= 1 - 0.1 * math.log(p.freq_scale)
+    ratio = p.freq_base ** (-2 / p.n_dims)
+    params = (
+        *(p.n_dims, len(node.src) > 2),
+        *(ratio, p.freq_scale, p.ext_factor, low, high, magnitude),
+    )
+    work = 8 * p.n_dims + 2 * 4 * (p.n_dims + LANES)
+    kernel = ROPE[p.mode, node.type]
+    return [Call(kernel, params, one_thread=node.n_elements < SMALL, work=work)]
+
+
+def _yarn_range(p: RopeParams) -> tuple[float, float]:
+    """LOW and HIGH, as in ggml's rope_yarn_corr_dims (arXiv 2309.00071)."""
+    if p.ext_factor == 0:
+        return 0.0, 0.0
+
+    def pair_that_turns(n_rot: float) -> float:  # within n_ctx_orig positions
+        turns = p.n_ctx_orig / (n_rot * 2 * math.pi)
+        return p.n_dims * math.log(turns) / (2 * math.log(p.freq_base))
+
+    low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
+    return float(max(0, low)), float(min(p.n_dims - 1, high))

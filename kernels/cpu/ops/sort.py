@@ -1,0 +1,92 @@
+"""ARGSORT: stable, ascending or descending, NaN last.
+
+A row's elements become 64-bit keys, the place of the value above and the index below, so that no
+two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix sort), in time
+proportional to their length. Tested by tests/kernels/test_cpu_sort.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ....graph.op import Op, SortOrder, SortParams
+from ....graph.tensor import Tensor
+from ..jit import kernel
+from ..params import first_of, int_param, n_rows, nb, ne, row, work
+from ..simd import inlined, load_i64, load_u32, store_i32, store_i64
+from ..table import Call, implements
+
+N_INSERTED: Final = 64  # elements up to which insertion is faster
+N_COUNTS: Final = 256  # values of a byte
+INDEX_BITS: Final = 31  # so that no key is negative
+INDEX: Final = 2**INDEX_BITS - 1
+SMALL: Final = 2048  # elements below which a second thread costs more than it gains
+
+
+@inlined
+def _place(bits, descending):
+    """The place of a float32 among all: a whole number in the order of the values."""
+    if bits & 0x7FFFFFFF > 0x7F800000:  # NaN
+        return 0xFFFFFFFF
+    if bits == 0x80000000:  # -0.0 equals 0.0
+        bits = 0
+    place = bits ^ 0xFFFFFFFF if bits & 0x80000000 else bits | 0x80000000
+    return place ^ 0xFFFFFFFF if descending else place
+
+
+@inlined
+def _insert_each(keys, n):
+    for i in range(1, n):
+        key, j = load_i64(keys + 8 * i), i
+        while j > 0 and load_i64(keys + 8 * (j - 1)) > key:
+            store_i64(keys + 8 * j, load_i64(keys + 8 * (j - 1)))
+            j -= 1
+        store_i64(keys + 8 * j, key)
+
+
+@inlined
+def _sort_by_bytes(keys, other, counts, n):
+    """Sort by the bytes of the keys' places; what has equal places keeps its order."""
+    for shift in range(INDEX_BITS, INDEX_BITS + 32, 8):
+        for c in range(N_COUNTS):
+            store_i64(counts + 8 * c, 0)
+        for i in range(n):
+            at = counts + 8 * (load_i64(keys + 8 * i) >> shift & 255)
+            store_i64(at, load_i64(at) + 1)
+        before = 0
+        for c in range(N_COUNTS):
+            count = load_i64(counts + 8 * c)
+            store_i64(counts + 8 * c, before)
+            before += count
+        for i in range(n):
+            key = load_i64(keys + 8 * i)
+            at = counts + 8 * (key >> shift & 255)
+            store_i64(other + 8 * load_i64(at), key)
+            store_i64(at, load_i64(at) + 1)
+        keys, other = other, keys
+
+
+@kernel
+def argsort_f32(p, ith, nth):
+    rows, n, stride, descending = n_rows(p, 0), ne(p, 0, 0), nb(p, 1, 0), int_param(p, 0) != 0
+    keys = work(p, ith)
+    for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
+        x, out = row(p, 1, r), row(p, 0, r)
+        for i in range(n):
+            place = _place(load_u32(x + stride * i), descending)
+            store_i64(keys + 8 * i, (place << INDEX_BITS) + i)
+        if n <= N_INSERTED:
+            _insert_each(keys, n)
+        else:
+            _sort_by_bytes(keys, keys + 8 * n, keys + 16 * n, n)
+        for i in range(n):
+            store_i32(out + 4 * i, load_i64(keys + 8 * i) & INDEX)
+
+
+@implements(Op.ARGSORT)
+def argsort(node: Tensor) -> Sequence[Call]:
+    assert isinstance(node.params, SortParams)
+    descending = node.params.order is SortOrder.DESC
+    work = 16 * node.ne[0] + 8 * N_COUNTS
+    return [Call(argsort_f32, (descending,), one_thread=node.n_elements < SMALL, work=work)]

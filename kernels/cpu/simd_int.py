@@ -1,0 +1,255 @@
+"""The vector vocabulary of decoding: small integers in lanes, table lookups, sign bits.
+
+`i32x16` goes with `simd.f32x16`. `&`, `|`, `>>`, `<<`, `+`, `-`, `*` take another vector or an int
+for all lanes; `>>` brings zeros in. Knows no block formats.
+Tested by tests/kernels/test_cpu_decode.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+
+from .simd import LANES, Codegen, f32x16, pointer_to
+
+_I8, _I32, _I64 = (ir.IntType(n) for n in (8, 32, 64))
+_F32 = ir.FloatType()
+_V_I8, _V_I32 = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
+_V_F32 = ir.VectorType(_F32, LANES)
+_COUNT: Final = ir.Constant(_V_I32, list(range(LANES)))
+_HALVES: Final = [*range(LANES // 2), *range(LANES + LANES // 2, 2 * LANES)]
+
+_HAS_PERMUTE: Final = bool(binding.get_host_cpu_features().get("avx512f"))
+
+_address = types.int64
+
+
+class IntVector(types.Type):
+    """A vector of 32-bit integers, as a Numba type."""
+
+    def __init__(self) -> None:
+        super().__init__(name="i32x16")
+
+
+@register_model(IntVector)
+class _IntVectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _V_I32)
+
+
+i32x16 = IntVector()
+
+
+def _splat(b: Any, scalar: Any) -> Any:
+    scalar = b.trunc(scalar, _I32)
+    one = b.insert_element(ir.Constant(_V_I32, ir.Undefined), scalar, _I32(0))
+    return b.shuffle_vector(one, ir.Constant(_V_I32, ir.Undefined), ir.Constant(_V_I32, None))
+
+
+def _operator(symbol: Any, emit: Callable[[Any, Any, Any], Any]) -> None:
+    """Give a Python operator its meaning for vectors, and for a vector and an int."""
+
+    class Template(ConcreteTemplate):
+        cases = (signature(i32x16, i32x16, i32x16), signature(i32x16, i32x16, types.int64))
+
+    infer_global(symbol)(Template)
+
+    @lower_builtin(symbol, i32x16, i32x16)
+    def vectors(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        return emit(b, *args)
+
+    @lower_builtin(symbol, i32x16, types.int64)
+    def vector_and_int(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        return emit(b, args[0], _splat(b, args[1]))
+
+
+_operator(operator.and_, lambda b, x, y: b.and_(x, y))
+_operator(operator.or_, lambda b, x, y: b.or_(x, y))
+_operator(operator.rshift, lambda b, x, y: b.lshr(x, y))
+_operator(operator.lshift, lambda b, x, y: b.shl(x, y))
+_operator(operator.add, lambda b, x, y: b.add(x, y))
+_operator(operator.sub, lambda b, x, y: b.sub(x, y))
+_operator(operator.mul, lambda b, x, y: b.mul(x, y))
+
+
+def vector_function(result: Any, args: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
+    """An intrinsic of up to 4 arguments of these types: `emit(builder, *values)` is its code."""
+
+    def codegen(ctx: Any, b: Any, _sig: Any, values: Any) -> Any:
+        value = emit(b, *values)
+        return ctx.get_dummy_value() if result is types.void else value
+
+    def typed() -> tuple[Any, Codegen]:
+        return result(*args), codegen
+
+    if len(args) == 0:
+        return intrinsic(lambda _typing: typed())
+    if len(args) == 1:
+        return intrinsic(lambda _typing, x: typed())
+    if len(args) == 2:
+        return intrinsic(lambda _typing, x, y: typed())
+    if len(args) == 3:
+        return intrinsic(lambda _typing, x, y, z: typed())
+    return intrinsic(lambda _typing, x, y, z, w: typed())
+
+
+def call(b: Any, name: str, result: Any, *args: Any) -> Any:
+    """Call LLVM's intrinsic `name`."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+
+
+def _load(b: Any, address: Any, type: Any) -> Any:
+    return b.load(pointer_to(b, address, type), align=1)
+
+
+def _gathered(b: Any, addresses: tuple[Any, ...]) -> Any:
+    """Bytes from several addresses in one vector, as many from each."""
+    part = ir.IntType(8 * LANES // len(addresses))
+    parts = ir.Constant(ir.VectorType(part, len(addresses)), ir.Undefined)
+    for i, address in enumerate(addresses):
+        parts = b.insert_element(parts, _load(b, address, part), _I32(i))
+    return b.bitcast(parts, _V_I8)
+
+
+def _emit_lookup(b: Any, table: Any, index: Any) -> Any:
+    if _HAS_PERMUTE:
+        return call(b, "llvm.x86.avx512.permvar.sf.512", _V_F32, _load(b, table, _V_F32), index)
+    result = ir.Constant(_V_F32, ir.Undefined)
+    for lane in range(LANES):
+        offset = b.zext(b.shl(b.extract_element(index, _I32(lane)), _I32(2)), _I64)
+        value = _load(b, b.add(table, offset), _F32)
+        result = b.insert_element(result, value, _I32(lane))
+    return result
+
+
+def _emit_flip(b: Any, v: Any, bits: Any) -> Any:
+    to_top = ir.Constant(_V_I32, list(range(31, 31 - LANES, -1)))
+    top = b.and_(b.shl(_splat(b, bits), to_top), ir.Constant(_V_I32, [-(2**31)] * LANES))
+    return b.bitcast(b.xor(b.bitcast(v, _V_I32), top), _V_F32)
+
+
+def _floats(value: float) -> Any:
+    return ir.Constant(_V_F32, [value] * LANES)
+
+
+def _emit_store_u8(b: Any, address: Any, v: Any) -> Any:
+    b.store(b.trunc(v, _V_I8), pointer_to(b, address, _V_I8), align=1)
+
+
+def _emit_lane_mask(b: Any, v: Any) -> Any:
+    shifted = b.shl(b.and_(v, ir.Constant(_V_I32, [1] * LANES)), _COUNT)
+    return b.zext(call(b, "llvm.vector.reduce.or.v16i32", _I32, shifted), _I64)
+
+
+def _emit_clamp(b: Any, v: Any, largest: Any) -> Any:
+    low = call(b, "llvm.smax.v16i32", _V_I32, v, ir.Constant(_V_I32, None))
+    return call(b, "llvm.smin.v16i32", _V_I32, low, _splat(b, largest))
+
+
+def _emit_to_i32(b: Any, v: Any) -> Any:
+    return call(b, "llvm.fptosi.sat.v16i32.v16f32", _V_I32, v)
+
+
+def _emit_truncated(b: Any, x: Any) -> Any:
+    return b.sext(call(b, "llvm.fptosi.sat.i32.f32", _I32, x), _I64)
+
+
+def _emit_round_away(b: Any, v: Any) -> Any:
+    # as gguf.quants.np_roundf, infinity included: it becomes NaN, then 0
+    size = call(b, "llvm.fabs.v16f32", _V_F32, v)
+    whole = call(b, "llvm.floor.v16f32", _V_F32, size)
+    doubled = b.fmul(_floats(2.0), b.fsub(size, whole))
+    rounded = b.fadd(whole, call(b, "llvm.floor.v16f32", _V_F32, doubled))
+    return _emit_to_i32(b, call(b, "llvm.copysign.v16f32", _V_F32, rounded, v))
+
+
+def _emit_max_abs(b: Any, x: Any, y: Any) -> Any:
+    # without their sign, floats compare as integers do, and NaN is above infinity
+    sizes = [
+        b.and_(b.bitcast(v, _V_I32), ir.Constant(_V_I32, [0x7FFFFFFF] * LANES)) for v in (x, y)
+    ]
+    larger = call(b, "llvm.smax.v16i32", _V_I32, *sizes)
+    return b.bitcast(call(b, "llvm.vector.reduce.smax.v16i32", _I32, larger), _F32)
+
+
+def _emit_copy(b: Any, dst: Any, src: Any, n: Any) -> Any:
+    at = (pointer_to(b, dst, _I8), pointer_to(b, src, _I8))
+    call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *at, n, ir.IntType(1)(0))
+
+
+# 16 bytes in a row
+load_u8_i32x16 = vector_function(
+    i32x16, (_address,), lambda b, at: b.zext(_load(b, at, _V_I8), _V_I32)
+)
+store_i32x16_u8 = vector_function(types.void, (_address, i32x16), _emit_store_u8)
+store_u32 = vector_function(
+    types.void,
+    (_address, types.int64),
+    lambda b, at, n: b.store(b.trunc(n, _I32), pointer_to(b, at, _I32), align=1),
+)
+# 8 bytes from each of two addresses, 4 from each of four
+load_i8_2x8 = vector_function(
+    i32x16, (_address,) * 2, lambda b, *at: b.sext(_gathered(b, at), _V_I32)
+)
+load_i8_4x4 = vector_function(
+    i32x16, (_address,) * 4, lambda b, *at: b.sext(_gathered(b, at), _V_I32)
+)
+# lane i is bit i
+lane_bits = vector_function(
+    i32x16,
+    (types.int64,),
+    lambda b, n: b.and_(b.lshr(_splat(b, n), _COUNT), ir.Constant(_V_I32, [1] * LANES)),
+)
+# an int whose bit i is bit 0 of lane i
+lane_mask = vector_function(types.int64, (i32x16,), _emit_lane_mask)
+# no more than a largest value, and no less than 0
+clamp = vector_function(i32x16, (i32x16, types.int64), _emit_clamp)
+to_f32 = vector_function(f32x16, (i32x16,), lambda b, v: b.sitofp(v, _V_F32))
+# towards 0; NaN gives 0, and what is too large the largest
+to_i32 = vector_function(i32x16, (f32x16,), _emit_to_i32)
+truncated = vector_function(types.int64, (types.float32,), _emit_truncated)
+# to the nearest, halves away from 0
+round_away = vector_function(i32x16, (f32x16,), _emit_round_away)
+# the largest absolute value of 32; NaN if there is one
+max_abs = vector_function(types.float32, (f32x16, f32x16), _emit_max_abs)
+# floats of a table of 16, by index
+lookup = vector_function(f32x16, (_address, i32x16), _emit_lookup)
+# lanes 0..7 of one, 8..15 of the other
+low_high = vector_function(
+    f32x16,
+    (f32x16, f32x16),
+    lambda b, x, y: b.shuffle_vector(x, y, ir.Constant(_V_I32, _HALVES)),
+)
+# the other sign where the lane's bit is set
+flip_signs = vector_function(f32x16, (f32x16, types.int64), _emit_flip)
+f32_of_bits = vector_function(
+    types.float32, (types.int64,), lambda b, n: b.bitcast(b.trunc(n, _I32), _F32)
+)
+f16_of_bits = vector_function(
+    types.float32,
+    (types.int64,),
+    lambda b, n: b.fpext(b.bitcast(b.trunc(n, ir.IntType(16)), ir.HalfType()), _F32),
+)
+copy_bytes = vector_function(types.void, (_address, _address, types.int64), _emit_copy)
+
+
+@intrinsic
+def call_at(_typing: Any, fn: Any, args: Any) -> tuple[Any, Codegen]:
+    """Call the machine code at address `fn` with a tuple of ints."""
+
+    def codegen(ctx: Any, b: Any, _sig: Any, values: Any) -> Any:
+        fn, arguments = values
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * len(args))
+        b.call(pointer_to(b, fn, kind), [b.extract_value(arguments, i) for i in range(len(args))])
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, len(args))), codegen

@@ -1,0 +1,417 @@
+"""The op cases: one table for correctness, bits and timing of every kernel.
+
+A case builds one node for some of its tokens, from data that is the same whichever they are. The
+tests compare a backend's result with the NumPy reference within the case's limit, and its bits
+between batches, threads and places in memory; `scripts/bench ops` times the same nodes. A kernel
+that no case calls fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+from reference_run import DECODED, Array, data, ids, leaf, normal, place
+
+from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
+
+F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
+FLOATS: Final = (F32, F16, BF16)
+WEIGHT_TYPES: Final = tuple(DECODED)
+WRITTEN: Final = (*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
+
+Tokens = Sequence[int]
+Build = Callable[[Tokens], Tensor]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One node, with its data.
+
+    `build(tokens)` makes it for some of `n_tokens` tokens, which lie along dimension `axis` of the
+    result (None: the op has no tokens). `limit` bounds the mean square error against the reference,
+    relative to the mean square of the result; 0: equal bits. `timed` cases are of a size worth
+    timing, and only those with few elements are tested for their bits.
+    """
+
+    name: str
+    build: Build
+    axis: int | None = 1
+    n_tokens: int = 5
+    limit: float = 1e-11
+    timed: bool = False
+
+    def node(self, tokens: Tokens | None = None) -> Tensor:
+        """The node for these tokens, all by default."""
+        return self.build(list(range(self.n_tokens)) if tokens is None else tokens)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@cache
+def numbers(*shape: int, seed: int = 0) -> Array:
+    """Normal random numbers; the first tokens are the same in every call."""
+    return normal(*shape, seed=seed)
+
+
+@cache
+def weights(type: GGMLType, *shape: int, seed: int = 1) -> Tensor:
+    """Weights of a type, made once: no kernel may write to them. Of many rows, some are equal."""
+    *outer, n, k = shape
+    n_own = n if n % 64 else 64  # quantising them takes long
+    few = leaf(normal(*outer, n_own, k, seed=seed), type)
+    if n_own == n:
+        return few
+    many = Tensor(type, shape[::-1])
+    place(many)
+    data(many)[...] = np.tile(data(few), (n // n_own, 1))
+    return many
+
+
+def rows(tokens: Tokens, k: int, n_tokens: int = 5, type: GGMLType = F32, seed: int = 0) -> Tensor:
+    """Rows of some tokens: [k, len(tokens)]."""
+    return leaf(numbers(n_tokens, k, seed=seed)[tokens], type)
+
+
+# --- families of cases ---
+
+
+def unary_cases() -> Iterator[OpCase]:
+    makers: dict[str, Callable[[Tensor], Tensor]] = {
+        "scale": lambda x: ops.scale(x, 0.3),
+        "scale+bias": lambda x: ops.scale(x, 0.3, -1.5),
+        "sqr": ops.sqr,
+        "sqrt": lambda x: ops.sqrt(ops.sqr(x)),
+        "log": lambda x: ops.log(ops.sqr(x)),
+        "clamp": lambda x: ops.clamp(x, -0.5, 0.7),
+        "fill": lambda x: ops.fill(x, 2.5),
+        "sum_rows": ops.sum_rows,
+        "norm": lambda x: ops.norm(x, 1e-5),
+        "rms_norm": lambda x: ops.rms_norm(x, 1e-5),
+        "soft_max": lambda x: ops.soft_max(x, scale=0.7),
+        "diag_mask_inf": lambda x: ops.diag_mask_inf(x, 3),
+        "diag_mask_zero": lambda x: ops.diag_mask_zero(x, 3),
+        "argsort": ops.argsort,
+        "argsort desc": lambda x: ops.argsort(x, SortOrder.DESC),
+        "repeat": lambda x: ops.repeat(x, (3 * x.ne[0], x.ne[1])),
+        "cont": lambda x: ops.cont(ops.view(x, (x.ne[0] - 3, x.ne[1]), x.nb, 8)),
+        "dup": ops.dup,
+    }
+    exact = {"argsort", "argsort desc", "repeat", "cont", "dup", "diag_mask_inf", "diag_mask_zero"}
+    alone = {"diag_mask_inf", "diag_mask_zero"}  # what a row gives depends on its number
+    for name, make in makers.items():
+        for k in (37, 1024):
+
+            def build(t: Tokens, make: Callable[[Tensor], Tensor] = make, k: int = k) -> Tensor:
+                return make(rows(t, k))
+
+            axis = None if name in alone else 1
+            yield OpCase(f"{name} {k}", build, axis, limit=0 if name in exact else 1e-11)
+    for op in UnaryOp:
+        for type in FLOATS if op is UnaryOp.SILU else (F32,):
+            yield OpCase(
+                f"{op.name.lower()} {type.name}",
+                lambda t, op=op, type=type: ops.unary(rows(t, 77, type=type), op),  # type: ignore[misc]
+                limit=1e-11 if type is F32 else 1e-5,
+            )
+
+
+def glu_cases() -> Iterator[OpCase]:
+    for op in GluOp:
+        name = op.name.lower()
+        yield OpCase(
+            name,
+            lambda t, op=op: ops.glu(rows(t, 172), rows(t, 172, seed=3), op),  # type: ignore[misc]
+        )
+        for swapped in (False, True):
+            yield OpCase(
+                f"{name} halves{' swapped' * swapped}",
+                lambda t, op=op, s=swapped: ops.glu(rows(t, 90), None, op, s),  # type: ignore[misc]
+            )
+    yield OpCase(
+        "swiglu 8192x32",
+        lambda t: ops.swiglu(rows(t, 8192, 32), rows(t, 8192, 32, seed=3)),
+        n_tokens=32,
+        timed=True,
+    )
+
+
+def binary_cases() -> Iterator[OpCase]:
+    builders = {"add": ops.add, "sub": ops.sub, "mul": ops.mul, "div": ops.div}
+    for name, op in builders.items():
+        for type in FLOATS:
+            limit = {F32: 1e-12, F16: 1e-6, BF16: 1e-4}[type]
+            yield OpCase(
+                f"{name} {type.name}",
+                lambda t, op=op, type=type: op(  # type: ignore[misc]
+                    rows(t, 45, type=type), rows(t, 45, type=type, seed=3)
+                ),
+                limit=limit,
+            )
+        yield OpCase(
+            f"{name} row",
+            lambda t, op=op: op(rows(t, 1000), leaf(numbers(1000, seed=3))),  # type: ignore[misc]
+        )
+        yield OpCase(
+            f"{name} column",
+            lambda t, op=op: op(rows(t, 64), rows(t, 1, seed=3)),  # type: ignore[misc]
+        )
+        yield OpCase(
+            f"{name} heads",
+            lambda t, op=op: op(  # type: ignore[misc]
+                leaf(numbers(5, 4, 24)[t]), leaf(numbers(1, 2, 12, seed=3))
+            ),
+            axis=2,
+        )
+    yield OpCase(
+        "add 2048x512",
+        lambda t: ops.add(rows(t, 2048, 512), rows(t, 2048, 512, seed=3)),
+        n_tokens=512,
+        timed=True,
+    )
+
+
+def row_cases() -> Iterator[OpCase]:
+    mask = np.where(normal(8, 40, seed=2) > 1, -np.inf, normal(8, 40, seed=3))
+    for type in (F32, F16):
+        yield OpCase(
+            f"soft_max mask {type.name}",
+            lambda t, type=type: ops.soft_max(  # type: ignore[misc]
+                leaf(normal(6, 5, 40)[:, t]), leaf(mask[t], type), 0.4, 8.0
+            ),
+        )
+    yield OpCase(
+        "rms_norm heads",
+        lambda t: ops.rms_norm(
+            ops.view(leaf(numbers(5, 4, 96)[t]), (64, 4, len(t)), (4, 4 * 96, 16 * 96)), 1e-6
+        ),
+        axis=2,
+    )
+    yield OpCase("argsort 32000", lambda t: ops.argsort(rows(t, 32000)), limit=0, timed=True)
+    yield OpCase(
+        "argsort equal", lambda t: ops.argsort(leaf(np.round(numbers(5, 300)[t])), SortOrder.DESC),
+        limit=0,
+    )  # fmt: skip
+    yield OpCase("top_k", lambda t: ops.top_k(rows(t, 64), 8).src[0], limit=0)
+    yield OpCase(
+        "rms_norm 2048x512",
+        lambda t: ops.rms_norm(rows(t, 2048, 512), 1e-5),
+        n_tokens=512,
+        timed=True,
+    )
+
+
+POSITIONS: Final = np.array([0, 3, 4095, 17, 100_000])
+
+
+def rope_cases() -> Iterator[OpCase]:
+    factors = np.linspace(1, 8, 32)
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        " neox": {"mode": RopeMode.NEOX},
+        " part": {"n_dims": 48},
+        " part neox": {"n_dims": 48, "mode": RopeMode.NEOX},
+        " factors": {"freq_factors": factors},
+        " linear": {"freq_scale": 0.25},
+        " yarn": {"freq_scale": 0.25, "ext_factor": 1.0, "n_ctx_orig": 4096, "attn_factor": 1.1},
+        " yarn neox factors": {
+            "mode": RopeMode.NEOX,
+            "freq_factors": factors,
+            "freq_scale": 0.5,
+            "ext_factor": 1.0,
+            "n_ctx_orig": 4096,
+            "freq_base": 5e5,
+        },
+    }
+    for name, params in kinds.items():
+        for type in (F32, F16):
+            limit = 1e-10 if type is F32 else 1e-6
+            yield OpCase(
+                f"rope{name} {type.name}",
+                lambda t, p=params, type=type: _rope(t, type, dict(p)),  # type: ignore[misc]
+                axis=2,
+                limit=limit,
+            )
+
+
+def _rope(t: Tokens, type: GGMLType, params: dict[str, Any]) -> Tensor:
+    factors = params.pop("freq_factors", None)
+    x = leaf(numbers(5, 3, 64)[t], type)
+    table = None if factors is None else leaf(factors)
+    return ops.rope(x, ids(POSITIONS[t]), table, n_dims=params.pop("n_dims", 64), **params)
+
+
+def matrix_cases() -> Iterator[OpCase]:
+    for type in WEIGHT_TYPES:
+        k = 512 if type.block_size > 32 else 160
+        yield OpCase(
+            f"mul_mat {type.name}",
+            lambda t, type=type, k=k: ops.mul_mat(weights(type, 37, k), rows(t, k)),  # type: ignore[misc]
+            limit=1e-10,
+        )
+        yield OpCase(
+            f"mul_mat_id {type.name}",
+            lambda t, type=type, k=k: _experts(t, type, k),  # type: ignore[misc]
+            axis=2,
+            limit=1e-10,
+        )
+        yield OpCase(
+            f"get_rows {type.name}",
+            lambda t, type=type, k=k: ops.get_rows(  # type: ignore[misc]
+                weights(type, 37, k), ids(np.array([36, 0, 5, 5, 17])[t])
+            ),
+            limit=1e-14,
+        )
+    yield OpCase("mul_mat 1003", lambda t: ops.mul_mat(weights(F32, 9, 1003), rows(t, 1003)))
+    yield OpCase(
+        "mul_mat heads",
+        lambda t: ops.mul_mat(weights(F16, 2, 11, 24), leaf(numbers(4, 5, 24)[:, t])),
+    )
+    yield OpCase(
+        "mul_mat permuted",
+        lambda t: ops.mul_mat(
+            weights(F32, 2, 11, 24), ops.permute(leaf(numbers(5, 2, 24)[t]), (0, 2, 1, 3))
+        ),
+    )
+    for type in (F32, F16, GGMLType.Q4_0, Q8_0, GGMLType.Q4_K, GGMLType.Q6_K):
+        for n in (1, 8, 128):
+            yield OpCase(
+                f"mul_mat {type.name} 2048x2048x{n}",
+                lambda t, type=type, n=n: ops.mul_mat(  # type: ignore[misc]
+                    weights(type, 2048, 2048), rows(t, 2048, n)
+                ),
+                n_tokens=n,
+                limit=1e-10,
+                timed=True,
+            )
+
+
+def _experts(t: Tokens, type: GGMLType, k: int) -> Tensor:
+    chosen = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])[t]
+    return ops.mul_mat_id(weights(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(chosen))
+
+
+def data_cases() -> Iterator[OpCase]:
+    places = np.array([3, 9, 0, 11, 7])
+    for type in WRITTEN:
+        for index in (GGMLType.I32, GGMLType.I64):
+            yield OpCase(
+                f"set_rows {type.name} {index.name}",
+                lambda t, type=type, index=index: ops.set_rows(  # type: ignore[misc]
+                    leaf(np.zeros((12, 64)), type), rows(t, 64), ids(places[t], index)
+                ),
+                axis=None,
+                limit=0,
+            )
+    for a in FLOATS:
+        for b in WRITTEN:
+            yield OpCase(
+                f"cast {a.name} {b.name}",
+                lambda t, a=a, b=b: ops.cast(rows(t, 96, type=a), b),  # type: ignore[misc]
+                limit=0,
+            )
+    yield OpCase("cast I32 F32", lambda t: ops.cast(leaf(np.array([[7, -3]]), GGMLType.I32), F32),
+                 axis=None, limit=0)  # fmt: skip
+    yield OpCase("cast F32 I32", lambda t: ops.cast(rows(t, 33), GGMLType.I32), limit=0)
+    yield OpCase(
+        "cpy transposed",
+        lambda t: ops.cpy(ops.transpose(rows(t, 24)), leaf(np.zeros((24, len(t))), F16)),
+        axis=0,
+        limit=0,
+    )
+    yield OpCase(
+        "get_rows I32",
+        lambda t: ops.get_rows(leaf(np.arange(60).reshape(12, 5), GGMLType.I32), ids(places[t])),
+        limit=0,
+    )
+    for dim in range(3):
+        yield OpCase(
+            f"concat {dim}",
+            lambda t, dim=dim: ops.concat(  # type: ignore[misc]
+                leaf(numbers(2, 3, 8)), leaf(numbers(2, 3, 8, seed=3)), dim
+            ),
+            axis=None,
+            limit=0,
+        )
+
+
+TABLE: Final = [[5, 0, 3], [2, 4, 1]]
+SEQUENCE: Final = np.array([0, 1, 0, 1, 1])
+PLACES: Final = np.array([95, 0, 31, 32, 50])
+
+
+def attention_cases() -> Iterator[OpCase]:
+    for head_dim in (8, 64, 80):
+        for k, v in product((*FLOATS, Q8_0), repeat=2) if head_dim == 8 else ((F16, F16),):
+            yield OpCase(
+                f"flash_attn_ext {head_dim} {k.name} {v.name}",
+                lambda t, d=head_dim, k=k, v=v: _attention(t, d, k, v),  # type: ignore[misc]
+                axis=2,
+                limit=1e-10,
+            )
+    kinds: dict[str, dict[str, Any]] = {
+        "alibi": {"max_bias": 8.0},
+        "softcap": {"softcap": 2.0},
+        "both": {"max_bias": 4.0, "softcap": 1.5},
+    }
+    for name, params in kinds.items():
+        yield OpCase(
+            f"flash_attn_ext {name}",
+            lambda t, p=params: _attention(t, 32, F16, F16, **p),  # type: ignore[misc]
+            axis=2,
+            limit=1e-10,
+        )
+    for n in (1, 64):
+        yield OpCase(
+            f"flash_attn_ext decode 4096x{n}",
+            lambda t, n=n: _long_attention(t),  # type: ignore[misc]
+            axis=2,
+            n_tokens=n,
+            limit=1e-10,
+            timed=True,
+        )
+
+
+def _attention(t: Tokens, head_dim: int, k: GGMLType, v: GGMLType, **params: Any) -> Tensor:
+    n_kv = 4  # heads; 8 share them
+    q = leaf(numbers(5, 8, head_dim)[t])
+    pools = [
+        leaf(normal(6 * 32, n_kv * head_dim, seed=5 + i), type) for i, type in enumerate((k, v))
+    ]
+    pages, seq, pos = ids(TABLE), ids(SEQUENCE[t]), ids(PLACES[t])
+    scale = head_dim**-0.5
+    return ops.flash_attn_ext(
+        q, pools[0], pools[1], pages, seq, pos, page_size=32, scale=scale, **params
+    )
+
+
+def _long_attention(t: Tokens) -> Tensor:
+    q = leaf(numbers(64, 32, 64)[t])
+    k, v = weights(F16, 4096, 8 * 64), weights(F16, 4096, 8 * 64, seed=2)
+    pages = ids(np.random.default_rng(1).permutation(128)[None])
+    pos = ids(np.arange(4032, 4096)[t])
+    seq = ids(np.zeros(len(t)))
+    return ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=0.125)
+
+
+@cache
+def op_cases() -> tuple[OpCase, ...]:
+    """All cases; their names are distinct."""
+    families = (
+        unary_cases,
+        glu_cases,
+        binary_cases,
+        row_cases,
+        rope_cases,
+        matrix_cases,
+        data_cases,
+        attention_cases,
+    )
+    cases = tuple(case for family in families for case in family())
+    assert len({case.name for case in cases}) == len(cases), "two cases have one name"
+    return cases

@@ -1,0 +1,99 @@
+"""Every op case on the CPU: right, within its memory, and the same bits in every batch."""
+
+from __future__ import annotations
+
+import cpu_run
+import numpy as np
+import pytest
+import reference_run
+from op_cases import OpCase, op_cases
+from reference_run import Array, values_of
+
+from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
+from lamella.graph.tensor import same_layout
+from lamella.kernels import reference
+from lamella.kernels.cpu.jit import KERNELS
+from lamella.kernels.cpu.plan import calls_of
+from lamella.kernels.cpu.table import TABLE
+
+CASES = op_cases()
+TOKEN_CASES = [case for case in CASES if case.axis is not None and not case.timed]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_token_case = pytest.mark.parametrize("case", TOKEN_CASES, ids=str)
+
+
+def token_bits(case: OpCase, tokens: list[int], n_threads: int = 1, shift: int = 0) -> Array:
+    """The result's bytes; the first axis is the tokens."""
+    assert case.axis is not None
+    array = cpu_run.compute(case.node(tokens), n_threads, shift=shift)
+    return np.moveaxis(array, array.ndim - 1 - case.axis, 0).copy().view(np.uint8)
+
+
+def error(actual: Array, expected: Array) -> float:
+    """Mean square error relative to the mean square; infinite where NaN and inf differ."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    difference = np.square(actual[finite] - expected[finite]).sum()
+    return float(difference / max(np.square(expected[finite]).sum(), 1e-30))
+
+
+@each_case
+def test_the_result_is_the_reference_s(case: OpCase) -> None:
+    expected = reference_run.run(case.node())
+    for n_threads in (1, 2):
+        node = case.node()
+        cpu_run.compute(node, n_threads)
+        assert error(values_of(node), expected) <= case.limit
+
+
+@each_token_case
+def test_bits_do_not_depend_on_the_batch(case: OpCase) -> None:
+    tokens = list(range(case.n_tokens))
+    whole = token_bits(case, tokens)
+    for part in (*([t] for t in tokens), [1, 2], [0, 1, 2], [4, 2, 0, 3, 1]):
+        assert (token_bits(case, part) == whole[part]).all(), part
+
+
+@each_token_case
+def test_bits_do_not_depend_on_threads_or_places(case: OpCase) -> None:
+    tokens = list(range(case.n_tokens))
+    whole = token_bits(case, tokens)
+    for n_threads in (2, 3, 8):
+        assert (token_bits(case, tokens, n_threads) == whole).all(), n_threads
+    for shift in (4, 36):
+        assert (token_bits(case, tokens, shift=shift) == whole).all(), shift
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if not c.timed and c.node().op in INPLACE_OPS], ids=str
+)
+def test_in_place_gives_the_same_bits(case: OpCase) -> None:
+    apart = cpu_run.compute(case.node()).tobytes()
+    node = case.node()
+    cpu_run.prepare(node)
+    for i in [i for i, s in enumerate(node.src) if same_layout(s, node)][:2]:
+        again = case.node()
+        cpu_run.prepare(again)
+        assert cpu_run.compute(again, 2, over=again.src[i]).tobytes() == apart
+
+
+def test_every_op_and_kernel_has_a_case() -> None:
+    nodes = [case.node() for case in CASES]
+    called = {k.name for node in nodes for call in calls_of(node) for k in call.kernels()}
+    assert {node.op for node in nodes} >= set(TABLE)
+    unused = set(KERNELS) - called - {"pool_run", "pool_worker", "pool_stop"}
+    assert not {name for name in unused if not name.startswith("test_")}
+
+
+def test_the_cpu_has_every_op_the_reference_has() -> None:
+    assert set(TABLE) == set(reference.KERNELS)
+    assert not set(TABLE) & {*VIEW_OPS, Op.NONE}
+
+
+@each_case
+def test_what_has_a_case_is_supported(case: OpCase) -> None:
+    node = case.node()
+    assert TABLE[node.op].supports(node)
+    assert reference.supports_op(node)

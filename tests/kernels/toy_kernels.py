@@ -1,0 +1,127 @@
+"""For the tests of the CPU's pool and plans: small kernels, and memory that they read and write.
+
+A pool knows no tensors: there, `p` is the address of the words that a kernel gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lamella.kernels.cpu import jit, params
+from lamella.kernels.cpu.jit import Kernel, kernel
+from lamella.kernels.cpu.pool import ENTRY_WORDS, ThreadPool
+from lamella.kernels.cpu.simd import load_i64, store_i64
+
+Words = npt.NDArray[np.int64]
+
+
+# Numba types kernels, mypy does not: they have no annotations
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+
+@kernel
+def test_count(p, ith, nth):
+    """Add 1 to the word of this thread."""
+    store_i64(p + 8 * ith, load_i64(p + 8 * ith) + 1)
+
+
+@kernel
+def test_pass_on(p, ith, nth):
+    """to[i] = from[i + 1] + 1, in a ring of n words; p: address of from, of to, n.
+
+    The words that a thread reads were written by others in the call before.
+    """
+    source, to, n = load_i64(p), load_i64(p + 8), load_i64(p + 16)
+    for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
+        store_i64(to + 8 * i, load_i64(source + 8 * ((i + 1) % n)) + 1)
+
+
+@kernel
+def test_spin(p, ith, nth):
+    """Stay busy for as many steps as the word says, a different time in each thread."""
+    for _ in range(load_i64(p) * (ith + 1)):
+        store_i64(p + 8 * (1 + ith), load_i64(p + 8 * (1 + ith)) + 1)
+
+
+# --- for plans: the rest get a block of parameters ---
+
+
+@kernel
+def test_tell_work(p, ith, nth):
+    """The words of source 1, three for each thread: its number, its and the shared scratch."""
+    at = params.data(p, 1) + 24 * ith
+    store_i64(at, ith)
+    store_i64(at + 8, params.work(p, ith))
+    store_i64(at + 16, params.shared_work(p))
+
+
+@kernel
+def test_put_work(p, ith, nth):
+    """Fill the thread's scratch, of as many words as parameter 0 says, with its number."""
+    for i in range(params.int_param(p, 0)):
+        store_i64(params.work(p, ith) + 8 * i, 1000 + ith)
+    if ith == 0:
+        store_i64(params.shared_work(p), 77)
+
+
+@kernel
+def test_get_work(p, ith, nth):
+    """Per thread, how many words of its scratch hold its number; plus 1000 if the shared is 77."""
+    n = 1000 * (load_i64(params.shared_work(p)) == 77)
+    for i in range(params.int_param(p, 0)):
+        n += load_i64(params.work(p, ith) + 8 * i) == 1000 + ith
+    store_i64(params.data(p, 1) + 8 * ith, n)
+
+
+@kernel
+def test_fail_at(p, ith, nth):
+    """Fail for each word of source 1 that is not in 0..parameter 0; else add 1 to it."""
+    n, limit = params.ne(p, 1, 0), params.int_param(p, 0)
+    for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
+        at = params.data(p, 1) + 8 * i
+        if 0 <= load_i64(at) < limit:
+            store_i64(at, load_i64(at) + 1)
+        else:
+            params.fail(p, load_i64(at), limit)
+
+
+@kernel
+def test_echo(p, ith, nth):
+    """Parameter 0, an int, and 1, a float, times 2, to the words of source 1."""
+    store_i64(params.data(p, 1), params.int_param(p, 0))
+    store_i64(params.data(p, 1) + 8, int(params.float_param(p, 1) * 2))
+
+
+TOYS = [
+    *(test_count, test_pass_on, test_spin, test_tell_work),
+    *(test_put_work, test_get_work, test_fail_at, test_echo),
+]
+
+
+def load() -> None:
+    """Compile them, past the cache: its key does not cover the sources of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "_read", lambda name: None)
+        patch.setattr(jit, "_write", lambda name, data: None)
+        jit.load_all(TOYS)
+
+
+class Job:
+    """What a pool runs: calls of kernels, each (kernel, address of its words, one_thread)."""
+
+    def __init__(self, calls: Sequence[tuple[Kernel, int, bool]]) -> None:
+        self.entries = np.zeros((len(calls), ENTRY_WORDS), np.int64)
+        for i, (called, p, one_thread) in enumerate(calls):
+            self.entries[i] = (called.address, p, one_thread, i > 0)
+
+    def run(self, pool: ThreadPool) -> None:
+        pool.run(self.entries.ctypes.data, len(self.entries))
+
+
+def words(*values: int) -> Words:
+    """Memory for a kernel; keep it for as long as the job runs."""
+    return np.array(values, np.int64)
