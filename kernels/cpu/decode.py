@@ -4,8 +4,9 @@ A decoder is a small kernel of its own, `(src, dst, n, table)`: n elements at `s
 at `dst`. What works on all types (matrix products, copies) is compiled once and calls a decoder
 through its address, once for a row. The packing is described in `quants.layouts`.
 
-This file has the floats and the blocks of 32; `decode_k` and `decode_iq` have those of 256, and
-`DECODERS` knows all but F32. Tested by tests/kernels/test_cpu_decode.py.
+This file has the floats and the blocks of 32 or 64, `decode_k` and `decode_iq` those of 256. With
+`codecs`, which imports them all, `DECODERS` is complete: every type but F32.
+Tested by tests/kernels/test_cpu_decode.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from .simd import (
     inlined,
     load_bf16_part,
     load_bf16x16,
-    load_f16,
     load_f16_part,
     load_f16x16,
     load_f32,
@@ -40,7 +40,16 @@ from .simd import (
     store_f32_part,
     store_f32x16,
 )
-from .simd_int import f32_of_bits, lane_bits, load_i8_2x8, load_u8_i32x16, lookup, low_high, to_f32
+from .simd_int import (
+    f32_of_bits,
+    lane_bits,
+    load_i8_2x8,
+    load_u8_i32x16,
+    lookup,
+    low_high,
+    splat_f16,
+    to_f32,
+)
 
 f32: Final = types.float32
 CODEC_ARGS: Final = 4  # src, dst, n, table
@@ -139,7 +148,7 @@ NVFP4: Final = offsets(GGMLType.NVFP4)
 
 @decoder(GGMLType.Q4_0)
 def _q4_0(block, out, table):
-    d = splat(load_f16(block + Q4_0.d))
+    d = splat_f16(block + Q4_0.d)
     q = load_u8_i32x16(block + Q4_0.qs)
     store_f32x16(out, to_f32((q & 15) - 8) * d)
     store_f32x16(out + 64, to_f32((q >> 4) - 8) * d)
@@ -147,7 +156,7 @@ def _q4_0(block, out, table):
 
 @decoder(GGMLType.Q4_1)
 def _q4_1(block, out, table):
-    d, m = splat(load_f16(block + Q4_1.d)), splat(load_f16(block + Q4_1.m))
+    d, m = splat_f16(block + Q4_1.d), splat_f16(block + Q4_1.m)
     q = load_u8_i32x16(block + Q4_1.qs)
     store_f32x16(out, to_f32(q & 15) * d + m)
     store_f32x16(out + 64, to_f32(q >> 4) * d + m)
@@ -155,7 +164,7 @@ def _q4_1(block, out, table):
 
 @decoder(GGMLType.Q5_0)
 def _q5_0(block, out, table):
-    d = splat(load_f16(block + Q5_0.d))
+    d = splat_f16(block + Q5_0.d)
     q, high = load_u8_i32x16(block + Q5_0.qs), load_u32(block + Q5_0.qh)
     store_f32x16(out, to_f32((q & 15 | lane_bits(high) << 4) - 16) * d)
     store_f32x16(out + 64, to_f32((q >> 4 | lane_bits(high >> 16) << 4) - 16) * d)
@@ -163,7 +172,7 @@ def _q5_0(block, out, table):
 
 @decoder(GGMLType.Q5_1)
 def _q5_1(block, out, table):
-    d, m = splat(load_f16(block + Q5_1.d)), splat(load_f16(block + Q5_1.m))
+    d, m = splat_f16(block + Q5_1.d), splat_f16(block + Q5_1.m)
     q, high = load_u8_i32x16(block + Q5_1.qs), load_u32(block + Q5_1.qh)
     store_f32x16(out, to_f32(q & 15 | lane_bits(high) << 4) * d + m)
     store_f32x16(out + 64, to_f32(q >> 4 | lane_bits(high >> 16) << 4) * d + m)
@@ -171,14 +180,14 @@ def _q5_1(block, out, table):
 
 @decoder(GGMLType.Q8_0)
 def _q8_0(block, out, table):
-    d = splat(load_f16(block + Q8_0.d))
+    d = splat_f16(block + Q8_0.d)
     store_f32x16(out, load_i8x16(block + Q8_0.qs) * d)
     store_f32x16(out + 64, load_i8x16(block + Q8_0.qs + 16) * d)
 
 
 @decoder(GGMLType.IQ4_NL, np.array(quants.IQ4_NL.kvalues, np.float32))
 def _iq4_nl(block, out, table):
-    d = splat(load_f16(block + IQ4_NL.d))
+    d = splat_f16(block + IQ4_NL.d)
     q = load_u8_i32x16(block + IQ4_NL.qs)
     store_f32x16(out, lookup(table, q & 15) * d)
     store_f32x16(out + 64, lookup(table, q >> 4) * d)

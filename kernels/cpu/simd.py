@@ -2,7 +2,8 @@
 
 Addresses are int64. `f32x16` is LLVM's `<16 x float>`, which LLVM maps to whatever the processor
 has, so the same kernel gives the same bits on every one. Names say the type in memory first:
-`load_f16x16` reads halves and gives floats. Any new vector instruction goes here, nowhere else.
+`load_f16x16` reads halves and gives floats. Any new vector instruction goes here, or to `simd_int`
+if it works on integers in lanes, nowhere else.
 Tested by tests/kernels/test_cpu_simd.py.
 """
 

@@ -120,6 +120,15 @@ def _gathered(b: Any, addresses: tuple[Any, ...]) -> Any:
     return b.bitcast(parts, _V_I8)
 
 
+def _emit_splat_f16(b: Any, address: Any) -> Any:
+    halves = ir.VectorType(ir.HalfType(), LANES)
+    one = b.insert_element(
+        ir.Constant(halves, ir.Undefined), _load(b, address, ir.HalfType()), _I32(0)
+    )
+    spread = b.shuffle_vector(one, ir.Constant(halves, ir.Undefined), ir.Constant(_V_I32, None))
+    return b.fpext(spread, _V_F32)
+
+
 def _emit_lookup(b: Any, table: Any, index: Any) -> Any:
     if _HAS_PERMUTE:
         return call(b, "llvm.x86.avx512.permvar.sf.512", _V_F32, _load(b, table, _V_F32), index)
@@ -196,6 +205,8 @@ store_u32 = vector_function(
     (_address, types.int64),
     lambda b, at, n: b.store(b.trunc(n, _I32), pointer_to(b, at, _I32), align=1),
 )
+# a float16 in all lanes: spread out first, and then converted, it waits for no other register
+splat_f16 = vector_function(f32x16, (_address,), _emit_splat_f16)
 # 8 bytes from each of two addresses, 4 from each of four
 load_i8_2x8 = vector_function(
     i32x16, (_address,) * 2, lambda b, *at: b.sext(_gathered(b, at), _V_I32)

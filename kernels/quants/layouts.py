@@ -134,14 +134,6 @@ LAYOUTS: Final[dict[GGMLType, np.dtype[np.void]]] = {
     )
 }
 
-
-def field_offset(type: GGMLType, field: str) -> int:
-    """Bytes from a block's beginning to a field of it."""
-    fields = LAYOUTS[type].fields
-    assert fields is not None and field in fields, f"{type.name} has no field {field}"
-    return fields[field][1]
-
-
 for _type in GGMLType:
     if _type.is_quantized:
         assert LAYOUTS[_type].itemsize == _type.type_size, f"{_type.name}: bytes of a block"
