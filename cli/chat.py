@@ -24,6 +24,7 @@ from ..server.instance import Instance
 from .conversation import Conversation
 from .flags import (
     add_model_flags,
+    add_predict_flag,
     add_sampling_flags,
     instance_params,
     read_text,
@@ -49,15 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("-sys", "--system-prompt", metavar="TEXT", help="tells the model how to answer")
     add("-p", "--prompt", metavar="TEXT", help="the first question")
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="most tokens of an answer; -1: until the model ends it (-1)",
-    )
+    add_predict_flag(group)
     add("--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)")
     add("--chat-template-file", metavar="FILE", help="a file with the template")
     add_model_flags(parser)

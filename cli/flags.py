@@ -163,6 +163,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_predict_flag(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="most tokens to generate; -1: until the model ends or the context is full (-1)",
+    )
+
+
 def add_parallel_flag(group: argparse._ArgumentGroup, default: int) -> None:
     group.add_argument(
         "-np",

@@ -16,6 +16,7 @@ from ..server.text import Generation, generate
 from .flags import (
     INTERRUPTED,
     add_model_flags,
+    add_predict_flag,
     add_sampling_flags,
     instance_params,
     read_text,
@@ -30,15 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("-p", "--prompt", metavar="TEXT", help="what to continue; - reads it from stdin")
     add("-f", "--file", metavar="FILE", help="a file with the prompt")
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="most tokens to generate; -1: until the model ends or the context is full (-1)",
-    )
+    add_predict_flag(group)
     add(
         "-r",
         "--reverse-prompt",

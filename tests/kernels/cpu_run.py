@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import reference_run
-from reference_run import GUARD, Array, data, place
+from reference_run import GUARD, Array, data, locate
 
 from lamella.graph import Tensor
 from lamella.kernels.cpu.plan import Plan
@@ -27,12 +27,7 @@ def prepare(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
     for src in node.src:
         if src.buffer is None:
             reference_run.compute(src)
-    if node.view_src is not None:
-        node.buffer, node.offset = node.root.buffer, node.root.offset + node.view_offs
-    elif over is not None:
-        node.buffer, node.offset = over.buffer, over.offset
-    else:
-        place(node, shift)
+    locate(node, over, shift)
 
 
 def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift: int = 0) -> Array:

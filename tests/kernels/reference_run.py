@@ -106,17 +106,22 @@ def compute(node: Tensor, over: Tensor | None = None, shift: int = 0) -> Tensor:
     for src in node.src:
         if src.buffer is None:
             compute(src)
+    locate(node, over, shift)
+    assert supports_op(node)
+    if node.op is not Op.NONE and not is_view_op(node.op):
+        KERNELS[node.op](node, data(node), [data(src) for src in node.src])
+    _check_guards(node.root)
+    return node
+
+
+def locate(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
+    """Give a node its memory: that of its source if it is a view, that of `over`, or its own."""
     if node.view_src is not None:
         node.buffer, node.offset = node.root.buffer, node.root.offset + node.view_offs
     elif over is not None:
         node.buffer, node.offset = over.buffer, over.offset
     else:
         place(node, shift)
-    assert supports_op(node)
-    if node.op is not Op.NONE and not is_view_op(node.op):
-        KERNELS[node.op](node, data(node), [data(src) for src in node.src])
-    _check_guards(node.root)
-    return node
 
 
 def run(node: Tensor) -> F64Array:
