@@ -185,7 +185,7 @@ class Context:
         """A graph of these sizes, ready to compute: a cached one if it can be reused."""
         scheduler = self._open_scheduler()
         graph = self._graphs.get(params)
-        if graph is not None and not NO_REUSE() and scheduler.is_current(graph.scheduled):
+        if graph is not None and not NO_REUSE() and graph.can_reuse(params, scheduler):
             self.n_reused += 1
             return graph
         graph = self._build(params)

@@ -55,6 +55,10 @@ class DecodeGraph:
         assert self._scheduled is not None, "the graph was not scheduled"
         return self._scheduled
 
+    def can_reuse(self, params: GraphParams, scheduler: Scheduler) -> bool:
+        """Whether a ubatch of these sizes can be computed with this graph as it is."""
+        return params == self.params and scheduler.is_current(self.scheduled)
+
     def schedule(self, scheduler: Scheduler) -> None:
         """Place and compile the graph. From then on its inputs have fixed addresses."""
         self._scheduled = scheduler.alloc_graph(self.graph)
