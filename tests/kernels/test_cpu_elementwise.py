@@ -60,8 +60,9 @@ def test_binary_of_strided_operands(op: Build, type: GGMLType) -> None:
     check(op, part, part)
 
 
-def test_the_stride_inside_rows_of_one_element_means_nothing() -> None:
-    column = ops.transpose(leaf(normal(40)))
+@each_type(FLOATS)
+def test_the_stride_inside_rows_of_one_element_means_nothing(type: GGMLType) -> None:
+    column = ops.transpose(leaf(normal(PIECE + 40), type))
     check(ops.add, column, column)
     check(ops.silu, column)
 

@@ -45,7 +45,7 @@ def test_rms_norm_of_zeros() -> None:
 
 def test_norm_of_a_row_far_from_zero() -> None:
     # the squares' own mean would lose all digits of the variance
-    check(ops.norm, leaf(np.tile([1000.0, 1001.0], 50)), eps=1e-5, error=1e-5)
+    check(ops.norm, leaf(normal(4, 300) + 3000), eps=1e-5, error=1e-3)
 
 
 @each_shape

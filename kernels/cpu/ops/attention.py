@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from ....graph.op import AttnParams, Op
@@ -38,6 +39,7 @@ from ..simd import (
     load_i64,
     merged,
     splat,
+    store_f32,
     store_f32_part,
     store_f32x16,
     store_i64,
@@ -68,8 +70,8 @@ QUERIES: Final = DOTS + 4 * LANES * VECTOR
 # and of each query that is computed now
 OUT: Final = 0  # address of the result
 POS: Final = 8
-HEAD: Final = 16
-KV_HEAD: Final = 24
+KV_HEAD: Final = 16
+SLOPE: Final = 24  # of ALiBi, a float32
 WEIGHTS: Final = VECTOR  # the block's scores, then their exponentials
 LARGEST: Final = WEIGHTS + 4 * BLOCK  # score so far, in all lanes
 FACTOR: Final = LARGEST + VECTOR  # of sums so far, as the largest score has changed
@@ -140,8 +142,8 @@ def _begin(p, query, t, pos, head):
     """Set up a query's state."""
     store_i64(query + OUT, row_at(p, 0, head, t, 0))
     store_i64(query + POS, pos)
-    store_i64(query + HEAD, head)
     store_i64(query + KV_HEAD, head // (ne(p, 1, 1) // (ne(p, 2, 0) // ne(p, 1, 0))))
+    store_f32(query + SLOPE, alibi_slope(head, ne(p, 1, 1), float_param(p, MAX_BIAS)))
     store_f32x16(query + LARGEST, splat(-math.inf))
     for at in range(TOTAL, _query_at(p), VECTOR):
         store_f32x16(query + at, zero())
@@ -176,9 +178,8 @@ def _score(p, dots, query, first, j, n):
     else:
         s = s * splat(float_param(p, SCALE))
     if float_param(p, MAX_BIAS) > 0:
-        slope = alibi_slope(load_i64(query + HEAD), ne(p, 1, 1), float_param(p, MAX_BIAS))
         distance = splat(first + j - load_i64(query + POS)) + lane_numbers()
-        s = s + splat(slope) * distance
+        s = s + splat(load_f32(query + SLOPE)) * distance
     store_f32x16(query + WEIGHTS + 4 * j, join(s, splat(-math.inf), n - j))
 
 
@@ -379,13 +380,11 @@ LOADS: Final = {
     GGMLType.Q8_0: _load_q8_0,
 }
 
-ATTENTION: Final = {
-    (k, v): _attention_kernel(
-        f"flash_attn_ext_{k.name.lower()}_{v.name.lower()}", LOADS[k], LOADS[v]
-    )
-    for k in LOADS
-    for v in LOADS
-}
+
+@cache
+def _kernel(k: GGMLType, v: GGMLType) -> Kernel:
+    name = f"flash_attn_ext_{k.name.lower()}_{v.name.lower()}"
+    return _attention_kernel(name, LOADS[k], LOADS[v])
 
 
 def _has_whole_rows(node: Tensor) -> bool:
@@ -402,5 +401,5 @@ def flash_attn_ext(node: Tensor) -> Sequence[Call]:
     # how far sequences really reach is not known yet
     n_products = (q.n_elements + node.n_elements) * pages.ne[0] * p.page_size
     params = (p.scale, p.max_bias, p.softcap, p.page_size)
-    kernel = ATTENTION[k.type, v.type]
+    kernel = _kernel(k.type, v.type)
     return [Call(kernel, params, one_thread=n_products < 4 * SMALL, work=work)]

@@ -1,0 +1,392 @@
+"""The vector vocabulary: what each function reads, writes and computes, through tiny kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from numba import cfunc, types
+
+from lamella.kernels.cpu import simd
+
+Array = npt.NDArray[Any]
+F32Array = npt.NDArray[np.float32]
+
+LANES = simd.LANES
+ALL = np.arange(LANES)
+
+
+def run(function: Callable[..., None], *args: int | Array) -> None:
+    """Compile a function of int64s and call it; arrays stand for their addresses."""
+    compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
+    words = [int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(compiled.address)(*words)
+
+
+def mapped(f: Any, *operands: Array) -> F32Array:
+    """f of vectors of the operands, whose length is a multiple of 16."""
+    load, store = simd.load_f32x16, simd.store_f32x16
+    rows = np.stack([np.asarray(x, np.float32) for x in operands])
+    result = np.empty(rows.shape[1], np.float32)
+
+    def kernel_1(x, to, n):  # type: ignore[no-untyped-def]
+        for i in range(0, n, LANES):
+            store(to + 4 * i, f(load(x + 4 * i)))
+
+    def kernel_2(x, to, n):  # type: ignore[no-untyped-def]
+        for i in range(0, n, LANES):
+            store(to + 4 * i, f(load(x + 4 * i), load(x + 4 * (n + i))))
+
+    def kernel_4(x, to, n):  # type: ignore[no-untyped-def]
+        for i in range(0, n, LANES):
+            a, b = load(x + 4 * i), load(x + 4 * (n + i))
+            c, d = load(x + 4 * (2 * n + i)), load(x + 4 * (3 * n + i))
+            store(to + 4 * i, f(a, b, c, d))
+
+    run({1: kernel_1, 2: kernel_2, 4: kernel_4}[len(operands)], rows, result, len(result))
+    return result
+
+
+def normal(n: int = LANES, seed: int = 0) -> F32Array:
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+# --- memory ---
+
+F16_VALUES = [0.0, -0.0, 1.0, -2.5, 65504.0, 6e-8, 6.1e-5, math.inf, -math.inf, math.nan, 0.1]
+
+
+def scalars(load: Any, store: Any, memory: Array, result: Array) -> None:
+    """Copy elements of `memory` to `result`, one by one."""
+    size, to_size = memory.itemsize, result.itemsize
+
+    def copy(x, to, n):  # type: ignore[no-untyped-def]
+        for i in range(n):
+            store(to + to_size * i, load(x + size * i))
+
+    run(copy, memory, result, len(memory))
+
+
+@pytest.mark.parametrize("name", ["i8", "u8", "i16", "u16", "i32", "u32", "i64"])
+def test_loads_of_integers(name: str) -> None:
+    dtype = np.dtype({"i": "int", "u": "uint"}[name[0]] + name[1:])
+    limits = np.iinfo(dtype)
+    x = np.array([limits.min, limits.max, 0, 1, limits.max // 2 + 1], dtype)
+    result = np.zeros(len(x), np.int64)
+    scalars(getattr(simd, f"load_{name}"), simd.store_i64, x, result)
+    assert result.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("name", ["u8", "u16", "i32"])
+def test_stores_of_integers_keep_the_low_bits(name: str) -> None:
+    dtype = np.dtype({"i": "int", "u": "uint"}[name[0]] + name[1:])
+    x = np.array([0, 1, -1, 2**40 + 77, 200, -200])
+    result = np.zeros(len(x), dtype)
+    scalars(simd.load_i64, getattr(simd, f"store_{name}"), x, result)
+    assert result.tolist() == x.astype(dtype).tolist()
+
+
+def bf16_to_f32(bits: Array) -> F32Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_scalar_floats() -> None:
+    x = np.array(F16_VALUES, np.float32)
+    f16, bf16 = np.zeros(len(x), np.float16), np.zeros(len(x), np.uint16)
+    f32, f64 = np.zeros(len(x), np.float32), np.zeros(len(x), np.float64)
+    scalars(simd.load_f32, simd.store_f16, x, f16)
+    np.testing.assert_array_equal(f16, x.astype(np.float16))
+    scalars(simd.load_f16, simd.store_f32, f16, f32)
+    np.testing.assert_array_equal(f32, f16.astype(np.float32))
+    scalars(simd.load_f32, simd.store_f64, x, f64)
+    np.testing.assert_array_equal(f64, x.astype(np.float64))
+    scalars(simd.load_f64, simd.store_f32, f64, f32)
+    np.testing.assert_array_equal(f32, x)
+    scalars(simd.load_f32, simd.store_bf16, x, bf16)
+    scalars(simd.load_bf16, simd.store_f32, bf16, f32)
+    np.testing.assert_array_equal(f32, bf16_to_f32(bf16))
+    np.testing.assert_allclose(f32, x, rtol=2**-8)
+
+
+def vectors(load: Any, store: Any, memory: Array, result: Array) -> None:
+    """Copy one vector."""
+
+    def copy(x, to):  # type: ignore[no-untyped-def]
+        store(to, load(x))
+
+    run(copy, memory, result)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("i8", np.int8), ("u8", np.uint8)]
+)
+def test_vector_loads(name: str, dtype: npt.DTypeLike) -> None:
+    x: Array = np.linspace(0 if name == "u8" else -128, 127, LANES).astype(dtype)
+    result = np.zeros(LANES, np.float32)
+    vectors(getattr(simd, f"load_{name}x16"), simd.store_f32x16, x, result)
+    assert result.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("edges", [F16_VALUES, [65519.9, 65520.0, 1e30, 2**-25, 2**-25 * 1.01]])
+def test_vector_stores_of_f16_round_to_even(edges: list[float]) -> None:
+    x = np.resize(np.array(edges, np.float32), LANES)
+    result = np.zeros(LANES, np.float16)
+    vectors(simd.load_f32x16, simd.store_f16x16, x, result)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(result, x.astype(np.float16))
+
+
+# bits of a float32 and of the bfloat16 nearest to it
+BF16_EDGES = {
+    0x3F808000: 0x3F80,  # a tie goes to the even one below
+    0x3F818000: 0x3F82,  # and above
+    0x3F808001: 0x3F81,
+    0x3F807FFF: 0x3F80,
+    0x80000000: 0x8000,
+    0x00000001: 0x0000,
+    0x007F8000: 0x0080,  # the largest below a normal number becomes one
+    0x7F7FFFFF: 0x7F80,  # too large: infinite
+    0xFF800000: 0xFF80,
+    0x7F800001: 0x7FC0,  # NaN, whose bits would be lost
+    0xFFFFFFFF: 0xFFFF,
+    0x7FC12345: 0x7FC1,
+}
+
+
+def test_bf16_is_rounded_to_nearest_even() -> None:
+    x = np.resize(np.array(list(BF16_EDGES), np.uint32), LANES).view(np.float32)
+    expected = np.resize(np.array(list(BF16_EDGES.values()), np.uint16), LANES)
+    vector, one_by_one, back = np.zeros((3, LANES), np.uint16)
+    vectors(simd.load_f32x16, simd.store_bf16x16, x, vector)
+    scalars(simd.load_f32, simd.store_bf16, x, one_by_one)
+    assert vector.tolist() == one_by_one.tolist() == expected.tolist()
+    vectors(simd.load_bf16x16, simd.store_bf16x16, vector, back)
+    assert back.tolist() == vector.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i8", np.int8)],
+)
+def test_loads_of_parts_read_no_further_than_they_should(name: str, dtype: npt.DTypeLike) -> None:
+    load, store = getattr(simd, f"load_{name}_part"), simd.store_f32x16
+    size = np.dtype(dtype).itemsize
+
+    def copy(x, to, n):  # type: ignore[no-untyped-def]
+        store(to, load(x, n))
+
+    page: Array = np.frombuffer(page_before_none(), dtype)
+    for n in (-3, 0, 1, 7, 15, 16, 17, 100):
+        used = min(max(n, 0), LANES)
+        x = page[len(page) - used :]  # the next byte cannot be read
+        x[:] = np.arange(1, used + 1)
+        result = np.full(LANES, 99, np.float32)
+        run(copy, int(page.ctypes.data) + page.nbytes - used * size, result, n)
+        values = bf16_to_f32(x) if name == "bf16" else x
+        assert result.tolist() == [*values.tolist(), *[0] * (LANES - used)]
+
+
+def page_before_none() -> Any:
+    """A page of memory, behind which lies one that may not be touched."""
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    first = (ctypes.c_uint8 * mmap.PAGESIZE).from_buffer(pages)
+    second = ctypes.c_void_p(ctypes.addressof(first) + mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(second, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return first
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)]
+)
+def test_stores_of_parts_write_nothing_else(name: str, dtype: npt.DTypeLike) -> None:
+    load, store = simd.load_f32x16, getattr(simd, f"store_{name}_part")
+
+    def copy(x, to, n):  # type: ignore[no-untyped-def]
+        store(to, load(x), n)
+
+    x = (ALL + 1).astype(np.float32)
+    for n in (-3, 0, 1, 7, 15, 16, 17, 100):
+        memory: Array = np.full(LANES + 8, 77, dtype)
+        run(copy, x, memory, n)
+        used = min(max(n, 0), LANES)
+        written = bf16_to_f32(memory) if name == "bf16" else memory
+        assert written[:used].tolist() == x[:used].tolist()
+        assert (memory[used:] == 77).all()
+
+
+# --- lanes ---
+
+
+def test_constants() -> None:
+    lane_numbers, splat, zero = simd.lane_numbers, simd.splat, simd.zero
+    x = normal()
+    assert mapped(simd.inlined(lambda v: lane_numbers()), x).tolist() == ALL.tolist()
+    assert mapped(simd.inlined(lambda v: splat(2.5)), x).tolist() == [2.5] * LANES
+    assert mapped(simd.inlined(lambda v: zero()), x).tolist() == [0.0] * LANES
+
+
+def test_arithmetic() -> None:
+    x, y = normal(), normal(seed=1)
+    y[:2] = 0
+    x[0] = 0
+    with np.errstate(all="ignore"):
+        for f, expected in (
+            (simd.inlined(lambda x, y: x + y), x + y),
+            (simd.inlined(lambda x, y: x - y), x - y),
+            (simd.inlined(lambda x, y: x * y), x * y),
+            (simd.inlined(lambda x, y: x / y), x / y),
+        ):
+            np.testing.assert_array_equal(mapped(f, x, y), expected)
+
+
+def test_fma_rounds_once() -> None:
+    fma = simd.fma
+    x = np.full(LANES, 1 + 2**-12, np.float32)
+    result = mapped(simd.inlined(lambda x, y: fma(x, x, y)), x, np.full(LANES, -1 - 2**-11))
+    assert result.tolist() == [2**-24] * LANES
+
+
+def test_minimum_and_maximum_give_the_second_of_nan() -> None:
+    x = np.resize(np.array([1, 3, math.nan, 2, -math.inf, 0.0], np.float32), LANES)
+    y = np.resize(np.array([2, 1, 5, math.nan, math.inf, -0.0], np.float32), LANES)
+    np.testing.assert_array_equal(mapped(simd.vmax, x, y), np.where(x > y, x, y))
+    np.testing.assert_array_equal(mapped(simd.vmin, x, y), np.where(x < y, x, y))
+
+
+def test_functions_of_a_lane() -> None:
+    x = np.resize(np.array([0.5, 1.5, -2.5, -0.0, 1e30, -math.inf, 2.0], np.float32), LANES)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(mapped(simd.vround, x), np.rint(x))
+        np.testing.assert_array_equal(mapped(simd.vsqrt, x), np.sqrt(x))
+    result = mapped(simd.vabs, x)
+    np.testing.assert_array_equal(result, np.abs(x))
+    assert not np.signbit(result).any()
+
+
+def test_choose() -> None:
+    x, y, v, w = (normal(seed=i) for i in range(4))
+    x[:3] = y[1], math.nan, -math.inf
+    result = mapped(simd.choose, x, y, v, w)
+    np.testing.assert_array_equal(result, np.where(x < y, v, w))
+
+
+@pytest.mark.parametrize("n", [-1, 0, 1, 15, 16, 40])
+def test_join(n: int) -> None:
+    join, v, w = simd.join, normal(), normal(seed=1)
+    result = mapped(simd.inlined(lambda v, w: join(v, w, n)), v, w)
+    np.testing.assert_array_equal(result, np.where(n > ALL, v, w))
+
+
+def test_turn_pairs() -> None:
+    v = normal()
+    result = mapped(simd.turn_pairs, v).reshape(-1, 2)
+    np.testing.assert_array_equal(result, np.stack([-v[1::2], v[::2]], axis=1))
+
+
+def tree_sum(v: F32Array) -> np.float32:
+    """Halves onto each other."""
+    while len(v) > 1:
+        v = v[: len(v) // 2] + v[len(v) // 2 :]
+    return np.float32(v[0])
+
+
+def test_sums_and_maxima_of_all_lanes() -> None:
+    hsum, hmax, splat = simd.hsum, simd.hmax, simd.splat
+    for seed in range(5):
+        v = normal(seed=seed)
+        assert set(mapped(simd.inlined(lambda v: splat(hsum(v))), v)) == {tree_sum(v)}
+        assert set(mapped(simd.inlined(lambda v: splat(hmax(v))), v)) == {v.max()}
+
+
+def test_hsum_of_16_gives_the_bits_of_hsum() -> None:
+    hsum_of_16, store = simd.hsum_of_16, simd.store_f32x16
+    v, result = normal(LANES * LANES), np.zeros(LANES, np.float32)
+
+    def sums(x, to):  # type: ignore[no-untyped-def]
+        store(to, hsum_of_16(x))
+
+    run(sums, v, result)
+    assert result.tolist() == [tree_sum(row) for row in v.reshape(LANES, LANES)]
+
+
+# --- functions ---
+
+SPECIAL = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 1e38, -1e38, 1.0])
+
+
+def ulps(result: F32Array, expected: Array) -> float:
+    """The largest error in units in the last place; infinite where infinities differ."""
+    with np.errstate(over="ignore"):
+        nearest = expected.astype(np.float32)
+    same = (result == nearest) | (np.isnan(result) & np.isnan(nearest))
+    unit = np.spacing(np.abs(nearest[~same])).astype(np.float64)
+    error = np.abs(result[~same].astype(np.float64) - expected[~same]) / unit
+    return float(error.max(initial=0))
+
+
+def check_function(f: Any, exact: Callable[[Array], Array], x: Array, limit: float) -> None:
+    for values in (x, np.resize(SPECIAL, LANES)):
+        values = values.astype(np.float32)  # noqa: PLW2901
+        with np.errstate(all="ignore"):
+            assert ulps(mapped(f, values), exact(values.astype(np.float64))) <= limit
+
+
+def test_vexp() -> None:
+    # down to where results are 0, through those below the normal range, and beyond the largest
+    check_function(simd.vexp, np.exp, np.linspace(-110, 90, 2**17), 1.5)
+    check_function(simd.vexp, np.exp, np.linspace(-1e-3, 1e-3, 2**12), 1.0)
+    assert mapped(simd.vexp, np.resize([-104.1, -math.inf, -3e38], LANES)).tolist() == [0.0] * LANES
+
+
+def test_vlog() -> None:
+    check_function(simd.vlog, np.log, np.exp(np.linspace(-103, 88, 2**16)), 1.5)
+    check_function(simd.vlog, np.log, np.linspace(0.5, 2, 2**16), 1.5)
+    check_function(simd.vlog, np.log, np.resize([-1.0, 1e-45, 1.2e-38, -1e-45], LANES), 1.5)
+
+
+def test_vtanh() -> None:
+    check_function(simd.vtanh, np.tanh, np.linspace(-12, 12, 2**16), 2.0)
+    check_function(simd.vtanh, np.tanh, np.geomspace(1e-40, 1, 2**12), 2.0)
+    check_function(simd.vtanh, np.tanh, -np.geomspace(1e-40, 1, 2**12), 2.0)
+
+
+def test_a_lane_s_bits_depend_on_nothing_but_its_value() -> None:
+    x = np.linspace(-5, 5, LANES * 8).astype(np.float32)
+    for f in (simd.vexp, simd.vtanh):
+        assert (mapped(f, x[::-1].copy())[::-1] == mapped(f, x)).all()
+
+
+# --- between threads ---
+
+
+def test_atomics() -> None:
+    atomic_add, atomic_load, atomic_store = simd.atomic_add, simd.atomic_load, simd.atomic_store
+
+    def work(at):  # type: ignore[no-untyped-def]
+        atomic_store(at + 8, atomic_add(at, 5))
+        atomic_store(at + 16, atomic_load(at))
+
+    words = np.array([37, 0, 0])
+    run(work, words)
+    assert words.tolist() == [42, 37, 42]
+
+
+def test_call_kernel() -> None:
+    store, call_kernel = simd.store_i64, simd.call_kernel
+
+    def inner(p, ith, nth):  # type: ignore[no-untyped-def]
+        store(p, 100 * ith + nth)
+
+    def outer(fn, p):  # type: ignore[no-untyped-def]
+        call_kernel(fn, p, 3, 7)
+
+    compiled = cfunc(types.void(types.int64, types.int64, types.int64))(inner)
+    word = np.zeros(1, np.int64)
+    run(outer, compiled.address, word)
+    assert word[0] == 307
