@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
-from unittest.mock import patch
 
 import cpu_run
 import reference_run
@@ -12,24 +11,15 @@ from reference_run import ERROR, F64Array, assert_close, values_of
 
 from lamella.graph import GGMLType, Tensor
 from lamella.graph.tensor import dup_layout, same_layout
-from lamella.kernels.cpu import plan
-from lamella.kernels.cpu.table import Call
 
 Build = Callable[..., Tensor]
 
 FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
-_calls_of: Final = plan.calls_of
-
 
 def computed(node: Tensor, n_threads: int = 1, over: Tensor | None = None) -> bytes:
-    """The bytes of a node that all threads share, however small it is."""
-
-    def calls(node: Tensor) -> Sequence[Call]:
-        return [call._replace(one_thread=False) for call in _calls_of(node)]
-
-    with patch.object(plan, "calls_of", calls):
-        return cpu_run.compute(node, n_threads, over).tobytes()
+    """The bytes of a node."""
+    return cpu_run.compute(node, n_threads, over).tobytes()
 
 
 def check(build: Build, *sources: Tensor, error: float | None = None, **params: Any) -> F64Array:

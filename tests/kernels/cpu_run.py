@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Final
+from unittest.mock import patch
 
 import reference_run
 from reference_run import GUARD, Array, data, locate
 
 from lamella.graph import Tensor
+from lamella.kernels.cpu import plan
 from lamella.kernels.cpu.plan import Plan
 from lamella.kernels.cpu.pool import ThreadPool
+from lamella.kernels.cpu.table import Call
+
+ALONE: Final = {"group_by_expert"}  # kernels that know no threads
+
+_calls_of: Final = plan.calls_of
 
 
 @cache
@@ -35,13 +44,15 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
 
     Args:
         node: what to compute; its sources get their data from the reference kernels.
-        n_threads: of the pool.
+        n_threads: of the pool; all of them share the node, however small it is.
         over: a tensor in whose memory the result shall lie.
         shift: bytes off the alignment.
     """
     prepare(node, over, shift)
     others = {s.root: s.root.buffer.copy() for s in node.src if s.root.buffer is not node.buffer}
-    Plan([node], address_of, n_threads).run(pool(n_threads))
+    with patch.object(plan, "calls_of", _shared_calls):
+        compiled = Plan([node], address_of, n_threads)
+    compiled.run(pool(n_threads))
     root = node.root
     end = root.offset + root.nbytes
     assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
@@ -49,3 +60,7 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
     for src, before in others.items():
         assert (src.buffer == before).all(), f"{node}: its source {src} was written"
     return data(node)
+
+
+def _shared_calls(node: Tensor) -> Sequence[Call]:
+    return [call._replace(one_thread=call.kernel.name in ALONE) for call in _calls_of(node)]
