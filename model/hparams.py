@@ -212,8 +212,11 @@ def _rope(keys: _Keys) -> RopeScaling:
     factor = _rope_factor(keys)
     if kind == "yarn" and factor < 1:
         keys.fail("rope.scaling.factor", factor, "YaRN extends a context: must be at least 1")
+    freq_base = keys.positive("rope.freq_base", 10000.0)
+    if freq_base <= 1:
+        keys.fail("rope.freq_base", freq_base, "must be above 1: pairs turn ever more slowly")
     return RopeScaling(
-        freq_base=keys.positive("rope.freq_base", 10000.0),
+        freq_base=freq_base,
         freq_scale=1.0 if kind == "none" else 1.0 / factor,
         ext_factor=keys.positive("rope.scaling.yarn_ext_factor", 1.0) if kind == "yarn" else 0.0,
         attn_factor=keys.positive("rope.scaling.attn_factor", 1.0),

@@ -82,13 +82,11 @@ def n_rows(p, i):
 @inlined
 def row(p, i, r):
     """Address of row `r` of tensor `i`, counted over dimensions 1, 2, 3."""
-    n1, n2 = ne(p, i, 1), ne(p, i, 2)
-    return (
-        data(p, i)
-        + r % n1 * nb(p, i, 1)
-        + r // n1 % n2 * nb(p, i, 2)
-        + r // (n1 * n2) * nb(p, i, 3)
-    )
+    n1 = ne(p, i, 1)
+    if r < n1:  # always so for a matrix: no divisions
+        return data(p, i) + r * nb(p, i, 1)
+    n2 = ne(p, i, 2)
+    return row_at(p, i, r % n1, r // n1 % n2, r // (n1 * n2))
 
 
 @inlined

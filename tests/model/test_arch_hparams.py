@@ -165,6 +165,7 @@ def test_a_mixture_of_experts_needs_experts(tmp_path: Path) -> None:
         ("rope.dimension_count", 7),
         ("rope.dimension_count", 18),
         ("rope.freq_base", 0.0),
+        ("rope.freq_base", 1.0),
         ("rope.freq_base", float("inf")),
         ("rope.scaling.factor", -2.0),
         ("rope.scaling.original_context_length", 0),
