@@ -221,7 +221,6 @@ class ThreadPool:
             thread.start()
         except RuntimeError as e:
             n = 1 + len(self._threads)
-            self.close()
             raise BackendError(
                 f"cannot start {self.n_threads} threads: the system gives only {n}"
             ) from e

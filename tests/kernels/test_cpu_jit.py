@@ -1,0 +1,282 @@
+"""Compiling kernels and keeping them: once for all processes, whatever befalls the files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jit_process
+import llvmlite
+import numba
+import pytest
+from jit_process import call
+from llvmlite import binding
+
+from lamella.base.errors import BackendError
+from lamella.kernels.cpu import jit
+from lamella.kernels.cpu.jit import KERNELS, Kernel, kernel, load_all
+from lamella.kernels.cpu.simd import load_i64, store_i64
+
+NAMES = ["test_add_seven", "test_times_three"]
+COMPILED = [[0, 2, NAMES[0]], [1, 2, NAMES[1]], [2, 2, ""]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def _only_while_the_test_runs() -> Iterator[None]:
+    before = dict(KERNELS)
+    yield
+    KERNELS.clear()
+    KERNELS.update(before)
+
+
+def declare(name: str, n: int = 5) -> Kernel:
+    """A kernel that adds `n`, as another process would declare it."""
+    KERNELS.pop(name, None)
+
+    def function(p, ith, nth):  # type: ignore[no-untyped-def]
+        store_i64(p, load_i64(p) + n * (1 + ith) * nth)
+
+    function.__name__ = name
+    return kernel(function)
+
+
+def load(*kernels: Kernel) -> list[str]:
+    """Load kernels; the names of those that were compiled."""
+    told: list[tuple[int, int, str]] = []
+    load_all(kernels, lambda done, total, name, seconds: told.append((done, total, name)))
+    n = len(told) - 1
+    assert [t[:2] for t in told] == [(i, n) for i in range(n + 1)]
+    return [name for _, _, name in told[:-1]]
+
+
+def start(cache: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, jit_process.__file__],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    told = json.loads(out)
+    assert told["values"] == [17, 30]
+    return told
+
+
+# --- between processes ---
+
+
+def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
+    # two at once, in an empty cache
+    first = [start(tmp_path), start(tmp_path)]
+    results = [finish(p) for p in first]
+    assert COMPILED in [r["told"] for r in results]
+    folder = Path(results[0]["folder"])
+    assert folder.is_relative_to(tmp_path)
+    assert sorted(f.name for f in folder.iterdir()) == [f"{n}.o" for n in NAMES]
+    # later ones compile nothing
+    assert finish(start(tmp_path))["told"] == []
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    temporary = set(os.listdir(tempfile.gettempdir()))
+    assert finish(start(file))["told"] == COMPILED
+    new = set(os.listdir(tempfile.gettempdir())) - temporary
+    assert not [name for name in new if "lamella" in name]
+
+
+# --- files ---
+
+
+def test_loading_takes_no_compiler(folder: Path) -> None:
+    assert load(declare("test_kept")) == ["test_kept"]
+    again = declare("test_kept")
+    begin = time.perf_counter()
+    assert load(again) == []
+    assert time.perf_counter() - begin < 0.1
+    assert call(again, 1) == 6
+
+
+def test_only_what_is_missing_is_compiled(folder: Path) -> None:
+    load(declare("test_m1"), declare("test_m3"))
+    new = [declare(f"test_m{i}", n=i) for i in (1, 2, 3, 4)]
+    assert load(*new, *new) == ["test_m2", "test_m4"]
+    assert load(*new) == []
+    assert [call(k, 0, ith=1, nth=2) for k in new] == [20, 8, 20, 16]  # 1 and 3 as they were kept
+
+
+def test_an_address_loads(folder: Path) -> None:
+    k = declare("test_lazy")
+    assert not folder.exists()
+    assert k.address == k.address != 0
+    assert (folder / "test_lazy.o").exists()
+    assert repr(k) == "<Kernel test_lazy>"
+
+
+def damages() -> dict[str, Callable[[bytes], bytes]]:
+    return {
+        "empty": lambda raw: b"",
+        "only a digest": lambda raw: raw[: jit.DIGEST_BYTES],
+        "cut": lambda raw: raw[: len(raw) // 2],
+        "last byte lost": lambda raw: raw[:-1],
+        "one bit": lambda raw: raw[:300] + bytes([raw[300] ^ 1]) + raw[301:],
+        "zeros": lambda raw: bytes(len(raw)),
+        "noise": lambda raw: os.urandom(len(raw)),
+        "longer": lambda raw: raw + b"\0",
+        "no digest": lambda raw: raw[jit.DIGEST_BYTES :],
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_damaged_file_is_compiled_anew(folder: Path, damage: str) -> None:
+    name = "test_damaged_" + damage.replace(" ", "_")
+    load(declare(name))
+    file = folder / f"{name}.o"
+    file.write_bytes(damages()[damage](file.read_bytes()))
+    again = declare(name)
+    assert load(again) == [name]
+    assert call(again, 1) == 6
+    assert load(declare(name)) == []
+
+
+def test_a_file_of_another_kernel_is_not_taken(folder: Path) -> None:
+    load(declare("test_here", n=1), declare("test_there", n=2))
+    shutil.copy(folder / "test_there.o", folder / "test_here.o")
+    again = declare("test_here", n=1)
+    assert load(again) == ["test_here"]
+    assert call(again, 0) == 1
+
+
+def test_a_folder_in_a_file_s_place(folder: Path) -> None:
+    (folder / "test_blocked.o" / "x").mkdir(parents=True)
+    k = declare("test_blocked")
+    assert load(k) == ["test_blocked"]
+    assert call(k, 1) == 6
+
+
+def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_bytes(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    k = declare("test_no_space")
+    assert load(k) == ["test_no_space"]
+    assert call(k, 1) == 6
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_still_read(folder: Path) -> None:
+    load(declare("test_read"))
+    folder.chmod(0o500)
+    assert load(declare("test_read"), declare("test_new")) == ["test_new"]
+    folder.chmod(0o700)
+
+
+# --- the folder's name ---
+
+
+def test_the_folder_is_named_after_sources_versions_and_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "kernels"
+    shutil.copytree(Path(jit.__file__).parents[1], kernels)
+    monkeypatch.setattr(jit, "__file__", str(kernels / "cpu" / "jit.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    key = jit.cache_folder.__wrapped__
+    seen = {key()}
+    assert key() in seen
+    assert key().parent == tmp_path / "xdg" / "lamella" / "kernels"
+
+    def is_new() -> bool:
+        known = key() in seen
+        seen.add(key())
+        return not known
+
+    for source in ("cpu/simd.py", "cpu/ops/matrix.py", "quants/layouts.py"):
+        with (kernels / source).open("a") as file:
+            file.write("#")
+        assert is_new(), source
+    (kernels / "cpu" / "new.py").touch()
+    assert is_new()
+    (kernels / "notes.txt").touch()
+    assert not is_new()
+    for package in (numba, llvmlite):
+        monkeypatch.setattr(package, "__version__", "0.0.1")
+        assert is_new(), package
+    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "z80")
+    assert is_new()
+
+
+# --- kernels ---
+
+
+def test_threads_that_load_one_kernel_compile_it_once(folder: Path) -> None:
+    k = declare("test_raced")
+    compiled: list[str] = []
+    addresses: list[int] = []
+
+    def work() -> None:
+        compiled.extend(load(k) if k._address is None else [])
+        addresses.append(k.address)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert compiled == ["test_raced"]
+    assert len(set(addresses)) == 1
+    assert len(addresses) == 4
+
+
+def test_kernels_of_one_factory_are_not_mixed_up(folder: Path) -> None:
+    # in an order that another process did not have
+    load(declare("test_f2", n=2))
+    kernels = [declare(f"test_f{n}", n=n) for n in (3, 2, 1)]
+    for k in kernels:
+        load(k)
+    assert [call(k, 0) for k in kernels] == [3, 2, 1]
+
+
+def test_a_kernel_that_cannot_be_compiled(folder: Path) -> None:
+    def test_wrong(p, ith, nth):  # type: ignore[no-untyped-def]
+        store_i64(p, no_such_thing(ith))  # type: ignore[name-defined]  # noqa: F821
+
+    wrong, right = kernel(test_wrong), declare("test_right")
+    for _ in range(2):
+        with pytest.raises(BackendError, match=r"(?s)test_wrong cannot be compiled: .*no_such"):
+            load_all([right, wrong])
+    assert call(right, 1) == 6
+
+
+def test_names_are_unique() -> None:
+    declare("test_twice")
+    function = KERNELS["test_twice"]._function
+    with pytest.raises(AssertionError, match="test_twice is declared twice"):
+        kernel(function)
