@@ -110,9 +110,7 @@ class Context:
             k = Tensor(self.params.type_k, (hp.n_embd_k(il), n_cells), name=f"cache_k_l{il}")
             v = Tensor(self.params.type_v, (hp.n_embd_v(il), n_cells), name=f"cache_v_l{il}")
             layers.append(KVLayer(k, v))
-            home = (
-                self.model.kv_home(il) if self.params.kv_on_device else self.model.devices[-1]
-            )
+            home = self.model.kv_home(il) if self.params.kv_on_device else self.model.devices[-1]
             homes.setdefault(home, []).extend((k, v))
         for device, tensors in homes.items():
             self._kv_buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY)

@@ -34,4 +34,6 @@ def lamella(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         status = int(e.code or 0)
     finally:
         sys.stdin = before
-    return subprocess.CompletedProcess(list(map(str, args)), status, out.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(
+        list(map(str, args)), status, out.getvalue(), errors.getvalue()
+    )
