@@ -9,6 +9,7 @@ Tested by tests/api/test_load.py.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ class Model:
         the texts of control tokens as those tokens.
         """
         vocab = self._open().vocab
+        if not isinstance(text, str):
+            raise RequestError(f"tokenize: {text!r} is no text")
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -60,8 +63,9 @@ class Model:
             ContextSizeError: more than the context holds.
         """
         instance = self._open()
-        tokens = _check_ids(ids, instance)
-        return instance.engine.call(lambda context: _logits(context, tokens))
+        tokens = _whole_numbers("logits", ids)
+        _check_ids(tokens, instance)
+        return instance.engine.call(lambda context: _logits(context, tokens), n_tokens=len(tokens))
 
     def generate(
         self,
@@ -89,8 +93,11 @@ class Model:
         except TypeError as e:
             known = ", ".join(SamplingParams.__dataclass_fields__)
             raise RequestError(f"generate: {e}; sampling arguments are {known}") from None
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else _whole_numbers("prompt", prompt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        for text in stops:
+            if not isinstance(text, str):
+                raise RequestError(f"stop: {text!r} is no text")
         generation = generate(
             instance.engine, instance.vocab, ids, params, n_predict=n_predict, stop=stops
         )
@@ -137,8 +144,7 @@ def load(
     Args:
         path: the file, the first one of a split model.
         n_ctx: tokens of the context, shared by all generations; 0: what the model was trained with.
-        n_batch: most prompt tokens in one step.
-        n_ubatch: most tokens computed at once.
+        n_batch, n_ubatch: most tokens computed at once, the lesser of the two.
         n_parallel: generations that run at once.
         devices: what takes layers besides the CPU, for instance ["sim:24GiB"].
         n_gpu_layers: layers for the devices, counted from the last; -1: all.
@@ -157,7 +163,7 @@ def load(
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         n_parallel=n_parallel,
-        devices=tuple(devices),
+        devices=devices,
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
         type_k=type_k,
@@ -175,8 +181,14 @@ def _texts(generation: Generation) -> Iterator[str]:
         generation.cancel()  # the caller may have had enough
 
 
-def _check_ids(ids: Sequence[int], instance: Instance) -> list[int]:
-    tokens = [int(i) for i in ids]
+def _whole_numbers(what: str, ids: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(i) for i in ids]  # takes NumPy's integers, and no floats
+    except TypeError:
+        raise RequestError(f"{what}: {ids!r} are no token ids") from None
+
+
+def _check_ids(tokens: Sequence[int], instance: Instance) -> None:
     n_vocab = instance.context.n_vocab
     if not tokens:
         raise RequestError("logits: there are no ids, at least one is needed")
@@ -185,7 +197,6 @@ def _check_ids(ids: Sequence[int], instance: Instance) -> list[int]:
             raise RequestError(f"logits: id {token} must lie in 0..{n_vocab - 1}")
     if len(tokens) > instance.n_ctx:
         raise ContextSizeError(len(tokens), instance.n_ctx)
-    return tokens
 
 
 def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:

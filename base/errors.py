@@ -44,18 +44,22 @@ class OutOfMemoryError(LamellaError):
     """A buffer could not be allocated.
 
     `where` is the buffer type's name, `wanted` the bytes asked for, `free` the bytes that were left
-    (None where the device cannot tell). Nothing else is lost: smaller requests still succeed.
+    (None where the device cannot tell); a pool counts in another `unit`. Nothing else is lost:
+    smaller requests still succeed.
     """
 
-    def __init__(self, where: str, wanted: int, free: int | None = None) -> None:
-        super().__init__(where, wanted, free)  # all of them, so that it can be pickled
+    def __init__(
+        self, where: str, wanted: int, free: int | None = None, unit: str = "bytes"
+    ) -> None:
+        super().__init__(where, wanted, free, unit)  # all of them, so that it can be pickled
         self.where = where
         self.wanted = wanted
         self.free = free
+        self.unit = unit
 
     def __str__(self) -> str:
-        left = "" if self.free is None else f", {self.free} bytes are free"
-        return f"out of memory: {self.where} cannot give {self.wanted} bytes{left}"
+        left = "" if self.free is None else f", {self.free} {self.unit} are free"
+        return f"out of memory: {self.where} cannot give {self.wanted} {self.unit}{left}"
 
 
 class TensorAccessError(LamellaError):

@@ -16,7 +16,7 @@ from typing import Final
 import platformdirs
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..model.sampling import SamplingParams
@@ -26,8 +26,8 @@ from .flags import (
     add_model_flags,
     add_predict_flag,
     add_sampling_flags,
+    add_template_flags,
     instance_params,
-    read_text,
     sampling_params,
     unescape,
 )
@@ -51,16 +51,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("-sys", "--system-prompt", metavar="TEXT", help="tells the model how to answer")
     add("-p", "--prompt", metavar="TEXT", help="the first question")
     add_predict_flag(group)
-    add("--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)")
-    add("--chat-template-file", metavar="FILE", help="a file with the template")
+    add_template_flags(group)
     add_model_flags(parser)
     add_sampling_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
-    if args.chat_template_file is not None:
-        args.chat_template = read_text(args.chat_template_file)
     sampling = sampling_params(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
     with open_with_progress(instance_params(args)) as instance:
@@ -198,11 +195,19 @@ def _path(command: str, text: str) -> Path:
     return Path(text).expanduser()
 
 
+def _history(path: Path) -> History:
+    """What was entered, kept in a file if that can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
 def _prompt_session(commands: list[str]) -> PromptSession[str]:
-    folder = Path(platformdirs.user_state_dir("lamella"))
-    folder.mkdir(parents=True, exist_ok=True)
     return PromptSession(
-        history=FileHistory(str(folder / "chat_history")),
+        history=_history(Path(platformdirs.user_state_dir("lamella")) / "chat_history"),
         completer=WordCompleter(commands, sentence=True),
         complete_while_typing=False,
     )

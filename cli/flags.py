@@ -31,16 +31,22 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(self._unknown(unknown[0], found))
+            command: Parser = getattr(found, "parser", self)
+            command.error(command._explain(unknown[0]))
         return found
 
-    def _unknown(self, arg: str, found: argparse.Namespace) -> str:
-        parser: argparse.ArgumentParser = getattr(found, "parser", self)
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """argparse reads -xy as -x with the value y; flags of two letters must not be read so."""
+        if re.fullmatch(r"-[a-z]\d+", option_string):
+            return super()._get_option_tuples(option_string)
+        return []
+
+    def _explain(self, arg: str) -> str:
+        """What is wrong with an argument that nobody knows."""
         if not arg.startswith("-"):
             return f"unexpected argument {arg!r}"
         flag = arg.split("=", maxsplit=1)[0]
-        known = list(parser._option_string_actions)
-        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.7)
         return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
 
     def error(self, message: str) -> NoReturn:
@@ -110,7 +116,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2048,
         metavar="N",
-        help="most prompt tokens in one step (2048)",
+        help="most prompt tokens in one step; -ub, where that is less (2048)",
     )
     add(
         "-ub",
@@ -128,6 +134,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="type of cached keys: f32, f16, bf16, q8_0 (f16)",
     )
     add("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of cached values (f16)")
+    add(
+        "-np",
+        "--parallel",
+        type=int,
+        default=4,
+        metavar="N",
+        help="requests decoded together (4)",
+    )
     group = parser.add_argument_group("where it runs")
     add = group.add_argument
     add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (as many as there are)")
@@ -175,15 +189,11 @@ def add_predict_flag(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_parallel_flag(group: argparse._ArgumentGroup, default: int) -> None:
+def add_template_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "-np",
-        "--parallel",
-        type=int,
-        default=default,
-        metavar="N",
-        help=f"requests decoded together ({default})",
+        "--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)"
     )
+    group.add_argument("--chat-template-file", metavar="FILE", help="a file with the template")
 
 
 def instance_params(args: argparse.Namespace) -> InstanceParams:
@@ -193,7 +203,7 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         n_ctx=args.ctx_size,
         n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,
-        n_parallel=getattr(args, "parallel", 1),
+        n_parallel=args.parallel,
         n_threads=args.threads,
         n_gpu_layers=args.gpu_layers,
         devices=args.device,
@@ -202,8 +212,14 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         type_v=args.cache_type_v,
         kv_offload=not args.no_kv_offload,
         op_offload=not args.no_op_offload,
-        chat_template=getattr(args, "chat_template", None),
+        chat_template=_chat_template(args),
     )
+
+
+def _chat_template(args: argparse.Namespace) -> str | None:
+    path: str | None = getattr(args, "chat_template_file", None)
+    source: str | None = getattr(args, "chat_template", None)
+    return source if path is None else read_text(path)
 
 
 # flag, field of SamplingParams, type, help
@@ -251,7 +267,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(text.split(";")),
         metavar="A;B",
         default=defaults.samplers,
-        help="the chain, in order",
+        help=f"the chain, in order ({';'.join(defaults.samplers)})",
     )
     group.add_argument(
         "-l",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -61,8 +62,10 @@ def parser(argv: Sequence[str]) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    args = parser(argv).parse_args(argv)
+    _open_closed_streams()
     try:
+        args = parser(argv).parse_args(argv)
+        _log_to_stderr()
         status: int = args.command(args)
         sys.stdout.flush()
         return status
@@ -72,7 +75,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return INTERRUPTED
-    except BrokenPipeError:
-        # whoever read our output has gone; Python would complain once more when it ends
+    except OSError as e:
+        # nobody takes our output any more; Python would complain once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(e, BrokenPipeError):  # a reader who has had enough is no error
+            sys.stderr.write(f"lamella: error: {e}\n")
         return 1
+
+
+def _open_closed_streams() -> None:
+    """A program can be started without stdin, stdout or stderr; Python has None for them then."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _log_to_stderr() -> None:
+    """What goes wrong inside without being the end, and what LAMELLA_DEBUG asks for."""
+    logger = logging.getLogger("lamella")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("lamella: %(message)s"))
+        logger.addHandler(handler)

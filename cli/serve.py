@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 
 from ..model.sampling import SamplingParams
 from ..server.app import run_server
@@ -11,8 +10,8 @@ from ..server.instance import Instance
 from ..server.state import ServerConfig, ServerModel
 from .flags import (
     add_model_flags,
-    add_parallel_flag,
     add_sampling_flags,
+    add_template_flags,
     instance_params,
     names,
     sampling_params,
@@ -33,8 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY,...",
         help="keys, one of which every request must bring",
     )
-    add("--chat-template", metavar="TEMPLATE", help="jinja source, or chatml (the file's)")
-    add_parallel_flag(group, 4)
+    add_template_flags(group)
     add_model_flags(parser)
     add_sampling_flags(parser)
 
@@ -42,8 +40,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit status."""
     params, sampling = instance_params(args), sampling_params(args)
-    # what went wrong inside is told here and not to clients
-    logging.basicConfig(format="lamella: %(levelname)s: %(message)s", level=logging.WARNING)
 
     def load() -> ServerModel:
         instance = open_with_progress(params)
@@ -62,6 +58,6 @@ def server_model(instance: Instance, alias: str, sampling: SamplingParams) -> Se
         path=str(instance.model.path),
         n_ctx=instance.n_ctx,
         n_parallel=instance.params.n_parallel,
-        meta=instance.meta(),
+        meta=instance.meta,
         sampling=sampling,
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from ..server.instance import Instance, InstanceParams, open_instance
 
@@ -15,7 +16,8 @@ QUIET_S: Final = 0.5  # what takes less is not worth a bar
 
 
 class StartProgress:
-    """Bars for loading and compiling once either takes a while; without a terminal, lines."""
+    """Bars for loading and compiling once either takes a while; without a terminal, compiling is
+    told in two lines."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -48,7 +50,7 @@ class StartProgress:
             if done == total:
                 self._console.print(f"compiled {total} kernels in {seconds:.1f} s")
             return
-        self._show("compiling kernels for this processor, once", done, total, name)
+        self._show("compiling kernels, once", done, total, name)
 
     def _show(self, what: str, done: int, total: int, detail: str) -> None:
         if not self._console.is_terminal:
@@ -56,10 +58,10 @@ class StartProgress:
         if self._bars is None:
             self._bars = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[detail]}"),
+                TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+                TextColumn("{task.fields[detail]}", table_column=Column(overflow="ellipsis")),
                 console=self._console,
                 transient=True,
             )

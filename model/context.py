@@ -122,7 +122,8 @@ class Context:
         """Make the compute buffers large enough for every graph to come, then compile one."""
         scheduler = self._open_scheduler()
         n, n_seqs = self.n_ubatch, self.n_seq_max
-        for params in (GraphParams(n, n, n_seqs), GraphParams(n_seqs, n_seqs, n_seqs)):
+        n_decode = min(n, n_seqs)
+        for params in (GraphParams(n, n, n_seqs), GraphParams(n_decode, n_decode, n_decode)):
             graph = self._build(params)
             scheduler.reserve(graph.graph)
         self._graph_for(GraphParams(1, 1, 1))
@@ -220,10 +221,10 @@ class Context:
             return
         self.closed = True
         self._graphs.clear()
+        for backend in self._backends.values():
+            backend.free()  # waits for what is running: the memory below may be in use
         if self._scheduler is not None:
             self._scheduler.free()
-        for backend in self._backends.values():
-            backend.free()
         for buffer in self._kv_buffers:
             buffer.free()
 

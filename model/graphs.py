@@ -69,7 +69,8 @@ class DecodeGraph:
             self._arrays[name] = buffer.array(tensor)[0, 0].view(np.int32)
 
     def set_inputs(self, ubatch: UBatch) -> None:
-        """Write a ubatch's tokens, positions, cells and pages."""
+        """Write a ubatch's tokens, positions, cells and pages: all of them each time, as the last
+        computation may have used their memory for something else."""
         tokens, pos, seq, cells, out_ids = (
             self._arrays[name][0] for name in ("tokens", "pos", "seq", "cells", "out_ids")
         )

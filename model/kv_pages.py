@@ -61,7 +61,7 @@ class PagePool:
 
     def _take(self, n: int) -> list[int]:
         if n > len(self._free):
-            raise OutOfMemoryError("KV pool", wanted=n, free=len(self._free))
+            raise OutOfMemoryError("the KV pool", n, len(self._free), "pages")
         pages = self._free[: -n - 1 : -1]
         del self._free[len(self._free) - n :]
         self._n_refs[pages] = 1

@@ -30,7 +30,7 @@ from .placement import Home, ModelParams, layer_devices, place
 SLICE_BYTES: Final = 4 << 20  # copied at a time
 N_PROGRESS: Final = 100  # calls of the progress callback, about
 
-N_NAMED: Final = 5  # tensors named in one message
+N_NAMED: Final = 50  # tensors named in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +131,19 @@ def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeigh
     """
     found: list[FoundWeight] = []
     missing: list[str] = []
+    misshaped: list[str] = []
     for spec in specs:
         parts = _parts(file, spec)
         if parts:
-            _check_shape(file.path, spec, parts)
+            misshaped += _misshaped(spec, parts)
+            _check_types(file.path, parts)
             found.append(FoundWeight(spec, _loaded_type(file.path, spec, parts), parts))
         elif spec.required:
             missing.append(spec.files[0][0])
     if missing:
         raise ModelFileError(f"{file.path}: tensors are missing: {_list(missing)}")
+    if misshaped:
+        raise ModelFileError(f"{file.path}: tensors have wrong shapes: {_list(misshaped)}")
     used = {info.name for weight in found for info in weight.parts}
     unknown = [name for name in file.tensors if name not in used]
     if unknown:
@@ -156,13 +160,18 @@ def _parts(file: GGUFFile, spec: WeightSpec) -> tuple[TensorInfo, ...]:
     return ()
 
 
-def _check_shape(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> None:
+def _misshaped(spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> list[str]:
+    """Those parts that have another shape than they must have, and which."""
     ne = spec.ne if len(parts) == 1 else spec.ne[:-1]
+    return [
+        f"{info.name} has {list(info.ne)}, it must be {list(ne)}"
+        for info in parts
+        if _without_ones(info.ne) != _without_ones(ne)
+    ]
+
+
+def _check_types(path: Path, parts: tuple[TensorInfo, ...]) -> None:
     for info in parts:
-        if _without_ones(info.ne) != _without_ones(ne):
-            raise ModelFileError(
-                f"{path}: tensor {info.name} has shape {list(info.ne)}, it must be {list(ne)}"
-            )
         if info.type is not parts[0].type:
             raise UnsupportedModelError(
                 f"{path}: tensor {info.name} has type {info.type.name}, {parts[0].name} has "
@@ -189,6 +198,7 @@ def _loaded_type(path: Path, spec: WeightSpec, parts: tuple[TensorInfo, ...]) ->
 
 
 def _list(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))  # a tensor of the file may be several weights
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
     return ", ".join(names[:N_NAMED]) + more
 

@@ -6,23 +6,40 @@ Tested by tests/server/test_instance.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from ..base.errors import RequestError
+from ..base.errors import ModelFileError, RequestError
 from ..graph.types import GGMLType
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import find_devices
+from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate
 from ..model.context import KV_TYPES, Context, ContextParams
+from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import LoadedModel, load_model
 from ..model.placement import ModelParams
 from ..model.vocab import Vocab, load_vocab
 from .engine import Engine
 
+SPM_VOCAB: Final = 1  # llama.cpp's LLAMA_VOCAB_TYPE_SPM
+
 LoadProgress = Callable[[int, int], None]  # bytes loaded, bytes in all
 CompileProgress = Callable[[int, int, str, float], None]  # kernels done, in all, next, seconds
+
+
+# the least and the largest value of each number
+LIMITS: Final = {
+    "n_ctx": (0, 2**31 - 1),
+    "n_batch": (1, 2**31 - 1),
+    "n_ubatch": (1, 2**31 - 1),
+    "n_parallel": (1, 1024),
+    "n_threads": (1, 512),
+    "n_gpu_layers": (-(2**31), 2**31 - 1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +49,7 @@ class InstanceParams:
     Args:
         path: the GGUF file, the first one if there are several.
         n_ctx: cells of the KV pool, 0 for as many tokens as the model was trained with.
-        n_batch: most tokens that a step takes from prompts.
-        n_ubatch: most tokens that are computed at once.
+        n_batch, n_ubatch: most tokens that are computed at once, the lesser of the two.
         n_parallel: generations at once.
         n_threads: of the CPU; None for as many as the process may use at once.
         n_gpu_layers: layers for the devices, from the last on; below 0 all.
@@ -43,6 +59,9 @@ class InstanceParams:
         kv_offload: keep keys and values on the device of their layer.
         op_offload: let devices take over large batches from the CPU.
         chat_template: instead of the file's: a template's source, or "chatml".
+
+    Raises:
+        RequestError: a value that is not allowed, or of another type.
     """
 
     path: str | Path
@@ -60,45 +79,52 @@ class InstanceParams:
     op_offload: bool = True
     chat_template: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if value is None and name == "n_threads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise RequestError(f"{name} is {value!r}: must be a whole number")
+            if not low <= value <= high:
+                raise RequestError(f"{name} is {value}: must lie in {low}..{high}")
+        if isinstance(self.devices, str):
+            raise RequestError(f"devices is {self.devices!r}: must be a list of names")
+        for name in ("type_k", "type_v"):
+            parse_kv_type(name, getattr(self, name))
+
 
 class Instance:
     """A model at work; `open_instance` makes it.
 
     Attributes:
+        params: what it was opened with.
         model, context, vocab, engine: its parts; the engine has been started.
         chat: renders conversations into prompts.
-        n_ctx: tokens that one request may use.
+        meta: what /v1/models tells about the model.
     """
 
     def __init__(
-        self, params: InstanceParams, model: LoadedModel, context: Context, vocab: Vocab
+        self, params: InstanceParams, parts: FileParts, model: LoadedModel, context: Context
     ) -> None:
         self.params = params
         self.model = model
         self.context = context
-        self.vocab = vocab
-        self.n_ctx = context.n_ctx
-        self.chat = _chat_template(params, model, vocab)
-        self.engine = Engine(context, vocab, n_parallel=params.n_parallel)
+        self.vocab = parts.vocab
+        self.chat = parts.chat
+        self.meta: Mapping[str, int | str] = {**parts.meta, "n_ctx": context.n_ctx}
+        self.engine = Engine(context, self.vocab, n_parallel=params.n_parallel)
         self.engine.start()
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one request may use."""
+        return self.context.n_ctx
 
     @property
     def alias(self) -> str:
         """The name by which clients see the model: the file's, without its ending."""
         return self.model.path.stem
-
-    def meta(self) -> Mapping[str, int | str]:
-        """What /v1/models tells about the model."""
-        hp = self.model.hp
-        return {
-            "vocab_type": 1,  # llama.cpp's LLAMA_VOCAB_TYPE_SPM
-            "n_vocab": hp.n_vocab,
-            "n_ctx": self.n_ctx,
-            "n_ctx_train": hp.n_ctx_train,
-            "n_embd": hp.n_embd,
-            "n_params": sum(t.n_elements for t in set(self.model.weights.values())),
-            "size": sum(t.nbytes for t in set(self.model.weights.values())),
-        }
 
     def close(self) -> None:
         """End all generations and free everything. Twice is fine."""
@@ -113,6 +139,14 @@ class Instance:
         self.close()
 
 
+class FileParts(NamedTuple):
+    """What an instance has from a file's metadata alone."""
+
+    vocab: Vocab
+    chat: ChatTemplate
+    meta: Mapping[str, int | str]
+
+
 def open_instance(
     params: InstanceParams,
     *,
@@ -121,39 +155,36 @@ def open_instance(
 ) -> Instance:
     """Load a model and set it to work. The callbacks are told how far that is.
 
+    What can be refused is refused before the weights are read.
+
     Raises:
         ModelFileError: the file cannot be used; UnsupportedModelError: Lamella cannot run it.
         RequestError: a parameter that cannot be. UnknownDeviceError: a device that is not there.
         OutOfMemoryError: a device's memory is too small. Nothing stays allocated.
     """
+    cpu = CpuDevice(params.n_threads, on_compile)
+    model_params = ModelParams(
+        cpu=cpu,
+        devices=tuple(find_devices(params.devices, cpu)),
+        n_gpu_layers=params.n_gpu_layers,
+        tensor_split=params.tensor_split,
+        progress=on_load,
+    )
     context_params = ContextParams(
         n_ctx=params.n_ctx,
-        n_ubatch=_n_ubatch(params),
+        n_ubatch=min(params.n_batch, params.n_ubatch),
         n_seq_max=params.n_parallel,
         type_k=parse_kv_type("type_k", params.type_k),
         type_v=parse_kv_type("type_v", params.type_v),
         kv_on_device=params.kv_offload,
         op_offload=params.op_offload,
     )
-    if params.n_threads is not None and not 1 <= params.n_threads <= MAX_THREADS:
-        raise RequestError(f"n_threads is {params.n_threads}: must lie in 1..{MAX_THREADS}")
-    cpu = CpuDevice(params.n_threads, on_compile)
-    devices = find_devices(params.devices, cpu)
-    model = load_model(
-        params.path,
-        ModelParams(
-            cpu=cpu,
-            devices=tuple(devices),
-            n_gpu_layers=params.n_gpu_layers,
-            tensor_split=params.tensor_split,
-            progress=on_load,
-        ),
-    )
+    parts = _read_parts(params)
+    model = load_model(params.path, model_params)
     try:
-        vocab = load_vocab(model.metadata)
         context = Context(model, context_params)
         try:
-            return Instance(params, model, context, vocab)
+            return Instance(params, parts, model, context)
         except BaseException:
             context.close()
             raise
@@ -162,7 +193,52 @@ def open_instance(
         raise
 
 
-MAX_THREADS = 512
+def _read_parts(params: InstanceParams) -> FileParts:
+    with open_gguf(params.path) as file:
+        find_architecture(file.metadata.str("general.architecture"), file.path)
+        try:
+            vocab = load_vocab(file.metadata)
+            chat = ChatTemplate(
+                _chat_template(params, file),
+                bos=_text(vocab, vocab.bos),
+                eos=_text(vocab, vocab.eos),
+            )
+        except ModelFileError as e:
+            raise type(e)(f"{file.path}: {e}") from None
+        return FileParts(vocab, chat, _meta(file, vocab))
+
+
+def _text(vocab: Vocab, token: int | None) -> str:
+    return "" if token is None else vocab.text(token)
+
+
+def _chat_template(params: InstanceParams, file: GGUFFile) -> str | None:
+    source = params.chat_template
+    if source is None:
+        source = file.metadata.str("tokenizer.chat_template", "")
+    return None if source in ("", "chatml") else source
+
+
+def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
+    arch = file.metadata.str("general.architecture")
+    tensors = file.tensors.values()
+    return {
+        "vocab_type": SPM_VOCAB,
+        "n_vocab": vocab.n_tokens,
+        "n_ctx_train": file.metadata.int(f"{arch}.context_length"),
+        "n_embd": file.metadata.int(f"{arch}.embedding_length"),
+        "n_params": sum(math.prod(t.ne) for t in tensors),
+        "size": sum(t.nbytes for t in tensors),
+        "ftype": _file_type(file),
+    }
+
+
+def _file_type(file: GGUFFile) -> str:
+    """The type that most of the weights have, by bytes."""
+    sizes: dict[str, int] = {}
+    for t in file.tensors.values():
+        sizes[t.type.name] = sizes.get(t.type.name, 0) + t.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def parse_kv_type(name: str, text: str) -> GGMLType:
@@ -172,27 +248,7 @@ def parse_kv_type(name: str, text: str) -> GGMLType:
         RequestError: lists the types there are.
     """
     known = {t.name.lower(): t for t in KV_TYPES}
-    found = known.get(text.lower())
+    found = known.get(str(text).lower())
     if found is None:
         raise RequestError(f"{name} is {text!r}: must be one of {', '.join(known)}")
     return found
-
-
-def _n_ubatch(params: InstanceParams) -> int:
-    for name in ("n_batch", "n_ubatch"):
-        value = getattr(params, name)
-        if value < 1:
-            raise RequestError(f"{name} is {value}: must be at least 1")
-    return min(params.n_batch, params.n_ubatch)
-
-
-def _chat_template(params: InstanceParams, model: LoadedModel, vocab: Vocab) -> ChatTemplate:
-    def text(token: int | None) -> str:
-        return "" if token is None else vocab.text(token)
-
-    source = params.chat_template
-    if source is None:
-        source = model.metadata.str("tokenizer.chat_template", "")
-    if source in ("", "chatml"):
-        source = None
-    return ChatTemplate(source, bos=text(vocab.bos), eos=text(vocab.eos))

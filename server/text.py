@@ -8,6 +8,7 @@ Tests: tests/server/test_text.py, tests/server/test_generation.py.
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -192,8 +193,8 @@ def _best(values: F32Array, n: int) -> list[int]:
 class Generation:
     """The pieces of one generation, to be iterated over.
 
-    Iterating waits for the engine; Ctrl-C interrupts the wait. Leaving the loop early, or an
-    exception in it, cancels the generation.
+    Iterating waits for the engine; Ctrl-C interrupts the wait. Leaving the loop early, an exception
+    in it, or dropping the generation cancels it.
     """
 
     def __init__(self, engine: Engine, ticket: Ticket, news: queue.SimpleQueue[News]) -> None:
@@ -201,6 +202,8 @@ class Generation:
         self._ticket = ticket
         self._news = news
         self._ended: Result | LamellaError | None = None
+        # one that nobody can ask for its pieces any more ends too
+        weakref.finalize(self, engine.cancel, ticket).atexit = False
 
     def __iter__(self) -> Iterator[Piece]:
         """The pieces that were not taken yet.

@@ -34,10 +34,6 @@ class CpuCompute:
     def compile(
         self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
     ) -> Callable[[], None]:
-        if self._pool is None:
-            self._pool = ThreadPool(self.n_threads)
-        pool = self._pool
-
         def address_of(node: Tensor, tensor: Tensor) -> int:
             memory = memory_of(node, tensor)
             if tensor.offset + tensor.nbytes > memory.size:
@@ -45,6 +41,7 @@ class CpuCompute:
             return int(memory.ctypes.data) + tensor.offset
 
         plan = Plan(nodes, address_of, self.n_threads, self._progress)
+        pool = self._pool = self._pool or ThreadPool(self.n_threads)
         return lambda: plan.run(pool)
 
     def close(self) -> None:

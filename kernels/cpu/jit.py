@@ -27,12 +27,15 @@ import platformdirs
 from llvmlite import binding
 
 from ...base.errors import BackendError
+from ...base.log import get_logger
 from .objects import compile_object, load_objects
 
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
 DIGEST_BYTES: Final = 32
 
 Progress = Callable[[int, int, str, float], None]
+
+log = get_logger("kernels")
 
 
 @cache
@@ -136,8 +139,13 @@ def _write(name: str, data: bytes) -> None:
             file = Path(fresh) / f"{name}.o"
             file.write_bytes(_digest(name, data) + data)
             file.replace(folder / file.name)
-    except OSError:
-        pass  # no home folder, or a disk that is full or read-only
+    except OSError as e:  # no home folder, or a disk that is full or read-only
+        _warn_once(f"compiled kernels cannot be kept, every start compiles them anew: {e}")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def _digest(name: str, data: bytes) -> bytes:

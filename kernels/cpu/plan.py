@@ -18,7 +18,7 @@ from ...graph.tensor import Tensor
 from . import ops as _ops  # noqa: F401 - fills the table
 from .jit import Progress, load_all
 from .params import ERROR, N_WORDS, WORK, write_params
-from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, ThreadPool
+from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
 from .table import TABLE, Call
 
 
@@ -34,7 +34,8 @@ class Plan:
     ) -> None:
         self.calls = [(node, call) for node in nodes for call in calls_of(node)]
         self.n_threads = n_threads
-        load_all((k for _, call in self.calls for k in call.kernels()), progress)
+        kernels = [k for _, call in self.calls for k in call.kernels()]
+        load_all((*POOL_KERNELS, *kernels), progress)
         shared = max((_lines(c.shared) for _, c in self.calls), default=0)
         work = max((_lines(c.work) for _, c in self.calls), default=0)
         self.work_size = shared + work * n_threads

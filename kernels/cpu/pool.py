@@ -155,6 +155,7 @@ def pool_stop(sync):
 WORKER: Final = Kernel(pool_worker)
 RUN: Final = Kernel(pool_run, 4)
 STOP_ALL: Final = Kernel(pool_stop, 1)
+POOL_KERNELS: Final = (WORKER, RUN, STOP_ALL)
 
 
 class ThreadPool:

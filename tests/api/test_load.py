@@ -108,6 +108,13 @@ def test_leaving_early_frees_the_place(path: Path) -> None:
         assert len(list(model.generate("a", n_predict=3))) > 0
 
 
+def test_dropping_a_generation_frees_the_place(path: Path) -> None:
+    with lamella.load(path, n_ctx=1_000_000, n_parallel=1) as model:
+        never_asked = model.generate("a", logit_bias=((2, -1e9),))
+        del never_asked
+        assert len(list(model.generate("a", n_predict=3))) > 0
+
+
 def test_closing(path: Path) -> None:
     model = lamella.load(path)
     pieces = model.generate("a", temperature=0)
@@ -142,6 +149,13 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
         model.logits([])
     with pytest.raises(RequestError, match=r"id 288 must lie in 0\.\.287"):
         model.logits([288])
+    for ids in ([1.9], ["1"], [None], 7):
+        with pytest.raises(RequestError, match="are no token ids"):
+            model.logits(ids)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="5 is no text"):
+        model.tokenize(5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="stop: 1 is no text"):
+        model.generate("a", stop=[1])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="temprature"):
         model.generate("a", temprature=1)
     with pytest.raises(RequestError, match="min_p"):

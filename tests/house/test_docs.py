@@ -3,6 +3,7 @@ somewhere."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from house import read, room_sources
 
 from lamella.sched.assignment import CAUSES
 
@@ -45,3 +47,14 @@ def test_links_and_folders_exist(document: Path) -> None:
     rooms = "tests|docs|scripts|base|graph|alloc|sched|kernels|model|server|cli|api"
     for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_modules_name_tests_that_exist() -> None:
+    missing = []
+    for source in room_sources():
+        docstring = ast.get_docstring(ast.parse(read(source))) or ""
+        told = re.split(r"Tested by|Tests?:", docstring, maxsplit=1)[1:]
+        for pattern in re.findall(r"tests/[\w/*{},]+\.py", "".join(told)):
+            if not list(ROOT.glob(re.sub(r"\{.*?\}", "*", pattern))):
+                missing.append(f"{source}: {pattern}")
+    assert missing == []

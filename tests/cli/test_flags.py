@@ -1,0 +1,97 @@
+"""Flags as they are written: names, short forms, values, and what wrong ones are told."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import pytest
+from commands import lamella
+
+from lamella.cli.flags import bias, instance_params, sampling_params, shares, unescape
+from lamella.cli.main import COMMANDS, parser
+
+
+def parsed(*args: str) -> argparse.Namespace:
+    found: argparse.Namespace = parser(args).parse_args(args)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_llama_server_s_names_and_short_forms(command: str) -> None:
+    short = "-m f -c 9 -b 8 -ub 7 -np 3 -t 2 -ngl 5 -dev sim -ctk q8_0 -ctv f32 -ts 3,1 -nkvo"
+    long = (
+        "--model f --ctx-size 9 --batch-size 8 --ubatch-size 7 --parallel 3 --threads 2 "
+        "--gpu-layers 5 --device sim --cache-type-k q8_0 --cache-type-v f32 --tensor-split 3,1 "
+        "--no-kv-offload"
+    )
+    params = instance_params(parsed(command, *short.split()))
+    assert params == instance_params(parsed(command, *long.split()))
+    assert (params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel) == (9, 8, 7, 3)
+    assert (params.n_threads, params.n_gpu_layers, params.devices) == (2, 5, ("sim",))
+    assert (params.type_k, params.type_v, params.tensor_split) == ("q8_0", "f32", (3.0, 1.0))
+    assert not params.kv_offload
+
+
+def test_sampling_flags() -> None:
+    flags = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --typical 0.8 -s 7 --samplers top_k;temp"
+    params = sampling_params(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)
+    assert (params.typical_p, params.seed, params.samplers) == (0.8, 7, ("top_k", "temperature"))
+    assert params.logit_bias == ((5, -math.inf), (6, 1.5))
+
+
+@pytest.mark.parametrize("text", ["all", "auto", "-1"])
+def test_all_layers(text: str) -> None:
+    assert instance_params(parsed("run", "-m", "f", "-ngl", text)).n_gpu_layers == -1
+
+
+def test_numbers_may_follow_a_letter() -> None:
+    args = parsed("run", "-m", "f", "-n5", "-t2")
+    assert (args.predict, args.threads) == (5, 2)
+
+
+@pytest.mark.parametrize("flag", ["-tb", "-cb", "-fa", "-mu", "-mg", "-hf", "-sm", "-lv", "-cram"])
+def test_flags_of_two_letters_are_not_taken_for_one_and_a_value(flag: str) -> None:
+    done = lamella("run", "-m", "f", flag, "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"lamella run: unknown flag {flag}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--tmp", "--temp"), ("--gpu-layer", "--gpu-layers"), ("--ctx_size", "--ctx-size")],
+)
+def test_suggestions(flag: str, meant: str) -> None:
+    done = lamella("run", "-m", "f", flag, "2")
+    assert f"unknown flag {flag}; did you mean {meant}?" in done.stderr
+    assert "See `lamella run --help`" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--mlock", "--jinja", "--slots", "--zzz"])
+def test_no_suggestion_is_better_than_a_wild_one(flag: str) -> None:
+    assert lamella("run", "-m", "f", flag).stderr.startswith(f"lamella run: unknown flag {flag}\n")
+
+
+def test_values() -> None:
+    assert shares("3/1,2") == (3.0, 1.0, 2.0)
+    assert bias("15043+1") == (15043, 1.0)
+    for text in ("15043", "x+1", "5+", "5*2"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"must be like 15043\+1"):
+            bias(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="must be numbers like 3,1"):
+        shares("a,b")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"a\nb", "a\nb"),
+        (r"a\\nb", r"a\nb"),
+        (r"\x41\t\"", 'A\t"'),
+        (r"C:\dir\q", r"C:\dir\q"),
+        ("ends with \\", "ends with \\"),
+    ],
+)
+def test_unescape(text: str, expected: str) -> None:
+    assert unescape(text) == expected

@@ -1,0 +1,88 @@
+"""Opening a model: what is refused before the weights are read, and what it tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TINY, write_model
+
+from lamella.base.errors import LamellaError, ModelFileError, RequestError, UnsupportedModelError
+from lamella.graph import GGMLType
+from lamella.server.instance import InstanceParams, open_instance
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.gguf"
+    write_model(TINY["llama-tied"], file, GGMLType.Q8_0)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"n_ctx": -1}, r"n_ctx is -1: must lie in 0\.\."),
+        ({"n_ctx": "x"}, "n_ctx is 'x': must be a whole number"),
+        ({"n_batch": 0}, r"n_batch is 0: must lie in 1\.\."),
+        ({"n_ubatch": 1.5}, r"n_ubatch is 1\.5: must be a whole number"),
+        ({"n_parallel": 0}, r"n_parallel is 0: must lie in 1\.\.1024"),
+        ({"n_threads": 0}, r"n_threads is 0: must lie in 1\.\.512"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all': must be a whole number"),
+        ({"devices": "sim"}, "devices is 'sim': must be a list of names"),
+        ({"devices": ["gpu"]}, "no device is called 'gpu'"),
+        ({"type_k": "q9"}, "type_k is 'q9': must be one of f32, f16, bf16, q8_0"),
+        ({"chat_template": "{% if %}"}, "line 1"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_weights_are_read(
+    path: Path, params: dict[str, Any], complaint: str
+) -> None:
+    def on_load(done: int, total: int) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.raises(LamellaError, match=complaint) as caught:
+        open_instance(InstanceParams(path=path, **params), on_load=on_load)
+    assert not isinstance(caught.value, ModelFileError)
+
+
+def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bpe.gguf"
+    write_model(TINY["llama"], file)
+    key = b"tokenizer.ggml.model" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    file.write_bytes(file.read_bytes().replace(key + b"llama", key + b"bloom"))
+
+    def on_load(done: int, total: int) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.raises(UnsupportedModelError, match=r"bpe\.gguf: .*'bloom'"):
+        open_instance(InstanceParams(path=file), on_load=on_load)
+
+
+@pytest.mark.parametrize("devices", [(), ("sim",)])
+def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
+    path: Path, devices: tuple[str, ...]
+) -> None:
+    with open_instance(InstanceParams(path=path, devices=devices)) as instance:
+        assert instance.alias == "tiny"
+        assert instance.meta["ftype"] == "Q8_0"
+        assert instance.meta["n_ctx"] == instance.n_ctx == 256
+        assert instance.meta["n_params"] == 80192
+        assert 0 < int(instance.meta["size"]) < path.stat().st_size
+
+
+def test_nothing_stays_open_when_a_late_part_fails(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RequestError("no engine")
+
+    monkeypatch.setattr("lamella.server.instance.Engine", fail)
+    for method in ("model.context.Context.close", "model.loader.LoadedModel.free"):
+        monkeypatch.setattr(f"lamella.{method}", lambda self: closed.append(type(self).__name__))
+    with pytest.raises(RequestError, match="no engine"):
+        open_instance(InstanceParams(path=path))
+    assert closed == ["Context", "LoadedModel"]
