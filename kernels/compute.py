@@ -2,6 +2,7 @@
 
 A device that lies in memory of this process, the CPU or a simulated one, brings the memory and the
 order of work; a `Compute` brings the kernels. Knows no buffer types and no threads of its own.
+Tested by tests/kernels/test_cpu_device.py and tests/kernels/test_sim_backend.py.
 """
 
 from __future__ import annotations
