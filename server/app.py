@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
@@ -22,12 +23,13 @@ from aiohttp.typedefs import Handler
 
 from ..base.errors import LamellaError, RequestError
 from . import routes, routes_generate
-from .http_errors import answer_errors, unavailable
+from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .state import STATE, ServerConfig, ServerModel, ServerState
 
 N_STOP_SECONDS: Final = 4.0  # the process has to end within 5
 N_HANDLER_SECONDS: Final = 1.0  # of these, what handlers get to say goodbye
 N_BACKLOG: Final = 512
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health"})
 PREFLIGHT: Final = {
@@ -71,6 +73,7 @@ async def serve(
         create_app(state),
         handler_cancellation=True,
         access_log=None,
+        logger=HTTP_LOG,
         shutdown_timeout=N_HANDLER_SECONDS,
     )
     await runner.setup()
@@ -98,7 +101,10 @@ async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
 
 
 def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status. Says on stderr where, or why not."""
+    """Serve until SIGTERM or SIGINT; the exit status. Says on stderr where, or why not.
+
+    For a process of its own: after the first signal both are ignored.
+    """
     try:
         asyncio.run(_until_signal(config, load))
     except LamellaError as error:
@@ -111,15 +117,22 @@ async def _until_signal(config: ServerConfig, load: Callable[[], ServerModel]) -
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
-    def on_signal() -> None:
+    def end() -> None:
         # a thread in native code cannot be interrupted: the process does not wait for it
         last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [0])
         last_resort.daemon = True
         last_resort.start()
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    # not one of the loop's: these go when it is closed, and a second signal would kill the process
+    def on_signal(*_: object) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        with suppress(RuntimeError):  # the loop is closed: it ends already
+            loop.call_soon_threadsafe(end)
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
     await serve(config, load, stop, lambda address: _say(f"listening on {address}"))
 
 

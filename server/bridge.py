@@ -149,10 +149,11 @@ class Bridge:
         """What has happened since the last call; waits for something, or returns [] in time."""
         try:
             async with asyncio.timeout(timeout):
-                await self._arrived.wait()
+                while not self._news:  # what it was woken for may have been taken before
+                    await self._arrived.wait()
+                    self._arrived.clear()
         except TimeoutError:
             return []
-        self._arrived.clear()
         return self._take()
 
     def _take(self) -> list[Report]:
@@ -162,7 +163,6 @@ class Bridge:
         while self._news:
             is_error = isinstance(self._news[0].event, LamellaError)
             if len(taken) == N_REPORTS_MAX or (taken and is_error):
-                self._arrived.set()
                 break
             taken.append(self._news.popleft())
         return taken

@@ -146,8 +146,10 @@ class Engine:
             ticket.settled = True
             self._cancelled.append(ticket)  # the thread is awake: it waits or runs
 
-    def call(self, work: Callable[[Context], T]) -> T:
+    def call(self, work: Callable[[Context], T], *, n_tokens: int = 0) -> T:
         """What `work` makes of the context, between two steps, on the engine's thread; waits.
+
+        For the `n_tokens` that `work` puts into the pool the youngest jobs give up their pages.
 
         Raises:
             ClosedError: the engine is closed, or was before it came to that.
@@ -158,6 +160,7 @@ class Engine:
 
         def run() -> None:
             try:
+                self._make_room(n_tokens)
                 future.set_result(work(self.context))
             except Exception as e:
                 future.set_exception(e)
@@ -291,6 +294,12 @@ class Engine:
                 return False
         self.context.append(seq, 1)
         return True
+
+    def _make_room(self, n_tokens: int) -> None:
+        """See that a new sequence of so many tokens finds its pages, if the pool has as many."""
+        seq = self.context.pool.new_sequence()
+        while self._running and not seq.can_append(n_tokens):
+            self._preempt(self._running[-1])
 
     def _preempt(self, ticket: Ticket) -> None:
         self._running.remove(ticket)

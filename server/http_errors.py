@@ -9,6 +9,7 @@ Tested by tests/server/test_http_errors.py.
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from ..base.errors import (
 from ..base.log import get_logger
 
 LOG = get_logger("server")
+HTTP_LOG = get_logger("server.http")  # what aiohttp has to say
 
 # llama-server's names (tools/server/server-common.cpp, format_error_response)
 TYPES: Final = {
@@ -85,6 +87,15 @@ def not_supported(feature: str) -> web.HTTPNotImplemented:
 def unavailable(message: str) -> web.HTTPServiceUnavailable:
     """503 for what may work later."""
     return web.HTTPServiceUnavailable(text=message)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether to log it: aiohttp has a traceback for each client that leaves or breaks HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | HttpProcessingError)
+
+
+HTTP_LOG.addFilter(_is_our_fault)
 
 
 @web.middleware

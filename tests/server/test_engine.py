@@ -10,6 +10,7 @@ import pytest
 from fake_context import EOS, FakeContext, Recorder, expected, job, make_engine, running, sampling
 
 from lamella.base.errors import RequestError
+from lamella.model.context import Context
 from lamella.model.sampling import Sampler, SamplingParams
 from lamella.server.job import F32Array, Job, StopType, Timings
 
@@ -155,6 +156,27 @@ def test_a_call_runs_on_the_thread_that_owns_the_context() -> None:
         with pytest.raises(ZeroDivisionError):
             engine.call(lambda c: 1 / 0)
         assert sink.result().n_predicted == 40
+
+
+def test_a_call_gets_room_in_a_full_pool() -> None:
+    context = FakeContext(n_ctx=32)
+    sinks = [Recorder() for _ in range(3)]
+    jobs = [job(sink, 7, 8, i, n_predict=20) for i, sink in enumerate(sinks, 3)]
+
+    def fill(context: Context) -> int:
+        seq = context.pool.new_sequence()
+        context.append(seq, 32)
+        seq.free()
+        return engine.n_running
+
+    with running(context, *jobs) as engine:
+        for _ in range(10):
+            assert engine.call(fill, n_tokens=32) == 0
+        for sink in sinks:
+            sink.result()
+    assert context.pool.n_free == context.pool.n_pages
+    for i, sink in enumerate(sinks, 3):
+        assert sink.tokens == expected((7, 8, i), sampling(1), 20)
 
 
 @pytest.mark.parametrize("n_parallel", [0, 65])

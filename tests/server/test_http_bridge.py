@@ -11,7 +11,7 @@ from http_world import BOS, make_model, running
 
 from lamella.base.errors import LamellaError, OverloadedError
 from lamella.model.sampling import SamplingParams
-from lamella.server.bridge import Bridge, Choice
+from lamella.server.bridge import Bridge, Choice, Progress
 from lamella.server.job import Result
 from lamella.server.schema import GenerationBody
 from lamella.server.state import ServerModel
@@ -42,6 +42,24 @@ def test_what_happened_meanwhile_comes_in_one_go() -> None:
             assert all(isinstance(piece, Piece) for piece in pieces)
             assert isinstance(result, Result)
         assert await bridge.news(0.01) == []
+
+    model = make_model()
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    model.engine.close()
+
+
+def test_news_that_was_taken_wakes_nobody_again() -> None:
+    async def main() -> None:
+        bridge = Bridge(model.engine)
+        bridge._say(0, Progress(1, 3))
+        await asyncio.sleep(0)  # its wake-up has come, that of the next one has not
+        bridge._say(0, Progress(2, 3))
+        assert len(await bridge.news(WAIT_S)) == 2
+        news = asyncio.create_task(bridge.news(WAIT_S))
+        await asyncio.sleep(0.01)
+        assert not news.done()
+        bridge._say(0, Progress(3, 3))
+        assert len(await news) == 1
 
     model = make_model()
     asyncio.run(asyncio.wait_for(main(), WAIT_S))

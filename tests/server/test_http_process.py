@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -83,6 +85,18 @@ def test_a_signal_ends_it_with_status_0_in_time(number: signal.Signals) -> None:
         assert server.stderr.read() == ""
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_more_signals_change_nothing(number: signal.Signals) -> None:
+    with process() as server:
+        port_of(server)
+        while server.poll() is None:
+            server.send_signal(number)
+            time.sleep(0.01)
+        assert server.returncode == 0
+        assert server.stderr is not None
+        assert server.stderr.read() == ""
+
+
 def test_a_step_that_takes_for_ever_does_not_keep_it_alive() -> None:
     with process(n_step_seconds=3600) as server:
         port = port_of(server)
@@ -109,6 +123,22 @@ def test_a_model_that_cannot_be_loaded() -> None:
     with process(load="raise ModelFileError('x.gguf: no GGUF file')") as server:
         assert said(server) == "lamella: error: x.gguf: no GGUF file\n"
         assert server.wait(WAIT_S) == 1
+
+
+def test_clients_that_break_http_or_leave_are_not_logged() -> None:
+    with process(n_step_seconds=0.005) as server:
+        port = port_of(server)
+        body = b'{"prompt": "a", "stream": true, "ignore_eos": true}'
+        ask = b"POST /completion HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        for raw in (b"GET /health HTTP/1.1\r\nContent-Length: -1\r\n\r\n", *[ask] * 20):
+            with closing(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)) as client:
+                client.sendall(raw)
+                assert client.recv(1000)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.terminate()
+        assert server.wait(WAIT_S) == 0
+        assert server.stderr is not None
+        assert server.stderr.read() == ""
 
 
 def test_what_clients_send_does_not_end_it() -> None:
