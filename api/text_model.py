@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,13 +27,15 @@ from .server.text import Generation, generate
 
 
 class Model:
-    """A loaded model. `lamella.load` makes it; close it, or use it in a `with`.
+    """A loaded model. `lamella.load` makes it; close it, or use it in a `with`. One that nobody
+    refers to any more closes itself.
 
     Safe to use from several threads: generations run together in one batch.
     """
 
     def __init__(self, instance: Instance) -> None:
         self._instance: Instance | None = instance
+        self._close = weakref.finalize(self, instance.close)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -101,13 +104,21 @@ class Model:
         generation = generate(
             instance.engine, instance.vocab, ids, params, n_predict=n_predict, stop=stops
         )
-        return _texts(generation)  # the work is under way: errors come before the first `next`
+        return self._texts(generation)  # under way already: errors come before the first `next`
+
+    def _texts(self, generation: Generation) -> Iterator[str]:
+        # a method: as long as somebody wants the texts, the model is referred to
+        try:
+            for piece in generation:
+                if piece.text:
+                    yield piece.text
+        finally:
+            generation.cancel()  # the caller may have had enough
 
     def close(self) -> None:
         """Free everything; generations under way end. Twice is fine."""
-        instance, self._instance = self._instance, None
-        if instance is not None:
-            instance.close()
+        self._instance = None
+        self._close()
 
     def _open(self) -> Instance:
         if self._instance is None:
@@ -170,15 +181,6 @@ def load(
         type_v=type_v,
     )
     return Model(open_instance(params))
-
-
-def _texts(generation: Generation) -> Iterator[str]:
-    try:
-        for piece in generation:
-            if piece.text:
-                yield piece.text
-    finally:
-        generation.cancel()  # the caller may have had enough
 
 
 def _whole_numbers(what: str, ids: Sequence[int]) -> list[int]:

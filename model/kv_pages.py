@@ -47,23 +47,27 @@ class PagePool:
         if self.n_cells_total > np.iinfo(np.int32).max:
             raise RequestError(f"a KV pool of {n_cells} cells: at most 2^31 - 1, scratch included")
         self._n_refs = np.zeros(self.n_pages + 1, np.int32)
-        self._free = list(range(self.n_pages, 0, -1))  # a stack; the lowest page goes first
+        self._released: list[int] = []  # a stack of pages that were given back
+        self._n_used = 0  # pages 1.._n_used were given out at some time
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
     def n_free(self) -> int:
         """Pages that no sequence refers to."""
-        return len(self._free)
+        return len(self._released) + self.n_pages - self._n_used
 
     def new_sequence(self) -> KVSequence:
         """An empty sequence. It owns no page until `append`."""
         return KVSequence(self)
 
     def _take(self, n: int) -> list[int]:
-        if n > len(self._free):
-            raise OutOfMemoryError("the KV pool", n, len(self._free), "pages")
-        pages = self._free[: -n - 1 : -1]
-        del self._free[len(self._free) - n :]
+        if n > self.n_free:
+            raise OutOfMemoryError("the KV pool", n, self.n_free, "pages")
+        n_again = min(n, len(self._released))
+        pages = self._released[len(self._released) - n_again :]
+        del self._released[len(self._released) - n_again :]
+        pages += range(self._n_used + 1, self._n_used + 1 + n - n_again)
+        self._n_used += n - n_again
         self._n_refs[pages] = 1
         return pages
 
@@ -73,7 +77,7 @@ class PagePool:
     def _release(self, pages: I32Array) -> None:
         self._n_refs[pages] -= 1
         assert not (self._n_refs[pages] < 0).any(), f"a page of {pages} was given back twice"
-        self._free.extend(pages[self._n_refs[pages] == 0].tolist())
+        self._released.extend(pages[self._n_refs[pages] == 0].tolist())
 
 
 class KVSequence:

@@ -200,6 +200,8 @@ class Engine:
     def _check_room(self) -> None:
         if self._closed:
             raise ClosedError("the engine is closed")
+        if self._thread is not None and not self._thread.is_alive():
+            raise ClosedError("the engine's thread is not in this process: it was forked")
         if len(self._waiting) >= self.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting, no more may")
 
@@ -264,7 +266,6 @@ class Engine:
         """
         while self._waiting and len(self._running) < self.n_parallel:
             ticket = self._waiting[0]
-            # a prefix that is in the pool already would be forked here, and n_cached set
             seq = self.context.pool.new_sequence()
             if self._running and not seq.can_append(len(ticket.tokens) + 1):
                 return

@@ -72,7 +72,11 @@ async def set_props(_: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
+    """The one model there is, as a list; or itself, where the path names it."""
     model = loaded_model(request)
+    name = request.match_info.get("name", model.alias)
+    if name != model.alias:
+        raise web.HTTPNotFound(text=f'there is no model "{name:.200}": "{model.alias}" is served')
     ollama = {"name": model.alias, "model": model.alias, "type": "model", "tags": [""]}
     details = {"format": "gguf", "family": "", "families": [""], "parent_model": ""}
     openai = {
@@ -84,6 +88,8 @@ async def models(request: web.Request) -> web.Response:
         "owned_by": "lamella",
         "meta": dict(model.meta) | {"n_ctx": model.n_ctx},
     }
+    if "name" in request.match_info:
+        return json_response(openai)
     return json_response(
         {
             "models": [ollama | {"capabilities": ["completion"], "details": details}],
@@ -146,6 +152,7 @@ ROUTES: Final = (
     web.post("/props", set_props),
     web.get("/models", models),
     web.get("/v1/models", models),
+    web.get("/v1/models/{name:.+}", models),
     web.post("/tokenize", tokenize),
     web.post("/detokenize", detokenize),
     web.post("/apply-template", apply_template),

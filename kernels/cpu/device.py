@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer, HostBufferType
-from ...base.errors import BackendError
+from ...base.errors import BackendError, OutOfMemoryError
 from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
@@ -56,7 +56,7 @@ class CpuDevice(Device):
         self.n_threads = n_threads or default_threads()
         self.description = f"{processor_name()}, {self.n_threads} threads"
         self._progress = progress
-        self._buffer_type = HostBufferType("CPU")
+        self._buffer_type = CpuBufferType("CPU")
         self._support = self.new_compute()
 
     def new_compute(self) -> Compute:
@@ -83,6 +83,16 @@ class CpuDevice(Device):
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft.is_host
+
+
+class CpuBufferType(HostBufferType):
+    """The host's memory. The system would promise more than it has, and end us when we use it."""
+
+    def _alloc(self, size: int) -> HostBuffer:
+        free, _ = host_memory()
+        if size > free:
+            raise OutOfMemoryError(self.name, size, free)
+        return super()._alloc(size)
 
 
 class CpuBackend(Backend):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +116,39 @@ def test_dropping_a_generation_frees_the_place(path: Path) -> None:
         never_asked = model.generate("a", logit_bias=((2, -1e9),))
         del never_asked
         assert len(list(model.generate("a", n_predict=3))) > 0
+
+
+def test_a_model_that_is_dropped_is_closed_but_not_while_it_is_wanted(path: Path) -> None:
+    pieces = lamella.load(path).generate("a", n_predict=5, seed=1)
+    assert "".join(pieces) == "".join(lamella.load(path).generate("a", n_predict=5, seed=1))
+    model = lamella.load(path)
+    n_threads = threading.active_count()
+    del model
+    gc.collect()
+    assert threading.active_count() < n_threads
+
+
+def test_a_forked_child_is_told(path: Path) -> None:
+    code = f"""
+import os, lamella
+model = lamella.load({str(path)!r})
+if os.fork() == 0:
+    try:
+        list(model.generate("a", n_predict=2))
+    except lamella.ClosedError as e:
+        os._exit(7 if "forked" in str(e) else 8)
+    os._exit(9)
+_, status = os.wait()
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert list(model.generate("a", n_predict=2))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_more_context_than_memory_is_an_error_at_once(path: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="CPU cannot give"):
+        lamella.load(path, n_ctx=2_000_000_000)
 
 
 def test_closing(path: Path) -> None:

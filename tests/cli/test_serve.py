@@ -111,6 +111,9 @@ def test_a_golden_through_the_openai_package() -> None:
         )
         assert sum(len(p.choices) for p in parts) >= 2
         assert [m.id for m in client.models.list().data] == ["stories260K-F32"]
+        assert client.models.retrieve("stories260K-F32").owned_by == "lamella"
+        with pytest.raises(openai.NotFoundError, match="there is no model"):
+            client.models.retrieve("gpt/5")
         client.close()
     finally:
         assert server.stop() == 0
