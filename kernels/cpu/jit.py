@@ -24,11 +24,10 @@ from typing import Final
 import llvmlite
 import numba
 import platformdirs
-from llvmlite import binding
 
 from ...base.errors import BackendError
 from ...base.log import get_logger
-from .objects import compile_object, load_objects
+from .objects import compile_object, load_objects, target
 
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
 DIGEST_BYTES: Final = 32
@@ -44,8 +43,7 @@ def cache_folder() -> Path:
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
-    cpu = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    for part in (numba.__version__, llvmlite.__version__, cpu):
+    for part in (numba.__version__, llvmlite.__version__, *target()):
         key.update(part.encode() + b"\0")
     return Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
 
@@ -66,7 +64,7 @@ class Kernel:
         """Address of the machine code, compiled or loaded from disk if need be.
 
         Raises:
-            BackendError: it cannot be compiled.
+            BackendError: it cannot be compiled, or not loaded.
         """
         if self._address is None:
             load_all([self])
@@ -98,7 +96,7 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
     `progress(done, total, name of the next, seconds so far)` is called around each compilation.
 
     Raises:
-        BackendError: one of them cannot be compiled.
+        BackendError: one of them cannot be compiled, or not loaded.
     """
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}

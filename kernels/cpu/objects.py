@@ -1,20 +1,46 @@
 """Machine code of kernels as object files: made by Numba and LLVM, loaded by LLVM alone.
 
-A file holds one function, `name(int64, ...)`, that needs nothing but the C library. Loading takes a
-millisecond where Numba's own cache takes twenty. Private parts of Numba are touched here only.
-Tested by tests/kernels/test_cpu_jit.py.
+A file holds one function, `name(int64, ...)`, that needs nothing but what is in every process: the
+C library. One that needs more is refused when it is loaded. Loading takes less than a millisecond
+where Numba's own cache takes twenty. Private parts of Numba are touched here only.
+Tested by tests/kernels/test_cpu_objects.py and tests/kernels/test_cpu_jit.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 from llvmlite import binding
 from numba import types
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+from ...base.errors import BackendError
+
+_LOADED: Final[list[Any]] = []  # LLVM unloads what nothing refers to
+_NUMBERS: Final = count()
+
+
+@cache
+def target() -> tuple[str, str, str]:
+    """Triple, processor and features that Numba and this module compile for: the machine they run
+    on, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise."""
+    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    return triple, cpu, features
+
+
+def converts_halves() -> bool:
+    """True if the target has instructions between float16 and float32.
+
+    For any other LLVM calls functions of the compiler's library, which few processes have.
+    """
+    triple, _, features = target()
+    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
 def compile_object(function: Callable[..., None], name: str, n_args: int) -> bytes:
@@ -24,7 +50,7 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
         Exception: whatever Numba raises about a function it cannot compile.
     """
     signature = ((types.int64,) * n_args, types.void)
-    with global_compiler_lock:
+    with global_compiler_lock, _only_ir():
         result = CFunc(function, signature, {}, {"error_model": "numpy"})._compile_uncached()
         result.library._ensure_finalized()  # links in what the function calls
     module = binding.parse_assembly(result.library.get_llvm_str())
@@ -33,13 +59,38 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
     return bytes(_target_machine().emit_object(module))
 
 
+@contextmanager
+def _only_ir() -> Iterator[None]:
+    """Keep what Numba compiles out of its own MCJIT, which would make machine code of every helper
+    as well, and end the process over a function that is missing. Callers get helpers as IR."""
+    codegen = cpu_target.target_context.codegen()
+    codegen._add_module = lambda module: None
+    codegen.set_env = lambda name, env: None  # in machine code: for raising, which kernels do not
+    try:
+        yield
+    finally:
+        del codegen._add_module, codegen.set_env  # what its class has
+
+
 def load_objects(objects: Mapping[str, bytes]) -> dict[str, int]:
-    """Load object files, which must be whole; the address of each one's function by its name."""
-    engine = _engine()
-    for data in objects.values():
-        engine.add_object_file(binding.ObjectFileRef.from_data(data))
-    engine.finalize_object()
-    return {name: int(engine.get_function_address(name)) for name in objects}
+    """Load object files, which must be whole; the address of each one's function by its name.
+
+    Raises:
+        BackendError: one needs a function that this process does not have; LLVM prints its name.
+    """
+    return {name: _load(name, data) for name, data in objects.items()}
+
+
+def _load(name: str, data: bytes) -> int:
+    library = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
+    try:
+        loaded = library.export_symbol(name).link(_linker(), f"{name}.{next(_NUMBERS)}")
+    except RuntimeError as e:
+        raise BackendError(f"kernel {name} cannot be loaded: {e}") from e
+    _LOADED.append(loaded)
+    address = int(loaded[name])
+    assert address != 0, f"{name} was linked"
+    return address
 
 
 def _entry(name: str, native: str, n_args: int) -> str:
@@ -73,17 +124,13 @@ def _no_tuning() -> Any:
 
 @cache
 def _target_machine() -> Any:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
+    triple, cpu, features = target()  # first of all: it initialises LLVM
+    return binding.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
     )
 
 
 @cache
-def _engine() -> Any:
-    return binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+def _linker() -> Any:
+    """LLVM's linker of the kind that reports what is missing; MCJIT would end the process."""
+    return binding.create_lljit_compiler(_target_machine(), use_jit_link=True)

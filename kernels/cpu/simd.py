@@ -1,7 +1,8 @@
 """The vector vocabulary of the CPU kernels: loads, stores, arithmetic and conversions for Numba.
 
 Addresses are int64. `f32x16` is LLVM's `<16 x float>`, which LLVM maps to whatever the processor
-has, so the same kernel gives the same bits on every one. Names say the type in memory first:
+has. All of them are IEEE 754's operations, in a fixed order, so a kernel should give the same bits
+on every one: seen with AVX-512, AVX2 and plain x86-64. Names say the type in memory first:
 `load_f16x16` reads halves and gives floats. Any new vector instruction goes here, or to `simd_int`
 if it works on integers in lanes, nowhere else.
 Tested by tests/kernels/test_cpu_simd.py.
@@ -19,6 +20,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from .objects import converts_halves
+
 LANES: Final = 16
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -28,7 +31,6 @@ _V_F16 = ir.VectorType(_F16, LANES)
 _V_I32 = ir.VectorType(_I32, LANES)
 _V_I16 = ir.VectorType(_I16, LANES)
 _V_I8 = ir.VectorType(_I8, LANES)
-_V_I1 = ir.VectorType(ir.IntType(1), LANES)
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -64,8 +66,7 @@ def pointer_to(b: Any, address: Any, type: Any) -> Any:
 
 def _splat(b: Any, scalar: Any, type: Any) -> Any:
     one = b.insert_element(ir.Constant(type, ir.Undefined), scalar, _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    return b.shuffle_vector(one, ir.Constant(type, ir.Undefined), zeros)
+    return b.shuffle_vector(one, ir.Constant(type, ir.Undefined), _same(_V_I32, 0))
 
 
 def _mask(b: Any, n: Any) -> Any:
@@ -79,8 +80,9 @@ def _call(b: Any, name: str, result: Any, args: list[Any]) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, fn, name), args)
 
 
-def _const(value: float) -> Any:
-    return ir.Constant(_V_F32, [value] * LANES)
+def _same(type: Any, n: float) -> Any:
+    """The constant `n`, in all lanes of a vector."""
+    return ir.Constant(type, [n] * LANES if isinstance(type, ir.VectorType) else n)
 
 
 # --- scalars ---
@@ -111,26 +113,74 @@ def _storer(memory: Any, type: Any, convert: Callable[[Any, Any], Any] | None = 
     return store
 
 
+def _kinds(value: Any) -> tuple[Any, Any, Any, Any]:
+    """int16, int32, float16 and float32 with as many lanes as `value`, or as scalars."""
+    vector = isinstance(value.type, ir.VectorType)
+    return (_V_I16, _V_I32, _V_F16, _V_F32) if vector else (_I16, _I32, _F16, _F32)
+
+
 def _bf16_to_f32(b: Any, bits: Any) -> Any:
-    wide, to = (_V_I32, _V_F32) if isinstance(bits.type, ir.VectorType) else (_I32, _F32)
-    shift = ir.Constant(wide, [16] * LANES) if wide is _V_I32 else _I32(16)
-    return b.bitcast(b.shl(b.zext(bits, wide), shift), to)
+    _, i32, _, f32 = _kinds(bits)
+    return b.bitcast(b.shl(b.zext(bits, i32), _same(i32, 16)), f32)
 
 
 def _f32_to_bf16(b: Any, value: Any) -> Any:
     """Rounded to nearest, ties to even; NaN stays NaN (ggml-impl.h, ggml_compute_fp32_to_bf16)."""
-    vector = isinstance(value.type, ir.VectorType)
-    wide, narrow = (_V_I32, _V_I16) if vector else (_I32, _I16)
-
-    def const(n: int) -> Any:
-        return ir.Constant(wide, [n] * LANES) if vector else _I32(n)
-
-    bits = b.bitcast(value, wide)
-    odd = b.and_(b.lshr(bits, const(16)), const(1))
-    rounded = b.lshr(b.add(b.add(bits, odd), const(0x7FFF)), const(16))
-    quiet = b.or_(b.lshr(bits, const(16)), const(64))
+    i16, i32, _, _ = _kinds(value)
+    bits = b.bitcast(value, i32)
+    high = b.lshr(bits, _same(i32, 16))
+    odd = b.and_(high, _same(i32, 1))
+    rounded = b.lshr(b.add(b.add(bits, odd), _same(i32, 0x7FFF)), _same(i32, 16))
     nan = b.fcmp_unordered("uno", value, value)
-    return b.trunc(b.select(nan, quiet, rounded), narrow)
+    return b.trunc(b.select(nan, b.or_(high, _same(i32, 64)), rounded), i16)
+
+
+def f16_to_f32(b: Any, bits: Any) -> Any:
+    """Halves, given as int16, as floats; NaN stays NaN and becomes quiet.
+
+    Where no instruction does it: as the FP16 library (ggml-impl.h, ggml_compute_fp16_to_fp32).
+    """
+    _, i32, f16, f32 = _kinds(bits)
+    if converts_halves():
+        return b.fpext(b.bitcast(bits, f16), f32)
+    placed = b.shl(b.zext(bits, i32), _same(i32, 16))
+    unsigned = b.shl(placed, _same(i32, 1))
+    # the exponent begins at 224, so that infinity's becomes infinity's
+    scaled = b.bitcast(b.add(b.lshr(unsigned, _same(i32, 4)), _same(i32, 224 << 23)), f32)
+    normal = b.fmul(scaled, _same(f32, 2.0**-112))
+    # below the normal range digits become the last ones of 0.5 + x
+    digits = b.bitcast(b.or_(b.lshr(unsigned, _same(i32, 17)), _same(i32, 126 << 23)), f32)
+    below = b.fsub(digits, _same(f32, 0.5))
+    size = b.select(b.icmp_unsigned("<", unsigned, _same(i32, 1 << 27)), below, normal)
+    return b.bitcast(b.or_(b.and_(placed, _same(i32, 1 << 31)), b.bitcast(size, i32)), f32)
+
+
+def _f32_to_f16(b: Any, value: Any) -> Any:
+    """Floats as halves in int16, rounded to nearest, ties to even; NaN stays NaN.
+
+    Where no instruction does it: as the FP16 library (ggml-impl.h, ggml_compute_fp32_to_fp16); NaN
+    keeps its first digits as with the instructions.
+    """
+    i16, i32, f16, f32 = _kinds(value)
+    if converts_halves():
+        return b.bitcast(b.fptrunc(value, f16), i16)
+    bits = b.bitcast(value, i32)
+    unsigned = b.shl(bits, _same(i32, 1))
+    size = b.bitcast(b.lshr(unsigned, _same(i32, 1)), f32)
+    # four times the value, and infinite where a half would be
+    base = b.fmul(b.fmul(size, _same(f32, 2.0**112)), _same(f32, 2.0**-110))
+    exponent, least = b.and_(unsigned, _same(i32, 0xFF << 24)), _same(i32, 0x71 << 24)
+    exponent = b.select(b.icmp_unsigned("<", exponent, least), least, exponent)
+    # a number so large that adding it rounds to the digits that a half has
+    rounder = b.add(b.lshr(exponent, _same(i32, 1)), _same(i32, 0x0780 << 16))
+    sum = b.bitcast(b.fadd(base, b.bitcast(rounder, f32)), i32)
+    number = b.and_(b.lshr(sum, _same(i32, 13)), _same(i32, 0x7C00))
+    number = b.add(number, b.and_(sum, _same(i32, 0xFFF)))
+    digits = b.and_(b.lshr(bits, _same(i32, 13)), _same(i32, 0x3FF))
+    nan = b.icmp_unsigned(">", unsigned, _same(i32, 0xFF << 24))
+    half = b.select(nan, b.or_(digits, _same(i32, 0x7E00)), number)
+    sign = b.and_(b.lshr(bits, _same(i32, 16)), _same(i32, 0x8000))
+    return b.trunc(b.or_(sign, half), i16)
 
 
 load_i8 = _loader(_I8, types.int64, lambda b, v: b.sext(v, _I64))
@@ -140,7 +190,7 @@ load_u16 = _loader(_I16, types.int64, lambda b, v: b.zext(v, _I64))
 load_i32 = _loader(_I32, types.int64, lambda b, v: b.sext(v, _I64))
 load_u32 = _loader(_I32, types.int64, lambda b, v: b.zext(v, _I64))
 load_i64 = _loader(_I64, types.int64)
-load_f16 = _loader(_F16, types.float32, lambda b, v: b.fpext(v, _F32))
+load_f16 = _loader(_I16, types.float32, f16_to_f32)
 load_bf16 = _loader(_I16, types.float32, _bf16_to_f32)
 load_f32 = _loader(_F32, types.float32)
 load_f64 = _loader(_F64, types.float64)
@@ -149,7 +199,7 @@ store_u8 = _storer(_I8, types.int64, lambda b, v: b.trunc(v, _I8))
 store_u16 = _storer(_I16, types.int64, lambda b, v: b.trunc(v, _I16))
 store_i32 = _storer(_I32, types.int64, lambda b, v: b.trunc(v, _I32))
 store_i64 = _storer(_I64, types.int64)
-store_f16 = _storer(_F16, types.float32, lambda b, v: b.fptrunc(v, _F16))
+store_f16 = _storer(_I16, types.float32, _f32_to_f16)
 store_bf16 = _storer(_I16, types.float32, _f32_to_bf16)
 store_f32 = _storer(_F32, types.float32)
 store_f64 = _storer(_F64, types.float64)
@@ -158,12 +208,12 @@ store_f64 = _storer(_F64, types.float64)
 # --- vectors: memory ---
 
 load_f32x16 = _loader(_V_F32, f32x16)
-load_f16x16 = _loader(_V_F16, f32x16, lambda b, v: b.fpext(v, _V_F32))
+load_f16x16 = _loader(_V_I16, f32x16, f16_to_f32)
 load_bf16x16 = _loader(_V_I16, f32x16, _bf16_to_f32)
 load_i8x16 = _loader(_V_I8, f32x16, lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
 load_u8x16 = _loader(_V_I8, f32x16, lambda b, v: b.uitofp(b.zext(v, _V_I32), _V_F32))
 store_f32x16 = _storer(_V_F32, f32x16)
-store_f16x16 = _storer(_V_F16, f32x16, lambda b, v: b.fptrunc(v, _V_F16))
+store_f16x16 = _storer(_V_I16, f32x16, _f32_to_f16)
 store_bf16x16 = _storer(_V_I16, f32x16, _f32_to_bf16)
 
 
@@ -211,14 +261,12 @@ def _part_storer(memory: Any, name: str, convert: Callable[[Any, Any], Any] | No
 
 # the first `n` elements (any n; 16 or more: all lanes), 0 in the other lanes
 load_f32_part = _part_loader(_V_F32, "v16f32")
-load_f16_part = _part_loader(_V_I16, "v16i16", lambda b, v: b.fpext(b.bitcast(v, _V_F16), _V_F32))
+load_f16_part = _part_loader(_V_I16, "v16i16", f16_to_f32)
 load_bf16_part = _part_loader(_V_I16, "v16i16", _bf16_to_f32)
 load_i8_part = _part_loader(_V_I8, "v16i8", lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
 # store the first `n` lanes
 store_f32_part = _part_storer(_V_F32, "v16f32")
-store_f16_part = _part_storer(
-    _V_I16, "v16i16", lambda b, v: b.bitcast(b.fptrunc(v, _V_F16), _V_I16)
-)
+store_f16_part = _part_storer(_V_I16, "v16i16", _f32_to_f16)
 store_bf16_part = _part_storer(_V_I16, "v16i16", _f32_to_bf16)
 
 
@@ -379,10 +427,10 @@ def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         # the sum's last bits are the integer, also where fptosi would be undefined: for NaN
-        bits = b.bitcast(b.fadd(args[0], _const(1.5 * 2**23)), _V_I32)
-        n = b.sub(bits, ir.Constant(_V_I32, [0x4B400000] * LANES))
-        half = b.ashr(n, ir.Constant(_V_I32, [1] * LANES))
-        bias, place = ir.Constant(_V_I32, [127] * LANES), ir.Constant(_V_I32, [23] * LANES)
+        bits = b.bitcast(b.fadd(args[0], _same(_V_F32, 1.5 * 2**23)), _V_I32)
+        n = b.sub(bits, _same(_V_I32, 0x4B400000))
+        half = b.ashr(n, _same(_V_I32, 1))
+        bias, place = _same(_V_I32, 127), _same(_V_I32, 23)
         first = b.bitcast(b.shl(b.add(half, bias), place), _V_F32)
         second = b.bitcast(b.shl(b.add(b.sub(n, half), bias), place), _V_F32)
         return _pair(b, first, second)
@@ -417,8 +465,8 @@ def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
     """m and e of v = m * 2**e, 1 / sqrt 2 <= m < sqrt 2, of normal numbers above 0."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        bits, place = b.bitcast(args[0], _V_I32), ir.Constant(_V_I32, [23] * LANES)
-        e = b.ashr(b.sub(bits, ir.Constant(_V_I32, [0x3F3504F3] * LANES)), place)
+        bits, place = b.bitcast(args[0], _V_I32), _same(_V_I32, 23)
+        e = b.ashr(b.sub(bits, _same(_V_I32, 0x3F3504F3)), place)
         m = b.bitcast(b.sub(bits, b.shl(e, place)), _V_F32)
         return _pair(b, m, b.sitofp(e, _V_F32))
 

@@ -11,23 +11,24 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from .simd import LANES, Codegen, f32x16, pointer_to
+from .objects import target
+from .simd import LANES, Codegen, f16_to_f32, f32x16, pointer_to
 
-_I8, _I32, _I64 = (ir.IntType(n) for n in (8, 32, 64))
+_I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _F32 = ir.FloatType()
 _V_I8, _V_I32 = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
 _V_F32 = ir.VectorType(_F32, LANES)
 _COUNT: Final = ir.Constant(_V_I32, list(range(LANES)))
 _HALVES: Final = [*range(LANES // 2), *range(LANES + LANES // 2, 2 * LANES)]
 
-_HAS_PERMUTE: Final = bool(binding.get_host_cpu_features().get("avx512f"))
+_HAS_PERMUTE: Final = "+avx512f" in target()[2].split(",")
 
 _address = types.int64
 
@@ -121,12 +122,9 @@ def _gathered(b: Any, addresses: tuple[Any, ...]) -> Any:
 
 
 def _emit_splat_f16(b: Any, address: Any) -> Any:
-    halves = ir.VectorType(ir.HalfType(), LANES)
-    one = b.insert_element(
-        ir.Constant(halves, ir.Undefined), _load(b, address, ir.HalfType()), _I32(0)
-    )
-    spread = b.shuffle_vector(one, ir.Constant(halves, ir.Undefined), ir.Constant(_V_I32, None))
-    return b.fpext(spread, _V_F32)
+    undefined = ir.Constant(ir.VectorType(_I16, LANES), ir.Undefined)
+    one = b.insert_element(undefined, _load(b, address, _I16), _I32(0))
+    return f16_to_f32(b, b.shuffle_vector(one, undefined, ir.Constant(_V_I32, None)))
 
 
 def _emit_lookup(b: Any, table: Any, index: Any) -> Any:
@@ -248,7 +246,7 @@ f32_of_bits = vector_function(
 f16_of_bits = vector_function(
     types.float32,
     (types.int64,),
-    lambda b, n: b.fpext(b.bitcast(b.trunc(n, ir.IntType(16)), ir.HalfType()), _F32),
+    lambda b, n: f16_to_f32(b, b.trunc(n, _I16)),
 )
 copy_bytes = vector_function(types.void, (_address, _address, types.int64), _emit_copy)
 

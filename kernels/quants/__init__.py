@@ -1,4 +1,4 @@
-"""quants: how blocks of quantised types are laid out, and decoding and encoding them."""
+"""quants: how blocks of quantised types are laid out; kernels/cpu decodes and encodes them."""
 
 from .layouts import LAYOUTS
 

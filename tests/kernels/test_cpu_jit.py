@@ -20,7 +20,6 @@ import llvmlite
 import numba
 import pytest
 from jit_process import call
-from llvmlite import binding
 
 from lamella.base.errors import BackendError
 from lamella.kernels.cpu import jit
@@ -229,7 +228,7 @@ def test_the_folder_is_named_after_sources_versions_and_processor(
     for package in (numba, llvmlite):
         monkeypatch.setattr(package, "__version__", "0.0.1")
         assert is_new(), package
-    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "z80")
+    monkeypatch.setattr(jit, "target", lambda: ("z80-unknown-linux-gnu", "z80", ""))
     assert is_new()
 
 

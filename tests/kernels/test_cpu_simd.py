@@ -142,6 +142,74 @@ def test_vector_stores_of_f16_round_to_even(edges: list[float]) -> None:
         np.testing.assert_array_equal(result, x.astype(np.float16))
 
 
+@pytest.fixture(params=["as the target has it", "by arithmetic"])
+def halves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled with the target's instructions for halves, or with none."""
+    if request.param == "by arithmetic":
+        monkeypatch.setattr(simd, "converts_halves", lambda: False)
+
+
+def by_lanes(load: Any, store: Any, memory: Array, result: Array) -> None:
+    """Copy elements of `memory` to `result`, a vector at a time."""
+    size, to_size = memory.itemsize, result.itemsize
+
+    def copy(x, to, n):  # type: ignore[no-untyped-def]
+        for i in range(0, n, LANES):
+            store(to + to_size * i, load(x + size * i))
+
+    run(copy, memory, result, len(memory))
+
+
+def bits_of(x: Array) -> Array:
+    return x.view(f"uint{8 * x.itemsize}")
+
+
+def same_numbers(result: Array, expected: Array) -> bool:
+    """Bit for bit, but that any NaN is as good as another of its sign."""
+    other = (bits_of(result) != bits_of(expected)) & ~(np.isnan(result) & np.isnan(expected))
+    return not other.any() and bool((np.signbit(result) == np.signbit(expected)).all())
+
+
+@pytest.mark.usefixtures("halves")
+def test_every_half_as_a_float() -> None:
+    x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    one_by_one, vector = np.zeros((2, len(x)), np.float32)
+    scalars(simd.load_f16, simd.store_f32, x, one_by_one)
+    by_lanes(simd.load_f16x16, simd.store_f32x16, x, vector)
+    assert same_numbers(one_by_one, x.astype(np.float32))
+    assert (bits_of(vector) == bits_of(one_by_one)).all()
+    digits = bits_of(x)[np.isnan(x)].astype(np.uint32) << 13 & 0x7FFFFF
+    assert (bits_of(vector)[np.isnan(x)] & 0x7FFFFF == digits | 0x400000).all()  # and quiet
+
+
+def floats_near_halves() -> F32Array:
+    """Every half, what lies half-way to the next, the floats around both; random bits."""
+    halves = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves[-1] = 65536  # where the next half would be, were there one
+    middles = (halves[1:] + halves[:-1]) / 2
+    exact = np.concatenate([halves, middles]).view(np.uint32)
+    near = np.concatenate([exact, exact + 1, np.maximum(exact, 1) - 1])
+    rng = np.random.default_rng(0)
+    any_bits = rng.integers(0, 2**31, 2**17, np.uint32)
+    special = np.array([0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 1], np.uint32)
+    positive = np.concatenate([near, any_bits, special])
+    x = np.concatenate([positive, positive | 1 << 31])
+    return np.resize(x, -(-len(x) // LANES) * LANES).view(np.float32)
+
+
+@pytest.mark.usefixtures("halves")
+def test_floats_as_halves_are_rounded_to_nearest_even() -> None:
+    x = floats_near_halves()
+    one_by_one, vector = np.zeros((2, len(x)), np.float16)
+    scalars(simd.load_f32, simd.store_f16, x, one_by_one)
+    by_lanes(simd.load_f32x16, simd.store_f16x16, x, vector)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        assert same_numbers(one_by_one, x.astype(np.float16))
+    assert (bits_of(vector) == bits_of(one_by_one)).all()
+    digits = bits_of(x)[np.isnan(x)] >> 13 & 0x3FF
+    assert (bits_of(vector)[np.isnan(x)] & 0x3FF == digits | 0x200).all()
+
+
 # bits of a float32 and of the bfloat16 nearest to it
 BF16_EDGES = {
     0x3F808000: 0x3F80,  # a tie goes to the even one below
@@ -170,6 +238,7 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     assert back.tolist() == vector.tolist()
 
 
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i8", np.int8)],
@@ -201,6 +270,7 @@ def page_before_none() -> Any:
     return first
 
 
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize(
     ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)]
 )

@@ -36,7 +36,8 @@ from ..table import SMALL, Call, implements
 GROUP_BYTES: Final = 1 << 18  # of decoded weights: no more than the second cache holds
 GROUP_MAX: Final = 32  # rows: enough of them for every thread
 ALIAS: Final = 4096  # rows at multiples of this compete for the same places in the first cache
-SMALL_WORK: Final = 1 << 16  # multiplications below which a second thread costs more than it gains
+# multiplications below which a second thread costs more than it gains (SMALL counts elements)
+SMALL_WORK: Final = 1 << 16
 
 # parameters of all kernels here; from READER on those of `read_row` for the weights
 IN_PLACE: Final = 0  # whether the weights are used where they lie
@@ -92,6 +93,10 @@ def _multiply(a, stride, n, k, b, out):
 
 @kernel
 def mul_mat(p, ith, nth):
+    """Rows of weights [k, n, x, y] times columns [k, m, i, j]: [n, m, i, j], x dividing i, y j.
+
+    Threads share groups of rows of all x * y matrices: of each, with every column of its batches.
+    """
     k, n, m = ne(p, 1, 0), ne(p, 1, 1), ne(p, 2, 1)
     n2, n3 = ne(p, 1, 2), ne(p, 1, 3)
     repeat_2, repeat_3 = ne(p, 2, 2) // n2, ne(p, 2, 3) // n3
@@ -165,7 +170,12 @@ def _expert(p, i, t):
 
 @kernel
 def mul_mat_id(p, ith, nth):
-    """All threads work on one expert after the other, each on its part of the rows."""
+    """Rows of each expert [k, n, n_expert] times the columns [k, x, n_tokens] that chose it.
+
+    The result is [n, n_used, n_tokens], of ids [n_used, n_tokens]; x divides n_used. All threads
+    work on one expert after the other, each on its groups of rows, with all pairs of that expert.
+    Nothing is written for ids that name no expert: `group_by_expert` has reported them.
+    """
     k, n, n_expert = ne(p, 1, 0), ne(p, 1, 1), ne(p, 1, 2)
     begins = shared_work(p) + int_param(p, PACKED)
     pairs = begins + 4 * (n_expert + 1)
