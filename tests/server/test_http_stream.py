@@ -167,7 +167,7 @@ def failing(step: int) -> FakeContext:
 
 def test_an_engine_that_fails_in_the_prompt() -> None:
     with running(lambda: make_model(failing(1))) as server:
-        body = {"prompt": "a", "stream": True, "n_predict": 2, "ignore_eos": True}
+        body = {"prompt": "a", "stream": True, "n_predict": 2, "ignore_eos": True, "seed": 1}
         reply = server.post("/completion", body)
         assert (reply.status, reply.error["type"]) == (500, "server_error")
         assert b"secret" not in reply.raw
@@ -206,7 +206,8 @@ class Gate:
 def test_a_silent_stream_is_pinged() -> None:
     context = FakeContext()
     gate = Gate(context, 3)
-    body = {"prompt": "a", "stream": True, "n_predict": 5, "sse_ping_interval": 1}
+    body = {"prompt": "a", "stream": True, "n_predict": 5, "sse_ping_interval": 1, "seed": 1}
+    body["ignore_eos"] = True
     replies: list[Reply] = []
     with running(lambda: make_model(context)) as server:
         client = threading.Thread(target=lambda: replies.append(server.post("/completion", body)))
