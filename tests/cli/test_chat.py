@@ -155,6 +155,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.wait_for(">")
     terminal.send("/set top_k=7\r")
     terminal.wait_for("top_k=7")
+    terminal.wait_for(">")  # only a prompt reads Ctrl-D as itself
     terminal.send("\x04")  # Ctrl-D
     assert terminal.process.wait(timeout=20) == 0
     history = (tmp_path / "lamella" / "chat_history").read_text()
