@@ -98,6 +98,9 @@ class Buffer(ABC):
     def _read(self, offset: int, size: int) -> Bytes:
         """A copy of `size` bytes."""
 
+    def _read_into(self, offset: int, out: Bytes) -> None:
+        out[:] = self._read(offset, out.size)
+
     @abstractmethod
     def _fill(self, offset: int, size: int, value: int) -> None: ...
 
@@ -127,6 +130,10 @@ class Buffer(ABC):
         """A copy of `size` bytes (default: to the end) from byte `offset` of the tensor on."""
         size = tensor.nbytes - offset if size is None else size
         return self._read(self._locate(tensor, offset, size), size)
+
+    def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+        """Copy bytes from byte `offset` of the tensor on into `out`, a flat array, to fill it."""
+        self._read_into(self._locate(tensor, offset, out.size), out)
 
     def memset_tensor(
         self, tensor: Tensor, value: int, offset: int = 0, size: int | None = None
@@ -242,6 +249,11 @@ def tensor_set(tensor: Tensor, data: Data, offset: int = 0) -> None:
 def tensor_get(tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
     """A copy of bytes of an allocated tensor."""
     return buffer_of(tensor).get_tensor(tensor, offset, size)
+
+
+def tensor_read(tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+    """Copy bytes of an allocated tensor into `out`, a flat array, to fill it."""
+    buffer_of(tensor).read_tensor(tensor, out, offset)
 
 
 def tensor_copy(src: Tensor, dst: Tensor) -> None:

@@ -62,6 +62,9 @@ class HostBuffer(Buffer):
     def _read(self, offset: int, size: int) -> Bytes:
         return self.memory[offset : offset + size].copy()
 
+    def _read_into(self, offset: int, out: Bytes) -> None:
+        out[:] = self.memory[offset : offset + out.size]
+
     def _fill(self, offset: int, size: int, value: int) -> None:
         self.memory[offset : offset + size] = value
 

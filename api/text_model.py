@@ -147,6 +147,7 @@ def load(
     devices: Sequence[str] = (),
     n_gpu_layers: int = -1,
     n_threads: int | None = None,
+    n_threads_batch: int | None = None,
     type_k: str = "f16",
     type_v: str = "f16",
 ) -> Model:
@@ -159,7 +160,8 @@ def load(
         n_parallel: generations that run at once.
         devices: what takes layers besides the CPU, for instance ["sim:24GiB"].
         n_gpu_layers: layers for the devices, counted from the last; -1: all.
-        n_threads: threads of the CPU; None: as many as the process may use at once.
+        n_threads: threads of the CPU; None: one for each core that the process may use.
+        n_threads_batch: for prompts and several tokens at once; None: n_threads.
         type_k, type_v: types of the cached keys and values: f32, f16, bf16 or q8_0.
 
     Raises:
@@ -177,6 +179,7 @@ def load(
         devices=devices,
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
+        n_threads_batch=n_threads_batch,
         type_k=type_k,
         type_v=type_v,
     )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from .errors import SettingError
 
-SWITCHES: dict[str, Switch] = {}
+SWITCHES: dict[str, Switch | TextSwitch] = {}
 
 
 class Switch:
@@ -55,6 +55,22 @@ class Switch:
             self._override = before
 
 
+class TextSwitch:
+    """One environment switch that is a name; empty where it is not set."""
+
+    default = ""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        assert name not in SWITCHES, f"switch {name} is declared twice"
+        self.name = name
+        self.sentence = sentence
+        SWITCHES[name] = self
+
+    def __call__(self) -> str:
+        """The value in force; whoever asks knows which ones there are."""
+        return os.environ.get(self.name, self.default).strip()
+
+
 DEBUG = Switch(
     "LAMELLA_DEBUG",
     0,
@@ -66,8 +82,18 @@ NO_JIT = Switch(
     0,
     "1 computes with the NumPy reference kernels: nothing is compiled, and everything is slow.",
 )
+NO_FUSION = Switch(
+    "LAMELLA_NO_FUSION",
+    0,
+    "1 computes each node by a kernel of its own, and none together with its neighbours.",
+)
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,
     "1 builds and schedules every graph anew instead of reusing those of earlier steps.",
+)
+ISA = TextSwitch(
+    "LAMELLA_ISA",
+    "Instructions that CPU kernels are compiled for: avx512_vnni, avx512, avx2_vnni, avx2, "
+    "neon_i8mm, neon_dotprod or generic; by default all that the processor has.",
 )

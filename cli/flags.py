@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from ..base.errors import RequestError
+from ..kernels.cpu.pool import POLL
 from ..model.sampling import SamplingParams
 from ..server.instance import InstanceParams
 
@@ -144,7 +145,21 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("where it runs")
     add = group.add_argument
-    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (as many as there are)")
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (one for each core)")
+    add(
+        "-tb",
+        "--threads-batch",
+        type=int,
+        metavar="N",
+        help="threads for prompts and for several sequences at once (as -t)",
+    )
+    add(
+        "--poll",
+        type=int,
+        default=POLL,
+        metavar="N",
+        help=f"how long threads wait awake: 0, they sleep at once, to 100, for 2 ms ({POLL})",
+    )
     add(
         "-dev",
         "--device",
@@ -174,6 +189,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--no-op-offload",
         action="store_true",
         help="do not copy weights to a device for large batches",
+    )
+    add(
+        "-nr",
+        "--no-repack",
+        action="store_true",
+        help="keep the CPU's weights as the file has them: slower; the bits of a simulated device",
     )
 
 
@@ -205,6 +226,8 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         n_ubatch=args.ubatch_size,
         n_parallel=args.parallel,
         n_threads=args.threads,
+        n_threads_batch=args.threads_batch,
+        poll=args.poll,
         n_gpu_layers=args.gpu_layers,
         devices=args.device,
         tensor_split=args.tensor_split,
@@ -212,6 +235,7 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         type_v=args.cache_type_v,
         kv_offload=not args.no_kv_offload,
         op_offload=not args.no_op_offload,
+        repack=not args.no_repack,
         chat_template=_chat_template(args),
     )
 

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
+from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_read, tensor_set
 from ..alloc.tallocr import alloc_tensors
 from ..base.errors import ClosedError, RequestError
 from ..base.settings import NO_REUSE
@@ -48,7 +48,8 @@ class ContextParams:
     `n_ctx`: cells of the KV pool, 0 for as many as the model was trained with. `n_ubatch`: tokens
     computed at once. `n_seq_max`: sequences in one ubatch. `type_k`, `type_v`: types of the pool.
     `kv_on_device`: keep a layer's keys and values where its weights are, not on the CPU.
-    `op_offload`: let devices take over large batches from the CPU.
+    `op_offload`: let devices take over large batches from the CPU. `n_threads`: of the CPU, for
+    single tokens; `n_threads_batch`: for several at once; None: all that the device has.
     """
 
     n_ctx: int = 0
@@ -58,6 +59,8 @@ class ContextParams:
     type_v: GGMLType = GGMLType.F16
     kv_on_device: bool = True
     op_offload: bool = True
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
 
 
 class Context:
@@ -169,8 +172,7 @@ class Context:
         graph.set_inputs(ubatch)
         scheduler.graph_compute(graph.scheduled)
         if len(logits):
-            raw = tensor_get(graph.logits, 0, logits.nbytes)
-            logits[...] = raw.view(np.float32).reshape(logits.shape)
+            tensor_read(graph.logits, logits.reshape(-1).view(np.uint8))
 
     def _params_of(self, ubatch: UBatch) -> GraphParams:
         n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
@@ -190,6 +192,7 @@ class Context:
         graph = self._build(params)
         scheduler.reset()
         self._pin_attention(graph)
+        self._set_threads(params.n_tokens)
         graph.schedule(scheduler)
         self._graphs[params] = graph
         self.n_graphs_built += 1
@@ -197,6 +200,12 @@ class Context:
 
     def _build(self, params: GraphParams) -> DecodeGraph:
         return build_graph(self.model, self.kv, params, self.pool)
+
+    def _set_threads(self, n_tokens: int) -> None:
+        """Tell backends how many threads the next plans may use."""
+        n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
+        for backend in self._backends.values():
+            backend.set_n_threads(n)
 
     def _pin_attention(self, graph: DecodeGraph) -> None:
         """Attention runs where its pages are: else the whole pool would be copied each time."""

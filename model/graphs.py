@@ -78,15 +78,25 @@ class DecodeGraph:
         for row, sequence in enumerate(ubatch.seqs):
             pages = sequence.page_numbers()
             table[row, : len(pages)] = pages
+        rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
         at, outputs = 0, 0
         for run in ubatch.runs:
-            end = at + len(run.tokens)
-            tokens[at:end] = run.tokens
-            pos[at:end] = range(run.pos, run.pos + end - at)
-            seq[at:end] = _index_of(run.seq, ubatch)
-            cells[at:end] = run.seq.cells(run.pos, run.pos + end - at)
-            out_ids[outputs : outputs + run.n_outputs] = range(end - run.n_outputs, end)
-            at, outputs = end, outputs + run.n_outputs
+            n = len(run.tokens)
+            if n == 1:  # decoding: scalars are written faster than slices
+                tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
+                cells[at] = run.seq.cell(run.pos)
+            else:
+                end = at + n
+                tokens[at:end] = run.tokens
+                pos[at:end] = range(run.pos, run.pos + n)
+                seq[at:end] = rows[id(run.seq)]
+                cells[at:end] = run.seq.cells(run.pos, run.pos + n)
+            at += n
+            if run.n_outputs == 1:
+                out_ids[outputs] = at - 1
+            elif run.n_outputs:
+                out_ids[outputs : outputs + run.n_outputs] = range(at - run.n_outputs, at)
+            outputs += run.n_outputs
         out_ids[outputs:] = 0
         if at < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
@@ -94,10 +104,6 @@ class DecodeGraph:
                 array[at:] = 0
             seq[at:] = self.params.n_seqs
             table[self.params.n_seqs, 0] = 0
-
-
-def _index_of(seq: object, ubatch: UBatch) -> int:
-    return next(i for i, known in enumerate(ubatch.seqs) if known is seq)
 
 
 def build_graph(

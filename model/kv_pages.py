@@ -123,6 +123,12 @@ class KVSequence:
         self._n_ready = self._n_pages * self.pool.page_size
         return copies
 
+    def cell(self, pos: int) -> int:
+        """The cell of one position, which must be reserved."""
+        assert 0 <= pos < self.length, f"position {pos} of {self.length}"
+        size = self.pool.page_size
+        return int(self._table[pos // size]) * size + pos % size
+
     def cells(self, begin: int, end: int) -> I32Array:
         """[end - begin] int32: the cell of each position; a new array.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ..alloc.buffer import Buffer, BufferType, Bytes, Data, tensor_get, tensor_set
+from ..alloc.buffer import Buffer, BufferType, Bytes, Data, tensor_read, tensor_set
 from ..base.errors import UnknownDeviceError
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
@@ -106,6 +106,12 @@ class Device(ABC):
         """Host memory from which copies are fast (pinned). Fallback: None, use ordinary memory."""
         return None
 
+    @property
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        """Memory in which weights are faster to compute with, the best first (ggml's extra buffer
+        types). Few ops can use it: ask `supports_op`. Fallback: none."""
+        return ()
+
     def buffer_from_host(self, memory: Bytes) -> Buffer | None:
         """A buffer over memory the host already has, without a copy. Fallback: None, copy it."""
         return None
@@ -160,7 +166,7 @@ class Backend(ABC):
     def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Read bytes into `out`, which is filled once synchronised. Fallback: at once."""
         self.synchronize()
-        out[:] = tensor_get(tensor, offset, out.size)
+        tensor_read(tensor, out, offset)
 
     def cpy_tensor_async(
         self,
@@ -186,6 +192,12 @@ class Backend(ABC):
     @abstractmethod
     def graph_compute(self, graph: Graph) -> None:
         """Compute all nodes in order; every tensor is allocated in memory this backend supports."""
+
+    def set_n_threads(self, n: int | None) -> None:  # noqa: B027 - optional
+        """Let plans made from now on use `n` of the device's threads, None: all of them.
+
+        Results do not depend on it. Fallback: nothing to do.
+        """
 
     def graph_plan_create(self, graph: Graph) -> Any:
         """Compile a graph whose addresses no longer change. Fallback: the plan is the graph."""

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..base.errors import ModelFileError, RequestError
+from ..base.log import get_logger
 from ..graph.types import GGMLType
 from ..kernels.cpu.device import CpuDevice
+from ..kernels.cpu.pool import POLL
+from ..kernels.cpu.threads import default_threads, usable_cpus
 from ..kernels.devices import find_devices
 from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate
@@ -22,8 +25,11 @@ from ..model.context import KV_TYPES, Context, ContextParams
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import LoadedModel, load_model
 from ..model.placement import ModelParams
+from ..model.sampling import load_kernels
 from ..model.vocab import Vocab, load_vocab
 from .engine import Engine
+
+log = get_logger("instance")
 
 SPM_VOCAB: Final = 1  # llama.cpp's LLAMA_VOCAB_TYPE_SPM
 
@@ -38,6 +44,8 @@ LIMITS: Final = {
     "n_ubatch": (1, 2**31 - 1),
     "n_parallel": (1, 1024),
     "n_threads": (1, 512),
+    "n_threads_batch": (1, 512),
+    "poll": (0, 100),
     "n_gpu_layers": (-(2**31), 2**31 - 1),
 }
 
@@ -51,13 +59,16 @@ class InstanceParams:
         n_ctx: cells of the KV pool, 0 for as many tokens as the model was trained with.
         n_batch, n_ubatch: most tokens that are computed at once, the lesser of the two.
         n_parallel: generations at once.
-        n_threads: of the CPU; None for as many as the process may use at once.
+        n_threads: of the CPU, for single tokens; None for one for each core it may use.
+        n_threads_batch: for prompts and several tokens at once; None for n_threads.
+        poll: how long threads spin for work before they sleep, 0 (not at all) to 100 (2 ms).
         n_gpu_layers: layers for the devices, from the last on; below 0 all.
         devices: names as `kernels.devices` knows them.
         tensor_split: the devices' shares of the layers.
         type_k, type_v: types of the KV pool: f32, f16, bf16, q8_0.
         kv_offload: keep keys and values on the device of their layer.
         op_offload: let devices take over large batches from the CPU.
+        repack: keep the CPU's weights as its fast kernels want them.
         chat_template: instead of the file's: a template's source, or "chatml".
 
     Raises:
@@ -70,6 +81,8 @@ class InstanceParams:
     n_ubatch: int = 512
     n_parallel: int = 4
     n_threads: int | None = None
+    n_threads_batch: int | None = None
+    poll: int = POLL
     n_gpu_layers: int = -1
     devices: Sequence[str] = ()
     tensor_split: tuple[float, ...] | None = None
@@ -77,12 +90,13 @@ class InstanceParams:
     type_v: str = "f16"
     kv_offload: bool = True
     op_offload: bool = True
+    repack: bool = True
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
-            if value is None and name == "n_threads":
+            if value is None and name in ("n_threads", "n_threads_batch"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise RequestError(f"{name} is {value!r}: must be a whole number")
@@ -162,12 +176,16 @@ def open_instance(
         RequestError: a parameter that cannot be. UnknownDeviceError: a device that is not there.
         OutOfMemoryError: a device's memory is too small. Nothing stays allocated.
     """
-    cpu = CpuDevice(params.n_threads, on_compile)
+    n_threads, n_threads_batch = _threads(params)
+    cpu = CpuDevice(
+        max(n_threads, n_threads_batch), on_compile, poll=params.poll, repack=params.repack
+    )
     model_params = ModelParams(
         cpu=cpu,
         devices=tuple(find_devices(params.devices, cpu)),
         n_gpu_layers=params.n_gpu_layers,
         tensor_split=params.tensor_split,
+        op_offload=params.op_offload,
         progress=on_load,
     )
     context_params = ContextParams(
@@ -178,8 +196,11 @@ def open_instance(
         type_v=parse_kv_type("type_v", params.type_v),
         kv_on_device=params.kv_offload,
         op_offload=params.op_offload,
+        n_threads=n_threads,
+        n_threads_batch=n_threads_batch,
     )
     parts = _read_parts(params)
+    load_kernels(on_compile)  # of the samplers: no request shall wait for them
     model = load_model(params.path, model_params)
     try:
         context = Context(model, context_params)
@@ -191,6 +212,18 @@ def open_instance(
     except BaseException:
         model.free()
         raise
+
+
+def _threads(params: InstanceParams) -> tuple[int, int]:
+    """Threads for single tokens and for several; more than can run would wait for each other."""
+    n = params.n_threads or default_threads()
+    n_batch = params.n_threads_batch or n
+    usable = usable_cpus()
+    if max(n, n_batch) > usable:
+        log.warning(
+            f"{max(n, n_batch)} threads were asked for, {usable} can run at once: {usable} are used"
+        )
+    return min(n, usable), min(n_batch, usable)
 
 
 def _read_parts(params: InstanceParams) -> FileParts:

@@ -9,7 +9,6 @@ or NumPy's with LAMELLA_NO_JIT. Tested by tests/kernels/test_cpu_device.py.
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,11 +19,14 @@ from ...base.errors import BackendError, OutOfMemoryError
 from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Device, DeviceType, Registry
+from ...sched.backend import Backend, Device, DeviceType, KeepAlive, Registry
 from ..compute import Compute
 from ..reference.compute import ReferenceCompute
 from .compute import CpuCompute
 from .jit import Progress
+from .packed.buffer import RepackBuffer, RepackBufferType
+from .pool import POLL
+from .threads import default_threads, host_memory
 
 
 class CpuRegistry(Registry):
@@ -45,25 +47,37 @@ class CpuDevice(Device):
     """This machine's processor.
 
     Args:
-        n_threads: threads that compute, by default as many as the process may use at once.
+        n_threads: threads that compute, by default one for each core the process may use.
         progress: told which kernels are compiled on their first use.
+        repack: keep weights as the kernels of matrix products want them, where there are some.
+        poll: how long threads spin for work before they sleep, 0..100.
     """
 
     name = "CPU"
     type = DeviceType.CPU
 
-    def __init__(self, n_threads: int | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        n_threads: int | None = None,
+        progress: Progress | None = None,
+        *,
+        repack: bool = True,
+        poll: int = POLL,
+    ) -> None:
         self.n_threads = n_threads or default_threads()
+        self.poll = poll
         self.description = f"{processor_name()}, {self.n_threads} threads"
         self._progress = progress
         self._buffer_type = CpuBufferType("CPU")
         self._support = self.new_compute()
+        packs = repack and not NO_JIT()
+        self._repack = (RepackBufferType(self.n_threads),) if packs else ()
 
     def new_compute(self) -> Compute:
         """The kernels a backend of this device computes with."""
         if NO_JIT():
             return ReferenceCompute()
-        return CpuCompute(self.n_threads, self._progress)
+        return CpuCompute(self.n_threads, self._progress, poll=self.poll)
 
     def memory(self) -> tuple[int, int]:
         return host_memory()
@@ -75,6 +89,10 @@ class CpuDevice(Device):
     def buffer_type(self) -> BufferType:
         return self._buffer_type
 
+    @property
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        return self._repack
+
     def buffer_from_host(self, memory: Bytes) -> Buffer:
         return HostBuffer(self._buffer_type, memory)
 
@@ -82,7 +100,7 @@ class CpuDevice(Device):
         return self._support.supports(op)
 
     def supports_buft(self, buft: BufferType) -> bool:
-        return buft.is_host
+        return buft.is_host or buft in self._repack
 
 
 class CpuBufferType(HostBufferType):
@@ -107,30 +125,30 @@ class CpuBackend(Backend):
     def free(self) -> None:
         self._compute.close()
 
+    def set_n_threads(self, n: int | None) -> None:
+        if isinstance(self._compute, CpuCompute):
+            self._compute.set_n_threads(n)
+
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_create(graph)()
 
     def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
-        return self._compute.compile(graph.nodes, self._memory_of)
+        return self._compute.compile(graph.nodes, self._memory_of, graph.use_counts)
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return self._compute.optimize(graph)
 
     def graph_plan_compute(self, plan: Callable[[], None]) -> None:
         plan()
 
     def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
         buffer = buffer_of(tensor)
-        if not isinstance(buffer, HostBuffer):
+        if not isinstance(buffer, HostBuffer | RepackBuffer):
             raise BackendError(
                 f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
                 f"in {buffer.buft.name}"
             )
         return buffer.memory
-
-
-def default_threads() -> int:
-    """The processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def processor_name() -> str:
@@ -142,15 +160,3 @@ def processor_name() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
-
-
-def host_memory() -> tuple[int, int]:
-    """(available, total) bytes of the host's memory."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free, total = (int(fields[k].split()[0]) * 1024 for k in ("MemAvailable", "MemTotal"))
-    except (OSError, KeyError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        free = total
-    return free, total

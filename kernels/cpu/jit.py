@@ -5,21 +5,24 @@
 
     add_f32.address    # compiled or loaded now
 
-The cache folder is named after everything that shapes machine code: the sources of all kernels,
-Numba, llvmlite, the processor. Knows nothing of ops or graphs. Tested by
-tests/kernels/test_cpu_jit.py.
+Many at once are compiled by several processes (`compile_pool.py`). The cache folder is named after
+everything that shapes machine code: the sources of all kernels, Numba, llvmlite, the processor.
+Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache, wraps
 from pathlib import Path
 from threading import RLock
-from time import perf_counter
-from typing import Final
+from time import perf_counter, time
+from typing import Final, NamedTuple, ParamSpec
 
 import llvmlite
 import numba
@@ -27,11 +30,16 @@ import platformdirs
 
 from ...base.errors import BackendError
 from ...base.log import get_logger
-from .objects import compile_object, load_objects, target
+from .compile_pool import compile_all
+from .isa import target
+from .objects import compile_object, load_objects
 
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
 DIGEST_BYTES: Final = 32
+DAY: Final = 24 * 3600  # seconds
+KEPT_DAYS: Final = 30  # a folder of other kernels that nobody has used for so long is removed
 
+Made = ParamSpec("Made")
 Progress = Callable[[int, int, str, float], None]
 
 log = get_logger("kernels")
@@ -48,14 +56,27 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
 
 
+class Recipe(NamedTuple):
+    """How another process makes a kernel: it calls this function of this module."""
+
+    module: str
+    function: str
+    args: tuple[Hashable, ...]
+
+
 class Kernel:
-    """A function of int64s for Numba to compile; `address` is that of its machine code."""
+    """A function of int64s for Numba to compile; `address` is that of its machine code.
+
+    `recipe`: None if importing the kernels declares it.
+    """
+
+    recipe: Recipe | None = None
 
     def __init__(self, function: Callable[..., None], n_args: int = KERNEL_ARGS) -> None:
         self.name = function.__name__
         assert self.name not in KERNELS, f"kernel {self.name} is declared twice"
         KERNELS[self.name] = self
-        self._function = function
+        self.function = function
         self._n_args = n_args
         self._address: int | None = None
 
@@ -71,9 +92,14 @@ class Kernel:
             assert self._address is not None, f"{self} was loaded"
         return self._address
 
-    def _compile(self) -> bytes:
+    def compile(self) -> bytes:
+        """The object file.
+
+        Raises:
+            BackendError: it cannot be compiled.
+        """
         try:
-            return compile_object(self._function, self.name, self._n_args)
+            return compile_object(self.function, self.name, self._n_args)
         except Exception as e:  # whatever Numba raises: the kernel is at fault, or the machine
             raise BackendError(f"kernel {self.name} cannot be compiled: {e}") from e
 
@@ -90,10 +116,26 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> None:
-    """Load kernels, compiling those that are not on disk.
+def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
+    """Declare a function that makes kernels when they are asked for, each once (as a decorator).
 
-    `progress(done, total, name of the next, seconds so far)` is called around each compilation.
+    Its arguments, all by position, are types, numbers or names. The kernel's name tells them all.
+    """
+
+    @cache
+    @wraps(make)
+    def made(*args: Hashable) -> Kernel:
+        kernel = make(*args)  # type: ignore[call-arg, arg-type]
+        kernel.recipe = Recipe(make.__module__, make.__qualname__, args)
+        return kernel
+
+    return made  # type: ignore[return-value]
+
+
+def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> None:
+    """Load kernels, compiling those that are not on disk, in several processes if there are many.
+
+    `progress(done, total, name of one under way, seconds so far)` is called around compilations.
 
     Raises:
         BackendError: one of them cannot be compiled, or not loaded.
@@ -101,15 +143,20 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}
         objects = {name: data for name in missing if (data := _read(name)) is not None}
+        if objects:
+            _mark_used()
         slow = [k for name, k in missing.items() if name not in objects]
         begin = perf_counter()
-        for done, k in enumerate(slow):
-            if progress:
-                progress(done, len(slow), k.name, perf_counter() - begin)
-            objects[k.name] = k._compile()
-            _write(k.name, objects[k.name])
-        if slow and progress:
-            progress(len(slow), len(slow), "", perf_counter() - begin)
+
+        def tell(done: int, name: str) -> None:
+            if progress and slow:
+                progress(done, len(slow), name, perf_counter() - begin)
+
+        def keep(k: Kernel, data: bytes) -> None:
+            objects[k.name] = data
+            _write(k.name, data)
+
+        compile_all(slow, cache_folder().name, tell, keep)
         for name, address in load_objects(objects).items():
             missing[name]._address = address
 
@@ -131,7 +178,9 @@ def _write(name: str, data: bytes) -> None:
     """Keep an object; where that cannot be done, it only costs the next start."""
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_old(folder.parent)
         # in one step: another process may be reading, or writing the same
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
             file = Path(fresh) / f"{name}.o"
@@ -139,6 +188,23 @@ def _write(name: str, data: bytes) -> None:
             file.replace(folder / file.name)
     except OSError as e:  # no home folder, or a disk that is full or read-only
         _warn_once(f"compiled kernels cannot be kept, every start compiles them anew: {e}")
+
+
+def _mark_used() -> None:
+    """Let the folder's time tell the day on which it was used."""
+    try:
+        if time() - cache_folder().stat().st_mtime > DAY:
+            os.utime(cache_folder())
+    except OSError:
+        pass  # not ours: nobody removes it either
+
+
+def _remove_old(parent: Path) -> None:
+    """Remove the folders of other kernels, processors or versions that nobody uses any more."""
+    for folder in parent.iterdir():
+        unused = time() - folder.stat().st_mtime
+        if re.fullmatch("[0-9a-f]{16}", folder.name) and unused > KEPT_DAYS * DAY:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

@@ -17,21 +17,15 @@ from typing import Any, Final
 from llvmlite import binding
 from numba import types
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from ...base.errors import BackendError
+from .isa import target
 
 _LOADED: Final[list[Any]] = []  # LLVM unloads what nothing refers to
 _NUMBERS: Final = count()
-
-
-@cache
-def target() -> tuple[str, str, str]:
-    """Triple, processor and features that Numba and this module compile for: the machine they run
-    on, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise."""
-    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple, cpu, features
 
 
 def converts_halves() -> bool:
@@ -50,7 +44,7 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
         Exception: whatever Numba raises about a function it cannot compile.
     """
     signature = ((types.int64,) * n_args, types.void)
-    with global_compiler_lock, _only_ir():
+    with global_compiler_lock, _own_codegen():
         result = CFunc(function, signature, {}, {"error_model": "numpy"})._compile_uncached()
         result.library._ensure_finalized()  # links in what the function calls
     module = binding.parse_assembly(result.library.get_llvm_str())
@@ -59,17 +53,40 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
     return bytes(_target_machine().emit_object(module))
 
 
+class _Codegen(JITCPUCodegen):
+    """Numba's stage behind its IR, for our target, and without machine code.
+
+    Its MCJIT would make machine code of every helper as well, and end the process over a function
+    that is missing. Callers get helpers as IR.
+    """
+
+    def _get_host_cpu_name(self) -> str:
+        return target().cpu
+
+    def _get_host_cpu_features(self) -> str:
+        return target().features
+
+    def _add_module(self, module: Any) -> None:
+        pass
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        pass  # in machine code: for raising, which kernels do not
+
+
+@cache
+def _codegen() -> _Codegen:
+    return _Codegen("lamella.kernels")
+
+
 @contextmanager
-def _only_ir() -> Iterator[None]:
-    """Keep what Numba compiles out of its own MCJIT, which would make machine code of every helper
-    as well, and end the process over a function that is missing. Callers get helpers as IR."""
-    codegen = cpu_target.target_context.codegen()
-    codegen._add_module = lambda module: None
-    codegen.set_env = lambda name, env: None  # in machine code: for raising, which kernels do not
+def _own_codegen() -> Iterator[None]:
+    """Let Numba compile with ours; the rest of the process may use Numba for the host."""
+    context = cpu_target.target_context
+    before, context._internal_codegen = context._internal_codegen, _codegen()
     try:
         yield
     finally:
-        del codegen._add_module, codegen.set_env  # what its class has
+        context._internal_codegen = before
 
 
 def load_objects(objects: Mapping[str, bytes]) -> dict[str, int]:
@@ -124,7 +141,9 @@ def _no_tuning() -> Any:
 
 @cache
 def _target_machine() -> Any:
-    triple, cpu, features = target()  # first of all: it initialises LLVM
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    triple, cpu, features = target()
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
     )

@@ -1,11 +1,12 @@
 """A pool of threads that run compiled plans without Python.
 
-A thread waits for work in native code: it spins for a short while, then sleeps in the operating
-system, and never needs the interpreter. The calling thread is thread 0 and works along.
+A thread waits for work in native code: it spins for a while, then sleeps in the operating system,
+and never needs the interpreter. The calling thread is thread 0 and works along. A plan runs on the
+first so many threads; the others sleep on.
 
 The words that threads wait for are read and written in one order (sequentially consistent): who
 has seen a new JOB or GENERATION sees all that was written before it. A run ends with a barrier, so
-the next one finds all workers done with PLAN and N_ENTRIES and waiting for a new JOB.
+the next one finds all its workers done with PLAN and N_ENTRIES and waiting for a new JOB.
 Tested by tests/kernels/test_cpu_pool.py.
 """
 
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 from numba import types
 
 from ...alloc.buffer import Bytes
@@ -33,6 +35,7 @@ from .simd import (
     load_i64,
     store_i64,
 )
+from .simd_sync import now_ns, pause
 
 # words of a plan's entry
 FN: Final = 0
@@ -45,42 +48,105 @@ ENTRY_WORDS: Final = 4
 # in cache lines of their own
 ARRIVED: Final = 0
 GENERATION: Final = 8
-JOB: Final = 16  # counts the jobs that were posted
+JOB: Final = 16  # the number of the job that was posted last, and how many threads it is for
 STOP: Final = 24
 PLAN: Final = 32
 N_ENTRIES: Final = 33
+N_THREADS: Final = 34  # this and those below are written once
+SPIN_JOB: Final = 35  # nanoseconds that a thread spins for a job, and at a barrier
+SPIN_BARRIER: Final = 36
 SLEEPERS: Final = 40
-MUTEX: Final = 48  # pthread_mutex_t and pthread_cond_t, at most 128 bytes each
-COND: Final = 64
-SYNC_WORDS: Final = 80
+THREADS: Final = 48  # the words of thread 0, then those of thread 1 ...
+# words of a thread
+ASLEEP: Final = 0
+MUTEX: Final = 8  # pthread_mutex_t and pthread_cond_t, at most 128 bytes each
+COND: Final = 24
+THREAD_WORDS: Final = 40
 LINE: Final = 64  # bytes of a cache line
 
-# A waiting thread looks at a word again and again. After a few looks it lets others have the core:
-# the thread it waits for may need it. After many it goes to sleep, if it has nothing to do.
-LOOKS_BEFORE_YIELD: Final = 200
-LOOKS_BEFORE_SLEEP: Final = 50_000  # about 100 us
+JOB_STEP: Final = 1 << 16  # JOB is number * JOB_STEP + threads: both are read at once
+
+# A waiting thread looks at a word again and again. After some looks, about a microsecond, it lets
+# others have the core: the thread it waits for may need it. In the end it goes to sleep.
+LOOKS: Final = 16
+POLL: Final = 50  # of 100, by default
+SPIN_NS: Final = 20_000  # for each level of polling: 1 ms by default
+SPIN_BARRIER_NS: Final = 100_000  # at least: the others are at work already
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 _PTHREAD = types.int32(types.int64)
 _lock = types.ExternalFunction("pthread_mutex_lock", _PTHREAD)
 _unlock = types.ExternalFunction("pthread_mutex_unlock", _PTHREAD)
-_broadcast = types.ExternalFunction("pthread_cond_broadcast", _PTHREAD)
+_signal = types.ExternalFunction("pthread_cond_signal", _PTHREAD)
 _wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
 
 
 @inlined
-def _barrier(sync, nth):
+def _thread(sync, ith):
+    return sync + 8 * (THREADS + THREAD_WORDS * ith)
+
+
+@inlined
+def _sleep_until_changed(sync, ith, at, seen):
+    me = _thread(sync, ith)
+    _lock(me + 8 * MUTEX)
+    # first told to be asleep, then a last look: whoever changes the word does it the other way
+    atomic_store(me + 8 * ASLEEP, 1)
+    atomic_add(sync + 8 * SLEEPERS, 1)
+    while atomic_load(at) == seen:
+        _wait(me + 8 * COND, me + 8 * MUTEX)
+    atomic_add(sync + 8 * SLEEPERS, -1)
+    atomic_store(me + 8 * ASLEEP, 0)
+    _unlock(me + 8 * MUTEX)
+
+
+@inlined
+def _wait_for_change(sync, ith, at, seen, spin):
+    """Wait until the word at `at` is not `seen`: spin for `spin` nanoseconds, then sleep."""
+    if spin > 0:
+        end = 0
+        while True:
+            for _ in range(LOOKS):
+                if atomic_load(at) != seen:
+                    return
+                pause()
+            now = now_ns()
+            if end == 0:
+                end = now + spin
+            elif now >= end:
+                break
+            _yield()
+    _sleep_until_changed(sync, ith, at, seen)
+
+
+@inlined
+def _wake(sync, nth):
+    """Wake those of the first `nth` threads that sleep; the word they wait for has changed."""
+    if atomic_load(sync + 8 * SLEEPERS) == 0:
+        return
+    for i in range(nth):
+        thread = _thread(sync, i)
+        if atomic_load(thread + 8 * ASLEEP) != 0:
+            _lock(thread + 8 * MUTEX)
+            _signal(thread + 8 * COND)
+            _unlock(thread + 8 * MUTEX)
+
+
+@inlined
+def _barrier(sync, ith, nth):
     generation = atomic_load(sync + 8 * GENERATION)
     if atomic_add(sync + 8 * ARRIVED, 1) == nth - 1:
         # in this order: with the new generation, the first may arrive at the next barrier
         atomic_store(sync + 8 * ARRIVED, 0)
         atomic_add(sync + 8 * GENERATION, 1)
+        _wake(sync, nth)
         return
-    looks = 0
-    while atomic_load(sync + 8 * GENERATION) == generation:
-        looks += 1
-        if looks % LOOKS_BEFORE_YIELD == 0:
-            _yield()
+    # mostly the others are there within some ten nanoseconds
+    for _ in range(LOOKS):
+        if atomic_load(sync + 8 * GENERATION) != generation:
+            return
+    spin = load_i64(sync + 8 * SPIN_BARRIER)
+    _wait_for_change(sync, ith, sync + 8 * GENERATION, generation, spin)
 
 
 @inlined
@@ -88,68 +154,50 @@ def _run(plan, n, ith, nth, sync):
     for i in range(n):
         entry = plan + 8 * ENTRY_WORDS * i
         if nth > 1 and load_i64(entry + 8 * BARRIER) != 0:
-            _barrier(sync, nth)
+            _barrier(sync, ith, nth)
         if load_i64(entry + 8 * ONE_THREAD) == 0:
             call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), ith, nth)
         elif ith == 0:
             call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), 0, 1)
     if nth > 1:
-        _barrier(sync, nth)
+        _barrier(sync, ith, nth)
 
 
 @inlined
-def _next_job(sync, seen):
-    """Wait until a job is posted that is not number `seen`; gives its number."""
-    for looks in range(LOOKS_BEFORE_SLEEP):
-        job = atomic_load(sync + 8 * JOB)
-        if job != seen:
-            return job
-        if looks % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1:
-            _yield()
-    _lock(sync + 8 * MUTEX)
-    # first counted as asleep, then a last look: whoever posts does it the other way round
-    atomic_add(sync + 8 * SLEEPERS, 1)
-    job = atomic_load(sync + 8 * JOB)
-    while job == seen:
-        _wait(sync + 8 * COND, sync + 8 * MUTEX)
-        job = atomic_load(sync + 8 * JOB)
-    atomic_add(sync + 8 * SLEEPERS, -1)
-    _unlock(sync + 8 * MUTEX)
-    return job
-
-
-@inlined
-def _post(sync):
-    atomic_add(sync + 8 * JOB, 1)
-    if atomic_load(sync + 8 * SLEEPERS) > 0:
-        _lock(sync + 8 * MUTEX)
-        _broadcast(sync + 8 * COND)
-        _unlock(sync + 8 * MUTEX)
+def _post(sync, nth):
+    """Post a job for the first `nth` threads."""
+    number = atomic_load(sync + 8 * JOB) // JOB_STEP
+    atomic_store(sync + 8 * JOB, (number + 1) * JOB_STEP + nth)
+    _wake(sync, nth)
 
 
 def pool_worker(sync, ith, nth):
     """Run what is posted until the pool stops."""
     seen = 0
     while True:
-        seen = _next_job(sync, seen)
+        _wait_for_change(sync, ith, sync + 8 * JOB, seen, load_i64(sync + 8 * SPIN_JOB))
+        seen = atomic_load(sync + 8 * JOB)
         if atomic_load(sync + 8 * STOP) != 0:
             return
-        _run(load_i64(sync + 8 * PLAN), load_i64(sync + 8 * N_ENTRIES), ith, nth, sync)
+        n_active = seen % JOB_STEP
+        if ith < n_active:
+            plan, n = load_i64(sync + 8 * PLAN), load_i64(sync + 8 * N_ENTRIES)
+            _run(plan, n, ith, n_active, sync)
 
 
 def pool_run(sync, plan, n, nth):
-    """Run a plan of `n` entries on all threads, this one among them."""
+    """Run a plan of `n` entries on the first `nth` threads, this one among them."""
     if nth > 1:
         store_i64(sync + 8 * PLAN, plan)
         store_i64(sync + 8 * N_ENTRIES, n)
-        _post(sync)
+        _post(sync, nth)
     _run(plan, n, 0, nth, sync)
 
 
 def pool_stop(sync):
     """Let all workers return."""
     atomic_store(sync + 8 * STOP, 1)
-    _post(sync)
+    _post(sync, load_i64(sync + 8 * N_THREADS))
 
 
 WORKER: Final = Kernel(pool_worker)
@@ -161,6 +209,7 @@ POOL_KERNELS: Final = (WORKER, RUN, STOP_ALL)
 class ThreadPool:
     """`n_threads` threads, the caller's among them, that run plans together.
 
+    `poll`: how long threads without work spin before they sleep, 0 (not at all) to 100 (2 ms).
     The threads end when the pool is closed or no longer referenced. When the process ends they may
     sleep on: they hold nothing of the interpreter.
 
@@ -168,12 +217,13 @@ class ThreadPool:
         BackendError: the system gives no more threads.
     """
 
-    def __init__(self, n_threads: int) -> None:
-        assert n_threads >= 1, f"{n_threads} threads"
+    def __init__(self, n_threads: int, poll: int = POLL) -> None:
+        assert 1 <= n_threads < JOB_STEP, f"{n_threads} threads"
+        assert 0 <= poll <= 100, f"poll is {poll}"
         self.n_threads = n_threads
         self._process = os.getpid()
         self._lock = threading.RLock()
-        sync = _new_sync()
+        sync = _new_sync(n_threads, poll)
         self._address = sync.ctypes.data
         self._run = _native(RUN, 4)
         self._end = weakref.finalize(self, _stop, _native(STOP_ALL, 1), sync, self._process)
@@ -190,13 +240,17 @@ class ThreadPool:
                 )
             )
 
-    def run(self, plan_address: int, n_entries: int) -> None:
-        """Run a plan; returns when it is done. Threads that call this take turns.
+    def run(self, plan_address: int, n_entries: int, n_threads: int | None = None) -> None:
+        """Run a plan, on `n_threads` of the threads or all; returns when it is done.
+
+        Threads that call this take turns.
 
         Raises:
             ClosedError: the pool is closed.
             BackendError: this process was forked from that of the pool, whose threads it lacks.
         """
+        n = self.n_threads if n_threads is None else n_threads
+        assert 1 <= n <= self.n_threads, f"{n} threads, of {self.n_threads}"
         if os.getpid() != self._process:
             raise BackendError(
                 f"the CPU's threads belong to process {self._process}, of which this is a fork: "
@@ -205,7 +259,7 @@ class ThreadPool:
         with self._lock:
             if not self._end.alive:
                 raise ClosedError("the CPU's threads have ended: their backend was freed")
-            self._run(self._address, plan_address, n_entries, self.n_threads)
+            self._run(self._address, plan_address, n_entries, n)
 
     def close(self) -> None:
         """End the threads, once a run that is under way is done. Twice is fine."""
@@ -228,13 +282,19 @@ class ThreadPool:
         self._threads.append(thread)
 
 
-def _new_sync() -> Bytes:
+def _new_sync(n_threads: int, poll: int) -> Bytes:
     """The block that the threads of a pool share, at its start."""
-    sync = aligned_empty(8 * SYNC_WORDS, LINE, "thread pool")
+    sync = aligned_empty(8 * (THREADS + THREAD_WORDS * n_threads), LINE, "thread pool")
     sync[:] = 0
+    words = sync.view(np.int64)
+    words[N_THREADS] = n_threads
+    words[SPIN_JOB] = poll * SPIN_NS
+    words[SPIN_BARRIER] = max(poll * SPIN_NS, SPIN_BARRIER_NS)
     libc = ctypes.CDLL(None)
-    libc.pthread_mutex_init(ctypes.c_void_p(sync.ctypes.data + 8 * MUTEX), None)
-    libc.pthread_cond_init(ctypes.c_void_p(sync.ctypes.data + 8 * COND), None)
+    for i in range(n_threads):
+        thread = sync.ctypes.data + 8 * (THREADS + THREAD_WORDS * i)
+        libc.pthread_mutex_init(ctypes.c_void_p(thread + 8 * MUTEX), None)
+        libc.pthread_cond_init(ctypes.c_void_p(thread + 8 * COND), None)
     return sync
 
 

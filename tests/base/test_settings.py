@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lamella.base.errors import SettingError
-from lamella.base.settings import DEBUG, SWITCHES, Switch
+from lamella.base.settings import DEBUG, ISA, SWITCHES, Switch, TextSwitch
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -106,6 +106,15 @@ def test_a_switch_is_declared_once() -> None:
     with pytest.raises(AssertionError, match="LAMELLA_DEBUG is declared twice"):
         Switch("LAMELLA_DEBUG", 0, "Again.")
     assert SWITCHES["LAMELLA_DEBUG"] is DEBUG
+
+
+def test_a_switch_that_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAMELLA_ISA", raising=False)
+    assert ISA() == ISA.default == ""
+    monkeypatch.setenv("LAMELLA_ISA", " avx2 ")
+    assert ISA() == "avx2"
+    with pytest.raises(AssertionError, match="LAMELLA_ISA is declared twice"):
+        TextSwitch("LAMELLA_ISA", "Again.")
 
 
 def test_switches_are_declared_alike() -> None:

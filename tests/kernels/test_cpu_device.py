@@ -18,6 +18,7 @@ from lamella.base.settings import NO_JIT
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.kernels.cpu import CpuBackend, CpuDevice, CpuRegistry, device, plan
 from lamella.kernels.cpu.jit import Kernel, Progress, load_all
+from lamella.kernels.cpu.threads import default_threads
 from lamella.kernels.reference.compute import ReferenceCompute
 from lamella.kernels.sim.device import SimDevice
 from lamella.sched.backend import DeviceType
@@ -90,7 +91,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_many_threads_as_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CpuDevice().n_threads == device.default_threads() == len(os.sched_getaffinity(0))
+    assert CpuDevice().n_threads == default_threads() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7})
     assert CpuDevice().n_threads == 3
     monkeypatch.delattr(os, "sched_getaffinity")

@@ -197,6 +197,40 @@ def test_a_read_only_folder_is_still_read(folder: Path) -> None:
     folder.chmod(0o700)
 
 
+# --- folders that nobody uses ---
+
+
+def age(folder: Path, days: float) -> None:
+    then = time.time() - days * jit.DAY
+    os.utime(folder, (then, then))
+
+
+def test_a_new_folder_removes_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = {"0123456789abcdef": 31, "fedcba9876543210": 29, "notes": 99, "0123": 99}
+    for name, n in days.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "add.o").touch()
+        age(tmp_path / name, n)
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path / "00000000000000ff")
+    load(declare("test_new_folder"))
+    assert {f.name for f in tmp_path.iterdir()} == {*days, "00000000000000ff"} - {
+        "0123456789abcdef"
+    }
+    # only a new one looks for others
+    age(tmp_path / "fedcba9876543210", 31)
+    load(declare("test_same_folder"))
+    assert (tmp_path / "fedcba9876543210").exists()
+
+
+@pytest.mark.parametrize("days", [0.5, 2, 40])
+def test_a_folder_that_is_used_stays_young(folder: Path, days: float) -> None:
+    load(declare("test_young"))
+    age(folder, days)
+    before = folder.stat().st_mtime
+    assert load(declare("test_young")) == []
+    assert (folder.stat().st_mtime > before) == (days > 1)
+
+
 # --- the folder's name ---
 
 
@@ -276,6 +310,6 @@ def test_a_kernel_that_cannot_be_compiled(folder: Path) -> None:
 
 def test_names_are_unique() -> None:
     declare("test_twice")
-    function = KERNELS["test_twice"]._function
+    function = KERNELS["test_twice"].function
     with pytest.raises(AssertionError, match="test_twice is declared twice"):
         kernel(function)

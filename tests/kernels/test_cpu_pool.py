@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import toy_kernels
 from toy_kernels import Job, Words, words
 
 from lamella.base.errors import BackendError, ClosedError
+from lamella.kernels.cpu import pool as pool_module
 from lamella.kernels.cpu.pool import ThreadPool
 
 each_size = pytest.mark.parametrize("n_threads", [1, 2, 3, 4, 8])  # the machine may have 2 cores
@@ -144,25 +146,64 @@ def test_no_wake_up_is_lost(pool: ThreadPool, n_threads: int) -> None:
     assert counts.tolist() == [n] * n_threads
 
 
-# Where threads sleep at once, most runs begin about when they fall asleep.
-DROWSY = """
-import random, time
-from lamella.kernels.cpu import jit, pool
-jit._read = lambda name: None  # past the cache, whose key knows no other values
-jit._write = lambda name, data: None
-pool.LOOKS_BEFORE_SLEEP = 0
-threads = pool.ThreadPool(3)
-rng = random.Random(0)
-for _ in range(20_000):
-    until = time.perf_counter() + rng.uniform(0, 3e-5)
-    while time.perf_counter() < until:
-        pass
-    threads.run(0, 0)
-"""
+@pytest.fixture
+def drowsy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
+    """A pool of threads that sleep at once, also at barriers."""
+    monkeypatch.setattr(pool_module, "SPIN_BARRIER_NS", 0)
+    pool = ThreadPool(3, poll=0)
+    yield pool
+    pool.close()
 
 
-def test_no_wake_up_of_drowsy_threads_is_lost() -> None:
-    assert_ends_well(DROWSY)
+def test_no_wake_up_of_drowsy_threads_is_lost(drowsy: ThreadPool) -> None:
+    # most runs begin about when the threads fall asleep
+    rng = random.Random(0)
+    for _ in range(10_000):
+        until = time.perf_counter() + rng.uniform(0, 3e-5)
+        while time.perf_counter() < until:
+            pass
+        drowsy.run(0, 0)
+
+
+def test_threads_sleep_at_barriers(drowsy: ThreadPool) -> None:
+    counted, counts = counting(3, n_calls=20)
+    spins = [words(n, 0, 0, 0) for n in (0, 3000, 1, 100)]
+    slow = Job([(toy_kernels.test_spin, w.ctypes.data, False) for w in spins])
+    for i in range(1, 201):
+        counted.run(drowsy)
+        slow.run(drowsy)
+        assert (counts == 20 * i).all(), f"run {i}"
+    for w in spins:
+        assert w[1:].tolist() == [200 * w[0] * i for i in (1, 2, 3)]
+
+
+def test_runs_on_some_of_the_threads(drowsy: ThreadPool) -> None:
+    wakeful = ThreadPool(3)
+    rng = random.Random(0)
+    for pool in (wakeful, drowsy):
+        job, counts = counting(3, n_calls=4)
+        expected = np.zeros(3, np.int64)
+        for i in range(3000):
+            n = rng.choice([1, 2, 3])
+            job.run(pool, n)
+            expected[:n] += 4
+            assert (counts == expected).all(), f"run {i}, on {n}"
+    wakeful.close()
+
+
+def test_threads_that_are_not_needed_sleep_on() -> None:
+    pool = ThreadPool(3, poll=100)  # one that is woken stays awake for 2 ms
+    sync = (ctypes.c_int64 * 1000).from_address(pool._address)
+    first, second = (pool_module.THREADS + pool_module.THREAD_WORDS * i for i in (1, 2))
+    end = time.monotonic() + 20
+    while not (sync[first] and sync[second]) and time.monotonic() < end:
+        time.sleep(ASLEEP)
+    for n_threads in (1, 2):
+        for _ in range(100):
+            Job([]).run(pool, n_threads)
+            assert sync[second] == 1, f"woken by a run on {n_threads}"
+            assert sync[first] == 1 or n_threads > 1
+    pool.close()
 
 
 def test_two_pools_at_once() -> None:

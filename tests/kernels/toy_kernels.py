@@ -96,9 +96,40 @@ def test_echo(p, ith, nth):
     store_i64(params.data(p, 1) + 8, int(params.float_param(p, 1) * 2))
 
 
+@kernel
+def test_fill(p, ith, nth):
+    """The node's words become parameter 0."""
+    n = params.ne(p, 0, 0)
+    for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
+        store_i64(params.data(p, 0) + 8 * i, params.int_param(p, 0))
+
+
+@kernel
+def test_double(p, ith, nth):
+    """Prepare source 1: its words times 2."""
+    n = params.ne(p, 1, 0)
+    for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
+        store_i64(params.prepared(p, 0) + 8 * i, 2 * load_i64(params.data(p, 1) + 8 * i))
+
+
+@kernel
+def test_take(p, ith, nth):
+    """The node's words are the sums of those prepared, as many sources as parameter 0 says.
+
+    Threads read what others prepared: from the last word to the first.
+    """
+    n = params.ne(p, 1, 0)
+    for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
+        total = 0
+        for j in range(params.int_param(p, 0)):
+            total += load_i64(params.prepared(p, j) + 8 * (n - 1 - i))
+        store_i64(params.data(p, 0) + 8 * (n - 1 - i), total)
+
+
 TOYS = [
     *(test_count, test_pass_on, test_spin, test_tell_work),
     *(test_put_work, test_get_work, test_fail_at, test_echo),
+    *(test_fill, test_double, test_take),
 ]
 
 
@@ -118,8 +149,8 @@ class Job:
         for i, (called, p, one_thread) in enumerate(calls):
             self.entries[i] = (called.address, p, one_thread, i > 0)
 
-    def run(self, pool: ThreadPool) -> None:
-        pool.run(self.entries.ctypes.data, len(self.entries))
+    def run(self, pool: ThreadPool, n_threads: int | None = None) -> None:
+        pool.run(self.entries.ctypes.data, len(self.entries), n_threads)
 
 
 def words(*values: int) -> Words:

@@ -10,6 +10,8 @@ from tiny_models import TINY, write_model
 
 from lamella.base.errors import LamellaError, ModelFileError, RequestError, UnsupportedModelError
 from lamella.graph import GGMLType
+from lamella.kernels.cpu import CpuDevice
+from lamella.server import instance
 from lamella.server.instance import InstanceParams, open_instance
 
 
@@ -29,6 +31,8 @@ def path(tmp_path: Path) -> Path:
         ({"n_ubatch": 1.5}, r"n_ubatch is 1\.5: must be a whole number"),
         ({"n_parallel": 0}, r"n_parallel is 0: must lie in 1\.\.1024"),
         ({"n_threads": 0}, r"n_threads is 0: must lie in 1\.\.512"),
+        ({"n_threads_batch": 513}, r"n_threads_batch is 513: must lie in 1\.\.512"),
+        ({"poll": 101}, r"poll is 101: must lie in 0\.\.100"),
         ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all': must be a whole number"),
         ({"devices": "sim"}, "devices is 'sim': must be a list of names"),
         ({"devices": ["gpu"]}, "no device is called 'gpu'"),
@@ -86,3 +90,41 @@ def test_nothing_stays_open_when_a_late_part_fails(
     with pytest.raises(RequestError, match="no engine"):
         open_instance(InstanceParams(path=path))
     assert closed == ["Context", "LoadedModel"]
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "warns"),
+    [
+        ({}, (4, 4), False),
+        ({"n_threads": 2}, (2, 2), False),
+        ({"n_threads": 2, "n_threads_batch": 5}, (2, 5), False),
+        ({"n_threads_batch": 1}, (4, 1), False),
+        ({"n_threads": 8}, (8, 8), False),
+        ({"n_threads": 9}, (8, 8), True),
+        ({"n_threads": 2, "n_threads_batch": 99}, (2, 8), True),
+    ],
+)
+def test_threads(
+    given: dict[str, int],
+    used: tuple[int, int],
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(instance, "default_threads", lambda: 4)
+    monkeypatch.setattr(instance, "usable_cpus", lambda: 8)
+    assert instance._threads(InstanceParams(path="f", **given)) == used  # type: ignore[arg-type]
+    most = max(given.values(), default=0)
+    expected = [f"{most} threads were asked for, 8 can run at once: 8 are used"] if warns else []
+    assert [r.message for r in caplog.records] == expected
+
+
+def test_threads_and_polling_reach_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "usable_cpus", lambda: 3)
+    params = InstanceParams(path=path, n_ctx=64, n_threads=1, n_threads_batch=3, poll=7)
+    with open_instance(params) as opened:
+        cpu = opened.model.devices[-1]
+        assert isinstance(cpu, CpuDevice)
+        assert (cpu.n_threads, cpu.poll) == (3, 7)
+        assert opened.context.params.n_threads == 1
+        assert opened.context.params.n_threads_batch == 3

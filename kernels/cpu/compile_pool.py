@@ -1,0 +1,176 @@
+"""Compiling many kernels in several processes: Numba's compiler lock lets threads take turns only.
+
+The caller compiles too. Workers are plain child processes that talk through pipes, so a script
+needs no main guard; they make a kernel by its name, or by its recipe. Where one fails, the caller
+compiles what it had. None outlives the call. Tested by tests/kernels/test_cpu_compile_pool.py.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from .threads import usable_cpus
+
+if TYPE_CHECKING:
+    from .jit import Kernel
+
+PER_WORKER: Final = 3  # kernels each process must have to make up for a worker's start
+# -P: modules that lie where the program was started are none of ours
+WORKER: Final = (sys.executable, "-P", "-m", "lamella.kernels.cpu.compile_worker")
+
+Tell = Callable[[int, str], None]  # how many are done, the name of one under way
+
+
+def compile_all(
+    kernels: Sequence[Kernel], key: str, tell: Tell, keep: Callable[[Kernel, bytes], None]
+) -> None:
+    """Compile kernels.
+
+    Args:
+        kernels: what to compile.
+        key: of the sources, as the cache has it; workers that see others are not used.
+        tell: called before each kernel and after the last.
+        keep: is given each kernel's object file.
+
+    Raises:
+        BackendError: one cannot be compiled.
+    """
+    n_left = len(kernels)
+    with _Workers(kernels, key) as workers:
+        while n_left > 0:
+            k = workers.take_back() or workers.take()
+            tell(len(kernels) - n_left, workers.name_of_one() if k is None else k.name)
+            if k is not None:
+                keep(k, k.compile())
+                n_left -= 1
+            for made, data in workers.results(wait=k is None):
+                keep(made, data)
+                n_left -= 1
+    if kernels:
+        tell(len(kernels), "")
+
+
+class _Workers:
+    """Processes that compile what is to do, each with a thread here that talks to it."""
+
+    def __init__(self, kernels: Sequence[Kernel], key: str) -> None:
+        self._n = n_workers(len(kernels))
+        # the largest first: the last ones to end should be small
+        order = sorted(kernels, key=lambda k: -code_size(k.function)) if self._n else kernels
+        self._todo = deque(order)
+        self._returned: deque[Kernel] = deque()  # that a worker could not make
+        self._answers: SimpleQueue[tuple[Kernel, bytes | None]] = SimpleQueue()
+        self._under_way: dict[str, Kernel] = {}
+        self._key = key
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[Thread] = []
+
+    def __enter__(self) -> _Workers:
+        try:
+            for _ in range(self._n):
+                self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._todo.clear()
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # an order that nobody read
+                    pipe.close()  # type: ignore[union-attr]
+
+    def take(self) -> Kernel | None:
+        """A kernel that nobody has begun."""
+        with suppress(IndexError):
+            return self._todo.popleft()
+        return None
+
+    def take_back(self) -> Kernel | None:
+        """A kernel that a worker could not make."""
+        return self._returned.popleft() if self._returned else None
+
+    def name_of_one(self) -> str:
+        """The name of a kernel that a worker has."""
+        return next(iter(self._under_way.copy()), "")
+
+    def results(self, wait: bool) -> Iterator[tuple[Kernel, bytes]]:
+        """What workers have made; `wait`: for the next answer of one, if it is made or not."""
+        with suppress(Empty):
+            while True:
+                k, data = self._answers.get(block=wait)
+                wait = False
+                if data is None:
+                    self._returned.append(k)
+                else:
+                    yield k, data
+
+    def _start(self) -> None:
+        try:
+            process = subprocess.Popen(
+                WORKER,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            return  # no such program, or no more processes: then without
+        self._processes.append(process)
+        thread = Thread(target=self._talk, args=(process,), name="lamella-compile", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _talk(self, process: subprocess.Popen[bytes]) -> None:
+        """Let a worker compile until nothing is left, or it fails."""
+        orders: Any = process.stdin
+        answers: Any = process.stdout
+        with suppress(Exception):  # whatever comes through a pipe, or does not
+            if pickle.load(answers) != self._key:
+                return
+            while (k := self.take()) is not None:
+                self._under_way[k.name] = k
+                data = None
+                try:
+                    pickle.dump((k.name, k.recipe), orders)
+                    orders.flush()
+                    data = pickle.load(answers)
+                finally:
+                    del self._under_way[k.name]
+                    self._answers.put((k, data))
+
+
+def n_workers(n_kernels: int) -> int:
+    """Processes beside the caller's that are worth their start."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        return 0  # Python is inside another program
+    return max(0, min(usable_cpus(), n_kernels // PER_WORKER) - 1)
+
+
+def code_size(function: Callable[..., object]) -> int:
+    """Bytes of bytecode of a function and all that it calls: about how long it takes to compile."""
+    seen: dict[int, int] = {}
+    todo: list[Any] = [function]
+    while todo:
+        called = todo.pop()
+        called = getattr(called, "py_func", called)  # what Numba made of it
+        code = getattr(called, "__code__", None)
+        if code is None or id(code) in seen:
+            continue
+        seen[id(code)] = len(code.co_code)
+        todo += [called.__globals__.get(name) for name in code.co_names]
+        todo += [cell.cell_contents for cell in called.__closure__ or ()]
+    return sum(seen.values())

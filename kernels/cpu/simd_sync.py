@@ -1,0 +1,52 @@
+"""What threads need to wait for each other, beside the atomic words of `simd.py`.
+
+Tested by tests/kernels/test_cpu_simd_sync.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .isa import ARM, X86, machine
+from .simd import Codegen
+
+# LLVM's names, and what they are given; of ARM's, `yield` is over too soon
+_PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}
+_MONOTONIC: Final = 6 if sys.platform == "darwin" else 1  # CLOCK_MONOTONIC of <time.h>
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+@intrinsic
+def pause(_typing: Any) -> tuple[Any, Codegen]:
+    """Wait for some ten cycles, cheaply, between two looks at a word that another thread writes."""
+
+    def codegen(ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
+        if machine() in _PAUSES:
+            name, args = _PAUSES[machine()]
+            kind = ir.FunctionType(ir.VoidType(), [_I32] * len(args))
+            function = cgutils.get_or_insert_function(b.module, kind, name)
+            b.call(function, [_I32(n) for n in args])
+        return ctx.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def now_ns(_typing: Any) -> tuple[Any, Codegen]:
+    """Nanoseconds of a clock that never goes back."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
+        time = cgutils.alloca_once(b, ir.ArrayType(_I64, 2))  # a timespec: seconds, nanoseconds
+        kind = ir.FunctionType(_I32, [_I32, time.type])
+        read = cgutils.get_or_insert_function(b.module, kind, "clock_gettime")
+        b.call(read, [_I32(_MONOTONIC), time])
+        seconds, rest = (b.load(b.gep(time, [_I32(0), _I32(i)])) for i in range(2))
+        return b.add(b.mul(seconds, _I64(1_000_000_000)), rest)
+
+    return types.int64(), codegen

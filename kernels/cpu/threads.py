@@ -1,0 +1,124 @@
+"""What this process may use of the machine: processors and memory, also inside a container.
+
+A container's limits are those of its control group and of all groups around it, in the files of
+Linux' cgroups version 2 or 1. Tested by tests/kernels/test_cpu_threads.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+ROOT: Final = Path("/")
+
+
+def default_threads(root: Path = ROOT) -> int:
+    """How many threads compute fastest: one for each core that this process may use.
+
+    Two threads of one core (hyperthreads) share its vector units.
+    """
+    cpus = _affinity()
+    cores = {_siblings(root, cpu) for cpu in cpus}
+    return min(len(cores), _within_quota(len(cpus), root))
+
+
+def usable_cpus(root: Path = ROOT) -> int:
+    """How many processes of ours can run at once, hyperthreads counted."""
+    return _within_quota(len(_affinity()), root)
+
+
+def host_memory(root: Path = ROOT) -> tuple[int, int]:
+    """(available, total) bytes of memory that this process may use."""
+    try:
+        text = (root / "proc/meminfo").read_text()
+        fields = dict(line.split(":", 1) for line in text.splitlines())
+        free, total = (int(fields[k].split()[0]) * 1024 for k in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = total
+    for limit, used in _memory_limits(root):
+        free, total = min(free, max(0, limit - used)), min(total, limit)
+    return free, total
+
+
+def _affinity() -> set[int]:
+    """The processors on which the system may run this process, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """The hyperthreads of a processor's core; the same text for each of them."""
+    topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second by older systems
+        with suppress(OSError):
+            return (topology / name).read_text().strip()
+    return str(cpu)
+
+
+def _within_quota(n: int, root: Path) -> int:
+    """`n` processors, or as many whole ones as the control groups give time for."""
+    for quota in _cpu_quotas(root):
+        n = min(n, max(1, int(quota + 0.5)))
+    return n
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """Processors' worth of time that each control group allows."""
+    for folder in _groups(root, "cpu"):
+        words = _words(folder / "cpu.max", 2) or [
+            *_words(folder / "cpu.cfs_quota_us", 1),
+            *_words(folder / "cpu.cfs_period_us", 1),
+        ]
+        if len(words) == 2 and all(word.isdecimal() for word in words):  # not "max", not -1
+            yield int(words[0]) / max(1, int(words[1]))
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) bytes of each control group; files' pages do not count, they can go."""
+    for folder in _groups(root, "memory"):
+        limit = _words(folder / "memory.max", 1) or _words(folder / "memory.limit_in_bytes", 1)
+        used = _words(folder / "memory.current", 1) or _words(folder / "memory.usage_in_bytes", 1)
+        if limit and used and limit[0].isdecimal():
+            yield int(limit[0]), int(used[0]) - _file_pages(folder)
+
+
+def _file_pages(folder: Path) -> int:
+    stat = _words(folder / "memory.stat")
+    fields = dict(zip(stat[::2], stat[1::2], strict=False))
+    # version 1 has the children's in fields of their own
+    prefix = "total_" if "total_inactive_file" in fields else ""
+    return sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of those around it.
+
+    Some are not there: a container sees its own group as the outermost one.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        group = PurePosixPath(path)
+        for place in (group, *group.parents):
+            yield (mount / controller if controllers else mount) / str(place).lstrip("/")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _words(path: Path, n: int | None = None) -> list[str]:
+    """The words of a file; none if it is not there, or has not `n` of them."""
+    words = " ".join(_lines(path)).split()
+    return words if n in (None, len(words)) else []

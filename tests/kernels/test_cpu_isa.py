@@ -1,0 +1,192 @@
+"""ISAs: which there are, and that kernels give the same bits with each one this machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import isa_process
+import neon_process
+import pytest
+from llvmlite import binding
+
+from lamella.base.errors import SettingError
+from lamella.kernels.cpu import isa
+from lamella.kernels.cpu.isa import ISAS, host_features, supported_isas, target
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """machine(architecture, features): what LLVM shall say of this machine."""
+
+    def pretend(arch: str, *features: str) -> None:
+        found = dict.fromkeys(features, True) | {"amx-tile": False}
+        monkeypatch.setattr(binding, "get_process_triple", lambda: f"{arch}-unknown-linux-gnu")
+        monkeypatch.setattr(binding, "get_host_cpu_features", lambda: found)
+        monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "its-name")
+
+    monkeypatch.delenv("LAMELLA_ISA", raising=False)
+    # asked in this test only: a target is kept for the life of a process
+    monkeypatch.setattr(isa, "target", target.__wrapped__)
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("arch", "features", "expected"),
+    [
+        ("x86_64", ISAS["avx512_vnni"].features, "avx512_vnni avx512 avx2"),
+        ("x86_64", (*ISAS["avx512_vnni"].features, "avxvnni"), "avx512_vnni avx512 avx2_vnni avx2"),
+        ("x86_64", ISAS["avx512"].features, "avx512 avx2"),
+        ("x86_64", ISAS["avx2_vnni"].features, "avx2_vnni avx2"),
+        ("x86_64", ISAS["avx2"].features, "avx2"),
+        ("x86_64", ISAS["avx2"].features[1:], ""),
+        ("x86_64", (), ""),
+        ("aarch64", ("neon", "dotprod", "i8mm", "sve"), "neon_i8mm neon_dotprod"),
+        ("arm64", ("neon", "dotprod"), "neon_dotprod"),
+        ("aarch64", ("neon",), ""),
+        ("riscv64", ISAS["avx2"].features, ""),
+    ],
+)
+def test_what_a_machine_can_execute(
+    arch: str, features: tuple[str, ...], expected: str, machine: Any
+) -> None:
+    machine(arch, *features)
+    assert supported_isas() == [*expected.split(), "generic"]
+
+
+@pytest.mark.parametrize("value", ["", "0", " "])
+def test_by_default_all_that_the_processor_has(
+    value: str, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_ISA", value)
+    machine("x86_64", "fma", "avx512fp16")
+    assert isa.target() == ("x86_64-unknown-linux-gnu", "its-name", "-amx-tile,+avx512fp16,+fma")
+    assert isa.has_feature("avx512fp16")
+    assert not isa.has_feature("amx-tile")
+    assert not isa.has_feature("avx512f")
+
+
+def test_a_named_one_is_the_same_on_every_machine(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_ISA", "avx2")
+    found = []
+    for more in ((), ("avxvnni", "avx512f")):
+        machine("x86_64", *ISAS["avx2"].features, *more)
+        found.append(isa.target())
+        assert isa.has_feature("avx2")
+        assert not isa.has_feature("avx512f")
+    assert found[0] == found[1]
+    assert found[0].cpu == "x86-64-v3"
+
+
+def test_the_generic_one_has_nothing_beyond_the_baseline(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_ISA", "generic")
+    cpus = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic", "riscv64": "generic"}
+    for arch, cpu in cpus.items():
+        machine(arch, *ISAS["avx512"].features, "neon")
+        assert isa.target()[1:] == (cpu, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("avx512", "this processor cannot execute it"), ("avx1024", "there is none of that name")],
+)
+def test_one_that_cannot_be(
+    name: str, why: str, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_ISA", name)
+    machine("x86_64", *ISAS["avx2"].features)
+    expected = f"LAMELLA_ISA='{name}': {why}; it can execute avx2, generic"
+    with pytest.raises(SettingError, match=re.escape(expected)):
+        isa.target()
+
+
+def test_where_llvm_knows_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("not known here")
+
+    monkeypatch.setattr(binding, "get_host_cpu_features", fail)
+    assert host_features() == {}
+    assert supported_isas() == ["generic"]
+
+
+def test_the_command_line_tells_what_is_wrong() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lamella.cli", "run", "-m", "no-such-file", "-p", "x"],
+        env=os.environ | {"LAMELLA_ISA": "z80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("lamella: error: LAMELLA_ISA='z80': there is none of that name;")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- kernels ---
+
+
+def run(script: str, name: str, *args: str) -> Any:
+    """What a script prints, in a process whose kernels are compiled for an ISA."""
+    done = subprocess.run(
+        [sys.executable, script, *args],
+        env=os.environ | {"LAMELLA_ISA": name},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@cache
+def results(name: str, which: str) -> Any:
+    return run(isa_process.__file__, name, which)
+
+
+# compiling takes long: the ISAs that differ in a few instructions get the kernels that have them
+OTHERS = dict.fromkeys(supported_isas()[1:], "products") | {"avx2": "some", "generic": "some"}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in OTHERS if name in supported_isas()])
+def test_results_are_right_and_the_same_bits_with_every_isa(name: str) -> None:
+    with_default, with_other = results("", "some"), results(name, OTHERS[name])
+    assert with_other["wrong"] == []
+    bits = with_default["bits"]
+    assert len(with_other["bits"]) > 50
+    assert [case for case, found in with_other["bits"].items() if bits[case] != found] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"), [("neon_i8mm", "usdot"), ("neon_dotprod", "sdot")]
+)
+def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
+    # other processors cannot run them; their tests run where there is one
+    try:
+        binding.Target.from_triple("aarch64-unknown-linux-gnu")
+    except RuntimeError:
+        binding.initialize_all_targets()
+    kernels = ("packed_q4_0_x4", "rms_norm_f32", "decode_q4_k", "encode_q8_0", "pool_worker")
+    assembly = run(neon_process.__file__, name, *kernels)
+    assert set(assembly) == set(kernels)
+    assert re.search(rf"^\s+{instruction}\s+v", assembly["packed_q4_0_x4"], re.MULTILINE)
+    assert re.search(r"^\s+isb$", assembly["pool_worker"], re.MULTILINE)
+    assert all(
+        re.search(r"^\s+\w+\s+v\d+\.", text, re.MULTILINE)
+        for k, text in assembly.items()
+        if k != "pool_worker"
+    )

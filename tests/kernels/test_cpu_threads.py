@@ -1,0 +1,165 @@
+"""What a process may use, as files of a test tell it: cores, affinity, limits of containers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lamella.kernels.cpu import threads
+from lamella.kernels.cpu.threads import default_threads, host_memory, usable_cpus
+
+MEMINFO = "MemTotal:       16000 kB\nMemFree:        1 kB\nMemAvailable:   12000 kB\n"
+NO_LIMIT = "9223372036854771712"  # what version 1 shows
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 4 cores with 2 hyperthreads each, as Linux shows it."""
+    for cpu in range(8):
+        write(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings(cpu))
+    write(tmp_path, "proc/meminfo", MEMINFO)
+    affinity(monkeypatch, *range(8))
+    return tmp_path
+
+
+def siblings(cpu: int) -> str:
+    return f"{cpu % 4},{cpu % 4 + 4}\n"
+
+
+def write(root: Path, path: str, text: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def affinity(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> None:
+    monkeypatch.setattr(threads, "_affinity", lambda: set(cpus))
+
+
+# --- processors ---
+
+
+def test_one_thread_for_each_core(root: Path) -> None:
+    assert default_threads(root) == 4
+    assert usable_cpus(root) == 8
+
+
+@pytest.mark.parametrize(
+    ("cpus", "n_cores"), [((0, 4), 1), ((0, 1), 2), ((1, 2, 3, 7), 3), ((5,), 1)]
+)
+def test_affinity(
+    cpus: tuple[int, ...], n_cores: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    affinity(monkeypatch, *cpus)
+    assert default_threads(root) == n_cores
+    assert usable_cpus(root) == len(cpus)
+
+
+def test_names_of_older_systems(root: Path) -> None:
+    for cpu in range(8):
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        (folder / "core_cpus_list").rename(folder / "thread_siblings_list")
+    assert default_threads(root) == 4
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    affinity(monkeypatch, 0, 1, 2)
+    assert default_threads(tmp_path) == usable_cpus(tmp_path) == 3
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= default_threads() <= usable_cpus() <= (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_threads() == usable_cpus() == 1
+
+
+QUOTAS = {
+    "none": ({"cpu.max": "max 100000"}, 4, 8),
+    "two": ({"cpu.max": "200000 100000"}, 2, 2),
+    "one and a half": ({"cpu.max": "150000 100000"}, 2, 2),
+    "less than one": ({"cpu.max": "10000 100000"}, 1, 1),
+    "more cores than there are": ({"cpu.max": "6400000 100000"}, 4, 8),
+    "six": ({"cpu.max": "600000 100000"}, 4, 6),
+    "an empty file": ({"cpu.max": ""}, 4, 8),
+    "nonsense": ({"cpu.max": "1 2 3"}, 4, 8),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_quotas_of_cgroups_2(case: str, root: Path) -> None:
+    files, n_threads, n_cpus = QUOTAS[case]
+    write(root, "proc/self/cgroup", "0::/a/b\n")
+    for name, text in files.items():
+        write(root, f"sys/fs/cgroup/a/b/{name}", text + "\n")
+    assert (default_threads(root), usable_cpus(root)) == (n_threads, n_cpus)
+
+
+def test_the_least_of_all_groups_around_counts(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/a/b\n")
+    for folder, quota in (("a/b", "max"), ("a", "300000"), ("", "500000")):
+        write(root, f"sys/fs/cgroup/{folder}/cpu.max", f"{quota} 100000\n")
+    assert default_threads(root) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"), [("/docker/1", "docker/1"), ("/docker/1", ""), ("/", "")]
+)
+def test_quotas_of_cgroups_1(path: str, folder: str, root: Path) -> None:
+    # a container may see its own group where others see the outermost one
+    write(root, "proc/self/cgroup", f"4:memory:/x\n3:cpu,cpuacct:{path}\n0::/\n")
+    write(root, f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_quota_us", "200000\n")
+    write(root, f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_period_us", "100000\n")
+    assert default_threads(root) == 2
+    write(root, f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_quota_us", "-1\n")
+    assert default_threads(root) == 4
+
+
+# --- memory ---
+
+
+def test_memory_without_groups(root: Path) -> None:
+    assert host_memory(root) == (12000 * 1024, 16000 * 1024)
+
+
+def test_memory_where_there_is_no_such_file(tmp_path: Path) -> None:
+    free, total = host_memory(tmp_path)
+    assert 0 < free == total
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_a_group(version: int, root: Path) -> None:
+    if version == 2:
+        folder, names = "sys/fs/cgroup/a", ("memory.max", "memory.current")
+        write(root, "proc/self/cgroup", "0::/a\n")
+        stat = "anon 1500\nactive_file 300\ninactive_file 200\n"
+        nothing = "max"
+    else:
+        folder = "sys/fs/cgroup/memory/a"
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        write(root, "proc/self/cgroup", "5:memory:/a\n2:cpu:/\n")
+        stat = "active_file 1\ntotal_active_file 300\ninactive_file 2\ntotal_inactive_file 200\n"
+        nothing = NO_LIMIT
+    limit, used = names
+    write(root, f"{folder}/{used}", "2000\n")
+    for text, expected in (
+        ("5000", (3000, 5000)),
+        ("1000", (0, 1000)),
+        (nothing, (12000 * 1024, 16000 * 1024)),
+    ):
+        write(root, f"{folder}/{limit}", text + "\n")
+        assert host_memory(root) == expected
+    # pages of files can go
+    write(root, f"{folder}/{limit}", "5000\n")
+    write(root, f"{folder}/memory.stat", stat)
+    assert host_memory(root) == (3500, 5000)
+
+
+def test_memory_of_groups_in_groups(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/a/b\n")
+    for folder, limit, used in (("a/b", 9000, 1000), ("a", 7000, 2500)):
+        write(root, f"sys/fs/cgroup/{folder}/memory.max", str(limit))
+        write(root, f"sys/fs/cgroup/{folder}/memory.current", str(used))
+    assert host_memory(root) == (4500, 7000)
