@@ -7,11 +7,13 @@ Tested by tests/kernels/test_cpu_device.py and tests/kernels/test_sim_backend.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..alloc.buffer import Bytes
+from ..graph.graph import Graph
 from ..graph.tensor import Tensor
+from ..sched.backend import KeepAlive
 
 
 class Compute(Protocol):
@@ -20,13 +22,21 @@ class Compute(Protocol):
     def supports(self, node: Tensor) -> bool:
         """Whether there is a kernel for the node's op, types and layouts."""
 
+    def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        """Order the nodes, and ask for data to be kept: see `Backend.graph_optimize`."""
+
     def compile(
-        self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
+        self,
+        nodes: Sequence[Tensor],
+        memory_of: Callable[[Tensor, Tensor], Bytes],
+        use_counts: Mapping[Tensor, int] | None = None,
     ) -> Callable[[], None]:
         """A function that computes `nodes` in order, as often as it is called.
 
         `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
-        of its sources, lies in; it must not move. The function may raise BackendError.
+        of its sources, lies in; it must not move. `use_counts` are those of the whole graph: what
+        is read by one node alone need not be written where that node is computed with it. The
+        function may raise BackendError.
         """
 
     def close(self) -> None:

@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...alloc.buffer import Bytes
 from ...base.errors import TensorAccessError
+from ...base.settings import NO_FUSION
+from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
+from ...sched.backend import KeepAlive
+from .fusion import optimize
+from .isa import target
 from .jit import Progress
 from .plan import Plan
-from .pool import ThreadPool
-from .table import TABLE
+from .pool import POLL, ThreadPool
+from .table import find
 
 
 class CpuCompute:
     """Computes on `n_threads` threads; see `kernels.compute.Compute`.
 
-    `progress` is told which kernels are being compiled, if any are.
+    `progress` is told which kernels are being compiled, if any are. Without `fuses` each node is
+    computed by its own kernels; the bits are the same.
     """
 
-    def __init__(self, n_threads: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        n_threads: int,
+        progress: Progress | None = None,
+        *,
+        fuses: bool = True,
+        poll: int = POLL,
+    ) -> None:
+        target()  # tell at once if there is none
         self.n_threads = n_threads
+        self._n_active = n_threads
+        self._poll = poll
         self._progress = progress
+        self._fuses = fuses
         self._pool: ThreadPool | None = None
 
     def supports(self, node: Tensor) -> bool:
         if node.op is Op.NONE or node.op in VIEW_OPS:
             return True
-        implementation = TABLE.get(node.op)
+        implementation = find(node)
         return implementation is not None and implementation.supports(node)
 
+    def set_n_threads(self, n: int | None) -> None:
+        """Let what is compiled from now on run on `n` of the threads; None: on all."""
+        self._n_active = min(n or self.n_threads, self.n_threads)
+
+    def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return optimize(graph) if self._is_fusing() else ()
+
     def compile(
-        self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
+        self,
+        nodes: Sequence[Tensor],
+        memory_of: Callable[[Tensor, Tensor], Bytes],
+        use_counts: Mapping[Tensor, int] | None = None,
     ) -> Callable[[], None]:
         def address_of(node: Tensor, tensor: Tensor) -> int:
             memory = memory_of(node, tensor)
@@ -40,9 +67,13 @@ class CpuCompute:
                 raise TensorAccessError(f"{tensor!r} leaves its memory of {memory.size} bytes")
             return int(memory.ctypes.data) + tensor.offset
 
-        plan = Plan(nodes, address_of, self.n_threads, self._progress)
-        pool = self._pool = self._pool or ThreadPool(self.n_threads)
+        counts = use_counts if self._is_fusing() else None
+        plan = Plan(nodes, address_of, self._n_active, self._progress, counts)
+        pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
         return lambda: plan.run(pool)
+
+    def _is_fusing(self) -> bool:
+        return self._fuses and not NO_FUSION()
 
     def close(self) -> None:
         if self._pool is not None:

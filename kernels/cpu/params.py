@@ -1,8 +1,9 @@
 """What a kernel is given: one block of 64-bit words for each call, the same for every op.
 
     p + 0          the node, then its sources: data address, ne[0..3], nb[0..3] each
-    p + WORK ...   scratch memory, where to report an error
+    p + WORK ...   scratch memory, where to report an error, sources in another form
     p + PARAMS     the op's own parameters: int64, float64 or the address of a kernel
+    p + TAKEN      how many items of the call's work threads have taken
 
 Kernels read it with the functions here. A kernel cannot raise: it `fail`s, and the plan's run
 raises for it. Tested by tests/kernels/test_cpu_plan.py.
@@ -18,15 +19,18 @@ import numpy.typing as npt
 
 from ...graph.tensor import Tensor
 from .jit import Kernel
-from .simd import inlined, load_f64, load_i64, store_i64
+from .simd import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
 
 MAX_TENSORS: Final = 7  # a node and up to 6 sources
 TENSOR_WORDS: Final = 9
 WORK: Final = MAX_TENSORS * TENSOR_WORDS  # shared scratch, each thread's scratch, its size
 ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit
-PARAMS: Final = ERROR + 4
+PREPARED: Final = ERROR + 4  # addresses of sources that were brought into another form
+MAX_PREPARED: Final = 2
+PARAMS: Final = PREPARED + MAX_PREPARED
 MAX_PARAMS: Final = 16
-N_WORDS: Final = PARAMS + MAX_PARAMS
+TAKEN: Final = PARAMS + MAX_PARAMS + 8  # of the items that threads `take`; a cache line of its own
+N_WORDS: Final = TAKEN + 8
 
 Words = npt.NDArray[np.int64]
 Param = int | float | Kernel  # a kernel stands for its address
@@ -35,11 +39,11 @@ Param = int | float | Kernel  # a kernel stands for its address
 def write_params(
     words: Words,
     node: Tensor,
+    tensors: Sequence[Tensor],
     params: Sequence[Param],
     address_of: Callable[[Tensor, Tensor], int],
 ) -> None:
-    """Fill a block for `node`: its tensors and the op's parameters."""
-    tensors = (node, *node.src)
+    """Fill a block for a call of `node`: its tensors and the op's parameters."""
     assert len(tensors) <= MAX_TENSORS and len(params) <= MAX_PARAMS, f"{node!r} has too many"
     for i, t in enumerate(tensors):
         at = i * TENSOR_WORDS
@@ -120,17 +124,37 @@ def work(p, ith):
 
 
 @inlined
+def prepared(p, i):
+    """Address of the `i`-th source that was brought into another form; where to put it, for a
+    kernel that makes one (0)."""
+    return load_i64(p + 8 * (PREPARED + i))
+
+
+@inlined
 def first_of(n, ith, nth):
     """The first of `n` items that thread `ith` of `nth` works on; it ends where the next begins."""
     return n * ith // nth
 
 
 @inlined
+def take(p, n, nth):
+    """The next of `n` items that no thread has taken yet; n or more: none is left.
+
+    Each of the `nth` threads must ask until none is left: the last one to hear so makes the block
+    ready for the next run. Which thread computes an item changes no bit of it.
+    """
+    item = atomic_add(p + 8 * TAKEN, 1)
+    if item == n + nth - 1:
+        atomic_store(p + 8 * TAKEN, 0)
+    return item
+
+
+@inlined
 def fail(p, value, limit):
     """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
 
-    Reported is the first call of a plan that fails, with any one of its bad indices: its threads
-    may write at once, but all the same call's number.
+    Reported is one call of a plan that fails, the first one unless several of them need not wait
+    for each other, with any one of its bad indices.
     """
     word = load_i64(p + 8 * ERROR)
     if load_i64(word) == 0:

@@ -1,6 +1,7 @@
 """Plans: a split's nodes compiled to a list of kernel calls over fixed addresses.
 
-A plan holds one entry and one block of parameters for each call; running it is one native call.
+A plan holds one entry and one block of parameters for each call (`steps.py` says which, and where
+threads wait for each other); running it is one native call.
 Knows no backend: `address_of(node, tensor)` says where a tensor lies.
 Tested by tests/kernels/test_cpu_plan.py.
 """
@@ -8,6 +9,7 @@ Tested by tests/kernels/test_cpu_plan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,15 +17,21 @@ from ...alloc.host import aligned_empty
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
-from . import ops as _ops  # noqa: F401 - fills the table
+from . import ops as _ops  # noqa: F401 - fill the tables
+from . import packed as _packed  # noqa: F401
+from .fusion import UseCounts, calls_in_order
 from .jit import Progress, load_all
-from .params import ERROR, N_WORDS, WORK, write_params
+from .params import ERROR, N_WORDS, PREPARED, WORK, Words, write_params
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
-from .table import TABLE, Call
+from .steps import Slot, Step, Steps, barriers
+from .table import Call, find
 
 
 class Plan:
-    """Kernel calls ready to run. Holds the memory that they use beside the tensors."""
+    """Kernel calls ready to run. Holds the memory that they use beside the tensors.
+
+    Chains of nodes are fused if `use_counts`, those of the whole graph, are given.
+    """
 
     def __init__(
         self,
@@ -31,48 +39,46 @@ class Plan:
         address_of: Callable[[Tensor, Tensor], int],
         n_threads: int,
         progress: Progress | None = None,
+        use_counts: UseCounts | None = None,
     ) -> None:
-        self.calls = [(node, call) for node in nodes for call in calls_of(node)]
+        calls = list(calls_in_order(nodes, calls_of, use_counts, address_of))
+        load_all((*POOL_KERNELS, *(k for _, call in calls for k in call.kernels())), progress)
+        steps = Steps(address_of)
+        for node, call in calls:
+            steps.add(node, call)
+        self.steps = steps.steps
         self.n_threads = n_threads
-        kernels = [k for _, call in self.calls for k in call.kernels()]
-        load_all((*POOL_KERNELS, *kernels), progress)
-        shared = max((_lines(c.shared) for _, c in self.calls), default=0)
-        work = max((_lines(c.work) for _, c in self.calls), default=0)
-        self.work_size = shared + work * n_threads
-        self._work = aligned_empty(self.work_size, LINE, "CPU work buffer")
+        self._scratch = _Scratch(self.steps, steps.slots, n_threads)
+        self.work_size = self._scratch.memory.size
         self._error = np.zeros(1, np.int64)
-        self._entries = np.zeros((len(self.calls), ENTRY_WORDS), np.int64)
-        self._blocks = np.zeros((len(self.calls), N_WORDS), np.int64)
-        for i, (node, call) in enumerate(self.calls):
-            block = self._blocks[i]
-            write_params(block, node, call.params, address_of)
-            at = self._work.ctypes.data
-            block[WORK : WORK + 3] = (at, at + shared, work)
+        self._entries = np.zeros((len(self.steps), ENTRY_WORDS), np.int64)
+        self._blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
+        waits = barriers(self.steps) if n_threads > 1 else [False] * len(self.steps)
+        for i, step in enumerate(self.steps):
+            block, entry = self._blocks[i], self._entries[i]
+            write_params(block, step.node, step.tensors, step.call.params, address_of)
+            self._scratch.write(block, step)
             block[ERROR : ERROR + 2] = (self._error.ctypes.data, i + 1)
-            alone = i > 0 and call.one_thread and self.calls[i - 1][1].one_thread
-            entry = self._entries[i]
-            entry[FN] = call.kernel.address
+            entry[FN] = step.call.kernel.address
             entry[PARAMS_AT] = block.ctypes.data
-            entry[ONE_THREAD] = call.one_thread
-            # thread 0 alone did the one before, and does this one: nobody has to wait
-            entry[BARRIER] = i > 0 and not alone
+            entry[ONE_THREAD] = step.call.one_thread
+            entry[BARRIER] = waits[i]
         self._address = self._entries.ctypes.data
 
     def run(self, pool: ThreadPool) -> None:
-        """Compute all nodes, on a pool of as many threads as the plan is for.
+        """Compute all nodes, on as many threads of a pool as the plan is for.
 
         Raises:
             BackendError: a kernel met an index outside its tensor.
         """
-        assert pool.n_threads == self.n_threads, f"{pool.n_threads} threads, not {self.n_threads}"
-        pool.run(self._address, len(self.calls))
+        pool.run(self._address, len(self.steps), self.n_threads)
         if self._error[0]:
             self._raise_error()
 
     def _raise_error(self) -> None:
         i = int(self._error[0]) - 1
         self._error[0] = 0
-        node, value, limit = self.calls[i][0], *self._blocks[i, ERROR + 2 : ERROR + 4]
+        node, value, limit = self.steps[i].node, *self._blocks[i, ERROR + 2 : ERROR + 4]
         raise BackendError(
             f"{node.op.name.lower()} {node!r}: index {value} must be at least 0 and below {limit}"
         )
@@ -82,7 +88,27 @@ def calls_of(node: Tensor) -> Sequence[Call]:
     """The kernel calls that compute a node; none for views, leafs and empty tensors."""
     if node.op in VIEW_OPS or node.op is Op.NONE or node.is_empty:
         return ()
-    return TABLE[node.op].calls(node)
+    implementation = find(node)
+    assert implementation is not None, f"{node!r} was supported"
+    return implementation.calls(node)
+
+
+class _Scratch:
+    """The memory of a plan: what calls share, slots of prepared sources, what each thread has."""
+
+    def __init__(self, steps: Sequence[Step], slots: Sequence[Slot], n_threads: int) -> None:
+        shared = max((_lines(s.call.shared) for s in steps), default=0)
+        self._work = max((_lines(s.call.work) for s in steps), default=0)
+        ends = list(accumulate((_lines(slot.size) for slot in slots), initial=shared))
+        self.memory = aligned_empty(ends[-1] + self._work * n_threads, LINE, "CPU work buffer")
+        self._begin = self.memory.ctypes.data
+        self._slots, self._threads = ends[:-1], ends[-1]
+
+    def write(self, block: Words, step: Step) -> None:
+        """Put the addresses into a step's block of parameters."""
+        block[WORK : WORK + 3] = (self._begin, self._begin + self._threads, self._work)
+        for i, slot in enumerate(step.slots):
+            block[PREPARED + i] = self._begin + self._slots[slot]
 
 
 def _lines(n: int) -> int:

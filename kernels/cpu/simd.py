@@ -395,28 +395,6 @@ def _reducer(combine: Callable[[Any, Any, Any], Any]) -> Any:
     return reduce
 
 
-@intrinsic
-def hsum_of_16(_typing: Any, address: Any) -> tuple[Any, Codegen]:
-    """The `hsum` of each of 16 vectors that lie at `address`, bit for bit."""
-
-    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        pointer = pointer_to(b, args[0], _V_F32)
-        vectors = [b.load(b.gep(pointer, [_I32(i)]), align=1) for i in range(LANES)]
-        width = LANES
-        while width > 1:  # as in `reduce`; vectors of half the sums are joined two by two
-            width //= 2
-            lanes = [i for i in range(2 * LANES) if i % (2 * width) < width]
-            low = ir.Constant(_V_I32, lanes)
-            high = ir.Constant(_V_I32, [i + width for i in lanes])
-            vectors = [
-                b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high))
-                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
-
-    return f32x16(_address), codegen
-
-
 hsum = _reducer(lambda b, x, y: b.fadd(x, y))
 hmax = _reducer(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 

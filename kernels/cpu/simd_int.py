@@ -18,7 +18,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from .objects import target
+from .isa import has_feature
 from .simd import LANES, Codegen, f16_to_f32, f32x16, pointer_to
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -28,7 +28,7 @@ _V_F32 = ir.VectorType(_F32, LANES)
 _COUNT: Final = ir.Constant(_V_I32, list(range(LANES)))
 _HALVES: Final = [*range(LANES // 2), *range(LANES + LANES // 2, 2 * LANES)]
 
-_HAS_PERMUTE: Final = "+avx512f" in target()[2].split(",")
+_HAS_PERMUTE: Final = has_feature("avx512f")
 
 _address = types.int64
 

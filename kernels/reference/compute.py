@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...alloc.buffer import Bytes
 from ...alloc.host import array_of
+from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
+from ...sched.backend import KeepAlive
 from . import KERNELS, supports_op
 
 
@@ -17,8 +19,14 @@ class ReferenceCompute:
     def supports(self, node: Tensor) -> bool:
         return supports_op(node)
 
+    def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return ()
+
     def compile(
-        self, nodes: Sequence[Tensor], memory_of: Callable[[Tensor, Tensor], Bytes]
+        self,
+        nodes: Sequence[Tensor],
+        memory_of: Callable[[Tensor, Tensor], Bytes],
+        use_counts: Mapping[Tensor, int] | None = None,
     ) -> Callable[[], None]:
         bound = [
             (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
 from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Event
+from ...sched.backend import Backend, Event, KeepAlive
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream
 
@@ -45,7 +45,10 @@ class SimBackend(Backend):
         self.graph_plan_compute(self.graph_plan_create(graph))
 
     def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
-        return self._compute.compile(graph.nodes, self._memory_of)
+        return self._compute.compile(graph.nodes, self._memory_of, graph.use_counts)
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return self._compute.optimize(graph)
 
     def graph_plan_compute(self, plan: Callable[[], None]) -> None:
         def task() -> None:

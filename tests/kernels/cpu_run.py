@@ -63,4 +63,15 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
 
 
 def _shared_calls(node: Tensor) -> Sequence[Call]:
-    return [call._replace(one_thread=call.kernel.name in ALONE) for call in _calls_of(node)]
+    return on_all_threads(_calls_of(node))
+
+
+def on_all_threads(calls: Sequence[Call]) -> Sequence[Call]:
+    """The calls, shared by all threads however small they are."""
+    return [
+        call._replace(
+            one_thread=call.kernel.name in ALONE,
+            prepared=[q._replace(calls=on_all_threads(q.calls)) for q in call.prepared],
+        )
+        for call in calls
+    ]

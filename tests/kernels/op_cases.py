@@ -15,9 +15,11 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
+from packed_run import packed
 from reference_run import DECODED, Array, data, ids, leaf, normal, place
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
+from lamella.kernels.cpu.packed.formats import FORMATS
 
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
 FLOATS: Final = (F32, F16, BF16)
@@ -71,6 +73,12 @@ def weights(type: GGMLType, *shape: int, seed: int = 1) -> Tensor:
     place(many)
     data(many)[...] = np.tile(data(few), (n // n_own, 1))
     return many
+
+
+@cache
+def packed_weights(type: GGMLType, *shape: int) -> Tensor:
+    """The same weights as the CPU repacks them."""
+    return packed(weights(type, *shape))
 
 
 def rows(tokens: Tokens, k: int, n_tokens: int = 5, type: GGMLType = F32, seed: int = 0) -> Tensor:
@@ -291,9 +299,48 @@ def matrix_cases() -> Iterator[OpCase]:
             )
 
 
-def _experts(t: Tokens, type: GGMLType, k: int) -> Tensor:
+def _experts(t: Tokens, type: GGMLType, k: int, make: Callable[..., Tensor] = weights) -> Tensor:
     chosen = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])[t]
-    return ops.mul_mat_id(weights(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(chosen))
+    return ops.mul_mat_id(make(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(chosen))
+
+
+def packed_cases() -> Iterator[OpCase]:
+    for type in FORMATS:
+        k = 512 if type.block_size > 32 else 160
+        # columns become 8-bit integers; 29 of them fill tiles of every width
+        limit = 1e-4 if type.is_quantized else 1e-10
+        yield OpCase(
+            f"mul_mat packed {type.name}",
+            lambda t, type=type, k=k: ops.mul_mat(  # type: ignore[misc]
+                packed_weights(type, 37, k), rows(t, k, 29)
+            ),
+            n_tokens=29,
+            limit=limit,
+        )
+        yield OpCase(
+            f"mul_mat_id packed {type.name}",
+            lambda t, type=type, k=k: _experts(t, type, k, packed_weights),  # type: ignore[misc]
+            axis=2,
+            limit=limit,
+        )
+        yield OpCase(
+            f"get_rows packed {type.name}",
+            lambda t, type=type, k=k: ops.get_rows(  # type: ignore[misc]
+                packed_weights(type, 37, k), ids(np.array([36, 0, 5, 5, 17])[t])
+            ),
+            limit=1e-14,
+        )
+    for type in (F16, GGMLType.Q4_0, Q8_0, GGMLType.Q4_K, GGMLType.Q6_K):
+        for n in (1, 8, 128):
+            yield OpCase(
+                f"mul_mat packed {type.name} 2048x2048x{n}",
+                lambda t, type=type, n=n: ops.mul_mat(  # type: ignore[misc]
+                    packed_weights(type, 2048, 2048), rows(t, 2048, n)
+                ),
+                n_tokens=n,
+                limit=1e-4,
+                timed=True,
+            )
 
 
 def data_cases() -> Iterator[OpCase]:
@@ -409,6 +456,7 @@ def op_cases() -> tuple[OpCase, ...]:
         row_cases,
         rope_cases,
         matrix_cases,
+        packed_cases,
         data_cases,
         attention_cases,
     )

@@ -78,7 +78,9 @@ def place(t: Tensor, shift: int = 0) -> None:
 
 
 def data(t: Tensor) -> Array:
-    """The tensor's array as kernels see it."""
+    """The tensor's array as kernels see it; of packed weights, as they were before."""
+    if hasattr(t.buffer, "plain"):
+        return data(t.buffer.plain)
     return array_of(t, t.buffer)
 
 

@@ -14,24 +14,31 @@ from reference_run import Array, data, each_type, ids, leaf, normal, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Op, Tensor, ops
-from lamella.kernels.cpu.plan import calls_of
+from lamella.kernels.cpu.plan import Plan, calls_of
 from lamella.kernels.cpu.table import TABLE
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 N_CELLS = 384
+N_LONG = 3 * 1632  # cells of three sequences of more than three partitions of 512 positions
 
 # three sequences; tokens at the edges of blocks of 32 positions, some of one sequence in a row
 SEQ = np.array([0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 2, 2, 2])
 POS = np.array([0, 31, 32, 33, 127, 63, 64, 95, 7, 92, 93, 94, 95])
 
 
-def pool(n_head_kv: int, head_dim: int, type: GGMLType = GGMLType.F32, seed: int = 1) -> Tensor:
-    return leaf(normal(N_CELLS, n_head_kv * head_dim, seed=seed), type)
+def pool(
+    n_head_kv: int,
+    head_dim: int,
+    type: GGMLType = GGMLType.F32,
+    seed: int = 1,
+    n_cells: int = N_CELLS,
+) -> Tensor:
+    return leaf(normal(n_cells, n_head_kv * head_dim, seed=seed), type)
 
 
-def table(page_size: int) -> Array:
-    """Pages of the three sequences, 128 positions each, somewhere in the pool."""
-    return np.random.default_rng(page_size).permutation(N_CELLS // page_size).reshape(3, -1)
+def table(page_size: int, n_cells: int = N_CELLS) -> Array:
+    """Pages of three sequences of equal length, somewhere in the pool."""
+    return np.random.default_rng(page_size).permutation(n_cells // page_size).reshape(3, -1)
 
 
 def attention(
@@ -43,7 +50,8 @@ def attention(
     tokens: Any = slice(None),
     **params: Any,
 ) -> Tensor:
-    params = {"pages": table(page_size), "seq": SEQ[tokens], "pos": POS[tokens], **params}
+    pages_of_all = table(page_size, k.ne[1])
+    params = {"pages": pages_of_all, "seq": SEQ[tokens], "pos": POS[tokens], **params}
     pages, seq, pos = (ids(params.pop(name)) for name in ("pages", "seq", "pos"))
     params.setdefault("scale", q.ne[0] ** -0.5)
     return ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=page_size, **params)
@@ -136,6 +144,115 @@ def test_bits_do_not_depend_on_other_tokens(type: GGMLType, n_head: int, n_head_
         for n_threads in (1, 2, 5):
             computed(part, n_threads)
             assert (values_of(part)[0] == values_of(whole)[0, tokens]).all()
+
+
+# of each sequence: the first and last positions of blocks and of partitions
+LONG_POS = [0, 510, 511, 512, 513, 544, 1022, 1023, 1024, 1300, 1535, 1536, 1631]
+
+
+def long_attention(
+    n_head: int, n_head_kv: int, type: GGMLType = GGMLType.F16, **params: Any
+) -> Any:
+    """A function from (seq, pos) to the node of these tokens, whose queries depend on both."""
+    q = np.random.default_rng(3).standard_normal((3, 1632, n_head, 16))
+    k, v = (pool(n_head_kv, 16, type, seed, N_LONG) for seed in (1, 2))
+    return lambda seq, pos: attention(leaf(q[seq, pos]), k, v, seq=seq, pos=pos, **params)
+
+
+def by_itself(build: Any, seq: int, pos: int, n_threads: int) -> Array:
+    alone: Array = cpu_run.compute(build([seq], [pos]), n_threads)[0, 0].copy()
+    return alone
+
+
+@pytest.mark.parametrize("params", [{}, {"max_bias": 8.0, "softcap": 3.0, "scale": 1.0}], ids=str)
+def test_partitions_are_merged(params: dict[str, Any]) -> None:
+    build = long_attention(8, 2, **params)
+    for seq, pos in (
+        ([1], [1631]),
+        ([0, 1, 2], [1100, 400, 512]),
+        ([0] * 24, list(range(500, 524))),
+    ):
+        check(lambda seq=seq, pos=pos: build(seq, pos))
+
+
+@each_type((GGMLType.F32, GGMLType.Q8_0))
+@pytest.mark.parametrize(("n_head", "n_head_kv"), [(4, 4), (8, 2), (6, 2)])
+def test_bits_do_not_depend_on_how_partitions_are_divided(
+    type: GGMLType, n_head: int, n_head_kv: int
+) -> None:
+    build = long_attention(n_head, n_head_kv, type)
+    seq = [s for s in range(3) for _ in LONG_POS]
+    whole = cpu_run.compute(build(seq, LONG_POS * 3))[0].copy()  # too many tokens to divide
+    for n_threads in (1, 2, 3):
+        # one token: divided. Two of a sequence need more records than there may be in the pool
+        for t in range(0, len(whole), 4):
+            assert (by_itself(build, seq[t], LONG_POS[t % 13], n_threads) == whole[t]).all(), t
+        for chosen in ([12, 25], [12, 11, 10, 9], [3, 2, 14, 27, 1], [8, 21, 34]):
+            pos = [LONG_POS[t % 13] for t in chosen]
+            part = cpu_run.compute(build([seq[t] for t in chosen], pos), n_threads)[0]
+            assert (part == whole[chosen]).all(), (chosen, n_threads)
+
+
+@pytest.mark.parametrize(("n_head", "n_head_kv"), [(3, 3), (8, 2)])
+def test_prefill_in_chunks_and_decode_give_the_same_bits(n_head: int, n_head_kv: int) -> None:
+    build = long_attention(n_head, n_head_kv)
+    positions = list(range(490, 550))
+    whole = cpu_run.compute(build([1] * 60, positions))[0].copy()
+    for size, n_threads in ((7, 2), (33, 3), (17, 1)):
+        chunks = [positions[i : i + size] for i in range(0, 60, size)]
+        parts = [cpu_run.compute(build([1] * len(c), c), n_threads)[0].copy() for c in chunks]
+        assert (np.concatenate(parts) == whole).all(), size
+    for i in range(0, 60, 6):
+        assert (by_itself(build, 1, positions[i], 2) == whole[i]).all(), i
+    order = np.random.default_rng(5).permutation(60)
+    mixed = cpu_run.compute(build([1] * 60, [positions[i] for i in order]), 2)[0]
+    assert (mixed == whole[order]).all()
+
+
+def test_only_few_tokens_of_long_sequences_have_their_partitions_divided() -> None:
+    build = long_attention(8, 2)
+    nodes = {n: build([0] * n, [9] * n) for n in (1, 16, 17)}
+    nodes[0] = attention(queries(8, 16), pool(2, 16), pool(2, 16))
+    records = {n: calls_of(node)[0].shared > 0 for n, node in nodes.items()}
+    assert records == {1: True, 16: True, 17: False, 0: False}
+
+
+def test_a_plan_may_be_run_again_with_other_positions() -> None:
+    build = long_attention(4, 1)
+    node, pos = build([0, 1], [1600, 1100]), np.array([[1600, 1100], [7, 513], [1631, 0], [3, 4]])
+    cpu_run.prepare(node)
+    plan = Plan([node], cpu_run.address_of, 3)
+    for two in pos:
+        data(node.src[5])[...] = two
+        plan.run(cpu_run.pool(3))
+        for t in (0, 1):
+            q = leaf(values_of(node.src[0])[0, t : t + 1])
+            alone = attention(q, *node.src[1:3], seq=[t], pos=[two[t]])
+            assert (cpu_run.compute(alone)[0, 0] == data(node)[0, t]).all(), two
+
+
+def test_scores_may_grow_from_block_to_block() -> None:
+    slopes = np.array([0.0, 0.01, 0.1, 0.5, 3.0, -0.1, -3.0, 0.24])
+    q = np.broadcast_to(slopes[None, :, None], (len(SEQ), 8, 1))
+    k = np.empty((N_CELLS, 1))
+    k.reshape(-1, 32)[table(32).ravel()] = np.tile(np.arange(128.0), 3).reshape(-1, 32)
+    check(attention, leaf(q), leaf(k), pool(1, 1, seed=2), scale=1.0)
+
+
+def test_what_later_tokens_see_does_not_reach_earlier_ones() -> None:
+    v = pool(1, 16, seed=2)
+    cells = data(v)[0, 0].reshape(-1, 32, 16)
+    cells[table(32)[0, 1], 5:8] = np.array([np.inf, -np.inf, np.nan])[:, None]  # positions 37..39
+    for n_head in (1, 4):
+        q, k = normal(6, n_head, 16), pool(1, 16)
+        node = attention(leaf(q), k, v, seq=[0] * 6, pos=[36, 35, 40, 34, 36, 33])
+        computed(node)
+        assert np.isnan(values_of(node)[0, 2]).all()
+        for t, pos in ((0, 36), (1, 35), (3, 34), (5, 33)):
+            alone = attention(leaf(q[t : t + 1]), k, v, seq=[0], pos=[pos])
+            computed(alone)
+            assert np.isfinite(values_of(alone)).all()
+            assert (values_of(alone)[0, 0] == values_of(node)[0, t]).all()
 
 
 def test_what_lies_behind_a_token_s_position_is_never_read() -> None:

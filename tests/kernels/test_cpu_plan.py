@@ -19,8 +19,8 @@ from lamella.kernels.cpu import plan as plan_module
 from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cpu.params import MAX_PARAMS
 from lamella.kernels.cpu.plan import Plan, calls_of
-from lamella.kernels.cpu.pool import POOL_KERNELS
-from lamella.kernels.cpu.table import TABLE, Call, Implementation, implements
+from lamella.kernels.cpu.pool import BARRIER, POOL_KERNELS
+from lamella.kernels.cpu.table import TABLE, Call, Implementation, Prepared, find, implements
 
 Use = Callable[..., Callable[[Words], Tensor]]
 
@@ -44,11 +44,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def node_of(op: Op, words: Words) -> Tensor:
-    """A node whose source is made of `words`."""
+    """A node that is made of `words`, like its source: toy kernels write to that."""
     x = Tensor(GGMLType.I64, (words.size,), name="x")
-    x.buffer = words.view(np.uint8)
     node = Tensor(GGMLType.I64, (words.size,), op=op, src=[x], name=op.name.lower())
-    node.buffer = np.zeros(words.nbytes, np.uint8)
+    x.buffer = node.buffer = words.view(np.uint8)
     return node
 
 
@@ -141,13 +140,78 @@ def test_calls_run_in_order(use: Use, n_threads: int) -> None:
         assert (words == 7).all()
 
 
-def test_only_calls_of_one_thread_in_a_row_go_without_a_barrier(use: Use) -> None:
+def barriers_of(plan: Plan) -> list[int]:
+    return [int(b) for b in plan._entries[:, BARRIER]]
+
+
+def test_calls_of_one_node_wait_unless_thread_0_does_both(use: Use) -> None:
     one, all_threads = (
         Call(toy_kernels.test_fail_at, [9], one_thread=o, work=8) for o in (True, False)
     )
     node = use(Op.SQR, one, one, all_threads, all_threads, one)(np.zeros(4, np.int64))
     plan = Plan([node, node], address_of, 2)
-    assert plan._entries[:, 3].tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+    assert barriers_of(plan) == [0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+    assert barriers_of(Plan([node, node], address_of, 1)) == [0] * 10
+
+
+FILL = Call(toy_kernels.test_fill)
+
+
+def filled(*sources: Tensor, over: Tensor | None = None, shift: int = 0, op: Op = Op.SQR) -> Tensor:
+    """A node of four words, in memory of its own or in that of another tensor."""
+    node = Tensor(GGMLType.I64, (4,), op=op, src=sources)
+    memory = np.zeros(64 + 32, np.uint8)
+    node.buffer, node.offset = (memory, 32) if over is None else (over.buffer, over.offset + shift)
+    return node
+
+
+def test_what_does_not_depend_on_each_other_goes_without_a_barrier(use: Use) -> None:
+    use(Op.SQR, FILL)
+    x = filled()
+    q, k, v = (filled(x) for _ in range(3))
+    nodes = [x, q, k, v, filled(q), filled(k), filled(v, k), filled(x)]
+    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("shift", [-24, 0, 24])
+def test_what_touches_the_same_memory_waits(use: Use, shift: int) -> None:
+    use(Op.SQR, FILL)
+    x, y = filled(), filled()
+    for nodes in (
+        [filled(over=x), filled(over=x, shift=shift)],  # written twice
+        [filled(x), filled(y, over=x, shift=shift)],  # read, then written
+        [x, filled(filled(over=x, shift=shift))],  # written, then read
+    ):
+        assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1]
+    for nodes in ([filled(over=x), filled(over=x, shift=32)], [filled(over=x, shift=-32), x]):
+        assert barriers_of(Plan(nodes, address_of, 2)) == [0, 0]
+
+
+def test_shared_scratch_memory_is_one_call_s_at_a_time(use: Use) -> None:
+    use(Op.SQR, FILL._replace(shared=8, work=8))
+    use(Op.SQRT, FILL._replace(work=8))
+    nodes = [filled(), filled(), filled(op=Op.SQRT), filled(op=Op.SQRT), filled()]
+    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 0, 1]
+
+
+def test_a_barrier_is_enough_for_all_before_it(use: Use) -> None:
+    use(Op.SQR, FILL)
+    use(Op.SQRT, FILL._replace(one_thread=True))
+    x = filled()
+    alone = filled(x, op=Op.SQRT)
+    # alone, and what reads it on the same thread, wait for x; the last two for nothing more
+    nodes = [x, alone, filled(alone, op=Op.SQRT), filled(alone), filled(x), filled(alone)]
+    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 1, 0, 0]
+
+
+def test_calls_that_name_their_tensors(use: Use) -> None:
+    x, y, extra = filled(), filled(), filled()
+    use(Op.SQR, FILL._replace(tensors=(y, extra, x), n_written=2))
+    use(Op.SQRT, FILL)
+    nodes = [y, filled(extra, op=Op.SQRT), filled(x, op=Op.SQRT), filled(over=x, op=Op.SQRT)]
+    plan = Plan(nodes, address_of, 2)
+    assert barriers_of(plan) == [0, 1, 0, 1]
+    assert plan._blocks[0][[0, 9, 18]].tolist() == [address_of(t, t) for t in (y, extra, x)]
 
 
 def test_what_there_is_nothing_to_compute_of() -> None:
@@ -156,13 +220,19 @@ def test_what_there_is_nothing_to_compute_of() -> None:
     for node in (x, ops.transpose(x), ops.reshape(x, [16]), empty):
         assert calls_of(node) == ()
     plan = run([x, ops.transpose(x), empty], 2)
-    assert plan.calls == []
+    assert plan.steps == []
 
 
-def test_a_plan_runs_on_as_many_threads_as_it_is_for(use: Use) -> None:
-    node = use(Op.SQR, Call(toy_kernels.test_tell_work, work=8))(np.zeros(6, np.int64))
-    with pytest.raises(AssertionError, match="3 threads, not 2"):
-        Plan([node], address_of, 2).run(cpu_run.pool(3))
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_a_plan_runs_on_as_many_threads_as_it_is_for(use: Use, n_threads: int) -> None:
+    places = np.full((3, 3), -1)
+    node = use(Op.SQR, Call(toy_kernels.test_tell_work, work=8))(places.reshape(-1))
+    plan = Plan([node], address_of, n_threads)
+    for _ in range(20):
+        plan.run(cpu_run.pool(3))
+    assert places[:, 0].tolist() == [0, 1, 2][:n_threads] + [-1] * (3 - n_threads)
+    with pytest.raises(AssertionError, match="3 threads, of 2"):
+        Plan([node], address_of, 3).run(cpu_run.pool(2))
 
 
 # --- errors of kernels ---
@@ -207,9 +277,157 @@ def test_the_first_node_that_fails_is_named(use: Use) -> None:
     assert good.tolist() == [6, 7]
 
 
+# --- prepared sources ---
+
+
+def doubled(source: Tensor, form: object = "doubled", size: int = 32) -> Prepared:
+    return Prepared(source, form, size, [Call(toy_kernels.test_double)])
+
+
+READERS: dict[Tensor, Sequence[Call]] = {}
+
+
+def reader(x: Tensor, *made: Prepared) -> Tensor:
+    """A node whose words are the sums of those that were prepared."""
+    node = filled(x)
+    READERS[node] = [Call(toy_kernels.test_take, [len(made)], prepared=made)]
+    return node
+
+
+def source(*values: int) -> Tensor:
+    x = filled()
+    x.op = Op.NONE
+    x.buffer[32:64].view(np.int64)[:] = values
+    return x
+
+
+def values(node: Tensor) -> list[int]:
+    return [int(v) for v in node.buffer[node.offset :][:32].view(np.int64)]
+
+
+def kernels(plan: Plan) -> list[str]:
+    return [step.call.kernel.name.removeprefix("test_") for step in plan.steps]
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    READERS.clear()
+    monkeypatch.setitem(TABLE, Op.SQR, Implementation(lambda _: True, READERS.__getitem__))
+
+
+@each_size
+@pytest.mark.usefixtures("readers")
+def test_a_source_is_prepared_once_for_all_readers(n_threads: int) -> None:
+    x, y = source(1, 2, 3, 4), source(10, 20, 30, 40)
+    same = Tensor(GGMLType.I64, (4,), view_src=x)  # other tensors of the same memory
+    same.buffer, same.offset = x.buffer, x.offset
+    nodes = [reader(x, doubled(x)), reader(x, doubled(x)), reader(same, doubled(same))]
+    nodes += [reader(y, doubled(y)), reader(x, doubled(x))]
+    plan = run(nodes, n_threads)
+    assert kernels(plan) == ["double", "take", "take", "take", "double", "take", "take"]
+    assert [values(node)[0] for node in nodes] == [2, 2, 2, 20, 2]
+    assert values(nodes[3]) == [20, 40, 60, 80]
+    # made, then read; the second is made in another place, while the first is being read
+    waits = [0, 1, 0, 0, 0, 1, 0] if n_threads > 1 else [0] * 7
+    assert barriers_of(plan) == waits
+
+
+@pytest.mark.usefixtures("readers")
+def test_the_prepared_source_that_was_not_used_for_longest_goes() -> None:
+    x, y, z = source(1, 2, 3, 4), source(10, 20, 30, 40), source(5, 5, 5, 5)
+    nodes = [reader(t, doubled(t)) for t in (x, y, x, z, x, y)]
+    plan = run(nodes, 2)
+    assert [values(node)[0] for node in nodes] == [2, 20, 2, 10, 2, 20]
+    made = [s.tensors[1] for s in plan.steps if s.call.kernel is toy_kernels.test_double]
+    assert made == [x, y, z, y]
+
+
+@pytest.mark.usefixtures("readers")
+def test_another_form_or_shape_is_prepared_anew() -> None:
+    x = source(1, 2, 3, 4)
+    half = Tensor(GGMLType.I64, (2,), view_src=x, nb=x.nb)
+    half.buffer, half.offset = x.buffer, x.offset
+    nodes = [reader(x, doubled(x)), reader(x, doubled(x, "other")), reader(half, doubled(half))]
+    plan = run([*nodes, nodes[1]], 2)
+    assert kernels(plan) == ["double", "take"] * 3 + ["take"]
+
+
+@pytest.mark.usefixtures("readers")
+def test_two_sources_for_one_call() -> None:
+    x, y, z = source(1, 2, 3, 4), source(10, 20, 30, 40), source(5, 5, 5, 5)
+    nodes = [
+        reader(x, doubled(x)),
+        reader(x, doubled(x, "other"), doubled(x)),
+        reader(z, doubled(z)),
+    ]
+    nodes += [reader(x, doubled(x)), reader(y, doubled(y)), reader(x, doubled(x))]
+    plan = run(nodes, 3)
+    assert [values(node)[0] for node in nodes] == [2, 4, 10, 2, 20, 2]
+    assert kernels(plan)[:4] == ["double", "take", "double", "take"]
+    assert kernels(plan)[4:] == ["double", "take", "double", "take", "double", "take", "take"]
+    assert plan.work_size == 2 * 64
+    three = reader(x, *(doubled(x, form) for form in "abc"))
+    with pytest.raises(AssertionError, match="more than 2 prepared sources"):
+        Plan([three], address_of, 1)
+
+
+@each_size
+@pytest.mark.parametrize("shift", [-24, 0, 24, 32, -32])
+@pytest.mark.usefixtures("readers")
+def test_a_source_that_was_written_is_prepared_anew(use: Use, n_threads: int, shift: int) -> None:
+    x = source(1, 2, 3, 4)
+    use(Op.SQRT, Call(toy_kernels.test_fill, [7]))
+    write = filled(over=x, shift=shift, op=Op.SQRT)
+    nodes = [reader(x, doubled(x)), write, reader(x, doubled(x))]
+    plan = run(nodes, n_threads)
+    count = 1 if abs(shift) == 32 else 2
+    assert kernels(plan).count("double") == count
+    assert values(nodes[2]) == [2 * v for v in values(x)]
+    assert values(nodes[0]) == [2, 4, 6, 8]
+
+
+@pytest.mark.usefixtures("readers")
+def test_memory_for_prepared_sources_is_for_the_largest() -> None:
+    x, y = source(1, 2, 3, 4), source(1, 2, 3, 4)
+    nodes = [reader(x, doubled(x)), reader(y, doubled(y, size=1000)), reader(x, doubled(x, 1, 65))]
+    nodes.append(reader(y, doubled(y, 1)))  # where the largest was
+    assert Plan(nodes, address_of, 2).work_size == 128 + 1024
+    assert Plan(nodes[:1], address_of, 2).work_size == 64
+
+
+# --- tables ---
+
+
 def test_an_op_is_implemented_once() -> None:
     with pytest.raises(AssertionError, match="ADD is implemented twice"):
         implements(Op.ADD)(lambda node: [])
+
+
+def test_packed_weights_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Packed:
+        is_packed = True
+
+    class Memory:
+        buft = Packed()
+
+    monkeypatch.setattr("lamella.kernels.cpu.table.PACKED", {})
+    calls = [Call(toy_kernels.test_fill)]
+    weights, x = Tensor(GGMLType.F32, (4, 4)), Tensor(GGMLType.F32, (4, 2))
+    view = ops.view(weights, (4, 2))
+    nodes = [ops.mul_mat(weights, x), ops.mul_mat(view, x)]
+    assert all(find(node) is TABLE[Op.MUL_MAT] for node in nodes)
+    weights.buffer = Memory()
+    compute = CpuCompute(1)
+    for node in nodes:
+        assert find(node) is None
+        assert not compute.supports(node)
+    monkeypatch.setattr(
+        "lamella.kernels.cpu.table.PACKED",
+        {Op.MUL_MAT: Implementation(lambda n: n is nodes[0], lambda n: calls)},
+    )
+    assert [compute.supports(node) for node in nodes] == [True, False]
+    assert calls_of(nodes[0]) is calls
+    assert find(ops.add(weights, weights)) is None
 
 
 # --- compute: plans over memory ---

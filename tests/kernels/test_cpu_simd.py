@@ -374,17 +374,6 @@ def test_sums_and_maxima_of_all_lanes() -> None:
         assert set(mapped(simd.inlined(lambda v: splat(hmax(v))), v)) == {v.max()}
 
 
-def test_hsum_of_16_gives_the_bits_of_hsum() -> None:
-    hsum_of_16, store = simd.hsum_of_16, simd.store_f32x16
-    v, result = normal(LANES * LANES), np.zeros(LANES, np.float32)
-
-    def sums(x, to):  # type: ignore[no-untyped-def]
-        store(to, hsum_of_16(x))
-
-    run(sums, v, result)
-    assert result.tolist() == [tree_sum(row) for row in v.reshape(LANES, LANES)]
-
-
 # --- functions ---
 
 SPECIAL = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 1e38, -1e38, 1.0])

@@ -1,5 +1,27 @@
-"""ops: the kernels, a module for each family; importing this fills the table of ops."""
+"""ops: the kernels, a module for each family; importing this fills the tables of ops and chains."""
 
-from . import activations, attention, data, elementwise, matrix, rope, rows, sort
+from . import (
+    activations,
+    attention,
+    data,
+    elementwise,
+    fused_norms,
+    fused_rope,
+    matrix,
+    rope,
+    rows,
+    sort,
+)
 
-__all__ = ["activations", "attention", "data", "elementwise", "matrix", "rope", "rows", "sort"]
+__all__ = [
+    "activations",
+    "attention",
+    "data",
+    "elementwise",
+    "fused_norms",
+    "fused_rope",
+    "matrix",
+    "rope",
+    "rows",
+    "sort",
+]

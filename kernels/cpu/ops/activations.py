@@ -87,13 +87,14 @@ UNARY: Final = {
     UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, a, b: vabs(x))),
 }
 
-GLU: Final = {
-    GluOp.REGLU: pair_kernel("reglu_float", inlined(lambda x, y: relu(x) * y)),
-    GluOp.GEGLU: pair_kernel("geglu_float", inlined(lambda x, y: gelu(x) * y)),
-    GluOp.SWIGLU: pair_kernel("swiglu_float", inlined(lambda x, y: silu(x) * y)),
-    GluOp.GEGLU_ERF: pair_kernel("geglu_erf_float", inlined(lambda x, y: gelu_erf(x) * y)),
-    GluOp.GEGLU_QUICK: pair_kernel("geglu_quick_float", inlined(lambda x, y: gelu_quick(x) * y)),
+GATED: Final = {  # the gate, the other operand
+    GluOp.REGLU: inlined(lambda x, y: relu(x) * y),
+    GluOp.GEGLU: inlined(lambda x, y: gelu(x) * y),
+    GluOp.SWIGLU: inlined(lambda x, y: silu(x) * y),
+    GluOp.GEGLU_ERF: inlined(lambda x, y: gelu_erf(x) * y),
+    GluOp.GEGLU_QUICK: inlined(lambda x, y: gelu_quick(x) * y),
 }
+GLU: Final = {op: pair_kernel(f"{op.name.lower()}_float", f) for op, f in GATED.items()}
 
 
 @implements(Op.UNARY)

@@ -24,12 +24,13 @@ PIECE: Final = 4096  # elements that are converted at a time: a multiple of ever
 SET_ROWS_PIECE: Final = 64  # elements of a row that one thread writes, likewise of those we encode
 
 
-def _is_writable(type: GGMLType) -> bool:
+def is_writable(type: GGMLType) -> bool:
+    """True if floats can be converted to the type."""
     return type is GGMLType.F32 or type in ENCODERS
 
 
-def _encoder(type: GGMLType) -> tuple[Param, int]:
-    """The encoder (0: none is needed) and the address of its table."""
+def encoder_of(type: GGMLType) -> tuple[Param, int]:
+    """The encoder of a type (0: none is needed) and the address of its table."""
     return (0, 0) if type is GGMLType.F32 else ENCODERS[type].params
 
 
@@ -103,11 +104,11 @@ def set_rows(p, ith, nth):
             fail(p, index, ne(p, 0, 1))
 
 
-@implements(Op.SET_ROWS, supports=lambda node: _is_writable(node.type))
+@implements(Op.SET_ROWS, supports=lambda node: is_writable(node.type))
 def _set_rows(node: Tensor) -> Sequence[Call]:
     b, ids, _ = node.src
     params = (
-        *_encoder(node.type),
+        *encoder_of(node.type),
         node.type.block_size,
         node.type.type_size,
         ids.type.type_size,
@@ -184,7 +185,7 @@ def _can_copy(node: Tensor) -> bool:
     if a.type is node.type:
         return True
     whole = _run(node) % a.type.block_size == 0 == _run(node) % node.type.block_size
-    return whole and is_readable(a) and _is_writable(node.type)
+    return whole and is_readable(a) and is_writable(node.type)
 
 
 @implements(Op.CPY, Op.CONT, Op.DUP, supports=_can_copy)
@@ -195,7 +196,7 @@ def _copy(node: Tensor) -> Sequence[Call]:
         return [Call(copy_elements, params, one_thread=small)]
     gaps = 0 if node.has_contiguous_rows else node.type.type_size
     blocks = (a.type.block_size, node.type.block_size)
-    convert = (n, *blocks, *_encoder(node.type), gaps, *row_reader(a))
+    convert = (n, *blocks, *encoder_of(node.type), gaps, *row_reader(a))
     return [Call(convert_elements, convert, one_thread=small, work=8 * PIECE)]
 
 

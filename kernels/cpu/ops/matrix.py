@@ -24,14 +24,14 @@ from ..params import (
     n_rows,
     nb,
     ne,
+    prepared,
     row,
     row_at,
-    shared_work,
     work,
 )
 from ..simd import inlined, load_i32, store_f32, store_i32
 from ..simd_int import call_at
-from ..table import SMALL, Call, implements
+from ..table import SMALL, Call, Prepared, implements
 
 GROUP_BYTES: Final = 1 << 18  # of decoded weights: no more than the second cache holds
 GROUP_MAX: Final = 32  # rows: enough of them for every thread
@@ -43,7 +43,7 @@ SMALL_WORK: Final = 1 << 16
 IN_PLACE: Final = 0  # whether the weights are used where they lie
 GROUP: Final = 1  # rows of weights that are decoded at a time
 ROW_BYTES: Final = 2  # of a row of floats in scratch memory
-PACKED: Final = 3  # bytes of columns that were packed into shared scratch memory
+COLUMNS: Final = 3  # which prepared source the columns are; -1: they are used where they lie
 DOTS: Final = 4  # address of `dot_tiles`
 READER: Final = 5
 
@@ -53,20 +53,21 @@ READER: Final = 5
 
 @kernel
 def pack_columns(p, ith, nth):
-    """Columns as float32 rows without gaps, into shared memory. Parameters: bytes of a row, then
-    those of `read_row`."""
-    size, rows = int_param(p, 0), n_rows(p, 2)
+    """Prepare columns: float32 rows without gaps. Parameters: bytes of a row, then those of
+    `read_row`."""
+    size, rows, to = int_param(p, 0), n_rows(p, 2), prepared(p, 0)
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
-        read_row(p, 1, row(p, 2, r), ne(p, 2, 0), shared_work(p) + r * size, work(p, ith))
+        read_row(p, 1, row(p, 2, r), ne(p, 2, 0), to + r * size, work(p, ith))
 
 
 @inlined
 def _columns(p):
     """Address of the first column, and strides of dimensions 1, 2 and 3."""
-    if int_param(p, PACKED) == 0:
+    which = int_param(p, COLUMNS)
+    if which < 0:
         return data(p, 2), nb(p, 2, 1), nb(p, 2, 2), nb(p, 2, 3)
     size = int_param(p, ROW_BYTES)
-    return shared_work(p), size, size * ne(p, 2, 1), size * ne(p, 2, 1) * ne(p, 2, 2)
+    return prepared(p, which), size, size * ne(p, 2, 1), size * ne(p, 2, 1) * ne(p, 2, 2)
 
 
 # --- rows of weights ---
@@ -133,13 +134,13 @@ def _multiply_columns(p, a, stride, n, k, b, b_stride, out, out_stride, m):
 
 @kernel
 def group_by_expert(p, ith, nth):
-    """Sort the pairs (token, its i-th expert) by expert into shared memory.
+    """Prepare ids: the pairs (token, its i-th expert) sorted by expert.
 
     One int32 for each expert and one more: where its pairs begin in the list behind; then the
-    pairs, as token * n_used + i. Parameters: as those of `mul_mat_id`.
+    pairs, as token * n_used + i.
     """
     n_expert, n_used, n_tokens = ne(p, 1, 2), ne(p, 3, 0), ne(p, 3, 1)
-    begins = shared_work(p) + int_param(p, PACKED)
+    begins = prepared(p, 0)
     pairs = begins + 4 * (n_expert + 1)
     for e in range(n_expert + 1):
         store_i32(begins + 4 * e, 0)
@@ -177,7 +178,7 @@ def mul_mat_id(p, ith, nth):
     Nothing is written for ids that name no expert: `group_by_expert` has reported them.
     """
     k, n, n_expert = ne(p, 1, 0), ne(p, 1, 1), ne(p, 1, 2)
-    begins = shared_work(p) + int_param(p, PACKED)
+    begins = prepared(p, 0)
     pairs = begins + 4 * (n_expert + 1)
     step = int_param(p, GROUP)
     groups = (n + step - 1) // step
@@ -240,28 +241,35 @@ def _group(a: Tensor, n_columns: int) -> int:
     return max(TILE, min(rows, GROUP_MAX))
 
 
-def _multiplication(
-    kernel: Kernel, node: Tensor, n_columns: int, before: Sequence[Kernel] = (), extra: int = 0
-) -> Sequence[Call]:
-    """The calls of a product: columns packed if need be, kernels `before`, the product itself.
+def groups_of_experts(node: Tensor) -> Prepared:
+    """A MUL_MAT_ID's ids as `group_by_expert` sorts them."""
+    n_expert, ids = node.src[0].ne[2], node.src[2]
+    size = 4 * (n_expert + 1 + ids.n_elements)
+    call = Call(group_by_expert, one_thread=True)
+    return Prepared(ids, (group_by_expert, n_expert), size, [call])
 
-    `extra` bytes of shared memory come behind the packed columns.
-    """
+
+def _packed_columns(b: Tensor) -> Prepared:
+    """The columns of a product as float32 rows without gaps."""
+    size = row_bytes(b.ne[0])
+    call = Call(pack_columns, (size, *row_reader(b)), b.n_elements < SMALL, work=size)
+    return Prepared(b, pack_columns, b.n_rows * size, [call])
+
+
+def _multiplication(
+    kernel: Kernel, node: Tensor, n_columns: int, prepared: Sequence[Prepared] = ()
+) -> Sequence[Call]:
+    """The call of a product, which finds packed columns behind what else is prepared."""
     a, b = node.src[:2]
-    size, group = row_bytes(a.ne[0]), _group(a, n_columns)
-    packs = not _is_in_place(b, n_columns)
-    packed = b.n_rows * size if packs else 0
-    shared = packed + extra
+    size, group, columns = row_bytes(a.ne[0]), _group(a, n_columns), -1
+    if not _is_in_place(b, n_columns):
+        columns = len(prepared)
+        prepared = (*prepared, _packed_columns(b))
     in_place = _is_in_place(a, n_columns)
-    params = (in_place, group, size, packed, DOT_TILES, *row_reader(a))
-    calls = [Call(k, params, one_thread=True, shared=shared) for k in before]
-    if packs:
-        reader = (size, *row_reader(b))
-        small = b.n_elements < SMALL
-        calls.append(Call(pack_columns, reader, small, work=size, shared=shared))
+    params = (in_place, group, size, columns, DOT_TILES, *row_reader(a))
     # the rows, and one more for the elements of a row with gaps
     work_size = 0 if in_place else (group + 1) * size
-    return [*calls, Call(kernel, params, _is_small(node), work_size, shared)]
+    return [Call(kernel, params, _is_small(node), work_size, prepared=prepared)]
 
 
 @implements(Op.MUL_MAT, supports=_can_multiply)
@@ -275,5 +283,4 @@ def _mul_mat(node: Tensor) -> Sequence[Call]:
 def _mul_mat_id(node: Tensor) -> Sequence[Call]:
     a, _, ids = node.src
     n_columns = ids.n_elements // max(a.ne[2], 1)  # of each expert, about
-    n_words = a.ne[2] + 1 + ids.n_elements
-    return _multiplication(mul_mat_id, node, n_columns, [group_by_expert], 4 * n_words)
+    return _multiplication(mul_mat_id, node, n_columns, [groups_of_experts(node)])

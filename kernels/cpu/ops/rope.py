@@ -49,6 +49,7 @@ EXT_FACTOR: Final = 4
 LOW: Final = 5  # YaRN: pairs up to LOW turn as they are, from HIGH on scaled, between them mixed
 HIGH: Final = 6
 MAGNITUDE: Final = 7  # factor of cosines and sines
+N_ROPE_PARAMS: Final = 8
 
 TURN: Final = 2 * math.pi
 WHOLE: Final = 1.5 * 2**52  # added and taken off again, it rounds a float64 to a whole number
@@ -80,7 +81,7 @@ def vcos_sin(turns):
 
 
 @inlined
-def _frequencies(p, to, copies):
+def frequencies_of(p, to, copies):
     """Write the turns of each pair at position 1, `copies` times each, as float64 to `to`."""
     low, high, ext = float_param(p, LOW), float_param(p, HIGH), float_param(p, EXT_FACTOR)
     power = 1.0 / TURN
@@ -97,7 +98,7 @@ def _frequencies(p, to, copies):
 
 
 @inlined
-def _cos_sin(pos, frequencies, n, magnitude, cos, sin):
+def cos_sin(pos, frequencies, n, magnitude, cos, sin):
     """Write `n` cosines and sines of a position, whole vectors of them."""
     for i in range(n):
         turns = pos * load_f64(frequencies + 8 * i)
@@ -118,14 +119,14 @@ def _rope_kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
         cos = frequencies + 8 * n
         sin = cos + 4 * (n + LANES)
         rows, at = n_rows(p, 0), -1
-        _frequencies(p, frequencies, copies)
+        frequencies_of(p, frequencies, copies)
         for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
             token = r // n_head
             t, batch = token % n_tokens, token // n_tokens
             if token != at:
                 at = token
                 pos = load_i32(data(p, 2) + nb(p, 2, 0) * t)
-                _cos_sin(pos, frequencies, n, magnitude, cos, sin)
+                cos_sin(pos, frequencies, n, magnitude, cos, sin)
             head = r - token * n_head
             x, out = row_at(p, 1, head, t, batch), row_at(p, 0, head, t, batch)
             rotate(x, out, n_dims, cos, sin, ne0)
@@ -168,16 +169,33 @@ def _halves(load: Callable[..., Any], store: Callable[..., Any], size: int) -> A
 
 _F32 = (load_f32_part, store_f32_part, 4)
 _F16 = (load_f16_part, store_f16_part, 2)
+# of a mode and type: what turns one head, and how often each cosine and sine stands there
+ROTATIONS: Final = {
+    (RopeMode.NORMAL, GGMLType.F32): (_neighbours(*_F32), 2),
+    (RopeMode.NORMAL, GGMLType.F16): (_neighbours(*_F16), 2),
+    (RopeMode.NEOX, GGMLType.F32): (_halves(*_F32), 1),
+    (RopeMode.NEOX, GGMLType.F16): (_halves(*_F16), 1),
+}
 ROPE: Final = {
-    (RopeMode.NORMAL, GGMLType.F32): _rope_kernel("rope_normal_f32", _neighbours(*_F32), 2),
-    (RopeMode.NORMAL, GGMLType.F16): _rope_kernel("rope_normal_f16", _neighbours(*_F16), 2),
-    (RopeMode.NEOX, GGMLType.F32): _rope_kernel("rope_neox_f32", _halves(*_F32), 1),
-    (RopeMode.NEOX, GGMLType.F16): _rope_kernel("rope_neox_f16", _halves(*_F16), 1),
+    (mode, type): _rope_kernel(f"rope_{mode.name.lower()}_{type.name.lower()}", *rotation)
+    for (mode, type), rotation in ROTATIONS.items()
 }
 
 
 @implements(Op.ROPE)
 def rope(node: Tensor) -> Sequence[Call]:
+    assert isinstance(node.params, RopeParams)
+    kernel, small = ROPE[node.params.mode, node.type], node.n_elements < SMALL
+    return [Call(kernel, rope_params(node), small, work=rope_work(node.params.n_dims))]
+
+
+def rope_work(n_dims: int) -> int:
+    """Bytes that a thread needs for frequencies, cosines and sines."""
+    return 8 * n_dims + 2 * 4 * (n_dims + LANES)
+
+
+def rope_params(node: Tensor) -> tuple[int | float, ...]:
+    """The parameters of a ROPE's kernels."""
     p = node.params
     assert isinstance(p, RopeParams)
     low, high = _yarn_range(p)
@@ -185,13 +203,10 @@ def rope(node: Tensor) -> Sequence[Call]:
     if p.ext_factor != 0:
         magnitude *= 1 - 0.1 * math.log(p.freq_scale)
     ratio = p.freq_base ** (-2 / p.n_dims)
-    params = (
+    return (
         *(p.n_dims, len(node.src) > 2),
         *(ratio, p.freq_scale, p.ext_factor, low, high, magnitude),
     )
-    work = 8 * p.n_dims + 2 * 4 * (p.n_dims + LANES)
-    kernel = ROPE[p.mode, node.type]
-    return [Call(kernel, params, one_thread=node.n_elements < SMALL, work=work)]
 
 
 def _yarn_range(p: RopeParams) -> tuple[float, float]:

@@ -84,9 +84,20 @@ def sum_rows(node: Tensor) -> Sequence[Call]:
 
 
 @inlined
+def mean_of(x, n):
+    """The mean of the row of `n` floats at `x`, in all lanes."""
+    return splat(_sum(x, n, zero()) / n)
+
+
+@inlined
+def norm_factor(x, n, mean, eps):
+    """1 / sqrt(mean of (x - mean)**2 + eps), in all lanes."""
+    return splat(1.0 / math.sqrt(_sum_of_squares(x, n, mean) / n + eps))
+
+
+@inlined
 def _normalize(x, out, n, mean, eps):
-    """(x - mean) / sqrt(mean of (x - mean)**2 + eps)."""
-    factor = splat(1.0 / math.sqrt(_sum_of_squares(x, n, mean) / n + eps))
+    factor = norm_factor(x, n, mean, eps)
     for i in range(0, n, LANES):
         store_f32_part(out + 4 * i, (load_f32_part(x + 4 * i, n - i) - mean) * factor, n - i)
 
@@ -103,7 +114,7 @@ def norm_f32(p, ith, nth):
     rows, n = n_rows(p, 0), ne(p, 0, 0)
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
         x = row(p, 1, r)
-        _normalize(x, row(p, 0, r), n, splat(_sum(x, n, zero()) / n), float_param(p, 0))
+        _normalize(x, row(p, 0, r), n, mean_of(x, n), float_param(p, 0))
 
 
 @implements(Op.NORM, Op.RMS_NORM, supports=_has_whole_rows)

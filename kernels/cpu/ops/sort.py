@@ -36,7 +36,7 @@ def _place(bits, descending):
 
 
 @inlined
-def _insert_each(keys, n):
+def insert_each(keys, n):
     for i in range(1, n):
         key, j = load_i64(keys + 8 * i), i
         while j > 0 and load_i64(keys + 8 * (j - 1)) > key:
@@ -46,7 +46,7 @@ def _insert_each(keys, n):
 
 
 @inlined
-def _sort_by_bytes(keys, other, counts, n):
+def sort_by_bytes(keys, other, counts, n):
     """Sort by the bytes of the keys' places; what has equal places keeps its order."""
     for shift in range(INDEX_BITS, INDEX_BITS + 32, 8):
         for c in range(N_COUNTS):
@@ -77,9 +77,9 @@ def argsort_f32(p, ith, nth):
             place = _place(load_u32(x + stride * i), descending)
             store_i64(keys + 8 * i, (place << INDEX_BITS) + i)
         if n <= N_INSERTED:
-            _insert_each(keys, n)
+            insert_each(keys, n)
         else:
-            _sort_by_bytes(keys, keys + 8 * n, keys + 16 * n, n)
+            sort_by_bytes(keys, keys + 8 * n, keys + 16 * n, n)
         for i in range(n):
             store_i32(out + 4 * i, load_i64(keys + 8 * i) & INDEX)
 

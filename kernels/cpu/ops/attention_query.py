@@ -1,0 +1,301 @@
+"""The state of a query, which is a head of a token, and how positions change it.
+
+A query meets its positions in blocks by online softmax (arXiv 2205.14135): scores, exponentials
+relative to the largest score so far, weighted values. All that it adds up it adds in one order,
+alone or in a tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from ..params import data, float_param, nb, ne, row_at
+from ..simd import (
+    LANES,
+    hmax,
+    hsum,
+    inlined,
+    join,
+    lane_numbers,
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    load_i32,
+    load_i64,
+    splat,
+    store_f32,
+    store_f32_part,
+    store_f32x16,
+    store_i64,
+    vexp,
+    vmax,
+    vtanh,
+    zero,
+)
+from ..simd_float import add_rows, dots, transposed
+from .attention_layout import (
+    BLOCK,
+    LARGEST,
+    MAX_BIAS,
+    OUT,
+    PARTITION,
+    POS,
+    RECORD,
+    SCALE,
+    SLOPE,
+    SOFTCAP,
+    SUMS,
+    TILE,
+    TOTAL,
+    VALUES,
+    VECTOR,
+    WEIGHTS,
+)
+from .rows import alibi_slope
+
+# scores may be this much above the one that exponentials are relative to: nothing overflows, and
+# sums seldom have to be brought to another
+SLACK: Final = 8.0
+LOWEST: Final = -3.4028234663852886e38  # below every score, and finite: it may be subtracted
+
+_dots_4x4 = dots(TILE, 4)
+_dots_1x16 = dots(1, LANES)
+_add_4x4 = add_rows(TILE, 4)
+_add_4x2 = add_rows(TILE, 2)
+_add_4x1 = add_rows(TILE, 1)
+_add_1x4 = add_rows(1, 4)
+_add_1x3 = add_rows(1, 3)
+_add_1x1 = add_rows(1, 1)
+
+
+@inlined
+def k_size(p):
+    """Bytes of a key, or of a query, as floats in whole vectors."""
+    return (ne(p, 1, 0) + LANES - 1) // LANES * VECTOR
+
+
+@inlined
+def v_size(p):
+    """Bytes of a value as floats in whole vectors."""
+    return (ne(p, 0, 0) + LANES - 1) // LANES * VECTOR
+
+
+@inlined
+def query_size(p):
+    """Bytes of a query's state."""
+    return SUMS + 2 * (VALUES + v_size(p)) + k_size(p)
+
+
+@inlined
+def clear(sums, size):
+    """Sums over no positions; `size` is that of values."""
+    store_f32x16(sums + LARGEST, splat(LOWEST))
+    for i in range(TOTAL, VALUES + size, VECTOR):
+        store_f32x16(sums + i, zero())
+
+
+@inlined
+def begin_query(p, query, t, head, record):
+    """Set up the state of a head of token `t`; `record`: where its partitions' sums go, or 0."""
+    size = v_size(p)
+    store_i64(query + OUT, row_at(p, 0, head, t, 0))
+    store_i64(query + POS, load_i32(data(p, 6) + nb(p, 6, 0) * t))
+    store_i64(query + RECORD, record)
+    store_f32(query + SLOPE, alibi_slope(head, ne(p, 1, 1), float_param(p, MAX_BIAS)))
+    clear(query + SUMS, size)
+    q, n, to = row_at(p, 1, head, t, 0), ne(p, 1, 0), query + SUMS + 2 * (VALUES + size)
+    for d in range(0, n, LANES):
+        store_f32x16(to + 4 * d, load_f32_part(q + 4 * d, n - d))
+
+
+# --- a block of positions ---
+
+
+@inlined
+def _bend(p, query, first):
+    """Softcap and ALiBi: products with keys of positions `first` ... become scores."""
+    softcap, max_bias = float_param(p, SOFTCAP), float_param(p, MAX_BIAS)
+    for j in range(0, BLOCK, LANES):
+        s = load_f32x16(query + WEIGHTS + 4 * j)
+        if softcap > 0:
+            s = vtanh(s * splat(float_param(p, SCALE) / softcap)) * splat(softcap)
+        else:
+            s = s * splat(float_param(p, SCALE))
+        if max_bias > 0:
+            distance = splat(first + j - load_i64(query + POS)) + lane_numbers()
+            s = s + splat(load_f32(query + SLOPE)) * distance
+        store_f32x16(query + WEIGHTS + 4 * j, s)
+
+
+@inlined
+def _scale(sums, factor, size):
+    """Sums relative to another score."""
+    store_f32x16(sums + TOTAL, load_f32x16(sums + TOTAL) * factor)
+    for i in range(VALUES, VALUES + size, VECTOR):
+        store_f32x16(sums + i, load_f32x16(sums + i) * factor)
+
+
+@inlined
+def _weigh(p, query, first, n, size):
+    """The products of a block's `n` positions become weights, relative to the largest score."""
+    sums, weights, factor = query + SUMS, query + WEIGHTS, splat(float_param(p, SCALE))
+    if float_param(p, SOFTCAP) > 0 or float_param(p, MAX_BIAS) > 0:
+        _bend(p, query, first)
+        factor = splat(1.0)
+    low = join(load_f32x16(weights) * factor, splat(-math.inf), n)
+    high = join(load_f32x16(weights + VECTOR) * factor, splat(-math.inf), n - LANES)
+    largest, before = hmax(vmax(low, high)), load_f32(sums + LARGEST)
+    if largest > before + SLACK:
+        store_f32x16(sums + LARGEST, splat(largest))
+        _scale(sums, vexp(splat(before) - splat(largest)), size)
+    else:
+        largest = before
+    low, high = vexp(low - splat(largest)), vexp(high - splat(largest))
+    store_f32x16(weights, low)
+    store_f32x16(weights + VECTOR, high)
+    store_f32x16(sums + TOTAL, load_f32x16(sums + TOTAL) + low + high)
+
+
+@inlined
+def _multiply_one(query, at, n, k, k_step):
+    """Products of a query, which lies at byte `at` of its state, with `n` keys."""
+    for j in range(0, n, LANES):
+        s = _dots_1x16((query + at, k_step, k + j * k_step, k_step, k_step // VECTOR))
+        store_f32x16(query + WEIGHTS + 4 * j, s)
+
+
+@inlined
+def _multiply_tile(query, step, at, n, k, k_step, temp):
+    """Products of four queries with `n` keys; `temp`: room for them in another order."""
+    for j in range(0, n, 4):
+        s = _dots_4x4((query + at, step, k + j * k_step, k_step, k_step // VECTOR))
+        store_f32x16(temp + TILE * 4 * j, s)
+    for j in range(0, n, LANES):
+        s, to = temp + TILE * 4 * j, query + WEIGHTS + 4 * j
+        s0, s1 = load_f32x16(s), load_f32x16(s + VECTOR)
+        s2, s3 = load_f32x16(s + 2 * VECTOR), load_f32x16(s + 3 * VECTOR)
+        rows = transposed((s0, s1, s2, s3))
+        store_f32x16(to, rows[0])
+        store_f32x16(to + step, rows[1])
+        store_f32x16(to + 2 * step, rows[2])
+        store_f32x16(to + 3 * step, rows[3])
+
+
+@inlined
+def _add_one(query, j, n, v, size):
+    """Weighted values of positions j ... n - 1 of the block."""
+    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * j, v + j * size, n - j
+    if n <= 0:
+        return
+    d = 0
+    while d + 4 * VECTOR <= size:
+        _add_1x4((y + d, w, size, v + d, size, n))
+        d += 4 * VECTOR
+    if d + 3 * VECTOR == size:
+        _add_1x3((y + d, w, size, v + d, size, n))
+        return
+    while d < size:
+        _add_1x1((y + d, w, size, v + d, size, n))
+        d += VECTOR
+
+
+@inlined
+def _add_tile(query, step, n, v, size):
+    """Weighted values of the block's first `n` positions, for four queries."""
+    y, w = query + SUMS + VALUES, query + WEIGHTS
+    if n <= 0:
+        return
+    d = 0
+    while d + 4 * VECTOR <= size:
+        _add_4x4((y + d, w, step, v + d, size, n))
+        d += 4 * VECTOR
+    while d + 2 * VECTOR <= size:
+        _add_4x2((y + d, w, step, v + d, size, n))
+        d += 2 * VECTOR
+    while d < size:
+        _add_4x1((y + d, w, step, v + d, size, n))
+        d += VECTOR
+
+
+@inlined
+def _own(query, first, n):
+    """How many of `n` positions from `first` on a query sees."""
+    return max(0, min(n, load_i64(query + POS) + 1 - first))
+
+
+@inlined
+def attend_block(p, query, count, first, n, k, v, temp):
+    """Bring one query or four further by `n` positions, whose keys and values lie at k and v."""
+    step, k_step, v_step = query_size(p), k_size(p), v_size(p)
+    at = step - k_step
+    least, most = n, 0
+    for i in range(count):
+        own = _own(query + i * step, first, n)
+        least, most = min(least, own), max(most, own)
+    if most == 0:
+        return
+    if count == TILE:
+        _multiply_tile(query, step, at, most, k, k_step, temp)
+    else:
+        _multiply_one(query, at, most, k, k_step)
+    for i in range(count):
+        one = query + i * step
+        _weigh(p, one, first, _own(one, first, n), v_step)
+    if count == TILE:
+        _add_tile(query, step, least, v, v_step)
+    else:
+        least = 0
+    for i in range(count):
+        one = query + i * step
+        _add_one(one, least, _own(one, first, n), v, v_step)
+
+
+# --- partitions and results ---
+
+
+@inlined
+def merge(sums, others, size):
+    """Add the sums over the positions that come next."""
+    a, b = load_f32x16(sums + LARGEST), load_f32x16(others + LARGEST)
+    largest = vmax(a, b)
+    a, b = vexp(a - largest), vexp(b - largest)
+    store_f32x16(sums + LARGEST, largest)
+    for i in range(TOTAL, VALUES + size, VECTOR):
+        x, y = load_f32x16(sums + i), load_f32x16(others + i)
+        store_f32x16(sums + i, x * a + y * b)
+
+
+@inlined
+def write_result(p, out, sums):
+    """The weighted mean, to the row at `out`."""
+    n = ne(p, 0, 0)
+    factor = splat(1.0 / hsum(load_f32x16(sums + TOTAL)))
+    for d in range(0, n, LANES):
+        store_f32_part(out + 4 * d, load_f32x16(sums + VALUES + 4 * d) * factor, n - d)
+
+
+@inlined
+def end_partition(p, query, first, size):
+    """All positions of the partition from `first` on were met: its sums are kept, or the result."""
+    pos, record, sums = load_i64(query + POS), load_i64(query + RECORD), query + SUMS
+    before = sums + VALUES + size
+    if pos < first:
+        return  # it saw none of them
+    if record != 0 and pos >= PARTITION:
+        _copy(record + first // PARTITION * (VALUES + size), sums, size)
+        return
+    if first > 0:
+        merge(before, sums, size)
+    if pos < first + PARTITION:
+        write_result(p, load_i64(query + OUT), before if first > 0 else sums)
+        return
+    if first == 0:
+        _copy(before, sums, size)
+    clear(sums, size)
+
+
+@inlined
+def _copy(to, sums, size):
+    for i in range(LARGEST, VALUES + size, VECTOR):
+        store_f32x16(to + i, load_f32x16(sums + i))

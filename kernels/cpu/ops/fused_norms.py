@@ -1,0 +1,112 @@
+"""Norms with what stands around them: a residual's sum before, the weight behind.
+
+Each row is read, summed, normed and weighted while it is in the first cache, by the formulas of
+rows.py and elementwise.py, rounded at the same places. Tested by tests/kernels/test_cpu_fusion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ....graph.op import EpsParams, Op
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..fusion import AddNormMul, NormMul, fuses
+from ..jit import Kernel
+from ..params import data, first_of, float_param, n_rows, ne, row
+from ..simd import LANES, inlined, load_f32_part, store_f32_part, zero
+from ..table import SMALL, Call
+from .rows import mean_of, norm_factor
+
+
+@inlined
+def _weigh(x, weight, out, n, mean, eps):
+    factor = norm_factor(x, n, mean, eps)
+    for i in range(0, n, LANES):
+        v = (load_f32_part(x + 4 * i, n - i) - mean) * factor
+        store_f32_part(out + 4 * i, v * load_f32_part(weight + 4 * i, n - i), n - i)
+
+
+@inlined
+def _add(a, b, out, n):
+    for i in range(0, n, LANES):
+        v = load_f32_part(a + 4 * i, n - i) + load_f32_part(b + 4 * i, n - i)
+        store_f32_part(out + 4 * i, v, n - i)
+
+
+def _norm_mul_kernel(name: str, centred: bool) -> Kernel:
+    """Tensors: the result, rows, the weight. Parameter: eps."""
+
+    def run(p, ith, nth):
+        rows, n, weight = n_rows(p, 0), ne(p, 0, 0), data(p, 2)
+        for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
+            x = row(p, 1, r)
+            mean = mean_of(x, n) if centred else zero()
+            _weigh(x, weight, row(p, 0, r), n, mean, float_param(p, 0))
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+def _add_norm_mul_kernel(name: str, centred: bool) -> Kernel:
+    """Tensors: the result, the sum (or the result again), two operands, the weight."""
+
+    def run(p, ith, nth):
+        rows, n, weight = n_rows(p, 0), ne(p, 0, 0), data(p, 4)
+        for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
+            x = row(p, 1, r)
+            _add(row(p, 2, r), row(p, 3, r), x, n)
+            mean = mean_of(x, n) if centred else zero()
+            _weigh(x, weight, row(p, 0, r), n, mean, float_param(p, 0))
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+NORM_MUL: Final = {
+    Op.RMS_NORM: _norm_mul_kernel("rms_norm_mul_f32", False),
+    Op.NORM: _norm_mul_kernel("norm_mul_f32", True),
+}
+ADD_NORM_MUL: Final = {
+    Op.RMS_NORM: _add_norm_mul_kernel("add_rms_norm_mul_f32", False),
+    Op.NORM: _add_norm_mul_kernel("add_norm_mul_f32", True),
+}
+
+
+def _has_float_rows(*tensors: Tensor) -> bool:
+    return all(t.type is GGMLType.F32 and t.has_contiguous_rows for t in tensors)
+
+
+def _is_weighted(norm: Tensor, mul: Tensor) -> bool:
+    """True if each row is multiplied by the same one."""
+    weight = mul.src[1]
+    whole = weight.ne[0] == mul.ne[0] and weight.n_rows == 1
+    return whole and _has_float_rows(mul, norm.src[0], weight)
+
+
+def _eps(norm: Tensor) -> float:
+    assert isinstance(norm.params, EpsParams), f"{norm!r}: {norm.params}"
+    return norm.params.eps
+
+
+@fuses(NormMul)
+def norm_mul(chain: NormMul) -> Sequence[Call] | None:
+    """The result of the product alone."""
+    norm, mul = chain.norm, chain.mul
+    if not _is_weighted(norm, mul):
+        return None
+    tensors, small = (mul, norm.src[0], mul.src[1]), mul.n_elements < SMALL
+    return [Call(NORM_MUL[norm.op], (_eps(norm),), small, tensors=tensors)]
+
+
+@fuses(AddNormMul)
+def add_norm_mul(chain: AddNormMul) -> Sequence[Call] | None:
+    """The sum, if somebody reads it, and the product."""
+    add, norm, mul = chain.nodes
+    a, b = add.src
+    if not _is_weighted(norm, mul) or not _has_float_rows(add, a, b) or b.ne != add.ne:
+        return None
+    total = add if chain.keeps_sum else mul
+    tensors, small = (mul, total, a, b, mul.src[1]), mul.n_elements < SMALL
+    return [Call(ADD_NORM_MUL[norm.op], (_eps(norm),), small, tensors=tensors, n_written=2)]

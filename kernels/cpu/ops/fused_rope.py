@@ -1,0 +1,105 @@
+"""ROPE straight into the rows of a cache: keys are turned, converted and stored in one go.
+
+Threads divide the heads, so that where an index stands twice the later token stays, as in
+`data.set_rows`; a thread's heads make whole blocks of the cache's type. Tested by
+tests/kernels/test_cpu_fusion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+from typing import Any, Final
+
+from ....graph.op import RopeMode, RopeParams
+from ....graph.types import GGMLType
+from ..codecs import move
+from ..fusion import RopeSetRows, fuses
+from ..jit import Kernel
+from ..params import data, fail, first_of, float_param, int_param, nb, ne, row_at, work
+from ..simd import LANES, load_i32, load_i64
+from ..simd_int import call_at
+from ..table import SMALL, Call
+from .data import encoder_of, is_writable
+from .rope import (
+    MAGNITUDE,
+    N_DIMS,
+    N_ROPE_PARAMS,
+    ROTATIONS,
+    cos_sin,
+    frequencies_of,
+    rope_params,
+    rope_work,
+)
+
+# tensors: the cache, then those of ROPE (positions again where there are no factors), indices
+IDS: Final = 4
+# parameters behind those of ROPE
+ENCODER: Final = N_ROPE_PARAMS  # and its table
+BLOCK: Final = ENCODER + 2  # elements and bytes of a block of the cache
+ID_BYTES: Final = BLOCK + 2
+UNIT: Final = ID_BYTES + 1  # heads that make whole blocks
+
+
+def _kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
+    def run(p, ith, nth):
+        n_dims, head_dim, n_tokens = int_param(p, N_DIMS), ne(p, 1, 0), ne(p, 1, 2)
+        unit = int_param(p, UNIT)
+        n_units = ne(p, 1, 1) // unit
+        begin, end = first_of(n_units, ith, nth) * unit, first_of(n_units, ith + 1, nth) * unit
+        if begin == end:
+            return
+        n, count = n_dims // 2 * copies, (end - begin) * head_dim
+        frequencies = work(p, ith)
+        cos = frequencies + 8 * n
+        sin = cos + 4 * (n + LANES)
+        heads = sin + 4 * (n + LANES)
+        frequencies_of(p, frequencies, copies)
+        for t in range(n_tokens):
+            at = data(p, IDS) + t * nb(p, IDS, 0)
+            index = load_i64(at) if int_param(p, ID_BYTES) == 8 else load_i32(at)
+            if index < 0 or index >= ne(p, 0, 1):
+                fail(p, index, ne(p, 0, 1))
+                continue
+            pos = load_i32(data(p, 2) + nb(p, 2, 0) * t)
+            cos_sin(pos, frequencies, n, float_param(p, MAGNITUDE), cos, sin)
+            for head in range(begin, end):
+                out = heads + 4 * head_dim * (head - begin)
+                rotate(row_at(p, 1, head, t, 0), out, n_dims, cos, sin, head_dim)
+            first = begin * head_dim // int_param(p, BLOCK)
+            dst = row_at(p, 0, index, 0, 0) + first * int_param(p, BLOCK + 1)
+            if int_param(p, ENCODER) != 0:
+                call_at(int_param(p, ENCODER), (heads, dst, count, int_param(p, ENCODER + 1)))
+            else:
+                move(dst, 4, heads, 4, count, 4)
+
+    run.__name__ = name
+    return Kernel(run)
+
+
+ROPE_SET_ROWS: Final = {
+    mode: _kernel(f"rope_{mode.name.lower()}_set_rows", *ROTATIONS[mode, GGMLType.F32])
+    for mode in RopeMode
+}
+
+
+@fuses(RopeSetRows)
+def rope_set_rows(chain: RopeSetRows) -> Sequence[Call] | None:
+    """The cache alone."""
+    rope, cache = chain.rope, chain.set_rows
+    if not is_writable(cache.type) or rope.type is not GGMLType.F32:
+        return None
+    assert isinstance(rope.params, RopeParams), f"{rope!r}: {rope.params}"
+    (x, pos, *factors), ids, type = rope.src, cache.src[1], cache.type
+    unit = type.block_size // gcd(type.block_size, rope.ne[0])
+    if rope.ne[1] % unit:
+        return None
+    params = (
+        *rope_params(rope),
+        *encoder_of(type),
+        *(type.block_size, type.type_size, ids.type.type_size, unit),
+    )
+    tensors = (cache, x, pos, *(factors or [pos]), ids)
+    work = rope_work(rope.params.n_dims) + 4 * rope.ne[0] * rope.ne[1]
+    kernel, small = ROPE_SET_ROWS[rope.params.mode], rope.n_elements < SMALL
+    return [Call(kernel, params, small, work, tensors=tensors)]

@@ -1,0 +1,225 @@
+"""The vector vocabulary of attention: tiles of float rows multiplied from memory, and prefetching.
+
+Rows are float32 and whole vectors of 16, some fixed number of bytes apart. A tile is several rows
+with several others at once, as many as the processor has registers for: they share their loads, and
+each element is still added up in one order, so its bits do not depend on the tile. Knows no pages.
+Tested by tests/kernels/test_cpu_simd_float.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+
+from .isa import has_feature
+from .simd import LANES, f32x16, pointer_to
+from .simd_int import call, vector_function
+
+_I8, _I32, _I64 = (ir.IntType(n) for n in (8, 32, 64))
+_F32 = ir.FloatType()
+_V_F32 = ir.VectorType(_F32, LANES)
+_V_LANES = ir.VectorType(_I32, LANES)
+_ZERO: Final = ir.Constant(_V_F32, None)
+_UNDEFINED: Final = ir.Constant(_V_F32, ir.Undefined)
+
+# vectors that a loop adds to: of 32 registers of 16 floats 16, else as few as make a tile
+N_SUMS: Final = 16 if has_feature("avx512f") else 4
+
+_address = types.int64
+_four: Final = types.UniTuple(f32x16, 4)
+
+
+def _loop(
+    b: Any, n: Any, start: Sequence[Any], step: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """`n` times, and at least once, `step(i, values)`, which gives the next values."""
+    before, body, done = b.block, b.append_basic_block(), b.append_basic_block()
+    b.branch(body)
+    b.position_at_end(body)
+    i, values = b.phi(_I64), [b.phi(v.type) for v in start]
+    results = step(i, values)
+    following = b.add(i, _I64(1))
+    after = [following, *results]
+    for phi, first, next in zip([i, *values], [_I64(0), *start], after, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(next, body)
+    b.cbranch(b.icmp_signed("<", following, n), body, done)
+    b.position_at_end(done)
+    return results
+
+
+def _unpacked(b: Any, values: Any) -> list[Any]:
+    """The elements of a tuple."""
+    return [b.extract_value(values, i) for i in range(values.type.count)]
+
+
+def _rows(b: Any, address: Any, step: Any, n: int) -> list[Any]:
+    """Addresses of `n` rows that lie `step` bytes apart."""
+    return [b.add(address, b.mul(step, _I64(i))) for i in range(n)]
+
+
+def _vector_at(b: Any, row: Any, i: Any) -> Any:
+    """Vector `i` of a row."""
+    return b.load(pointer_to(b, b.add(row, b.mul(i, _I64(4 * LANES))), _V_F32), align=4)
+
+
+def _float_at(b: Any, row: Any, i: Any) -> Any:
+    """Element `i` of a row, in all lanes."""
+    x = b.load(pointer_to(b, b.add(row, b.mul(i, _I64(4))), _F32), align=4)
+    one = b.insert_element(_UNDEFINED, x, _I32(0))
+    return b.shuffle_vector(one, _UNDEFINED, ir.Constant(_V_LANES, None))
+
+
+def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    return call(b, "llvm.fma.v16f32", _V_F32, x, y, z)
+
+
+def _shuffled(b: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+    return b.shuffle_vector(x, y, ir.Constant(_V_LANES, list(lanes)))
+
+
+# --- products of rows ---
+
+# Lanes for two vectors, of which each becomes half as long, by adding what is `low` and `high` of
+# it. First whole groups of four lanes, those of the second vector being 4 to 7; then lanes of each
+# group. Shuffles of these kinds need no table.
+
+
+def _groups(*groups: int) -> list[int]:
+    return [4 * g + i for g in groups for i in range(4)]
+
+
+def _in_groups(*lanes: int) -> list[int]:
+    return [4 * g + i + (0 if i < 4 else LANES - 4) for g in range(4) for i in lanes]
+
+
+_HALVINGS: Final = (
+    (_groups(0, 1, 4, 5), _groups(2, 3, 6, 7)),
+    (_groups(0, 2, 4, 6), _groups(1, 3, 5, 7)),
+    (_in_groups(0, 1, 4, 5), _in_groups(2, 3, 6, 7)),
+    (_in_groups(0, 2, 4, 6), _in_groups(1, 3, 5, 7)),
+)
+
+
+def _sums(b: Any, vectors: Sequence[Any]) -> Any:
+    """Lane i is `simd.hsum` of vector i of 16, bit for bit."""
+    # so that the last two steps bring lanes into order
+    v = [vectors[4 * group + i] for i in range(4) for group in range(4)]
+    for low, high in _HALVINGS:
+        v = [
+            b.fadd(_shuffled(b, x, y, low), _shuffled(b, x, y, high))
+            for x, y in zip(v[::2], v[1::2], strict=True)
+        ]
+    return v[0]
+
+
+def _emit_dot_tile(b: Any, xs: Sequence[Any], ys: Sequence[Any], n: Any) -> list[Any]:
+    """The products of each row x with each row y, `n` vectors long, not summed over lanes."""
+
+    def step(i: Any, sums: list[Any]) -> list[Any]:
+        x, y = ([_vector_at(b, row, i) for row in rows] for rows in (xs, ys))
+        return [_fma(b, *pair, z) for pair, z in zip(product(x, y), sums, strict=True)]
+
+    return _loop(b, n, [_ZERO] * (len(xs) * len(ys)), step)
+
+
+def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
+    tile_x = min(n_x, {16: 4, 4: 2}[n_sums])
+    tile_y = n_sums // tile_x
+
+    def emit(b: Any, values: Any) -> Any:
+        x, x_step, y, y_step, n = _unpacked(b, values)
+        xs, ys = _rows(b, x, x_step, n_x), _rows(b, y, y_step, n_y)
+        sums: dict[tuple[int, int], Any] = {}
+        for i, j in product(range(0, n_x, tile_x), range(0, n_y, tile_y)):
+            tile = _emit_dot_tile(b, xs[i : i + tile_x], ys[j : j + tile_y], n)
+            pairs = product(range(i, i + tile_x), range(j, j + tile_y))
+            sums.update(zip(pairs, tile, strict=True))
+        return _sums(b, [sums[pair] for pair in product(range(n_x), range(n_y))])
+
+    return emit
+
+
+def dots(n_x: int, n_y: int, n_sums: int = N_SUMS) -> Any:
+    """A function of (x, x_step, y, y_step, n): products of `n_x` rows with `n_y`, 16 in all.
+
+    Rows lie `step` bytes apart and are `n` vectors long, one or more. Lane n_y * i + j is the
+    product of row i of x with row j of y: element d is added in lane d mod 16, then as by `hsum`.
+    """
+    assert n_x * n_y == LANES, f"{n_x} * {n_y} products"
+    return vector_function(f32x16, (types.UniTuple(types.int64, 5),), _dots(n_x, n_y, n_sums))
+
+
+# --- weighted sums of rows ---
+
+
+def _emit_sum_tile(
+    b: Any, out: Sequence[Any], w: Sequence[Any], v: Sequence[Any], v_step: Any, n: Any
+) -> None:
+    """To the vectors at `out`, one for each weight row and column v, add `n` rows times weights."""
+
+    def step(j: Any, sums: list[Any]) -> list[Any]:
+        row = b.mul(j, v_step)
+        columns = [_vector_at(b, b.add(c, row), _I64(0)) for c in v]
+        weights = [_float_at(b, row_w, j) for row_w in w]
+        pairs = product(weights, columns)
+        return [_fma(b, *pair, z) for pair, z in zip(pairs, sums, strict=True)]
+
+    start = [_vector_at(b, at, _I64(0)) for at in out]
+    for at, value in zip(out, _loop(b, n, start, step), strict=True):
+        b.store(value, pointer_to(b, at, _V_F32), align=4)
+
+
+def _add_rows(n_w: int, n_v: int, n_sums: int) -> Callable[..., Any]:
+    tile_v = max(1, min(n_v, n_sums // n_w))
+
+    def emit(b: Any, values: Any) -> None:
+        y, w, row_step, v, v_step, n = _unpacked(b, values)
+        ys, ws = _rows(b, y, row_step, n_w), _rows(b, w, row_step, n_w)
+        columns = _rows(b, v, _I64(4 * LANES), n_v)
+        for j in range(0, n_v, tile_v):
+            out = [b.add(row, _I64(4 * LANES * k)) for row in ys for k in range(j, j + tile_v)]
+            _emit_sum_tile(b, out, ws, columns[j : j + tile_v], v_step, n)
+
+    return emit
+
+
+def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
+    """A function of (y, w, step, v, v_step, n): to `n_w` rows y, `n_v` vectors of them, add rows v.
+
+    Row i of y gets element j of row i of w times row j of v, for j = 0..n - 1 in this order; n is
+    at least 1. Rows of y and of w lie `step` bytes apart, those of v `v_step`.
+    """
+    kind = types.UniTuple(types.int64, 6)
+    return vector_function(types.void, (kind,), _add_rows(n_w, n_v, n_sums))
+
+
+# --- the rest ---
+
+
+def _emit_transposed(b: Any, values: Any) -> Any:
+    v0, v1, v2, v3 = _unpacked(b, values)
+    # groups of four lanes as elements of a 4 by 4 matrix
+    first, second = _groups(0, 1, 4, 5), _groups(2, 3, 6, 7)
+    even, odd = _groups(0, 2, 4, 6), _groups(1, 3, 5, 7)
+    low = _shuffled(b, v0, v1, first), _shuffled(b, v2, v3, first)
+    high = _shuffled(b, v0, v1, second), _shuffled(b, v2, v3, second)
+    result = ir.Constant(ir.ArrayType(_V_F32, 4), ir.Undefined)
+    for i, ((x, y), lanes) in enumerate(product((low, high), (even, odd))):
+        result = b.insert_value(result, _shuffled(b, x, y, lanes), i)
+    return result
+
+
+def _emit_prefetch(b: Any, address: Any) -> None:
+    at = pointer_to(b, address, _I8)
+    call(b, "llvm.prefetch.p0", ir.VoidType(), at, _I32(0), _I32(3), _I32(1))
+
+
+# four vectors of four groups of four lanes: vector i gets group i of each
+transposed = vector_function(_four, (_four,), _emit_transposed)
+# begin to bring a cache line nearer; any address will do
+prefetch = vector_function(types.void, (_address,), _emit_prefetch)

@@ -1,0 +1,431 @@
+"""Fused chains: the bits of single kernels, in every pattern and model; and when not to fuse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import cpu_run
+import numpy as np
+import pytest
+from cpu_run import address_of
+from reference_run import N_GUARD, Array, data, each_type, ids, leaf, locate, normal
+
+from lamella.alloc import HostBufferType, alloc_tensors
+from lamella.base.errors import BackendError
+from lamella.base.settings import NO_FUSION
+from lamella.graph import GGMLType, Graph, Op, RopeMode, Tensor, ops
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cpu import plan as plan_module
+from lamella.kernels.cpu.compute import CpuCompute
+from lamella.kernels.cpu.fusion import (
+    FUSERS,
+    Chain,
+    Fuser,
+    GateUp,
+    calls_in_order,
+    find_chains,
+    fuses,
+    optimize,
+)
+from lamella.kernels.cpu.plan import Plan
+from lamella.kernels.cpu.pool import RUN
+from lamella.kernels.cpu.table import Call
+from lamella.model.loader import load_model
+from lamella.model.placement import ModelParams
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
+
+from arch_run import Runner
+from tiny_models import TINY, write_model
+
+CACHES = [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0]
+each_count = pytest.mark.parametrize("n_threads", [1, 2, 3])
+each_norm = pytest.mark.parametrize("norm", [ops.rms_norm, ops.norm])
+
+Norm = Callable[[Tensor, float], Tensor]
+
+
+# --- running a graph both ways ---
+
+
+def place(*outputs: Tensor) -> Graph:
+    """A graph with memory for every node of its own."""
+    graph = Graph(*outputs)
+    for node in graph.nodes:
+        locate(node)
+    return graph
+
+
+def run(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
+    """Compute a graph, every call on all threads; gives the names of the kernels."""
+    counts = graph.use_counts if fuse else None
+    with patch.object(plan_module, "calls_in_order", _shared_calls):
+        plan = Plan(graph.nodes, address_of, n_threads, use_counts=counts)
+    plan.run(cpu_run.pool(n_threads))
+    return [step.call.kernel.name for step in plan.steps]
+
+
+def _shared_calls(*args: Any) -> list[tuple[Tensor, Call]]:
+    return [(node, cpu_run.on_all_threads([c])[0]) for node, c in calls_in_order(*args)]
+
+
+def assert_same_bits(make: Callable[[], Sequence[Tensor]], kernels: str, n_threads: int) -> None:
+    """The graph of the outputs that `make` gives is computed by `kernels`, to the same bits."""
+    single, fused = make(), make()
+    run(place(*single), n_threads, fuse=False)
+    assert " ".join(run(place(*fused), n_threads)) == kernels
+    for a, b in zip(single, fused, strict=True):
+        assert data(a).tobytes() == data(b).tobytes(), f"{b} differs"
+
+
+def names_of(plan: Any) -> list[str]:
+    return [step.call.kernel.name for step in plan.steps]
+
+
+# --- norms ---
+
+
+@each_count
+@each_norm
+@pytest.mark.parametrize("n", [1, 15, 64, 288, 2050])
+def test_a_norm_and_its_weight(norm: Norm, n: int, n_threads: int) -> None:
+    def make() -> list[Tensor]:
+        x, weight = leaf(normal(2, 3, 9, n)), leaf(normal(n, seed=1))
+        return [ops.mul(norm(x, 1e-5), weight)]
+
+    name = "rms_norm_mul_f32" if norm is ops.rms_norm else "norm_mul_f32"
+    assert_same_bits(make, name, n_threads)
+
+
+@each_count
+@each_norm
+@pytest.mark.parametrize("n", [1, 17, 288, 2050])
+def test_a_sum_that_is_kept_its_norm_and_weight(norm: Norm, n: int, n_threads: int) -> None:
+    def make() -> list[Tensor]:
+        a, b, weight = (leaf(normal(*s, seed=n)) for s in ((9, n), (9, n), (n,)))
+        total = ops.add(a, b).set_output()
+        return [ops.mul(norm(total, 1e-5), weight), total]
+
+    name = "add_rms_norm_mul_f32" if norm is ops.rms_norm else "add_norm_mul_f32"
+    assert_same_bits(make, name, n_threads)
+
+
+@each_count
+def test_a_sum_that_only_its_norm_reads_is_not_written(n_threads: int) -> None:
+    def make() -> list[Tensor]:
+        a, b, weight = leaf(normal(5, 64)), leaf(normal(5, 64, seed=1)), leaf(normal(64))
+        return [ops.mul(ops.rms_norm(ops.add(a, b), 1e-5), weight)]
+
+    assert_same_bits(make, "add_rms_norm_mul_f32", n_threads)
+    graph = place(*make())
+    run(graph)
+    assert (graph.nodes[0].buffer == 0xA5).all()
+
+
+def test_norms_that_are_not_weighted_by_one_row() -> None:
+    x = leaf(normal(4, 32))
+    for weight in (normal(4, 32), normal(4, 1), normal(16), normal(1)):
+        graph = place(ops.mul(ops.rms_norm(x, 1e-5), leaf(weight)))
+        assert run(graph) == ["rms_norm_f32", "mul_float"]
+    graph = place(ops.mul(ops.rms_norm(x, 1e-5), leaf(normal(32), GGMLType.F16)))
+    assert run(graph) == ["rms_norm_f32", "mul_float"]
+
+
+def test_a_sum_with_two_norms_is_computed_once() -> None:
+    total = ops.add(leaf(normal(4, 32)), leaf(normal(4, 32, seed=1)))
+    first, second = (ops.mul(ops.rms_norm(total, 1e-5), leaf(normal(32))) for _ in range(2))
+    assert run(place(first, second)) == ["add_rms_norm_mul_f32", "rms_norm_mul_f32"]
+
+
+def test_a_sum_of_other_shapes_or_types_is_not_fused() -> None:
+    weight, x = leaf(normal(32)), leaf(normal(4, 32))
+    total = ops.add(x, leaf(normal(1, 32)))
+    graph = place(ops.mul(ops.rms_norm(total, 1e-5), weight), total)
+    assert run(graph) == ["add_float", "rms_norm_mul_f32"]
+
+
+# --- rope into a cache ---
+
+
+@each_count
+@each_type(CACHES)
+@pytest.mark.parametrize("mode", RopeMode)
+def test_keys_into_the_cache(mode: RopeMode, type: GGMLType, n_threads: int) -> None:
+    def make() -> list[Tensor]:
+        x = ops.reshape(leaf(normal(7, 4 * 48)), (48, 4, 7))
+        k = ops.rope(x, ids([5, 0, 3, 900, 1, 2, 6]), n_dims=32, mode=mode)
+        cache = leaf(normal(20, 4 * 48, seed=2), type)
+        # the same cell twice: the later row stays
+        return [ops.set_rows(cache, ops.reshape(k, (4 * 48, 7)), ids([3, 19, 0, 7, 3, 8, 3]))]
+
+    assert_same_bits(make, f"rope_{mode.name.lower()}_set_rows", n_threads)
+
+
+@each_count
+def test_factors_and_wide_indices(n_threads: int) -> None:
+    def make() -> list[Tensor]:
+        factors = leaf(np.linspace(1, 4, 8))
+        k = ops.rope(
+            leaf(normal(3, 8, 16)),
+            ids([4, 5, 6]),
+            factors,
+            n_dims=16,
+            mode=RopeMode.NEOX,
+            n_ctx_orig=64,
+            freq_scale=0.25,
+            ext_factor=1.0,
+        )
+        where = ids([2, 0, 1], GGMLType.I64)
+        cache = leaf(np.zeros((4, 128)), GGMLType.F16)
+        return [ops.set_rows(cache, ops.reshape(k, (128, 3)), where)]
+
+    assert_same_bits(make, "rope_neox_set_rows", n_threads)
+
+
+def test_an_index_outside_the_cache_names_the_cache() -> None:
+    k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
+    cells = ops.set_rows(leaf(np.zeros((4, 32))), ops.reshape(k, (32, 2)), ids([1, 4]))
+    with pytest.raises(BackendError, match=r"set_rows cache.*index 4 must be .* below 4"):
+        run(place(cells.named("cache")))
+    far = ids([1, 2**32 + 1], GGMLType.I64)
+    cells = ops.set_rows(leaf(np.zeros((4, 32))), ops.reshape(k, (32, 2)), far)
+    with pytest.raises(BackendError, match="index 4294967297 must be"):
+        run(place(cells))
+
+
+def test_keys_that_are_read_elsewhere_too_are_not_fused() -> None:
+    k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
+    rows = ops.reshape(k, (32, 2))
+    cache = leaf(np.zeros((4, 32)))
+    single = ["rope_neox_f32", "set_rows"]
+    assert run(place(ops.set_rows(cache, rows, ids([1, 0])), ops.sqr(k)))[:2] == single
+    assert run(place(ops.set_rows(cache, rows, ids([1, 0])), ops.sqr(rows)))[:2] == single
+    assert run(place(ops.set_rows(cache, rows, ids([1, 0])))) == ["rope_neox_set_rows"]
+    k.set_output()
+    assert run(place(ops.set_rows(cache, rows, ids([1, 0])))) == single
+
+
+def test_heads_that_make_no_whole_blocks() -> None:
+    def make(n_head: int) -> Graph:
+        k = ops.rope(leaf(normal(2, n_head, 8)), ids([0, 1]), n_dims=8, mode=RopeMode.NORMAL)
+        cache = leaf(np.zeros((4, 8 * n_head)), GGMLType.Q8_0)
+        return place(ops.set_rows(cache, ops.reshape(k, (8 * n_head, 2)), ids([1, 0])))
+
+    for n_threads in (1, 2, 3):
+        graph, single = make(8), make(8)  # blocks of four heads
+        assert run(graph, n_threads) == ["rope_normal_set_rows"]
+        run(single, n_threads, fuse=False)
+        assert data(graph.nodes[-1]).tobytes() == data(single.nodes[-1]).tobytes()
+
+
+# --- gate and up ---
+
+
+def gate_and_up(same: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    x = leaf(normal(3, 32))
+    gate = ops.mul_mat(leaf(normal(8, 32)), x)
+    up = ops.mul_mat(leaf(normal(8, 32, seed=1)), x if same else leaf(normal(3, 32)))
+    return gate, up, ops.swiglu(gate, up)
+
+
+def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GateUp] = []
+    none: list[Fuser] = []
+    monkeypatch.setitem(FUSERS, GateUp, none)  # type: ignore[misc]
+
+    @fuses(GateUp)
+    def decline(chain: GateUp) -> Sequence[Call] | None:
+        asked.append(chain)
+        return None
+
+    nodes = gate_and_up()
+    assert run(place(nodes[-1])) == ["mul_mat", "mul_mat", "swiglu_float"]
+    assert [chain.nodes for chain in asked] == [nodes]
+    calls = [Call(RUN, tensors=nodes)]
+    fuses(GateUp)(lambda chain: calls)
+    graph = Graph(nodes[-1])
+    [(chain, found)] = find_chains(graph.nodes, graph.use_counts)
+    assert isinstance(chain, GateUp) and found is calls
+    asked.clear()
+    for other in (gate_and_up(same=False)[-1], ops.swiglu(leaf(normal(2, 8)))):
+        assert not find_chains(Graph(other).nodes, Graph(other).use_counts)
+    gate, up, glu = gate_and_up()
+    for graph in (
+        Graph(glu, ops.sqr(gate)),
+        Graph(glu, ops.sqr(up)),
+        Graph(ops.swiglu(gate, gate)),
+    ):
+        assert not find_chains(graph.nodes, graph.use_counts)
+    assert not asked
+
+
+# --- where not to fuse ---
+
+
+def two_chains() -> tuple[Graph, list[Chain]]:
+    """b is computed between a chain's nodes, c is its result."""
+    a, other, weight = leaf(normal(4, 32)), leaf(normal(4, 32, seed=1)), leaf(normal(32))
+    total = ops.add(a, other)
+    normed = ops.rms_norm(total, 1e-5)
+    between = ops.sqr(other)
+    result = ops.mul(normed, weight)
+    graph = Graph(total, normed, between, result)
+    graph.build_forward_expand(ops.sqr(total))
+    return graph, [chain for chain, _ in find_chains(graph.nodes, graph.use_counts)]
+
+
+FUSED = ["sqr_float", "add_rms_norm_mul_f32", "sqr_float"]
+SINGLE = ["add_float", "rms_norm_f32", "sqr_float", "mul_float", "sqr_float"]
+
+
+def test_a_node_between_that_needs_what_the_chain_writes() -> None:
+    graph, [chain] = two_chains()
+    total, normed, between, result, _ = graph.nodes
+    assert chain.nodes == (total, normed, result)
+    for node in graph.nodes:
+        locate(node)
+    assert run(graph) == FUSED
+    between.src[0] = total  # computed at the chain's end, after this
+    assert run(graph) == SINGLE
+
+
+@pytest.mark.parametrize("whose", ["a", "other", "total", "result"])
+def test_a_node_between_that_writes_what_the_chain_touches(whose: str) -> None:
+    graph, _ = two_chains()
+    total, _, between, result, _ = graph.nodes
+    for node in graph.nodes:
+        locate(node)
+    a, other = total.src
+    over = {"a": a, "other": other, "total": total, "result": result}[whose]
+    between.buffer, between.offset = over.buffer, over.offset + N_GUARD  # its last part
+    assert run(graph) == SINGLE
+
+
+@pytest.mark.parametrize("shift", [-4, 0, 64])
+def test_a_result_over_what_the_chain_still_reads(shift: int) -> None:
+    graph, _ = two_chains()
+    total, _, _, result, _ = graph.nodes
+    for node in graph.nodes:
+        locate(node)
+    for over in (*total.src, total):
+        result.buffer, result.offset = over.buffer, over.offset + shift
+        assert run(graph) == SINGLE
+
+
+def test_memory_is_kept_until_the_chain_s_end() -> None:
+    weight = leaf(normal(32))
+    a, b = (Tensor(GGMLType.F32, (32, 4)) for _ in range(2))
+    total = ops.add(ops.sqr(a), ops.sqr(b))
+    graph = Graph(ops.mul(ops.rms_norm(total, 1e-5), weight), total)
+    wishes = optimize(graph)
+    assert [(w.tensor, w.until.op) for w in wishes] == [(s, Op.MUL) for s in total.src]
+    with NO_FUSION.set(1):
+        assert CpuCompute(1).optimize(graph) == ()
+    assert CpuCompute(1, fuses=False).optimize(graph) == ()
+    assert CpuCompute(1).optimize(graph) == wishes
+
+
+# --- products side by side ---
+
+
+def order(graph: Graph) -> list[str]:
+    optimize(graph)
+    return [node.name for node in graph.nodes]
+
+
+def test_products_of_the_same_columns_come_together() -> None:
+    x = ops.sqr(leaf(normal(2, 32))).named("x")
+    q, k, v = (ops.mul_mat(leaf(normal(8, 32)), x).named(name) for name in "qkv")
+    total = ops.add(ops.scale(q, 2.0).named("q2"), ops.scale(k, 2.0).named("k2")).named("sum")
+    graph = Graph(ops.add(total, v).named("out"))
+    assert order(graph) == ["x", "q", "k", "v", "q2", "k2", "sum", "out"]
+
+
+def test_no_product_moves_before_what_writes_its_sources() -> None:
+    x = ops.sqr(leaf(normal(2, 32))).named("x")
+    table = leaf(normal(8, 32))
+    first = ops.mul_mat(leaf(normal(8, 32)), x).named("first")
+    written = ops.set_rows(table, leaf(normal(1, 32)), ids([1])).named("written")
+    over = ops.set_rows(x, leaf(normal(1, 32)), ids([1])).named("over")
+    for between in (written, over):
+        graph = Graph(first, between)
+        weights = table if between is written else leaf(normal(8, 32))
+        graph.build_forward_expand(ops.mul_mat(weights, x).named("second"))
+        assert order(graph) == ["x", "first", between.name, "second"]
+    graph = Graph(first, written)
+    graph.build_forward_expand(ops.mul_mat(leaf(normal(8, 32)), x).named("second"))
+    assert order(graph) == ["x", "first", "second", "written"]
+
+
+# --- whole models ---
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that are made."""
+    made: list[Plan] = []
+
+    class Recorded(Plan):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr("lamella.kernels.cpu.compute.Plan", Recorded)
+    return made
+
+
+def logits_of(path: Path, n_threads: int, repack: bool) -> tuple[Array, ...]:
+    """Of a prompt in chunks, and of a step behind it; then the pool's keys."""
+    cpu = CpuDevice(n_threads, repack=repack)
+    runner = Runner(load_model(path, ModelParams(cpu=cpu)))
+    pools = [layer.k.buffer.memory for layer in runner.kv]
+    for pool in pools:
+        pool[:] = 0
+    tokens = [int(t) for t in np.random.default_rng(1).integers(0, 288, 20)]
+    prompt, step = runner.prompt(tokens, 7), runner.step([(5, 0, 20)], [0])
+    runner.close()
+    return prompt, step, *pools
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q8_0], ids=["F32", "Q8_0"])
+def test_models_have_the_same_bits(
+    name: str, type: GGMLType, tmp_path: Path, plans: list[Plan]
+) -> None:
+    write_model(TINY[name], tmp_path / "m.gguf", type)
+    fused = logits_of(tmp_path / "m.gguf", 2, True)
+    kernels = {k for plan in plans for k in names_of(plan)}
+    assert {"add_rms_norm_mul_f32", "rms_norm_mul_f32"} <= kernels
+    assert any(k.startswith("rope") and k.endswith("set_rows") for k in kernels)
+    plans.clear()
+    with NO_FUSION.set(1):
+        single = logits_of(tmp_path / "m.gguf", 2, True)
+    single_kernels = {k for plan in plans for k in names_of(plan)}
+    assert not {"add_rms_norm_mul_f32", "rms_norm_mul_f32"} & single_kernels
+    for a, b in zip(fused, single, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_chains_are_fused_where_memory_is_planned(tmp_path: Path, plans: list[Plan]) -> None:
+    write_model(TINY["llama"], tmp_path / "m.gguf", GGMLType.F32)
+    logits_of(tmp_path / "m.gguf", 1, False)
+    kernels = names_of(plans[-1])
+    # the first norm follows the embeddings; two more in a layer; the last before the logits
+    assert kernels.count("rms_norm_mul_f32") == 1
+    assert kernels.count("add_rms_norm_mul_f32") == 4
+    assert kernels.count("rope_normal_set_rows") == 2
+    assert not {"add_float", "rms_norm_f32", "mul_float"} & {*kernels}
+
+
+def test_nodes_that_are_looked_at_are_computed(tmp_path: Path) -> None:
+    x, weight = Tensor(GGMLType.F32, (32, 4), name="x").set_input(), Tensor(GGMLType.F32, (32,))
+    alloc_tensors([x, weight], HostBufferType("host"))
+    normed = ops.rms_norm(x, 1e-5)
+    graph = Graph(ops.mul(normed, weight))
+    parts = [graph.view(0, 1), graph.view(1, 2)]
+    assert [find_chains(part.nodes, part.use_counts) for part in parts] == [[], []]
+    assert len(find_chains(graph.nodes, graph.use_counts)) == 1
