@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -39,6 +39,7 @@ class ModelParams:
         tensor_split: the devices' shares of the layers; by free memory where None or all 0.
         overrides: patterns (`re.search` on a weight's name) with the memory of what they match;
             the first match counts.
+        op_offload: whether devices will take large batches over from the CPU, with its weights.
         progress: called with the bytes copied so far and in all, about 100 times.
 
     Raises:
@@ -50,6 +51,7 @@ class ModelParams:
     n_gpu_layers: int = -1
     tensor_split: tuple[float, ...] | None = None
     overrides: tuple[tuple[str, BufferType], ...] = ()
+    op_offload: bool = True
     progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -147,14 +149,28 @@ def _home(
     if forced is not None:
         return _forced_home(hp, weight, spec, forced, params)
     device = params.cpu if spec.layer is None else layers[spec.layer]
-    for candidate in (device, params.cpu):
-        home = Home(candidate, candidate.buffer_type)
+    for home in _candidates(device, hp, weight, spec, params):
         if _can_compute(home, hp, weight, spec.op):
             return home
     raise UnsupportedModelError(
         f"{path}: tensor {spec.name}: {params.cpu.name} cannot run {spec.op.name} on weights of "
         f"type {weight.type.name}"
     )
+
+
+def _candidates(
+    device: Device, hp: HParams, weight: Tensor, spec: WeightSpec, params: ModelParams
+) -> Iterator[Home]:
+    """The homes to try, the best first: memory of the device's own kind, then the CPU's.
+
+    A device that takes large batches from the CPU copies the weights, so it must know their layout.
+    """
+    reader = _reader(hp, weight, spec.op)
+    takers = params.devices if params.op_offload else ()
+    for candidate in dict.fromkeys((device, params.cpu)):
+        if not any(taker.offload_op(reader) for taker in takers if taker is not device):
+            yield from (Home(candidate, buft) for buft in candidate.extra_buffer_types)
+        yield Home(candidate, candidate.buffer_type)
 
 
 def _forced_home(

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from lamella import (
     UnknownDeviceError,
     UnsupportedModelError,
 )
+from lamella.server.instance import InstanceParams, open_instance
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +171,26 @@ def test_closing(path: Path) -> None:
 
 
 def test_split_over_a_simulated_gpu(path: Path) -> None:
+    ids = [1, 5, 9]
     with lamella.load(path) as alone:
-        expected = alone.logits([1, 5, 9]).tobytes()
+        logits = alone.logits(ids)
+        text = list(alone.generate(ids, n_predict=8, temperature=0))
     for n_gpu_layers in range(4):
         with lamella.load(path, devices=["sim"], n_gpu_layers=n_gpu_layers) as model:
-            assert model.logits([1, 5, 9]).tobytes() == expected
+            np.testing.assert_allclose(model.logits(ids), logits, rtol=0, atol=1e-4)
+            assert list(model.generate(ids, n_predict=8, temperature=0)) == text
+
+
+def test_bits_of_weights_that_are_not_repacked_are_those_of_any_split(path: Path) -> None:
+    # the CPU repacks its weights, and then adds in another order than other devices
+    def bits(**split: Any) -> bytes:
+        params = InstanceParams(path=path, repack=False, **split)
+        with lamella.Model(open_instance(params)) as model:
+            return model.logits([1, 5, 9]).tobytes()
+
+    alone = bits()
+    for n_gpu_layers in range(4):
+        assert bits(devices=["sim"], n_gpu_layers=n_gpu_layers) == alone
 
 
 def test_bad_arguments(model: lamella.Model, path: Path) -> None:

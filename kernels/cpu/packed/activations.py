@@ -1,0 +1,131 @@
+"""Columns as the tiles that packed weights are multiplied with, made once for all their readers.
+
+With quantised weights, each 32 values of a column become int8 with a scale of their own: the
+largest becomes 127 (as ggml's Q8_0, but the scale is a float32). With floats they stay float32.
+How columns are cut into tiles depends on their number alone. Tested by
+tests/kernels/test_cpu_packed.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from numba import types
+
+from ....graph.tensor import Tensor
+from ..jit import kernel
+from ..params import first_of, int_param, n_rows, ne, prepared, row
+from ..simd import inlined, load_f32, load_f32x16, splat, store_f32, store_i32
+from ..simd_bytes import scaled_to_nearest, sum_lanes
+from ..simd_int import max_abs, store_i32x16_u8
+from ..table import SMALL, Call, Prepared
+from .formats import Format
+from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind
+
+f32: Final = types.float32
+
+LARGEST: Final = 127
+SMALLEST: Final = 1e-30  # of scales: below, the inverse may be infinite
+
+
+@inlined
+def width_of(n):
+    """The width of the next tile for `n` columns: the widest that is full."""
+    for width in WIDTHS:
+        if n >= width:
+            return width
+    return 1
+
+
+def widths_of(n: int) -> set[int]:
+    """The widths of the tiles that `n` columns are cut into."""
+    found = set()
+    for width in WIDTHS:
+        if n >= width:
+            found.add(width)
+            n %= width
+    return found
+
+
+@inlined
+def _quantize(x, columns, c, width, words, offset):
+    """32 floats at `x` as column `c` of a tile's block."""
+    v, w = load_f32x16(x), load_f32x16(x + 64)
+    scale = max_abs(v, w) * f32(1.0 / LARGEST)
+    inverse = splat(f32(1.0) / scale if scale > f32(SMALLEST) else f32(0.0))
+    v, w = scaled_to_nearest(v, inverse), scaled_to_nearest(w, inverse)
+    store_i32x16_u8(columns + VALUES * c, v)
+    store_i32x16_u8(columns + VALUES * c + 16, w)
+    at = columns + VALUES * width + 4 * c
+    store_f32(at, scale)
+    if words == OF_32:
+        store_i32(at + 4 * width, -offset * sum_lanes(v + w))
+    elif words == OF_16:
+        store_i32(at + 4 * width, -offset * sum_lanes(v))
+        store_i32(at + 8 * width, -offset * sum_lanes(w))
+    elif words == MIN_OF_32:
+        store_f32(at + 4 * width, scale * f32(sum_lanes(v + w)))
+    else:
+        store_f32(at + 4 * width, scale * f32(sum_lanes(v)))
+        store_f32(at + 8 * width, scale * f32(sum_lanes(w)))
+
+
+# what the words of a column hold
+OF_32: Final = Kind.OFFSET.value
+MIN_OF_32: Final = Kind.MIN.value
+OF_16: Final = Kind.OFFSET_16.value
+
+
+@kernel
+def quantize_columns(p, ith, nth):
+    """Tiles of int8 from tensor 2's rows. Parameters: the weights' kind and offset.
+
+    Threads divide the blocks of each column: that serves one column as well as many. Parameter 2:
+    whether each column is a tile of its own.
+    """
+    words, offset, alone = int_param(p, 0), int_param(p, 1), int_param(p, 2)
+    n, n_blocks = n_rows(p, 2), ne(p, 2, 0) // VALUES
+    begin, end = first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)
+    tile, c = prepared(p, 0), 0
+    while c < n:
+        width = 1 if alone != 0 else width_of(n - c)
+        for i in range(width):
+            x = row(p, 2, c + i)
+            for block in range(begin, end):
+                columns = tile + COLUMN_BYTES * width * block
+                _quantize(x + 4 * VALUES * block, columns, i, width, words, offset)
+        tile += COLUMN_BYTES * width * n_blocks
+        c += width
+
+
+@kernel
+def tile_columns(p, ith, nth):
+    """Tiles of floats from tensor 2's rows. Parameter 0: whether each column is a tile."""
+    alone, n, k = int_param(p, 0), n_rows(p, 2), ne(p, 2, 0)
+    begin, end = first_of(k, ith, nth), first_of(k, ith + 1, nth)
+    tile, c = prepared(p, 0), 0
+    while c < n:
+        width = 1 if alone != 0 else width_of(n - c)
+        for i in range(width):
+            x = row(p, 2, c + i)
+            for j in range(begin, end):
+                store_f32(tile + 4 * (width * j + i), load_f32(x + 4 * j))
+        tile += 4 * width * k
+        c += width
+
+
+def column_bytes(form: Format, k: int) -> int:
+    """Bytes of a column of `k` values in its tile."""
+    return 4 * k if form.kind is None else k // VALUES * COLUMN_BYTES
+
+
+def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> Prepared:
+    """The rows of `x`, a node's second source, as tiles for weights of a format; or each `alone`,
+    for those who choose the columns of a tile themselves."""
+    small = x.n_elements < SMALL
+    if form.kind is None:
+        made = Call(tile_columns, (alone,), one_thread=small)
+    else:
+        made = Call(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
+    size = x.n_rows * column_bytes(form, x.ne[0])
+    return Prepared(x, (made.kernel, made.params), size, [made])

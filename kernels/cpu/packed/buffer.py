@@ -1,0 +1,150 @@
+"""CPU_REPACK: host memory in which weights lie as the CPU's matrix products want them.
+
+A tensor is written as a whole, in the layout that files have, and packed on the way; reading it
+gives the file's bytes again. Nothing but the CPU's kernels for packed weights can use it in place.
+Tested by tests/kernels/test_cpu_packed_buffer.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
+from ....alloc.host import aligned_empty
+from ....base.errors import OutOfMemoryError, TensorAccessError
+from ....graph.tensor import Tensor
+from ..jit import Kernel
+from ..threads import host_memory
+from .formats import FORMATS, format_of
+from .moves import PACK_ARGS, PACK_ROWS, UNPACK_ARGS, UNPACK_ROWS
+from .tiles import ROWS
+
+PART_BYTES: Final = 1 << 20  # of a matrix, below which a second thread costs more than it gains
+
+
+class RepackBufferType(BufferType):
+    """Host memory of packed weights; `n_threads` pack them."""
+
+    is_packed = True  # for `table.is_packed`, which cannot import this
+
+    def __init__(self, n_threads: int) -> None:
+        super().__init__("CPU_REPACK")
+        self.n_threads = n_threads
+
+    def get_alloc_size(self, tensor: Tensor) -> int:
+        form = FORMATS.get(tensor.type)
+        if form is None:
+            return tensor.nbytes
+        return form.bytes_of(tensor.ne[0], tensor.ne[1]) * tensor.ne[2] * tensor.ne[3]
+
+    def _alloc(self, size: int) -> RepackBuffer:
+        free, _ = host_memory()
+        if size > free:
+            raise OutOfMemoryError(self.name, size, free)
+        return RepackBuffer(self, aligned_empty(size, self.alignment, self.name))
+
+
+class RepackBuffer(Buffer):
+    """A buffer of packed weights in `memory`."""
+
+    def __init__(self, buft: RepackBufferType, memory: Bytes) -> None:
+        super().__init__(buft, memory.size)
+        self.memory = memory
+        self._n_threads = buft.n_threads
+
+    def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
+        """Pack a whole tensor.
+
+        Raises:
+            TensorAccessError: it is only a part of it, or of a type that cannot be packed.
+        """
+        raw = as_bytes(data)
+        at = self._matrices(tensor, offset, raw.size)
+        parts = [raw[i * self._size(tensor) :] for i in range(len(at))]
+        with ThreadPoolExecutor(self._n_threads) as threads:
+            for packed, part in zip(at, parts, strict=True):
+                list(threads.map(_packer(tensor, part, packed), _shares(tensor, self._n_threads)))
+
+    def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
+        end = tensor.nbytes if size is None else offset + size
+        self._locate(tensor, offset, end - offset)
+        at = self._matrices(tensor, 0, tensor.nbytes)
+        whole = np.empty(tensor.nbytes, np.uint8)
+        runs, unpack = FORMATS[tensor.type].runs(tensor.ne[0]), _native(UNPACK_ROWS, UNPACK_ARGS)
+        for i, packed in enumerate(at):
+            out = whole.ctypes.data + i * self._size(tensor)
+            unpack(*runs.args, packed, tensor.ne[1], out)
+        return whole[offset:end]
+
+    def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+        out[:] = self.get_tensor(tensor, offset, out.size)
+
+    def memset_tensor(
+        self, tensor: Tensor, value: int, offset: int = 0, size: int | None = None
+    ) -> None:
+        size = tensor.nbytes - offset if size is None else size
+        self.set_tensor(tensor, np.full(size, value, np.uint8), offset)
+
+    def _matrices(self, tensor: Tensor, offset: int, size: int) -> list[int]:
+        """Addresses of a tensor's packed matrices."""
+        begin = self._locate(tensor, offset, size)
+        form = format_of(tensor)
+        if form is None:
+            raise TensorAccessError(
+                f"{tensor!r} in {self.buft.name}: only whole tensors, no views, of types that can "
+                "be packed are written and read there"
+            )
+        if size != tensor.nbytes:
+            raise TensorAccessError(
+                f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: what lies in "
+                f"{self.buft.name} is written as a whole"
+            )
+        step, first = form.bytes_of(tensor.ne[0], tensor.ne[1]), self.memory.ctypes.data + begin
+        return [first + i * step for i in range(tensor.ne[2] * tensor.ne[3])]
+
+    def _size(self, tensor: Tensor) -> int:
+        """Bytes of one of a tensor's matrices, as files have it."""
+        return tensor.type.row_size(tensor.ne[0]) * tensor.ne[1]
+
+    def _write(self, offset: int, data: Bytes) -> None:
+        self.memory[offset : offset + data.size] = data
+
+    def _read(self, offset: int, size: int) -> Bytes:
+        return self.memory[offset : offset + size].copy()
+
+    def _fill(self, offset: int, size: int, value: int) -> None:
+        self.memory[offset : offset + size] = value
+
+    def _release(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+
+def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
+    """Groups of rows, begin and end, for each thread that is worth its while."""
+    n_groups = -(-tensor.ne[1] // ROWS)
+    n = min(
+        n_threads, n_groups, 1 + tensor.type.row_size(tensor.ne[0]) * tensor.ne[1] // PART_BYTES
+    )
+    return [(n_groups * i // n, n_groups * (i + 1) // n) for i in range(n)]
+
+
+def _packer(tensor: Tensor, data: Bytes, packed: int) -> Callable[[tuple[int, int]], None]:
+    """A function that packs the groups of a share."""
+    pack, runs = _native(PACK_ROWS, PACK_ARGS), FORMATS[tensor.type].runs(tensor.ne[0])
+
+    def run(share: tuple[int, int]) -> None:
+        pack(*runs.args, data.ctypes.data, tensor.ne[1], packed, *share)
+
+    return run
+
+
+@cache
+def _native(kernel: Kernel, n_args: int) -> Callable[..., None]:
+    """A kernel as a function that lets go of the interpreter."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)

@@ -1,0 +1,133 @@
+"""Where the bytes of 16 rows lie once they are packed: a format for each type of weights.
+
+A record is a block of each of 16 rows; the records of a group of 16 rows follow one another, then
+comes the next group. In a record, the units of a field (2 bytes of a scale, 4 bytes of values) of
+all rows lie side by side. Only bytes move, so a record has the size of its 16 blocks, and what was
+packed can be had back. Missing rows of the last group are zeros.
+Tested by tests/kernels/test_cpu_packed_formats.py.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ...quants.layouts import LAYOUTS
+from .tiles import ROWS, Kind
+
+# sizes of units; BITS is one of 4 bytes whose bit 4 * j + b becomes bit j of byte b
+HALF: Final = 2
+BYTE: Final = 1
+WORD: Final = 4
+BITS: Final = 5
+
+
+RUN_BYTES: Final = 16  # of a row that move at once
+
+
+class Runs(NamedTuple):
+    """The blocks of a row: how many, of how many bytes, and their fields in the order of packing,
+    each as (first byte, bytes, unit)."""
+
+    n_blocks: int
+    block_bytes: int
+    fields: npt.NDArray[np.int64]
+
+    @property
+    def args(self) -> tuple[int, int, int, int]:
+        """For the kernels that move bytes; valid as long as this is."""
+        return self.n_blocks, self.block_bytes, self.fields.ctypes.data, len(self.fields)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A packed type: how its values follow from bytes, and its fields with their units, in order.
+
+    `kind` is None for floats, which are multiplied as they are. `offset` is the kind's.
+    """
+
+    type: GGMLType
+    kind: Kind | None
+    offset: int
+    fields: tuple[tuple[str, int], ...]
+
+    @property
+    def record_bytes(self) -> int:
+        return ROWS * self.type.type_size
+
+    def bytes_of(self, n_values: int, n_rows: int) -> int:
+        """Bytes of `n_rows` packed rows of `n_values` each."""
+        return -(-n_rows // ROWS) * ROWS * self.type.row_size(n_values)
+
+    def runs(self, n_values: int) -> Runs:
+        """How to move rows of `n_values`."""
+        if self.kind is None and self.type.row_size(n_values) % RUN_BYTES == 0:
+            unit = self.fields[0][1]  # 16 bytes of a row are one block as well as several
+            n_blocks = self.type.row_size(n_values) // RUN_BYTES
+            return Runs(n_blocks, RUN_BYTES, np.array([(0, RUN_BYTES, unit)], np.int64))
+        fields = [(*_field(self.type, name), unit) for name, unit in self.fields]
+        n_blocks = n_values // self.type.block_size
+        return Runs(n_blocks, self.type.type_size, np.array(fields, np.int64))
+
+    @cached_property
+    def at(self) -> Any:
+        """Where the fields begin in a record, in bytes, by name."""
+        places, here = [], 0
+        for name, _ in self.fields:
+            places.append(here)
+            here += ROWS * _field(self.type, name)[1]
+        # Numba knows named tuples; mypy knows only those that are spelled out
+        kind = namedtuple(f"{self.type.name}_record", [n for n, _ in self.fields])  # type: ignore[misc]
+        return kind(*places)
+
+
+def _field(type: GGMLType, name: str) -> tuple[int, int]:
+    """Where a field begins in a block, and its bytes."""
+    if not type.is_quantized:
+        return 0, type.type_size
+    fields = LAYOUTS[type].fields
+    assert fields is not None
+    return fields[name][1], fields[name][0].itemsize
+
+
+def _format(type: GGMLType, kind: Kind | None, offset: int, **fields: int) -> Format:
+    return Format(type, kind, offset, tuple(fields.items()))
+
+
+FORMATS: Final[dict[GGMLType, Format]] = {
+    f.type: f
+    for f in (
+        _format(GGMLType.Q4_0, Kind.OFFSET, 8, d=HALF, qs=WORD),
+        _format(GGMLType.Q5_0, Kind.OFFSET, 16, d=HALF, qs=WORD, qh=BITS),
+        _format(GGMLType.Q8_0, Kind.OFFSET, 128, d=HALF, qs=WORD),
+        _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, d=HALF, qs=WORD),
+        _format(GGMLType.Q4_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD),
+        _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD, qh=BITS),
+        _format(GGMLType.Q4_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.Q5_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD, qh=WORD),
+        _format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE, ql=WORD, qh=WORD),
+        _format(GGMLType.Q3_K, Kind.OFFSET_16, 4, d=HALF, scales=BYTE, qs=WORD, hmask=WORD),
+        _format(GGMLType.Q2_K, Kind.MIN_16, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
+        _format(GGMLType.F16, None, 0, values=HALF),
+        _format(GGMLType.BF16, None, 0, values=HALF),
+        _format(GGMLType.F32, None, 0, values=WORD),
+    )
+}
+
+
+def format_of(t: Tensor) -> Format | None:
+    """How a tensor is packed; None if its type has no format, or it is a view: the bytes of a part
+    do not lie together."""
+    return FORMATS.get(t.type) if t.view_src is None else None
+
+
+for _f in FORMATS.values():
+    _bytes = sum(_field(_f.type, name)[1] for name, _ in _f.fields)
+    assert _bytes == _f.type.type_size, f"{_f.type.name}: every byte of a block, once"

@@ -1,0 +1,119 @@
+"""Gated units of two products with packed weights: f(gate) * up, without either in memory.
+
+A thread computes a chunk of both products for a tile of columns in scratch memory of its own, and
+combines them there: each bit is that of the single ops. Tested by tests/kernels/test_cpu_packed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....graph.op import GluParams, Op
+from ....graph.types import GGMLType
+from ..fusion import GateUp, fuses
+from ..jit import Kernel, kernel
+from ..ops.activations import GATED
+from ..params import Param, data, int_param, n_rows, ne, prepared, row, take, work
+from ..simd import LANES, inlined, load_f32_part, store_f32_part, store_i64
+from ..simd_int import call_at
+from ..table import Call, is_packed
+from .activations import prepared_columns, width_of, widths_of
+from .formats import FORMATS
+from .products import (
+    CHUNK_BYTES,
+    COLUMN,
+    EXPERT_BYTES,
+    GROUP_BYTES,
+    MOST_AT_ONCE,
+    N_BLOCKS,
+    RESULTS_BYTES,
+    can_multiply_matrix,
+    chunk_of,
+    is_small,
+    micro_of,
+    product_params,
+)
+from .tiles import ROWS, WIDTHS
+
+GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: what combines rows
+CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
+SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * WIDTHS[0] * CHUNK_ROW
+
+
+def _gated_row(name: str, function: Callable[..., Any]) -> Kernel:
+    """A kernel (gate, up, out, n) over `n` floats."""
+
+    def run(gate, up, out, n):
+        for i in range(0, n, LANES):
+            v = function(load_f32_part(gate + 4 * i, n - i), load_f32_part(up + 4 * i, n - i))
+            store_f32_part(out + 4 * i, v, n - i)
+
+    run.__name__ = name
+    return Kernel(run, 4)
+
+
+GATED_ROWS: Final = {op: _gated_row(f"{op.name.lower()}_row", f) for op, f in GATED.items()}
+
+
+@inlined
+def _multiply(p, matrix, group, count, tile, width, results, to):
+    """`count` groups of a matrix with a tile of columns, into rows of scratch memory at `to`."""
+    for i in range(width):
+        store_i64(results + 8 * i, to + CHUNK_ROW * i)
+    weights = data(p, matrix) + group * int_param(p, GROUP_BYTES)
+    args = (weights, count, ROWS * count, int_param(p, N_BLOCKS), tile, results, 0)
+    call_at(micro_of(p, width), args)
+
+
+@kernel
+def mul_mat_gated_packed(p, ith, nth):
+    """Tensors: the result, the gate's weights, columns, the other weights."""
+    n, m = ne(p, 1, 1), n_rows(p, 2)
+    n_groups = (n + ROWS - 1) // ROWS
+    chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES // 2)
+    n_chunks = (n_groups + chunk - 1) // chunk
+    results = work(p, ith)
+    gate = results + RESULTS_BYTES
+    up = gate + WIDTHS[0] * CHUNK_ROW
+    item = take(p, n_chunks, nth)
+    while item < n_chunks:
+        group = item * chunk
+        count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
+        while c < m:
+            width = width_of(m - c)
+            _multiply(p, 1, group, count, tile, width, results, gate)
+            _multiply(p, 3, group, count, tile, width, results, up)
+            for i in range(width):
+                at, out = CHUNK_ROW * i, row(p, 0, c + i) + 4 * ROWS * group
+                size = min(ROWS * count, n - ROWS * group)
+                call_at(int_param(p, GATED_ROW), (gate + at, up + at, out, size))
+            tile += width * int_param(p, COLUMN)
+            c += width
+        item = take(p, n_chunks, nth)
+
+
+@fuses(GateUp)
+def gate_up(chain: GateUp) -> Sequence[Call] | None:
+    gate, up, glu = chain.nodes
+    a, b = gate.src[0], up.src[0]
+    if gate.op is not Op.MUL_MAT or not (is_packed(a) and is_packed(b)):
+        return None
+    if (a.type, a.ne) != (b.type, b.ne) or not can_multiply_matrix(gate):
+        return None
+    if glu.type is not GGMLType.F32 or not glu.has_contiguous_rows:
+        return None
+    assert isinstance(glu.params, GluParams), f"{glu!r}: {glu.params}"
+    form, x = FORMATS[a.type], gate.src[1]
+    params: list[Param] = [*product_params(form, a, widths_of(x.n_rows)), GATED_ROWS[glu.params.op]]
+    columns = prepared_columns(form, x)
+    return [
+        Call(
+            mul_mat_gated_packed,
+            params,
+            is_small(gate),
+            SCRATCH_BYTES,
+            prepared=[columns],
+            tensors=(glu, a, x, b),
+        )
+    ]

@@ -1,0 +1,215 @@
+"""Kernels of products with packed weights: MUL_MAT, and MUL_MAT_ID for experts.
+
+Threads share groups of rows, each with all columns, tile by tile. A chunk of groups stays in the
+second cache while the tiles pass by. Tested by tests/kernels/test_cpu_packed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ....graph.op import Op
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..jit import kernel
+from ..ops.matrix import groups_of_experts
+from ..params import (
+    Param,
+    data,
+    first_of,
+    int_param,
+    n_rows,
+    ne,
+    prepared,
+    row,
+    row_at,
+    shared_work,
+    take,
+    work,
+)
+from ..simd import inlined, load_f32, load_i32, store_f32, store_i64
+from ..simd_int import call_at, copy_bytes
+from ..table import Call, implements, is_packed
+from .activations import column_bytes, prepared_columns, width_of, widths_of
+from .formats import FORMATS, Format, format_of
+from .micro import AT_ONCE, micro_kernel
+from .tiles import ROWS, VALUES, WIDTHS
+
+CHUNK_BYTES: Final = 1 << 17  # of weights that stay in the second cache
+CHUNKS_PER_THREAD: Final = 4  # so that a thread that is held up is waited for only briefly
+MOST_AT_ONCE: Final = 32  # groups of a chunk
+
+# multiplications below which a second thread costs more than it gains: about 2 us of one column
+SMALL_WORK: Final = 1 << 18
+
+# parameters
+MICRO: Final = 0  # addresses of the micro-kernels, by width as in WIDTHS
+N_BLOCKS: Final = len(WIDTHS)  # of a row of weights
+GROUP_BYTES: Final = N_BLOCKS + 1
+COLUMN: Final = GROUP_BYTES + 1  # bytes of a column in its tile
+IS_FLOAT: Final = COLUMN + 1
+EXPERT_BYTES: Final = IS_FLOAT + 1
+
+RESULTS_BYTES: Final = 8 * WIDTHS[0]  # scratch of a thread: addresses of a tile's results
+
+
+@inlined
+def chunk_of(p, n_groups, nth, most_bytes):
+    """Groups of rows to work on at a time."""
+    most = min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES))
+    chunk = max(1, min(most, n_groups // (CHUNKS_PER_THREAD * nth)))
+    return chunk if chunk < AT_ONCE else chunk // AT_ONCE * AT_ONCE
+
+
+@inlined
+def micro_of(p, width):
+    i = 0
+    while WIDTHS[i] != width:
+        i += 1
+    return int_param(p, MICRO + i)
+
+
+@kernel
+def mul_mat_packed(p, ith, nth):
+    """Packed rows [k, n] times columns [k, ...]: [n, ...]."""
+    n, m = ne(p, 1, 1), n_rows(p, 2)
+    n_groups = (n + ROWS - 1) // ROWS
+    chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES)
+    n_chunks = (n_groups + chunk - 1) // chunk
+    results = work(p, ith)
+    item = take(p, n_chunks, nth)
+    while item < n_chunks:
+        group = item * chunk
+        count, tile, c = min(chunk, n_groups - group), prepared(p, 0), 0
+        weights = data(p, 1) + group * int_param(p, GROUP_BYTES)
+        while c < m:
+            width = width_of(m - c)
+            for i in range(width):
+                store_i64(results + 8 * i, row(p, 0, c + i))
+            rows, offset = n - ROWS * group, 4 * ROWS * group
+            args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
+            call_at(micro_of(p, width), args)
+            tile += width * int_param(p, COLUMN)
+            c += width
+        item = take(p, n_chunks, nth)
+
+
+# --- experts ---
+
+
+@kernel
+def gather_columns(p, ith, nth):
+    """The columns of each expert's pairs as tiles, in shared memory: a pair's column for each pair,
+    in the order of `group_by_expert`. Threads divide the blocks of columns."""
+    begins = prepared(p, 0)
+    pairs, columns = begins + 4 * (ne(p, 1, 2) + 1), prepared(p, 1)
+    n_used, x, size = ne(p, 3, 0), ne(p, 2, 1), int_param(p, COLUMN)
+    for e in range(ne(p, 1, 2)):
+        at, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
+        while at < end:
+            width, tile = width_of(end - at), shared_work(p) + at * size
+            for i in range(width):
+                pair = load_i32(pairs + 4 * (at + i))
+                column = columns + (pair // n_used * x + pair % n_used % x) * size
+                if int_param(p, IS_FLOAT) != 0:
+                    _place_floats(column, tile, i, width, ne(p, 1, 0), ith, nth)
+                else:
+                    _place_blocks(column, tile, i, width, ne(p, 1, 0) // VALUES, ith, nth)
+            at += width
+
+
+@inlined
+def _place_floats(column, tile, i, width, k, ith, nth):
+    for j in range(first_of(k, ith, nth), first_of(k, ith + 1, nth)):
+        store_f32(tile + 4 * (width * j + i), load_f32(column + 4 * j))
+
+
+@inlined
+def _place_blocks(column, tile, i, width, n_blocks, ith, nth):
+    for block in range(first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)):
+        src, dst = column + (VALUES + 12) * block, tile + (VALUES + 12) * width * block
+        copy_bytes(dst + VALUES * i, src, VALUES)
+        for j in range(3):
+            at = dst + VALUES * width + 4 * (width * j + i)
+            store_f32(at, load_f32(src + VALUES + 4 * j))
+
+
+@kernel
+def mul_mat_id_packed(p, ith, nth):
+    """Packed rows of each expert [k, n, n_expert] times the columns that chose it.
+
+    As `mul_mat_id`: all threads work on one expert after the other, each on its share of groups.
+    """
+    n, n_used = ne(p, 1, 1), ne(p, 3, 0)
+    begins = prepared(p, 0)
+    pairs = begins + 4 * (ne(p, 1, 2) + 1)
+    n_groups = (n + ROWS - 1) // ROWS
+    chunk, results = chunk_of(p, n_groups, nth, CHUNK_BYTES), work(p, ith)
+    for e in range(ne(p, 1, 2)):
+        begin, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
+        if begin == end:
+            continue
+        weights = data(p, 1) + e * int_param(p, EXPERT_BYTES)
+        last = first_of(n_groups, ith + 1, nth)
+        for group in range(first_of(n_groups, ith, nth), last, chunk):
+            at = begin
+            while at < end:
+                width = width_of(end - at)
+                for i in range(width):
+                    pair = load_i32(pairs + 4 * (at + i))
+                    store_i64(results + 8 * i, row_at(p, 0, pair % n_used, pair // n_used, 0))
+                w = weights + group * int_param(p, GROUP_BYTES)
+                tile = shared_work(p) + at * int_param(p, COLUMN)
+                count, rows, offset = min(chunk, last - group), n - ROWS * group, 4 * ROWS * group
+                args = (w, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
+                call_at(micro_of(p, width), args)
+                at += width
+
+
+# --- calls ---
+
+
+def _can_multiply(node: Tensor) -> bool:
+    a, b = node.src[:2]
+    if format_of(a) is None or not is_packed(a) or is_packed(b):
+        return False
+    return b.type is GGMLType.F32 and b.has_contiguous_rows
+
+
+def can_multiply_matrix(node: Tensor) -> bool:
+    return _can_multiply(node) and node.src[0].ne[2] == node.src[0].ne[3] == 1
+
+
+def product_params(form: Format, a: Tensor, widths: set[int]) -> list[Param]:
+    micro: list[Param] = [micro_kernel(a.type, w) if w in widths else 0 for w in WIDTHS]
+    n_blocks = a.ne[0] // a.type.block_size
+    group, column = n_blocks * form.record_bytes, column_bytes(form, a.ne[0])
+    return [*micro, n_blocks, group, column, form.kind is None, form.bytes_of(a.ne[0], a.ne[1])]
+
+
+def is_small(node: Tensor) -> bool:
+    return node.n_elements * node.src[0].ne[0] < SMALL_WORK
+
+
+@implements(Op.MUL_MAT, supports=can_multiply_matrix, packed=True)
+def _mul_mat(node: Tensor) -> Sequence[Call]:
+    a, b = node.src
+    form = FORMATS[a.type]
+    params, columns = product_params(form, a, widths_of(b.n_rows)), prepared_columns(form, b)
+    return [Call(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])]
+
+
+@implements(Op.MUL_MAT_ID, supports=_can_multiply, packed=True)
+def _mul_mat_id(node: Tensor) -> Sequence[Call]:
+    a, b, ids = node.src
+    form, small = FORMATS[a.type], is_small(node)
+    # how many columns an expert gets is not known before
+    widths = {w for w in WIDTHS if w <= ids.n_elements}
+    params, columns = product_params(form, a, widths), prepared_columns(form, b, alone=True)
+    sources = [groups_of_experts(node), columns]
+    shared = ids.n_elements * column_bytes(form, a.ne[0])
+    return [
+        Call(gather_columns, params, small, shared=shared, prepared=sources),
+        Call(mul_mat_id_packed, params, small, RESULTS_BYTES, shared, prepared=sources[:1]),
+    ]

@@ -1,0 +1,259 @@
+"""How each type of packed weights is unpacked: the step over one record, a block of 16 rows.
+
+A step adds the products of a record with the columns' blocks to a tile's sums. It is made for a
+function `multiply(sums, words, scales, columns)` of `tiles.integer_products`, and for the bytes
+that a tile has for 32 values of its columns. Tested by tests/kernels/test_cpu_packed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from gguf import quants
+
+from ....graph.types import GGMLType
+from ..simd import inlined, load_f16x16, load_i8x16, splat
+from ..simd_bytes import (
+    bits_of,
+    load_bit_planes,
+    load_nibbles,
+    load_words,
+    look_up,
+    unsigned,
+    with_bits,
+)
+from ..simd_int import load_u8_i32x16, to_f32
+from .formats import FORMATS
+
+Step = Callable[[Any, int], Any]
+
+STEPS: Final[dict[GGMLType, Step]] = {}
+
+WORDS_BYTES: Final = 512  # of 8 vectors
+
+Q4_0: Final = FORMATS[GGMLType.Q4_0].at
+Q4_1: Final = FORMATS[GGMLType.Q4_1].at
+Q5_0: Final = FORMATS[GGMLType.Q5_0].at
+Q5_1: Final = FORMATS[GGMLType.Q5_1].at
+Q8_0: Final = FORMATS[GGMLType.Q8_0].at
+IQ4_NL: Final = FORMATS[GGMLType.IQ4_NL].at
+Q2_K: Final = FORMATS[GGMLType.Q2_K].at
+Q3_K: Final = FORMATS[GGMLType.Q3_K].at
+Q4_K: Final = FORMATS[GGMLType.Q4_K].at
+Q5_K: Final = FORMATS[GGMLType.Q5_K].at
+Q6_K: Final = FORMATS[GGMLType.Q6_K].at
+
+
+def step(type: GGMLType) -> Callable[[Step], Step]:
+    """Declare `function(multiply, size)` as what makes the step of a type."""
+
+    def declare(function: Step) -> Step:
+        STEPS[type] = function
+        return function
+
+    return declare
+
+
+# --- blocks of 32 ---
+
+
+@step(GGMLType.Q4_0)
+def _q4_0(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        return multiply(sums, load_nibbles(p + Q4_0.qs), (load_f16x16(p + Q4_0.d),), columns)
+
+    return run
+
+
+@step(GGMLType.Q4_1)
+def _q4_1(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        scales = load_f16x16(p + Q4_1.d), load_f16x16(p + Q4_1.m)
+        return multiply(sums, load_nibbles(p + Q4_1.qs), scales, columns)
+
+    return run
+
+
+@step(GGMLType.Q5_0)
+def _q5_0(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        words = with_bits(load_nibbles(p + Q5_0.qs), load_bit_planes(p + Q5_0.qh), 4)
+        return multiply(sums, words, (load_f16x16(p + Q5_0.d),), columns)
+
+    return run
+
+
+@step(GGMLType.Q5_1)
+def _q5_1(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        words = with_bits(load_nibbles(p + Q5_1.qs), load_bit_planes(p + Q5_1.qh), 4)
+        scales = load_f16x16(p + Q5_1.d), load_f16x16(p + Q5_1.m)
+        return multiply(sums, words, scales, columns)
+
+    return run
+
+
+@step(GGMLType.Q8_0)
+def _q8_0(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        words = unsigned(load_words(p + Q8_0.qs))
+        return multiply(sums, words, (load_f16x16(p + Q8_0.d),), columns)
+
+    return run
+
+
+_iq4_nl_value: Final = look_up([int(v) + 128 - 256 * (v >= 0) for v in quants.IQ4_NL.kvalues])
+
+
+@step(GGMLType.IQ4_NL)
+def _iq4_nl(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        words = _iq4_nl_value(load_nibbles(p + IQ4_NL.qs))
+        return multiply(sums, words, (load_f16x16(p + IQ4_NL.d),), columns)
+
+    return run
+
+
+# --- blocks of 256: scales have scales, of 6 or 4 bits ---
+
+
+# of Q4_K and Q5_K, whose packed bytes of 16 rows begin at `scales`: scale and min j < 4, and
+# 4 + j. No branch on j: LLVM would move the columns' loads before it, away from their use
+
+
+@inlined
+def _first_scales(scales, j, d, m):
+    scale = load_u8_i32x16(scales + 16 * j) & 63
+    low = load_u8_i32x16(scales + 16 * (j + 4)) & 63
+    return to_f32(scale) * d, to_f32(low) * m
+
+
+@inlined
+def _last_scales(scales, j, d, m):
+    here = load_u8_i32x16(scales + 16 * (j + 8))
+    scale = here & 15 | (load_u8_i32x16(scales + 16 * j) >> 6) << 4
+    low = here >> 4 | (load_u8_i32x16(scales + 16 * (j + 4)) >> 6) << 4
+    return to_f32(scale) * d, to_f32(low) * m
+
+
+@step(GGMLType.Q4_K)
+def _q4_k(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d, m = load_f16x16(p + Q4_K.d), splat(-1.0) * load_f16x16(p + Q4_K.dmin)
+        qs, scales = p + Q4_K.qs, p + Q4_K.scales
+        for i in range(2):
+            words, j = load_words(qs + WORDS_BYTES * i), 2 * i
+            sums = multiply(sums, bits_of(words, 0, 15), _first_scales(scales, j, d, m), columns)
+            columns += size
+            j += 1
+            sums = multiply(sums, bits_of(words, 4, 15), _first_scales(scales, j, d, m), columns)
+            columns += size
+        for i in range(2):
+            words, j = load_words(qs + WORDS_BYTES * (i + 2)), 2 * i
+            sums = multiply(sums, bits_of(words, 0, 15), _last_scales(scales, j, d, m), columns)
+            columns += size
+            j += 1
+            sums = multiply(sums, bits_of(words, 4, 15), _last_scales(scales, j, d, m), columns)
+            columns += size
+        return sums
+
+    return run
+
+
+@inlined
+def _q5_k_words(p, i):
+    """Values 32 * i ... of a record."""
+    low = bits_of(load_words(p + Q5_K.qs + WORDS_BYTES * (i >> 1)), (i & 1) * 4, 15)
+    return with_bits(low, bits_of(load_words(p + Q5_K.qh), i, 1), 4)
+
+
+@step(GGMLType.Q5_K)
+def _q5_k(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d, m = load_f16x16(p + Q5_K.d), splat(-1.0) * load_f16x16(p + Q5_K.dmin)
+        scales = p + Q5_K.scales
+        for i in range(4):
+            words = _q5_k_words(p, i)
+            sums = multiply(sums, words, _first_scales(scales, i, d, m), columns)
+            columns += size
+        for i in range(4):
+            words = _q5_k_words(p, i + 4)
+            sums = multiply(sums, words, _last_scales(scales, i, d, m), columns)
+            columns += size
+        return sums
+
+    return run
+
+
+@step(GGMLType.Q6_K)
+def _q6_k(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d = load_f16x16(p + Q6_K.d)
+        for i in range(8):  # 4 to each half of 128 values
+            half, part = i >> 2, i & 3
+            low = load_words(p + Q6_K.ql + WORDS_BYTES * (2 * half + (part & 1)))
+            high = bits_of(load_words(p + Q6_K.qh + WORDS_BYTES * half), 2 * part, 3)
+            words = with_bits(bits_of(low, (part >> 1) * 4, 15), high, 4)
+            scale = p + Q6_K.scales + 32 * i
+            scales = load_i8x16(scale) * d, load_i8x16(scale + 16) * d
+            sums = multiply(sums, words, scales, columns)
+            columns += size
+        return sums
+
+    return run
+
+
+@inlined
+def _q3_k_scale(scales, j):
+    """Scale `j` of 16 rows, whose packed bytes begin at `scales`."""
+    low = load_u8_i32x16(scales + 16 * (j & 7)) >> (j >> 3) * 4 & 15
+    high = load_u8_i32x16(scales + 16 * (8 + (j & 3))) >> (j >> 2) * 2 & 3
+    return to_f32((low | high << 4) - 32)
+
+
+@step(GGMLType.Q3_K)
+def _q3_k(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d, scale = load_f16x16(p + Q3_K.d), p + Q3_K.scales
+        for i in range(8):
+            low = bits_of(load_words(p + Q3_K.qs + WORDS_BYTES * (i >> 2)), (i & 3) * 2, 3)
+            words = with_bits(low, bits_of(load_words(p + Q3_K.hmask), i, 1), 2)
+            scales = _q3_k_scale(scale, 2 * i) * d, _q3_k_scale(scale, 2 * i + 1) * d
+            sums = multiply(sums, words, scales, columns)
+            columns += size
+        return sums
+
+    return run
+
+
+@step(GGMLType.Q2_K)
+def _q2_k(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d, m = load_f16x16(p + Q2_K.d), splat(-1.0) * load_f16x16(p + Q2_K.dmin)
+        for i in range(8):
+            words = bits_of(load_words(p + Q2_K.qs + WORDS_BYTES * (i >> 2)), (i & 3) * 2, 3)
+            first = load_u8_i32x16(p + Q2_K.scales + 32 * i)
+            second = load_u8_i32x16(p + Q2_K.scales + 32 * i + 16)
+            scales = (
+                to_f32(first & 15) * d,
+                to_f32(second & 15) * d,
+                to_f32(first >> 4) * m,
+                to_f32(second >> 4) * m,
+            )
+            sums = multiply(sums, words, scales, columns)
+            columns += size
+        return sums
+
+    return run

@@ -1,0 +1,379 @@
+"""The vector vocabulary of integer products: 64 bytes in lanes, their dot products, and tiles.
+
+`i8x64` is LLVM's `<64 x i8>`. `dot4` multiplies unsigned bytes by signed ones and adds each four
+neighbours to a 32-bit lane: one instruction where the processor has it, exact with others as well.
+A tile is a tuple of vectors of floats, one for each column. Knows no block formats.
+Tested by tests/kernels/test_cpu_simd_bytes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.extending import models, register_model
+
+from .isa import has_feature
+from .simd import f32x16, pointer_to
+from .simd_int import call, i32x16, vector_function
+
+BYTES: Final = 64  # of a vector
+CACHE_LINE: Final = 64
+WORDS: Final = 8  # vectors of 4 values for each of 16 rows: 32 values of a row
+
+_I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+_V_I8, _V_I16, _V_I32 = (ir.VectorType(t, n) for t, n in ((_I8, 64), (_I16, 32), (_I32, 16)))
+_V_F32 = ir.VectorType(ir.FloatType(), 16)
+
+_address = types.int64
+
+
+class ByteVector(types.Type):
+    """A vector of 64 bytes, as a Numba type."""
+
+    def __init__(self) -> None:
+        super().__init__(name="i8x64")
+
+
+@register_model(ByteVector)
+class _ByteVectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _V_I8)
+
+
+i8x64 = ByteVector()
+words: Final = types.UniTuple(i8x64, WORDS)
+
+
+def _all(type: Any, n: int) -> Any:
+    return ir.Constant(type, [n] * type.count)
+
+
+def _load(b: Any, address: Any, type: Any) -> Any:
+    return b.load(pointer_to(b, address, type), align=1)
+
+
+def _spread(b: Any, scalar: Any, type: Any) -> Any:
+    undefined = ir.Constant(type, ir.Undefined)
+    one = b.insert_element(undefined, scalar, _I32(0))
+    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, type.count), None))
+
+
+def spread_word(b: Any, address: Any, offset: int) -> Any:
+    """The 4 bytes at `address + offset`, in all 16 lanes."""
+    at = b.gep(pointer_to(b, address, _I8), [_I64(offset)])
+    word = b.load(b.bitcast(at, _I32.as_pointer()), align=1)
+    return _spread(b, word, _V_I32)
+
+
+def spread_float(b: Any, address: Any, offset: int) -> Any:
+    """The float at `address + offset`, in all 16 lanes."""
+    return b.bitcast(spread_word(b, address, offset), _V_F32)
+
+
+# --- dot products of bytes ---
+
+
+def _parts(b: Any, v: Any, n: int) -> list[Any]:
+    """A vector cut into parts of `n` lanes."""
+    undefined = ir.Constant(v.type, ir.Undefined)
+    index = ir.VectorType(_I32, n)
+    return [
+        b.shuffle_vector(v, undefined, ir.Constant(index, list(range(i, i + n))))
+        for i in range(0, v.type.count, n)
+    ]
+
+
+def _joined(b: Any, parts: list[Any]) -> Any:
+    """Parts of equal size, one behind the other."""
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        index = ir.Constant(ir.VectorType(_I32, n), list(range(n)))
+        parts = [
+            b.shuffle_vector(x, y, index) for x, y in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    return parts[0]
+
+
+def _dot4_vnni_512(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    return call(b, "llvm.x86.avx512.vpdpbusd.512", _V_I32, acc, u, s)
+
+
+def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    kind = ir.VectorType(_I32, 8)
+    accs, us, ss = _parts(b, acc, 8), _parts(b, u, 32), _parts(b, s, 32)
+    name = "llvm.x86.avx512.vpdpbusd.256"
+    return _joined(b, [call(b, name, kind, *part) for part in zip(accs, us, ss, strict=True)])
+
+
+def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    """With i8mm the very product; without, of u - 128, the rest added as 128 times the sum of s."""
+    kind = ir.VectorType(_I32, 4)
+    accs, us, ss = _parts(b, acc, 4), _parts(b, u, 16), _parts(b, s, 16)
+    if has_feature("i8mm"):
+        name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
+        return _joined(b, [call(b, name, kind, *p) for p in zip(accs, us, ss, strict=True)])
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    bytes16 = ir.VectorType(_I8, 16)
+    result = []
+    for a, x, y in zip(accs, us, ss, strict=True):
+        moved = b.xor(x, _all(bytes16, -128))
+        once = call(b, name, kind, a, _all(bytes16, 64), y)
+        twice = call(b, name, kind, once, _all(bytes16, 64), y)
+        result.append(call(b, name, kind, twice, moved, y))
+    return _joined(b, result)
+
+
+def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    """Even and odd bytes as 16-bit numbers: the sum of two products is exact in 32 bits."""
+    u, s = b.bitcast(u, _V_I16), b.bitcast(s, _V_I16)
+    eight = _all(_V_I16, 8)
+    even = _multiply_pairs(b, b.and_(u, _all(_V_I16, 255)), b.ashr(b.shl(s, eight), eight))
+    odd = _multiply_pairs(b, b.lshr(u, eight), b.ashr(s, eight))
+    return b.add(acc, b.add(even, odd))
+
+
+def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
+    """Products of 16-bit numbers, neighbours added: what LLVM knows as one instruction."""
+    if has_feature("avx512bw"):
+        return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
+    if has_feature("avx2"):
+        kind = ir.VectorType(_I32, 8)
+        parts = zip(_parts(b, x, 16), _parts(b, y, 16), strict=True)
+        return _joined(b, [call(b, "llvm.x86.avx2.pmadd.wd", kind, *p) for p in parts])
+    wide = ir.VectorType(_I32, 32)
+    product = b.mul(b.sext(x, wide), b.sext(y, wide))
+    undefined = ir.Constant(wide, ir.Undefined)
+    even, odd = (
+        b.shuffle_vector(product, undefined, ir.Constant(_V_I32, list(range(first, 32, 2))))
+        for first in (0, 1)
+    )
+    return b.add(even, odd)
+
+
+def _dot4_saturated(b: Any, acc: Any, u: Any, s: Any) -> Any:
+    """As _dot4_pairs in fewer steps; exact while u is at most 127: two products fit 16 bits."""
+    wide = has_feature("avx512bw")
+    n, name = (64, "avx512.pmaddubs.w.512") if wide else (32, "avx2.pmadd.ub.sw")
+    kind = ir.VectorType(_I16, n // 2)
+    parts = zip(_parts(b, u, n), _parts(b, s, n), strict=True)
+    pairs = _joined(b, [call(b, f"llvm.x86.{name}", kind, *part) for part in parts])
+    return b.add(acc, _multiply_pairs(b, pairs, _all(_V_I16, 1)))
+
+
+def _choose_dot4() -> Any:
+    if has_feature("avx512vnni"):
+        return _dot4_vnni_512
+    if has_feature("avxvnni"):
+        return _dot4_vnni_256
+    if has_feature("dotprod"):
+        return _dot4_neon
+    return _dot4_pairs
+
+
+emit_dot4: Final = _choose_dot4()
+# for unsigned bytes of at most 127
+emit_dot4_small: Final = (
+    _dot4_saturated if emit_dot4 is _dot4_pairs and has_feature("avx2") else emit_dot4
+)
+
+
+def prefetch(n_bytes: int) -> Any:
+    """A procedure that brings `n_bytes` from an address on into the first cache."""
+
+    def emit(b: Any, address: Any) -> None:
+        at = pointer_to(b, address, _I8)
+        for offset in range(0, n_bytes, CACHE_LINE):
+            line = b.gep(at, [_I64(offset)])
+            call(b, "llvm.prefetch.p0", ir.VoidType(), line, _I32(0), _I32(3), _I32(1))
+
+    return vector_function(types.void, (_address,), emit)
+
+
+load_i8x64 = vector_function(i8x64, (_address,), lambda b, at: _load(b, at, _V_I8))
+dot4 = vector_function(i32x16, (i32x16, i8x64, i8x64), emit_dot4)
+dot4_small = vector_function(i32x16, (i32x16, i8x64, i8x64), emit_dot4_small)
+
+
+def _emit_scaled_to_nearest(b: Any, v: Any, factor: Any) -> Any:
+    # beside 1.5 * 2**23 a float's last bits are whole numbers
+    large = ir.Constant(_V_F32, [1.5 * 2**23] * 16)
+    bits = b.bitcast(fma(b, v, factor, large), _V_I32)
+    return b.sub(bits, _all(_V_I32, 0x4B400000))
+
+
+# v * factor as integers, rounded to the nearest, halves to even; of NaN and what is beyond 2**22:
+# anything
+scaled_to_nearest = vector_function(i32x16, (f32x16, f32x16), _emit_scaled_to_nearest)
+# a vector's lanes added up
+sum_lanes = vector_function(
+    types.int64,
+    (i32x16,),
+    lambda b, v: b.sext(call(b, "llvm.vector.reduce.add.v16i32", _I32, v), _I64),
+)
+
+
+# --- moving bytes between rows and lanes ---
+
+
+def interleave_rows(size: int) -> Any:
+    """A procedure (source, stride, destination): of 16 bytes in each of 16 rows, the first `size`
+    of all rows side by side, then the next. 256 bytes are read, and written."""
+
+    def emit(b: Any, source: Any, stride: Any, destination: Any) -> None:
+        kind = ir.VectorType(ir.IntType(8 * size), 16 // size)
+        places = [b.add(source, b.mul(stride, _I64(r))) for r in range(16)]
+        vectors = [_load(b, place, kind) for place in places]
+        while len(vectors) > 1:  # of two lists of rows, elements by turns: the last ones are r, r+1
+            half = len(vectors) // 2
+            n = vectors[0].type.count
+            order = [i // 2 + i % 2 * n for i in range(2 * n)]
+            index = ir.Constant(ir.VectorType(_I32, 2 * n), order)
+            pairs = zip(vectors[:half], vectors[half:], strict=True)
+            vectors = [b.shuffle_vector(x, y, index) for x, y in pairs]
+        b.store(vectors[0], pointer_to(b, destination, vectors[0].type), align=1)
+
+    return vector_function(types.void, (_address,) * 3, emit)
+
+
+def _emit_bits_to_bytes(b: Any, address: Any) -> None:
+    x, y = _load(b, address, _V_I32), ir.Constant(_V_I32, None)
+    for j in range(8):
+        four = b.and_(b.lshr(x, _all(_V_I32, 4 * j)), _all(_V_I32, 15))
+        # its bits as the lowest ones of 4 bytes
+        spread = b.and_(b.mul(four, _all(_V_I32, 0x00204081)), _all(_V_I32, 0x01010101))
+        y = b.or_(y, b.shl(spread, _all(_V_I32, j)))
+    b.store(y, pointer_to(b, address, _V_I32), align=1)
+
+
+# of 16 words at an address, bit 4 * j + i of each becomes bit j of its byte i
+bits_to_bytes = vector_function(types.void, (_address,), _emit_bits_to_bytes)
+
+
+# --- words: 8 vectors of bytes, 4 values of 16 rows in each ---
+
+
+def _emit_load_words(b: Any, address: Any) -> Any:
+    at = pointer_to(b, address, _V_I8)
+    return pack(b, [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS)])
+
+
+def _emit_load_nibbles(b: Any, address: Any) -> Any:
+    at = pointer_to(b, address, _V_I8)
+    vectors = [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS // 2)]
+    low = [b.and_(v, _all(_V_I8, 15)) for v in vectors]
+    return pack(b, low + [b.lshr(v, _all(_V_I8, 4)) for v in vectors])
+
+
+def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
+    # there are no shifts of bytes: of pairs, and the mask keeps out what the neighbour lent
+    count = _spread(b, b.trunc(shift, _I16), _V_I16)
+    kept = _spread(b, b.trunc(mask, _I8), _V_I8)
+
+    def moved(v: Any) -> Any:
+        return b.bitcast(b.lshr(b.bitcast(v, _V_I16), count), _V_I8)
+
+    return pack(b, [b.and_(moved(v), kept) for v in unpack(b, words)])
+
+
+def _emit_with_bits(b: Any, words: Any, high: Any, place: Any) -> Any:
+    count = _spread(b, b.trunc(place, _I16), _V_I16)
+
+    def moved(v: Any) -> Any:
+        return b.bitcast(b.shl(b.bitcast(v, _V_I16), count), _V_I8)
+
+    pairs = zip(unpack(b, words), unpack(b, high), strict=True)
+    return pack(b, [b.or_(v, moved(w)) for v, w in pairs])
+
+
+def _emit_unsigned(b: Any, words: Any) -> Any:
+    return pack(b, [b.xor(v, _all(_V_I8, -128)) for v in unpack(b, words)])
+
+
+def _emit_bit_planes(b: Any, address: Any) -> Any:
+    v = _load(b, address, _V_I8)
+    planes = [b.lshr(v, _all(_V_I8, i)) for i in range(WORDS)]
+    return pack(b, [b.and_(plane, _all(_V_I8, 1)) for plane in planes])
+
+
+def look_up(entries: Sequence[int]) -> Any:
+    """A function that replaces each byte of words, which is below 16, by that entry."""
+
+    def emit(b: Any, words: Any) -> Any:
+        return pack(b, [_looked_up(b, entries, v) for v in unpack(b, words)])
+
+    return vector_function(words, (words,), emit)
+
+
+def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
+    if has_feature("avx512bw") or has_feature("avx2"):
+        n, name = (64, "avx512.pshuf.b.512") if has_feature("avx512bw") else (32, "avx2.pshuf.b")
+        table = ir.Constant(ir.VectorType(_I8, n), list(entries) * (n // 16))
+        parts = _parts(b, index, n)
+        return _joined(b, [call(b, f"llvm.x86.{name}", table.type, table, part) for part in parts])
+    result = ir.Constant(_V_I8, None)
+    for i, entry in enumerate(entries):
+        here = b.icmp_signed("==", index, _all(_V_I8, i))
+        result = b.select(here, _all(_V_I8, entry), result)
+    return result
+
+
+load_words = vector_function(words, (_address,), _emit_load_words)
+# of 4 vectors: the low 4 bits of each, then the high ones
+load_nibbles = vector_function(words, (_address,), _emit_load_nibbles)
+# bits `shift` ... of each byte; the mask keeps no more than 8 - shift of them
+bits_of = vector_function(words, (words, types.int64, types.int64), _emit_bits_of)
+# bits of other words set at a place, where they must fit
+with_bits = vector_function(words, (words, words, types.int64), _emit_with_bits)
+# signed bytes as unsigned ones, 128 more
+unsigned = vector_function(words, (words,), _emit_unsigned)
+# bit j of each byte of one vector, as the j-th of the words
+load_bit_planes = vector_function(words, (_address,), _emit_bit_planes)
+
+
+# --- tiles ---
+
+
+def pack(b: Any, vectors: list[Any]) -> Any:
+    """Vectors as the value of a Numba tuple."""
+    value = ir.Constant(ir.ArrayType(vectors[0].type, len(vectors)), ir.Undefined)
+    for i, vector in enumerate(vectors):
+        value = b.insert_value(value, vector, i)
+    return value
+
+
+def unpack(b: Any, value: Any) -> list[Any]:
+    """The vectors of a Numba tuple."""
+    return [b.extract_value(value, i) for i in range(value.type.count)]
+
+
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once."""
+    return call(b, "llvm.fma.v16f32", _V_F32, x, y, z)
+
+
+def to_float(b: Any, v: Any) -> Any:
+    return b.sitofp(v, _V_F32)
+
+
+def store_rows(b: Any, values: list[Any], addresses: list[Any], n: Any) -> None:
+    """Store the first `n` lanes of each vector at its address, at most 16."""
+    places = [pointer_to(b, address, _V_F32) for address in addresses]
+    with b.if_else(b.icmp_signed(">=", n, _I64(16))) as (whole, part):
+        with whole:
+            for value, place in zip(values, places, strict=True):
+                b.store(value, place, align=1)
+        with part:
+            lanes = ir.Constant(_V_I32, list(range(16)))
+            mask = b.icmp_signed("<", lanes, _spread(b, b.trunc(n, _I32), _V_I32))
+            for value, place in zip(values, places, strict=True):
+                name = "llvm.masked.store.v16f32.p0"
+                call(b, name, ir.VoidType(), value, place, _I32(1), mask)
+
+
+def zero_tile(n: int) -> Any:
+    """A function that gives `n` vectors of floats, all 0."""
+    kind = ir.ArrayType(_V_F32, n)
+    return vector_function(types.UniTuple(f32x16, n), (), lambda b: ir.Constant(kind, None))

@@ -1,0 +1,157 @@
+"""For the tests of packed weights: tensors that lie repacked, and NumPy's twin of their products.
+
+A packed tensor's memory is a `RepackBuffer`'s. The reference kernels still see the weights as they
+were before: `reference_run.data` gives `PackedMemory.plain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import reference_run
+from reference_run import Array, F64Array, data, leaf, place, values_of
+
+from lamella.alloc import alloc_tensors
+from lamella.alloc.buffer import BufferType
+from lamella.graph import GGMLType, Tensor
+from lamella.kernels.cpu.packed.buffer import RepackBuffer, RepackBufferType
+from lamella.kernels.cpu.packed.formats import FORMATS
+from lamella.kernels.quants import LAYOUTS
+
+VALUES: Final = 32  # of a column that have one scale
+LARGEST_SCALE: Final = 0.1  # of random blocks
+SCALES: Final = frozenset({"d", "dmin", "m"})  # the fields that hold them, as float16
+
+F32Array = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class PackedMemory(np.ndarray):
+    """Memory of packed weights, as `tensor.buffer` of these tests."""
+
+    buft: BufferType
+    plain: Tensor
+
+
+def packed(plain: Tensor) -> Tensor:
+    """The same weights in memory that the CPU packs."""
+    t = Tensor(plain.type, plain.ne)
+    buffer = buffer_of(t)
+    buffer.set_tensor(t, np.ascontiguousarray(data(plain)))
+    memory = buffer.memory.view(PackedMemory)
+    memory.buft, memory.plain = buffer.buft, plain
+    t.buffer = memory
+    return t
+
+
+def buffer_of(t: Tensor, n_threads: int = 1) -> RepackBuffer:
+    """A buffer of its own for a tensor, full of other bytes than zeros."""
+    [buffer] = alloc_tensors([t], RepackBufferType(n_threads))
+    assert isinstance(buffer, RepackBuffer)
+    buffer.clear(reference_run.GUARD)
+    return buffer
+
+
+# --- weights ---
+
+
+def random_bytes(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
+    """Weights whose blocks have any bytes: their values may be infinite, or no numbers."""
+    t = Tensor(type, shape[::-1])
+    place(t)
+    bytes_of(t)[...] = np.random.default_rng([int(type), seed]).integers(0, 256, t.nbytes, np.uint8)
+    return t
+
+
+def random_weights(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
+    """Weights of finite values: blocks have any bytes, but scales of up to 0.1."""
+    rng = np.random.default_rng([seed, int(type)])
+    if not type.is_quantized:
+        return leaf(rng.standard_normal(shape), type)
+    t = random_bytes(type, *shape, seed=seed)
+    set_scales(t, lambda n: rng.uniform(-LARGEST_SCALE, LARGEST_SCALE, n))
+    return t
+
+
+def exact_weights(type: GGMLType, *shape: int) -> Tensor:
+    """Weights that are whole numbers: scales of whole blocks are 1."""
+    if not type.is_quantized:
+        return leaf(np.random.default_rng(int(type)).integers(-128, 128, shape), type)
+    t = random_bytes(type, *shape)
+    set_scales(t, np.ones)
+    return t
+
+
+def set_scales(t: Tensor, scales: Callable[[int], Array]) -> None:
+    """Give quantised weights other scales of whole blocks."""
+    blocks = bytes_of(t).reshape(-1, t.type.type_size).view(LAYOUTS[t.type])[:, 0]
+    for name in SCALES.intersection(LAYOUTS[t.type].names or ()):
+        blocks[name] = scales(len(blocks))
+
+
+def bytes_of(t: Tensor) -> Bytes:
+    """The memory of weights that are not packed."""
+    memory: Bytes = t.buffer[t.offset : t.offset + t.nbytes]
+    return memory
+
+
+# --- NumPy's twins ---
+
+
+def packed_bytes(type: GGMLType, raw: Bytes, n_values: int) -> Bytes:
+    """A matrix's rows of `n_values`, in whole groups of 16, packed as `formats.py` says."""
+    form = FORMATS[type]
+    n_rows = raw.size // type.row_size(n_values)
+    padded = np.zeros((-(-n_rows // 16) * 16, type.row_size(n_values)), np.uint8)
+    padded[:n_rows] = raw.reshape(n_rows, -1)
+    blocks = padded.reshape(len(padded) // 16, 16, -1, type.type_size).swapaxes(1, 2)
+    parts = []
+    for name, unit in form.fields:
+        field = blocks
+        if type.is_quantized:
+            fields = LAYOUTS[type].fields
+            assert fields is not None
+            dtype, offset = fields[name][:2]
+            field = blocks[..., offset : offset + dtype.itemsize]
+        if unit == 5:  # 32 bits, 8 of each byte from every fourth
+            bits = np.unpackbits(field, axis=-1, bitorder="little")
+            bits = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)
+            field = np.packbits(bits, axis=-1, bitorder="little")[..., 0]
+        units = field.reshape(*field.shape[:-1], -1, min(unit, 4)).swapaxes(2, 3)
+        parts.append(units.reshape(*units.shape[:2], -1))
+    return np.concatenate(parts, axis=-1).ravel()
+
+
+def quantized(x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], F32Array]:
+    """Columns as integers of 32 values each, and their scales: the largest value becomes 127."""
+    blocks = np.asarray(x, np.float32)
+    blocks = blocks.reshape(*blocks.shape[:-1], -1, VALUES)
+    scale = np.abs(blocks).max(axis=-1) * np.float32(1 / 127)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scale > np.float32(1e-30), np.float32(1) / scale, np.float32(0))
+    # products of two floats are exact; halves go to the even number
+    return np.rint(blocks.astype(np.float64) * inverse[..., None].astype(np.float64)), scale
+
+
+def product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
+    """Rows of weights, not packed, times columns [..., k] as they are multiplied: [..., n]."""
+    if not weights.type.is_quantized:
+        return exact_product(weights, x)
+    q, scale = quantized(x)
+    return exact_product(weights, (q * scale[..., None]).reshape(np.shape(x)))
+
+
+def exact_product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
+    """Rows of weights times columns [..., k]: [..., n]; of experts, [..., n_expert, n]."""
+    rows = values_of(weights)[0]
+    result: F64Array = np.tensordot(np.asarray(x, np.float64), rows, (-1, -1))
+    return result[..., 0, :] if len(rows) == 1 else result
+
+
+def nmse(actual: Array, expected: Array) -> float:
+    """Mean square error relative to the mean square."""
+    difference = np.square(np.asarray(actual, np.float64) - expected).sum()
+    return float(difference / max(np.square(np.asarray(expected, np.float64)).sum(), 1e-30))
