@@ -1,5 +1,6 @@
 """sampling: from logits to the next token, with llama-server's samplers, defaults and draws."""
 
+from .native import load_kernels
 from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
 from .sampler import Sampler, SamplerVocab
 from .softmax import log_softmax
@@ -9,6 +10,7 @@ __all__ = [
     "Sampler",
     "SamplerVocab",
     "SamplingParams",
+    "load_kernels",
     "log_softmax",
     "samplers_from_chars",
 ]

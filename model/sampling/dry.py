@@ -15,7 +15,7 @@ import numpy as np
 
 from .breakers import Breakers
 from .candidates import Candidates
-from .penalties import subtract
+from .penalties import logit_bias, taken_off
 from .softmax import F32Array, IdArray
 
 _FLOAT_MAX_LOG: Final = np.float32(88.7228391)
@@ -44,14 +44,17 @@ class Dry:
         self._window.append(token)
 
     def __call__(self, c: Candidates) -> Candidates:
+        tokens, biases = self.biases()
+        return logit_bias(c, tokens, biases) if len(tokens) else c
+
+    def biases(self) -> tuple[IdArray, F32Array]:
+        """Tokens [m], all different, and what is added to their logits [m]."""
         recent = list(reversed(self._window))
         lengths = repeated(recent, self._allowed_length, self._breakers)
         costs = {t: n for t, n in lengths.items() if () not in self._breakers.get(t, ())}
-        if not costs:
-            return c
         tokens: IdArray = np.array(list(costs), np.int64)
         exponents = np.array(list(costs.values()), np.int64) - self._allowed_length
-        return subtract(c, tokens, self._penalties(exponents))
+        return tokens, taken_off(self._penalties(exponents))
 
     def _penalties(self, exponents: IdArray) -> F32Array:
         """multiplier x base ** exponents, the exponents held to where a float32 can follow."""

@@ -5,7 +5,8 @@ Tested by tests/model/test_sampling_steps.py; the window by tests/model/test_sam
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from array import array
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -27,10 +28,11 @@ def logit_bias(c: Candidates, tokens: IdArray, biases: F32Array) -> Candidates:
     return c.with_logits(logits)
 
 
-def subtract(c: Candidates, tokens: IdArray, penalties: F32Array) -> Candidates:
-    """Takes penalties [m] from the logits of `tokens` [m], all different."""
+def taken_off(penalties: F32Array) -> F32Array:
+    """Biases [m] that take penalties [m] off."""
     # held finite: a banned token (-inf) must not become NaN
-    return logit_bias(c, tokens, -np.clip(penalties, -_FLOAT_MAX, _FLOAT_MAX))
+    biases: F32Array = -np.clip(penalties, -_FLOAT_MAX, _FLOAT_MAX)
+    return biases
 
 
 def penalties(
@@ -52,7 +54,7 @@ def penalties(
     logits = c.logits.copy()
     logits[at] = np.where(before <= 0, before * np.float32(repeat), before / np.float32(repeat))
     taken = counts[found] * np.float32(frequency) + np.float32(presence)
-    return subtract(c.with_logits(logits), tokens[found], taken)
+    return logit_bias(c.with_logits(logits), tokens[found], taken_off(taken))
 
 
 class RepeatPenalties:
@@ -60,20 +62,34 @@ class RepeatPenalties:
 
     def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:
         assert last_n > 0, last_n
+        self.penalties = (repeat, frequency, presence)
+        # the tokens of the window, each once, and how often it is there; where a token stands
+        self.tokens = array("q")
+        self.counts = array("f")
+        self._places: dict[int, int] = {}
         self._window: deque[int] = deque(maxlen=last_n)
-        self._counts: Counter[int] = Counter()
-        self._penalties = (repeat, frequency, presence)
 
     def accept(self, token: int) -> None:
         if len(self._window) == self._window.maxlen:
-            oldest = self._window[0]
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
+            self._forget(self._window[0])
         self._window.append(token)
-        self._counts[token] += 1
+        at = self._places.get(token)
+        if at is None:
+            self._places[token] = len(self.tokens)
+            self.tokens.append(token)
+            self.counts.append(1)
+        else:
+            self.counts[at] += 1
+
+    def _forget(self, token: int) -> None:
+        at = self._places[token]
+        self.counts[at] -= 1
+        if self.counts[at] == 0:  # the last one takes its place
+            del self._places[token]
+            last, count = self.tokens.pop(), self.counts.pop()
+            if last != token:
+                self.tokens[at], self.counts[at], self._places[last] = last, count, at
 
     def __call__(self, c: Candidates) -> Candidates:
-        tokens = np.array(list(self._counts), np.int64)
-        counts = np.array(list(self._counts.values()), np.float32)
-        return penalties(c, tokens, counts, *self._penalties)
+        tokens, counts = np.array(self.tokens), np.array(self.counts)
+        return penalties(c, tokens, counts, *self.penalties)

@@ -7,25 +7,26 @@ Tested by tests/model/test_sampling_chain.py.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import fields
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ...base.errors import BackendError, RequestError
+from ...base.errors import RequestError
+from ...base.settings import NO_JIT
 from .breakers import BreakerVocab, find_breakers
-from .candidates import Candidates
-from .dist import MersenneTwister, choose
+from .chain import Chain, NumpyChain, Step, broken
+from .dist import MersenneTwister
 from .dry import Dry
+from .native import NativeChain
 from .params import SamplingParams
 from .penalties import RepeatPenalties, logit_bias
-from .softmax import F32Array, IdArray, exps, rounded
+from .softmax import F32Array, IdArray, rounded
 from .temperature import dynamic_temperature, temperature
-from .truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
+from .truncation import min_p, top_k, top_n_sigma, top_p, typical
+from .xtc import Xtc
 
-Step: TypeAlias = Callable[[Candidates], Candidates]
 SamplerVocab: TypeAlias = BreakerVocab
 
 _RANDOM_SEED: Final = 2**32 - 1  # LLAMA_DEFAULT_SEED, which is -1
@@ -42,7 +43,11 @@ class Sampler:
     seed: int  # the seed really used, in 0 .. 2**32 - 1
 
     def __init__(self, params: SamplingParams, vocab: SamplerVocab) -> None:
-        """Raises RequestError if `logit_bias` names tokens that `vocab` lacks, or bans all."""
+        """Compiles kernels if need be, unless LAMELLA_NO_JIT.
+
+        Raises RequestError if `logit_bias` names tokens that `vocab` lacks, or bans all, and
+        BackendError if a kernel cannot be compiled.
+        """
         params = _as_float32(params)
         seed = params.seed % 2**32
         # never the one that asks for a random seed: the reported seed repeats the text
@@ -54,7 +59,13 @@ class Sampler:
         self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | Dry)]
         self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
         self._rng = MersenneTwister(self.seed)
-        self._last: tuple[IdArray, F32Array] | None = None  # candidates and their weights
+        self._best: int | None = None  # of the last greedy choice
+        if not self._greedy:
+            _ = self._chain  # what it costs to make is not paid by the first token
+
+    @cached_property
+    def _chain(self) -> Chain:
+        return NumpyChain(self._steps) if NO_JIT() else NativeChain(self._steps, self._n_vocab)
 
     def accept(self, token: int) -> None:
         """Takes note of a token of the sequence; penalties and DRY look at the last ones."""
@@ -72,21 +83,18 @@ class Sampler:
         assert logits.dtype == np.float32, logits.dtype
         if self._greedy:
             return self._sample_greedily(logits)
-        if not np.isfinite(logits.max()):
-            raise _broken(logits)
-        c = Candidates(_all_ids(self._n_vocab), logits, whole=True)
-        with np.errstate(all="ignore"):  # infinities are expected, and sound at each step
-            for step in self._steps:
-                c = step(c)
-            return self._draw(c)
+        # drawn even for a single candidate, as llama-server does: the next tokens depend on it
+        return self._chain.draw(logits, self._rng.uniform_double())
 
     def candidates(self) -> tuple[IdArray, F32Array]:
         """(ids, probabilities) [n] that the last `sample` drew from, the likeliest first.
 
         Those of probability 0 are left out.
         """
-        assert self._last is not None, "sample() was never called"
-        ids, weights = self._last
+        if self._greedy:
+            assert self._best is not None, "sample() was never called"
+            return np.array([self._best]), np.ones(1, np.float32)
+        ids, weights = self._chain.last()
         probs = rounded(weights / weights.sum(dtype=np.float64))
         order = np.argsort(-probs, kind="stable")[: np.count_nonzero(probs)]
         return ids[order], probs[order]
@@ -94,31 +102,9 @@ class Sampler:
     def _sample_greedily(self, logits: F32Array) -> int:
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
-            raise _broken(logits)
-        self._last = np.array([best]), np.ones(1, np.float32)
+            raise broken(logits)
+        self._best = best
         return best
-
-    def _draw(self, c: Candidates) -> int:
-        if c.logits.max() == -np.inf:
-            raise RequestError("logit_bias and penalties leave no token that could come next")
-        weights = exps(c.logits)
-        self._last = c.ids, weights
-        # drawn even for a single candidate, as llama-server does: the next tokens depend on it
-        return int(c.ids[choose(weights, self._rng.uniform_double())])
-
-
-class _Xtc:
-    """`xtc` if its coin falls so; it has a generator of its own (llama_sample_xtc_apply)."""
-
-    def __init__(self, params: SamplingParams, seed: int) -> None:
-        self._probability = params.xtc_probability
-        self._apply = partial(xtc, threshold=params.xtc_threshold, min_keep=params.min_keep)
-        self._rng = MersenneTwister(seed)
-
-    def __call__(self, c: Candidates) -> Candidates:
-        if c.n < 2 or self._rng.uniform_float() > self._probability:
-            return c
-        return self._apply(c)
 
 
 def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Step | None:
@@ -145,7 +131,7 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Step 
         case "min_p" if p.min_p > 0:
             return partial(min_p, p=p.min_p, min_keep=p.min_keep)
         case "xtc" if p.xtc_probability > 0 and p.xtc_threshold <= 0.5:
-            return _Xtc(p, seed)
+            return Xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, seed)
         case "temperature" if p.dynatemp_range > 0:
             span, exponent = p.dynatemp_range, p.dynatemp_exponent
             return partial(dynamic_temperature, t=p.temperature, delta=span, exponent=exponent)
@@ -184,16 +170,3 @@ def _as_float32(params: SamplingParams) -> SamplingParams:
     values: dict[str, Any] = {field.name: getattr(params, field.name) for field in fields(params)}
     numbers = {name: float(np.float32(v)) for name, v in values.items() if isinstance(v, float)}
     return SamplingParams(**(values | numbers))
-
-
-@lru_cache(maxsize=4)
-def _all_ids(n_vocab: int) -> IdArray:
-    ids = np.arange(n_vocab)
-    ids.flags.writeable = False
-    return ids
-
-
-def _broken(logits: F32Array) -> BackendError:
-    n_nan, n_inf = np.count_nonzero(np.isnan(logits)), np.count_nonzero(logits == np.inf)
-    what = f"{n_nan} NaN and {n_inf} infinite" if n_nan or n_inf else "no finite"
-    return BackendError(f"the model gave {what} logits among {len(logits)}: no token can be chosen")

@@ -38,7 +38,14 @@ def dynamic_temperature(c: Candidates, t: float, delta: float, exponent: float) 
     probs = softmax(c.logits)
     entropy = running_sum(-probs * log_probabilities(probs))[-1]
     share = entropy / -np.float32(math.log(np.float32(1 / c.n)))
-    low, high = max(np.float32(t) - np.float32(delta), np.float32(0)), np.float32(t + delta)
+    low, high = map(np.float32, dynamic_temperature_limits(t, delta))
     dynamic = low + (high - low) * np.float32(np.power(np.float64(share), exponent))
     # an exponent below 0 can reach infinity, where a masked logit would become NaN
     return temperature(c, float(np.fmin(dynamic, np.finfo(np.float32).max)))
+
+
+def dynamic_temperature_limits(t: float, delta: float) -> tuple[float, float]:
+    """The lowest and the highest dynamic temperature, as a float32 holds them."""
+    low = max(np.float32(t) - np.float32(delta), np.float32(0))
+    with np.errstate(over="ignore"):
+        return float(low), float(np.float32(t + delta))

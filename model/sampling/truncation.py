@@ -42,13 +42,18 @@ def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
     llama_sampler_min_p_apply: compared as logits; an unsorted list keeps its order unless
     fewer than `min_keep` are left.
     """
-    least = c.logits.max() + np.float32(math.log(p))
+    least = c.logits.max() + np.float32(least_log(p))
     if not c.sorted:
         likely = np.flatnonzero(c.logits >= least)
         if len(likely) >= min_keep:
             return c.pick(likely)
     c = c.top(c.n)
     return c.first(max(int(np.count_nonzero(c.logits >= least)), min_keep))
+
+
+def least_log(p: float) -> float:
+    """How far below the largest a logit may lie to be p > 0 times as likely, in float32."""
+    return float(np.float32(math.log(p)))
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:

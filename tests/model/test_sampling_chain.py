@@ -8,6 +8,7 @@ each token drawn was accepted before the next one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,23 @@ import pytest
 from sampling_toys import F32Array, array, letters
 
 from lamella.base.errors import BackendError, RequestError
+from lamella.base.settings import NO_JIT
 from lamella.model.sampling import Sampler, SamplingParams, samplers_from_chars
 from lamella.model.sampling.dist import MersenneTwister
+
+# every test: with the compiled chain and with its twin
+pytestmark = pytest.mark.usefixtures("no_jit")
 
 INF = math.inf
 N_VOCAB = 100
 VOCAB = letters(N_VOCAB, t8=":")
 PROMPT = [3, 5, 8, 3, 5]
+
+
+@pytest.fixture(params=[0, 1], ids=["native", "numpy"])
+def no_jit(request: pytest.FixtureRequest) -> Iterator[None]:
+    with NO_JIT.set(request.param):
+        yield
 
 
 def golden_logits(step: int) -> F32Array:
@@ -132,11 +143,11 @@ def test_a_draw_is_taken_even_for_a_single_candidate() -> None:
 def test_xtc_tosses_no_coin_for_a_single_candidate() -> None:
     s = sampler(2, seed=5, samplers=("min_p", "xtc"), xtc_probability=0.5)
     s.sample(array([0, 99]))
-    assert s._steps[-1]._rng.uniform_float() == MersenneTwister(5).uniform_float()  # type: ignore[attr-defined]
+    assert s._steps[-1].coin.uniform_float() == MersenneTwister(5).uniform_float()  # type: ignore[attr-defined]
     s.sample(array([0, 0]))
     following = MersenneTwister(5)
     drawn = [following.uniform_float() for _ in range(3)]
-    assert s._steps[-1]._rng.uniform_float() == drawn[2]  # type: ignore[attr-defined]
+    assert s._steps[-1].coin.uniform_float() == drawn[2]  # type: ignore[attr-defined]
 
 
 def test_the_order_of_the_samplers_is_the_request_s() -> None:

@@ -49,8 +49,8 @@ def test_the_10000th_draw_is_the_standard_s() -> None:
 class Highest:
     """Draws with all bits set, which seeds hardly ever give."""
 
-    def random_raw(self, size: int | None = None) -> object:
-        return 2**32 - 1 if size is None else [2**32 - 1] * size
+    def random_raw(self, size: int) -> object:
+        return np.full(size, 2**32 - 1, np.uint64)
 
 
 def test_draws_stay_below_one() -> None:

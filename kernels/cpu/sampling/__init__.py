@@ -1,0 +1,37 @@
+"""sampling: the samplers' hot parts as kernels. A chain of steps is one native call for a token."""
+
+from .draw import SAMPLE_TOKEN, sample_draw
+from .select import sample_sort, sample_top_k
+from .temper import sample_bias, sample_dynamic_temperature, sample_penalties, sample_temperature
+from .truncate import (
+    XTC_USED,
+    sample_min_p,
+    sample_top_n_sigma,
+    sample_top_p,
+    sample_typical,
+    sample_xtc,
+)
+
+SAMPLING_KERNELS = (
+    *(SAMPLE_TOKEN, sample_draw, sample_sort, sample_top_k, sample_top_p, sample_min_p),
+    *(sample_temperature, sample_bias, sample_penalties, sample_typical, sample_top_n_sigma),
+    *(sample_xtc, sample_dynamic_temperature),
+)
+
+__all__ = [
+    "SAMPLE_TOKEN",
+    "SAMPLING_KERNELS",
+    "XTC_USED",
+    "sample_bias",
+    "sample_draw",
+    "sample_dynamic_temperature",
+    "sample_min_p",
+    "sample_penalties",
+    "sample_sort",
+    "sample_temperature",
+    "sample_top_k",
+    "sample_top_n_sigma",
+    "sample_top_p",
+    "sample_typical",
+    "sample_xtc",
+]

@@ -1,0 +1,84 @@
+"""A sampler's one call for a token: the steps of its chain, then the draw.
+
+Tested by tests/model/test_sampling_native.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..jit import Kernel, kernel
+from ..simd import call_kernel, inlined, load_f32, load_f64, load_i64
+from .rows import exps, largest
+from .select import group_maxima, largest_of_groups
+from .state import (
+    BROKEN,
+    DONE,
+    LOGITS,
+    N_STEPS,
+    N_VOCAB,
+    NOTHING_LEFT,
+    SORTED,
+    STATUS,
+    STEP_WORDS,
+    STEPS,
+    TOKEN,
+    WEIGHTS,
+    WHOLE,
+    N,
+    U,
+    id_at,
+    put,
+    word,
+)
+
+_INF = np.float32(math.inf)
+
+
+@inlined
+def _choose(weights, n, u):
+    """The first place where the running sum of weights reaches u times their sum, in float64."""
+    total = 0.0
+    for i in range(n):
+        total += np.float64(load_f32(weights + 4 * i))
+    wanted, reached = u * total, 0.0
+    for i in range(n):
+        reached += np.float64(load_f32(weights + 4 * i))
+        if reached >= wanted:
+            return i
+    return n - 1
+
+
+@kernel
+def sample_draw(s, q, _):
+    """The last step: WEIGHTS, and one of the candidates by them."""
+    n, best = word(s, N), largest(s)
+    if best == -_INF:
+        put(s, STATUS, NOTHING_LEFT)
+        return
+    exps(word(s, LOGITS), n, best, word(s, WEIGHTS))
+    put(s, TOKEN, id_at(s, _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))))
+
+
+def sample_token(s, logits):
+    """Run all steps over the logits of the whole vocabulary at an address."""
+    n = word(s, N_VOCAB)
+    put(s, LOGITS, logits)
+    put(s, N, n)
+    put(s, SORTED, 0)
+    put(s, WHOLE, 1)
+    nan = group_maxima(s, logits, n)
+    best = largest_of_groups(s)
+    if nan != 0 or abs(best) == _INF:
+        put(s, STATUS, BROKEN)
+        return
+    put(s, STATUS, DONE)
+    step = s + 8 * STEPS
+    for _ in range(word(s, N_STEPS)):
+        call_kernel(load_i64(step), s, load_i64(step + 8), 0)
+        step += 8 * STEP_WORDS
+
+
+SAMPLE_TOKEN = Kernel(sample_token, 2)

@@ -1,0 +1,166 @@
+"""Rows of floats as samplers need them: the largest, exponentials, sums in order, keys that sort.
+
+Sums are those of a C loop, one addition after the other, as llama.cpp's are.
+Tested by tests/model/test_sampling_native.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..ops.sort import INDEX_BITS, N_INSERTED, insert_each, sort_by_bytes
+from ..simd import (
+    LANES,
+    hmax,
+    inlined,
+    join,
+    load_f32,
+    load_f32_part,
+    load_f32x16,
+    splat,
+    store_f32,
+    store_f32_part,
+    vmax,
+)
+from ..simd_int import f32_of_bits
+from ..simd_scan import count_bits, exp_rounded, f32_bits, mask_ge
+from .state import LOGITS, SORTED, N, word
+
+_INF = np.float32(math.inf)
+_ZERO = np.float32(0)
+_SMALLEST = np.float32(np.finfo(np.float32).smallest_subnormal)
+_FLIP = 0x7FFFFFFF
+
+
+# --- floats as whole numbers of the same order ---
+
+
+@inlined
+def order_of(x):
+    """A whole number for a float32; it rises as the float does. 0 for both zeros; no NaN."""
+    bits = f32_bits(x + _ZERO)
+    return bits if bits >= 0 else bits ^ _FLIP
+
+
+@inlined
+def of_order(n):
+    """The float32 that `n` is the order of."""
+    return f32_of_bits(n if n >= 0 else n ^ _FLIP)
+
+
+@inlined
+def key_of(x, token):
+    """A number above 0: keys rise as the logits fall, and as the ids rise among equal ones."""
+    return ((_FLIP - order_of(x)) << INDEX_BITS) + token
+
+
+@inlined
+def logit_of(key):
+    return of_order(_FLIP - (key >> INDEX_BITS))
+
+
+@inlined
+def id_of(key):
+    return key & _FLIP
+
+
+@inlined
+def sort_keys(keys, other, n_vocab, n, at_random):
+    """Sort `n` keys, using `other` memory. Unless `at_random`, equal logits are in order by id."""
+    if n <= N_INSERTED:
+        insert_each(keys, n)
+    else:
+        sort_by_bytes(keys, other, other + 8 * n_vocab, n)  # by logit only
+        if at_random:
+            insert_each(keys, n)  # few to move: equal logits at different places
+
+
+# --- rows ---
+
+
+@inlined
+def part(x, n):
+    """The first `n` of a row, -inf in lanes beyond."""
+    return load_f32x16(x) if n >= LANES else join(load_f32_part(x, n), splat(-_INF), n)
+
+
+@inlined
+def reaching(x, n, limit):
+    """Which of a row's first `n` floats, of 16 at most, reach `limit`, a splat: bits."""
+    hits = mask_ge(part(x, n), limit)
+    return hits if n >= LANES else hits & ((1 << n) - 1)
+
+
+@inlined
+def n_reaching(x, n, bound):
+    """How many of `n` floats reach `bound`."""
+    limit, count = splat(bound), 0
+    for i in range(0, n, LANES):
+        count += count_bits(reaching(x + 4 * i, n - i, limit))
+    return count
+
+
+@inlined
+def largest(s):
+    """The largest logit of the candidates."""
+    x, n = word(s, LOGITS), word(s, N)
+    if word(s, SORTED) != 0:
+        return load_f32(x)
+    best = splat(-_INF)
+    for i in range(0, n, LANES):
+        best = vmax(part(x + 4 * i, n - i), best)
+    return hmax(best)
+
+
+@inlined
+def exps(x, n, top, out):
+    """exp(logit - top) of `n` logits, `top` the largest of them, to `out`.
+
+    Where that is infinite those that equal it get 1, the others 0.
+    """
+    if abs(top) == _INF:
+        for i in range(n):
+            store_f32(out + 4 * i, np.float32(1) if load_f32(x + 4 * i) == top else _ZERO)
+        return
+    for i in range(0, n, LANES):
+        left = n - i
+        v = exp_rounded(part(x + 4 * i, left) - splat(top))
+        store_f32_part(out + 4 * i, v, left)
+
+
+@inlined
+def sum_of(x, n):
+    """The sum of `n` floats, in float32."""
+    total = _ZERO
+    for i in range(n):
+        total += load_f32(x + 4 * i)
+    return total
+
+
+@inlined
+def softmax(x, n, top, out):
+    """Probabilities of `n` logits, the largest of which is `top`, to `out`."""
+    exps(x, n, top, out)
+    total = splat(sum_of(out, n))
+    for i in range(0, n, LANES):
+        store_f32_part(out + 4 * i, load_f32_part(out + 4 * i, n - i) / total, n - i)
+
+
+@inlined
+def log_probability(p):
+    """ln p, rounded once; a probability of 0 counts as the smallest above it."""
+    return np.float32(math.log(np.float64(max(p, _SMALLEST))))
+
+
+@inlined
+def entropy(probs, n, logs):
+    """The entropy of `n` probabilities, whose logarithms are written to `logs`."""
+    total = _ZERO
+    for i in range(n):
+        p = load_f32(probs + 4 * i)
+        log = log_probability(p)
+        store_f32(logs + 4 * i, log)
+        total += -p * log
+    return total

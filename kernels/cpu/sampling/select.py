@@ -1,0 +1,183 @@
+"""The largest logits of a vocabulary in linear time: maxima of groups, a bound, a sort of few.
+
+The logits lie in N_GROUPS groups. If k of the groups' maxima reach a bound, k logits do, and
+hardly more than that: they lie in different groups, mostly. The bound is found by halving: counting
+what reaches it takes one instruction for 16 maxima.
+Tested by tests/model/test_sampling_native.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from ..jit import kernel
+from ..simd import (
+    LANES,
+    hmax,
+    inlined,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    splat,
+    store_f32,
+    store_f32x16,
+    store_i64,
+    vmax,
+)
+from ..simd_int import store_u32
+from ..simd_scan import lowest_bit, mask_nan
+from .rows import id_of, key_of, logit_of, n_reaching, of_order, order_of, part, reaching, sort_keys
+from .state import (
+    IDS,
+    KEYS,
+    LOGITS,
+    MAX_GROUPS,
+    MAXIMA,
+    N_GROUPS,
+    N_VOCAB,
+    OTHER,
+    OWN,
+    SORTED,
+    WHOLE,
+    N,
+    first,
+    id_at,
+    put,
+    sort,
+    word,
+)
+
+_INF = np.float32(math.inf)
+_ROWS: Final = MAX_GROUPS // LANES
+_SLACK: Final = 4  # a bound is good enough if up to k / _SLACK more than k reach it
+
+
+@inlined
+def group_maxima(s, x, n):
+    """Write the groups' maxima; nonzero if there is a NaN. Group l of 16 takes every 16th logit of
+    a stretch, so that maxima need no shuffling."""
+    out = word(s, MAXIMA)
+    vectors = (n + LANES - 1) // LANES
+    length = (vectors + _ROWS - 1) // _ROWS * LANES  # of a stretch
+    row, nan = 0, 0
+    for begin in range(0, n, length):
+        end = min(begin + length, n)
+        best, other = splat(-_INF), splat(-_INF)
+        i = begin
+        while i + 2 * LANES <= end:
+            v, w = load_f32x16(x + 4 * i), load_f32x16(x + 4 * i + 4 * LANES)
+            nan |= mask_nan(v, w)
+            best, other = vmax(v, best), vmax(w, other)
+            i += 2 * LANES
+        while i < end:
+            v = part(x + 4 * i, end - i)
+            nan |= mask_nan(v, v)
+            best = vmax(v, best)
+            i += LANES
+        store_f32x16(out + 4 * LANES * row, vmax(best, other))
+        row += 1
+    put(s, N_GROUPS, LANES * row)
+    return nan
+
+
+@inlined
+def largest_of_groups(s):
+    best = splat(-_INF)
+    for i in range(0, word(s, N_GROUPS), LANES):
+        best = vmax(load_f32x16(word(s, MAXIMA) + 4 * i), best)
+    return hmax(best)
+
+
+@inlined
+def _bound(x, n, k):
+    """A value that at least `k` of `n` floats reach, and few more if they are different."""
+    low, high = order_of(-_INF), order_of(_INF)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        count = n_reaching(x, n, of_order(middle))
+        if count < k:
+            high = middle - 1
+        else:
+            low = middle
+            if count <= k + k // _SLACK:
+                break
+    return of_order(low)
+
+
+@inlined
+def _collect(s, bound, k):
+    """Write the keys of logits above `bound` and, if the ids rise, of the first `k` that equal it;
+    how many."""
+    x, n, keys = word(s, LOGITS), word(s, N), word(s, KEYS)
+    n_equal_max = k if word(s, WHOLE) != 0 else n
+    limit = splat(bound)
+    m, n_equal = 0, 0
+    for i in range(0, n, LANES):
+        hits = reaching(x + 4 * i, n - i, limit)
+        while hits != 0:
+            at = i + lowest_bit(hits)
+            hits &= hits - 1
+            value = load_f32(x + 4 * at)
+            if value == bound:
+                if n_equal == n_equal_max:
+                    continue
+                n_equal += 1
+            store_i64(keys + 8 * m, key_of(value, id_at(s, at)))
+            m += 1
+    return m
+
+
+@kernel
+def sample_sort(s, q, _):
+    """SORT: the keys of the largest candidates, at least as many as the int at `q` says, but no
+    more than there are. The candidates stay."""
+    x, n = word(s, LOGITS), word(s, N)
+    k = min(load_i64(q), n)
+    bound = -_INF
+    if k < n:
+        if n > MAX_GROUPS and k <= MAX_GROUPS // 4:  # of more many would share a group
+            if x == word(s, OWN):
+                group_maxima(s, x, n)
+            x, n = word(s, MAXIMA), word(s, N_GROUPS)
+        bound = _bound(x, n, k)
+    m = _collect(s, bound, k)
+    at_random = word(s, WHOLE) == 0
+    sort_keys(word(s, KEYS), word(s, OTHER), word(s, N_VOCAB), m, at_random)
+
+
+@inlined
+def take(s, k):
+    """Let the first `k` keys, no more than were sorted, be the candidates."""
+    keys, ids, x = word(s, KEYS), word(s, IDS), word(s, OWN)
+    for i in range(k):
+        key = load_i64(keys + 8 * i)
+        store_f32(x + 4 * i, logit_of(key))
+        store_u32(ids + 4 * i, id_of(key))
+    put(s, LOGITS, x)
+    put(s, N, k)
+    put(s, SORTED, 1)
+    put(s, WHOLE, 0)
+
+
+@inlined
+def top(s, k):
+    """Leave the `k` >= 1 largest candidates, or all if there are fewer, sorted."""
+    if word(s, SORTED) != 0:
+        first(s, k)
+    else:
+        sort(s, k)
+        take(s, min(k, word(s, N)))
+
+
+@inlined
+def sort_all(s):
+    top(s, word(s, N))
+
+
+@kernel
+def sample_top_k(s, q, _):
+    """k."""
+    top(s, load_i64(q))

@@ -1,0 +1,90 @@
+"""What the kernels of a sampler share: one block of 64-bit words, and how they read it.
+
+    s + 8 * word    the candidates, scratch memory, the result; then the steps: (kernel, parameters)
+
+A step is a kernel `(s, q, 0)`: `s` is the block, `q` the address of its own parameters. It leaves
+other candidates behind. Those are logits and ids at LOGITS and IDS, N of each; WHOLE: the ids are
+0..N - 1 and not written down; SORTED: by falling logit, equal ones by rising id. The logits that
+were given are only read: who changes some copies them first.
+Tested by tests/model/test_sampling_native.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..simd import call_kernel, inlined, load_i32, load_i64, store_i64
+from ..simd_int import copy_bytes
+
+# the candidates
+LOGITS: Final = 0  # address of float32s: the ones given, or OWN
+IDS: Final = 1  # address of int32s
+N: Final = 2
+SORTED: Final = 3
+WHOLE: Final = 4
+# memory of the sampler, for as many candidates as there are tokens
+N_VOCAB: Final = 5
+OWN: Final = 6  # float32s
+WEIGHTS: Final = 7  # float32s: what `exps` leaves
+KEYS: Final = 8  # int64s: what SORT leaves, KEY_BITS and id of each
+OTHER: Final = 9  # int64s, and N_COUNTS more: anybody's, for as long as no other kernel is called
+MARKS: Final = 10  # int32s, all 0 whenever a step ends
+MAXIMA: Final = 11  # float32s: the largest logit of each group, see select.py
+N_GROUPS: Final = 12  # how many, a multiple of 16
+# kernels that steps call
+SORT: Final = 13
+# the result
+STATUS: Final = 14
+TOKEN: Final = 15
+U: Final = 16  # float64 in [0, 1): the draw, given
+SCRATCH: Final = 17  # 8 words
+N_STEPS: Final = 25
+STEPS: Final = 26  # of STEP_WORDS each
+STEP_WORDS: Final = 2
+
+# a status
+DONE: Final = 0
+BROKEN: Final = 1  # a NaN or +inf among the logits, or nothing above -inf
+NOTHING_LEFT: Final = 2  # nothing above -inf when a token was to be drawn
+
+MAX_GROUPS: Final = 1024
+N_COUNTS: Final = 256
+
+
+@inlined
+def word(s, i):
+    return load_i64(s + 8 * i)
+
+
+@inlined
+def put(s, i, value):
+    store_i64(s + 8 * i, value)
+
+
+@inlined
+def id_at(s, i):
+    """The token of candidate `i`."""
+    return i if word(s, WHOLE) != 0 else load_i32(word(s, IDS) + 4 * i)
+
+
+@inlined
+def first(s, k):
+    """Leave the first `k` >= 1 of sorted candidates, or all if there are fewer."""
+    put(s, N, min(k, word(s, N)))
+
+
+@inlined
+def own_logits(s):
+    """Copy the logits to memory that may be written; its address."""
+    own = word(s, OWN)
+    if word(s, LOGITS) != own:
+        copy_bytes(own, word(s, LOGITS), 4 * word(s, N))
+        put(s, LOGITS, own)
+    return own
+
+
+@inlined
+def sort(s, k):
+    """Have the keys of the `k` largest candidates written to KEYS, in order."""
+    put(s, SCRATCH, k)
+    call_kernel(word(s, SORT), s, s + 8 * SCRATCH, 0)

@@ -1,0 +1,227 @@
+"""A chain of samplers as one native call a token: steps translated to kernels/cpu/sampling.
+
+Knows the parameters of each step and of its kernel; what a step does is known to both of them.
+Tested by tests/model/test_sampling_native.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.settings import NO_JIT
+from ...kernels.cpu import sampling as kernels
+from ...kernels.cpu.jit import Kernel, Progress, load_all
+from ...kernels.cpu.sampling import state
+from .chain import Step, broken, nothing_left
+from .dry import Dry
+from .penalties import RepeatPenalties, logit_bias
+from .softmax import F32Array, IdArray
+from .temperature import dynamic_temperature, dynamic_temperature_limits, temperature
+from .truncation import least_log, min_p, top_k, top_n_sigma, top_p, typical
+from .xtc import Xtc
+
+Params = tuple[int | float, ...]
+
+_N_PARAMS: Final = 6  # words of each step
+_ALIGNMENT: Final = 64
+_ALWAYS: Final = (kernels.SAMPLE_TOKEN, kernels.sample_sort, kernels.sample_draw)
+
+# a pure step, its kernel, and the kernel's parameters by those of the step
+_PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
+    top_k: (kernels.sample_top_k, lambda k: (k,)),
+    top_p: (kernels.sample_top_p, lambda p, min_keep: (float(p), min_keep)),
+    min_p: (kernels.sample_min_p, lambda p, min_keep: (least_log(p), min_keep)),
+    typical: (kernels.sample_typical, lambda p, min_keep: (float(p), min_keep)),
+    top_n_sigma: (kernels.sample_top_n_sigma, lambda n: (float(n),)),
+    temperature: (kernels.sample_temperature, lambda t: (float(t),)),
+    dynamic_temperature: (
+        kernels.sample_dynamic_temperature,
+        lambda t, delta, exponent: (*dynamic_temperature_limits(t, delta), float(exponent)),
+    ),
+}
+
+
+def load_kernels(progress: Progress | None = None) -> None:
+    """Compile or load what samplers need, so that no request waits for it.
+
+    Nothing is done with LAMELLA_NO_JIT. Raises BackendError if a kernel cannot be compiled.
+    """
+    if not NO_JIT():
+        load_all(kernels.SAMPLING_KERNELS, progress)
+
+
+class _Native:
+    """A step with its kernel; those with a memory tell the kernel of it around each call."""
+
+    def __init__(self, kernel: Kernel, params: Params) -> None:
+        self.kernel = kernel
+        self.params = params
+
+    def before(self, ints: memoryview, at: int) -> None:
+        """Fill in the parameters, from word `at` on, that change from token to token."""
+
+    def after(self, ints: memoryview, at: int) -> None:
+        """Take what the kernel reports."""
+
+
+class _Bias(_Native):
+    def __init__(self, tokens: IdArray, biases: F32Array) -> None:
+        super().__init__(kernels.sample_bias, (len(tokens), _address(tokens), _address(biases)))
+        self._kept = tokens, biases
+
+
+class _Penalties(_Native):
+    def __init__(self, step: RepeatPenalties) -> None:
+        super().__init__(kernels.sample_penalties, (0, 0, 0, *step.penalties))
+        self._step = step
+
+    def before(self, ints: memoryview, at: int) -> None:
+        tokens, ints[at] = self._step.tokens.buffer_info()
+        ints[at + 1] = tokens
+        ints[at + 2] = self._step.counts.buffer_info()[0]
+
+
+class _Dry(_Native):
+    def __init__(self, step: Dry) -> None:
+        super().__init__(kernels.sample_bias, (0, 0, 0))
+        self._step = step
+        self._kept: tuple[IdArray, F32Array] | None = None
+
+    def before(self, ints: memoryview, at: int) -> None:
+        tokens, biases = self._kept = self._step.biases()
+        ints[at] = len(tokens)
+        ints[at + 1], ints[at + 2] = _address(tokens), _address(biases)
+
+
+class _Xtc(_Native):
+    def __init__(self, step: Xtc) -> None:
+        super().__init__(
+            kernels.sample_xtc, (0.0, step.probability, step.threshold, 0, step.min_keep)
+        )
+        self._step = step
+
+    def before(self, ints: memoryview, at: int) -> None:
+        _as_floats(ints)[at] = self._step.coin.peek_float()
+        ints[at + kernels.XTC_USED] = 0
+
+    def after(self, ints: memoryview, at: int) -> None:
+        if ints[at + kernels.XTC_USED]:
+            self._step.coin.uniform_float()
+
+
+def _translated(step: Step) -> _Native:
+    match step:
+        case RepeatPenalties():
+            return _Penalties(step)
+        case Dry():
+            return _Dry(step)
+        case Xtc():
+            return _Xtc(step)
+        case partial() if step.func is logit_bias:
+            return _Bias(**step.keywords)
+        case partial():
+            kernel, params = _PURE[step.func]
+            return _Native(kernel, params(**step.keywords))
+    raise AssertionError(step)
+
+
+class NativeChain:
+    """Computes with kernels, in memory that is allocated once."""
+
+    def __init__(self, steps: Sequence[Step], n_vocab: int) -> None:
+        """Raises BackendError if a kernel cannot be compiled."""
+        natives = [*map(_translated, steps), _Native(kernels.sample_draw, ())]
+        load_all((*_ALWAYS, *(native.kernel for native in natives)))
+        self._block = np.zeros(_words(len(natives)), np.int64)
+        self._ints = self._block.data
+        self._floats = _as_floats(self._ints)
+        self._memory = _Memory(self._block, n_vocab)
+        self._address = _address(self._block)
+        self._changing: list[tuple[_Native, int]] = []
+        self._write_steps(natives)
+        self._call = _native_call()
+
+    def draw(self, logits: F32Array, u: float) -> int:
+        """See Chain."""
+        assert logits.flags.c_contiguous, logits.strides
+        ints = self._ints
+        self._floats[state.U] = u
+        for native, at in self._changing:
+            native.before(ints, at)
+        self._call(self._address, _address(logits))
+        for native, at in self._changing:
+            native.after(ints, at)
+        if ints[state.STATUS] == state.BROKEN:
+            raise broken(logits)
+        if ints[state.STATUS] == state.NOTHING_LEFT:
+            raise nothing_left()
+        return ints[state.TOKEN]
+
+    def last(self) -> tuple[IdArray, F32Array]:
+        """See Chain."""
+        n, whole = self._ints[state.N], self._ints[state.WHOLE]
+        assert n > 0, "nothing was drawn"
+        ids = np.arange(n) if whole else self._memory.ids[:n].astype(np.int64)
+        return ids, self._memory.weights[:n]
+
+    def _write_steps(self, natives: Sequence[_Native]) -> None:
+        ints, floats = self._ints, self._floats
+        ints[state.SORT] = kernels.sample_sort.address
+        ints[state.N_STEPS] = len(natives)
+        at = state.STEPS + state.STEP_WORDS * len(natives)
+        for i, native in enumerate(natives):
+            entry = state.STEPS + state.STEP_WORDS * i
+            ints[entry], ints[entry + 1] = native.kernel.address, self._address + 8 * at
+            for j, value in enumerate(native.params):
+                if isinstance(value, float):
+                    floats[at + j] = value
+                else:
+                    ints[at + j] = value
+            if type(native).before is not _Native.before:
+                self._changing.append((native, at))
+            at += _N_PARAMS
+
+
+class _Memory:
+    """What the kernels write to; the system gives it page by page when they do."""
+
+    def __init__(self, block: npt.NDArray[np.int64], n_vocab: int) -> None:
+        self.logits, self.weights = np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)
+        self.ids, self._marks = np.empty(n_vocab, np.int32), np.zeros(n_vocab, np.int32)
+        self.keys = np.empty(n_vocab, np.int64)
+        self._other = np.empty(n_vocab + state.N_COUNTS, np.int64)
+        self._maxima = np.empty(state.MAX_GROUPS, np.float32)
+        block[state.N_VOCAB] = n_vocab
+        block[state.OWN], block[state.WEIGHTS] = _address(self.logits), _address(self.weights)
+        block[state.IDS], block[state.MARKS] = _address(self.ids), _address(self._marks)
+        block[state.KEYS], block[state.OTHER] = _address(self.keys), _address(self._other)
+        block[state.MAXIMA] = _address(self._maxima)
+
+
+def _words(n_steps: int) -> int:
+    return state.STEPS + (state.STEP_WORDS + _N_PARAMS) * n_steps
+
+
+def _as_floats(ints: memoryview) -> memoryview[float]:
+    return ints.cast("B").cast("d")
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.ctypes.data
+    return address
+
+
+@cache
+def _native_call() -> Callable[[int, int], None]:
+    """The kernel as a function that keeps the interpreter.
+
+    A call is shorter than it takes to get the interpreter back from another thread.
+    """
+    kind = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+    return kind(kernels.SAMPLE_TOKEN.address)

@@ -1,0 +1,254 @@
+"""The compiled chain against its NumPy twin: random chains, numbers, logits and texts.
+
+Tokens, candidates and errors must be the same. Probabilities may differ in the last bit: once in
+100 million times float64 is not enough to round an exponential to float32 in one way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from sampling_toys import F32Array, ToyVocab, array, letters
+
+from lamella.base.errors import LamellaError
+from lamella.base.settings import NO_JIT
+from lamella.kernels.cpu import sampling as kernels
+from lamella.kernels.cpu.jit import KERNELS
+from lamella.kernels.cpu.sampling import state
+from lamella.model.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, load_kernels
+from lamella.model.sampling.chain import NumpyChain
+from lamella.model.sampling.native import NativeChain
+
+INF = float("inf")
+SIZES = [1, 2, 3, 15, 16, 17, 40, 255, 257, 1000, 1023, 1024, 1025, 3001]
+VOCABS = {n: letters(n, t8=":") for n in SIZES}
+
+VALUES: dict[str, Sequence[Any]] = {
+    "temperature": [0, 0.1, 0.8, 1.7, 30.0],
+    "dynatemp_range": [0, 0, 0.3, 2.0],
+    "dynatemp_exponent": [1, 0.5, 2.5, -1],
+    "top_k": [0, 1, 2, 5, 40, 200, 300, 2**31 - 1],
+    "top_p": [0, 0.1, 0.5, 0.95, 0.9999, 1],
+    "min_p": [0, 0.001, 0.05, 0.7, 1],
+    "typical_p": [-1, 0, 0.3, 0.9, 1],
+    "top_n_sigma": [-1, 0.01, 1, 2.5, 100],
+    "xtc_probability": [0, 0.3, 1],
+    "xtc_threshold": [0, 0.01, 0.1, 0.5],
+    "repeat_last_n": [0, 1, 5, 64, 10**6],
+    "repeat_penalty": [1, 1.3, 0.7, 3e38],
+    "presence_penalty": [0, 0.5, -2],
+    "frequency_penalty": [0, 0.25, -0.1, 3e38],
+    "dry_multiplier": [0, 0.8, -1, 3e38],
+    "dry_allowed_length": [0, 1, 2],
+    "dry_penalty_last_n": [3, 64],
+    "min_keep": [0, 0, 1, 3, 50, 10**6],
+}
+
+
+def random_params(rng: random.Random, n_vocab: int) -> SamplingParams:
+    values = {name: rng.choice(choices) for name, choices in VALUES.items()}
+    values["samplers"] = [rng.choice(DEFAULT_SAMPLERS) for _ in range(rng.randrange(7))]
+    if rng.random() < 0.3:
+        values["samplers"] = list(DEFAULT_SAMPLERS)
+    if n_vocab > 1 and rng.random() < 0.4:
+        tokens = [rng.randrange(1, n_vocab) for _ in range(rng.choice([1, 3, 20]))]
+        values["logit_bias"] = [(t, rng.choice([-INF, 1.5, -3.0, 3e38])) for t in tokens]
+    return SamplingParams(seed=rng.randrange(2**32 - 1), **values)
+
+
+def random_logits(rng: random.Random, n: int) -> F32Array:
+    numpy = np.random.default_rng(rng.randrange(2**32))
+    logits = numpy.standard_normal(n) * rng.choice([0.0, 0.1, 3.0, 3.0, 40.0, 1e30])
+    if rng.random() < 0.4:
+        logits = np.round(logits)  # many are equal, and some are -0
+    for share in (0.1, 0.99):
+        if rng.random() < 0.15:
+            logits[numpy.random(n) < share] = -INF
+    if rng.random() < 0.2:
+        logits.sort()
+    if rng.random() < 0.02:
+        logits[rng.randrange(n)] = rng.choice([np.nan, INF])
+    return logits.astype(np.float32)
+
+
+def pair(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
+    """A sampler with a compiled chain, and one with its twin; both run it even if greedy."""
+    native, twin = Sampler(params, vocab), Sampler(params, vocab)
+    native._greedy = twin._greedy = False
+    with NO_JIT.set(0):
+        assert isinstance(native._chain, NativeChain)
+    twin.__dict__.pop("_chain", None)
+    with NO_JIT.set(1):
+        assert isinstance(twin._chain, NumpyChain)
+    return native, twin
+
+
+def outcome(s: Sampler, logits: F32Array) -> int | str:
+    try:
+        return s.sample(logits)
+    except LamellaError as e:
+        return f"{type(e).__name__}: {e}"
+
+
+def assert_same(native: Sampler, twin: Sampler, logits: F32Array) -> int | str:
+    before = logits.copy()
+    logits.flags.writeable = False
+    chosen = outcome(native, logits)
+    assert chosen == outcome(twin, logits)
+    np.testing.assert_array_equal(logits, before)
+    if isinstance(chosen, int):
+        (ids, probs), (twin_ids, twin_probs) = native.candidates(), twin.candidates()
+        np.testing.assert_allclose(probs, twin_probs, rtol=3e-7, atol=1e-44)
+        np.testing.assert_array_equal(ids, twin_ids)
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_chains(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        n_vocab = rng.choice(SIZES)
+        native, twin = pair(random_params(rng, n_vocab), VOCABS[n_vocab])
+        for _ in range(rng.choice([0, 3, 70])):
+            token = rng.randrange(min(n_vocab, 5))
+            native.accept(token)
+            twin.accept(token)
+        for _ in range(3):
+            chosen = assert_same(native, twin, random_logits(rng, n_vocab))
+            if isinstance(chosen, int):
+                native.accept(chosen)
+                twin.accept(chosen)
+
+
+LARGE: list[dict[str, Any]] = [
+    {},
+    {"top_k": 1000},
+    {"top_k": 0},
+    {"top_k": 0, "min_p": 0, "top_p": 0.999},
+    {"top_k": 0, "typical_p": 0.9},
+    {"repeat_penalty": 1.3, "top_n_sigma": 1.5},
+    {"samplers": ("min_p", "penalties", "top_k"), "presence_penalty": 0.5},
+    {"dynatemp_range": 0.5, "top_k": 0},
+]
+
+
+@pytest.mark.parametrize("values", LARGE)
+def test_a_large_vocabulary(values: dict[str, Any]) -> None:
+    n, rng = 40_003, random.Random(5)
+    native, twin = pair(SamplingParams(seed=5, **values), ToyVocab([b"x"] * n))
+    for _ in range(20):
+        chosen = assert_same(native, twin, random_logits(rng, n))
+        if isinstance(chosen, int):
+            native.accept(chosen)
+            twin.accept(chosen)
+
+
+@pytest.mark.parametrize("n", [512, 40_000])
+@pytest.mark.parametrize("at", [0, 15, 16, 511])
+@pytest.mark.parametrize("value", [np.nan, INF])
+def test_one_broken_logit_is_seen_wherever_it_stands(n: int, at: int, value: float) -> None:
+    for place in (at, n - 1 - at):
+        logits = np.zeros(n, np.float32)
+        logits[place] = value
+        native, twin = pair(SamplingParams(), ToyVocab([b"x"] * n))
+        assert "logits among" in str(assert_same(native, twin, logits))
+
+
+def test_equal_logits_do_not_cost_a_sort_of_all() -> None:
+    # one above, all others equal or banned: as many keys as candidates are wanted, and some
+    native, twin = pair(SamplingParams(seed=1, samplers=("top_k",), top_k=40), VOCABS[3001])
+    for value in (0.0, -INF):
+        logits = np.full(3001, value, np.float32)
+        logits[2000] = 1
+        assert_same(native, twin, logits)
+        chain = native._chain
+        assert isinstance(chain, NativeChain)
+        keys = chain._memory.keys
+        keys[:] = -1
+        native.sample(logits)
+        assert np.count_nonzero(keys != -1) == 41
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 30, 80])
+def test_equal_logits_go_by_id_wherever_they_stand(k: int) -> None:
+    # typ_p leaves another order, and penalties make more of them equal
+    order = ("typ_p", "penalties", "top_k")
+    values: dict[str, Any] = {"typical_p": 0.5, "min_keep": 10**6, "presence_penalty": -1}
+    native, twin = pair(SamplingParams(seed=1, samplers=order, top_k=k, **values), VOCABS[255])
+    rng = random.Random(k)
+    for _ in range(10):
+        for token in rng.sample(range(255), 60):
+            native.accept(token)
+            twin.accept(token)
+        assert_same(native, twin, array(rng.randrange(4) for _ in range(255)))
+
+
+def test_the_first_to_reach_its_share_wins() -> None:
+    native, twin = pair(SamplingParams(samplers=()), VOCABS[3])
+    for u in (0.0, 0.249, 0.25, 0.251, 0.5, 0.75, 0.751, 1 - 1e-16):
+        logits = array([0, 0, -INF])
+        assert native._chain.draw(logits, u) == twin._chain.draw(logits, u) == int(u > 0.5)
+
+
+def test_as_many_likely_ones_as_must_be_kept_stay_in_their_order() -> None:
+    params = SamplingParams(samplers=("min_p",), min_p=0.5, min_keep=2)
+    for sampler in pair(params, VOCABS[3]):
+        sampler._chain.draw(array([1.0, 1.5, 0.0]), 0.5)
+        assert sampler._chain.last()[0].tolist() == [0, 1]
+
+
+def test_nothing_is_written_beside_the_memory() -> None:
+    for n in (1, 17, 100):
+        params = SamplingParams(typical_p=0.9, top_n_sigma=5, min_p=0.01, repeat_penalty=1.1)
+        native, _ = pair(params, VOCABS.get(n) or letters(n))
+        chain = native._chain
+        assert isinstance(chain, NativeChain)
+        for word, size in ((state.OWN, 4), (state.WEIGHTS, 4), (state.IDS, 4), (state.KEYS, 8)):
+            guarded = np.full(size * n + 128, 0xA5, np.uint8)
+            chain._ints[word] = guarded.ctypes.data + 64
+            native.sample(array(range(n)))
+            assert (guarded[:64] == 0xA5).all() and (guarded[64 + size * n :] == 0xA5).all()
+
+
+def test_samplers_that_take_turns_share_nothing() -> None:
+    rng = random.Random(1)
+    rows = [random_logits(rng, 1000) for _ in range(6)]
+
+    def sampler(penalty: float) -> Sampler:
+        s = Sampler(SamplingParams(seed=3, repeat_penalty=penalty), VOCABS[1000])
+        s.accept(7)
+        return s
+
+    penalties = (1.0, 1.2, 5.0)
+    alone = [[s.sample(row) for row in rows] for s in map(sampler, penalties)]
+    several = [sampler(penalty) for penalty in penalties]
+    in_turn = [[s.sample(row) for s in several] for row in rows]
+    assert [list(tokens) for tokens in zip(*in_turn, strict=True)] == alone
+
+
+def test_every_kernel_is_used_by_some_chain() -> None:
+    used = {"sample_token", "sample_sort"}
+    for values in ({"logit_bias": [(0, 1.0)], "repeat_penalty": 2.0}, {"dynatemp_range": 1.0}):
+        on = {"typical_p": 0.5, "top_n_sigma": 1, "xtc_probability": 0.5}
+        native, _ = pair(SamplingParams(**on, **values), VOCABS[16])  # type: ignore[arg-type]
+        chain = native._chain
+        assert isinstance(chain, NativeChain)
+        addresses = {chain._ints[i] for i in range(state.STEPS, len(chain._ints))}
+        used |= {name for name, kernel in KERNELS.items() if kernel._address in addresses}
+    assert {name for name in KERNELS if name.startswith("sample_")} == used
+    assert {kernel.name for kernel in kernels.SAMPLING_KERNELS} == used
+
+
+def test_kernels_are_loaded_ahead_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in kernels.SAMPLING_KERNELS:
+        monkeypatch.setattr(kernel, "_address", None)
+    with NO_JIT.set(1):
+        load_kernels()
+    assert not any(kernel._address for kernel in kernels.SAMPLING_KERNELS)
+    with NO_JIT.set(0):
+        load_kernels()
+    assert all(kernel._address for kernel in kernels.SAMPLING_KERNELS)
