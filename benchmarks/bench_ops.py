@@ -24,7 +24,8 @@ import cpu_run
 from op_cases import OpCase, op_cases
 
 from lamella.graph import Op, Tensor
-from lamella.kernels.cpu.device import default_threads, processor_name
+from lamella.kernels.cpu.device import processor_name
+from lamella.kernels.cpu.threads import default_threads
 from lamella.kernels.cpu.plan import Plan
 
 TRIAL_S = 0.05

@@ -1,4 +1,4 @@
-"""The `lamella` command: run, chat and serve.
+"""The `lamella` command: run, chat, serve and bench.
 
 Errors of the tree become one line on stderr and status 1, wrong flags status 2, Ctrl-C 130.
 Tested by tests/cli/.
@@ -22,6 +22,7 @@ EPILOG: Final = """examples:
   lamella run -m model.gguf -p "Once upon a time" -n 64
   lamella chat -m model.gguf
   lamella serve -m model.gguf --port 8080
+  lamella bench -m model.gguf -npl 1,8
 """
 
 
@@ -30,6 +31,7 @@ COMMANDS: Final = {
     "run": "continue a text",
     "chat": "talk with a model in the terminal",
     "serve": "answer over HTTP, as llama-server and OpenAI do",
+    "bench": "measure how fast a model is, as llama-bench does",
 }
 
 

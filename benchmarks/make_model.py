@@ -1,0 +1,258 @@
+"""Writes random-weight models of the llama architecture, for measuring and nothing else.
+
+    .venv/bin/python benchmarks/make_model.py --shape 1b --type Q4_0 [-o FILE] [--seed 0]
+
+Every matrix has the type, also the embeddings and the output (llama-quantize's --pure); where rows
+are no whole blocks of it, the type that llama.cpp falls back to. The vocabulary is a valid SPM one,
+so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay near 1. A
+tensor's blocks are drawn from a pool of random ones: the data is the same for the same seed.
+Tested by tests/model/test_make_model.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import string
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from rich.console import Console
+from rich.progress import Progress
+
+from lamella.graph.types import GGMLType
+from lamella.kernels.quants import LAYOUTS
+
+Bytes = npt.NDArray[np.uint8]
+Type = GGMLQuantizationType
+
+N_POOL: Final = 1 << 14  # units that a tensor is drawn from
+UNIT: Final = 32  # elements of a unit, for types of smaller blocks
+N_CTX: Final = 4096
+N_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A llama's numbers; the output has weights of its own."""
+
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int = 32000
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+
+SHAPES: Final = {
+    "1b": Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8),
+    "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
+    "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
+    "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),
+}
+
+# types whose blocks are random bits, and the middle of their quants: a block of Q4_K is
+# d * scale * (q - 7.5) where dmin is 7.5 d and the scales and mins are alike
+CENTRES: Final = {
+    Type.Q2_K: 1.5,
+    Type.Q3_K: 0.0,
+    Type.Q4_K: 7.5,
+    Type.Q5_K: 15.5,
+    Type.Q6_K: 0.0,
+    Type.IQ4_NL: 0.0,
+}
+# what rows take that are no whole blocks (llama-quant.cpp, llama_tensor_get_type)
+FALLBACKS: Final = {
+    Type.Q2_K: Type.Q4_0,
+    Type.Q3_K: Type.Q4_0,
+    Type.Q4_K: Type.Q5_0,
+    Type.Q5_K: Type.Q5_1,
+    Type.Q6_K: Type.Q8_0,
+}
+TYPES: Final = (
+    *(Type.F32, Type.F16, Type.BF16),
+    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
+    *CENTRES,
+)
+
+
+# --- tensors ---
+
+
+def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and ne of every tensor, in the order of the file."""
+    n_embd, n_ff = shape.n_embd, shape.n_ff
+    n_kv = shape.head_dim * shape.n_head_kv
+    yield "token_embd.weight", (n_embd, shape.n_vocab)
+    for il in range(shape.n_layer):
+        blk = f"blk.{il}."
+        yield blk + "attn_norm.weight", (n_embd,)
+        yield blk + "attn_q.weight", (n_embd, n_embd)
+        yield blk + "attn_k.weight", (n_embd, n_kv)
+        yield blk + "attn_v.weight", (n_embd, n_kv)
+        yield blk + "attn_output.weight", (n_embd, n_embd)
+        yield blk + "ffn_norm.weight", (n_embd,)
+        yield blk + "ffn_gate.weight", (n_embd, n_ff)
+        yield blk + "ffn_up.weight", (n_embd, n_ff)
+        yield blk + "ffn_down.weight", (n_ff, n_embd)
+    yield "output_norm.weight", (n_embd,)
+    yield "output.weight", (n_embd, shape.n_vocab)
+
+
+def type_of(ne: tuple[int, ...], wanted: Type) -> Type:
+    """The type of a tensor: F32 for vectors, a fallback for rows of no whole blocks."""
+    if len(ne) == 1:
+        return Type.F32
+    while ne[0] % GGML_QUANT_SIZES[wanted][0]:
+        wanted = FALLBACKS.get(wanted, Type.F16)
+    return wanted
+
+
+def data_of(ne: tuple[int, ...], type: Type, rng: np.random.Generator) -> Bytes:
+    """Random data of a tensor, bytes [rows..., bytes of a row]."""
+    if len(ne) == 1:
+        return (1 + 0.1 * rng.standard_normal(ne, np.float32)).view(np.uint8)
+    pool = _pool(type, ne[0])
+    n_units = ne[0] * ne[1] // _unit(type)
+    drawn = pool[rng.integers(0, len(pool), n_units, np.uint16)]
+    rows: Bytes = drawn.reshape(ne[1], -1)
+    return rows
+
+
+def _unit(type: Type) -> int:
+    return max(GGML_QUANT_SIZES[type][0], UNIT)
+
+
+@cache
+def _pool(type: Type, n: int) -> Bytes:
+    """Random units of rows of `n` elements, whose products with values near 1 stay near 1."""
+    rng = np.random.default_rng([int(type), n])
+    deviation = n**-0.5
+    if type in CENTRES:
+        return _random_blocks(type, deviation, rng)
+    values = deviation * rng.standard_normal((N_POOL, _unit(type)), np.float32)
+    pool: Bytes = quants.quantize(values, type).view(np.uint8).reshape(N_POOL, -1)
+    return pool
+
+
+def _random_blocks(type: Type, deviation: float, rng: np.random.Generator) -> Bytes:
+    """Blocks of random bits, with d such that their values have this standard deviation."""
+    layout = LAYOUTS[GGMLType.__members__[type.name]]
+    raw = rng.integers(0, 256, (N_POOL, layout.itemsize), np.uint8)
+    blocks = raw.view(layout)
+    fields = {"d": 1.0, "dmin": CENTRES[type]}
+    for name, value in fields.items():
+        if name in (layout.names or ()):
+            blocks[name] = value
+    spread = float(quants.dequantize(raw, type).std())
+    for name, value in fields.items():
+        if name in (layout.names or ()):
+            blocks[name] = value * deviation / spread
+    return raw
+
+
+# --- the file ---
+
+
+def vocabulary(n: int) -> tuple[list[str], list[int]]:
+    """An SPM vocabulary: 3 special tokens, the bytes, then words by their letters; with types."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(N_BYTES))]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * N_BYTES
+    letters = string.ascii_lowercase
+    words = ("".join(w) for k in range(1, 5) for w in itertools.product(letters, repeat=k))
+    pieces = itertools.chain(["▁"], (begin + word for word in words for begin in ("▁", "")))
+    tokens += itertools.islice(pieces, n - len(tokens))
+    kinds += [gguf.TokenType.NORMAL] * (n - len(kinds))
+    return tokens, [int(kind) for kind in kinds]
+
+
+def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
+    writer.add_name(name)
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.n_vocab)
+    tokens, kinds = vocabulary(shape.n_vocab)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_types(kinds)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def write_model(
+    shape: Shape, type: Type, path: Path, *, name: str = "random", seed: int = 0
+) -> list[str]:
+    """Write a model; the names of tensors that fell back to another type, with that type."""
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_metadata(writer, shape, name)
+    todo = [(tensor, ne, type_of(ne, type)) for tensor, ne in tensors(shape)]
+    for tensor, ne, kind in todo:
+        block, size = GGML_QUANT_SIZES[kind]
+        n_bytes = int(np.prod(ne)) // block * size
+        # the writer takes the shape of what is stored: bytes, unless it is floats
+        stored = (*ne[:0:-1], ne[0] // block * size)
+        writer.add_tensor_info(tensor, stored, np.dtype(np.uint8), n_bytes, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    total = sum(int(np.prod(ne)) for _, ne, _ in todo)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(path.name, total=total)
+        for i, (_, ne, kind) in enumerate(todo):
+            writer.write_tensor_data(data_of(ne, kind, np.random.default_rng([seed, i])))
+            bar.advance(task, float(np.prod(ne)))
+    writer.close()
+    return [
+        f"{tensor} {kind.name}" for tensor, ne, kind in todo if len(ne) > 1 and kind is not type
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--type", choices=[t.name for t in TYPES], required=True, metavar="TYPE")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="SHAPE-TYPE.gguf here")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, metavar="N", help="another number of layers")
+    args = parser.parse_args()
+    if args.layers is not None and args.layers < 1:
+        parser.error(f"--layers is {args.layers}: must be at least 1")
+    shape = SHAPES[args.shape]
+    if args.layers is not None:
+        shape = replace(shape, n_layer=args.layers)
+    name = f"{args.shape}-{args.type}"
+    path = args.output or Path(f"{name}.gguf")
+    fallen = write_model(shape, Type.__members__[args.type], path, name=name, seed=args.seed)
+    if fallen:
+        sys.stderr.write(
+            f"{len(fallen)} tensors have rows that are no whole blocks of {args.type}: "
+            f"{', '.join(fallen[:3])}{', ...' if len(fallen) > 3 else ''}\n"
+        )
+    print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Measures Lamella and llama.cpp on the same files, alternating, in one run.
+
+    .venv/bin/pip install -e '.[bench]'
+    .venv/bin/python benchmarks/vs_llama_cpp.py [--shapes 1b,15m] [--types Q4_0] [--tests pp,tg]
+
+Each engine has the model open in a process of its own, and runs a test while the other one waits:
+llama.cpp, Lamella, llama.cpp, ... after a warm-up of each. A row is a test of a model: the medians
+of both engines' tokens per second, the median of the ratios of neighbouring runs, and the ratio
+that is wanted. `mem` is the peak memory of processes that only load and decode. Models are written
+by make_model.py where `--models` does not have them. The last line is JSON with `--json`.
+Tested by tests/model/test_vs_llama_cpp.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from make_model import SHAPES, Type, write_model
+
+from lamella.kernels.cpu.device import processor_name
+from lamella.kernels.cpu.threads import default_threads
+from lamella.model.bench import BenchTest
+
+ENGINES: Final = ("llama.cpp", "lamella")
+STORIES: Final = "stories260K"  # a real model, to be put beside the others by hand
+PAUSE_S: Final = 0.05  # an engine's threads spin for a while after its test
+DEPTH: Final = 16  # tokens of each sequence before it is decoded
+TESTS: Final = {
+    "pp": BenchTest(n_prompt=512),
+    "tg": BenchTest(n_gen=128, n_depth=DEPTH),
+    "tg8": BenchTest(n_gen=32, n_seq=8, n_depth=DEPTH),
+    "tg16": BenchTest(n_gen=32, n_seq=16, n_depth=DEPTH),
+}
+MEMORY: Final = "mem"
+MEMORY_TEST: Final = BenchTest(n_gen=32, n_depth=DEPTH)
+
+# the least ratio to llama.cpp; of memory the largest
+WANTED: Final = {
+    ("1b", "Q4_0"): {"pp": 1.5, "tg": 1.0, "tg8": 1.5, "tg16": 1.5, MEMORY: 0.8},
+    ("1b", "Q4_K"): {"pp": 1.3, "tg": 1.0},
+    ("1b", "Q6_K"): {"pp": 1.3, "tg": 1.0},
+    ("1b", "Q8_0"): {"pp": 1.3, "tg": 1.0},
+    ("1b", "F16"): {"pp": 1.0, "tg": 1.0},
+    ("15m", "Q4_0"): {"pp": 1.2, "tg": 1.0, "tg8": 2.0},
+    (STORIES, "F32"): {"tg": 0.8},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A test of a model: both engines' numbers, tokens per second or bytes."""
+
+    model: str
+    test: str
+    llama_cpp: float
+    lamella: float
+    ratio: float
+    wanted: float | None
+    samples: dict[str, list[float]]
+
+    @property
+    def is_reached(self) -> bool:
+        if self.wanted is None:
+            return True
+        return self.ratio <= self.wanted if self.test == MEMORY else self.ratio >= self.wanted
+
+
+class Worker:
+    """An engine in a process of its own, with a model open."""
+
+    def __init__(self, engine: str, path: Path, n_threads: int, tests: Sequence[BenchTest]) -> None:
+        numbers = [(t.n_prompt, t.n_gen, t.n_seq, t.n_depth) for t in tests]
+        script = Path(__file__).with_name("engines.py")
+        command = [sys.executable, str(script), engine, str(path), str(n_threads)]
+        self._engine = engine
+        self._process = subprocess.Popen(
+            [*command, json.dumps(numbers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self, index: int | None = None) -> dict[str, float]:
+        """What it says of a test, or that it is ready."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if index is not None:
+            self._process.stdin.write(f"{index}\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._engine} ended with status {self._process.wait()}")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # closes its stdin, at which it ends
+
+
+def measure_speed(
+    path: Path, tests: Sequence[BenchTest], n_threads: int, n: int
+) -> Iterator[dict[str, list[float]]]:
+    """Tokens per second of `n` runs of each test, by engine; the engines take turns."""
+    with ExitStack() as stack:
+        workers = {}
+        for engine in ENGINES:
+            worker = stack.enter_context(Worker(engine, path, n_threads, tests))
+            worker.answer()
+            workers[engine] = worker
+        for i, test in enumerate(tests):
+            speeds: dict[str, list[float]] = {e: [] for e in ENGINES}
+            for trial in range(n + 1):  # the first to warm up
+                for engine in ENGINES:
+                    time.sleep(PAUSE_S)
+                    seconds = workers[engine].answer(i)["seconds"]
+                    if trial:
+                        speeds[engine].append(test.n_tokens / seconds)
+            yield speeds
+
+
+def measure_memory(path: Path, n_threads: int, n: int) -> dict[str, list[float]]:
+    """Peak bytes of processes that only load and decode, `n` of each engine."""
+    peaks: dict[str, list[float]] = {e: [] for e in ENGINES}
+    for _ in range(n):
+        for engine in ENGINES:
+            with Worker(engine, path, n_threads, [MEMORY_TEST]) as worker:
+                worker.answer()
+                peaks[engine].append(worker.answer(0)["peak"])
+    return peaks
+
+
+def rows_of(shape: str, type: str, path: Path, args: argparse.Namespace) -> Iterator[Row]:
+    """The rows of one model that were asked for."""
+    wanted = WANTED.get((shape, type), {})
+    names = [name for name in args.tests if name != MEMORY and (args.all or name in wanted)]
+    if names:
+        tests = [TESTS[name] for name in names]
+        found = measure_speed(path, tests, args.threads, args.repetitions)
+        for name, speeds in zip(names, found, strict=True):
+            yield row_of(f"{shape} {type}", name, speeds, wanted.get(name))
+    if MEMORY in args.tests and (args.all or MEMORY in wanted):
+        peaks = measure_memory(path, args.threads, min(args.repetitions, 3))
+        yield row_of(f"{shape} {type}", MEMORY, peaks, wanted.get(MEMORY))
+
+
+def row_of(model: str, test: str, samples: dict[str, list[float]], wanted: float | None) -> Row:
+    theirs, ours = (samples[engine] for engine in ENGINES)
+    ratio = statistics.median(b / a for a, b in zip(theirs, ours, strict=True))
+    medians = statistics.median(theirs), statistics.median(ours)
+    return Row(model, test, *medians, ratio, wanted, samples)
+
+
+def print_row(row: Row) -> None:
+    unit = 2**20 if row.test == MEMORY else 1
+    name = "peak MiB" if row.test == MEMORY else TESTS[row.test].name
+    wanted = "" if row.wanted is None else f"{row.wanted:.2f}"
+    reached = "" if row.wanted is None else "yes" if row.is_reached else "no"
+    print(
+        f"| {row.model:15} | {name:16} | {row.llama_cpp / unit:9.1f} | {row.lamella / unit:9.1f} "
+        f"| {row.ratio:5.2f} | {wanted:>6} | {reached:7} |",
+        flush=True,
+    )
+
+
+def find_model(shape: str, type: str, folder: Path) -> Path:
+    """A model's file; a random one is written if it is not there."""
+    path = folder / f"{shape}-{type}.gguf"
+    if not path.exists():
+        if shape == STORIES:
+            raise SystemExit(f"{path} is not there: it is no random model, put it there")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(SHAPES[shape], Type.__members__[type], path, name=path.stem)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+
+    def names(text: str) -> list[str]:
+        return [name for name in text.split(",") if name]
+
+    add = parser.add_argument
+    add("--shapes", type=names, default=[], metavar="A,B", help="1b, 0.5b, 110m, 15m, stories260K")
+    add("--types", type=names, default=[], metavar="A,B", help="Q4_0, Q4_K, Q6_K, Q8_0, F16, ...")
+    known = [*TESTS, MEMORY]
+    add("--tests", type=names, default=known, metavar="A,B", help=", ".join(known))
+    add("--all", action="store_true", help="also tests for which no ratio is wanted")
+    add("-t", "--threads", type=int, default=default_threads(), metavar="N")
+    add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (5)")
+    add("--models", type=Path, default=Path("build/models"), metavar="DIR")
+    add("--json", action="store_true", help="print all samples as JSON at the end")
+    args = parser.parse_args()
+    unknown = [name for name in args.tests if name not in known]
+    unknown += [name for name in args.shapes if name not in (*SHAPES, STORIES)]
+    unknown += [name for name in args.types if name not in Type.__members__]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if args.threads < 1 or args.repetitions < 1:
+        parser.error("--threads and --repetitions must be at least 1")
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise SystemExit("llama-cpp-python is not installed: pip install -e '.[bench]'")
+    models = [(shape, type) for shape, type in WANTED if not args.shapes or shape in args.shapes]
+    models = [model for model in models if not args.types or model[1] in args.types]
+    if args.all and args.shapes and args.types:
+        models = [(shape, type) for shape in args.shapes for type in args.types]
+    print(f"{processor_name()}, {args.threads} threads, medians of {args.repetitions}\n")
+    print(f"| {'model':15} | {'test':16} | llama.cpp |   lamella | ratio | wanted | reached |")
+    print(f"| {'-' * 15} | {'-' * 16} | --------: | --------: | ----: | -----: | ------- |")
+    rows = []
+    for shape, type in models:
+        for row in rows_of(shape, type, find_model(shape, type, args.models), args):
+            print_row(row)
+            rows.append(row)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

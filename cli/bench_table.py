@@ -1,0 +1,165 @@
+"""What `lamella bench` tells: the card of the model and the machine, a table, or JSON.
+
+Knows how results look, not how they come about. Tested by tests/cli/test_bench.py.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..kernels.cpu.ceiling import Ceiling
+from ..kernels.cpu.device import processor_name
+from ..model.bench import BenchTest, ModelCard
+
+# name, width, and whether numbers stand to the right
+COLUMNS: Final = (
+    ("model", 16, False),
+    ("size", 10, True),
+    ("params", 9, True),
+    ("backend", 7, False),
+    ("threads", 7, True),
+    ("test", 16, True),
+    ("t/s", 21, True),
+    ("of ceiling", 10, True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A test with its tokens per second; `ceiling` is None where nobody measured it."""
+
+    path: Path
+    card: ModelCard
+    test: BenchTest
+    n_threads: int
+    n_ubatch: int
+    ceiling: Ceiling | None
+    samples: list[float]
+    peak_memory: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def stddev(self) -> float:
+        return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
+
+    @property
+    def best_possible(self) -> float | None:
+        """Tokens per second that the machine's memory, or cache, and multiplications allow."""
+        if self.ceiling is None:
+            return None
+        rate = self.ceiling.int8_per_s if self.card.is_quantized else self.ceiling.f32_per_s
+        return self.card.ceiling(self.test, self.ceiling.near_bytes_per_s, rate)
+
+
+def card_lines(card: ModelCard, ceiling: Ceiling | None, n_threads: int) -> Iterator[str]:
+    """What a token costs and what the machine does at best."""
+    yield f"{card.name}: {_size(card.n_bytes)} of weights, {_count(card.n_params)} parameters"
+    yield (
+        f"a token reads {_size(card.n_bytes_read)}, multiplies {_count(card.n_mul_adds)} times, "
+        f"keeps {_size(card.n_bytes_kv)} of keys and values"
+    )
+    machine = f"{processor_name()}, {n_threads} thread{'s' if n_threads > 1 else ''}"
+    if ceiling is None:
+        yield f"{machine}: ceiling not measured"
+        return
+    near = ceiling.near_bytes_per_s
+    cached = f" ({near / 1e9:.0f} from cache)" if near > ceiling.bytes_per_s else ""
+    yield (
+        f"{machine}: reads {ceiling.bytes_per_s / 1e9:.1f} GB/s{cached}, multiplies "
+        f"{ceiling.int8_per_s / 1e9:.0f} G int8/s, {ceiling.f32_per_s / 1e9:.0f} G float/s"
+    )
+
+
+def table_head() -> Iterator[str]:
+    """The names of the columns, and the line below."""
+    yield _line(name.rjust(width) if right else name for name, width, right in COLUMNS)
+    yield _line("-" * (width - right) + ":" * right for _, width, right in COLUMNS)
+
+
+def table_row(result: Result) -> str:
+    """A line of the table: the median and the standard deviation."""
+    card, best = result.card, result.best_possible
+    return _line(
+        (
+            card.name,
+            _size(card.n_bytes),
+            _count(card.n_params),
+            "CPU",
+            str(result.n_threads),
+            result.test.name,
+            f"{result.median:.2f} ± {result.stddev:.2f}",
+            "" if best is None else f"{result.median / best:.0%}",
+        )
+    )
+
+
+def memory_line(result: Result) -> str:
+    return f"peak memory: {_size(result.peak_memory)}"
+
+
+def as_json(result: Result) -> dict[str, object]:
+    """A result as an object; rates are in tokens, bytes or multiplications per second."""
+    card, test, best = result.card, result.test, result.best_possible
+    ceiling = result.ceiling
+    return {
+        "version": importlib.metadata.version("lamella"),
+        "model_filename": str(result.path),
+        "model_type": card.name,
+        "model_size": card.n_bytes,
+        "model_n_params": card.n_params,
+        "backend": "CPU",
+        "cpu_info": processor_name(),
+        "n_threads": result.n_threads,
+        "n_ubatch": result.n_ubatch,
+        "test": test.name,
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "n_seq": test.n_seq,
+        "avg_ts": statistics.mean(result.samples),
+        "median_ts": result.median,
+        "stddev_ts": result.stddev,
+        "samples_ts": result.samples,
+        "ceiling_ts": best,
+        "bytes_read_per_token": card.n_bytes_read,
+        "bytes_kv_per_token": card.n_bytes_kv,
+        "mul_adds_per_token": card.n_mul_adds,
+        "memory_bytes_per_s": ceiling and ceiling.bytes_per_s,
+        "near_bytes_per_s": ceiling and ceiling.near_bytes_per_s,
+        "int8_per_s": ceiling and ceiling.int8_per_s,
+        "f32_per_s": ceiling and ceiling.f32_per_s,
+        "peak_memory": result.peak_memory,
+    }
+
+
+def _line(cells: Iterator[str] | tuple[str, ...]) -> str:
+    padded = (
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, (_, width, right) in zip(cells, COLUMNS, strict=True)
+    )
+    return f"| {' | '.join(padded)} |"
+
+
+def _size(n: int) -> str:
+    """Bytes in the unit that suits them."""
+    value, units = float(n), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.2f} {units[0]}" if units[0] != "B" else f"{n} B"
+
+
+def _count(n: int) -> str:
+    """A number of parameters or products, as llama-bench writes it."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return str(n)

@@ -1,0 +1,214 @@
+"""What this machine can do at best: bytes read from memory and products, each second.
+
+    python -m lamella.kernels.cpu.ceiling THREADS NEAR_BYTES    # one line of JSON
+
+`measure` keeps a large buffer in memory for a second; `measure_apart` does it in a process of its
+own, so that the caller's peak memory stays what it is. Knows no models.
+Tested by tests/kernels/test_cpu_ceiling.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from ...alloc.host import aligned_empty
+from ...base.errors import BackendError
+from .jit import Kernel, kernel
+from .params import first_of
+from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
+from .simd import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
+from .simd_bytes import emit_dot4, fma, pack, unpack
+from .simd_int import i32x16, vector_function
+
+BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
+NEAR_BYTES: Final = 64 << 20  # of few bytes, that many are read in all
+CHUNK: Final = 512  # bytes read in one turn of the loop
+TRIALS_S = 0.5  # how long each measurement is repeated: other programs may run meanwhile
+TURNS: Final = 200_000  # of the loops of products; about 1 ms
+N_LEFT: Final = 4  # vectors of one operand of a tile, and of the other one
+TILE: Final = N_LEFT * N_LEFT
+TABLE_BYTES: Final = 4096  # the operands: they stay in the first cache
+_VECTOR_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What all threads do each second, the best of many trials: bytes read from memory, bytes read
+    again and again from so few that caches may hold them, multiplications with addition of bytes
+    and of floats."""
+
+    bytes_per_s: float
+    near_bytes_per_s: float
+    int8_per_s: float
+    f32_per_s: float
+
+
+# --- kernels: words of p are an address, a count, where to put a result, how often ---
+
+
+@kernel
+def ceiling_read(p, ith, nth):
+    """Read a buffer."""
+    address, n = load_i64(p), load_i64(p + 8)
+    begin = address + CHUNK * first_of(n // CHUNK, ith, nth)
+    end = address + CHUNK * first_of(n // CHUNK, ith + 1, nth)
+    s0, s1, s2, s3 = zero(), zero(), zero(), zero()
+    for _ in range(load_i64(p + 24)):
+        for at in range(begin, end, CHUNK):
+            s0 = s0 + load_f32x16(at)
+            s1 = s1 + load_f32x16(at + 64)
+            s2 = s2 + load_f32x16(at + 128)
+            s3 = s3 + load_f32x16(at + 192)
+            s0 = s0 + load_f32x16(at + 256)
+            s1 = s1 + load_f32x16(at + 320)
+            s2 = s2 + load_f32x16(at + 384)
+            s3 = s3 + load_f32x16(at + 448)
+    store_f32(load_i64(p + 16) + LINE * ith, hsum((s0 + s1) + (s2 + s3)))
+
+
+def _tile_step(multiply_add: Callable[..., Any], lanes: Any, tile: Any) -> Any:
+    """A function of a tile of sums and an address: adds the products of 4 vectors there with each
+    of the next 4, as a matrix product does in registers."""
+
+    def emit(b: Any, sums: Any, address: Any) -> Any:
+        at = pointer_to(b, address, lanes)
+        index = ir.IntType(64)
+        vectors = [b.load(b.gep(at, [index(i)]), align=1) for i in range(2 * N_LEFT)]
+        left, right = vectors[:N_LEFT], vectors[N_LEFT:]
+        pairs = [(x, y) for x in left for y in right]
+        found = zip(unpack(b, sums), pairs, strict=True)
+        return pack(b, [multiply_add(b, acc, x, y) for acc, (x, y) in found])
+
+    return vector_function(tile, (tile, types.int64), emit)
+
+
+def _zero_tile(lanes: Any, tile: Any) -> Any:
+    return vector_function(tile, (), lambda _: ir.Constant(ir.ArrayType(lanes, TILE), None))
+
+
+_V_I8, _V_I32, _V_F32 = (
+    ir.VectorType(ir.IntType(8), 64),
+    ir.VectorType(ir.IntType(32), 16),
+    ir.VectorType(ir.FloatType(), 16),
+)
+_ints, _floats = types.UniTuple(i32x16, TILE), types.UniTuple(f32x16, TILE)
+_zero_ints, _zero_floats = _zero_tile(_V_I32, _ints), _zero_tile(_V_F32, _floats)
+_dot_tile = _tile_step(emit_dot4, _V_I8, _ints)
+_fma_tile = _tile_step(lambda b, acc, x, y: fma(b, x, y, acc), _V_F32, _floats)
+
+
+def _keep(lanes: Any, tile: Any) -> Any:
+    """A function that stores a tile's sum, lane by lane: else nobody would compute it."""
+
+    def emit(b: Any, sums: Any, address: Any) -> Any:
+        vectors = [b.bitcast(v, _V_I32) for v in unpack(b, sums)]
+        total = vectors[0]
+        for v in vectors[1:]:
+            total = b.xor(total, v)
+        b.store(total, pointer_to(b, address, _V_I32), align=1)
+
+    return vector_function(types.void, (tile, types.int64), emit)
+
+
+_keep_ints, _keep_floats = _keep(_V_I32, _ints), _keep(_V_F32, _floats)
+
+
+@kernel
+def ceiling_int8(p, ith, nth):
+    """Multiply bytes in registers."""
+    table, n = load_i64(p), load_i64(p + 8)
+    sums = _zero_ints()
+    for i in range(n):
+        sums = _dot_tile(sums, table + _VECTOR_BYTES * (i & 31))
+    _keep_ints(sums, load_i64(p + 16) + LINE * ith)
+
+
+@kernel
+def ceiling_f32(p, ith, nth):
+    """Multiply floats in registers."""
+    table, n = load_i64(p), load_i64(p + 8)
+    sums = _zero_floats()
+    for i in range(n):
+        sums = _fma_tile(sums, table + _VECTOR_BYTES * (i & 31))
+    _keep_floats(sums, load_i64(p + 16) + LINE * ith)
+
+
+# --- measuring ---
+
+
+def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling:
+    """The machine's ceiling, with a buffer of `n_bytes`, of which `n_near` are read once more.
+
+    Raises:
+        OutOfMemoryError: there is no memory for the buffer.
+        BackendError: a kernel cannot be compiled, or the system gives too few threads.
+    """
+    n_near = min(max(CHUNK * n_threads, n_near), n_bytes)
+    n_times = max(1, NEAR_BYTES // n_near)
+    pool = ThreadPool(n_threads)
+    try:
+        buffer = aligned_empty(n_bytes, LINE, "memory to measure")
+        buffer.view(np.float32)[:] = 1.0  # pages that nobody wrote are all the same one
+        at = buffer.ctypes.data
+        read_s = near_s = _best_s(pool, ceiling_read, at, n_bytes)
+        if n_near < n_bytes:
+            near_s = _best_s(pool, ceiling_read, at, n_near, n_times)
+        else:
+            n_times = 1
+        table = aligned_empty(TABLE_BYTES, LINE, "factors to measure")
+        table.view(np.float32)[:] = 2.0**-60  # neither the sums nor the products leave the range
+        int8_s, f32_s = (
+            _best_s(pool, k, table.ctypes.data, TURNS) for k in (ceiling_int8, ceiling_f32)
+        )
+    finally:
+        pool.close()
+    n_vectors = n_threads * TURNS * TILE
+    return Ceiling(
+        bytes_per_s=n_bytes / read_s,
+        near_bytes_per_s=n_times * n_near / near_s,
+        int8_per_s=n_vectors * _VECTOR_BYTES / int8_s,
+        f32_per_s=n_vectors * LANES / f32_s,
+    )
+
+
+def _best_s(pool: ThreadPool, k: Kernel, address: int, n: int, n_times: int = 1) -> float:
+    """Seconds that a kernel takes on all threads."""
+    result = aligned_empty(LINE * pool.n_threads, LINE, "results to measure")
+    words = np.array([address, n, result.ctypes.data, n_times], np.int64)
+    entry = np.zeros(ENTRY_WORDS, np.int64)
+    entry[FN], entry[PARAMS_AT] = k.address, words.ctypes.data
+    best, until = math.inf, perf_counter() + TRIALS_S
+    while best == math.inf or perf_counter() < until:
+        begin = perf_counter()
+        pool.run(entry.ctypes.data, 1)
+        best = min(best, perf_counter() - begin)
+    return best
+
+
+def measure_apart(n_threads: int, n_near: int) -> Ceiling:
+    """`measure` in a process of its own.
+
+    Raises:
+        BackendError: it failed; with its last line.
+    """
+    command = [sys.executable, "-m", __name__, str(n_threads), str(n_near)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise BackendError(f"the machine's speed cannot be measured: {last}")
+    return Ceiling(**json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(measure(*map(int, sys.argv[1:])))) + "\n")

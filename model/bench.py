@@ -1,0 +1,222 @@
+"""Speed of a model without text: prompts, decoding alone, decoding several sequences together.
+
+    tests = [BenchTest(n_prompt=512), BenchTest(n_gen=128)]
+    with open_bench(path, tests) as bench:
+        seconds = bench.run(tests[0])
+
+The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Knows no flags and
+no tables, and does not repeat anything. Tested by tests/model/test_bench_model.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+
+from ..base.errors import RequestError
+from ..graph.tensor import Tensor
+from ..graph.types import GGMLType
+from ..kernels.cpu.device import CpuDevice
+from ..kernels.cpu.pool import POLL
+from .batch import Batch
+from .context import PAGE_SIZE, Context, ContextParams
+from .kv_pages import KVSequence
+from .loader import LoadedModel, load_model
+from .placement import ModelParams
+
+EMBEDDINGS: Final = "token_embd.weight"
+FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchTest:
+    """Evaluate a prompt of `n_prompt` tokens, then generate `n_gen` tokens one by one, in `n_seq`
+    sequences together that have `n_depth` tokens before the clock starts.
+
+    Raises:
+        RequestError: a number that cannot be.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_seq: int = 1
+    n_depth: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("n_prompt", 0), ("n_gen", 0), ("n_seq", 1), ("n_depth", 0)):
+            if getattr(self, name) < low:
+                raise RequestError(f"{name} is {getattr(self, name)}: must be at least {low}")
+        if self.n_tokens == 0:
+            raise RequestError("a test has neither a prompt nor tokens to generate")
+
+    @property
+    def name(self) -> str:
+        """The name that llama-bench gives it, and how many sequences if there are several."""
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        parts += [f"tg{self.n_gen}"] if self.n_gen else []
+        depth = f" @ d{self.n_depth}" if self.n_depth else ""
+        return "+".join(parts) + depth + (f" x {self.n_seq}" if self.n_seq > 1 else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are timed, of all sequences."""
+        return self.n_seq * (self.n_prompt + self.n_gen)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the KV pool that it needs: whole pages for each sequence."""
+        n = self.n_depth + self.n_prompt + self.n_gen
+        return self.n_seq * -(-n // PAGE_SIZE) * PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model costs, whatever computes it.
+
+    `name`: its architecture and the type that most of its bytes have. `n_bytes`, `n_params`: of all
+    weights, each once. `n_bytes_read`: of the weights that one step reads, however many tokens it
+    has; of experts, those of one token. `n_mul_adds`: of the matrix products of one token.
+    `n_bytes_kv`: keys and values of one token. `is_quantized`: products are of integers.
+    """
+
+    name: str
+    n_bytes: int
+    n_params: int
+    n_bytes_read: int
+    n_mul_adds: int
+    n_bytes_kv: int
+    is_quantized: bool
+
+    def ceiling(self, test: BenchTest, bytes_per_s: float, mul_adds_per_s: float) -> float:
+        """Tokens per second that no engine can exceed: each step takes the time to read what it
+        must, or to multiply, whichever is longer. The products of attention do not count."""
+
+        def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
+            read = self.n_bytes_read + test.n_seq * n_before * self.n_bytes_kv
+            return n_steps * max(read / bytes_per_s, n_tokens * self.n_mul_adds / mul_adds_per_s)
+
+        total = 0.0
+        if test.n_prompt:
+            total += seconds(test.n_seq * test.n_prompt, test.n_depth)
+        if test.n_gen:
+            # on average, a step has half of what is generated before it
+            before = test.n_depth + test.n_prompt + (test.n_gen - 1) / 2
+            total += seconds(test.n_seq, before, test.n_gen)
+        return test.n_tokens / total
+
+
+class Bench:
+    """A model at work for tests; `open_bench` makes it."""
+
+    def __init__(self, context: Context, seed: int = 0) -> None:
+        self.context = context
+        self._rng = np.random.default_rng(seed)
+
+    def run(self, test: BenchTest) -> float:
+        """Run a test once: the seconds it took, without its depth."""
+        pool = self.context.pool
+        seqs = [pool.new_sequence() for _ in range(test.n_seq)]
+        try:
+            if test.n_depth:
+                self._step(seqs, test.n_depth)
+            begin = perf_counter()
+            if test.n_prompt:
+                self._step(seqs, test.n_prompt)
+            for _ in range(test.n_gen):
+                self._step(seqs, 1)
+            return perf_counter() - begin
+        finally:
+            for seq in seqs:
+                seq.free()
+
+    def _step(self, seqs: Sequence[KVSequence], n: int) -> None:
+        """Decode `n` random tokens of each sequence; the logits of the last ones are read."""
+        tokens = self._rng.integers(0, self.context.n_vocab, (len(seqs), n)).tolist()
+        batch = Batch()
+        for seq, row in zip(seqs, tokens, strict=True):
+            pos = seq.length
+            self.context.append(seq, n)
+            batch.add(row, seq, pos, n_outputs=1)
+        self.context.decode(batch)
+
+    def card(self) -> ModelCard:
+        """What the model costs."""
+        return model_card(self.context)
+
+
+def model_card(context: Context) -> ModelCard:
+    """What the model of a context costs, with its KV pool."""
+    model = context.model
+    weights = {id(t): t for t in model.weights.values()}.values()  # tied ones once
+    n_read = n_mul_adds = 0.0
+    for t in _used_by_products(model):
+        used = _share_used(model, t)
+        n_read += used * t.nbytes
+        n_mul_adds += used * t.n_elements if t.ne[1] > 1 else 0
+    sizes: dict[GGMLType, int] = {}
+    for t in weights:
+        sizes[t.type] = sizes.get(t.type, 0) + t.nbytes
+    type = max(sizes, key=lambda t: sizes[t])
+    return ModelCard(
+        name=f"{model.hp.arch} {type.name}",
+        n_bytes=sum(sizes.values()),
+        n_params=sum(t.n_elements for t in weights),
+        n_bytes_read=int(n_read),
+        n_mul_adds=int(n_mul_adds),
+        n_bytes_kv=sum(layer.k.nb[1] + layer.v.nb[1] for layer in context.kv),
+        is_quantized=type not in FLOATS,
+    )
+
+
+def _used_by_products(model: LoadedModel) -> Iterable[Tensor]:
+    """The weights that a token needs as a whole: of the embeddings it takes one row, unless they
+    are the output's weights as well."""
+    return {id(t): t for name, t in model.weights.items() if name != EMBEDDINGS}.values()
+
+
+def _share_used(model: LoadedModel, t: Tensor) -> float:
+    """Of experts, the share that a token goes to; 1 for all others."""
+    hp = model.hp
+    return hp.n_expert_used / hp.n_expert if hp.n_expert and t.ne[2] == hp.n_expert else 1.0
+
+
+@contextmanager
+def open_bench(
+    path: str | os.PathLike[str],
+    tests: Iterable[BenchTest],
+    *,
+    n_threads: int | None = None,
+    n_ubatch: int = 512,
+    type_k: GGMLType = GGMLType.F16,
+    type_v: GGMLType = GGMLType.F16,
+    poll: int = POLL,
+    on_load: Callable[[int, int], None] | None = None,
+    on_compile: Callable[[int, int, str, float], None] | None = None,
+) -> Iterator[Bench]:
+    """A model in memory on the CPU, with a KV pool that is large enough for each of the tests.
+
+    Raises:
+        ModelFileError: the file cannot be used. RequestError: a parameter that cannot be.
+        OutOfMemoryError: there is too little memory.
+    """
+    tests = list(tests)
+    cpu = CpuDevice(n_threads, on_compile, poll=poll)
+    params = ContextParams(
+        n_ctx=max(test.n_cells for test in tests),
+        n_ubatch=n_ubatch,
+        n_seq_max=max(test.n_seq for test in tests),
+        type_k=type_k,
+        type_v=type_v,
+    )
+    model = load_model(path, ModelParams(cpu=cpu, devices=(), progress=on_load))
+    try:
+        with Context(model, params) as context:
+            yield Bench(context)
+    finally:
+        model.free()

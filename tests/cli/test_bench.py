@@ -1,0 +1,151 @@
+"""`lamella bench`: llama-bench's table and flags, the ceiling, one JSON object a test."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from commands import lamella, tiny_model
+
+from lamella.cli import bench, bench_table
+from lamella.kernels.cpu.ceiling import Ceiling
+from lamella.model.bench import BenchTest, ModelCard
+
+CEILING = Ceiling(bytes_per_s=40e9, near_bytes_per_s=200e9, int8_per_s=900e9, f32_per_s=200e9)
+CARD = ModelCard(
+    name="llama Q4_0",
+    n_bytes=621_000_000,
+    n_params=1_100_000_000,
+    n_bytes_read=584_000_000,
+    n_mul_adds=1_000_000_000,
+    n_bytes_kv=32768,
+    is_quantized=True,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(autouse=True)
+def _ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes seconds is measured in tests/kernels/test_cpu_ceiling.py only."""
+    monkeypatch.setattr(bench, "measure_apart", lambda n_threads, n_near: CEILING)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table(model: Path) -> None:
+    done = lamella("bench", "-m", model, "-p", "16", "-n", "4", "-pg", "8,4", "-r", "2", "-t", "1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("llama F32: ")
+    assert lines[2].endswith("keeps 256 B of keys and values")
+    assert "1 thread: reads 40.0 GB/s (200 from cache), multiplies 900 G int8/s" in lines[3]
+    head, rule, *rows = [line for line in lines if line.startswith("|")]
+    assert cells(head)[:7] == ["model", "size", "params", "backend", "threads", "test", "t/s"]
+    assert len({len(line) for line in (head, rule, *rows)}) == 1
+    found = [cells(row) for row in rows]
+    assert [row[5] for row in found] == ["pp16", "tg4", "pp8+tg4"]
+    for row in found:
+        assert row[:1] + row[3:5] == ["llama F32", "CPU", "1"]
+        median, stddev = map(float, row[6].split(" ± "))
+        assert median > 0
+        assert stddev >= 0
+        assert row[7].endswith("%")
+    assert lines[-1].startswith("peak memory: ")
+
+
+def test_one_json_object_for_each_test(model: Path) -> None:
+    args = ["-p", "16,0", "-n", "4", "-npl", "1,3", "-r", "3", "-t", "1,2", "--json"]
+    done = lamella("bench", "-m", model, *args)
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    shapes = [(r["n_threads"], r["n_prompt"], r["n_gen"], r["n_seq"]) for r in reports]
+    each = [(16, 0, 1), (0, 4, 1), (0, 4, 3)]
+    assert shapes == [(n_threads, *shape) for n_threads in (1, 2) for shape in each]
+    for report in reports:
+        assert len(report["samples_ts"]) == 3
+        assert report["avg_ts"] == pytest.approx(statistics.mean(report["samples_ts"]))
+        assert report["median_ts"] == statistics.median(report["samples_ts"])
+        assert report["model_filename"] == str(model)
+        assert report["memory_bytes_per_s"] == 40e9
+        assert 0 < report["bytes_read_per_token"] < report["model_size"]
+        assert report["peak_memory"] > report["model_size"]
+    assert [r["test"] for r in reports[:3]] == ["pp16", "tg4", "tg4 x 3"]
+
+
+def test_numpy_kernels_have_no_ceiling(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMELLA_NO_JIT", "1")
+    args = ["bench", "-m", model, "-p", "0", "-n", "1", "-r", "1"]
+    table, report = lamella(*args).stdout, json.loads(lamella(*args, "--json").stdout)
+    assert "ceiling not measured" in table
+    assert cells(table.splitlines()[-3])[7] == ""
+    assert report["ceiling_ts"] is None
+    assert report["memory_bytes_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["-p", "x"], "argument -p/--n-prompt: 'x' is no whole number"),
+        (["-p", "1,,2"], "argument -p/--n-prompt: '' is no whole number"),
+        (["-n", "-1"], "argument -n/--n-gen: -1 must lie in 0..1048576"),
+        (["-npl", "1,0"], "argument -npl/--n-parallel: 0 must lie in 1..1024"),
+        (["-pg", "512"], "argument -pg: '512' must be two numbers, like 512,128"),
+        (["-pg", "0,1"], "argument -pg: 0 must lie in 1..1048576"),
+        (["-t", "0"], "argument -t/--threads: 0 must lie in 1..512"),
+        (["-r", "0"], "argument -r/--repetitions: 0 must lie in 1..10000"),
+        (["-ctk", "q9"], "argument -ctk/--cache-type-k: type is 'q9': must be one of f32, f16"),
+        (["--poll", "101"], "argument --poll: 101 must lie in 0..100"),
+        (["-p", "0", "-n", "0"], "there is nothing to test: -p and -n are 0, and there is no -pg"),
+        (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
+    ],
+)
+def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
+    done = lamella("bench", "-m", model, *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    done = lamella("bench", "-m", tmp_path / "none.gguf")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "none.gguf" in done.stderr
+
+
+def result(test: BenchTest, card: ModelCard = CARD) -> bench_table.Result:
+    return bench_table.Result(
+        path=Path("m.gguf"),
+        card=card,
+        test=test,
+        n_threads=2,
+        n_ubatch=512,
+        ceiling=CEILING,
+        samples=[10.0, 30.0, 20.0],
+        peak_memory=1 << 30,
+    )
+
+
+def test_the_ceiling_is_memory_s_or_the_multiplications() -> None:
+    # one token reads 0.584 GB of 200 GB/s; at position 63.5 on average that many keys and values
+    seconds = (584e6 + 63.5 * 32768) / 200e9
+    assert result(BenchTest(n_gen=128)).best_possible == pytest.approx(1 / seconds)
+    # with 1000 sequences the products take longer than reading
+    many = result(BenchTest(n_gen=1, n_seq=1000))
+    assert many.best_possible == pytest.approx(900.0)
+    assert result(BenchTest(n_prompt=512)).best_possible == pytest.approx(900.0)
+    assert result(BenchTest(n_prompt=512)).median == 20.0
+
+
+def test_sizes_are_written_in_units_that_suit_them() -> None:
+    row = cells(bench_table.table_row(result(BenchTest(n_gen=128, n_seq=8, n_depth=16))))
+    assert row[:7] == [
+        *("llama Q4_0", "592.23 MiB", "1.10 B", "CPU", "2"),
+        *("tg128 @ d16 x 8", "20.00 ± 10.00"),
+    ]
+    assert bench_table.memory_line(result(BenchTest(n_gen=1))) == "peak memory: 1.00 GiB"

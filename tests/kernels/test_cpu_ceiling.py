@@ -1,0 +1,89 @@
+"""What the machine does at best is measured. How much that is, no test asks."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lamella.alloc.host import aligned_empty
+from lamella.base.errors import BackendError
+from lamella.kernels.cpu import ceiling
+from lamella.kernels.cpu.ceiling import CHUNK, N_LEFT, TABLE_BYTES, ceiling_int8, ceiling_read
+from lamella.kernels.cpu.jit import Kernel
+from lamella.kernels.cpu.pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPool]:
+    opened = ThreadPool(2)
+    yield opened
+    opened.close()
+
+
+def run(
+    pool: ThreadPool, kernel: Kernel, memory: npt.NDArray[np.uint8], n: int, times: int = 1
+) -> npt.NDArray[np.float32]:
+    """What each thread leaves, a row for each."""
+    out = np.zeros((pool.n_threads, LINE // 4), np.float32)
+    words = np.array([memory.ctypes.data, n, out.ctypes.data, times], np.int64)
+    entry = np.zeros(ENTRY_WORDS, np.int64)
+    entry[FN], entry[PARAMS_AT] = kernel.address, words.ctypes.data
+    pool.run(entry.ctypes.data, 1)
+    return out
+
+
+def test_threads_together_read_every_byte_as_often_as_they_are_told(pool: ThreadPool) -> None:
+    memory = aligned_empty(3 * CHUNK, LINE, "test")
+    memory.view(np.float32)[:] = np.arange(3 * CHUNK // 4)
+    sums = memory.view(np.float32).reshape(3, -1).sum(axis=1)
+    out = run(pool, ceiling_read, memory, 3 * CHUNK, 5)
+    assert out[:, 0].tolist() == [5 * sums[0], 5 * (sums[1] + sums[2])]
+
+
+def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
+    memory = aligned_empty(TABLE_BYTES, LINE, "test")
+    memory[:] = 0
+    vectors = memory.reshape(-1, 64)
+    vectors[:N_LEFT] = 1
+    vectors[N_LEFT : 2 * N_LEFT] = np.arange(1, 17, 5)[:, None]
+    expected = 0
+    for y in range(1, 17, 5):  # four bytes a lane; the sums are put together by exclusive or
+        for _ in range(N_LEFT):
+            expected ^= 4 * y
+    assert expected == 0  # pairs of sums cancel out
+    assert not run(pool, ceiling_int8, memory, 1).any()
+    vectors[1] = 0
+    out = run(pool, ceiling_int8, memory, 1).view(np.int32)
+    expected = (4 * 1) ^ (4 * 6) ^ (4 * 11) ^ (4 * 16)
+    assert out.tolist() == [[expected] * 16] * 2
+
+
+def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "TRIALS_S", 0.001)
+    found = ceiling.measure(2, 1 << 16, 1 << 22)
+    assert min(found.bytes_per_s, found.near_bytes_per_s, found.int8_per_s, found.f32_per_s) > 0
+    large = ceiling.measure(1, 1 << 30, 1 << 22)
+    assert large.near_bytes_per_s == large.bytes_per_s
+
+
+def test_a_process_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[1:] == ["-m", "lamella.kernels.cpu.ceiling", "2", "1000"]
+        text = '{"bytes_per_s": 1, "near_bytes_per_s": 2, "int8_per_s": 3, "f32_per_s": 4}\n'
+        return subprocess.CompletedProcess(command, 0, "noise\n" + text, "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert ceiling.measure_apart(2, 1000) == ceiling.Ceiling(1, 2, 3, 4)
+
+
+def test_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 1, "", "Traceback\nOutOfMemoryError: too little\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(BackendError, match="cannot be measured: OutOfMemoryError: too little"):
+        ceiling.measure_apart(1, 1)

@@ -1,0 +1,99 @@
+"""benchmarks/make_model.py: files that open and decode, of every type it offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import make_model
+import numpy as np
+import pytest
+from gguf import quants
+from make_model import SHAPES, Shape, Type, data_of, tensors, type_of, vocabulary, write_model
+
+from lamella.kernels.cpu.device import CpuDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.gguf import open_gguf
+from lamella.model.loader import load_model
+from lamella.model.placement import ModelParams
+from lamella.model.vocab import load_vocab
+
+SMALL = Shape(n_embd=256, n_ff=288, n_layer=1, n_head=8, n_head_kv=4, n_vocab=512)
+
+
+@pytest.mark.parametrize("type", [Type.Q4_0, Type.Q4_K, Type.F16], ids=lambda t: t.name)
+def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    fallen = write_model(SMALL, type, path)
+    assert fallen == (["blk.0.ffn_down.weight Q5_0"] if type is Type.Q4_K else [])
+    with open_gguf(path) as file:
+        vocab = load_vocab(file.metadata)
+        assert vocab.n_tokens == SMALL.n_vocab
+        assert vocab.detokenize(vocab.tokenize("a bc\n", add_special=False)) == "a bc\n"
+        assert (vocab.bos, vocab.eos) == (1, 2)
+    model = load_model(path, ModelParams(cpu=CpuDevice(1), devices=()))
+    with Context(model, ContextParams(n_ctx=64)) as context:
+        seq = context.pool.new_sequence()
+        context.append(seq, 16)
+        batch = Batch()
+        batch.add(list(range(16)), seq, 0, n_outputs=16)
+        logits = context.decode(batch)
+    model.free()
+    assert np.isfinite(logits).all()
+    assert 0.5 < logits.std() < 2  # neither all alike, nor one token for certain
+
+
+@pytest.mark.parametrize("type", make_model.TYPES, ids=lambda t: t.name)
+def test_values_have_the_size_that_keeps_activations(type: Type) -> None:
+    ne = (1024, 64)
+    data = data_of(ne, type, np.random.default_rng(0))
+    values = quants.dequantize(data, type).view(np.float32)
+    assert values.shape == (64, 1024)
+    assert values.std() * 1024**0.5 == pytest.approx(1, rel=0.05)
+    assert abs(values.mean()) * 1024**0.5 < 0.1
+    assert len(np.unique(data, axis=0)) == 64  # no row twice
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in "abc"]
+    for file, seed in zip(files, (1, 1, 2), strict=True):
+        write_model(SMALL, Type.Q4_K, file, seed=seed)
+    first, second, other = [file.read_bytes() for file in files]
+    assert first == second
+    assert first != other
+
+
+def test_shapes_have_the_sizes_their_names_say() -> None:
+    millions = {
+        name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6
+        for name, shape in SHAPES.items()
+    }
+    assert millions == {"1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
+    assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
+
+
+def test_rows_of_no_whole_blocks_fall_back_as_in_llama_cpp() -> None:
+    found = [type_of((288, 4), t).name for t in (Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q4_0)]
+    assert found == ["Q5_0", "Q5_1", "Q8_0", "Q4_0"]
+    assert type_of((40, 4), Type.Q4_K) is Type.F16
+    assert type_of((288,), Type.Q4_K) is Type.F32
+
+
+def test_vocabularies_have_every_token_once() -> None:
+    tokens, kinds = vocabulary(32000)
+    assert len(tokens) == len(kinds) == len(set(tokens)) == 32000
+
+
+def test_the_command(tmp_path: Path) -> None:
+    script, path = make_model.__file__, tmp_path / "m.gguf"
+    command = [sys.executable, str(script), "--shape", "15m", "--layers", "1", "-o", str(path)]
+    done = subprocess.run([*command, "--type", "Q6_K"], capture_output=True, text=True, check=True)
+    assert str(path) in done.stdout
+    assert "no whole blocks of Q6_K: token_embd.weight Q8_0" in done.stderr
+    with open_gguf(path) as file:
+        assert file.metadata.int("llama.block_count") == 1
+        assert file.tensors["blk.0.ffn_down.weight"].type.name == "Q6_K"
+    wrong = subprocess.run([*command, "--type", "Q9"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2

@@ -1,0 +1,119 @@
+"""benchmarks/vs_llama_cpp.py: both engines run the same tests, rows say what is reached."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import vs_llama_cpp
+from make_model import SHAPES, Shape, Type, write_model
+from vs_llama_cpp import ENGINES, MEMORY, TESTS, WANTED, Worker
+
+from lamella.model.bench import BenchTest
+
+SMALL = Shape(n_embd=64, n_ff=96, n_layer=1, n_head=4, n_head_kv=2, n_vocab=512)
+QUICK = [BenchTest(n_prompt=40), BenchTest(n_gen=2, n_seq=3, n_depth=5)]
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None,
+    reason="llama-cpp-python is not installed: pip install -e '.[bench]'",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "15m-Q4_0.gguf"
+    write_model(SMALL, Type.Q4_0, path)
+    return path
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_runs_tests_in_a_process_of_its_own(model: Path, engine: str) -> None:
+    with Worker(engine, model, 1, QUICK) as worker:
+        assert worker.answer()["ready"] > 0
+        for i in (1, 0, 1):
+            found = worker.answer(i)
+            assert found["seconds"] > 0
+            assert found["peak"] > 1 << 20
+
+
+@needs_llama_cpp
+def test_the_table_and_its_json(model: Path) -> None:
+    command = [sys.executable, str(vs_llama_cpp.__file__), "--models", str(model.parent)]
+    flags = ["--shapes", "15m", "--types", "Q4_0", "--tests", "tg8,mem", "--all", "-r", "1"]
+    done = subprocess.run(
+        [*command, *flags, "-t", "1", "--json"], capture_output=True, text=True, check=True
+    )
+    *lines, last = done.stdout.splitlines()
+    rows = json.loads(last)
+    assert [(r["model"], r["test"], r["wanted"]) for r in rows] == [
+        ("15m Q4_0", "tg8", 2.0),
+        ("15m Q4_0", MEMORY, None),
+    ]
+    for row in rows:
+        assert set(row["samples"]) == set(ENGINES)
+        assert row["ratio"] == pytest.approx(row["lamella"] / row["llama_cpp"])
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 4
+    assert "tg32 @ d16 x 8" in table[2]
+
+
+def test_an_engine_that_fails_ends_the_run(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SystemExit, match="lamella ended with status 1"),
+        Worker("lamella", tmp_path / "none.gguf", 1, QUICK) as worker,
+    ):
+        worker.answer()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--shapes", "2b"], "unknown: 2b"),
+        (["--types", "Q9"], "unknown: Q9"),
+        (["--tests", "pp,tg9"], "unknown: tg9"),
+        (["-r", "0"], "--threads and --repetitions must be at least 1"),
+    ],
+)
+def test_wrong_flags(
+    flags: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vs_llama_cpp.py", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        vs_llama_cpp.main()
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("test", "ours", "wanted", "reached"),
+    [
+        ("pp", 150.0, 1.5, True),
+        ("pp", 149.0, 1.5, False),
+        (MEMORY, 80.0, 0.8, True),
+        (MEMORY, 81.0, 0.8, False),
+        ("pp", 1.0, None, True),
+    ],
+)
+def test_what_is_reached(test: str, ours: float, wanted: float | None, reached: bool) -> None:
+    row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, wanted)
+    assert row.is_reached == reached
+
+
+def test_a_ratio_is_the_median_of_neighbours() -> None:
+    # the machine was slow during the second pair of runs
+    samples = {"llama.cpp": [100.0, 10.0, 100.0], "lamella": [200.0, 20.0, 190.0]}
+    assert vs_llama_cpp.row_of("m", "pp", samples, None).ratio == 2.0
+
+
+def test_wanted_rows_can_be_measured() -> None:
+    for (shape, type), wanted in WANTED.items():
+        assert shape in (*SHAPES, vs_llama_cpp.STORIES)
+        assert type in Type.__members__
+        assert set(wanted) <= {*TESTS, MEMORY}
