@@ -25,8 +25,8 @@ from op_cases import OpCase, op_cases
 
 from lamella.graph import Op, Tensor
 from lamella.kernels.cpu.device import processor_name
-from lamella.kernels.cpu.threads import default_threads
 from lamella.kernels.cpu.plan import Plan
+from lamella.kernels.cpu.threads import default_threads
 
 TRIAL_S = 0.05
 

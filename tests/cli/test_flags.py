@@ -19,12 +19,15 @@ def parsed(*args: str) -> argparse.Namespace:
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
 def test_llama_server_s_names_and_short_forms(command: str) -> None:
-    short = "-m f -c 9 -b 8 -ub 7 -np 3 -t 2 -tb 4 --poll 0 -ngl 5 -dev sim -ctk q8_0 -ctv f32 -ts 3,1 -nkvo"
+    short = (
+        "-m f -c 9 -b 8 -ub 7 -np 3 -t 2 -tb 4 --poll 0 -ngl 5 -dev sim -ctk q8_0 -ctv f32 "
+        "-ts 3,1 -nkvo -nr"
+    )
     long = (
         "--model f --ctx-size 9 --batch-size 8 --ubatch-size 7 --parallel 3 --threads 2 "
         "--threads-batch 4 --poll 0 "
         "--gpu-layers 5 --device sim --cache-type-k q8_0 --cache-type-v f32 --tensor-split 3,1 "
-        "--no-kv-offload"
+        "--no-kv-offload --no-repack"
     )
     params = instance_params(parsed(command, *short.split()))
     assert params == instance_params(parsed(command, *long.split()))
@@ -32,7 +35,7 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
     assert (params.n_threads, params.n_threads_batch, params.poll) == (2, 4, 0)
     assert (params.n_gpu_layers, params.devices) == (5, ("sim",))
     assert (params.type_k, params.type_v, params.tensor_split) == ("q8_0", "f32", (3.0, 1.0))
-    assert not params.kv_offload
+    assert not params.kv_offload and not params.repack
 
 
 def test_sampling_flags() -> None:
