@@ -143,6 +143,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests decoded together (4)",
     )
+    _add_device_flags(parser)
+
+
+def _add_device_flags(parser: argparse.ArgumentParser) -> None:
+    """Where it runs."""
     group = parser.add_argument_group("where it runs")
     add = group.add_argument
     add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (one for each core)")

@@ -12,23 +12,23 @@ from typing import Any, Final
 
 from ....graph.types import GGMLType
 from ..jit import Kernel, family
-from ..simd import inlined, load_bf16x16, load_f16x16, load_f32x16
+from ..simd import load_bf16x16, load_f16x16, load_f32x16
 from ..simd_bytes import prefetch, zero_tile
 from .formats import FORMATS
 from .steps import STEPS
 from .tiles import (
     COLUMN_BYTES,
     ROWS,
-    SUMS,
+    VALUES,
     WIDTHS,
+    add_halves,
     float_products,
     integer_products,
     store_sums,
 )
 
 MICRO_ARGS: Final = 7
-AT_ONCE: Final = 4  # groups
-AHEAD: Final = 2048  # bytes: how far weights are fetched before a single column meets them
+AHEAD: Final = 4096  # bytes: how far weights are fetched before a single column meets them
 
 
 @family
@@ -47,7 +47,7 @@ def _integer_kernel(type: GGMLType, width: int) -> Any:
     size = COLUMN_BYTES * width
     multiply = integer_products(form.kind, width, small=form.offset < 128)
     step, zero, store = STEPS[type](multiply, size), zero_tile(width), store_sums(width)
-    record, tile_bytes = form.record_bytes, size * (type.block_size // 32)
+    record, tile_bytes = form.record_bytes, size * (type.block_size // VALUES)
     fetch = prefetch(record)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
@@ -55,12 +55,11 @@ def _integer_kernel(type: GGMLType, width: int) -> Any:
         for group in range(n_groups):
             sums, at = zero(), columns
             for _ in range(n_blocks):
-                if width == 1:
-                    fetch(p + AHEAD)
+                fetch(p + AHEAD)
                 sums = step(sums, p, at)
                 p += record
                 at += tile_bytes
-            store(sums, results, offset + 64 * group, n_rows - ROWS * group)
+            store(sums, results, offset + 4 * ROWS * group, n_rows - ROWS * group)
 
     return run
 
@@ -73,49 +72,27 @@ _LOAD: Final = {
 
 
 def _float_kernel(type: GGMLType, width: int) -> Any:
-    """Few columns take several groups at once: each sum waits for its last addition."""
-    one, four = _float_groups(type, width, 1), _float_groups(type, width, AT_ONCE)
-    record, at_once = FORMATS[type].record_bytes, AT_ONCE if AT_ONCE * width <= SUMS else 1
+    """Two sums for each result, of even and of odd values: each waits for its last addition. So
+    registers hold those of half the widest tile, and the widest takes two turns."""
+    part = min(width, WIDTHS[0] // 2)
+    multiply, multiply_last = float_products(part, width, 2), float_products(part, width, 1)
+    zero, add, store = zero_tile(2 * part), add_halves(part), store_sums(part)
+    load, record = _LOAD[type], FORMATS[type].record_bytes
+    fetch = prefetch(2 * record)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
-        size, whole = record * n_blocks, n_groups // at_once * at_once
-        for group in range(0, whole, at_once):
-            rows = n_rows - ROWS * group
-            if at_once == 1:
-                one(weights, rows, n_blocks, columns, results, offset + 64 * group)
-            else:
-                four(weights, rows, n_blocks, columns, results, offset + 64 * group)
-            weights += at_once * size
-        for group in range(whole, n_groups):
-            one(weights, n_rows - ROWS * group, n_blocks, columns, results, offset + 64 * group)
-            weights += size
-
-    return run
-
-
-def _float_groups(type: GGMLType, width: int, n_groups: int) -> Any:
-    """One group of rows, or four."""
-    multiply, zero = float_products(width, n_groups), zero_tile(width * n_groups)
-    store = store_sums(width, n_groups)
-    load, record = _LOAD[type], FORMATS[type].record_bytes
-
-    @inlined
-    def load_one(p, size):
-        return (load(p),)
-
-    @inlined
-    def load_four(p, size):
-        return load(p), load(p + size), load(p + 2 * size), load(p + 3 * size)
-
-    load_all = load_one if n_groups == 1 else load_four
-
-    @inlined
-    def run(p, n_rows, n_blocks, columns, results, offset):
-        sums, size = zero(), record * n_blocks
-        for _ in range(n_blocks):
-            sums = multiply(sums, load_all(p, size), columns)
-            p += record
-            columns += 4 * width
-        store(sums, results, offset, n_rows)
+        for group in range(n_groups):
+            for first in range(0, width, part):
+                p, at, sums = weights, columns + 4 * first, zero()
+                for _ in range(n_blocks // 2):
+                    fetch(p + AHEAD)
+                    sums = multiply(sums, load(p), load(p + record), at)
+                    p += 2 * record
+                    at += 8 * width
+                if n_blocks % 2 != 0:
+                    sums = multiply_last(sums, load(p), load(p), at)
+                to, rows = results + 8 * first, n_rows - ROWS * group
+                store(add(sums), to, offset + 4 * ROWS * group, rows)
+            weights += record * n_blocks
 
     return run

@@ -33,7 +33,7 @@ from ..simd_int import call_at, copy_bytes
 from ..table import Call, implements, is_packed
 from .activations import column_bytes, prepared_columns, width_of, widths_of
 from .formats import FORMATS, Format, format_of
-from .micro import AT_ONCE, micro_kernel
+from .micro import micro_kernel
 from .tiles import ROWS, VALUES, WIDTHS
 
 CHUNK_BYTES: Final = 1 << 17  # of weights that stay in the second cache
@@ -58,8 +58,7 @@ RESULTS_BYTES: Final = 8 * WIDTHS[0]  # scratch of a thread: addresses of a tile
 def chunk_of(p, n_groups, nth, most_bytes):
     """Groups of rows to work on at a time."""
     most = min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES))
-    chunk = max(1, min(most, n_groups // (CHUNKS_PER_THREAD * nth)))
-    return chunk if chunk < AT_ONCE else chunk // AT_ONCE * AT_ONCE
+    return max(1, min(most, n_groups // (CHUNKS_PER_THREAD * nth)))
 
 
 @inlined

@@ -35,9 +35,8 @@ from ..simd_bytes import (
 )
 from ..simd_int import vector_function
 
-# of tiles, the widest that is full first; and how many sums registers hold besides
+# of tiles, the widest that is full first: as many sums as registers hold
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)
-SUMS: Final = WIDTHS[0]
 ROWS: Final = 16  # of a group of packed rows
 VALUES: Final = 32  # of a block of a column
 COLUMN_BYTES: Final = VALUES + 12  # of a block of one column
@@ -160,39 +159,45 @@ def _add(
     return sum
 
 
-def float_products(width: int, n_groups: int) -> Any:
-    """A function (sums, weights, address of the columns' values) -> sums, by one value.
+def float_products(width: int, stride: int, n: int) -> Any:
+    """A function (sums, weights, weights, address of the columns' values) -> sums, by `n` <= 2
+    values of `width` columns out of `stride`. The second one is added to the second sums."""
+    sums = types.UniTuple(f32x16, 2 * width)
 
-    Of `n_groups` groups of rows at once, the sums of a group behind those of the one before.
-    """
-    sums, weights = types.UniTuple(f32x16, width * n_groups), types.UniTuple(f32x16, n_groups)
-
-    def emit(b: Any, sums: Any, weights: Any, columns: Any) -> Any:
+    def emit(b: Any, sums: Any, first: Any, second: Any, columns: Any) -> Any:
         result = unpack(b, sums)
-        for c in range(width):
-            value = spread_float(b, columns, 4 * c)
-            for g, weight in enumerate(unpack(b, weights)):
-                at = g * width + c
-                result[at] = fma(b, weight, value, result[at])
+        for i, weights in enumerate((first, second)[:n]):
+            for c in range(width):
+                value, at = spread_float(b, columns, 4 * (stride * i + c)), width * i + c
+                result[at] = fma(b, weights, value, result[at])
         return pack(b, result)
 
-    return vector_function(sums, (sums, weights, types.int64), emit)
+    return vector_function(sums, (sums, f32x16, f32x16, types.int64), emit)
 
 
-def store_sums(width: int, n_groups: int = 1) -> Any:
-    """A procedure (sums, address of the results' addresses, offset, rows): the first rows of them.
+def add_halves(width: int) -> Any:
+    """A function that adds the second half of `2 * width` vectors to the first."""
 
-    Result c of row r goes to 4 * r bytes behind `offset` of the c-th address. Sums of a second
-    group of 16 rows follow those of the first.
+    def emit(b: Any, sums: Any) -> Any:
+        vectors = unpack(b, sums)
+        pairs = zip(vectors[:width], vectors[width:], strict=True)
+        return pack(b, [b.fadd(x, y) for x, y in pairs])
+
+    return vector_function(
+        types.UniTuple(f32x16, width), (types.UniTuple(f32x16, 2 * width),), emit
+    )
+
+
+def store_sums(width: int) -> Any:
+    """A procedure (sums, address of the results' addresses, offset, rows): the first of 16 rows.
+
+    Result c of row r goes to 4 * r bytes behind `offset` of the c-th address.
     """
-    sums, i64 = types.UniTuple(f32x16, width * n_groups), ir.IntType(64)
+    sums, i64 = types.UniTuple(f32x16, width), ir.IntType(64)
 
     def emit(b: Any, sums: Any, results: Any, offset: Any, rows: Any) -> None:
-        table, values = pointer_to(b, results, i64), unpack(b, sums)
+        table = pointer_to(b, results, i64)
         places = [b.add(b.load(b.gep(table, [i64(c)])), offset) for c in range(width)]
-        for g in range(n_groups):
-            store_rows(b, values[g * width : (g + 1) * width], places, rows)
-            places = [b.add(place, i64(4 * ROWS)) for place in places]
-            rows = b.sub(rows, i64(ROWS))
+        store_rows(b, unpack(b, sums), places, rows)
 
     return vector_function(types.void, (sums, types.int64, types.int64, types.int64), emit)
