@@ -1,6 +1,13 @@
-"""Host memory: aligned buffers that NumPy views without a copy."""
+"""Host memory: aligned buffers that NumPy views without a copy.
+
+Tested by tests/alloc/test_host.py.
+"""
 
 from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +16,9 @@ from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
+
+# from which on memory is asked for in huge pages: less is lost looking up addresses
+HUGE_BYTES: Final = 4 << 20
 
 DTYPES: dict[GGMLType, npt.DTypeLike] = {
     GGMLType.F32: np.float32,
@@ -78,17 +88,31 @@ class HostBuffer(Buffer):
 
 
 def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
-    """A flat uint8 array of `size` bytes at an aligned address.
+    """A flat uint8 array of `size` bytes at an aligned address; large ones in huge pages if the
+    system has them.
 
     Raises:
         OutOfMemoryError: the host cannot give them; names `where`.
     """
     try:
-        raw = np.empty(size + alignment, np.uint8)
-    except (MemoryError, ValueError):
+        raw = _mapped(size + alignment) if size >= HUGE_BYTES else None
+        if raw is None:
+            raw = np.empty(size + alignment, np.uint8)
+    except (MemoryError, OSError, OverflowError, ValueError):
         raise OutOfMemoryError(where, size) from None
     begin = -raw.ctypes.data % alignment
     return raw[begin : begin + size]
+
+
+def _mapped(size: int) -> Bytes | None:
+    """Memory of its own map, in huge pages where that can be asked for; None if it cannot."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    # private: shared memory, the default, has other rules for huge pages
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)  # which ends the map with the last array over it
 
 
 def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:

@@ -4,33 +4,46 @@
 
 TESTS is a JSON list of `[n_prompt, n_gen, n_seq, n_depth]`. The process opens the model, prints
 `{"ready": seconds}`, then runs the test of each index it reads on stdin and answers
-`{"seconds": ..., "peak": bytes}`. Of llama.cpp only the C functions are called: a step costs its
-Python binding a few microseconds. Tested by tests/model/test_vs_llama_cpp.py.
+`{"seconds": ..., "peak": bytes}`. Of llama.cpp only the C functions are called, with batches that
+are written before the clock starts: a step costs its Python binding a few microseconds. Lamella's
+tokens are drawn before as well. Tested by tests/model/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import resource
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from lamella.kernels.cpu.threads import peak_memory
 from lamella.model.bench import BenchTest, open_bench
 
 N_UBATCH = 512
+
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+ONES = np.ones(N_UBATCH, np.int32)  # sequences of each token
 
 
 class Engine(Protocol):
     def run(self, test: BenchTest) -> float:
         """Seconds that a test took."""
         ...
+
+
+class Batch(NamedTuple):
+    """A llama_batch, and the memory that it points to."""
+
+    struct: Any
+    memory: tuple[npt.NDArray[Any], ...]
 
 
 class LlamaCpp:
@@ -56,7 +69,6 @@ class LlamaCpp:
             )
             for n_seq in sorted({test.n_seq for test in tests})
         }
-        self._batch = self._lib.llama_batch_init(max(N_UBATCH, *self._contexts), 0, 1)
 
     def _context(self, n_seq: int, n_ctx: int, n_threads: int) -> Any:
         params = self._lib.llama_context_default_params()
@@ -73,32 +85,47 @@ class LlamaCpp:
     def run(self, test: BenchTest) -> float:
         context = self._contexts[test.n_seq]
         self._lib.llama_memory_clear(self._lib.llama_get_memory(context), False)
-        n_past = 0
         if test.n_depth:
-            self._step(context, test.n_seq, n_past, test.n_depth)
-        n_past += test.n_depth
+            self._step(context, self._batches(test.n_seq, 0, test.n_depth))
+        lengths = [test.n_prompt] * bool(test.n_prompt) + [1] * test.n_gen
+        steps, n_past = [], test.n_depth
+        for n in lengths:
+            steps.append(self._batches(test.n_seq, n_past, n))
+            n_past += n
         begin = perf_counter()
-        if test.n_prompt:
-            self._step(context, test.n_seq, n_past, test.n_prompt)
-        n_past += test.n_prompt
-        for i in range(test.n_gen):
-            self._step(context, test.n_seq, n_past + i, 1)
+        for batches in steps:
+            self._step(context, batches)
         return perf_counter() - begin
 
-    def _step(self, context: Any, n_seq: int, n_past: int, n: int) -> None:
-        """Decode `n` random tokens of each sequence, in batches of at most N_UBATCH."""
-        todo = [(seq, n_past + i, i == n - 1) for seq in range(n_seq) for i in range(n)]
-        for begin in range(0, len(todo), N_UBATCH):
-            part, batch = todo[begin : begin + N_UBATCH], self._batch
-            batch.n_tokens = len(part)
-            tokens = self._rng.integers(0, self._n_vocab, len(part)).tolist()
-            for i, (seq, pos, output) in enumerate(part):
-                batch.token[i] = tokens[i]
-                batch.pos[i] = pos
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = seq
-                batch.logits[i] = output
-            status = self._lib.llama_decode(context, batch)
+    def _batches(self, n_seq: int, n_past: int, n: int) -> list[Batch]:
+        """`n` random tokens of each sequence, in batches of at most N_UBATCH."""
+        seqs, places = np.divmod(np.arange(n_seq * n, dtype=np.int32), np.int32(n))
+        tokens = self._rng.integers(0, self._n_vocab, len(seqs), np.int32)
+        return [
+            self._batch(tokens[part], n_past + places[part], seqs[part], places[part] == n - 1)
+            for part in (slice(i, i + N_UBATCH) for i in range(0, len(seqs), N_UBATCH))
+        ]
+
+    def _batch(self, tokens: Ints, positions: Ints, seqs: Ints, outputs: Flags) -> Batch:
+        """A llama_batch of tokens, each of one sequence."""
+        # a pointer for each token, to the one number of its sequence
+        seq_ids = (seqs.ctypes.data + seqs.itemsize * np.arange(len(seqs))).astype(np.uintp)
+        fields: dict[str, npt.NDArray[Any]] = {
+            "token": tokens,
+            "pos": positions,
+            "n_seq_id": ONES,
+            "seq_id": seq_ids,
+            "logits": outputs.view(np.int8),
+        }
+        batch = self._lib.llama_batch(n_tokens=len(tokens))
+        types = dict(batch._fields_)
+        for name, values in fields.items():
+            setattr(batch, name, ctypes.cast(values.ctypes.data, types[name]))
+        return Batch(batch, (seqs, *fields.values()))
+
+    def _step(self, context: Any, batches: list[Batch]) -> None:
+        for batch in batches:
+            status = self._lib.llama_decode(context, batch.struct)
             if status:
                 raise SystemExit(f"llama_decode gives {status}")
         self._lib.llama_get_logits(context)  # waits until they are there
@@ -114,19 +141,6 @@ def open_engine(
     else:
         with open_bench(path, tests, n_threads=n_threads, n_ubatch=N_UBATCH) as bench:
             yield bench
-
-
-def peak_memory() -> int:
-    """The most bytes of memory that this process has held."""
-    try:
-        # not ru_maxrss, which counts what the parent held when it made this process
-        for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def main() -> None:

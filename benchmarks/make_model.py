@@ -205,10 +205,31 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
 def write_model(
     shape: Shape, type: Type, path: Path, *, name: str = "random", seed: int = 0
 ) -> list[str]:
-    """Write a model; the names of tensors that fell back to another type, with that type."""
-    writer = gguf.GGUFWriter(path, "llama")
-    _write_metadata(writer, shape, name)
+    """Write a model; the names of tensors that fell back to another type, with that type.
+
+    The file appears when it is whole: nobody takes what an interruption leaves for a model.
+    """
     todo = [(tensor, ne, type_of(ne, type)) for tensor, ne in tensors(shape)]
+    part = path.with_name(f"{path.name}.part")
+    writer = gguf.GGUFWriter(part, "llama")
+    try:
+        _write_metadata(writer, shape, name)
+        _write_tensors(writer, todo, path.name, seed)
+        writer.close()
+        part.replace(path)
+    except BaseException:
+        writer.close()
+        part.unlink(missing_ok=True)
+        raise
+    return [
+        f"{tensor} {kind.name}" for tensor, ne, kind in todo if len(ne) > 1 and kind is not type
+    ]
+
+
+def _write_tensors(
+    writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]], what: str, seed: int
+) -> None:
+    """Write random tensors of these names, ne and types."""
     for tensor, ne, kind in todo:
         block, size = GGML_QUANT_SIZES[kind]
         n_bytes = int(np.prod(ne)) // block * size
@@ -220,14 +241,10 @@ def write_model(
     writer.write_ti_data_to_file()
     total = sum(int(np.prod(ne)) for _, ne, _ in todo)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(path.name, total=total)
+        task = bar.add_task(what, total=total)
         for i, (_, ne, kind) in enumerate(todo):
             writer.write_tensor_data(data_of(ne, kind, np.random.default_rng([seed, i])))
             bar.advance(task, float(np.prod(ne)))
-    writer.close()
-    return [
-        f"{tensor} {kind.name}" for tensor, ne, kind in todo if len(ne) > 1 and kind is not type
-    ]
 
 
 def main() -> None:

@@ -7,14 +7,16 @@ Each engine has the model open in a process of its own, and runs a test while th
 llama.cpp, Lamella, llama.cpp, ... after a warm-up of each. A row is a test of a model: the medians
 of both engines' tokens per second, the median of the ratios of neighbouring runs, and the ratio
 that is wanted. `mem` is the peak memory of processes that only load and decode. Models are written
-by make_model.py where `--models` does not have them. The last line is JSON with `--json`.
-Tested by tests/model/test_vs_llama_cpp.py.
+by make_model.py where `--models` does not have them. Measured is what has a wanted ratio; with
+`--all`, every test of all combinations of the shapes and types given. The last line is JSON with
+`--json`. Tested by tests/model/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -24,9 +26,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
-from make_model import SHAPES, Type, write_model
+from make_model import SHAPES, TYPES, Type, write_model
 
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.cpu.threads import default_threads
@@ -106,7 +109,14 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._process.terminate()  # it may be loading, or in a test: nobody wants the end
         self._process.communicate()  # closes its stdin, at which it ends
 
 
@@ -142,16 +152,37 @@ def measure_memory(path: Path, n_threads: int, n: int) -> dict[str, list[float]]
     return peaks
 
 
+def models_of(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """(shape, type) of the models to measure."""
+    shapes = args.shapes or list(dict.fromkeys(shape for shape, _ in WANTED))
+    types = args.types or list(dict.fromkeys(type for _, type in WANTED))
+    pairs = list(itertools.product(shapes, types))
+    if not args.all or not (args.shapes or args.types):
+        return [pair for pair in WANTED if pair in pairs]
+    # of the real model there is the one file, unless another type of it is asked for
+    return [
+        (shape, type)
+        for shape, type in pairs
+        if shape != STORIES or (shape, type) in WANTED or (shape in args.shapes and args.types)
+    ]
+
+
+def tests_of(model: tuple[str, str], args: argparse.Namespace) -> list[str]:
+    """The names of the tests of a model that were asked for."""
+    return [name for name in args.tests if args.all or name in WANTED.get(model, {})]
+
+
 def rows_of(shape: str, type: str, path: Path, args: argparse.Namespace) -> Iterator[Row]:
     """The rows of one model that were asked for."""
     wanted = WANTED.get((shape, type), {})
-    names = [name for name in args.tests if name != MEMORY and (args.all or name in wanted)]
+    chosen = tests_of((shape, type), args)
+    names = [name for name in chosen if name != MEMORY]
     if names:
         tests = [TESTS[name] for name in names]
         found = measure_speed(path, tests, args.threads, args.repetitions)
         for name, speeds in zip(names, found, strict=True):
             yield row_of(f"{shape} {type}", name, speeds, wanted.get(name))
-    if MEMORY in args.tests and (args.all or MEMORY in wanted):
+    if MEMORY in chosen:
         peaks = measure_memory(path, args.threads, min(args.repetitions, 3))
         yield row_of(f"{shape} {type}", MEMORY, peaks, wanted.get(MEMORY))
 
@@ -197,7 +228,7 @@ def main() -> None:
     add("--types", type=names, default=[], metavar="A,B", help="Q4_0, Q4_K, Q6_K, Q8_0, F16, ...")
     known = [*TESTS, MEMORY]
     add("--tests", type=names, default=known, metavar="A,B", help=", ".join(known))
-    add("--all", action="store_true", help="also tests for which no ratio is wanted")
+    add("--all", action="store_true", help="also tests and models for which no ratio is wanted")
     add("-t", "--threads", type=int, default=default_threads(), metavar="N")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (5)")
     add("--models", type=Path, default=Path("build/models"), metavar="DIR")
@@ -205,17 +236,18 @@ def main() -> None:
     args = parser.parse_args()
     unknown = [name for name in args.tests if name not in known]
     unknown += [name for name in args.shapes if name not in (*SHAPES, STORIES)]
-    unknown += [name for name in args.types if name not in Type.__members__]
+    unknown += [name for name in args.types if name not in [t.name for t in TYPES]]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
+    models = [model for model in models_of(args) if tests_of(model, args)]
+    if not models:
+        parser.error(
+            "there is nothing to measure: no ratio is wanted of such tests and models (see --all)"
+        )
     if args.threads < 1 or args.repetitions < 1:
         parser.error("--threads and --repetitions must be at least 1")
     if importlib.util.find_spec("llama_cpp") is None:
         raise SystemExit("llama-cpp-python is not installed: pip install -e '.[bench]'")
-    models = [(shape, type) for shape, type in WANTED if not args.shapes or shape in args.shapes]
-    models = [model for model in models if not args.types or model[1] in args.types]
-    if args.all and args.shapes and args.types:
-        models = [(shape, type) for shape in args.shapes for type in args.types]
     print(f"{processor_name()}, {args.threads} threads, medians of {args.repetitions}\n")
     print(f"| {'model':15} | {'test':16} | llama.cpp |   lamella | ratio | wanted | reached |")
     print(f"| {'-' * 15} | {'-' * 16} | --------: | --------: | ----: | -----: | ------- |")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -18,12 +17,12 @@ from typing import Final
 
 from rich.console import Console
 
-from ..base.errors import RequestError
+from ..base.errors import LamellaError, RequestError
 from ..base.settings import NO_JIT
 from ..graph.types import GGMLType
-from ..kernels.cpu.ceiling import measure_apart
+from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.cpu.pool import POLL
-from ..kernels.cpu.threads import default_threads
+from ..kernels.cpu.threads import default_threads, peak_memory
 from ..model.bench import Bench, BenchTest, open_bench
 from ..server.instance import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
@@ -202,10 +201,10 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                 )
             )
             for test in tests:  # here, as kernels may be compiled
-                bench.run(replace(test, n_gen=min(test.n_gen, N_GEN_WARM_UP)))
+                _warm_up(bench, test)
         card = bench.card()
         with _status(console, "measuring memory and arithmetic"):
-            ceiling = None if NO_JIT() else measure_apart(n_threads, card.n_bytes_read)
+            ceiling = _ceiling(n_threads, card.n_bytes_read)
         for test in tests:
             yield Result(
                 path=Path(args.model),
@@ -215,12 +214,29 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                 n_ubatch=args.ubatch_size,
                 ceiling=ceiling,
                 samples=_samples(bench, test, args.repetitions, console),
-                peak_memory=_peak_memory(),
+                peak_memory=peak_memory(),
             )
+
+
+def _ceiling(n_threads: int, n_near: int) -> Ceiling | None:
+    """What the machine does at best; None where that is not measured: the tests are worth more."""
+    if NO_JIT():
+        return None
+    try:
+        return measure_apart(n_threads, n_near)
+    except LamellaError as e:
+        sys.stderr.write(f"lamella: warning: {e}\n")
+        return None
+
+
+def _warm_up(bench: Bench, test: BenchTest) -> None:
+    bench.run(replace(test, n_gen=min(test.n_gen, N_GEN_WARM_UP)))
 
 
 def _samples(bench: Bench, test: BenchTest, n: int, console: Console) -> list[float]:
     """Tokens per second of `n` runs."""
+    with _status(console, f"{test.name}: warming up"):
+        _warm_up(bench, test)  # others ran meanwhile: weights, caches and clocks are theirs
     samples = []
     for i in range(n):
         with _status(console, f"{test.name}: run {i + 1} of {n}"):
@@ -234,9 +250,3 @@ def _status(console: Console, text: str) -> AbstractContextManager[object]:
         return nullcontext()
     # two pictures a second: what is measured should have the processor
     return console.status(text, refresh_per_second=2)
-
-
-def _peak_memory() -> int:
-    """The most bytes of memory that this process has held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

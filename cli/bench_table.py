@@ -52,11 +52,13 @@ class Result:
 
     @property
     def best_possible(self) -> float | None:
-        """Tokens per second that the machine's memory, or cache, and multiplications allow."""
+        """Tokens per second that the machine's memory, or cache, and multiplications allow, as an
+        estimate."""
         if self.ceiling is None:
             return None
         rate = self.ceiling.int8_per_s if self.card.is_quantized else self.ceiling.f32_per_s
-        return self.card.ceiling(self.test, self.ceiling.near_bytes_per_s, rate)
+        near = self.ceiling.near_bytes_per_s
+        return self.card.ceiling(self.test, near, rate, self.n_ubatch)
 
 
 def card_lines(card: ModelCard, ceiling: Ceiling | None, n_threads: int) -> Iterator[str]:

@@ -1,7 +1,11 @@
-"""Opening a model from the command line: progress on stderr while it takes its time."""
+"""Opening a model from the command line: progress on stderr while it takes its time.
+
+Tested by tests/cli/test_start.py.
+"""
 
 from __future__ import annotations
 
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Final
@@ -17,11 +21,17 @@ QUIET_S: Final = 0.5  # what takes less is not worth a bar
 
 class StartProgress:
     """Bars for loading and compiling once either takes a while; without a terminal, compiling is
-    told in two lines."""
+    told in two lines.
+
+    A device keeps the callbacks for as long as it lives: after the start they tell nothing, as bars
+    that nobody stops would take stdout.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._begin = perf_counter()
+        self._lock = Lock()
+        self._ended = False
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
@@ -34,23 +44,28 @@ class StartProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        with self._lock:
+            self._ended = True
+            if self._bars is not None:
+                self._bars.stop()
 
     def on_load(self, done: int, total: int) -> None:
         """`done` of `total` bytes of weights are in memory."""
-        if perf_counter() - self._begin > QUIET_S or self._bars is not None:
-            self._show("loading weights", done, total, "")
+        with self._lock:
+            if not self._ended and perf_counter() - self._begin > QUIET_S:
+                self._show("loading weights", done, total, "")
 
     def on_compile(self, done: int, total: int, name: str, seconds: float) -> None:
         """`done` of `total` kernels are compiled, `name` is the next."""
-        if not self._console.is_terminal:
-            if done == 0:
+        with self._lock:
+            if self._ended:
+                return
+            if self._console.is_terminal:
+                self._show("compiling kernels, once", done, total, name)
+            elif done == 0:
                 self._console.print(f"compiling {total} kernels for this processor, once ...")
-            if done == total:
+            elif done == total:
                 self._console.print(f"compiled {total} kernels in {seconds:.1f} s")
-            return
-        self._show("compiling kernels, once", done, total, name)
 
     def _show(self, what: str, done: int, total: int, detail: str) -> None:
         if not self._console.is_terminal:

@@ -93,12 +93,19 @@ class ModelCard:
     n_bytes_kv: int
     is_quantized: bool
 
-    def ceiling(self, test: BenchTest, bytes_per_s: float, mul_adds_per_s: float) -> float:
-        """Tokens per second that no engine can exceed: each step takes the time to read what it
-        must, or to multiply, whichever is longer. The products of attention do not count."""
+    def ceiling(
+        self, test: BenchTest, bytes_per_s: float, mul_adds_per_s: float, n_ubatch: int
+    ) -> float:
+        """An estimate of the tokens per second that a machine of these speeds allows: each step
+        takes the time to read, or to multiply, whichever is longer.
+
+        The weights are read once for each `n_ubatch` tokens, the keys and values from before the
+        step once. The products of attention do not count, nor more experts than one token's.
+        """
 
         def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
-            read = self.n_bytes_read + test.n_seq * n_before * self.n_bytes_kv
+            n_reads = -(-n_tokens // n_ubatch)
+            read = n_reads * self.n_bytes_read + test.n_seq * n_before * self.n_bytes_kv
             return n_steps * max(read / bytes_per_s, n_tokens * self.n_mul_adds / mul_adds_per_s)
 
         total = 0.0
@@ -124,24 +131,28 @@ class Bench:
         seqs = [pool.new_sequence() for _ in range(test.n_seq)]
         try:
             if test.n_depth:
-                self._step(seqs, test.n_depth)
+                self._step(seqs, self._draw(test.n_seq, test.n_depth))
+            lengths = [test.n_prompt] * bool(test.n_prompt) + [1] * test.n_gen
+            steps = [self._draw(test.n_seq, n) for n in lengths]  # not in the time of a step
             begin = perf_counter()
-            if test.n_prompt:
-                self._step(seqs, test.n_prompt)
-            for _ in range(test.n_gen):
-                self._step(seqs, 1)
+            for tokens in steps:
+                self._step(seqs, tokens)
             return perf_counter() - begin
         finally:
             for seq in seqs:
                 seq.free()
 
-    def _step(self, seqs: Sequence[KVSequence], n: int) -> None:
-        """Decode `n` random tokens of each sequence; the logits of the last ones are read."""
-        tokens = self._rng.integers(0, self.context.n_vocab, (len(seqs), n)).tolist()
+    def _draw(self, n_seq: int, n: int) -> list[list[int]]:
+        """`n` random tokens of each sequence."""
+        tokens: list[list[int]] = self._rng.integers(0, self.context.n_vocab, (n_seq, n)).tolist()
+        return tokens
+
+    def _step(self, seqs: Sequence[KVSequence], tokens: list[list[int]]) -> None:
+        """Decode tokens of each sequence; the logits of the last ones are read."""
         batch = Batch()
         for seq, row in zip(seqs, tokens, strict=True):
             pos = seq.length
-            self.context.append(seq, n)
+            self.context.append(seq, len(row))
             batch.add(row, seq, pos, n_outputs=1)
         self.context.decode(batch)
 

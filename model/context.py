@@ -122,7 +122,11 @@ class Context:
         return layers
 
     def _reserve(self) -> None:
-        """Make the compute buffers large enough for every graph to come, then compile one."""
+        """Make the compute buffers large enough for every graph to come, then compile one.
+
+        Whatever its size, a graph of this model has the same kernels: from here on there is nothing
+        to compile while somebody waits.
+        """
         scheduler = self._open_scheduler()
         n, n_seqs = self.n_ubatch, self.n_seq_max
         n_decode = min(n, n_seqs)

@@ -23,13 +23,14 @@ from llvmlite import ir
 from numba import types
 
 from ...alloc.host import aligned_empty
-from ...base.errors import BackendError
+from ...base.errors import BackendError, OutOfMemoryError
 from .jit import Kernel, kernel
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 from .simd import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
 from .simd_bytes import emit_dot4, fma, pack, unpack
 from .simd_int import i32x16, vector_function
+from .threads import host_memory, python_command
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
 NEAR_BYTES: Final = 64 << 20  # of few bytes, that many are read in all
@@ -154,6 +155,9 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
         OutOfMemoryError: there is no memory for the buffer.
         BackendError: a kernel cannot be compiled, or the system gives too few threads.
     """
+    free, _ = host_memory()
+    if free < n_bytes:  # the system would give it all the same, and end a process later
+        raise OutOfMemoryError("memory to measure", n_bytes, free)
     n_near = min(max(CHUNK * n_threads, n_near), n_bytes)
     n_times = max(1, NEAR_BYTES // n_near)
     pool = ThreadPool(n_threads)
@@ -200,13 +204,19 @@ def measure_apart(n_threads: int, n_near: int) -> Ceiling:
     """`measure` in a process of its own.
 
     Raises:
-        BackendError: it failed; with its last line.
+        BackendError: it cannot be started, or it failed; with its last line.
     """
-    command = [sys.executable, "-m", __name__, str(n_threads), str(n_near)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = "the machine's speed cannot be measured"
+    command = python_command(__name__, n_threads, n_near)
+    if command is None:
+        raise BackendError(f"{failed}: Python is inside another program")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise BackendError(f"{failed}: {e}") from e
     if done.returncode:
         last = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise BackendError(f"the machine's speed cannot be measured: {last}")
+        raise BackendError(f"{failed}: {last}")
     return Ceiling(**json.loads(done.stdout.splitlines()[-1]))
 
 

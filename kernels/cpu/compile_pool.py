@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,14 +16,14 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from .threads import usable_cpus
+from .threads import host_memory, python_command, usable_cpus
 
 if TYPE_CHECKING:
     from .jit import Kernel
 
 PER_WORKER: Final = 3  # kernels each process must have to make up for a worker's start
-# -P: modules that lie where the program was started are none of ours
-WORKER: Final = (sys.executable, "-P", "-m", "lamella.kernels.cpu.compile_worker")
+MAX_WORKERS: Final = 8  # more of them mostly wait for the largest kernel
+WORKER_BYTES: Final = 512 << 20  # free memory for each: Numba, LLVM and a large kernel
 
 Tell = Callable[[int, str], None]  # how many are done, the name of one under way
 
@@ -120,9 +119,12 @@ class _Workers:
                     yield k, data
 
     def _start(self) -> None:
+        command = worker_command()
+        if command is None:
+            return
         try:
             process = subprocess.Popen(
-                WORKER,
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -155,9 +157,16 @@ class _Workers:
 
 def n_workers(n_kernels: int) -> int:
     """Processes beside the caller's that are worth their start."""
-    if not sys.executable or getattr(sys, "frozen", False):
-        return 0  # Python is inside another program
-    return max(0, min(usable_cpus(), n_kernels // PER_WORKER) - 1)
+    if worker_command() is None:
+        return 0
+    free, _ = host_memory()
+    n = min(usable_cpus(), n_kernels // PER_WORKER) - 1
+    return max(0, min(n, MAX_WORKERS, free // WORKER_BYTES))
+
+
+def worker_command() -> list[str] | None:
+    """How a worker is started; None where it cannot be."""
+    return python_command("lamella.kernels.cpu.compile_worker")
 
 
 def code_size(function: Callable[..., object]) -> int:

@@ -109,6 +109,7 @@ class Kernel:
 
 KERNELS: Final[dict[str, Kernel]] = {}  # all that are declared, by name
 _LOADING: Final = RLock()  # LLVM and the table of addresses are one thread's at a time
+_MAKING: Final = RLock()  # a kernel that two threads ask for is declared once
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
@@ -123,13 +124,17 @@ def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
     """
 
     @cache
-    @wraps(make)
     def made(*args: Hashable) -> Kernel:
         kernel = make(*args)  # type: ignore[call-arg, arg-type]
         kernel.recipe = Recipe(make.__module__, make.__qualname__, args)
         return kernel
 
-    return made  # type: ignore[return-value]
+    @wraps(make)
+    def one_at_a_time(*args: Hashable) -> Kernel:
+        with _MAKING:  # the cache calls `made` once for each thread that misses
+            return made(*args)
+
+    return one_at_a_time  # type: ignore[return-value]
 
 
 def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> None:

@@ -3,7 +3,7 @@
     p + 0          the node, then its sources: data address, ne[0..3], nb[0..3] each
     p + WORK ...   scratch memory, where to report an error, sources in another form
     p + PARAMS     the op's own parameters: int64, float64 or the address of a kernel
-    p + TAKEN      how many items of the call's work threads have taken
+    p + TAKEN      how many items of the call's work threads have taken, or threads have arrived
 
 Kernels read it with the functions here. A kernel cannot raise: it `fail`s, and the plan's run
 raises for it. Tested by tests/kernels/test_cpu_plan.py.
@@ -29,7 +29,7 @@ PREPARED: Final = ERROR + 4  # addresses of sources that were brought into anoth
 MAX_PREPARED: Final = 2
 PARAMS: Final = PREPARED + MAX_PREPARED
 MAX_PARAMS: Final = 16
-TAKEN: Final = PARAMS + MAX_PARAMS + 8  # of the items that threads `take`; a cache line of its own
+TAKEN: Final = PARAMS + MAX_PARAMS + 8  # counts for `take` or `is_last`; a cache line of its own
 N_WORDS: Final = TAKEN + 8
 
 Words = npt.NDArray[np.int64]
@@ -147,6 +147,19 @@ def take(p, n, nth):
     if item == n + nth - 1:
         atomic_store(p + 8 * TAKEN, 0)
     return item
+
+
+@inlined
+def is_last(p, nth):
+    """Whether this is the last of `nth` threads to ask: it sees what all others have written.
+
+    For kernels that do not `take`. Each thread asks once; the last one makes the block ready for
+    the next run.
+    """
+    if atomic_add(p + 8 * TAKEN, 1) != nth - 1:
+        return False
+    atomic_store(p + 8 * TAKEN, 0)
+    return True
 
 
 @inlined

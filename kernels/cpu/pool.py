@@ -26,6 +26,7 @@ from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_empty
 from ...base.errors import BackendError, ClosedError
 from .jit import Kernel
+from .native import native
 from .simd import (
     atomic_add,
     atomic_load,
@@ -225,11 +226,11 @@ class ThreadPool:
         self._lock = threading.RLock()
         sync = _new_sync(n_threads, poll)
         self._address = sync.ctypes.data
-        self._run = _native(RUN, 4)
-        self._end = weakref.finalize(self, _stop, _native(STOP_ALL, 1), sync, self._process)
+        self._run = native(RUN)
+        self._end = weakref.finalize(self, _stop, native(STOP_ALL), sync, self._process)
         self._end.atexit = False
         self._threads: list[threading.Thread] = []
-        work = _native(WORKER, 3)
+        work = native(WORKER)
         for i in range(1, n_threads):
             self._start(
                 threading.Thread(
@@ -296,11 +297,6 @@ def _new_sync(n_threads: int, poll: int) -> Bytes:
         libc.pthread_mutex_init(ctypes.c_void_p(thread + 8 * MUTEX), None)
         libc.pthread_cond_init(ctypes.c_void_p(thread + 8 * COND), None)
     return sync
-
-
-def _native(kernel: Kernel, n_args: int) -> Callable[..., None]:
-    """A kernel as a function that lets go of the interpreter."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)
 
 
 def _work(work: Callable[..., None], sync: Bytes, ith: int, nth: int) -> None:

@@ -1,7 +1,7 @@
 """The vector vocabulary of integer products: 64 bytes in lanes, their dot products, and tiles.
 
-`i8x64` is LLVM's `<64 x i8>`. `dot4` multiplies unsigned bytes by signed ones and adds each four
-neighbours to a 32-bit lane: one instruction where the processor has it, exact with others as well.
+`i8x64` is LLVM's `<64 x i8>`. `emit_dot4` multiplies unsigned bytes by signed ones and adds each
+four neighbours to a 32-bit lane: one instruction where the processor has it, exact with others too.
 A tile is a tuple of vectors of floats, one for each column. Knows no block formats.
 Tested by tests/kernels/test_cpu_simd_bytes.py.
 """
@@ -55,7 +55,8 @@ def _load(b: Any, address: Any, type: Any) -> Any:
     return b.load(pointer_to(b, address, type), align=1)
 
 
-def _spread(b: Any, scalar: Any, type: Any) -> Any:
+def spread(b: Any, scalar: Any, type: Any) -> Any:
+    """A scalar in all lanes of a vector type."""
     undefined = ir.Constant(type, ir.Undefined)
     one = b.insert_element(undefined, scalar, _I32(0))
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, type.count), None))
@@ -65,7 +66,7 @@ def spread_word(b: Any, address: Any, offset: int) -> Any:
     """The 4 bytes at `address + offset`, in all 16 lanes."""
     at = b.gep(pointer_to(b, address, _I8), [_I64(offset)])
     word = b.load(b.bitcast(at, _I32.as_pointer()), align=1)
-    return _spread(b, word, _V_I32)
+    return spread(b, word, _V_I32)
 
 
 def spread_float(b: Any, address: Any, offset: int) -> Any:
@@ -192,11 +193,6 @@ def prefetch(n_bytes: int) -> Any:
     return vector_function(types.void, (_address,), emit)
 
 
-load_i8x64 = vector_function(i8x64, (_address,), lambda b, at: _load(b, at, _V_I8))
-dot4 = vector_function(i32x16, (i32x16, i8x64, i8x64), emit_dot4)
-dot4_small = vector_function(i32x16, (i32x16, i8x64, i8x64), emit_dot4_small)
-
-
 def _emit_scaled_to_nearest(b: Any, v: Any, factor: Any) -> Any:
     # beside 1.5 * 2**23 a float's last bits are whole numbers
     large = ir.Constant(_V_F32, [1.5 * 2**23] * 16)
@@ -269,8 +265,8 @@ def _emit_load_nibbles(b: Any, address: Any) -> Any:
 
 def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
     # there are no shifts of bytes: of pairs, and the mask keeps out what the neighbour lent
-    count = _spread(b, b.trunc(shift, _I16), _V_I16)
-    kept = _spread(b, b.trunc(mask, _I8), _V_I8)
+    count = spread(b, b.trunc(shift, _I16), _V_I16)
+    kept = spread(b, b.trunc(mask, _I8), _V_I8)
 
     def moved(v: Any) -> Any:
         return b.bitcast(b.lshr(b.bitcast(v, _V_I16), count), _V_I8)
@@ -278,8 +274,28 @@ def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
     return pack(b, [b.and_(moved(v), kept) for v in unpack(b, words)])
 
 
+def bits(shift: int, mask: int) -> Any:
+    """A function as `bits_of` with its arguments known before; a shift below 0 moves bits up."""
+
+    def moved(b: Any, v: Any) -> Any:
+        if shift == 0:
+            return v
+        move = b.lshr if shift > 0 else b.shl
+        return b.bitcast(move(b.bitcast(v, _V_I16), _all(_V_I16, abs(shift))), _V_I8)
+
+    def emit(b: Any, words: Any) -> Any:
+        return pack(b, [b.and_(moved(b, v), _all(_V_I8, mask)) for v in unpack(b, words)])
+
+    return vector_function(words, (words,), emit)
+
+
+def _emit_merge(b: Any, words: Any, others: Any) -> Any:
+    pairs = zip(unpack(b, words), unpack(b, others), strict=True)
+    return pack(b, [b.or_(v, w) for v, w in pairs])
+
+
 def _emit_with_bits(b: Any, words: Any, high: Any, place: Any) -> Any:
-    count = _spread(b, b.trunc(place, _I16), _V_I16)
+    count = spread(b, b.trunc(place, _I16), _V_I16)
 
     def moved(v: Any) -> Any:
         return b.bitcast(b.shl(b.bitcast(v, _V_I16), count), _V_I8)
@@ -327,6 +343,8 @@ load_nibbles = vector_function(words, (_address,), _emit_load_nibbles)
 bits_of = vector_function(words, (words, types.int64, types.int64), _emit_bits_of)
 # bits of other words set at a place, where they must fit
 with_bits = vector_function(words, (words, words, types.int64), _emit_with_bits)
+# the bits of two words
+merge = vector_function(words, (words, words), _emit_merge)
 # signed bytes as unsigned ones, 128 more
 unsigned = vector_function(words, (words,), _emit_unsigned)
 # bit j of each byte of one vector, as the j-th of the words
@@ -367,7 +385,7 @@ def store_rows(b: Any, values: list[Any], addresses: list[Any], n: Any) -> None:
                 b.store(value, place, align=1)
         with part:
             lanes = ir.Constant(_V_I32, list(range(16)))
-            mask = b.icmp_signed("<", lanes, _spread(b, b.trunc(n, _I32), _V_I32))
+            mask = b.icmp_signed("<", lanes, spread(b, b.trunc(n, _I32), _V_I32))
             for value, place in zip(values, places, strict=True):
                 name = "llvm.masked.store.v16f32.p0"
                 call(b, name, ir.VoidType(), value, place, _I32(1), mask)

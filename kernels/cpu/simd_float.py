@@ -17,19 +17,18 @@ from numba import types
 
 from .isa import has_feature
 from .simd import LANES, f32x16, pointer_to
-from .simd_int import call, vector_function
+from .simd_bytes import CACHE_LINE, fma, pack, prefetch, spread, unpack
+from .simd_int import vector_function
 
-_I8, _I32, _I64 = (ir.IntType(n) for n in (8, 32, 64))
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
 _V_F32 = ir.VectorType(_F32, LANES)
 _V_LANES = ir.VectorType(_I32, LANES)
 _ZERO: Final = ir.Constant(_V_F32, None)
-_UNDEFINED: Final = ir.Constant(_V_F32, ir.Undefined)
 
 # vectors that a loop adds to: of 32 registers of 16 floats 16, else as few as make a tile
 N_SUMS: Final = 16 if has_feature("avx512f") else 4
 
-_address = types.int64
 _four: Final = types.UniTuple(f32x16, 4)
 
 
@@ -52,11 +51,6 @@ def _loop(
     return results
 
 
-def _unpacked(b: Any, values: Any) -> list[Any]:
-    """The elements of a tuple."""
-    return [b.extract_value(values, i) for i in range(values.type.count)]
-
-
 def _rows(b: Any, address: Any, step: Any, n: int) -> list[Any]:
     """Addresses of `n` rows that lie `step` bytes apart."""
     return [b.add(address, b.mul(step, _I64(i))) for i in range(n)]
@@ -70,12 +64,7 @@ def _vector_at(b: Any, row: Any, i: Any) -> Any:
 def _float_at(b: Any, row: Any, i: Any) -> Any:
     """Element `i` of a row, in all lanes."""
     x = b.load(pointer_to(b, b.add(row, b.mul(i, _I64(4))), _F32), align=4)
-    one = b.insert_element(_UNDEFINED, x, _I32(0))
-    return b.shuffle_vector(one, _UNDEFINED, ir.Constant(_V_LANES, None))
-
-
-def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    return call(b, "llvm.fma.v16f32", _V_F32, x, y, z)
+    return spread(b, x, _V_F32)
 
 
 def _shuffled(b: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
@@ -122,7 +111,7 @@ def _emit_dot_tile(b: Any, xs: Sequence[Any], ys: Sequence[Any], n: Any) -> list
 
     def step(i: Any, sums: list[Any]) -> list[Any]:
         x, y = ([_vector_at(b, row, i) for row in rows] for rows in (xs, ys))
-        return [_fma(b, *pair, z) for pair, z in zip(product(x, y), sums, strict=True)]
+        return [fma(b, *pair, z) for pair, z in zip(product(x, y), sums, strict=True)]
 
     return _loop(b, n, [_ZERO] * (len(xs) * len(ys)), step)
 
@@ -132,7 +121,7 @@ def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
     tile_y = n_sums // tile_x
 
     def emit(b: Any, values: Any) -> Any:
-        x, x_step, y, y_step, n = _unpacked(b, values)
+        x, x_step, y, y_step, n = unpack(b, values)
         xs, ys = _rows(b, x, x_step, n_x), _rows(b, y, y_step, n_y)
         sums: dict[tuple[int, int], Any] = {}
         for i, j in product(range(0, n_x, tile_x), range(0, n_y, tile_y)):
@@ -167,7 +156,7 @@ def _emit_sum_tile(
         columns = [_vector_at(b, b.add(c, row), _I64(0)) for c in v]
         weights = [_float_at(b, row_w, j) for row_w in w]
         pairs = product(weights, columns)
-        return [_fma(b, *pair, z) for pair, z in zip(pairs, sums, strict=True)]
+        return [fma(b, *pair, z) for pair, z in zip(pairs, sums, strict=True)]
 
     start = [_vector_at(b, at, _I64(0)) for at in out]
     for at, value in zip(out, _loop(b, n, start, step), strict=True):
@@ -178,7 +167,7 @@ def _add_rows(n_w: int, n_v: int, n_sums: int) -> Callable[..., Any]:
     tile_v = max(1, min(n_v, n_sums // n_w))
 
     def emit(b: Any, values: Any) -> None:
-        y, w, row_step, v, v_step, n = _unpacked(b, values)
+        y, w, row_step, v, v_step, n = unpack(b, values)
         ys, ws = _rows(b, y, row_step, n_w), _rows(b, w, row_step, n_w)
         columns = _rows(b, v, _I64(4 * LANES), n_v)
         for j in range(0, n_v, tile_v):
@@ -202,24 +191,17 @@ def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
 
 
 def _emit_transposed(b: Any, values: Any) -> Any:
-    v0, v1, v2, v3 = _unpacked(b, values)
+    v0, v1, v2, v3 = unpack(b, values)
     # groups of four lanes as elements of a 4 by 4 matrix
     first, second = _groups(0, 1, 4, 5), _groups(2, 3, 6, 7)
     even, odd = _groups(0, 2, 4, 6), _groups(1, 3, 5, 7)
     low = _shuffled(b, v0, v1, first), _shuffled(b, v2, v3, first)
     high = _shuffled(b, v0, v1, second), _shuffled(b, v2, v3, second)
-    result = ir.Constant(ir.ArrayType(_V_F32, 4), ir.Undefined)
-    for i, ((x, y), lanes) in enumerate(product((low, high), (even, odd))):
-        result = b.insert_value(result, _shuffled(b, x, y, lanes), i)
-    return result
-
-
-def _emit_prefetch(b: Any, address: Any) -> None:
-    at = pointer_to(b, address, _I8)
-    call(b, "llvm.prefetch.p0", ir.VoidType(), at, _I32(0), _I32(3), _I32(1))
+    pairs = product((low, high), (even, odd))
+    return pack(b, [_shuffled(b, x, y, lanes) for (x, y), lanes in pairs])
 
 
 # four vectors of four groups of four lanes: vector i gets group i of each
 transposed = vector_function(_four, (_four,), _emit_transposed)
 # begin to bring a cache line nearer; any address will do
-prefetch = vector_function(types.void, (_address,), _emit_prefetch)
+prefetch_line = prefetch(CACHE_LINE)

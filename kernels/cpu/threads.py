@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processors and memory, also inside a container.
+"""What this process may use of the machine: processors, memory, processes beside it.
 
 A container's limits are those of its control group and of all groups around it, in the files of
 Linux' cgroups version 2 or 1. Tested by tests/kernels/test_cpu_threads.py.
@@ -7,6 +7,7 @@ Linux' cgroups version 2 or 1. Tested by tests/kernels/test_cpu_threads.py.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -43,6 +44,27 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
     for limit, used in _memory_limits(root):
         free, total = min(free, max(0, limit - used)), min(total, limit)
     return free, total
+
+
+def peak_memory(root: Path = ROOT) -> int:
+    """The most bytes of memory that this process has held."""
+    # not ru_maxrss where it can be helped: it counts what the parent held when it made this process
+    for line in _lines(root / "proc/self/status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    import resource  # noqa: PLC0415 - not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def python_command(module: str, *args: object) -> list[str] | None:
+    """The command that runs one of our modules in a process of its own; None where Python is inside
+    another program, which knows no such command."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    # -P: modules that lie where the program was started are none of ours
+    return [sys.executable, "-P", "-m", module, *map(str, args)]
 
 
 def _affinity() -> set[int]:

@@ -30,6 +30,8 @@ Params = tuple[int | float, ...]
 
 _N_PARAMS: Final = 6  # words of each step
 _ALIGNMENT: Final = 64
+# so few candidates take microseconds, whatever is done to them
+_FEW_TOKENS: Final = 4096
 _ALWAYS: Final = (kernels.SAMPLE_TOKEN, kernels.sample_sort, kernels.sample_draw)
 
 # a pure step, its kernel, and the kernel's parameters by those of the step
@@ -145,7 +147,7 @@ class NativeChain:
         self._address = _address(self._block)
         self._changing: list[tuple[_Native, int]] = []
         self._write_steps(natives)
-        self._call = _native_call()
+        self._call = _native_call(_is_short(steps, n_vocab))
 
     def draw(self, logits: F32Array, u: float) -> int:
         """See Chain."""
@@ -217,11 +219,28 @@ def _address(array: npt.NDArray[Any]) -> int:
     return address
 
 
-@cache
-def _native_call() -> Callable[[int, int], None]:
-    """The kernel as a function that keeps the interpreter.
+def _is_short(steps: Sequence[Step], n_vocab: int) -> bool:
+    """Whether a call takes microseconds: nothing but top_k, and what changes some logits, sees
+    more than few candidates. Others may sort them all, which takes milliseconds."""
+    if n_vocab <= _FEW_TOKENS:
+        return True
+    for step in steps:
+        if isinstance(step, partial):
+            if step.func is top_k:
+                return int(step.keywords["k"]) <= _FEW_TOKENS
+            if step.func is not logit_bias:
+                return False
+        elif not isinstance(step, RepeatPenalties | Dry):
+            return False
+    return False
 
-    A call is shorter than it takes to get the interpreter back from another thread.
+
+@cache
+def _native_call(keeps_interpreter: bool) -> Callable[[int, int], None]:
+    """The kernel as a function that keeps the interpreter, or lets other threads have it.
+
+    A short call is over before the interpreter would come back from another thread, which may take
+    it for 5 ms (sys.getswitchinterval); during a long one, a server's other threads would stand.
     """
-    kind = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
-    return kind(kernels.SAMPLE_TOKEN.address)
+    make = ctypes.PYFUNCTYPE if keeps_interpreter else ctypes.CFUNCTYPE
+    return make(None, ctypes.c_int64, ctypes.c_int64)(kernels.SAMPLE_TOKEN.address)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,6 +20,7 @@ from lamella.alloc import (
     tensor_set,
     view_init,
 )
+from lamella.alloc.host import HUGE_BYTES, aligned_empty
 from lamella.base.errors import OutOfMemoryError, TensorAccessError
 from lamella.graph import GGMLType, Tensor, ops
 
@@ -152,6 +156,48 @@ def test_memory_is_let_go_when_a_buffer_is_freed() -> None:
     buffer = host(HostBufferType(), 1000)
     buffer.free()
     assert buffer.memory.size == 0
+
+
+def flags_of(address: int) -> set[str] | None:
+    """The kernel's flags of the map that an address lies in; None: there is no such map."""
+    found, flags = False, None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head:
+            begin, end = (int(part, 16) for part in head.split("-"))
+            found = begin <= address < end
+        elif found and head == "VmFlags:":
+            flags = set(line.split()[1:])
+    return flags
+
+
+@pytest.mark.parametrize("alignment", [64, 1 << 16])
+@pytest.mark.parametrize("size", [HUGE_BYTES, 3 * HUGE_BYTES + 1])
+def test_large_memory_is_aligned_and_usable(size: int, alignment: int) -> None:
+    memory = aligned_empty(size, alignment, "test")
+    assert memory.size == memory.nbytes == size
+    assert memory.ctypes.data % alignment == 0
+    memory[:] = 7
+    assert memory[[0, -1]].tolist() == [7, 7]
+    view = memory[10:20]
+    del memory
+    assert view.tolist() == [7] * 10  # a view keeps it
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages to ask for")
+def test_large_memory_asks_for_huge_pages_and_is_given_back() -> None:
+    size = 16 * HUGE_BYTES  # more than malloc would keep
+    small, memory = (aligned_empty(n, 64, "test") for n in (HUGE_BYTES - 1, size))
+    memory[:] = 1
+    middle = memory.ctypes.data + size // 2
+    flags = flags_of(middle)
+    assert flags is not None
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
+    assert "sh" not in flags
+    del memory
+    assert flags_of(middle) is None
+    assert small.size == HUGE_BYTES - 1
 
 
 def test_a_buffer_over_memory_that_is_there() -> None:

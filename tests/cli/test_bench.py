@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from commands import lamella, tiny_model
 
+from lamella.base.errors import BackendError
 from lamella.cli import bench, bench_table
 from lamella.kernels.cpu.ceiling import Ceiling
-from lamella.model.bench import BenchTest, ModelCard
+from lamella.model.bench import Bench, BenchTest, ModelCard
 
 CEILING = Ceiling(bytes_per_s=40e9, near_bytes_per_s=200e9, int8_per_s=900e9, f32_per_s=200e9)
 CARD = ModelCard(
@@ -89,6 +90,35 @@ def test_numpy_kernels_have_no_ceiling(model: Path, monkeypatch: pytest.MonkeyPa
     assert report["memory_bytes_per_s"] is None
 
 
+def test_a_ceiling_that_cannot_be_measured_is_done_without(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(n_threads: int, n_near: int) -> Ceiling:
+        raise BackendError("the machine's speed cannot be measured: no memory")
+
+    monkeypatch.setattr(bench, "measure_apart", fail)
+    done = lamella("bench", "-m", model, "-p", "4", "-n", "0", "-r", "1")
+    assert done.returncode == 0
+    assert "ceiling not measured" in done.stdout
+    assert "lamella: warning: the machine's speed cannot be measured: no memory\n" in done.stderr
+    assert cells(done.stdout.splitlines()[-3])[5] == "pp4"
+
+
+def test_each_test_is_warmed_up_just_before_it_is_measured(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def run(self: Bench, test: BenchTest) -> float:
+        runs.append(test.name)
+        return 1.0
+
+    monkeypatch.setattr(Bench, "run", run)
+    assert lamella("bench", "-m", model, "-p", "8", "-n", "9", "-r", "2").returncode == 0
+    compiled, warm_and_measured = ["pp8", "tg4"], ["pp8", "pp8", "pp8", "tg4", "tg9", "tg9"]
+    assert runs == compiled + warm_and_measured
+
+
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
@@ -118,13 +148,13 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert "none.gguf" in done.stderr
 
 
-def result(test: BenchTest, card: ModelCard = CARD) -> bench_table.Result:
+def result(test: BenchTest, card: ModelCard = CARD, n_ubatch: int = 512) -> bench_table.Result:
     return bench_table.Result(
         path=Path("m.gguf"),
         card=card,
         test=test,
         n_threads=2,
-        n_ubatch=512,
+        n_ubatch=n_ubatch,
         ceiling=CEILING,
         samples=[10.0, 30.0, 20.0],
         peak_memory=1 << 30,
@@ -140,6 +170,15 @@ def test_the_ceiling_is_memory_s_or_the_multiplications() -> None:
     assert many.best_possible == pytest.approx(900.0)
     assert result(BenchTest(n_prompt=512)).best_possible == pytest.approx(900.0)
     assert result(BenchTest(n_prompt=512)).median == 20.0
+
+
+def test_the_ceiling_reads_the_weights_once_for_each_ubatch() -> None:
+    # 5 ubatches of 2 tokens at most; a token's products take 1/900 s
+    found = result(BenchTest(n_prompt=9, n_depth=10), n_ubatch=2).best_possible
+    assert found == pytest.approx(9 / ((5 * 584e6 + 10 * 32768) / 200e9))
+    # also several sequences may be too many for one
+    found = result(BenchTest(n_gen=1, n_seq=3), n_ubatch=2).best_possible
+    assert found == pytest.approx(3 / (2 * 584e6 / 200e9))
 
 
 def test_sizes_are_written_in_units_that_suit_them() -> None:

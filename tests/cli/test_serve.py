@@ -14,12 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import make_model
 import openai
 import pytest
 from commands import LAMELLA, tiny_model
 from golden_data import golden_cases, model_path
+from make_model import Shape, Type
 
 N_CLIENTS = 8
+# of quantised models: whole blocks of 256
+SHAPE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=512)
 
 
 class Server:
@@ -63,15 +67,27 @@ def server(model: Path) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="module", params=[Type.F32, Type.Q4_0, Type.Q6_K], ids=lambda t: t.name)
+def typed_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of a model whose weights have this type."""
+    path = tmp_path_factory.mktemp("typed") / "model.gguf"
+    make_model.write_model(SHAPE, request.param, path)
+    server = Server(path, "-np", "3", "-c", "512")
+    yield server
+    server.stop()
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2}])
 def test_clients_at_once_get_the_texts_they_get_alone(
-    server: Server, sampling: dict[str, float]
+    typed_server: Server, sampling: dict[str, float]
 ) -> None:
     """More clients than places, prompts of all lengths, a pool that is too small for all."""
 
     def complete(i: int) -> Any:
         prompt = ("a b c d e f g " * 12)[: 3 + 20 * i]
-        return server.post(
+        return typed_server.post(
             "/completion", prompt=prompt, n_predict=60, seed=i, ignore_eos=True, **sampling
         )["content"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from lamella.alloc.host import aligned_empty
-from lamella.base.errors import BackendError
+from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cpu import ceiling
 from lamella.kernels.cpu.ceiling import CHUNK, N_LEFT, TABLE_BYTES, ceiling_int8, ceiling_read
 from lamella.kernels.cpu.jit import Kernel
@@ -72,12 +73,25 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "lamella.kernels.cpu.ceiling", "2", "1000"]
+        assert command[1:] == ["-P", "-m", "lamella.kernels.cpu.ceiling", "2", "1000"]
         text = '{"bytes_per_s": 1, "near_bytes_per_s": 2, "int8_per_s": 3, "f32_per_s": 4}\n'
         return subprocess.CompletedProcess(command, 0, "noise\n" + text, "")
 
     monkeypatch.setattr(subprocess, "run", answer)
     assert ceiling.measure_apart(2, 1000) == ceiling.Ceiling(1, 2, 3, 4)
+
+
+def test_memory_that_is_not_free_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "host_memory", lambda: ((1 << 22) - 1, 1 << 40))
+    with pytest.raises(OutOfMemoryError, match="4194304 bytes, 4194303 bytes are free"):
+        ceiling.measure(1, 1 << 16, 1 << 22)
+
+
+@pytest.mark.parametrize("program", ["", None, "/no/such/program"])
+def test_no_process_can_be_started(program: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(BackendError, match=r"cannot be measured: (.*another program|.*No such)"):
+        ceiling.measure_apart(1, 1)
 
 
 def test_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 from jit_process import call
@@ -172,6 +175,21 @@ def test_a_family_makes_each_once() -> None:
     assert recipe == ("lamella.kernels.cpu.packed.micro", "micro_kernel", (GGMLType.Q8_0, 4))
 
 
+def test_a_family_makes_each_once_for_threads_that_ask_at_once() -> None:
+    n = 4
+    asking = Barrier(n)
+
+    @family
+    def make(i: int) -> Kernel:
+        with suppress(BrokenBarrierError):
+            asking.wait(0.2)  # until the others make it too, if they can
+        return declare_add(f"test_asked_{i}", i)
+
+    with ThreadPoolExecutor(n) as threads:
+        found = list(threads.map(make, [1] * n))
+    assert len(set(map(id, found))) == 1
+
+
 # --- workers that fail ---
 
 KEY = "import pickle, sys; pickle.dump({key!r}, sys.stdout.buffer); sys.stdout.buffer.flush()\n"
@@ -198,10 +216,10 @@ def test_what_a_worker_fails_to_make_the_caller_makes(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = FAILING[way]
-    command: tuple[str, ...] = ("/no/such/program",)
+    command = ["/no/such/program"]
     if source is not None:
-        command = (sys.executable, "-c", source.replace("{key!r}", repr(cache_folder().name)))
-    monkeypatch.setattr(compile_pool, "WORKER", command)
+        command = [sys.executable, "-c", source.replace("{key!r}", repr(cache_folder().name))]
+    monkeypatch.setattr(compile_pool, "worker_command", lambda: command)
     told = compiled(*(KERNELS[name] for name in SMALL))
     assert b"wrong" not in told.objects.values()
 
@@ -222,8 +240,10 @@ def test_an_interruption_ends_the_workers(started: Started) -> None:
 
 
 def test_a_worker_ends_with_its_input(started: Started) -> None:
+    command = compile_pool.worker_command()
+    assert command is not None
     process = subprocess.Popen(
-        compile_pool.WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"")
@@ -234,13 +254,18 @@ def test_a_worker_ends_with_its_input(started: Started) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_cpus", "n_kernels", "expected"),
-    [(1, 100, 0), (2, 0, 0), (2, 1, 0), (2, 5, 0), (2, 6, 1), (2, 100, 1), (8, 15, 4), (64, 30, 9)],
+    ("n_cpus", "free_mib", "n_kernels", "expected"),
+    [
+        *((1, 9999, 100, 0), (2, 9999, 0, 0), (2, 9999, 1, 0), (2, 9999, 5, 0)),
+        *((2, 9999, 6, 1), (2, 9999, 100, 1), (8, 9999, 15, 4), (64, 9999, 300, 8)),
+        *((8, 511, 100, 0), (8, 512, 100, 1), (8, 2047, 100, 3), (64, 2047, 15, 3)),
+    ],
 )
 def test_as_many_workers_as_are_worth_their_start(
-    n_cpus: int, n_kernels: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    n_cpus: int, free_mib: int, n_kernels: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_pool, "usable_cpus", lambda: n_cpus)
+    monkeypatch.setattr(compile_pool, "host_memory", lambda: (free_mib << 20, 99999 << 20))
     assert n_workers(n_kernels) == expected
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert n_workers(n_kernels) == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +87,45 @@ def test_threads_pack_the_same_bytes(
         assert (buffer.memory[:size] == packed_bytes(type, raw, 512)).all(), n
         assert (buffer.memory[size:] == GUARD).all(), n
         assert (buffer.get_tensor(t) == raw).all(), n
+
+
+def test_one_pool_packs_all_that_has_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    def n_packing() -> int:
+        return sum(t.name.startswith("lamella-pack") for t in threading.enumerate())
+
+    monkeypatch.setattr(buffer_module, "PART_BYTES", 1000)
+    before, buft = n_packing(), RepackBufferType(3)
+    small, *large = (Tensor(Q4_0, (64, n)) for n in (16, 320, 320))
+    alloc_tensors([small, *large], buft)
+    tensor_set(small, bytes_of(random_bytes(Q4_0, 16, 64)))
+    assert n_packing() == before
+    for t in large:
+        tensor_set(t, bytes_of(random_bytes(Q4_0, 320, 64)))
+        assert before < n_packing() <= before + 3
+
+
+def test_a_fork_packs_with_threads_of_its_own() -> None:
+    source = """
+import os, signal
+import numpy as np
+from lamella.alloc import alloc_tensors, tensor_get, tensor_set
+from lamella.graph import GGMLType, Tensor
+from lamella.kernels.cpu.packed.buffer import RepackBufferType
+t = Tensor(GGMLType.Q4_0, (1024, 4096))
+kept = alloc_tensors([t], RepackBufferType(2))
+raw = np.resize(np.arange(251, dtype=np.uint8), t.nbytes)
+tensor_set(t, np.zeros_like(raw))
+child = os.fork()
+signal.alarm(30)
+tensor_set(t, raw)
+assert (tensor_get(t) == raw).all()
+if child == 0:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @each_type(FORMATS)

@@ -92,6 +92,15 @@ def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
 
 
 @each_size
+def test_the_last_thread_sees_what_all_have_written(use: Use, n_threads: int) -> None:
+    words = np.zeros(1 + n_threads, np.int64)
+    plan = Plan([use(Op.SQR, Call(toy_kernels.test_arrive))(words)], address_of, n_threads)
+    for i in range(1, 101):
+        plan.run(cpu_run.pool(n_threads))
+        assert words[0] == n_threads * i * (i + 1) // 2, i
+
+
+@each_size
 def test_scratch_memory_lasts_as_long_as_a_node(use: Use, n_threads: int) -> None:
     found = np.zeros(n_threads, np.int64)
     n_words = 50

@@ -65,7 +65,8 @@ def dots(emit: Any, acc: Array, u: Bytes, s: Array) -> Array:
     load_sums = vector_function(i32x16, (types.int64,), _emit_load_i32)
     store_sums = vector_function(types.void, (types.int64, i32x16), _emit_store_i32)
     dot = vector_function(i32x16, (i32x16, simd_bytes.i8x64, simd_bytes.i8x64), emit)
-    load, result = simd_bytes.load_i8x64, np.empty_like(acc)
+    load = vector_function(simd_bytes.i8x64, (types.int64,), _emit_load_i8)
+    result = np.empty_like(acc)
 
     def kernel(acc, u, s, to, n):  # type: ignore[no-untyped-def]
         for i in range(n):
@@ -79,6 +80,10 @@ def dots(emit: Any, acc: Array, u: Bytes, s: Array) -> Array:
 
 def _emit_load_i32(b: Any, at: Any) -> Any:
     return b.load(simd.pointer_to(b, at, simd_int._V_I32), align=1)
+
+
+def _emit_load_i8(b: Any, at: Any) -> Any:
+    return b.load(simd.pointer_to(b, at, simd_bytes._V_I8), align=1)
 
 
 def _emit_store_i32(b: Any, at: Any, v: Any) -> None:
@@ -109,21 +114,6 @@ def test_dots_are_exact(
     assert (dots(emit, acc, u, s) == exact_dots(acc, u, s)).all()
     shuffled = random.permutation(u.ravel()).reshape(u.shape)
     assert (dots(emit, acc, shuffled, s) == exact_dots(acc, shuffled, s)).all()
-
-
-def test_the_functions_of_kernels_are_the_chosen_ones(random: np.random.Generator) -> None:
-    zero, dot4, dot4_small = simd_int.lane_bits, simd_bytes.dot4, simd_bytes.dot4_small
-    load, to_f32, store = simd_bytes.load_i8x64, simd_int.to_f32, simd.store_f32x16
-
-    def kernel(u, s, to):  # type: ignore[no-untyped-def]
-        store(to, to_f32(dot4(zero(0), load(u), load(s))))
-        store(to + 64, to_f32(dot4_small(zero(0), load(u + 64), load(s))))
-
-    u = np.stack([random.integers(0, 256, 64), random.integers(0, 128, 64)]).astype(np.uint8)
-    s = random.integers(-128, 128, (1, 64)).astype(np.int8)
-    result = np.empty((2, LANES), np.float32)
-    run(kernel, u, s, result)
-    assert (result == exact_dots(np.zeros(LANES, np.int64), u, np.repeat(s, 2, 0))).all()
 
 
 # --- columns ---

@@ -94,7 +94,7 @@ def test_groups_of_four_lanes_are_transposed() -> None:
 
 
 def test_any_address_may_be_prefetched() -> None:
-    prefetch = simd_float.prefetch
+    prefetch = simd_float.prefetch_line
 
     def kernel(x, n):  # type: ignore[no-untyped-def]
         for i in range(n):

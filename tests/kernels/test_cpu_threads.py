@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
 
 from lamella.kernels.cpu import threads
-from lamella.kernels.cpu.threads import default_threads, host_memory, usable_cpus
+from lamella.kernels.cpu.threads import (
+    default_threads,
+    host_memory,
+    peak_memory,
+    python_command,
+    usable_cpus,
+)
 
 MEMINFO = "MemTotal:       16000 kB\nMemFree:        1 kB\nMemAvailable:   12000 kB\n"
 NO_LIMIT = "9223372036854771712"  # what version 1 shows
@@ -163,3 +171,28 @@ def test_memory_of_groups_in_groups(root: Path) -> None:
         write(root, f"sys/fs/cgroup/{folder}/memory.max", str(limit))
         write(root, f"sys/fs/cgroup/{folder}/memory.current", str(used))
     assert host_memory(root) == (4500, 7000)
+
+
+# --- this process, and others ---
+
+
+def test_the_most_memory_held(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "proc/self/status", "Name:\tpython\nVmPeak:\t9 kB\nVmHWM:\t    1234 kB\n")
+    assert peak_memory(root) == 1234 * 1024
+    assert 1 << 20 < peak_memory() < 1 << 40
+    # elsewhere there is no such file
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (root / "proc/self/status").unlink()
+    for platform, unit in (("linux", 1024), ("darwin", 1)):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert most * unit <= peak_memory(root) < 2 * most * unit
+
+
+def test_the_command_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert python_command("a.b", 1, "c") == [sys.executable, "-P", "-m", "a.b", "1", "c"]
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert python_command("a.b") is None
+    monkeypatch.setattr(sys, "frozen", False, raising=False)
+    for nothing in ("", None):
+        monkeypatch.setattr(sys, "executable", nothing)
+        assert python_command("a.b") is None

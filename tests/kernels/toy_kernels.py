@@ -126,10 +126,22 @@ def test_take(p, ith, nth):
         store_i64(params.data(p, 0) + 8 * (n - 1 - i), total)
 
 
+@kernel
+def test_arrive(p, ith, nth):
+    """Each thread adds 1 to word 1 + ith of source 1; the last one adds their sum to word 0."""
+    at = params.data(p, 1)
+    store_i64(at + 8 * (1 + ith), load_i64(at + 8 * (1 + ith)) + 1)
+    if params.is_last(p, nth):
+        total = load_i64(at)
+        for i in range(nth):
+            total += load_i64(at + 8 * (1 + i))
+        store_i64(at, total)
+
+
 TOYS = [
     *(test_count, test_pass_on, test_spin, test_tell_work),
     *(test_put_work, test_get_work, test_fail_at, test_echo),
-    *(test_fill, test_double, test_take),
+    *(test_fill, test_double, test_take, test_arrive),
 ]
 
 

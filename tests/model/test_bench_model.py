@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.base.errors import RequestError
 from lamella.graph.types import GGMLType
+from lamella.model import bench as bench_module
 from lamella.model.batch import Batch
 from lamella.model.bench import Bench, BenchTest, open_bench
 from lamella.model.context import F32Array
@@ -56,6 +58,29 @@ def test_what_is_decoded(
     assert all(batch.n_outputs == test.n_seq for batch in batches)
     assert all(0 <= t < N_VOCAB for batch in batches for run in batch.runs for t in run.tokens)
     assert bench.context.pool.n_free == n_free  # also the pool is as large as it must be
+
+
+def test_no_token_is_drawn_while_the_clock_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            events.append(name)
+            return call(*args)
+
+        return noted
+
+    monkeypatch.setattr(bench, "_draw", noting("draw", bench._draw))
+    monkeypatch.setattr(bench.context, "decode", noting("decode", bench.context.decode))
+    monkeypatch.setattr(bench_module, "perf_counter", noting("clock", lambda: 0.0))
+    bench.run(BenchTest(n_prompt=4, n_gen=2, n_depth=3))
+    assert events == [
+        *("draw", "decode"),  # the depth
+        *("draw", "draw", "draw"),
+        *("clock", "decode", "decode", "decode", "clock"),
+    ]
 
 
 def test_names() -> None:

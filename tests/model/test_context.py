@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import make_model
 import numpy as np
 import numpy.typing as npt
 import pytest
+from make_model import Shape, Type
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE
 from lamella.graph import GGMLType
-from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cpu import CpuDevice, jit
 from lamella.kernels.devices import find_devices
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams
@@ -28,12 +30,29 @@ RNG = np.random.default_rng(7)
 TEXT: list[int] = RNG.integers(0, N_VOCAB, 90).tolist()
 
 
-@pytest.fixture(scope="module", params=["llama", "mixtral", "qwen3"])
+# whole blocks of 256, and rows enough that threads share the product with a single token
+WIDE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=N_VOCAB)
+
+MODELS: dict[str, Callable[[Path], object]] = {
+    "llama F32": lambda path: write_model(TINY["llama"], path),
+    "mixtral F32": lambda path: write_model(TINY["mixtral"], path),
+    "qwen3 F32": lambda path: write_model(TINY["qwen3"], path),
+    "mixtral Q4_0": lambda path: write_model(TINY["mixtral"], path, GGMLType.Q4_0),
+    "wide Q4_0": lambda path: make_model.write_model(WIDE, Type.Q4_0, path),
+    "wide Q4_K": lambda path: make_model.write_model(WIDE, Type.Q4_K, path),
+    "wide Q6_K": lambda path: make_model.write_model(WIDE, Type.Q6_K, path),
+}
+
+
+FLOATS = [name for name in MODELS if name.endswith("F32")]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LoadedModel]:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(TINY[request.param], path)
+    MODELS[request.param](path)
     loaded = load_model(path, ModelParams(cpu=CpuDevice(2)))
     yield loaded
     loaded.free()
@@ -161,6 +180,7 @@ def test_any_sequence_may_use_the_whole_pool(opened: Open) -> None:
     extend(context, other, (TEXT * 2)[:96])
 
 
+@pytest.mark.parametrize("model", FLOATS, indirect=True)  # others round what differs slightly
 @pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
 def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     exact = opened(type_k=GGMLType.F32, type_v=GGMLType.F32)
@@ -170,6 +190,33 @@ def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     error = np.abs(actual - expected).max() / np.abs(expected).max()
     limits = {GGMLType.F32: 0, GGMLType.F16: 1e-3, GGMLType.BF16: 1e-2, GGMLType.Q8_0: 3e-2}
     assert error <= limits[type]
+
+
+def test_no_kernel_is_loaded_once_there_is_a_context(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a new process, with the first context: no prompt waits for a compiler."""
+    for kernel in jit.KERNELS.values():
+        monkeypatch.setattr(kernel, "_address", None)
+    context = opened(n_ctx=1024, n_seq_max=8)
+
+    def loaded() -> set[str]:
+        return {name for name, kernel in jit.KERNELS.items() if kernel._address is not None}
+
+    def decode(*counts: int) -> None:
+        batch, seqs = Batch(), [context.pool.new_sequence() for _ in counts]
+        for seq, n in zip(seqs, counts, strict=True):
+            context.append(seq, n)
+            batch.add((TEXT * 6)[:n], seq, 0, n_outputs=1)
+        context.decode(batch)
+        for seq in seqs:
+            seq.free()
+
+    before = loaded()
+    assert "flash_attn_ext" in before
+    for counts in ([1], [1] * 8, [512], [100, 3, 30], [2], [4], [1, 7], [16]):
+        decode(*counts)
+        assert loaded() == before, counts
 
 
 def test_addresses_never_move(opened: Open) -> None:

@@ -65,6 +65,23 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     assert first != other
 
 
+def test_what_an_interruption_leaves_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"an older one")
+
+    def interrupt(ne: tuple[int, ...], *_: object) -> None:
+        assert path.read_bytes() == b"an older one"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make_model, "data_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(SMALL, Type.F16, path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == b"an older one"
+
+
 def test_shapes_have_the_sizes_their_names_say() -> None:
     millions = {
         name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6

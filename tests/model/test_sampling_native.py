@@ -19,7 +19,13 @@ from lamella.base.settings import NO_JIT
 from lamella.kernels.cpu import sampling as kernels
 from lamella.kernels.cpu.jit import KERNELS
 from lamella.kernels.cpu.sampling import state
-from lamella.model.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, load_kernels
+from lamella.model.sampling import (
+    DEFAULT_SAMPLERS,
+    Sampler,
+    SamplingParams,
+    load_kernels,
+    native,
+)
 from lamella.model.sampling.chain import NumpyChain
 from lamella.model.sampling.native import NativeChain
 
@@ -228,6 +234,37 @@ def test_samplers_that_take_turns_share_nothing() -> None:
     several = [sampler(penalty) for penalty in penalties]
     in_turn = [[s.sample(row) for s in several] for row in rows]
     assert [list(tokens) for tokens in zip(*in_turn, strict=True)] == alone
+
+
+@pytest.mark.parametrize(
+    ("values", "short"),
+    [
+        ({}, False),
+        ({"top_k": 40}, True),
+        ({"top_k": 40, "typical_p": 0.5, "dynatemp_range": 1}, True),
+        ({"top_k": 40, "repeat_penalty": 2, "dry_multiplier": 1, "logit_bias": [(0, 1)]}, True),
+        ({"top_k": 40, "top_n_sigma": 1}, False),
+        ({"top_k": 10_000}, False),
+        ({"top_k": 40, "samplers": ("temperature", "top_k")}, False),
+        ({"top_k": 40, "samplers": ("xtc", "top_k"), "xtc_probability": 0.5}, False),
+        ({"samplers": ()}, False),
+    ],
+)
+def test_long_calls_let_other_threads_run(values: dict[str, Any], short: bool) -> None:
+    params = SamplingParams(seed=5, **({"top_k": 0} | values))
+    for n, kept in ((40_003, short), (1000, True)):
+        sampler, twin = pair(params, ToyVocab([b":"] * n))
+        chain = sampler._chain
+        assert isinstance(chain, NativeChain)
+        assert (chain._call is native._native_call(True)) == kept
+        assert (chain._call is native._native_call(False)) != kept
+        assert_same(sampler, twin, random_logits(random.Random(1), n))
+
+
+def test_another_thread_runs_during_a_long_call() -> None:
+    flags = [native._native_call(keeps)._flags_ for keeps in (True, False)]  # type: ignore[attr-defined]
+    keeps_interpreter = 4  # FUNCFLAG_PYTHONAPI
+    assert [bool(f & keeps_interpreter) for f in flags] == [True, False]
 
 
 def test_every_kernel_is_used_by_some_chain() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import engines
+import numpy as np
 import pytest
 import vs_llama_cpp
-from make_model import SHAPES, Shape, Type, write_model
+from make_model import SHAPES, TYPES, Shape, Type, write_model
 from vs_llama_cpp import ENGINES, MEMORY, TESTS, WANTED, Worker
 
 from lamella.model.bench import BenchTest
@@ -42,6 +47,50 @@ def test_an_engine_runs_tests_in_a_process_of_its_own(model: Path, engine: str) 
 
 
 @needs_llama_cpp
+def test_batches_are_written_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = BenchTest(n_prompt=300, n_gen=2, n_seq=3, n_depth=5)
+    engine = engines.LlamaCpp.__new__(engines.LlamaCpp)  # without a model
+    engine._lib = argparse.Namespace(
+        llama_batch=pytest.importorskip("llama_cpp").llama_batch,
+        llama_get_memory=lambda context: None,
+        llama_memory_clear=lambda memory, data: None,
+    )
+    engine._contexts, engine._n_vocab = {3: None}, SMALL.n_vocab
+    events: list[Any] = []
+
+    def step(context: object, batches: list[engines.Batch]) -> None:
+        events.append([read(batch) for batch in batches])
+
+    def read(batch: engines.Batch) -> list[tuple[int, ...]]:
+        s, n = batch.struct, range(batch.struct.n_tokens)
+        assert all(0 <= s.token[i] < SMALL.n_vocab and s.n_seq_id[i] == 1 for i in n)
+        return [(s.seq_id[i][0], s.pos[i], s.logits[i]) for i in n]
+
+    def draw(*args: Any) -> Any:
+        events.append("draw")
+        return rng.integers(*args)
+
+    def clock() -> float:
+        events.append("clock")
+        return 0.0
+
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(engine, "_rng", argparse.Namespace(integers=draw), raising=False)
+    monkeypatch.setattr(engine, "_step", step)
+    monkeypatch.setattr(engines, "perf_counter", clock)
+    engine.run(test)
+
+    begin = events.index("clock")
+    assert "draw" not in events[begin:]
+    depth, (prompt, *steps) = events[1], events[begin + 1 : -1]
+    assert depth == [[(seq, i, i == 4) for seq in range(3) for i in range(5)]]
+    assert [len(part) for part in prompt] == [engines.N_UBATCH, 900 - engines.N_UBATCH]
+    expected = [(seq, 5 + i, i == 299) for seq in range(3) for i in range(300)]
+    assert prompt[0] + prompt[1] == expected
+    assert steps == [[[(seq, 305 + i, True) for seq in range(3)]] for i in range(2)]
+
+
+@needs_llama_cpp
 def test_the_table_and_its_json(model: Path) -> None:
     command = [sys.executable, str(vs_llama_cpp.__file__), "--models", str(model.parent)]
     flags = ["--shapes", "15m", "--types", "Q4_0", "--tests", "tg8,mem", "--all", "-r", "1"]
@@ -70,11 +119,22 @@ def test_an_engine_that_fails_ends_the_run(tmp_path: Path) -> None:
         worker.answer()
 
 
+def test_an_engine_is_not_waited_for_after_an_error(model: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Worker("lamella", model, 1, QUICK) as worker:
+        raise KeyboardInterrupt
+    assert worker._process.returncode == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         (["--shapes", "2b"], "unknown: 2b"),
         (["--types", "Q9"], "unknown: Q9"),
+        (["--types", "I32"], "unknown: I32"),  # a type, but none that a model can have
+        (["--shapes", "0.5b"], "there is nothing to measure"),
+        (["--types", "Q5_0"], "there is nothing to measure"),
+        (["--shapes", "15m", "--tests", "mem"], "there is nothing to measure"),
+        (["--tests", ",", "--all"], "there is nothing to measure"),
         (["--tests", "pp,tg9"], "unknown: tg9"),
         (["-r", "0"], "--threads and --repetitions must be at least 1"),
     ],
@@ -115,5 +175,29 @@ def test_a_ratio_is_the_median_of_neighbours() -> None:
 def test_wanted_rows_can_be_measured() -> None:
     for (shape, type), wanted in WANTED.items():
         assert shape in (*SHAPES, vs_llama_cpp.STORIES)
-        assert type in Type.__members__
+        assert type in [t.name for t in TYPES]
         assert set(wanted) <= {*TESTS, MEMORY}
+
+
+STORY = (vs_llama_cpp.STORIES, "F32")
+WANTED_TYPES = ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "F32"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "types", "every", "expected"),
+    [
+        ([], [], False, list(WANTED)),
+        ([], [], True, list(WANTED)),
+        (["1b"], ["Q4_0", "Q5_0"], False, [("1b", "Q4_0")]),
+        (["15m"], ["Q4_0", "Q5_0"], True, [("15m", "Q4_0"), ("15m", "Q5_0")]),
+        (["0.5b"], [], True, [("0.5b", type) for type in WANTED_TYPES]),
+        ([], ["Q5_0"], True, [("1b", "Q5_0"), ("15m", "Q5_0")]),
+        ([vs_llama_cpp.STORIES], [], True, [STORY]),
+        ([vs_llama_cpp.STORIES], ["Q8_0"], True, [(vs_llama_cpp.STORIES, "Q8_0")]),
+    ],
+)
+def test_which_models_are_measured(
+    shapes: list[str], types: list[str], every: bool, expected: list[tuple[str, str]]
+) -> None:
+    args = argparse.Namespace(shapes=shapes, types=types, all=every)
+    assert vs_llama_cpp.models_of(args) == expected

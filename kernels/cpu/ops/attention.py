@@ -17,14 +17,13 @@ from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ..jit import kernel
-from ..params import PARAMS, data, fail, first_of, int_param, nb, ne, row_at, shared_work, work
-from ..simd import atomic_add, atomic_store, inlined, load_i32, merged
+from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
+from ..simd import inlined, load_i32, merged
 from ..table import SMALL, Call, implements
 from .attention_layout import (
     BLOCK,
     DOTS,
     FLOATS,
-    N_DONE,
     N_RECORDS,
     N_TOKENS,
     PAGE_SIZE,
@@ -229,10 +228,8 @@ def flash_attn_ext(p, ith, nth):
                 whose = whose + 1 if whose + 1 < nth else 0
         records += (end - begin) * n_partitions * record_size
         begin = end
-    # a thread that was last has seen all records: no barrier is needed
-    done = p + 8 * (PARAMS + N_DONE)
-    if divided and atomic_add(done, 1) == nth - 1:
-        atomic_store(done, 0)
+    # the last thread sees all records: no barrier is needed
+    if divided and is_last(p, nth):
         _merge(p)
 
 
@@ -261,7 +258,6 @@ def _flash_attn_ext(node: Tensor) -> Sequence[Call]:
         *(max(1, N_QUERIES // n_shared), n_records),
         *(ROW_LOADERS[k.type], ROW_LOADERS[v.type]),
         *(_bytes(k.type, q.ne[0]), _bytes(v.type, node.ne[0])),
-        0,
     )
     shared = n_records * n_head * sizes.sums
     return [Call(flash_attn_ext, params, small, sizes.work, shared)]

@@ -24,7 +24,6 @@ LOAD_K: Final = 6  # addresses of `load_rows`
 LOAD_V: Final = 7
 K_SIZE: Final = 8  # bytes of a head's key, about
 V_SIZE: Final = 9
-N_DONE: Final = 10  # threads that have left their records; counted by the kernel, and 0 at its end
 
 VECTOR: Final = 4 * LANES  # bytes
 

@@ -31,7 +31,7 @@ from ..simd import (
     store_f32x16,
     store_i64,
 )
-from ..simd_float import prefetch
+from ..simd_float import prefetch_line
 from ..simd_int import call_at
 from .attention_layout import K_SIZE, LOAD_K, PAGE_SIZE, RUN_K, RUN_N, RUN_SIZE, RUN_V, VECTOR
 
@@ -115,7 +115,7 @@ def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[...,
         for j in range(n):
             if j < n_ahead:
                 for i in range(ahead, ahead + n_bytes, LINE):
-                    prefetch(i)
+                    prefetch_line(i)
                 ahead += step
             for i in range(at, at + whole, LANES):
                 store_f32x16(to, load_16(row, i))

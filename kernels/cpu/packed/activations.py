@@ -37,16 +37,6 @@ def width_of(n):
     return 1
 
 
-def widths_of(n: int) -> set[int]:
-    """The widths of the tiles that `n` columns are cut into."""
-    found = set()
-    for width in WIDTHS:
-        if n >= width:
-            found.add(width)
-            n %= width
-    return found
-
-
 @inlined
 def _quantize(x, columns, c, width, words, offset):
     """32 floats at `x` as column `c` of a tile's block."""

@@ -7,10 +7,9 @@ Tested by tests/kernels/test_cpu_packed_buffer.py.
 
 from __future__ import annotations
 
-import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -19,10 +18,10 @@ from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
 from ....alloc.host import aligned_empty
 from ....base.errors import OutOfMemoryError, TensorAccessError
 from ....graph.tensor import Tensor
-from ..jit import Kernel
+from ..native import native
 from ..threads import host_memory
 from .formats import FORMATS, format_of
-from .moves import PACK_ARGS, PACK_ROWS, UNPACK_ARGS, UNPACK_ROWS
+from .moves import PACK_ROWS, UNPACK_ROWS
 from .tiles import ROWS
 
 PART_BYTES: Final = 1 << 20  # of a matrix, below which a second thread costs more than it gains
@@ -36,6 +35,14 @@ class RepackBufferType(BufferType):
     def __init__(self, n_threads: int) -> None:
         super().__init__("CPU_REPACK")
         self.n_threads = n_threads
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+
+    def threads(self) -> ThreadPoolExecutor:
+        """What packs; its threads start when they are needed, and end with the buffer type."""
+        process = os.getpid()  # a fork has none of its parent's threads
+        if process not in self._threads:
+            self._threads[process] = ThreadPoolExecutor(self.n_threads, "lamella-pack")
+        return self._threads[process]
 
     def get_alloc_size(self, tensor: Tensor) -> int:
         form = FORMATS.get(tensor.type)
@@ -53,10 +60,11 @@ class RepackBufferType(BufferType):
 class RepackBuffer(Buffer):
     """A buffer of packed weights in `memory`."""
 
+    buft: RepackBufferType
+
     def __init__(self, buft: RepackBufferType, memory: Bytes) -> None:
         super().__init__(buft, memory.size)
         self.memory = memory
-        self._n_threads = buft.n_threads
 
     def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         """Pack a whole tensor.
@@ -66,17 +74,20 @@ class RepackBuffer(Buffer):
         """
         raw = as_bytes(data)
         at = self._matrices(tensor, offset, raw.size)
-        parts = [raw[i * self._size(tensor) :] for i in range(len(at))]
-        with ThreadPoolExecutor(self._n_threads) as threads:
-            for packed, part in zip(at, parts, strict=True):
-                list(threads.map(_packer(tensor, part, packed), _shares(tensor, self._n_threads)))
+        shares = _shares(tensor, self.buft.n_threads)
+        for i, packed in enumerate(at):
+            pack = _packer(tensor, raw[i * self._size(tensor) :], packed)
+            if len(shares) == 1:
+                pack(shares[0])
+            else:
+                list(self.buft.threads().map(pack, shares))
 
     def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
         end = tensor.nbytes if size is None else offset + size
         self._locate(tensor, offset, end - offset)
         at = self._matrices(tensor, 0, tensor.nbytes)
         whole = np.empty(tensor.nbytes, np.uint8)
-        runs, unpack = FORMATS[tensor.type].runs(tensor.ne[0]), _native(UNPACK_ROWS, UNPACK_ARGS)
+        runs, unpack = FORMATS[tensor.type].runs(tensor.ne[0]), native(UNPACK_ROWS)
         for i, packed in enumerate(at):
             out = whole.ctypes.data + i * self._size(tensor)
             unpack(*runs.args, packed, tensor.ne[1], out)
@@ -136,15 +147,9 @@ def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
 
 def _packer(tensor: Tensor, data: Bytes, packed: int) -> Callable[[tuple[int, int]], None]:
     """A function that packs the groups of a share."""
-    pack, runs = _native(PACK_ROWS, PACK_ARGS), FORMATS[tensor.type].runs(tensor.ne[0])
+    pack, runs = native(PACK_ROWS), FORMATS[tensor.type].runs(tensor.ne[0])
 
     def run(share: tuple[int, int]) -> None:
         pack(*runs.args, data.ctypes.data, tensor.ne[1], packed, *share)
 
     return run
-
-
-@cache
-def _native(kernel: Kernel, n_args: int) -> Callable[..., None]:
-    """A kernel as a function that lets go of the interpreter."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)

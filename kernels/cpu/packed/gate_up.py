@@ -18,7 +18,7 @@ from ..params import Param, data, int_param, n_rows, ne, prepared, row, take, wo
 from ..simd import LANES, inlined, load_f32_part, store_f32_part, store_i64
 from ..simd_int import call_at
 from ..table import Call, is_packed
-from .activations import prepared_columns, width_of, widths_of
+from .activations import prepared_columns, width_of
 from .formats import FORMATS
 from .products import (
     CHUNK_BYTES,
@@ -105,7 +105,7 @@ def gate_up(chain: GateUp) -> Sequence[Call] | None:
         return None
     assert isinstance(glu.params, GluParams), f"{glu!r}: {glu.params}"
     form, x = FORMATS[a.type], gate.src[1]
-    params: list[Param] = [*product_params(form, a, widths_of(x.n_rows)), GATED_ROWS[glu.params.op]]
+    params: list[Param] = [*product_params(form, a), GATED_ROWS[glu.params.op]]
     columns = prepared_columns(form, x)
     return [
         Call(

@@ -15,7 +15,6 @@ from ..jit import Kernel, family
 from ..simd import load_bf16x16, load_f16x16, load_f32x16
 from ..simd_bytes import prefetch, zero_tile
 from .formats import FORMATS
-from .steps import STEPS
 from .tiles import (
     COLUMN_BYTES,
     ROWS,
@@ -26,9 +25,9 @@ from .tiles import (
     integer_products,
     store_sums,
 )
+from .unpacking import AHEAD, STEPS
 
 MICRO_ARGS: Final = 7
-AHEAD: Final = 4096  # bytes: how far weights are fetched before a single column meets them
 
 
 @family
@@ -48,14 +47,12 @@ def _integer_kernel(type: GGMLType, width: int) -> Any:
     multiply = integer_products(form.kind, width, small=form.offset < 128)
     step, zero, store = STEPS[type](multiply, size), zero_tile(width), store_sums(width)
     record, tile_bytes = form.record_bytes, size * (type.block_size // VALUES)
-    fetch = prefetch(record)
 
     def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
         p = weights
         for group in range(n_groups):
             sums, at = zero(), columns
             for _ in range(n_blocks):
-                fetch(p + AHEAD)
                 sums = step(sums, p, at)
                 p += record
                 at += tile_bytes

@@ -32,9 +32,6 @@ from ..table import SMALL, Call, implements
 from .formats import BITS, BYTE, FORMATS, HALF, RUN_BYTES, WORD, Runs, format_of
 from .tiles import ROWS
 
-PACK_ARGS: Final = 9
-UNPACK_ARGS: Final = 7
-
 
 @inlined
 def _load(at, unit):
@@ -130,8 +127,8 @@ def unpack_rows(n_blocks, block_bytes, fields, n_fields, packed, n_rows, dst):
         _unpack(n_blocks, block_bytes, fields, n_fields, group, r % ROWS, dst + size * r)
 
 
-PACK_ROWS: Final = Kernel(pack_rows, PACK_ARGS)
-UNPACK_ROWS: Final = Kernel(unpack_rows, UNPACK_ARGS)
+PACK_ROWS: Final = Kernel(pack_rows, 9)
+UNPACK_ROWS: Final = Kernel(unpack_rows, 7)
 
 
 # --- rows by index ---

@@ -31,7 +31,7 @@ from ..params import (
 from ..simd import inlined, load_f32, load_i32, store_f32, store_i64
 from ..simd_int import call_at, copy_bytes
 from ..table import Call, implements, is_packed
-from .activations import column_bytes, prepared_columns, width_of, widths_of
+from .activations import column_bytes, prepared_columns, width_of
 from .formats import FORMATS, Format, format_of
 from .micro import micro_kernel
 from .tiles import ROWS, VALUES, WIDTHS
@@ -180,8 +180,13 @@ def can_multiply_matrix(node: Tensor) -> bool:
     return _can_multiply(node) and node.src[0].ne[2] == node.src[0].ne[3] == 1
 
 
-def product_params(form: Format, a: Tensor, widths: set[int]) -> list[Param]:
-    micro: list[Param] = [micro_kernel(a.type, w) if w in widths else 0 for w in WIDTHS]
+def product_params(form: Format, a: Tensor) -> list[Param]:
+    """The parameters of all kernels here, with micro-kernels for tiles of every width.
+
+    A graph of another size needs other widths: so the first one loads, or compiles, what they all
+    need.
+    """
+    micro: list[Param] = [micro_kernel(a.type, width) for width in WIDTHS]
     n_blocks = a.ne[0] // a.type.block_size
     group, column = n_blocks * form.record_bytes, column_bytes(form, a.ne[0])
     return [*micro, n_blocks, group, column, form.kind is None, form.bytes_of(a.ne[0], a.ne[1])]
@@ -195,7 +200,7 @@ def is_small(node: Tensor) -> bool:
 def _mul_mat(node: Tensor) -> Sequence[Call]:
     a, b = node.src
     form = FORMATS[a.type]
-    params, columns = product_params(form, a, widths_of(b.n_rows)), prepared_columns(form, b)
+    params, columns = product_params(form, a), prepared_columns(form, b)
     return [Call(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])]
 
 
@@ -203,9 +208,7 @@ def _mul_mat(node: Tensor) -> Sequence[Call]:
 def _mul_mat_id(node: Tensor) -> Sequence[Call]:
     a, b, ids = node.src
     form, small = FORMATS[a.type], is_small(node)
-    # how many columns an expert gets is not known before
-    widths = {w for w in WIDTHS if w <= ids.n_elements}
-    params, columns = product_params(form, a, widths), prepared_columns(form, b, alone=True)
+    params, columns = product_params(form, a), prepared_columns(form, b, alone=True)
     sources = [groups_of_experts(node), columns]
     shared = ids.n_elements * column_bytes(form, a.ne[0])
     return [

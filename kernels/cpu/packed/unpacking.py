@@ -15,14 +15,17 @@ from gguf import quants
 from ....graph.types import GGMLType
 from ..simd import inlined, load_f16x16, load_i8x16, splat
 from ..simd_bytes import (
+    bits,
     bits_of,
     load_bit_planes,
-    load_nibbles,
-    load_words,
     look_up,
+    merge,
+    prefetch,
     unsigned,
     with_bits,
 )
+from ..simd_bytes import load_nibbles as nibbles_at
+from ..simd_bytes import load_words as words_at
 from ..simd_int import load_u8_i32x16, to_f32
 from .formats import FORMATS
 
@@ -31,6 +34,7 @@ Step = Callable[[Any, int], Any]
 STEPS: Final[dict[GGMLType, Step]] = {}
 
 WORDS_BYTES: Final = 512  # of 8 vectors
+AHEAD: Final = 4096  # bytes: how far weights are fetched before they are needed
 
 Q4_0: Final = FORMATS[GGMLType.Q4_0].at
 Q4_1: Final = FORMATS[GGMLType.Q4_1].at
@@ -53,6 +57,24 @@ def step(type: GGMLType) -> Callable[[Step], Step]:
         return function
 
     return declare
+
+
+_fetch_words: Final = prefetch(WORDS_BYTES)
+_fetch_half: Final = prefetch(WORDS_BYTES // 2)
+
+
+@inlined
+def load_words(p):
+    """8 vectors; what lies ahead is fetched into the first cache."""
+    _fetch_words(p + AHEAD)
+    return words_at(p)
+
+
+@inlined
+def load_nibbles(p):
+    """4 vectors as 8, of the low and of the high 4 bits of each byte."""
+    _fetch_half(p + AHEAD)
+    return nibbles_at(p)
 
 
 # --- blocks of 32 ---
@@ -194,20 +216,38 @@ def _q5_k(multiply, size):
     return run
 
 
+_low: Final = bits(0, 15)
+_high: Final = bits(4, 15)
+# the 2 high bits of 4 values share a byte: those of each, moved to where they belong
+_first_2: Final = bits(-4, 0x30)
+_second_2: Final = bits(-2, 0x30)
+_third_2: Final = bits(0, 0x30)
+_fourth_2: Final = bits(2, 0x30)
+
+
+@inlined
+def _q6_k_scales(scale, d):
+    return load_i8x16(scale) * d, load_i8x16(scale + 16) * d
+
+
 @step(GGMLType.Q6_K)
 def _q6_k(multiply, size):
     @inlined
     def run(sums, p, columns):
-        d = load_f16x16(p + Q6_K.d)
-        for i in range(8):  # 4 to each half of 128 values
-            half, part = i >> 2, i & 3
-            low = load_words(p + Q6_K.ql + WORDS_BYTES * (2 * half + (part & 1)))
-            high = bits_of(load_words(p + Q6_K.qh + WORDS_BYTES * half), 2 * part, 3)
-            words = with_bits(bits_of(low, (part >> 1) * 4, 15), high, 4)
-            scale = p + Q6_K.scales + 32 * i
-            scales = load_i8x16(scale) * d, load_i8x16(scale + 16) * d
-            sums = multiply(sums, words, scales, columns)
-            columns += size
+        d, scale = load_f16x16(p + Q6_K.d), p + Q6_K.scales
+        for half in range(2):  # of 128 values each
+            ql = p + Q6_K.ql + 2 * WORDS_BYTES * half
+            top = load_words(p + Q6_K.qh + WORDS_BYTES * half)
+            words = merge(_low(load_words(ql)), _first_2(top))
+            sums = multiply(sums, words, _q6_k_scales(scale, d), columns)
+            words = merge(_low(load_words(ql + WORDS_BYTES)), _second_2(top))
+            sums = multiply(sums, words, _q6_k_scales(scale + 32, d), columns + size)
+            words = merge(_high(words_at(ql)), _third_2(top))
+            sums = multiply(sums, words, _q6_k_scales(scale + 64, d), columns + 2 * size)
+            words = merge(_high(words_at(ql + WORDS_BYTES)), _fourth_2(top))
+            sums = multiply(sums, words, _q6_k_scales(scale + 96, d), columns + 3 * size)
+            columns += 4 * size
+            scale += 128
         return sums
 
     return run

@@ -1,0 +1,51 @@
+"""For the test of memory: another process, which loads a model, decodes, and tells its peak.
+
+    python memory_process.py MODEL
+
+Prints JSON, in bytes: `imports`, the peak before the model is loaded; `peak`, that at the end; and
+how large the buffers of keys and values and of computing are. Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from lamella.kernels.cpu import CpuDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.loader import load_model
+from lamella.model.placement import ModelParams
+
+N_PROMPT = 64
+
+
+def peak() -> int:
+    """The most memory that this process has had."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
+
+
+def main() -> None:
+    imports = peak()
+    model = load_model(sys.argv[1], ModelParams(cpu=CpuDevice(2), devices=()))
+    with Context(model, ContextParams(n_ctx=256, n_ubatch=N_PROMPT)) as context:
+        seq = context.pool.new_sequence()
+        for n in (N_PROMPT, 1):
+            batch, pos = Batch(), seq.length
+            context.append(seq, n)
+            batch.add([5] * n, seq, pos, n_outputs=1)
+            context.decode(batch)
+        kv = sum(buffer.size for buffer in context._kv_buffers)
+        assert context._scheduler is not None
+        compute = sum(context._scheduler.buffer_sizes())
+        told = {"imports": imports, "peak": peak(), "kv": kv, "compute": compute}
+    json.dump(told, sys.stdout)
+    model.free()
+
+
+if __name__ == "__main__":
+    main()
