@@ -171,7 +171,8 @@ def test_closing(path: Path) -> None:
 
 
 def test_split_over_a_simulated_gpu(path: Path) -> None:
-    ids, kv = [1, 5, 9], {"type_k": "f32", "type_v": "f32"}  # halves would make steps of roundings
+    ids = [1, 5, 9]
+    kv: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}  # halves: other bits make large steps
     with lamella.load(path, **kv) as alone:
         logits = alone.logits(ids)
         text = list(alone.generate(ids, n_predict=8, temperature=0))

@@ -34,7 +34,7 @@ from ..table import Call, implements, is_packed
 from .activations import column_bytes, prepared_columns, width_of
 from .formats import FORMATS, Format, format_of
 from .micro import micro_kernel
-from .tiles import ROWS, VALUES, WIDTHS
+from .tiles import COLUMN_BYTES, COLUMN_WORDS, ROWS, VALUES, WIDTHS
 
 CHUNK_BYTES: Final = 1 << 17  # of weights that stay in the second cache
 CHUNKS_PER_THREAD: Final = 4  # so that a thread that is held up is waited for only briefly
@@ -127,9 +127,9 @@ def _place_floats(column, tile, i, width, k, ith, nth):
 @inlined
 def _place_blocks(column, tile, i, width, n_blocks, ith, nth):
     for block in range(first_of(n_blocks, ith, nth), first_of(n_blocks, ith + 1, nth)):
-        src, dst = column + (VALUES + 12) * block, tile + (VALUES + 12) * width * block
+        src, dst = column + COLUMN_BYTES * block, tile + COLUMN_BYTES * width * block
         copy_bytes(dst + VALUES * i, src, VALUES)
-        for j in range(3):
+        for j in range(COLUMN_WORDS):
             at = dst + VALUES * width + 4 * (width * j + i)
             store_f32(at, load_f32(src + VALUES + 4 * j))
 

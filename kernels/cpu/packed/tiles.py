@@ -39,7 +39,8 @@ from ..simd_int import vector_function
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)
 ROWS: Final = 16  # of a group of packed rows
 VALUES: Final = 32  # of a block of a column
-COLUMN_BYTES: Final = VALUES + 12  # of a block of one column
+COLUMN_WORDS: Final = 3  # a scale and two words behind the values
+COLUMN_BYTES: Final = VALUES + 4 * COLUMN_WORDS  # of a block of one column
 
 _AT_ONCE: Final = 2  # sums of integers that grow side by side: each waits for its last addition
 
