@@ -150,6 +150,7 @@ def load(
     n_threads_batch: int | None = None,
     type_k: str = "f16",
     type_v: str = "f16",
+    repack: bool = True,
 ) -> Model:
     """Load a GGUF model.
 
@@ -163,6 +164,8 @@ def load(
         n_threads: threads of the CPU; None: one for each core that the process may use.
         n_threads_batch: for prompts and several tokens at once; None: n_threads.
         type_k, type_v: types of the cached keys and values: f32, f16, bf16 or q8_0.
+        repack: keep the CPU's weights as its fast kernels want them; without, results have the
+            bits of simulated devices.
 
     Raises:
         ModelFileError: the file is missing, broken, or of a kind that Lamella cannot run.
@@ -182,6 +185,7 @@ def load(
         n_threads_batch=n_threads_batch,
         type_k=type_k,
         type_v=type_v,
+        repack=repack,
     )
     return Model(open_instance(params))
 

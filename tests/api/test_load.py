@@ -26,7 +26,6 @@ from lamella import (
     UnknownDeviceError,
     UnsupportedModelError,
 )
-from lamella.server.instance import InstanceParams, open_instance
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +184,7 @@ def test_split_over_a_simulated_gpu(path: Path) -> None:
 def test_bits_of_weights_that_are_not_repacked_are_those_of_any_split(path: Path) -> None:
     # the CPU repacks its weights, and then adds in another order than other devices
     def bits(**split: Any) -> bytes:
-        params = InstanceParams(path=path, repack=False, **split)
-        with lamella.Model(open_instance(params)) as model:
+        with lamella.load(path, repack=False, **split) as model:
             return model.logits([1, 5, 9]).tobytes()
 
     alone = bits()
