@@ -90,18 +90,18 @@ def test_threads_pack_the_same_bytes(
 
 
 def test_one_pool_packs_all_that_has_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    def n_packing() -> int:
-        return sum(t.name.startswith("lamella-pack") for t in threading.enumerate())
+    def packing() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("lamella-pack")}
 
     monkeypatch.setattr(buffer_module, "PART_BYTES", 1000)
-    before, buft = n_packing(), RepackBufferType(3)
+    before, buft = packing(), RepackBufferType(3)  # those before may end at any time
     small, *large = (Tensor(Q4_0, (64, n)) for n in (16, 320, 320))
     alloc_tensors([small, *large], buft)
     tensor_set(small, bytes_of(random_bytes(Q4_0, 16, 64)))
-    assert n_packing() == before
+    assert not packing() - before
     for t in large:
         tensor_set(t, bytes_of(random_bytes(Q4_0, 320, 64)))
-        assert before < n_packing() <= before + 3
+        assert 1 <= len(packing() - before) <= 3
 
 
 def test_a_fork_packs_with_threads_of_its_own() -> None:
