@@ -28,6 +28,7 @@ from ..simd_bytes import load_nibbles as nibbles_at
 from ..simd_bytes import load_words as words_at
 from ..simd_int import load_u8_i32x16, to_f32
 from .formats import FORMATS
+from .tiles import COLUMN_BYTES
 
 Step = Callable[[Any, int], Any]
 
@@ -232,8 +233,10 @@ def _q6_k_scales(scale, d):
 
 @step(GGMLType.Q6_K)
 def _q6_k(multiply, size):
+    """A single column waits for the unpacking: it has few steps. Wide tiles need the registers."""
+
     @inlined
-    def run(sums, p, columns):
+    def run_single(sums, p, columns):
         d, scale = load_f16x16(p + Q6_K.d), p + Q6_K.scales
         for half in range(2):  # of 128 values each
             ql = p + Q6_K.ql + 2 * WORDS_BYTES * half
@@ -250,7 +253,19 @@ def _q6_k(multiply, size):
             scale += 128
         return sums
 
-    return run
+    @inlined
+    def run_wide(sums, p, columns):
+        d = load_f16x16(p + Q6_K.d)
+        for i in range(8):  # 4 to each half of 128 values
+            half, part = i >> 2, i & 3
+            low = load_words(p + Q6_K.ql + WORDS_BYTES * (2 * half + (part & 1)))
+            top = bits_of(words_at(p + Q6_K.qh + WORDS_BYTES * half), 2 * part, 3)
+            words = with_bits(bits_of(low, (part >> 1) * 4, 15), top, 4)
+            sums = multiply(sums, words, _q6_k_scales(p + Q6_K.scales + 32 * i, d), columns)
+            columns += size
+        return sums
+
+    return run_single if size == COLUMN_BYTES else run_wide
 
 
 @inlined
