@@ -79,7 +79,7 @@ class BenchTest:
 class ModelCard:
     """What a model costs, whatever computes it.
 
-    `name`: its architecture and the type that most of its bytes have. `n_bytes`, `n_params`: of all
+    `name`: its architecture and the type of most of its weights. `n_bytes`, `n_params`: of all
     weights, each once. `n_bytes_read`: of the weights that one step reads, however many tokens it
     has; of experts, those of one token. `n_mul_adds`: of the matrix products of one token.
     `n_bytes_kv`: keys and values of one token. `is_quantized`: products are of integers.
@@ -170,13 +170,13 @@ def model_card(context: Context) -> ModelCard:
         used = _share_used(model, t)
         n_read += used * t.nbytes
         n_mul_adds += used * t.n_elements if t.ne[1] > 1 else 0
-    sizes: dict[GGMLType, int] = {}
+    counts: dict[GGMLType, int] = {}
     for t in weights:
-        sizes[t.type] = sizes.get(t.type, 0) + t.nbytes
-    type = max(sizes, key=lambda t: sizes[t])
+        counts[t.type] = counts.get(t.type, 0) + t.n_elements
+    type = max(counts, key=lambda t: counts[t])
     return ModelCard(
         name=f"{model.hp.arch} {type.name}",
-        n_bytes=sum(sizes.values()),
+        n_bytes=sum(t.nbytes for t in weights),
         n_params=sum(t.n_elements for t in weights),
         n_bytes_read=int(n_read),
         n_mul_adds=int(n_mul_adds),

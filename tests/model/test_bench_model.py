@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_data import model_path
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.base.errors import RequestError
@@ -99,6 +100,13 @@ def test_what_a_token_costs(bench: Bench) -> None:
     assert card.n_bytes_read == 2 * matrices + 4 * norms
     assert card.n_bytes_kv == N_LAYER * 2 * 32 * 2
     assert not card.is_quantized
+
+
+def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
+    # its rows of 172 values are no blocks of 32, and stay F32
+    with open_bench(model_path("stories260K-Q4_0"), TESTS, n_threads=1, n_ubatch=32) as opened:
+        card = opened.card()
+    assert (card.name, card.is_quantized) == ("llama Q4_0", True)
 
 
 def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) -> None:
