@@ -11,12 +11,12 @@ from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
-from .fusion import optimize
+from ..fusion import optimize
 from .isa import target
 from .jit import Progress
 from .plan import Plan
 from .pool import POLL, ThreadPool
-from .table import find
+from .table import FUSERS, find
 
 
 class CpuCompute:
@@ -53,7 +53,7 @@ class CpuCompute:
         self._n_active = min(n or self.n_threads, self.n_threads)
 
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return optimize(graph) if self._is_fusing() else ()
+        return optimize(graph, FUSERS) if self._is_fusing() else ()
 
     def compile(
         self,

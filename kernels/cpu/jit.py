@@ -6,22 +6,19 @@
     add_f32.address    # compiled or loaded now
 
 Many at once are compiled by several processes (`compile_pool.py`). The cache folder is named after
-everything that shapes machine code: the sources of all kernels, Numba, llvmlite, the processor.
+all that shapes machine code: the sources of the CPU's kernels, Numba, llvmlite, the processor.
 Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import shutil
-import tempfile
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache, wraps
+from itertools import chain
 from pathlib import Path
 from threading import RLock
-from time import perf_counter, time
+from time import perf_counter
 from typing import Final, NamedTuple, ParamSpec
 
 import llvmlite
@@ -29,27 +26,24 @@ import numba
 import platformdirs
 
 from ...base.errors import BackendError
-from ...base.log import get_logger
+from ..kept import mark_used, read, write
 from .compile_pool import compile_all
 from .isa import target
 from .objects import compile_object, load_objects
 
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
-DIGEST_BYTES: Final = 32
-DAY: Final = 24 * 3600  # seconds
-KEPT_DAYS: Final = 30  # a folder of other kernels that nobody has used for so long is removed
 
 Made = ParamSpec("Made")
 Progress = Callable[[int, int, str, float], None]
-
-log = get_logger("kernels")
 
 
 @cache
 def cache_folder() -> Path:
     """Where compiled kernels are kept; each process compiles its own where that cannot be used."""
     key = hashlib.sha256()
-    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+    kernels = Path(__file__).parents[1]
+    folders = (kernels.glob("*.py"), kernels.glob("cpu/**/*.py"), kernels.glob("quants/*.py"))
+    for source in sorted(chain(*folders)):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     for part in (numba.__version__, llvmlite.__version__, *target()):
         key.update(part.encode() + b"\0")
@@ -147,9 +141,13 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
     """
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}
-        objects = {name: data for name in missing if (data := _read(name)) is not None}
+        objects = {
+            name: data
+            for name in missing
+            if (data := read(cache_folder(), f"{name}.o")) is not None
+        }
         if objects:
-            _mark_used()
+            mark_used(cache_folder())
         slow = [k for name, k in missing.items() if name not in objects]
         begin = perf_counter()
 
@@ -159,63 +157,8 @@ def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> Non
 
         def keep(k: Kernel, data: bytes) -> None:
             objects[k.name] = data
-            _write(k.name, data)
+            write(cache_folder(), f"{k.name}.o", data)
 
         compile_all(slow, cache_folder().name, tell, keep)
         for name, address in load_objects(objects).items():
             missing[name]._address = address
-
-
-# --- files: a digest, then the object; LLVM trusts what it loads ---
-
-
-def _read(name: str) -> bytes | None:
-    """The object of a kernel; None if the file is not there, or is not what was written."""
-    try:
-        raw = (cache_folder() / f"{name}.o").read_bytes()
-    except OSError:
-        return None
-    digest, data = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
-    return data if digest == _digest(name, data) else None
-
-
-def _write(name: str, data: bytes) -> None:
-    """Keep an object; where that cannot be done, it only costs the next start."""
-    folder = cache_folder()
-    try:
-        if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _remove_old(folder.parent)
-        # in one step: another process may be reading, or writing the same
-        with tempfile.TemporaryDirectory(dir=folder) as fresh:
-            file = Path(fresh) / f"{name}.o"
-            file.write_bytes(_digest(name, data) + data)
-            file.replace(folder / file.name)
-    except OSError as e:  # no home folder, or a disk that is full or read-only
-        _warn_once(f"compiled kernels cannot be kept, every start compiles them anew: {e}")
-
-
-def _mark_used() -> None:
-    """Let the folder's time tell the day on which it was used."""
-    try:
-        if time() - cache_folder().stat().st_mtime > DAY:
-            os.utime(cache_folder())
-    except OSError:
-        pass  # not ours: nobody removes it either
-
-
-def _remove_old(parent: Path) -> None:
-    """Remove the folders of other kernels, processors or versions that nobody uses any more."""
-    for folder in parent.iterdir():
-        unused = time() - folder.stat().st_mtime
-        if re.fullmatch("[0-9a-f]{16}", folder.name) and unused > KEPT_DAYS * DAY:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
-
-
-def _digest(name: str, data: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + b"\0" + data).digest()

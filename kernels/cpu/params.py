@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.tensor import Tensor
+from ..steps import MAX_PREPARED
 from .jit import Kernel
 from .simd import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
 
@@ -26,7 +27,6 @@ TENSOR_WORDS: Final = 9
 WORK: Final = MAX_TENSORS * TENSOR_WORDS  # shared scratch, each thread's scratch, its size
 ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit
 PREPARED: Final = ERROR + 4  # addresses of sources that were brought into another form
-MAX_PREPARED: Final = 2
 PARAMS: Final = PREPARED + MAX_PREPARED
 MAX_PARAMS: Final = 16
 TAKEN: Final = PARAMS + MAX_PARAMS + 8  # counts for `take` or `is_last`; a cache line of its own

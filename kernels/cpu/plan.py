@@ -17,14 +17,14 @@ from ...alloc.host import aligned_empty
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
+from ..fusion import UseCounts, calls_in_order
+from ..steps import Slot, Step, Steps, depends
 from . import ops as _ops  # noqa: F401 - fill the tables
 from . import packed as _packed  # noqa: F401
-from .fusion import UseCounts, calls_in_order
 from .jit import Progress, load_all
 from .params import ERROR, N_WORDS, PREPARED, WORK, Words, write_params
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
-from .steps import Slot, Step, Steps, barriers
-from .table import Call, find
+from .table import FUSERS, Call, find
 
 
 class Plan:
@@ -41,9 +41,9 @@ class Plan:
         progress: Progress | None = None,
         use_counts: UseCounts | None = None,
     ) -> None:
-        calls = list(calls_in_order(nodes, calls_of, use_counts, address_of))
+        calls = list(calls_in_order(nodes, calls_of, use_counts, FUSERS, address_of))
         load_all((*POOL_KERNELS, *(k for _, call in calls for k in call.kernels())), progress)
-        steps = Steps(address_of)
+        steps = Steps[Call](address_of)
         for node, call in calls:
             steps.add(node, call)
         self.steps = steps.steps
@@ -93,10 +93,31 @@ def calls_of(node: Tensor) -> Sequence[Call]:
     return implementation.calls(node)
 
 
+def barriers(steps: Sequence[Step[Call]]) -> list[bool]:
+    """For each step, whether all threads must have done those before it.
+
+    They must if it depends on one of these since the last barrier, unless both run on thread 0
+    alone.
+    """
+    found: list[bool] = []
+    since: list[Step[Call]] = []
+    for step in steps:
+        waits = any(
+            depends(step, earlier)
+            for earlier in since
+            if not (step.call.one_thread and earlier.call.one_thread)
+        )
+        if waits:
+            since = []
+        since.append(step)
+        found.append(waits)
+    return found
+
+
 class _Scratch:
     """The memory of a plan: what calls share, slots of prepared sources, what each thread has."""
 
-    def __init__(self, steps: Sequence[Step], slots: Sequence[Slot], n_threads: int) -> None:
+    def __init__(self, steps: Sequence[Step[Call]], slots: Sequence[Slot], n_threads: int) -> None:
         shared = max((_lines(s.call.shared) for s in steps), default=0)
         self._work = max((_lines(s.call.work) for s in steps), default=0)
         ends = list(accumulate((_lines(slot.size) for slot in slots), initial=shared))
@@ -104,7 +125,7 @@ class _Scratch:
         self._begin = self.memory.ctypes.data
         self._slots, self._threads = ends[:-1], ends[-1]
 
-    def write(self, block: Words, step: Step) -> None:
+    def write(self, block: Words, step: Step[Call]) -> None:
         """Put the addresses into a step's block of parameters."""
         block[WORK : WORK + 3] = (self._begin, self._begin + self._threads, self._work)
         for i, slot in enumerate(step.slots):

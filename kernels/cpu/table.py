@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ...graph.op import Op
 from ...graph.tensor import Tensor
+from ..fusion import Fusers
 from .jit import Kernel
 from .params import Param
 
@@ -68,6 +69,10 @@ class Implementation(NamedTuple):
 
 TABLE: Final[dict[Op, Implementation]] = {}  # of tensors as ggml lays them out
 PACKED: Final[dict[Op, Implementation]] = {}  # of nodes that read repacked weights
+
+
+FUSERS: Final = Fusers[Call]()
+fuses = FUSERS.fuses
 
 
 def implements(

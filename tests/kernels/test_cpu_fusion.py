@@ -21,19 +21,10 @@ from lamella.graph import GGMLType, Graph, Op, RopeMode, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu import plan as plan_module
 from lamella.kernels.cpu.compute import CpuCompute
-from lamella.kernels.cpu.fusion import (
-    FUSERS,
-    Chain,
-    Fuser,
-    GateUp,
-    calls_in_order,
-    find_chains,
-    fuses,
-    optimize,
-)
 from lamella.kernels.cpu.plan import Plan
 from lamella.kernels.cpu.pool import RUN
-from lamella.kernels.cpu.table import Call
+from lamella.kernels.cpu.table import FUSERS, Call, fuses
+from lamella.kernels.fusion import Chain, GateUp, calls_in_order, find_chains, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 
@@ -234,8 +225,7 @@ def gate_and_up(same: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[GateUp] = []
-    none: list[Fuser] = []
-    monkeypatch.setitem(FUSERS, GateUp, none)  # type: ignore[misc]
+    monkeypatch.setitem(FUSERS._fusers, GateUp, [])
 
     @fuses(GateUp)
     def decline(chain: GateUp) -> Sequence[Call] | None:
@@ -248,18 +238,18 @@ def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     calls = [Call(RUN, tensors=nodes)]
     fuses(GateUp)(lambda chain: calls)
     graph = Graph(nodes[-1])
-    [(chain, found)] = find_chains(graph.nodes, graph.use_counts)
+    [(chain, found)] = find_chains(graph.nodes, graph.use_counts, FUSERS)
     assert isinstance(chain, GateUp) and found is calls
     asked.clear()
     for other in (gate_and_up(same=False)[-1], ops.swiglu(leaf(normal(2, 8)))):
-        assert not find_chains(Graph(other).nodes, Graph(other).use_counts)
+        assert not find_chains(Graph(other).nodes, Graph(other).use_counts, FUSERS)
     gate, up, glu = gate_and_up()
     for graph in (
         Graph(glu, ops.sqr(gate)),
         Graph(glu, ops.sqr(up)),
         Graph(ops.swiglu(gate, gate)),
     ):
-        assert not find_chains(graph.nodes, graph.use_counts)
+        assert not find_chains(graph.nodes, graph.use_counts, FUSERS)
     assert not asked
 
 
@@ -275,7 +265,7 @@ def two_chains() -> tuple[Graph, list[Chain]]:
     result = ops.mul(normed, weight)
     graph = Graph(total, normed, between, result)
     graph.build_forward_expand(ops.sqr(total))
-    return graph, [chain for chain, _ in find_chains(graph.nodes, graph.use_counts)]
+    return graph, [chain for chain, _ in find_chains(graph.nodes, graph.use_counts, FUSERS)]
 
 
 FUSED = ["sqr_float", "add_rms_norm_mul_f32", "sqr_float"]
@@ -321,7 +311,7 @@ def test_memory_is_kept_until_the_chain_s_end() -> None:
     a, b = (Tensor(GGMLType.F32, (32, 4)) for _ in range(2))
     total = ops.add(ops.sqr(a), ops.sqr(b))
     graph = Graph(ops.mul(ops.rms_norm(total, 1e-5), weight), total)
-    wishes = optimize(graph)
+    wishes = optimize(graph, FUSERS)
     assert [(w.tensor, w.until.op) for w in wishes] == [(s, Op.MUL) for s in total.src]
     with NO_FUSION.set(1):
         assert CpuCompute(1).optimize(graph) == ()
@@ -333,7 +323,7 @@ def test_memory_is_kept_until_the_chain_s_end() -> None:
 
 
 def order(graph: Graph) -> list[str]:
-    optimize(graph)
+    optimize(graph, FUSERS)
     return [node.name for node in graph.nodes]
 
 
@@ -427,5 +417,5 @@ def test_nodes_that_are_looked_at_are_computed(tmp_path: Path) -> None:
     normed = ops.rms_norm(x, 1e-5)
     graph = Graph(ops.mul(normed, weight))
     parts = [graph.view(0, 1), graph.view(1, 2)]
-    assert [find_chains(part.nodes, part.use_counts) for part in parts] == [[], []]
-    assert len(find_chains(graph.nodes, graph.use_counts)) == 1
+    assert [find_chains(part.nodes, part.use_counts, FUSERS) for part in parts] == [[], []]
+    assert len(find_chains(graph.nodes, graph.use_counts, FUSERS)) == 1

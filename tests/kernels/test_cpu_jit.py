@@ -22,6 +22,7 @@ import pytest
 from jit_process import call
 
 from lamella.base.errors import BackendError
+from lamella.kernels import kept
 from lamella.kernels.cpu import jit
 from lamella.kernels.cpu.jit import KERNELS, Kernel, kernel, load_all
 from lamella.kernels.cpu.simd import load_i64, store_i64
@@ -139,14 +140,14 @@ def test_an_address_loads(folder: Path) -> None:
 def damages() -> dict[str, Callable[[bytes], bytes]]:
     return {
         "empty": lambda raw: b"",
-        "only a digest": lambda raw: raw[: jit.DIGEST_BYTES],
+        "only a digest": lambda raw: raw[: kept.DIGEST_BYTES],
         "cut": lambda raw: raw[: len(raw) // 2],
         "last byte lost": lambda raw: raw[:-1],
         "one bit": lambda raw: raw[:300] + bytes([raw[300] ^ 1]) + raw[301:],
         "zeros": lambda raw: bytes(len(raw)),
         "noise": lambda raw: os.urandom(len(raw)),
         "longer": lambda raw: raw + b"\0",
-        "no digest": lambda raw: raw[jit.DIGEST_BYTES :],
+        "no digest": lambda raw: raw[kept.DIGEST_BYTES :],
     }
 
 
@@ -201,7 +202,7 @@ def test_a_read_only_folder_is_still_read(folder: Path) -> None:
 
 
 def age(folder: Path, days: float) -> None:
-    then = time.time() - days * jit.DAY
+    then = time.time() - days * kept.DAY
     os.utime(folder, (then, then))
 
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from ....graph.op import RopeMode, RopeParams
 from ....graph.types import GGMLType
+from ...fusion import RopeSetRows
 from ..codecs import move
-from ..fusion import RopeSetRows, fuses
 from ..jit import Kernel
 from ..params import data, fail, first_of, float_param, int_param, nb, ne, row_at, work
 from ..simd import LANES, load_i32, load_i64
 from ..simd_int import call_at
-from ..table import SMALL, Call
+from ..table import SMALL, Call, fuses
 from .data import encoder_of, is_writable
 from .rope import (
     MAGNITUDE,

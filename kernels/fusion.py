@@ -1,15 +1,18 @@
 """Fusion: chains of nodes that one kernel computes at once, with the bits of single kernels.
 
-    @fuses(NormMul)
+    FUSERS = Fusers[Call]()
+
+    @FUSERS.fuses(NormMul)
     def norm_mul(chain: NormMul) -> Sequence[Call] | None: ...   # None: not this one
 
 A chain runs where its last node stands. So `optimize`, before memory is planned, asks to keep what
-the chain reads alive until then; and `fused_calls`, once addresses are known, looks whether a range
-is written that something else still needs: such a chain is computed node by node.
+the chain reads alive until then; and `calls_in_order`, once addresses are known, looks whether a
+range is written that something else still needs: such a chain is computed node by node.
 
 What only the chain itself reads is not written at all. Whoever looks at single nodes while they are
 computed (`Scheduler.set_eval_callback`) still sees them: a chain never reaches past them.
-Knows no kernels; `ops/` and `packed/` declare theirs. Tested by tests/kernels/test_cpu_fusion.py.
+Knows no kernels; each backend that compiles plans has `Fusers` of its own, and declares its kernels
+there. Tested by tests/kernels/test_cpu_fusion.py and tests/kernels/test_cuda_fusion.py.
 """
 
 from __future__ import annotations
@@ -18,14 +21,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from ...graph.graph import Graph
-from ...graph.op import VIEW_OPS, GluParams, Op
-from ...graph.tensor import OUTPUT, Tensor
-from ...sched.backend import KeepAlive
-from .steps import AddressOf, Range, overlaps
-from .table import Call
+from ..graph.graph import Graph
+from ..graph.op import VIEW_OPS, GluParams, Op
+from ..graph.tensor import OUTPUT, Tensor
+from ..sched.backend import KeepAlive
+from .steps import AddressOf, CallT, Range, overlaps
 
 UseCounts = Mapping[Tensor, int]  # how often each tensor of a graph is a source
 
@@ -98,32 +100,33 @@ class GateUp(Chain):
 # --- what fuses them ---
 
 C = TypeVar("C", bound=Chain)
-Fuser = Callable[[Any], Sequence[Call] | None]
-FUSERS: Final[dict[type[Chain], list[Fuser]]] = {}
+Fuser = Callable[[C], Sequence[CallT] | None]
 
 
-def fuses(
-    kind: type[C],
-) -> Callable[[Callable[[C], Sequence[Call] | None]], Callable[[C], Sequence[Call] | None]]:
-    """Declare what computes chains of a kind, or gives None for those that it cannot.
+class Fusers(Generic[CallT]):
+    """A backend's kernels for chains, and what follows from having them."""
 
-    Its calls say which tensors they read and write (`Call.tensors`, `n_written`): no memory of a
-    node but of the last, and of those the chain says, is valid. It is asked before tensors have
-    addresses, and again when they have.
-    """
+    def __init__(self) -> None:
+        self._fusers: dict[type[Chain], list[Callable[[Any], Sequence[CallT] | None]]] = {}
 
-    def declare(
-        fuser: Callable[[C], Sequence[Call] | None],
-    ) -> Callable[[C], Sequence[Call] | None]:
-        FUSERS.setdefault(kind, []).append(fuser)
-        return fuser
+    def fuses(self, kind: type[C]) -> Callable[[Fuser[C, CallT]], Fuser[C, CallT]]:
+        """Declare what computes chains of a kind, or gives None for those that it cannot.
 
-    return declare
+        Its calls say which tensors they read and write (`tensors`, `n_written`): no memory of a
+        node but of the last, and of those the chain says, is valid. It is asked before tensors have
+        addresses, and again when they have.
+        """
 
+        def declare(fuser: Fuser[C, CallT]) -> Fuser[C, CallT]:
+            self._fusers.setdefault(kind, []).append(fuser)
+            return fuser
 
-def _calls(chain: Chain) -> Sequence[Call] | None:
-    found = (fuser(chain) for fuser in FUSERS.get(type(chain), ()))
-    return next((calls for calls in found if calls is not None), None)
+        return declare
+
+    def calls(self, chain: Chain) -> Sequence[CallT] | None:
+        """The calls that compute a chain; None if nothing here does."""
+        found = (fuser(chain) for fuser in self._fusers.get(type(chain), ()))
+        return next((calls for calls in found if calls is not None), None)
 
 
 # --- finding chains ---
@@ -142,21 +145,21 @@ class _Uses:
 
 
 def find_chains(
-    nodes: Sequence[Tensor], use_counts: UseCounts
-) -> list[tuple[Chain, Sequence[Call]]]:
+    nodes: Sequence[Tensor], use_counts: UseCounts, fusers: Fusers[CallT]
+) -> list[tuple[Chain, Sequence[CallT]]]:
     """The chains among `nodes` that a fuser computes, with its calls; no node is in two.
 
     `use_counts` are those of the whole graph.
     """
     uses = _Uses(nodes, use_counts)
     taken: set[Tensor] = set()
-    found: list[tuple[Chain, Sequence[Call]]] = []
+    found: list[tuple[Chain, Sequence[CallT]]] = []
     for node in nodes:
         for match in _MATCHES.get(node.op, ()):
             chain = match(node, uses)
             if chain is None or node.is_empty or not taken.isdisjoint(chain.nodes):
                 continue
-            calls = _calls(chain)
+            calls = fusers.calls(chain)
             if calls is not None:
                 taken.update(chain.nodes)
                 found.append((chain, calls))
@@ -217,11 +220,11 @@ _MATCHES: Final[dict[Op, Sequence[Callable[[Tensor, _Uses], Chain | None]]]] = {
 # --- before memory is planned ---
 
 
-def optimize(graph: Graph) -> Sequence[KeepAlive]:
+def optimize(graph: Graph, fusers: Fusers[CallT]) -> Sequence[KeepAlive]:
     """Put products with the same columns side by side; ask for the data that chains need."""
     _gather_products(graph.nodes)
     wishes: list[KeepAlive] = []
-    for chain, _ in find_chains(graph.nodes, graph.use_counts):
+    for chain, _ in find_chains(graph.nodes, graph.use_counts, fusers):
         *before, last = chain.nodes
         for node in before:
             wishes += (
@@ -262,14 +265,14 @@ def _gather_products(nodes: list[Tensor]) -> None:
 
 
 def fused_calls(
-    nodes: Sequence[Tensor], use_counts: UseCounts, address_of: AddressOf
-) -> tuple[dict[Tensor, Sequence[Call]], set[Tensor]]:
+    nodes: Sequence[Tensor], use_counts: UseCounts, fusers: Fusers[CallT], address_of: AddressOf
+) -> tuple[dict[Tensor, Sequence[CallT]], set[Tensor]]:
     """The calls of the chains that are safe where tensors lie, by the node where they run; and the
     other nodes of these chains, which need none."""
     place = {node: i for i, node in enumerate(nodes)}
-    fused: dict[Tensor, Sequence[Call]] = {}
+    fused: dict[Tensor, Sequence[CallT]] = {}
     inner: set[Tensor] = set()
-    for chain, calls in find_chains(nodes, use_counts):
+    for chain, calls in find_chains(nodes, use_counts, fusers):
         first, last = place[chain.nodes[0]], place[chain.nodes[-1]]
         between = [n for n in nodes[first:last] if n not in chain.nodes]
         if _is_safe(chain, calls, between, address_of):
@@ -279,7 +282,7 @@ def fused_calls(
 
 
 def _is_safe(
-    chain: Chain, calls: Sequence[Call], between: Sequence[Tensor], address_of: AddressOf
+    chain: Chain, calls: Sequence[CallT], between: Sequence[Tensor], address_of: AddressOf
 ) -> bool:
     """Whether the chain may run at its end: nothing overlaps that must not."""
     last = chain.nodes[-1]
@@ -305,16 +308,17 @@ def _is_safe(
 
 def calls_in_order(
     nodes: Sequence[Tensor],
-    calls_of: Callable[[Tensor], Sequence[Call]],
+    calls_of: Callable[[Tensor], Sequence[CallT]],
     use_counts: UseCounts | None,
+    fusers: Fusers[CallT],
     address_of: AddressOf,
-) -> Iterator[tuple[Tensor, Call]]:
+) -> Iterator[tuple[Tensor, CallT]]:
     """All calls that compute `nodes`, each with its node: of chains, unless `use_counts` is None,
     and of single nodes by `calls_of`."""
-    fused: Mapping[Tensor, Sequence[Call]] = {}
+    fused: Mapping[Tensor, Sequence[CallT]] = {}
     inner: set[Tensor] = set()
     if use_counts is not None:
-        fused, inner = fused_calls(nodes, use_counts, address_of)
+        fused, inner = fused_calls(nodes, use_counts, fusers, address_of)
     for node in nodes:
         if node in inner:
             continue

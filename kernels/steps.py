@@ -1,21 +1,53 @@
-"""The steps of a plan: calls in their order, sources in other forms, where threads must wait.
+"""The steps of a plan: calls in their order, sources in other forms, which steps must wait.
 
-A source that several nodes read in the same other form (`table.Prepared`) is brought into it once:
+A source that several nodes read in the same other form (a `Prepared`) is brought into it once:
 it stays in one of a few slots of scratch memory until it is overwritten, or the slot is needed for
-another. A step waits for all threads only if it touches what another thread may still be writing,
-or reading before it writes. Knows addresses, but nothing of what calls compute. Tested by
-tests/kernels/test_cpu_plan.py.
+another. A step depends on those before it that write what it touches, or read what it writes.
+Knows addresses, but nothing of what calls compute. Tested by tests/kernels/test_cpu_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from ...graph.tensor import Tensor
-from .params import MAX_PREPARED
-from .table import Call, Prepared
+from ..graph.tensor import Tensor
+
+MAX_PREPARED: Final = 2  # sources in another form that a call may read
+
+
+class PreparedLike(Protocol):
+    """A source in another form: see a backend's `table.Prepared`."""
+
+    @property
+    def tensor(self) -> Tensor: ...
+    @property
+    def form(self) -> Hashable: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def calls(self) -> Sequence[Any]: ...
+
+
+class CallLike(Protocol):
+    """What any backend's `table.Call` says of the memory it touches.
+
+    `tensors` are those it touches, the first `n_written` of them written (the node and its sources
+    where there are none); `shared` is not 0 if it uses scratch memory that other calls use too.
+    """
+
+    @property
+    def tensors(self) -> Sequence[Tensor]: ...
+    @property
+    def n_written(self) -> int: ...
+    @property
+    def prepared(self) -> Sequence[PreparedLike]: ...
+    @property
+    def shared(self) -> int: ...
+
+
+CallT = TypeVar("CallT", bound=CallLike)
 
 AddressOf = Callable[[Tensor, Tensor], int]
 Range = tuple[int, int]  # of addresses: begin and end
@@ -24,14 +56,14 @@ SHARED: Final = (-1, 0)  # stands for the scratch memory that calls share
 
 
 @dataclass(slots=True)
-class Step:
+class Step(Generic[CallT]):
     """A call of a plan, the node that an error of it names, and the memory it touches.
 
     `slots` are those of its prepared sources; of one that makes such a source, its own.
     """
 
     node: Tensor
-    call: Call
+    call: CallT
     tensors: Sequence[Tensor]
     slots: Sequence[int]
     reads: list[Range]
@@ -49,14 +81,14 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Steps:
+class Steps(Generic[CallT]):
     """Builds the steps of a plan, call after call."""
 
     address_of: AddressOf
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step[CallT]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(MAX_PREPARED)])
 
-    def add(self, node: Tensor, call: Call) -> None:
+    def add(self, node: Tensor, call: CallT) -> None:
         """Append a call for `node`, and before it what makes its prepared sources."""
         slots: list[int] = []
         tensors = call.tensors or (node, *node.src)
@@ -69,7 +101,7 @@ class Steps:
         self._append(Step(node, call, tensors, slots, reads, writes))
 
     def _prepare(
-        self, node: Tensor, tensors: Sequence[Tensor], made: Prepared, taken: Sequence[int]
+        self, node: Tensor, tensors: Sequence[Tensor], made: PreparedLike, taken: Sequence[int]
     ) -> int:
         """The slot that holds a source in another form, which is put there if it is not yet."""
         key = self._key(node, made)
@@ -89,7 +121,7 @@ class Steps:
         self.slots[i] = Slot(size, key, source, len(self.steps))
         return i
 
-    def _append(self, step: Step) -> None:
+    def _append(self, step: Step[CallT]) -> None:
         if step.call.shared:
             step.writes.append(SHARED)
         self.steps.append(step)
@@ -97,7 +129,7 @@ class Steps:
             if slot.key is not None and overlaps(slot.source, step.writes):
                 slot.key = None
 
-    def _key(self, node: Tensor, made: Prepared) -> Any:
+    def _key(self, node: Tensor, made: PreparedLike) -> Any:
         t = made.tensor
         return self.address_of(node, t), t.type, t.ne, t.nb, made.form
 
@@ -116,26 +148,9 @@ def overlaps(a: Range, ranges: Iterable[Range]) -> bool:
     return any(a[0] < end and begin < a[1] for begin, end in ranges)
 
 
-def barriers(steps: Sequence[Step]) -> list[bool]:
-    """For each step, whether all threads must have done those before it.
-
-    They must if it touches what one of these writes, or writes what one reads, since the last
-    barrier; unless both run on thread 0 alone.
-    """
-    found: list[bool] = []
-    since: list[Step] = []
-    for step in steps:
-        waits = any(_depends(step, earlier) for earlier in since)
-        if waits:
-            since = []
-        since.append(step)
-        found.append(waits)
-    return found
-
-
-def _depends(step: Step, earlier: Step) -> bool:
-    if step.call.one_thread and earlier.call.one_thread:
-        return False
+def depends(step: Step[CallT], earlier: Step[CallT]) -> bool:
+    """Whether a step must come after an earlier one: it touches what that writes, or writes what
+    that reads."""
     return (
         any(overlaps(r, earlier.writes) for r in step.reads)
         or any(overlaps(r, earlier.writes) for r in step.writes)
