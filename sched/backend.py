@@ -32,12 +32,14 @@ class Caps:
     """What a device can do beyond computing.
 
     `async_`: its backends return before the work is done. `events`: it has events to wait for.
-    `host_buffer`: it has a host buffer type from which copies are fast.
+    `host_buffer`: it has a host buffer type from which copies are fast. `copy_ahead`: it copies
+    weights from host memory while it computes.
     """
 
     async_: bool = False
     events: bool = False
     host_buffer: bool = False
+    copy_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,14 @@ class Backend(ABC):
         self.synchronize()
         tensor_set(tensor, data, offset)
 
+    def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
+        """Copy `src`, in host memory, to `dst`, which this backend works on, after all earlier work
+        here. `src` has been read on return, so that the user may write it again.
+
+        Fallback: False, and nothing is done; the caller waits and copies.
+        """
+        return False
+
     def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Read bytes into `out`, which is filled once synchronised. Fallback: at once."""
         self.synchronize()
@@ -181,6 +191,15 @@ class Backend(ABC):
         Fallback: False, and nothing is done; the caller synchronises both and copies.
         """
         return False
+
+    def copy_ahead_async(self, src: Tensor, dst: Tensor) -> None:
+        """Copy `src`, weights in host memory, to `dst` on this device, after all earlier work here
+        but beside later work, until `wait_copies_ahead`. Only where `caps.copy_ahead` holds."""
+        raise NotImplementedError(f"{self.name} does not copy ahead")
+
+    def wait_copies_ahead(self) -> None:
+        """Let later work here run after all copies made ahead. Only where `caps.copy_ahead`."""
+        raise NotImplementedError(f"{self.name} does not copy ahead")
 
     def synchronize(self) -> None:  # noqa: B027 - optional
         """Wait until all work is done. Fallback: it is.

@@ -104,6 +104,10 @@ class Executor:
             if previous is not None and not run.transfers:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
+            for transfer in run.ahead:
+                self._copy_ahead(transfer, backend)
+            if run.waits_ahead:
+                backend.wait_copies_ahead()
             go_on = self._run_split(run.split)
             self.hazards.used(backend, run.buffers)
             event = self._copy_events[backend][graph.copy_index]
@@ -139,8 +143,12 @@ class Executor:
         source, target = buffer_of(t.src), buffer_of(t.dst)
         event = self._copy_events[backend][copy_index]
         if t.is_graph_input:
-            # at once: the user may write over it as soon as we return
-            self._copy_on_host(t, target, event)
+            # read at once: the user may write over it as soon as we return
+            self.hazards.wait(backend, (target,))
+            if backend.set_input_async(t.src, t.dst):
+                self.hazards.used(backend, (target,))
+            else:
+                self._copy_on_host(t, target, event)
         elif t.expert_node is not None:
             self.hazards.wait(backend, (target,))
             self._copy_experts(t, t.expert_node, run, used_experts)
@@ -152,6 +160,13 @@ class Executor:
             else:
                 self.hazards.wait(None, (source,))
                 self._copy_on_host(t, target, event)
+
+    def _copy_ahead(self, t: Transfer, backend: Backend) -> None:
+        """Copy weights for a later split: their memory is used by nothing that runs until then."""
+        target = buffer_of(t.dst)
+        self.hazards.wait(backend, (target,))
+        backend.copy_ahead_async(t.src, t.dst)
+        self.hazards.used(backend, (target,))
 
     def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
         """Copy a source that the host may read now, once its copy may be overwritten."""

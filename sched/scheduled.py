@@ -32,13 +32,15 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class ScheduledSplit:
     """A split with what running it needs: its copies, the buffers it reads or writes (weights are
-    never written, so they do not count), and whether it reads a graph input where the user writes
-    it."""
+    never written, so they do not count), whether it reads a graph input where the user writes it;
+    the copies for a later split to be made while it computes, and whether it has such itself."""
 
     split: Split
     transfers: list[Transfer]
     buffers: set[Buffer]
     reads_inputs: bool
+    ahead: list[Transfer]
+    waits_ahead: bool
 
 
 class ScheduledGraph:
@@ -89,12 +91,14 @@ def _prepare(
     parts: SplitGraph, split: Split, inputs: set[Tensor], experts: dict[Tensor, Tensor]
 ) -> ScheduledSplit:
     a = parts.assignment
-    transfers = []
-    for src in split.inputs:
+
+    def transfer(src: Tensor) -> Transfer:
         copy = parts.copy_of(src, split.backend_id)
         backend = a.machine.backends[a.ids[src]]
-        is_input = _is_graph_input(src, inputs)
-        transfers.append(Transfer(src, backend, copy, is_input, experts.get(copy)))
+        return Transfer(src, backend, copy, _is_graph_input(src, inputs), experts.get(copy))
+
+    transfers = [transfer(src) for src in split.inputs if src not in split.copied]
+    ahead = [transfer(src) for src in split.ahead]
     buffers: set[Buffer] = set()
     reads_inputs = False
     for node in split.graph.nodes:
@@ -105,7 +109,7 @@ def _prepare(
             buffers.add(src.buffer)
             reads_inputs |= src.root in inputs
     buffers = {b for b in buffers if b.usage is not Usage.WEIGHTS}
-    return ScheduledSplit(split, transfers, buffers, reads_inputs)
+    return ScheduledSplit(split, transfers, buffers, reads_inputs, ahead, bool(split.copied))
 
 
 def _is_graph_input(t: Tensor, inputs: set[Tensor]) -> bool:

@@ -5,6 +5,9 @@ one of its inputs: a copy on its own backend, to which its nodes' sources are re
 `build_order` makes the scheduler's own graph, in which the copies come before the split that reads
 them and every tensor lives until its last copy is done (ggml-backend.cpp,
 ggml_backend_sched_split_graph).
+
+Where a backend can copy weights while it computes, those of its next split come before the nodes of
+its present one: so they have memory of their own beside those in use, a ring of two.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ class Split:
     """Nodes [i_start, i_end) of the graph, run by one backend after `inputs` were copied to it.
 
     `graph` holds its nodes as the backend ordered them, `plan` what it compiled from them.
+    `ahead` are inputs of the next split on the same backend, to be copied while this one computes;
+    `copied` are those of its own inputs that were.
     """
 
     def __init__(self, backend_id: int, backend: Backend, i_start: int) -> None:
@@ -36,6 +41,8 @@ class Split:
         self.inputs: list[Tensor] = []
         self.graph = Graph()
         self.plan: Any = None
+        self.ahead: list[Tensor] = []
+        self.copied: set[Tensor] = set()
 
 
 class SplitGraph:
@@ -193,9 +200,10 @@ def build_order(s: SplitGraph) -> Order:
     """
     a = s.assignment
     ids, order = a.ids, Order()
+    _choose_ahead(s)
     for split in s.splits:
         wishes = _optimize(s, split)
-        for src in split.inputs:
+        for src in [*(t for t in split.inputs if t not in split.copied), *split.ahead]:
             dependency = view_tensor(src)
             dependency.src = [src]
             order.add_node(dependency, ids[src])
@@ -215,6 +223,27 @@ def build_order(s: SplitGraph) -> Order:
     for leaf in a.graph.leafs:
         order.add_leafs((leaf,), ids[leaf])
     return order
+
+
+def _choose_ahead(s: SplitGraph) -> None:
+    """Say which weights are copied while the split before theirs computes."""
+    if s.n_copies > 1:
+        return  # each copy has memory of its own, for good
+    last: dict[Backend, Split] = {}
+    for split in s.splits:
+        earlier = last.get(split.backend)
+        if earlier is not None and split.backend.device.caps.copy_ahead:
+            earlier.ahead = [src for src in split.inputs if _is_whole_host_weight(src)]
+            split.copied = set(earlier.ahead)
+        last[split.backend] = split
+
+
+def _is_whole_host_weight(src: Tensor) -> bool:
+    """True for weights in host memory; of stacked experts only those in use may be copied, which
+    are known later."""
+    buffer = src.buffer
+    on_host = buffer is not None and buffer.usage is Usage.WEIGHTS and buffer.buft.is_host
+    return on_host and src.ne[2] == 1 and src.is_contiguous
 
 
 def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
+from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
@@ -30,13 +31,16 @@ class SimBackend(Backend):
         self.stream: Stream = (
             WorkerStream(device.name) if device.caps.async_ else InlineStream(device.name)
         )
+        self._ahead = WorkerStream(f"{device.name} copies")
         self._compute = device.new_compute()
 
     def free(self) -> None:
+        self._ahead.close()
         self.stream.close()
         self._compute.close()
 
     def synchronize(self) -> None:
+        self._ahead.synchronize()
         self.stream.synchronize()
 
     # --- computing ---
@@ -73,6 +77,12 @@ class SimBackend(Backend):
         raw = as_bytes(data)
         self._copying(raw.size, lambda: tensor_set(tensor, raw, offset))
 
+    def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
+        if not self.device.async_copies or not isinstance(buffer_of(src), HostBuffer):
+            return False
+        self.set_tensor_async(dst, tensor_get(src))
+        return True
+
     def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         def get() -> None:
             out[:] = tensor_get(tensor, offset, out.size)
@@ -86,10 +96,21 @@ class SimBackend(Backend):
         other = src_backend if src_backend.is_async else self  # else its work is done
         if not isinstance(other, SimBackend):
             return False
-        _order(other, self)
+        _order(other.stream, self.stream)
         self._copying(src.nbytes, lambda: tensor_copy(src, dst))
-        _order(self, other)
+        _order(self.stream, other.stream)
         return True
+
+    def copy_ahead_async(self, src: Tensor, dst: Tensor) -> None:
+        def copy() -> None:
+            self.device.spend(src.nbytes)
+            tensor_copy(src, dst)
+
+        _order(self.stream, self._ahead)
+        self._ahead.submit(copy)
+
+    def wait_copies_ahead(self) -> None:
+        _order(self._ahead, self.stream)
 
     def _copying(self, nbytes: int, copy: Callable[[], object]) -> None:
         def task() -> None:
@@ -111,9 +132,9 @@ class SimBackend(Backend):
             event.synchronize()
 
 
-def _order(first: SimBackend, second: SimBackend) -> None:
+def _order(first: Stream, second: Stream) -> None:
     """Let later work of `second` run after all work `first` has been given."""
     if first is not second:
         event = SimEvent()
-        event.record(first.stream)
-        event.wait(second.stream)
+        event.record(first)
+        event.wait(second)

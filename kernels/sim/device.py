@@ -67,7 +67,12 @@ class SimDevice(Device):
         self.name = name
         self.type = type
         self.description = f"simulated {type.value}"
-        self.caps = Caps(async_=async_, events=async_ and events, host_buffer=not is_cpu)
+        self.caps = Caps(
+            async_=async_,
+            events=async_ and events,
+            host_buffer=not is_cpu,
+            copy_ahead=async_ and async_copies,
+        )
         self._buffer_type = buffer_type or own(name, capacity=memory)
         self._host_buffer_type = None if is_cpu else HostBufferType(f"{name}_Host")
         self._reads = frozenset(reads) | {self._buffer_type}

@@ -22,7 +22,7 @@ def leaf(*ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
 def test_a_gpu_has_memory_of_its_own() -> None:
     gpu = SimDevice("SIM0", memory=2**30)
     assert (gpu.name, gpu.type) == ("SIM0", DeviceType.GPU)
-    assert gpu.caps == Caps(async_=True, events=True, host_buffer=True)
+    assert gpu.caps == Caps(async_=True, events=True, host_buffer=True, copy_ahead=True)
     assert isinstance(gpu.buffer_type, SimBufferType)
     assert (gpu.buffer_type.name, gpu.buffer_type.capacity) == ("SIM0", 2**30)
     assert "gpu" in gpu.description
