@@ -115,7 +115,7 @@ class Steps(Generic[CallT]):
         source = self._range(node, made.tensor)
         for call in made.calls:
             assert not call.prepared, f"{call.kernel}: what is prepared is made of its source alone"
-            step = Step(node, call, tensors, (i,), [source], [_slot_range(i)])
+            step = Step(node, call, call.tensors or tensors, (i,), [source], [_slot_range(i)])
             self._append(step)
         size = max(self.slots[i].size, made.size)
         self.slots[i] = Slot(size, key, source, len(self.steps))

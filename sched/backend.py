@@ -89,6 +89,7 @@ class Device(ABC):
     description: str
     type: DeviceType
     caps: Caps = Caps()
+    kernels_by_size: bool = False  # a graph of another batch size may need other kernels
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""cuda: NVIDIA GPUs. Kernels are CUDA C++ in `src/`, compiled for the device at first use."""

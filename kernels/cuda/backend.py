@@ -1,0 +1,256 @@
+"""The backend of a CUDA device: one stream, on which plans run as CUDA graphs.
+
+A plan is captured once, when its addresses are known, and launched as one: the host does nothing
+for each kernel. Kernels report a bad index in a few words on the device that every plan copies to
+the host behind its last kernel; `synchronize` looks there. Tested by
+tests/kernels/test_cuda_backend.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ...alloc.buffer import Buffer, Bytes, Data, Usage, as_bytes, buffer_of
+from ...alloc.host import HostBuffer
+from ...base.errors import BackendError
+from ...base.settings import NO_FUSION
+from ...graph.graph import Graph
+from ...graph.tensor import Tensor
+from ...sched.backend import Backend, Event, KeepAlive
+from ..fusion import optimize
+from .driver import Address, Gpu, GraphExec
+from .driver import Event as CudaHandle
+from .memory import CudaBuffer, PinnedBuffer, PinnedBufferType
+from .plan import Plan
+from .table import FUSERS
+
+if TYPE_CHECKING:
+    from .device import CudaDevice
+
+ERROR_WORDS: Final = 4  # call, value, limit, and one to make it 32 bytes
+CALLS: Final = count(1)  # numbers of calls: no two plans of the process share one
+
+
+class CudaEvent(Event):
+    """A point in a stream."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.handle: CudaHandle = gpu.event_new()
+        weakref.finalize(self, gpu.event_free, self.handle).atexit = False
+
+    def synchronize(self) -> None:
+        self._gpu.event_synchronize(self.handle)
+
+
+class CudaPlan:
+    """A plan captured as a CUDA graph; `work` is the memory it uses beside the tensors."""
+
+    def __init__(self, plan: Plan, gpu: Gpu, graph: GraphExec, work: Buffer | None) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.work = work
+        weakref.finalize(self, gpu.graph_free, graph).atexit = False
+
+
+class CudaBackend(Backend):
+    """One stream of a device. For one thread at a time."""
+
+    device: CudaDevice
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device)
+        self.gpu = device.gpu
+        self.stream = self.gpu.stream_new()
+        self._tail = CudaEvent(self.gpu)
+        self._ahead = self.gpu.stream_new()  # copies weights while `stream` computes
+        self._ahead_tail = CudaEvent(self.gpu)
+        self._work: Buffer | None = None
+        self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
+        self._freed = False
+        self._errors = device.buffer_type.alloc_buffer(8 * ERROR_WORDS)
+        self._errors.clear()
+        told = PinnedBufferType(f"{device.name}_Host", self.gpu).alloc_buffer(8 * ERROR_WORDS)
+        assert isinstance(told, PinnedBuffer)
+        told.clear()
+        self._told = told
+
+    def free(self) -> None:
+        if self._freed:
+            return
+        self._freed = True
+        for stream in (self._ahead, self.stream):
+            with suppress(BackendError):  # a device that has failed; what is ours is ours to free
+                self.gpu.stream_synchronize(stream)
+            self.gpu.stream_free(stream)
+        for buffer in (self._work, self._errors, self._told):
+            if buffer is not None:
+                buffer.free()
+
+    # --- computing ---
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return () if NO_FUSION() else optimize(graph, FUSERS)
+
+    def graph_plan_create(self, graph: Graph) -> CudaPlan:
+        plan = self._compile(graph)
+        self.gpu.capture_begin(self.stream)
+        try:
+            self._launch(plan)
+        except BaseException:
+            self._end_broken_capture()
+            raise
+        return CudaPlan(plan, self.gpu, self.gpu.capture_end(self.stream), self._work)
+
+    def _end_broken_capture(self) -> None:
+        """Let the stream be used again after an error; that one counts, not what it leads to."""
+        with suppress(BackendError):
+            self.gpu.graph_free(self.gpu.capture_end(self.stream))
+
+    def graph_plan_compute(self, plan: CudaPlan) -> None:
+        self.gpu.graph_launch(plan.graph, self.stream)
+
+    def graph_compute(self, graph: Graph) -> None:
+        plan = self._compile(graph)
+        self._launch(plan)
+        self.synchronize()  # the plan's words and memory are no longer needed
+
+    def _compile(self, graph: Graph) -> Plan:
+        plan = Plan(
+            graph.nodes,
+            self._address_of,
+            self.device.library,
+            self._workspace,
+            self._errors_at,
+            CALLS,
+            None if NO_FUSION() else graph.use_counts,
+        )
+        self._plans.add(plan)
+        return plan
+
+    def _launch(self, plan: Plan) -> None:
+        plan.launch(self.gpu, self.stream)
+        told = self._told.memory.ctypes.data
+        self.gpu.read_async(told, self._errors_at, 8 * ERROR_WORDS, self.stream)
+
+    @property
+    def _errors_at(self) -> Address:
+        assert isinstance(self._errors, CudaBuffer)
+        return self._errors.address
+
+    def _workspace(self, size: int) -> Address:
+        """Memory that all plans share, as they run one after the other. Plans over a smaller one
+        keep it."""
+        if self._work is None or self._work.size < size:
+            self._work = self.device.buffer_type.alloc_buffer(size)
+            self._work.usage = Usage.COMPUTE
+        assert isinstance(self._work, CudaBuffer)
+        return self._work.address
+
+    def _address_of(self, node: Tensor, tensor: Tensor) -> Address:
+        buffer = buffer_of(tensor)
+        if isinstance(buffer, CudaBuffer) and self.supports_buft(buffer.buft):
+            return buffer.address + tensor.offset
+        if buffer.size == 0:
+            return 0
+        raise BackendError(
+            f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
+            f"in {buffer.buft.name}"
+        )
+
+    def synchronize(self) -> None:
+        if self._freed:
+            return  # it was waited for then
+        self.gpu.stream_synchronize(self._ahead)
+        self.gpu.stream_synchronize(self.stream)
+        call, value, limit, _ = self._told.memory.view(np.int64)
+        if call:
+            error = self._error_of(int(call), int(value), int(limit))
+            self._errors.clear()
+            self._told.clear()
+            raise error
+
+    def _error_of(self, call: int, value: int, limit: int) -> BackendError:
+        found = (plan.error_of(call, value, limit) for plan in self._plans)
+        return next((e for e in found if e), BackendError(f"{self.name}: index {value} is bad"))
+
+    # --- copying ---
+
+    def set_tensor_async(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
+        raw = as_bytes(data)
+        at = self._here(tensor, offset, raw.size)
+        self.gpu.write_async(at, raw.ctypes.data, raw.size, self.stream)
+
+    def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
+        at = self._here(tensor, offset, out.size)
+        self.gpu.read_async(out.ctypes.data, at, out.size, self.stream)
+
+    def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
+        source = buffer_of(src)
+        if not isinstance(source, HostBuffer) or isinstance(source, PinnedBuffer):
+            return False  # pinned memory is read later, when the user may have written it again
+        return self._write_async(source, src, dst)
+
+    def cpy_tensor_async(self, src_backend: Backend, src: Tensor, dst: Tensor) -> bool:
+        source = buffer_of(src)
+        if isinstance(source, HostBuffer) and not src_backend.is_async:
+            return self._write_async(source, src, dst)
+        if not isinstance(source, CudaBuffer) or not isinstance(src_backend, CudaBackend):
+            return False
+        self._after(src_backend)
+        at, to, size = source.address + src.offset, self._here(dst), src.nbytes
+        if source.gpu is self.gpu:
+            self.gpu.copy_async(to, at, size, self.stream)
+        else:
+            self.gpu.copy_peer_async(to, at, source.gpu.info.index, size, self.stream)
+        src_backend._after(self)
+        return True
+
+    def copy_ahead_async(self, src: Tensor, dst: Tensor) -> None:
+        source = buffer_of(src)
+        assert isinstance(source, HostBuffer), f"{src!r} is no weight in host memory"
+        self.event_record(self._tail)
+        self.gpu.event_wait(self._ahead, self._tail.handle)
+        at = source.memory.ctypes.data + src.offset
+        self.gpu.write_async(self._here(dst), at, src.nbytes, self._ahead)
+
+    def wait_copies_ahead(self) -> None:
+        self.gpu.event_record(self._ahead_tail.handle, self._ahead)
+        self.event_wait(self._ahead_tail)
+
+    def _write_async(self, source: HostBuffer, src: Tensor, dst: Tensor) -> bool:
+        at = source.memory.ctypes.data + src.offset
+        self.gpu.write_async(self._here(dst), at, src.nbytes, self.stream)
+        return True
+
+    def _here(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Address:
+        """The address of bytes of a tensor, which must lie on this device."""
+        buffer = buffer_of(tensor)
+        assert isinstance(buffer, CudaBuffer) and buffer.gpu is self.gpu, f"{tensor!r} is elsewhere"
+        return buffer.address + buffer._locate(
+            tensor, offset, tensor.nbytes - offset if size is None else size
+        )
+
+    def _after(self, other: CudaBackend) -> None:
+        """Let later work here run after all work `other` has been given."""
+        if other is not self:
+            other.event_record(other._tail)
+            self.event_wait(other._tail)
+
+    # --- events ---
+
+    def event_record(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent), f"{event} is no event of a CUDA device"
+        self.gpu.event_record(event.handle, self.stream)
+
+    def event_wait(self, event: Event) -> None:
+        if isinstance(event, CudaEvent):
+            self.gpu.event_wait(self.stream, event.handle)
+        else:
+            event.synchronize()

@@ -1,0 +1,113 @@
+"""The compiled kernels of one device: from disk, or compiled now, several at once.
+
+Images are kept in a folder named after all sources, the compiler and the architecture.
+Tested by tests/kernels/test_cuda_device.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from time import perf_counter
+
+import platformdirs
+
+from .. import kept
+from ..cpu.threads import usable_cpus
+from .driver import Compiler, Function, Gpu, Module
+from .nvrtc import FOLDER
+from .table import Kernel, Source
+
+Progress = Callable[[int, int, str, float], None]  # done, in all, one under way, seconds
+
+
+class Library:
+    """Kernels by name, compiled when they are first wanted. Safe to use from several threads."""
+
+    def __init__(self, gpu: Gpu, compiler: Compiler, progress: Progress | None = None) -> None:
+        self._gpu = gpu
+        self._compiler = compiler
+        self.progress = progress
+        self._modules: dict[Source, Module] = {}
+        self._functions: dict[Kernel, tuple[Function, int]] = {}  # with the memory it is allowed
+        self._lock = RLock()
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where images are kept."""
+        key = hashlib.sha256(f"{self._compiler.version}\0{self._gpu.info.arch}\0".encode())
+        for file in sorted(FOLDER.iterdir()):
+            key.update(file.name.encode() + b"\0" + file.read_bytes())
+        return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
+
+    def function(self, kernel: Kernel, shared_memory: int = 0) -> Function:
+        """A kernel, allowed at least that many bytes of dynamic memory for each block.
+
+        Raises:
+            BackendError: it does not compile or load.
+        """
+        with self._lock:
+            found, allowed = self._functions.get(kernel, (None, 0))
+            if found is None or allowed < shared_memory:
+                self.load([kernel])
+                module = self._modules[kernel.source]
+                found = self._gpu.function(module, kernel.name, shared_memory)
+                self._functions[kernel] = found, shared_memory
+            return found
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Load the sources of kernels, compiling those that are not on disk.
+
+        Raises:
+            BackendError: one of them does not compile or load.
+        """
+        with self._lock:
+            wanted = dict.fromkeys(k.source for k in kernels)
+            missing = [source for source in wanted if source not in self._modules]
+            images = {s: kept.read(self.folder, file_name(s)) for s in missing}
+            if any(images.values()):
+                kept.mark_used(self.folder)
+            self._compile([s for s in missing if images[s] is None], images)
+            for source in missing:
+                image = images[source]
+                assert image is not None, f"{source} was compiled"
+                self._modules[source] = self._gpu.load(image)
+
+    def _compile(self, sources: list[Source], images: dict[Source, bytes | None]) -> None:
+        if not sources:
+            return
+        begin, arch = perf_counter(), self._gpu.info.arch
+        with ThreadPoolExecutor(usable_cpus()) as pool:
+            under_way = {pool.submit(self._compiler.compile, s, arch): s for s in sources}
+            try:
+                self._tell(0, sources, sources[0], begin)
+                for i, future in enumerate(as_completed(under_way)):
+                    source = under_way[future]
+                    images[source] = future.result()
+                    kept.write(self.folder, file_name(source), future.result())
+                    self._tell(i + 1, sources, source, begin)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _tell(self, done: int, sources: list[Source], source: Source, begin: float) -> None:
+        if self.progress:
+            self.progress(done, len(sources), str(source), perf_counter() - begin)
+
+    def close(self) -> None:
+        """Unload everything. Twice is fine."""
+        with self._lock:
+            for module in self._modules.values():
+                self._gpu.unload(module)
+            self._modules.clear()
+            self._functions.clear()
+
+
+def file_name(source: Source) -> str:
+    """The name of the file that keeps a source's image."""
+    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    return f"{Path(source.file).stem}-{digest}.image"

@@ -1,0 +1,120 @@
+"""Memory of a CUDA device, and pinned memory of the host, from which copies are fast.
+
+The host cannot look into a device's memory, only copy to and from it. Tested by
+tests/kernels/test_cuda_device.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NoReturn
+
+import numpy as np
+
+from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
+from ...alloc.host import HostBuffer
+from ...base.errors import OutOfMemoryError, TensorAccessError
+from ...graph.tensor import Tensor
+from ..cpu.threads import host_memory
+from .driver import Address, Gpu
+
+ALIGNMENT = 256  # as CUDA's own allocations have it: kernels read 16 bytes at a time
+
+
+class CudaBufferType(BufferType):
+    """The memory of one device. Its name is the device's."""
+
+    def __init__(self, name: str, gpu: Gpu) -> None:
+        super().__init__(name, alignment=ALIGNMENT)
+        self.gpu = gpu
+
+    def _alloc(self, size: int) -> CudaBuffer:
+        try:
+            return CudaBuffer(self, size, self.gpu.alloc(size))
+        except OutOfMemoryError as e:
+            raise OutOfMemoryError(self.name, e.wanted, e.free) from None
+
+
+class CudaBuffer(Buffer):
+    """One allocation of a device, at `address`."""
+
+    buft: CudaBufferType
+
+    def __init__(self, buft: CudaBufferType, size: int, address: Address) -> None:
+        super().__init__(buft, size)
+        self.address = address
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.buft.gpu
+
+    @property
+    def memory(self) -> NoReturn:
+        raise TensorAccessError(f"the host cannot read {self.buft.name} in place: copy it")
+
+    def array(self, tensor: Tensor) -> NoReturn:
+        raise TensorAccessError(
+            f"{tensor!r} lies in {self.buft.name}, which the host cannot read in place: copy it"
+        )
+
+    def _write(self, offset: int, data: Bytes) -> None:
+        if data.size:
+            self.gpu.write(self.address + offset, data)
+
+    def _read(self, offset: int, size: int) -> Bytes:
+        out = np.empty(size, np.uint8)
+        self._read_into(offset, out)
+        return out
+
+    def _read_into(self, offset: int, out: Bytes) -> None:
+        if out.size:
+            self.gpu.read(out, self.address + offset)
+
+    def _fill(self, offset: int, size: int, value: int) -> None:
+        if size:
+            self.gpu.fill(self.address + offset, value, size)
+
+    def _copy(self, src: Tensor, dst: Tensor) -> bool:
+        source = buffer_of(src)
+        if not isinstance(source, HostBuffer):
+            return False
+        self._write(dst.offset, source.memory[src.offset : src.offset + src.nbytes])
+        return True
+
+    def _release(self) -> None:
+        self.gpu.free(self.address)
+
+
+class PinnedBufferType(BufferType):
+    """Memory of the host that the system never moves: devices copy from it at full speed."""
+
+    def __init__(self, name: str, gpu: Gpu) -> None:
+        super().__init__(name, alignment=ALIGNMENT, is_host=True)
+        self._gpu = gpu
+
+    def _alloc(self, size: int) -> PinnedBuffer:
+        free, _ = host_memory()
+        if size > free:  # the system would rather end us than say so
+            raise OutOfMemoryError(self.name, size, free)
+        try:
+            return PinnedBuffer(self, size, self._gpu)
+        except OutOfMemoryError as e:
+            raise OutOfMemoryError(self.name, e.wanted, e.free) from None
+
+
+class PinnedBuffer(HostBuffer):
+    """One allocation of pinned memory."""
+
+    def __init__(self, buft: BufferType, size: int, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._address = gpu.alloc_host(size)
+        super().__init__(buft, host_bytes(self._address, size))
+
+    def _release(self) -> None:
+        super()._release()
+        self._gpu.free_host(self._address)
+
+
+def host_bytes(address: Address, size: int) -> Bytes:
+    """Memory of this process as an array, which does not keep it."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -1,0 +1,280 @@
+// What kernels see of a device: integer and half types, warps, tensor cores, and the block of
+// parameters that every kernel is given. No header of CUDA's is needed, so NVRTC alone compiles it.
+//
+// Kernels reach PTX only through this file: where LAMELLA_GRID is defined, a test's header has
+// brought the same functions in plain C++, and kernels run on the host. So kernels write
+// DYNAMIC_SHARED, not extern __shared__, and use the names below, not CUDA's intrinsics.
+//
+// Contraction is off (--fmad=false): a * b + c rounds twice, fmaf(a, b, c) once, so that the same
+// formula has the same bits in every kernel that uses it.
+#pragma once
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+constexpr int WARP = 32;
+
+#ifdef LAMELLA_GRID
+
+#include LAMELLA_GRID  // the test's header: all that the other branch defines
+
+#else
+
+#define DEVICE __device__ __forceinline__
+
+// A kernel of blocks of THREADS threads, BLOCKS_PER_SM of which should fit a multiprocessor.
+#define KERNEL(name, threads, blocks_per_sm)                                       \
+    extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)           \
+        name(const __grid_constant__ Params p)
+
+// The block's memory whose size is given at launch, aligned to 16 bytes.
+#define DYNAMIC_SHARED(type, name)                              \
+    extern __shared__ uint4 dynamic_shared_memory_[];           \
+    type *const name = reinterpret_cast<type *>(dynamic_shared_memory_)
+
+// --- threads ---
+
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE int lane_id() { return threadIdx.x % WARP; }
+DEVICE int warp_id() { return threadIdx.x / WARP; }
+
+// Of all 32 lanes at once: the value of lane `lane`, of the lane whose number differs by `mask`.
+template <typename T> DEVICE T shfl(T v, int lane) { return __shfl_sync(~0u, v, lane); }
+template <typename T> DEVICE T shfl_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
+DEVICE int popcount(u32 v) { return __popc(v); }
+
+DEVICE int atomic_add(int *at, int v) { return atomicAdd(at, v); }
+DEVICE bool atomic_claim(u64 *at, u64 v) { return atomicCAS(at, 0ull, v) == 0ull; }  // if it was 0
+DEVICE void fence() { __threadfence(); }
+DEVICE void fence_system() { __threadfence_system(); }
+
+// --- bits of floats ---
+
+DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
+DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
+
+DEVICE float f16_to_f32(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+DEVICE u16 f32_to_f16(float f) {  // to nearest even
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+// Four products of signed bytes, summed, and c.
+DEVICE int dp4a(int a, int b, int c) {
+    int d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// The 32 bits of high:low from bit `shift` on.
+DEVICE u32 funnel(u32 low, u32 high, int shift) { return __funnelshift_r(low, high, shift); }
+
+// --- tensor cores: d += a * b on a warp's fragments, as PTX lays them out (mma.sync, row.col) ---
+
+// 16 x 32 by 32 x 8 signed bytes. sm_75 has only 8 x 8 x 16: the sums are exact either way.
+DEVICE void mma_s8_k32(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int k = 0; k < 2; k++)
+        for (int m = 0; m < 2; m++)
+            asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                : "+r"(d[2 * m]), "+r"(d[2 * m + 1])
+                : "r"(a[2 * k + m]), "r"(b[k]));
+#endif
+}
+
+// 16 x 16 by 16 x 8 signed bytes: the first half of the fragments above.
+DEVICE void mma_s8_k16(int (&d)[4], const u32 (&a)[2], u32 b) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+#else
+    for (int m = 0; m < 2; m++)
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(d[2 * m]), "+r"(d[2 * m + 1])
+            : "r"(a[m]), "r"(b));
+#endif
+}
+
+// 16 x 16 by 16 x 8 of float16, summed in float32. sm_75 takes two steps of 8.
+DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int k = 0; k < 2; k++)
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800
+#define HAS_BF16_MMA 1
+// As mma_f16, of bfloat16.
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#else
+#define HAS_BF16_MMA 0
+#endif
+
+// Four 8 x 8 matrices of 16-bit elements from the block's memory: lane i gives the address of row
+// i % 8 of matrix i / 8, and gets elements 2 * (i % 4) and the next of row i / 4 of each.
+DEVICE void load_matrix_x4(u32 (&r)[4], const void *row) {
+    u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+DEVICE void load_matrix_x4_trans(u32 (&r)[4], const void *row) {
+    u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// --- copies of 16 bytes into the block's memory, in groups; at once before sm_80 ---
+
+DEVICE void copy_async(void *to, const void *from) {
+#if __CUDA_ARCH__ >= 800
+    u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+    *static_cast<uint4 *>(to) = *static_cast<const uint4 *>(from);
+#endif
+}
+
+DEVICE void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait until at most `n` of this thread's groups are under way; others' need a sync_block too.
+template <int n> DEVICE void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+#endif
+}
+
+#endif  // LAMELLA_GRID
+
+// --- parameters: see kernels/cuda/params.py, which fills them ---
+
+struct Tensor {
+    char *data;
+    i64 ne[4];
+    i64 nb[4];  // bytes
+};
+
+union Param {
+    i64 i;
+    double f;
+};
+
+struct Params {
+    Tensor t[7];        // the node, then its sources; or what the call says
+    char *scratch;      // memory of this call alone
+    u64 *error;         // where to report a bad index: call, value, limit
+    i64 call;           // number of the call, from 1
+    char *prepared[2];  // sources in another form
+    Param param[16];
+};
+
+// Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
+DEVICE void fail(const Params &p, i64 value, i64 limit) {
+    if (atomic_claim(p.error, static_cast<u64>(p.call))) {
+        p.error[1] = static_cast<u64>(value);
+        p.error[2] = static_cast<u64>(limit);
+        fence_system();
+    }
+}
+
+DEVICE i64 n_rows(const Tensor &t) { return t.ne[1] * t.ne[2] * t.ne[3]; }
+
+// Address of row `r`, counted over dimensions 1, 2, 3.
+DEVICE char *row_of(const Tensor &t, i64 r) {
+    if (r < t.ne[1]) return t.data + r * t.nb[1];
+    i64 i1 = r % t.ne[1], r2 = r / t.ne[1];
+    return t.data + i1 * t.nb[1] + r2 % t.ne[2] * t.nb[2] + r2 / t.ne[2] * t.nb[3];
+}
+
+DEVICE char *at(const Tensor &t, i64 i0_bytes, i64 i1, i64 i2, i64 i3) {
+    return t.data + i0_bytes + i1 * t.nb[1] + i2 * t.nb[2] + i3 * t.nb[3];
+}
+
+// --- floats of other types ---
+
+struct F32 {
+    typedef float stored;
+    static DEVICE float load(const stored *at) { return *at; }
+    static DEVICE void store(stored *at, float v) { *at = v; }
+};
+
+struct F16 {
+    typedef u16 stored;
+    static DEVICE float load(const stored *at) { return f16_to_f32(*at); }
+    static DEVICE void store(stored *at, float v) { *at = f32_to_f16(v); }
+};
+
+DEVICE float bf16_to_f32(u16 h) { return as_float(static_cast<u32>(h) << 16); }
+
+DEVICE u16 f32_to_bf16(float f) {  // to nearest even; NaN stays NaN (ggml-impl.h)
+    u32 bits = as_bits(f);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<u16>((bits >> 16) | 64);
+    return static_cast<u16>((bits + (0x7fff + ((bits >> 16) & 1))) >> 16);
+}
+
+struct BF16 {
+    typedef u16 stored;
+    static DEVICE float load(const stored *at) { return bf16_to_f32(*at); }
+    static DEVICE void store(stored *at, float v) { *at = f32_to_bf16(v); }
+};
+
+struct I32 {
+    typedef int stored;
+    static DEVICE float load(const stored *at) { return static_cast<float>(*at); }
+    static DEVICE void store(stored *at, float v) { *at = static_cast<int>(v); }
+};
+
+// --- sums and maxima in one fixed order ---
+
+DEVICE float warp_sum(float v) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shfl_xor(v, mask);
+    return v;
+}
+
+DEVICE float warp_max(float v) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shfl_xor(v, mask));
+    return v;
+}

@@ -1,0 +1,243 @@
+"""Compiles CUDA kernels for the host: a kernel file and `cuda_grid.hpp` become a shared library.
+
+The image of a source is its name and definitions; its library is kept in the user's cache folder,
+named after all that shapes it. Knows no device. Tested by tests/kernels/test_cuda_grid.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from time import time
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+import pytest
+from llvmlite import binding
+
+from lamella.base.errors import BackendError
+from lamella.kernels.cuda import table
+from lamella.kernels.cuda.table import Dim3, Source
+
+SRC: Final = Path(table.__file__).parent / "src"
+HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
+_FLAGS: Final = "-O2 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
+FLAGS: Final = ("-std=c++17", *_FLAGS.split(), "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
+# what finds more mistakes, or runs faster; not every compiler has all of them
+OPTIONAL: Final = (
+    "-march=native",
+    "-fno-gnu-unique",
+    "-fcf-protection=none",
+    "-ftrivial-auto-var-init=pattern",
+    "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero",
+    "-fsanitize-undefined-trap-on-error",
+)
+KEPT_SECONDS: Final = 14 * 24 * 3600  # a library that nobody has used for so long is removed
+MESSAGE_BYTES: Final = 1024
+
+
+@cache
+def compiler() -> str | None:
+    """The host's C++ compiler, if kernels can be played with it here."""
+    if not sys.platform.startswith("linux"):
+        return None
+    named = os.environ.get("CXX")
+    return next(
+        filter(None, map(shutil.which, filter(None, (named, "c++", "g++", "clang++")))), None
+    )
+
+
+def has_compiler() -> bool:
+    return compiler() is not None
+
+
+needs_compiler = pytest.mark.skipif(
+    not has_compiler(), reason="CUDA kernels are played on Linux, with a C++ compiler (c++)"
+)
+
+
+def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(args, capture_output=True, text=True, check=False)
+
+
+@cache
+def flags() -> tuple[str, ...]:
+    """Those that this compiler has."""
+    cxx = compiler()
+    assert cxx is not None
+
+    def accepts(more: Sequence[str]) -> bool:
+        empty = ("-x", "c++", "-fsyntax-only", "-Werror", os.devnull)
+        return run(cxx, *more, *empty).returncode == 0
+
+    if accepts(OPTIONAL):
+        return (*FLAGS, *OPTIONAL)
+    return (*FLAGS, *(flag for flag in OPTIONAL if accepts([flag])))
+
+
+@cache
+def version() -> str:
+    cxx = compiler()
+    assert cxx is not None
+    return run(cxx, "--version").stdout.splitlines()[0]
+
+
+@cache
+def folder() -> Path:
+    return Path(platformdirs.user_cache_dir("lamella")) / "cuda_grid"
+
+
+class GridCompiler:
+    """A `Compiler` for `GridGpu`. A source's file may be a path; architectures are all the same."""
+
+    @property
+    def version(self) -> str:
+        return version()
+
+    def compile(self, source: Source, arch: int) -> bytes:
+        _library_of(source)
+        return json.dumps([source.file, source.defines]).encode()
+
+
+def load(image: bytes) -> Library:
+    """The kernels of an image.
+
+    Raises:
+        ValueError: it is none.
+    """
+    file, defines = json.loads(image)
+    return _load(_library_of(Source(file, tuple((name, value) for name, value in defines))))
+
+
+@cache
+def _load(path: Path) -> Library:
+    return Library(str(path))
+
+
+def _library_of(source: Source) -> Path:
+    path = folder() / f"{Path(source.file).stem}-{_key(source)}.so"
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_old()
+        _compile(source, path)
+    return path
+
+
+def _compile(source: Source, path: Path) -> None:
+    cxx = compiler()
+    assert cxx is not None
+    with tempfile.TemporaryDirectory(dir=path.parent) as made:
+        wrapper, library = Path(made, "kernels.cpp"), Path(made, "kernels.so")
+        wrapper.write_text(
+            f'#include "{HEADER}"\nnamespace {{\n#include "{SRC / source.file}"\n}}\n'
+        )
+        defines = [f"-D{name}={value}" for name, value in source.defines]
+        paths = [f"-I{SRC}", f'-DLAMELLA_GRID="{HEADER}"']
+        result = run(cxx, *flags(), *paths, *defines, wrapper, "-o", library)
+        if result.returncode:
+            raise BackendError(f"{source} does not compile:\n{result.stderr}")
+        library.replace(path)  # whoever else has made it, it is the same
+
+
+def _processor() -> tuple[str, str]:
+    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+
+def _key(source: Source) -> str:
+    key = hashlib.sha256()
+    for part in (version(), *flags(), *_processor(), str(source)):
+        key.update(str(part).encode() + b"\0")
+    for path in (HEADER, *_files(SRC / source.file, set())):
+        key.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
+    return key.hexdigest()[:24]
+
+
+def _files(path: Path, seen: set[Path]) -> Iterator[Path]:
+    """A kernel file and what it includes."""
+    if path in seen or not path.is_file():
+        return
+    seen.add(path)
+    yield path
+    for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
+        yield from _files(SRC / name, seen)
+
+
+def _remove_old() -> None:
+    for path in folder().glob("*.so"):
+        try:
+            if path.stat().st_mtime < time() - KEPT_SECONDS:
+                path.unlink()
+        except FileNotFoundError:
+            pass  # another process was faster
+
+
+class Library:
+    """The kernels of an image, ready to run."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(path)
+        self._library.grid_run.argtypes = (
+            ctypes.c_char_p,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+        )
+
+    def has(self, name: str) -> bool:
+        return bool(self._library.grid_has(name.encode()))
+
+    def run(
+        self,
+        name: str,
+        grid: Dim3,
+        block: int,
+        shared_memory: int,
+        words: npt.NDArray[np.int64],
+        reverse: bool = False,
+    ) -> None:
+        """Run a kernel.
+
+        Raises:
+            BackendError: it misused the device; names the kernel, the block and the thread.
+        """
+        size = np.array(grid, np.uint32)
+        message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        with _RUNNING:
+            failed = self._library.grid_run(
+                name.encode(), size.ctypes.data, block, shared_memory, words.ctypes.data,
+                reverse, message, MESSAGE_BYTES,
+            )  # fmt: skip
+        if failed:
+            raise BackendError(self._with_line(message.value.decode()))
+
+    def _with_line(self, message: str) -> str:
+        """The message, with the source's line instead of a place in the library."""
+        found = re.search(r"\[pc (0x\w+)\]", message)
+        if found is None or shutil.which("addr2line") is None:
+            return message
+        lines = run("addr2line", "-i", "-e", self.path, found[1]).stdout.split("\n")
+        named = " from ".join(Path(line).name for line in lines if line.strip())
+        return message.replace(found[0], f"[{named}]")
+
+
+_RUNNING: Final = Lock()  # a grid is played by one thread at a time

@@ -1,0 +1,106 @@
+"""Memory of a GPU that tests play on the host: real addresses, poisoned, between pages that nobody
+may touch.
+
+Tested by tests/kernels/test_cuda_grid.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from bisect import bisect_right, insort
+from collections import deque
+from typing import Final
+
+from lamella.base.errors import BackendError
+
+POISON: Final = 0xFF  # floats of it are NaN, integers -1
+ALIGNMENT: Final = 256
+PAGE: Final = mmap.PAGESIZE
+N_FREED: Final = 256  # ranges kept out of reach after they were freed
+
+_C: Final = ctypes.CDLL(None, use_errno=True)
+_C.mmap.restype = ctypes.c_void_p
+_C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_C.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_NOBODY: Final = 0  # PROT_NONE
+_NO_RESERVE: Final = 0x4000  # MAP_NORESERVE
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+class Memory:
+    """Allocations, each at the end of pages of its own: what lies behind it faults when touched.
+
+    The bytes that its alignment leaves over behind it stay poisoned, which `free` checks.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}  # by address
+        self.used = 0
+        self._addresses: list[int] = []  # in ascending order
+        self._pages: dict[int, tuple[int, int]] = {}  # by address: begin and bytes of all pages
+        self._freed: deque[tuple[int, int]] = deque()
+
+    def alloc(self, size: int) -> int:
+        rounded = max(_round_up(size, ALIGNMENT), ALIGNMENT)
+        inner = _round_up(rounded, PAGE)
+        pages = _map(inner + 2 * PAGE)
+        begin = pages + PAGE
+        _C.mprotect(begin, inner, mmap.PROT_READ | mmap.PROT_WRITE)
+        ctypes.memset(begin, POISON, inner)
+        address = begin + inner - rounded
+        self.sizes[address] = size
+        self._pages[address] = pages, inner + 2 * PAGE
+        insort(self._addresses, address)
+        self.used += size
+        return address
+
+    def free(self, address: int) -> None:
+        """Let go of an allocation, whose bytes nobody can touch any more."""
+        size = self.sizes.get(address)
+        if size is None:
+            raise BackendError(f"CUDA_ERROR_INVALID_VALUE: nothing is allocated at {address:#x}")
+        pages, n = self._pages.pop(address)
+        slack = ctypes.string_at(address + size, pages + n - PAGE - address - size)
+        del self.sizes[address]
+        self._addresses.remove(address)
+        self.used -= size
+        _C.mprotect(pages, n, _NOBODY)
+        self._freed.append((pages, n))
+        if len(self._freed) > N_FREED:
+            _C.munmap(*self._freed.popleft())
+        if slack != bytes([POISON]) * len(slack):
+            raise BackendError(f"bytes behind the {size} bytes at {address:#x} were written")
+
+    def close(self) -> None:
+        """Unmap all of it."""
+        for pages in (*self._pages.values(), *self._freed):
+            _C.munmap(*pages)
+        self.sizes.clear()
+        self._addresses.clear()
+        self._pages.clear()
+        self._freed.clear()
+
+    def holds(self, address: int, size: int = 1) -> bool:
+        """Whether all these bytes lie within one allocation."""
+        i = bisect_right(self._addresses, address)
+        if i == 0:
+            return False
+        begin = self._addresses[i - 1]
+        return address + size <= begin + self.sizes[begin]
+
+    def has_address(self, address: int) -> bool:
+        """Whether it is within an allocation, or at its end."""
+        return address in self.sizes or self.holds(address - 1)
+
+
+def _map(size: int) -> int:
+    at = _C.mmap(None, size, _NOBODY, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0)
+    if at is None or at == _FAILED:
+        raise BackendError(f"the host has no {size} bytes")
+    return int(at)
+
+
+def _round_up(n: int, to: int) -> int:
+    return -(-n // to) * to

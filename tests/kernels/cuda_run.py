@@ -1,0 +1,231 @@
+"""For the tests of the CUDA kernels: nodes computed by a plan, on a GPU that the host plays.
+
+cuda_run.compute(node)                              # one node, between guard bytes
+cuda_run.run_graph(graph, fuse=True)                # a graph whose nodes have memory
+cuda_run.run_kernel("toy.cu", "toy", [x, y], [3])   # a kernel on arrays, which it may change
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+
+import cpu_run
+import numpy as np
+from cuda_grid import GridCompiler, GridDriver
+from cuda_grid_memory import POISON
+from reference_run import GUARD, Array, data
+
+from lamella.base.errors import BackendError
+from lamella.graph import Graph, Tensor
+from lamella.graph.op import VIEW_OPS
+from lamella.kernels.cuda import params
+from lamella.kernels.cuda.library import Library
+from lamella.kernels.cuda.params import Param
+from lamella.kernels.cuda.plan import Plan
+from lamella.kernels.cuda.table import Dim3, Kernel, Source, find
+from lamella.kernels.fusion import UseCounts
+
+ERROR_WORDS = 3
+
+
+class Machine:
+    """A GPU, and the kernels it has loaded."""
+
+    def __init__(self, reverse: bool) -> None:
+        self.gpu = GridDriver(reverse=reverse).grid_gpus[0]
+        self.stream = self.gpu.stream_new()
+        self.library = Library(self.gpu, GridCompiler())
+
+
+@cache
+def _machines() -> dict[bool, Machine]:
+    return {}
+
+
+def machine(reverse: bool = False) -> Machine:
+    """The machine of all tests; a new one after work on it has failed."""
+    machines = _machines()
+    if reverse not in machines or machines[reverse].gpu.failed is not None:
+        machines[reverse] = Machine(reverse)
+    return machines[reverse]
+
+
+def forget() -> None:
+    """Let the next machine be a new one, which has loaded nothing."""
+    _machines().clear()
+
+
+class Memory:
+    """Arrays of the host copied to the GPU, each between poison; and scratch memory."""
+
+    def __init__(self, on: Machine) -> None:
+        self.gpu = on.gpu
+        self._places: dict[int, tuple[Array, int]] = {}  # by id of the array
+        self._addresses: list[int] = []
+
+    def alloc(self, size: int) -> int:
+        self._addresses.append(self.gpu.alloc(size))
+        return self._addresses[-1]
+
+    def put(self, array: Array, begin: int = 0, end: int | None = None) -> None:
+        """Copy an array of bytes; only those from `begin` to `end`, the rest stays poisoned."""
+        if id(array) in self._places:
+            return
+        end = array.nbytes if end is None else end
+        address = self.alloc(max(end, 1))
+        self._places[id(array)] = array, address
+        self.gpu.write(address + begin, array[begin:end])
+
+    def address(self, array: Array) -> int:
+        return self._places[id(array)][1]
+
+    def get(self, array: Array, end: int | None = None) -> Array:
+        """What the GPU has of an array now, or of its first bytes."""
+        now = np.empty(array.nbytes if end is None else end, np.uint8)
+        self.gpu.read(now, self.address(array))
+        return now
+
+    def free(self) -> None:
+        if self.gpu.failed is not None:
+            return  # its memory goes with it
+        for address in self._addresses:
+            self.gpu.free(address)
+
+
+def supports(node: Tensor) -> bool:
+    """Whether the CUDA kernels compute a node."""
+    implementation = find(node)
+    return implementation is not None and implementation.supports(node)
+
+
+def run(nodes: Sequence[Tensor], use_counts: UseCounts | None, reverse: bool = False) -> Plan:
+    """Compute nodes whose memory is in NumPy arrays, `tensor.buffer`, as a plan; nothing else may
+    be written.
+
+    Raises:
+        BackendError: a kernel reported a bad index, or misused the device.
+    """
+    on = machine(reverse)
+    memory = Memory(on)
+    written = {id(n.root.buffer): n.root for n in nodes if n.op not in VIEW_OPS}
+    read = {id(s.root.buffer): s.root for n in nodes for s in n.src}
+    for key, root in written.items():
+        memory.put(root.buffer)
+        read.pop(key, None)
+    for root in read.values():
+        # behind it are at most poisoned bytes, then pages that cannot be read
+        memory.put(root.buffer, root.offset, root.offset + root.nbytes)
+    error = memory.alloc(8 * ERROR_WORDS)
+    on.gpu.fill(error, 0, 8 * ERROR_WORDS)
+
+    def address_of(_: Tensor, t: Tensor) -> int:
+        return memory.address(t.root.buffer) + t.offset
+
+    plan = Plan(nodes, address_of, on.library, memory.alloc, error, count(1), use_counts)
+    plan.launch(on.gpu, on.stream)
+    on.gpu.stream_synchronize(on.stream)
+    for root in written.values():
+        root.buffer[:] = memory.get(root.buffer)
+    for root in read.values():
+        begin, end = root.offset, root.offset + root.nbytes
+        now = memory.get(root.buffer, end)
+        assert (now[begin:] == root.buffer[begin:end]).all(), f"source {root} was written"
+        assert (now[:begin] == POISON).all(), f"bytes before source {root} were written"
+    words = np.zeros(ERROR_WORDS, np.int64)
+    on.gpu.read(words.view(np.uint8), error)
+    memory.free()
+    if words[0]:
+        error_of_call = plan.error_of(*words.tolist())
+        assert error_of_call is not None, f"a kernel reports call {words[0]}"
+        raise error_of_call
+    return plan
+
+
+def compute(
+    node: Tensor, over: Tensor | None = None, shift: int = 0, reverse: bool = False
+) -> Array:
+    """The node's array, computed with the CUDA kernels; what they must not touch is compared.
+
+    Args:
+        node: what to compute; its sources get their data from the reference kernels.
+        over: a tensor in whose memory the result shall lie.
+        shift: bytes off the alignment.
+        reverse: run later warps and lanes first.
+    """
+    cpu_run.prepare(node, over, shift)
+    run([node], None, reverse)
+    root = node.root
+    end = root.offset + root.nbytes
+    assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
+    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes behind it were written"
+    return data(node)
+
+
+def run_graph(graph: Graph, fuse: bool = True, reverse: bool = False) -> list[str]:
+    """Compute a graph whose nodes have memory (`reference_run.locate`); gives its kernels."""
+    plan = run(graph.nodes, graph.use_counts if fuse else None, reverse)
+    return [step.call.kernel.name for step in plan.steps]
+
+
+def run_kernel(
+    source: Source | str,
+    name: str,
+    arrays: Sequence[Array],
+    values: Sequence[Param] = (),
+    *,
+    grid: Dim3 = (1, 1, 1),
+    block: int = 32,
+    shared_memory: int = 0,
+    scratch: int = 0,
+    prepared: Sequence[Array] = (),
+    reverse: bool = False,
+) -> None:
+    """Run a kernel on arrays, which are `p.t[i]`, and change them as it does.
+
+    Args:
+        source: a file of src/, or a path, with its definitions.
+        name: the kernel's.
+        arrays: contiguous; `ne` and `nb` are their shape and strides reversed.
+        values: `p.param`.
+        grid: blocks.
+        block: threads of a block.
+        shared_memory: bytes of a block's dynamic memory.
+        scratch: bytes of poisoned memory at `p.scratch`.
+        prepared: arrays at `p.prepared[i]`, changed too.
+        reverse: run later warps and lanes first.
+
+    Raises:
+        BackendError: it does not compile, reported a bad index, or misused the device.
+    """
+    on = machine(reverse)
+    memory = Memory(on)
+    source = Source.of(source) if isinstance(source, str) else source
+    words = np.zeros(params.N_WORDS, np.int64)
+    error = np.zeros(8 * ERROR_WORDS, np.uint8)
+    raw = [np.asarray(a).reshape(-1).view(np.uint8) for a in (*arrays, *prepared)]
+    for a in (*raw, error):
+        memory.put(a)
+    for i, a in enumerate(arrays):
+        ones = 4 - a.ndim
+        ne = (*a.shape[::-1], *[1] * ones)
+        nb = (*a.strides[::-1], *[a.nbytes] * ones)
+        at = i * params.TENSOR_WORDS
+        words[at : at + params.TENSOR_WORDS] = (memory.address(raw[i]), *ne, *nb)
+    for i in range(len(prepared)):
+        words[params.PREPARED + i] = memory.address(raw[len(arrays) + i])
+    words[params.SCRATCH] = memory.alloc(scratch) if scratch else 0
+    words[params.ERROR], words[params.CALL] = memory.address(error), 1
+    floats = words.view(np.float64)
+    for i, value in enumerate(values):
+        (floats if isinstance(value, float) else words)[params.PARAMS + i] = value
+    function = on.library.function(Kernel(source, name), shared_memory)
+    on.gpu.launch(function, grid, block, shared_memory, words, on.stream)
+    on.gpu.stream_synchronize(on.stream)
+    for a in raw:
+        a[:] = memory.get(a)
+    reported = memory.get(error).view(np.int64)
+    memory.free()
+    if reported[0]:
+        raise BackendError(f"{name}: index {reported[1]} must be below {reported[2]}")
