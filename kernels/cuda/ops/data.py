@@ -1,0 +1,152 @@
+"""Rows by index (src/get_rows.cu, src/set_rows.cu), copies between types and layouts (src/copy.cu,
+src/convert.cu), joins.
+
+What keeps its type moves as it is, bit for bit; what changes it has the bits of `gguf.quants`.
+Tested by tests/kernels/test_cuda_data.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Final
+
+from ....graph.op import ConcatParams, Op
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..table import Call, Kernel, Source, implements
+from .elementwise import BLOCK, UNIT, grid_of, is_countable
+
+PLAIN: Final = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32})
+ENCODED: Final = frozenset(
+    {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0}
+)
+DECODED: Final = ENCODED | {GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K}
+MAX_WORD: Final = 16  # bytes
+MAX_ROW: Final = 2**25  # elements: a grid has few blocks in its second dimension
+
+GET_ROWS: Final = Kernel(Source.of("get_rows.cu"), "get_rows")
+SET_ROWS: Final = Kernel(Source.of("set_rows.cu"), "set_rows")
+COPY: Final = Kernel(Source.of("copy.cu"), "copy")
+REPEAT: Final = Kernel(Source.of("copy.cu"), "repeat")
+CONVERT: Final = Kernel(Source.of("convert.cu"), "convert")
+QUANTIZE: Final = Kernel(Source.of("convert.cu"), "quantize")
+
+
+def is_readable(t: Tensor) -> bool:
+    """True if elements can be read as floats."""
+    return t.type in PLAIN or (t.type in DECODED and t.has_contiguous_rows)
+
+
+def is_writable(type: GGMLType) -> bool:
+    """True if floats can be converted to the type."""
+    return type in PLAIN or type in ENCODED
+
+
+# --- rows by index ---
+
+
+def _can_get_rows(node: Tensor) -> bool:
+    return is_readable(node.src[0]) and is_countable(node) and node.ne[0] <= MAX_ROW
+
+
+@implements(Op.GET_ROWS, supports=_can_get_rows)
+def get_rows(node: Tensor) -> Sequence[Call]:
+    type = node.src[0].type
+    # integers move as floats of the same bits
+    type = GGMLType.F32 if type is GGMLType.I32 else type
+    grid = (node.n_rows, -(-node.ne[0] // (UNIT * BLOCK)), 1)
+    return [Call(GET_ROWS, grid, BLOCK, (int(type),))]
+
+
+def _can_set_rows(node: Tensor) -> bool:
+    return is_writable(node.type) and is_countable(node.src[0])
+
+
+@implements(Op.SET_ROWS, supports=_can_set_rows)
+def set_rows(node: Tensor) -> Sequence[Call]:
+    b, ids, _ = node.src
+    params = (int(node.type), ids.type.type_size)
+    return [Call(SET_ROWS, (b.n_rows, 1, 1), BLOCK, params)]
+
+
+# --- copies ---
+
+
+def _row_elements(t: Tensor) -> int:
+    """Elements at equal distances: all where there are no gaps."""
+    # where rows have one element, is_contiguous does not look at nb[0]
+    return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
+
+
+def _move(
+    kernel: Kernel,
+    node: Tensor,
+    a: Tensor,
+    rows: tuple[int, int],
+    *,
+    offset: int = 0,
+    like: int = 0,
+) -> Call:
+    """The call of a kernel of src/copy.cu: `rows` are bytes of a row of the node and of `a`."""
+    in_lines = node.has_contiguous_rows and a.has_contiguous_rows
+    size, run = a.type.type_size, gcd(*rows) if in_lines else 0
+    moved = node if like == 0 else a
+    total = moved.n_rows * moved.type.row_size(moved.ne[0])
+    grid = grid_of(total // (gcd(run, MAX_WORD) or size))
+    params = (size, run, *rows, total, offset, like)
+    return Call(kernel, grid, BLOCK, params, tensors=(node, a))
+
+
+def _can_copy(node: Tensor) -> bool:
+    a = node.src[0]
+    if any(t.type.is_quantized and not t.has_contiguous_rows for t in (a, node)):
+        return False
+    if not is_countable(node):
+        return False
+    return a.type is node.type or (is_readable(a) and is_writable(node.type))
+
+
+@implements(Op.CPY, Op.CONT, Op.DUP, supports=_can_copy)
+def copy(node: Tensor) -> Sequence[Call]:
+    a, total = node.src[0], node.n_elements
+    if a.type is node.type:
+        return [_move(COPY, node, a, (_line(node), _line(a)))]
+    rows = (_row_elements(node), _row_elements(a))
+    params = (int(node.type), int(a.type), *rows, total)
+    if node.type.is_quantized:
+        return [Call(QUANTIZE, grid_of(total), BLOCK, params)]
+    step = UNIT if gcd(*rows) % UNIT == 0 else 1
+    return [Call(CONVERT, grid_of(total // step), BLOCK, (*params, step))]
+
+
+def _line(t: Tensor) -> int:
+    """Bytes of a row; of all where there are no gaps."""
+    return t.type.row_size(_row_elements(t))
+
+
+# --- joins ---
+
+
+def _is_plain(node: Tensor) -> bool:
+    return not node.type.is_quantized and is_countable(node)
+
+
+@implements(Op.CONCAT, supports=_is_plain)
+def concat(node: Tensor) -> Sequence[Call]:
+    assert isinstance(node.params, ConcatParams), f"{node!r}: {node.params}"
+    dim, begin = node.params.dim, 0
+    calls: list[Call] = []
+    for a in node.src:
+        row = a.type.row_size(a.ne[0])
+        if not a.is_empty:
+            calls.append(_move(COPY, node, a, (row, row), offset=begin * node.nb[dim], like=1))
+        begin += a.ne[dim]
+    return calls
+
+
+@implements(Op.REPEAT, supports=_is_plain)
+def repeat(node: Tensor) -> Sequence[Call]:
+    a = node.src[0]
+    rows = (node.type.row_size(node.ne[0]), a.type.row_size(a.ne[0]))
+    return [_move(REPEAT, node, a, rows)]

@@ -1,0 +1,70 @@
+// Activations of one float: the functions of UNARY, and the gates of GLU.
+//
+// `op` is UnaryOp or GluOp of graph/op.py. Where it is a constant, one branch is left; where it is
+// a parameter, all threads take the same one. Products are f32(gate(op, a) * b) everywhere, so that
+// a gate computed behind a matrix product has the bits of a node of its own.
+#pragma once
+#include "device.cuh"
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// x / 2 * (1 + tanh(y)), y = sqrt(2 / pi) (x + 0.044715 x^3), as x * sigmoid(2 y): nothing cancels.
+DEVICE float gelu(float x) {
+    return x / (1.0f + expf(-1.5957691216f * x * fmaf(0.044715f * x, x, 1.0f)));
+}
+
+DEVICE float gelu_quick(float x) { return x / (1.0f + expf(-1.702f * x)); }
+
+// x / 2 * erfc(-x / sqrt 2), within a few units in the last place also where that is near 0.
+//
+// With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e^(p(t) - z^2), where p is a Chebyshev
+// fit for z < 15, off by 7e-8 at most; above, erfc is 0 in float32.
+DEVICE float gelu_erf(float x) {
+    float a = fminf(21.0f, fabsf(x));
+    float t = 1.0f / fmaf(0.35355339059f, a, 1.0f);
+    float p = fmaf(0.167381003f, t, -0.801325262f);
+    p = fmaf(p, t, 1.43554544f);
+    p = fmaf(p, t, -1.06009936f);
+    p = fmaf(p, t, 0.213782743f);
+    p = fmaf(p, t, -0.150773004f);
+    p = fmaf(p, t, 0.0846820921f);
+    p = fmaf(p, t, 0.376550198f);
+    p = fmaf(p, t, 0.999756813f);
+    p = fmaf(p, t, -1.26550055f);
+    // z^2 = a^2 / 2 with all its digits: the exponential would magnify a rounding
+    float square = a * a;
+    float rest = fmaf(a, a, -square);
+    float erfc = t * expf(-0.5f * square) * expf(fmaf(rest, -0.5f, p));
+    return 0.5f * x * (x < 0.0f ? erfc : 2.0f - erfc);
+}
+
+DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }  // also 0 of NaN
+
+DEVICE float unary(int op, float x) {
+    switch (op) {
+        case 0: return silu(x);
+        case 1: return gelu(x);
+        case 2: return gelu_quick(x);
+        case 3: return gelu_erf(x);
+        case 4: return relu(x);
+        case 5: return sigmoid(x);
+        case 6: return tanhf(x);
+        case 7: return expf(x);
+        case 8: return -x;
+        default: return fabsf(x);
+    }
+}
+
+DEVICE float gate(int op, float x) {
+    switch (op) {
+        case 0: return relu(x);
+        case 1: return gelu(x);
+        case 2: return silu(x);
+        case 3: return gelu_erf(x);
+        default: return gelu_quick(x);
+    }
+}
+
+DEVICE float glu(int op, float a, float b) { return gate(op, a) * b; }

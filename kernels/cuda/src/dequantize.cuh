@@ -1,0 +1,116 @@
+// Single elements of quantised rows as float32, with the bits of `gguf.quants`: for rows by index
+// and copies. Products of matrices know blocks better (blocks.cuh).
+#pragma once
+#include "units.cuh"
+
+DEVICE float f16_at(const u8 *at) { return f16_to_f32(*reinterpret_cast<const u16 *>(at)); }
+
+// Of element `i` of a block of 32: the low nibbles are those of the first half.
+DEVICE int nibble(const u8 *qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
+DEVICE int fifth_bit(const u8 *qh, int i) { return (qh[i / 8] >> i % 8 & 1) << 4; }
+
+struct Q4_0 {
+    static constexpr int SIZE = 32, BYTES = 18;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block) * (nibble(block + 2, i) - 8);
+    }
+};
+
+struct Q4_1 {
+    static constexpr int SIZE = 32, BYTES = 20;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block) * nibble(block + 4, i) + f16_at(block + 2);
+    }
+};
+
+struct Q5_0 {
+    static constexpr int SIZE = 32, BYTES = 22;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block) * ((nibble(block + 6, i) | fifth_bit(block + 2, i)) - 16);
+    }
+};
+
+struct Q5_1 {
+    static constexpr int SIZE = 32, BYTES = 24;
+    static DEVICE float load(const u8 *block, int i) {
+        int q = nibble(block + 8, i) | fifth_bit(block + 4, i);
+        return f16_at(block) * q + f16_at(block + 2);
+    }
+};
+
+struct Q8_0 {
+    static constexpr int SIZE = 32, BYTES = 34;
+    static DEVICE float load(const u8 *block, int i) {
+        return f16_at(block) * static_cast<i8>(block[2 + i]);
+    }
+};
+
+// The six-bit scales and minima of eight parts of 32, in 12 bytes (Q4_K, Q5_K).
+DEVICE int scale_of(const u8 *scales, int part) {
+    if (part < 4) return scales[part] & 63;
+    return (scales[part + 4] & 15) | (scales[part - 4] >> 6) << 4;
+}
+
+DEVICE int min_of(const u8 *scales, int part) {
+    if (part < 4) return scales[part + 4] & 63;
+    return scales[part + 4] >> 4 | (scales[part] >> 6) << 4;
+}
+
+// Value `q` of a part, by the scales and minima behind d and dmin.
+DEVICE float scaled(const u8 *block, int part, int q) {
+    float d = f16_at(block) * scale_of(block + 4, part);
+    float m = f16_at(block + 2) * min_of(block + 4, part);
+    return d * q - m;
+}
+
+struct Q4_K {
+    static constexpr int SIZE = 256, BYTES = 144;
+    static DEVICE float load(const u8 *block, int i) {
+        int part = i / 32, byte = block[16 + i / 64 * 32 + i % 32];
+        return scaled(block, part, part % 2 ? byte >> 4 : byte & 15);
+    }
+};
+
+struct Q5_K {
+    static constexpr int SIZE = 256, BYTES = 176;
+    static DEVICE float load(const u8 *block, int i) {
+        int part = i / 32, byte = block[48 + i / 64 * 32 + i % 32];
+        int high = block[16 + i % 32] >> part & 1;
+        return scaled(block, part, (part % 2 ? byte >> 4 : byte & 15) | high << 4);
+    }
+};
+
+struct Q6_K {
+    static constexpr int SIZE = 256, BYTES = 210;
+    static DEVICE float load(const u8 *block, int i) {
+        int half = i / 128, rest = i % 128;
+        int byte = block[64 * half + rest % 64];
+        int high = block[128 + 32 * half + rest % 32] >> 2 * (rest / 32) & 3;
+        int q = ((rest < 64 ? byte & 15 : byte >> 4) | high << 4) - 32;
+        float d = f16_at(block + 208) * static_cast<i8>(block[192 + i / 16]);
+        return d * q;
+    }
+};
+
+// `n` elements from element `i` of a row on, all of which lie in one block.
+template <typename Q> DEVICE void load_quantized(const char *row, u32 i, int n, float (&v)[UNIT]) {
+    const u8 *block = reinterpret_cast<const u8 *>(row) + static_cast<i64>(i / Q::SIZE) * Q::BYTES;
+#pragma unroll
+    for (int k = 0; k < UNIT; k++)
+        v[k] = k < n ? Q::load(block, static_cast<int>(i % Q::SIZE) + k) : 0.0f;
+}
+
+// The same of any type we read; of what is not quantised, `nb0` bytes are from one to the next.
+DEVICE void load_any(int type, const char *row, u32 i, i64 nb0, int n, float (&v)[UNIT]) {
+    switch (type) {
+        case TYPE_Q4_0: load_quantized<Q4_0>(row, i, n, v); break;
+        case TYPE_Q4_1: load_quantized<Q4_1>(row, i, n, v); break;
+        case TYPE_Q5_0: load_quantized<Q5_0>(row, i, n, v); break;
+        case TYPE_Q5_1: load_quantized<Q5_1>(row, i, n, v); break;
+        case TYPE_Q8_0: load_quantized<Q8_0>(row, i, n, v); break;
+        case TYPE_Q4_K: load_quantized<Q4_K>(row, i, n, v); break;
+        case TYPE_Q5_K: load_quantized<Q5_K>(row, i, n, v); break;
+        case TYPE_Q6_K: load_quantized<Q6_K>(row, i, n, v); break;
+        default: load_unit(type, row + i * nb0, nb0, n, v);
+    }
+}

@@ -1,0 +1,108 @@
+// Rows of float32 into any type we write, with the bits of `gguf.quants`: for rows by index, copies
+// and caches. A block of 32 values is a warp's, one value in each lane.
+#pragma once
+#include "units.cuh"
+
+DEVICE float inverse_of(float d) { return d == 0.0f ? 0.0f : 1.0f / d; }
+
+DEVICE float warp_min(float v) { return -warp_max(-v); }
+
+DEVICE void store_f16(u8 *at, float v) { *reinterpret_cast<u16 *>(at) = f32_to_f16(v); }
+
+// The value furthest from 0, with its sign; the first one of several.
+DEVICE float furthest(float v) {
+    float a = fabsf(v);
+    u32 best = ballot(a == warp_max(a));
+    return shfl(v, popcount(~best & (best - 1)) % WARP);  // the zeros below the lowest one
+}
+
+// Nibbles of 32 values in 16 bytes: those of the first half are low.
+DEVICE void store_nibbles(u8 *qs, int q) {
+    int other = shfl_xor(q, 16);
+    if (lane_id() < 16) qs[lane_id()] = static_cast<u8>((q & 15) | (other & 15) << 4);
+}
+
+DEVICE void store_fifth_bits(u8 *qh, int q) {
+    u32 bits = ballot(q >> 4);
+    if (lane_id() < 4) qh[lane_id()] = static_cast<u8>(bits >> (8 * lane_id()));
+}
+
+DEVICE void encode_q8_0(u8 *block, float v) {
+    float d = warp_max(fabsf(v)) / 127.0f;
+    float x = v * inverse_of(d), a = fabsf(x), whole = floorf(a);
+    whole += floorf(2.0f * (a - whole));  // halves away from 0
+    if (lane_id() == 0) store_f16(block, d);
+    block[2 + lane_id()] = static_cast<u8>(static_cast<int>(x < 0.0f ? -whole : whole));
+}
+
+// Q4_0 and Q5_0: d is of the value furthest from 0, which becomes -HALF.
+template <int HALF> DEVICE void encode_symmetric(u8 *block, float v) {
+    constexpr bool has_fifth = HALF == 16;
+    float d = furthest(v) / -HALF;
+    int q = smaller(static_cast<int>(v * inverse_of(d) + (HALF + 0.5f)), 2 * HALF - 1);
+    if (lane_id() == 0) store_f16(block, d);
+    if (has_fifth) store_fifth_bits(block + 2, q);
+    store_nibbles(block + (has_fifth ? 6 : 2), q);
+}
+
+// Q4_1 and Q5_1: from the least value to the largest in LARGEST steps.
+template <int LARGEST> DEVICE void encode_range(u8 *block, float v) {
+    constexpr bool has_fifth = LARGEST == 31;
+    float least = warp_min(v), d = (warp_max(v) - least) / LARGEST;
+    int q = smaller(static_cast<int>((v - least) * inverse_of(d) + 0.5f), LARGEST);
+    if (lane_id() == 0) {
+        store_f16(block, d);
+        store_f16(block + 2, least);
+    }
+    if (has_fifth) store_fifth_bits(block + 4, q);
+    store_nibbles(block + (has_fifth ? 8 : 4), q);
+}
+
+// Of the block of a quantised type: the warp's 32 values.
+DEVICE void encode_block(int type, char *at, float v) {
+    u8 *block = reinterpret_cast<u8 *>(at);
+    switch (type) {
+        case TYPE_Q4_0: encode_symmetric<8>(block, v); break;
+        case TYPE_Q4_1: encode_range<15>(block, v); break;
+        case TYPE_Q5_0: encode_symmetric<16>(block, v); break;
+        case TYPE_Q5_1: encode_range<31>(block, v); break;
+        default: encode_q8_0(block, v);
+    }
+}
+
+DEVICE int block_bytes(int type) {
+    switch (type) {
+        case TYPE_Q4_0: return 18;
+        case TYPE_Q4_1: return 20;
+        case TYPE_Q5_0: return 22;
+        case TYPE_Q5_1: return 24;
+        default: return 34;
+    }
+}
+
+DEVICE bool is_quantized(int type) {
+    return type != TYPE_F32 && type != TYPE_F16 && type != TYPE_BF16 && type != TYPE_I32;
+}
+
+// Bytes of `n` elements without gaps.
+DEVICE i64 encoded_size(int type, int n) {
+    if (is_quantized(type)) return static_cast<i64>(n / WARP) * block_bytes(type);
+    return static_cast<i64>(n) * (type == TYPE_F16 || type == TYPE_BF16 ? 2 : 4);
+}
+
+// By the whole thread block: `n` floats into a row without gaps.
+DEVICE void encode_row(int type, const float *from, char *to, int n) {
+    if (is_quantized(type)) {
+        const int n_warps = blockDim.x / WARP;
+        for (int i = WARP * warp_id(); i < n; i += WARP * n_warps)
+            encode_block(type, to + encoded_size(type, i), from[i + lane_id()]);
+        return;
+    }
+    const int size = static_cast<int>(encoded_size(type, 1));
+    for (int i = UNIT * threadIdx.x; i < n; i += UNIT * blockDim.x) {
+        float v[UNIT];
+        int count = smaller(UNIT, n - i);
+        load_unit(TYPE_F32, reinterpret_cast<const char *>(from + i), 4, count, v);
+        store_unit(type, to + i * size, size, count, v);
+    }
+}

@@ -1,0 +1,143 @@
+// Rotary position embedding: ROPE of F32 and F16, pairs of neighbours or of halves; and of keys
+// straight into the rows of a cache.
+//
+// An angle is its position times a factor of its pair, in float64: turns, of which only the
+// fraction matters, rounded to float32 when it is below one.
+#include "encode.cuh"
+#include "set_rows.cuh"
+
+constexpr int MAX_THREADS = 256;
+constexpr double TURN = 6.283185307179586;
+
+// RATIO: frequency of a pair / that of the one before it. YaRN: pairs up to LOW turn as they are,
+// from HIGH on scaled, between them mixed. MAGNITUDE: factor of cosines and sines. NEOX: pairs are
+// of halves. TYPE: of elements, or of the cache. N_HEADS: of a thread, or of a block.
+enum {
+    N_DIMS, HAS_FACTORS, RATIO, FREQ_SCALE, EXT_FACTOR, LOW, HIGH, MAGNITUDE, NEOX, TYPE, N_HEADS,
+    ID_BYTES
+};
+
+struct Rotation {
+    float cos, sin;
+};
+
+// Elements of a head that turn together. Behind N_DIMS they are neighbours that do not turn, the
+// last of an odd number alone.
+struct Pair {
+    int first, second;
+    bool turns, is_whole;
+};
+
+// Cosine and sine of 2 pi `turns`, for turns in -0.5..0.5: polynomials of Cephes' cosf and sinf
+// within an eighth of a turn of the nearest quarter turn.
+DEVICE Rotation rotation_of(float turns) {
+    float quarters = rintf(turns * 4.0f);
+    float a = (turns - quarters * 0.25f) * static_cast<float>(TURN), z = a * a;
+    float s = fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f);
+    s = fmaf(s, z, -1.6666654611e-1f);
+    s = fmaf(s * z, a, a);
+    float c = fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f);
+    c = fmaf(c, z, 4.166664568298827e-2f);
+    c = fmaf(c * z, z, fmaf(-0.5f, z, 1.0f));
+    switch (static_cast<int>(quarters) & 3) {
+        case 0: return {c, s};
+        case 1: return {-s, c};
+        case 2: return {-c, -s};
+        default: return {s, -c};
+    }
+}
+
+// Turns of pair `i` at position 1.
+DEVICE double frequency_of(const Params &p, int i) {
+    double turns = 1.0 / TURN, ratio = p.param[RATIO].f;
+    for (int n = i; n > 0; n /= 2) {
+        if (n % 2) turns *= ratio;
+        ratio *= ratio;
+    }
+    const Tensor &factors = p.t[3];
+    if (p.param[HAS_FACTORS].i)
+        turns /= *reinterpret_cast<const float *>(factors.data + i * factors.nb[0]);
+    double ext = p.param[EXT_FACTOR].f;
+    if (ext == 0.0) return turns * p.param[FREQ_SCALE].f;
+    double ramp = (i - p.param[LOW].f) / fmax(0.001, p.param[HIGH].f - p.param[LOW].f);
+    double mix = (1.0 - fmin(1.0, fmax(0.0, ramp))) * ext;
+    return turns * p.param[FREQ_SCALE].f * (1.0 - mix) + turns * mix;
+}
+
+// How pair `i` turns in token `t`.
+DEVICE Rotation rotation_of_pair(const Params &p, int i, i64 t) {
+    const Tensor &pos = p.t[2];
+    double turns = *reinterpret_cast<const int *>(pos.data + t * pos.nb[0]) * frequency_of(p, i);
+    Rotation r = rotation_of(static_cast<float>(turns - rint(turns)));
+    float magnitude = static_cast<float>(p.param[MAGNITUDE].f);
+    return {r.cos * magnitude, r.sin * magnitude};
+}
+
+DEVICE Pair pair_of(const Params &p, int i, int n) {
+    int n_dims = static_cast<int>(p.param[N_DIMS].i);
+    if (2 * i >= n_dims) return {2 * i, 2 * i + 1, false, 2 * i + 1 < n};
+    if (p.param[NEOX].i) return {i, i + n_dims / 2, true, true};
+    return {2 * i, 2 * i + 1, true, true};
+}
+
+DEVICE void turn(const Rotation &r, float &a, float &b) {
+    float x = a, y = b;
+    a = x * r.cos - y * r.sin;
+    b = x * r.sin + y * r.cos;
+}
+
+// A thread has a pair in N_HEADS heads of a token.
+KERNEL(rope, MAX_THREADS, 1) {
+    const Tensor &out = p.t[0], &x = p.t[1];
+    const int type = static_cast<int>(p.param[TYPE].i), n = static_cast<int>(out.ne[0]);
+    const u32 n_heads = static_cast<u32>(p.param[N_HEADS].i);
+    const u32 n_pairs = (static_cast<u32>(n) + 1) / 2, n1 = static_cast<u32>(out.ne[1]);
+    const u32 n_groups = (n1 + n_heads - 1) / n_heads, n_tokens = static_cast<u32>(out.ne[2]);
+    u32 u = thread_of_grid(), group = u / n_pairs, token = group / n_groups;
+    if (token >= n_tokens * static_cast<u32>(out.ne[3])) return;
+    int i = static_cast<int>(u - group * n_pairs);
+    u32 begin = (group - token * n_groups) * n_heads, end = smaller(begin + n_heads, n1);
+    u32 batch = token / n_tokens, t = token - batch * n_tokens;
+    const Pair pair = pair_of(p, i, n);
+    Rotation r = {};
+    if (pair.turns) r = rotation_of_pair(p, i, t);
+    for (u32 head = begin; head < end; head++) {
+        const char *from = at(x, 0, head, t, batch);
+        char *to = at(out, 0, head, t, batch);
+        float a = load_value(type, from + pair.first * x.nb[0]), b = 0.0f;
+        if (pair.is_whole) b = load_value(type, from + pair.second * x.nb[0]);
+        if (pair.turns) turn(r, a, b);
+        store_value(type, to + pair.first * out.nb[0], a);
+        if (pair.is_whole) store_value(type, to + pair.second * out.nb[0], b);
+    }
+}
+
+// Tensors: the cache, those of ROPE (positions again where there are no factors), indices.
+// Blocks: tokens, and N_HEADS heads of each, which make whole blocks of the cache's type.
+KERNEL(rope_set_rows, MAX_THREADS, 1) {
+    DYNAMIC_SHARED(float, heads);
+    const Tensor &cache = p.t[0], &x = p.t[1], &ids = p.t[4];
+    const int t = static_cast<int>(blockIdx.x), n = static_cast<int>(x.ne[0]);
+    const int begin = static_cast<int>(blockIdx.y * p.param[N_HEADS].i);
+    const int n_heads =
+        static_cast<int>(smaller(p.param[N_HEADS].i, x.ne[1] - static_cast<i64>(begin)));
+    Ids rows = {ids.data, ids.nb[0], static_cast<int>(p.param[ID_BYTES].i),
+                static_cast<int>(x.ne[2])};
+    i64 row = target_of(p, rows, t, cache.ne[1]);
+    if (row < 0) return;
+    const int n_pairs = (n + 1) / 2;
+    for (int u = threadIdx.x; u < n_pairs * n_heads; u += blockDim.x) {
+        int head = u / n_pairs, i = u - head * n_pairs;
+        const float *from = reinterpret_cast<const float *>(at(x, 0, begin + head, t, 0));
+        float *to = heads + head * n;
+        const Pair pair = pair_of(p, i, n);
+        float a = from[pair.first], b = pair.is_whole ? from[pair.second] : 0.0f;
+        if (pair.turns) turn(rotation_of_pair(p, i, t), a, b);
+        to[pair.first] = a;
+        if (pair.is_whole) to[pair.second] = b;
+    }
+    sync_block();
+    const int type = static_cast<int>(p.param[TYPE].i);
+    char *to = at(cache, 0, row, 0, 0) + encoded_size(type, begin * n);
+    encode_row(type, heads, to, n_heads * n);
+}

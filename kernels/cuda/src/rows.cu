@@ -1,0 +1,106 @@
+// Norms and sums of rows; norms also with what stands around them: a residual's sum before, the
+// weight behind. Fused or not, a row goes through the same function and has the same bits.
+#include "rows.cuh"
+
+enum { EPS = THREADS + 1 };  // behind the parameter of all kernels of rows
+
+KERNEL(sum_rows_f32, MAX_THREADS, 1) {
+    __shared__ float sums[WARP];
+    Line line;
+    i64 r;
+    if (!find_row(p, p.t[1], line, r)) return;
+    const float *x = floats(p.t[1], r);
+    float sum = sum_of(line, sums, [&](int, int i) { return total_of(load_quad(x, i, line.n)); });
+    if (line.thread == 0) *floats(p.t[0], r) = sum;
+}
+
+// Squared distances from the mean; what lies behind the row's end has none.
+DEVICE float squares_of(const Quad &q, float mean, int n) {
+    Quad s;
+#pragma unroll
+    for (int k = 0; k < UNIT; k++) {
+        float d = q.v[k] - mean;
+        s.v[k] = k < n ? d * d : 0.0f;
+    }
+    return total_of(s);
+}
+
+// out = (x - mean) * factor, times the weight, if there is one. x = a, or a + b, if there is b,
+// which is written to `sum`, if that is given.
+template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, const float *a,
+                                             const float *b, float *sum, const float *weight,
+                                             float *out) {
+    __shared__ float sums[WARP], squares[WARP];
+    const int n = line.n;
+    auto load = [&](int i) {
+        Quad q = load_quad(a, i, n);
+        if (b) {
+            Quad other = load_quad(b, i, n);
+#pragma unroll
+            for (int k = 0; k < UNIT; k++) q.v[k] += other.v[k];
+        }
+        return q;
+    };
+    Quad x[HELD] = {}, w[HELD] = {};
+    each_unit(line, [&](int j, int i) {  // the weight too, which would else be waited for behind
+        Quad q = load(i);
+        if (sum) store_quad(sum, i, n, q);
+        if (j == HELD) return;
+        x[j] = q;
+        if (weight) w[j] = load_quad(weight, i, n);
+    });
+    auto quad = [&](int j, int i) { return j < HELD ? x[j] : load(i); };
+    float mean = 0.0f;
+    if (CENTRED)
+        mean = sum_of(line, sums, [&](int j, int i) { return total_of(quad(j, i)); }) / n;
+    float square = sum_of(line, squares, [&](int j, int i) {
+        return squares_of(quad(j, i), mean, n - i);
+    });
+    float factor = 1.0f / sqrtf(square / n + static_cast<float>(p.param[EPS].f));
+    each_unit(line, [&](int j, int i) {
+        Quad q = quad(j, i);
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) q.v[k] = (q.v[k] - mean) * factor;
+        if (weight) {
+            Quad by = j < HELD ? w[j] : load_quad(weight, i, n);
+#pragma unroll
+            for (int k = 0; k < UNIT; k++) q.v[k] *= by.v[k];
+        }
+        store_quad(out, i, n, q);
+    });
+}
+
+// Tensors: the result, rows.
+template <bool CENTRED> DEVICE void norm(const Params &p) {
+    Line line;
+    i64 r;
+    if (!find_row(p, p.t[1], line, r)) return;
+    norm_row<CENTRED>(p, line, floats(p.t[1], r), nullptr, nullptr, nullptr, floats(p.t[0], r));
+}
+
+// Tensors: the result, rows, the weight.
+template <bool CENTRED> DEVICE void norm_mul(const Params &p) {
+    Line line;
+    i64 r;
+    if (!find_row(p, p.t[1], line, r)) return;
+    norm_row<CENTRED>(p, line, floats(p.t[1], r), nullptr, nullptr, floats(p.t[2], 0),
+                      floats(p.t[0], r));
+}
+
+// Tensors: the result, the sum (or the result again, if nobody reads the sum), two operands, the
+// weight.
+template <bool CENTRED> DEVICE void add_norm_mul(const Params &p) {
+    Line line;
+    i64 r;
+    if (!find_row(p, p.t[2], line, r)) return;
+    float *out = floats(p.t[0], r), *sum = floats(p.t[1], r);
+    norm_row<CENTRED>(p, line, floats(p.t[2], r), floats(p.t[3], r), sum == out ? nullptr : sum,
+                      floats(p.t[4], 0), out);
+}
+
+KERNEL(norm_f32, MAX_THREADS, 1) { norm<true>(p); }
+KERNEL(rms_norm_f32, MAX_THREADS, 1) { norm<false>(p); }
+KERNEL(norm_mul_f32, MAX_THREADS, 1) { norm_mul<true>(p); }
+KERNEL(rms_norm_mul_f32, MAX_THREADS, 1) { norm_mul<false>(p); }
+KERNEL(add_norm_mul_f32, MAX_THREADS, 1) { add_norm_mul<true>(p); }
+KERNEL(add_rms_norm_mul_f32, MAX_THREADS, 1) { add_norm_mul<false>(p); }

@@ -1,0 +1,75 @@
+// ARGSORT; also TOP_K, of short rows and of large k. Tiles are sorted by a block each; of longer
+// rows, sorted runs are merged in pairs, every key by a search for its rank in the other run.
+#include "sort.cuh"
+
+constexpr int TILE = 2048;  // keys that a block sorts
+constexpr int THREADS = 256;
+
+// DESCENDING: 1 or 0. FIRST_ROW, N_ROWS: those that this call sorts. KEYS: in the block's memory, a
+// power of two. FROM, TO: which half of the scratch memory is read and written. RUN: keys of a
+// sorted run. IS_LAST: 1 if what is written are the indices.
+enum { DESCENDING, FIRST_ROW, N_ROWS, KEYS, FROM, TO, RUN, IS_LAST };
+
+// The keys of one row in a half of the scratch memory.
+DEVICE u64 *keys_of(const Params &p, int half, i64 row) {
+    return reinterpret_cast<u64 *>(p.scratch) + (half * p.param[N_ROWS].i + row) * p.t[1].ne[0];
+}
+
+// Blocks: rows, and tiles of each.
+KERNEL(sort_tiles, TILE / 2, 1) {
+    __shared__ u64 keys[TILE];
+    const Tensor &out = p.t[0], &x = p.t[1];
+    const i64 row = blockIdx.x, begin = static_cast<i64>(blockIdx.y) * TILE;
+    const int n = static_cast<int>(p.param[KEYS].i);
+    const bool descending = p.param[DESCENDING].i != 0;
+    const char *values = row_of(x, p.param[FIRST_ROW].i + row);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        i64 at = begin + i;
+        u64 key = NO_KEY;
+        if (at < x.ne[0])
+            key = key_of(*reinterpret_cast<const float *>(values + at * x.nb[0]),
+                         static_cast<u32>(at), descending);
+        keys[i] = key;
+    }
+    sort_keys(keys, n);
+    int *indices = reinterpret_cast<int *>(row_of(out, p.param[FIRST_ROW].i + row));
+    u64 *sorted = keys_of(p, static_cast<int>(p.param[TO].i), row);
+    const bool is_last = p.param[IS_LAST].i != 0;
+    const i64 end = is_last ? out.ne[0] : x.ne[0];
+    for (int i = threadIdx.x; i < n && begin + i < end; i += blockDim.x) {
+        if (is_last)
+            indices[begin + i] = static_cast<int>(keys[i]);
+        else
+            sorted[begin + i] = keys[i];
+    }
+}
+
+// How many of `n` ascending keys are less than `key`.
+DEVICE i64 rank_in(const u64 *keys, i64 n, u64 key) {
+    i64 low = 0, high = n;
+    while (low < high) {
+        i64 middle = (low + high) / 2;
+        if (keys[middle] < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// Blocks: rows, and THREADS keys of each.
+KERNEL(merge_runs, THREADS, 1) {
+    const i64 row = blockIdx.x, n = p.t[1].ne[0], run = p.param[RUN].i;
+    const i64 i = static_cast<i64>(blockIdx.y) * THREADS + threadIdx.x;
+    if (i >= n) return;
+    const u64 *keys = keys_of(p, static_cast<int>(p.param[FROM].i), row);
+    const i64 own = i / run * run, other = (i / run ^ 1) * run;
+    const i64 n_other = larger(0ll, smaller(run, n - other));
+    const u64 key = keys[i];
+    const i64 to = smaller(own, other) + (i - own) + rank_in(keys + other, n_other, key);
+    if (!p.param[IS_LAST].i)
+        keys_of(p, static_cast<int>(p.param[TO].i), row)[to] = key;
+    else if (to < p.t[0].ne[0])
+        reinterpret_cast<int *>(row_of(p.t[0], p.param[FIRST_ROW].i + row))[to] =
+            static_cast<int>(key);
+}

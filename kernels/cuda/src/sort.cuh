@@ -1,0 +1,36 @@
+// The order of floats as that of integers, and the sorting of a block's keys.
+//
+// A key is the order of a value above and its index below, so that no two of a row are equal and
+// any way of sorting is stable. NaN is last in both orders, and -0 is 0.
+#pragma once
+#include "units.cuh"
+
+constexpr u64 NO_KEY = ~0ull;  // behind all others
+
+DEVICE u32 order_of(float v, bool descending) {
+    u32 bits = as_bits(v);
+    if ((bits & 0x7fffffff) > 0x7f800000) return ~0u;
+    if (bits == 0x80000000) bits = 0;
+    u32 order = bits & 0x80000000 ? ~bits : bits | 0x80000000;
+    return descending ? ~order : order;
+}
+
+DEVICE u64 key_of(float v, u32 index, bool descending) {
+    return static_cast<u64>(order_of(v, descending)) << 32 | index;
+}
+
+// Sort `n` keys of the block's memory, a power of two, ascending, by all its threads.
+DEVICE void sort_keys(u64 *keys, int n) {
+    for (int size = 2; size <= n; size *= 2) {
+        for (int stride = size / 2; stride > 0; stride /= 2) {
+            sync_block();
+            for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
+                int low = 2 * i - i % stride, high = low + stride;
+                u64 a = keys[low], b = keys[high];
+                bool ascends = (low & size) == 0;
+                if ((a > b) == ascends) keys[low] = b, keys[high] = a;
+            }
+        }
+    }
+    sync_block();
+}
