@@ -1,0 +1,46 @@
+"""Columns of activations as int8 with a scale for each 32 values: form q8 of src/blocks.cuh.
+
+Made once for all products with quantised weights that read them. Tested by
+tests/kernels/test_cuda_quantized.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..table import Call, Kernel, Prepared, Source
+
+CHUNK: Final = 256  # values: what is summed before it is added to a product
+BLOCK: Final = 32  # values that have a scale
+BLOCK_BYTES: Final = BLOCK + 8  # and a float and an int
+CHUNKS_PER_BLOCK: Final = 4  # a warp makes one
+
+FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+def can_prepare_q8(x: Tensor) -> bool:
+    """Whether `prepared_q8` can be given `x`."""
+    return x.type in FLOATS and x.has_contiguous_rows
+
+
+def n_chunks(k: int) -> int:
+    """Chunks of `k` values: columns are padded with zeros to whole ones."""
+    return -(-k // CHUNK)
+
+
+def q8_column_bytes(k: int) -> int:
+    """Bytes of a column of `k` values, which is how far they are apart."""
+    return n_chunks(k) * (CHUNK // BLOCK) * BLOCK_BYTES
+
+
+def prepared_q8(x: Tensor) -> Prepared:
+    """The rows of `x`, counted over dimensions 1, 2, 3, in form q8.
+
+    `x` must be tensor 2 of the call that wants it, as it is for a node that has it as src[1].
+    """
+    kernel = Kernel(Source.of("quantize.cu", T=x.type.name), "quantize_q8")
+    n = -(-n_chunks(x.ne[0]) * x.n_rows // CHUNKS_PER_BLOCK)
+    made = Call(kernel, (n, 1, 1), 32 * CHUNKS_PER_BLOCK)
+    return Prepared(x, "q8", x.n_rows * q8_column_bytes(x.ne[0]), [made])

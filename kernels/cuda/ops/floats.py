@@ -1,0 +1,175 @@
+"""Matrix products with float weights: which kernel of src/mul_mat_f16.cu or src/mul_mat_f32.cu
+computes a MUL_MAT or MUL_MAT_ID, and how its blocks share it.
+
+Few columns go through a kernel whose warps share out the elements of a row, so that there are
+enough of them to read the weights at full speed; many through tiles. A column has the same bits in
+each of them. Tested by tests/kernels/test_cuda_floats.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ....graph.op import Op
+from ....graph.ops.check import FLOATS
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..table import Call, Kernel, Prepared, Source
+
+PADDING: Final = 256  # elements: prepared columns are zeros up to a multiple of so many
+PACK_THREADS: Final = 128
+PACKED_AT_ONCE: Final = 8 * PACK_THREADS  # elements, by a block
+ENOUGH_BLOCKS: Final = 96  # to keep a GPU busy without sharing out rows
+
+N_WARPS: Final = 8  # of a block whose warps share out rows
+ROUND_BYTES: Final = 4096  # of a warp's sums that wait in the block's memory
+
+
+class Vectors(NamedTuple):
+    """A kernel for few columns: a warp multiplies a tile of `rows` and `columns`, a chunk at a
+    time, which gives `parts` sums for each result (`add_in_order` in src/floats.cuh)."""
+
+    name: str
+    rows: int
+    columns: int
+    parts: int = 1
+    packed: bool = False  # reads columns of the weights' type, not of float32
+
+
+class Tiles(NamedTuple):
+    """A kernel for many columns: a block multiplies a tile of `rows` and `columns`."""
+
+    name: str
+    rows: int
+    columns: int
+    threads: int
+    shared_memory: int
+    packed: bool = False
+
+
+class Weights(NamedTuple):
+    """The kernels for weights of one type, `chunk` elements of a row at a time."""
+
+    source: Source
+    chunk: int
+    vectors: tuple[Vectors, ...]  # the narrowest first
+    tiles: tuple[Tiles, ...]  # the largest first
+    one_pair: Vectors  # of MUL_MAT_ID: blocks for each pair (token, its i-th expert)
+    all_pairs: Vectors  # blocks for each expert, which look for its pairs
+
+
+def _half_weights(type: GGMLType) -> Weights:
+    return Weights(
+        Source.of("mul_mat_f16.cu", T=type.name),
+        256,
+        (Vectors("mul_mat_8", 16, 8), Vectors("mul_mat_32", 32, 32, packed=True)),
+        (
+            Tiles("mul_mat_tiles_128", 128, 128, 256, 3 * 16384, packed=True),
+            Tiles("mul_mat_tiles_64", 64, 64, 128, 4 * 8192, packed=True),
+        ),
+        Vectors("mul_mat_id_1", 16, 8),
+        Vectors("mul_mat_id_8", 16, 8),
+    )
+
+
+F32_SOURCE: Final = Source.of("mul_mat_f32.cu")
+WEIGHTS: Final = {
+    GGMLType.F32: Weights(
+        F32_SOURCE,
+        512,
+        (Vectors("mul_mat_1", 4, 1, parts=8), Vectors("mul_mat_8", 4, 8, parts=8)),
+        (Tiles("mul_mat_tiles_64", 64, 64, 128, 4 * 8704),),
+        Vectors("mul_mat_id_1", 4, 1, parts=8),
+        Vectors("mul_mat_id_8", 4, 8, parts=8),
+    ),
+    GGMLType.F16: _half_weights(GGMLType.F16),
+    GGMLType.BF16: _half_weights(GGMLType.BF16),
+}
+
+
+def supports(node: Tensor) -> bool:
+    """Whether a product has float weights, in rows without gaps, and float columns."""
+    a, b = node.src[:2]
+    return a.type in WEIGHTS and a.has_contiguous_rows and b.type in FLOATS
+
+
+def calls(node: Tensor) -> Sequence[Call]:
+    """The call of a MUL_MAT or MUL_MAT_ID that `supports` accepts."""
+    a, b = node.src[:2]
+    weights = WEIGHTS[a.type]
+    if node.op is Op.MUL_MAT_ID:
+        n_experts, n_pairs = a.ne[2], node.src[2].n_elements
+        if n_pairs > n_experts:
+            return [_vectors_call(node, weights, weights.all_pairs, 1, n_experts)]
+        return [_vectors_call(node, weights, weights.one_pair, 1, n_pairs)]
+    # weights that are repeated along dimension 2 have columns that follow each other
+    n_groups = a.ne[2] * (a.ne[3] if a.ne[2] == 1 else b.ne[3])
+    n = b.n_rows // n_groups
+    for tiles in weights.tiles:
+        blocks = _ceil(a.ne[1], tiles.rows) * _ceil(n, tiles.columns) * n_groups
+        if n > tiles.columns // 2 and blocks >= ENOUGH_BLOCKS:
+            return [_tiles_call(node, weights, tiles, n, n_groups)]
+    enough = (v for v in weights.vectors if v.columns >= n)
+    return [_vectors_call(node, weights, next(enough, weights.vectors[-1]), n, n_groups)]
+
+
+def _vectors_call(node: Tensor, weights: Weights, kernel: Vectors, n: int, n_groups: int) -> Call:
+    """`n` columns for each of `n_groups` matrices."""
+    n_chunks = max(1, _ceil(node.src[0].ne[0], weights.chunk))
+    split = 1 << min(n_chunks, N_WARPS).bit_length() - 1
+    n_tiles = N_WARPS // split
+    sums = 4 * kernel.rows * kernel.columns
+    round = split * min(_ceil(n_chunks, split), max(1, ROUND_BYTES // (kernel.parts * sums)))
+    shared_memory = n_tiles * sums * (round * kernel.parts + (round < n_chunks))
+    blocks = _ceil(n, kernel.columns), _ceil(node.src[0].ne[1], n_tiles * kernel.rows)
+    return _call(
+        node, weights, kernel, (n, n_groups), blocks, 32 * N_WARPS, shared_memory, (split, round)
+    )
+
+
+def _tiles_call(node: Tensor, weights: Weights, kernel: Tiles, n: int, n_groups: int) -> Call:
+    blocks = _ceil(n, kernel.columns), _ceil(node.src[0].ne[1], kernel.rows)
+    return _call(node, weights, kernel, (n, n_groups), blocks, kernel.threads, kernel.shared_memory)
+
+
+def _call(
+    node: Tensor,
+    weights: Weights,
+    kernel: Vectors | Tiles,
+    columns: tuple[int, int],
+    blocks: tuple[int, int],
+    threads: int,
+    shared_memory: int,
+    params: tuple[int, ...] = (),
+) -> Call:
+    """A call with `blocks` for the columns and the rows of each matrix."""
+    a, b = node.src[:2]
+    n, n_groups = columns
+    stride, prepared = 0, tuple[Prepared, ...]()
+    if kernel.packed:
+        stride, prepared = _packed_columns(b, weights.source, a.type)
+    elif b.type is not GGMLType.F32 or not b.has_contiguous_rows:
+        stride, prepared = _packed_columns(b, F32_SOURCE, GGMLType.F32)
+    repeat_3 = 1 if a.ne[2] == 1 else b.ne[3] // a.ne[3]
+    return Call(
+        Kernel(weights.source, kernel.name),
+        (blocks[0] * blocks[1] * n_groups, 1, 1),
+        threads,
+        (n, repeat_3, stride, *blocks, *params),
+        shared_memory,
+        prepared=prepared,
+    )
+
+
+def _packed_columns(b: Tensor, source: Source, type: GGMLType) -> tuple[int, tuple[Prepared, ...]]:
+    """All columns as rows of `type` without gaps; and bytes from one to the next."""
+    k = max(1, _ceil(b.ne[0], PADDING)) * PADDING
+    stride = type.row_size(k)
+    grid = (b.n_rows, _ceil(k, PACKED_AT_ONCE), 1)
+    call = Call(Kernel(source, "pack_columns"), grid, PACK_THREADS, (stride, int(b.type)))
+    return stride, (Prepared(b, ("columns", type), b.n_rows * stride, [call]),)
+
+
+def _ceil(n: int, d: int) -> int:
+    return -(-n // d)

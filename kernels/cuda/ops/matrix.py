@@ -1,0 +1,45 @@
+"""MUL_MAT and MUL_MAT_ID: which kernels compute a product, by its weights and number of columns.
+
+The bits do not depend on that choice: see src/blocks.cuh. Tested by
+tests/kernels/test_cuda_quantized.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....graph.op import Op
+from ....graph.tensor import Tensor
+from ...fusion import GateUp
+from ..table import Call, fuses, implements
+from . import floats, quantized, tensor_core
+
+
+def _is_few(node: Tensor) -> bool:
+    """Whether the weights' memory is what a product waits for."""
+    if node.op is Op.MUL_MAT:
+        return node.src[1].ne[1] <= quantized.COLUMNS
+    # pairs of a token and an expert each read the expert's matrix; few of them meet at one
+    return node.src[2].n_elements <= max(quantized.COLUMNS, node.src[0].ne[2])
+
+
+def _supports(node: Tensor) -> bool:
+    return quantized.supports(node) if node.src[0].type.is_quantized else floats.supports(node)
+
+
+@implements(Op.MUL_MAT, Op.MUL_MAT_ID, supports=_supports)
+def _product(node: Tensor) -> Sequence[Call]:
+    if not node.src[0].type.is_quantized:
+        return floats.calls(node)
+    if _is_few(node) or not tensor_core.supports(node):
+        return quantized.calls(node)
+    return tensor_core.calls(node)
+
+
+@fuses(GateUp)
+def _gate_up(chain: GateUp) -> Sequence[Call] | None:
+    if not chain.gate.src[0].type.is_quantized:
+        return None
+    if _is_few(chain.gate):
+        return quantized.gate_up_calls(chain)
+    return tensor_core.gate_up_calls(chain)

@@ -1,0 +1,194 @@
+"""Products of quantised weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and gated
+units of two.
+
+A block computes a tile of the result; tiles are as large as leaves enough blocks to fill a GPU.
+Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
+Tested by tests/kernels/test_cuda_tensor_core.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ....graph.op import GluParams, Op
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ...fusion import GateUp
+from ..params import Param
+from ..table import Call, Kernel, Prepared, Source
+from . import quantized
+from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
+
+GROUP_THREADS: Final = 256  # of src/group_by_expert.cu
+ENOUGH_BLOCKS: Final = 120  # to fill a large GPU
+MOST_SHARED_MEMORY: Final = 64 * 1024  # of a block, which all architectures have
+MOST_STAGES: Final = 4
+MOST_BLOCKS: Final = 65535  # in dimensions y, of columns, and z, of matrices
+
+# of src/tiles.cuh
+STEP: Final = CHUNK // 2  # values
+PIECE: Final = 16  # bytes
+HEADED_PIECES: Final = {GGMLType.Q4_K: 7, GGMLType.Q5_K: 9, GGMLType.Q6_K: 10}
+WITH_MIN: Final = (GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K)
+
+
+class Tile(NamedTuple):
+    """What a block computes and how its warps share it: see src/mul_mat_mma.cu.
+
+    A warp has `mt` * 16 rows, half of each matrix if there are two, and `nt` * 8 columns.
+    """
+
+    warps_m: int
+    warps_k: int
+    mt: int
+    nt: int
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.mt * self.warps_m
+
+    @property
+    def columns(self) -> int:
+        return 8 * self.nt
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_k
+
+
+# the largest first
+TILES: Final = (
+    Tile(4, 1, 2, 8),
+    Tile(4, 1, 1, 8),
+    Tile(2, 2, 1, 4),
+    Tile(1, 2, 1, 4),
+    Tile(2, 2, 1, 2),
+    Tile(1, 4, 1, 2),
+)
+GATED_TILES: Final = (Tile(4, 1, 2, 8), Tile(2, 1, 2, 8), Tile(1, 2, 2, 4), Tile(1, 2, 2, 2))
+NARROWEST: Final = 16  # columns
+
+
+def supports(node: Tensor) -> bool:
+    """Whether `calls` can be given a MUL_MAT or MUL_MAT_ID."""
+    a, x = node.src[:2]
+    if a.type not in quantized.TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
+        return False
+    n_columns = node.src[2].n_elements if node.op is Op.MUL_MAT_ID else x.n_rows
+    return n_columns // NARROWEST + a.ne[2] * a.ne[3] <= MOST_BLOCKS
+
+
+def calls(node: Tensor) -> Sequence[Call]:
+    """The call that computes a product."""
+    return [tile_call(node, _tile(node, TILES, 1))]
+
+
+def gate_up_calls(chain: GateUp) -> Sequence[Call] | None:
+    """The call that computes two products and what gates one with the other; None if there is no
+    kernel."""
+    if not supports(chain.gate) or not quantized.can_gate(chain):
+        return None
+    return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2), chain)]
+
+
+def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> Call:
+    """A product computed in tiles of a shape, or the chain whose gate it is."""
+    a, x, *ids = node.src
+    n_matrices, gate = 1, 0
+    tensors: tuple[Tensor, ...] = ()
+    if chain is not None:
+        assert isinstance(chain.glu.params, GluParams), f"{chain.glu!r}: {chain.glu.params}"
+        n_matrices, gate = 2, int(chain.glu.params.op)
+        tensors = chain.glu, a, x, chain.up.src[0], *ids
+    stages, stage = _stages(a.type, tile)
+    source = Source.of(
+        "mul_mat_mma.cu",
+        TYPE=a.type.name,
+        WARPS_M=tile.warps_m,
+        WARPS_K=tile.warps_k,
+        MT=tile.mt,
+        NT=tile.nt,
+        STAGES=stages,
+        STAGE_BYTES=stage,
+        MATRICES=n_matrices,
+        GATE=gate,
+    )
+    n_rows = _ceil(a.ne[1], tile.rows // n_matrices)
+    prepared, params = [prepared_q8(x)], (0, 0)
+    if node.op is Op.MUL_MAT_ID:
+        n_experts, n_pairs = a.ne[2], ids[0].n_elements
+        prepared.append(_groups_of_experts(ids[0], n_experts, 2 + n_matrices))
+        params = n_experts, ids[0].ne[0]
+        # an expert's last tile may have few pairs
+        grid = n_rows, n_pairs // tile.columns + min(n_experts, n_pairs), 1
+    else:
+        n_batches = a.ne[2] * a.ne[3]
+        grid = n_rows, _ceil(x.n_rows // n_batches, tile.columns), n_batches
+    return Call(
+        Kernel(source, "mul_mat_mma"),
+        grid,
+        tile.threads,
+        params,
+        stages * stage + _sums(tile),
+        prepared=prepared,
+        tensors=tensors,
+    )
+
+
+def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> Prepared:
+    """The pairs (token, its i-th expert) by expert; `ids` is tensor number `place`."""
+    kernel = Kernel(Source.of("group_by_expert.cu"), "group_by_expert")
+    params: Sequence[Param] = (n_experts, place)
+    made = Call(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
+    size = 4 * (n_experts + 1 + ids.n_elements)
+    return Prepared(ids, ("by expert", n_experts), size, [made])
+
+
+def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
+    """The largest tile that gives enough blocks, as long as columns fill more than half of it; if
+    none does, the one that gives the most."""
+    a, x = node.src[:2]
+    if node.op is Op.MUL_MAT_ID:
+        n_pairs = node.src[2].n_elements
+        n_groups = min(a.ne[2], n_pairs)
+        n = _ceil(n_pairs, n_groups)
+    else:
+        n_groups = a.ne[2] * a.ne[3]
+        n = x.n_rows // n_groups
+
+    def n_blocks(tile: Tile) -> int:
+        rows = _ceil(n_matrices * a.ne[1], tile.rows)
+        return n_groups * rows * _ceil(n, tile.columns)
+
+    filled = [t for t in tiles if t.columns < 2 * n or t.columns == NARROWEST]
+    enough = (t for t in filled if n_blocks(t) >= ENOUGH_BLOCKS)
+    return next(enough, max(filled, key=n_blocks))
+
+
+def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
+    """How many steps are kept in shared memory, and the bytes of one."""
+    columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
+    stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
+    places = 12 * tile.columns
+    stages = min(MOST_STAGES, (MOST_SHARED_MEMORY - places - _sums(tile)) // stage)
+    assert stages >= 2, f"{type.name}: {tile} needs {stage} bytes for a stage"
+    return stages, stage
+
+
+def _row_slot(type: GGMLType) -> int:
+    """Bytes of a step of a row of weights, wherever it begins in its first piece."""
+    if type in HEADED_PIECES:
+        return PIECE * (HEADED_PIECES[type] | 1)
+    alignment = 4 if type.type_size % 4 == 0 else 2
+    step = STEP // BLOCK * type.type_size
+    return PIECE * (_ceil(step + PIECE - alignment, PIECE) | 1)
+
+
+def _sums(tile: Tile) -> int:
+    """Bytes of what all groups of warps but the first leave to it."""
+    return 4 * (tile.warps_k - 1) * tile.rows * tile.columns
+
+
+def _ceil(n: int, d: int) -> int:
+    return -(-n // d)

@@ -1,0 +1,235 @@
+// Blocks of quantised weights as they lie in GGUF, and the arithmetic of their products: one order
+// of float steps for every kernel, so that no batch and no kernel changes a bit.
+//
+// K is cut into chunks of 256 values, each of 8 blocks of 32. A chunk's sum starts at 0; its blocks
+// are added in ascending order by `accumulate`, each from the exact integer product of the weights'
+// integers with those of the column (form q8, below). Then total = total + sum, chunks ascending,
+// from 0. Blocks beyond K are left out.
+//
+// A type reads one chunk of a row from `Bytes`:
+//     BYTES             bytes of a chunk
+//     VALUES            of one of GGUF's blocks, 32 or 256
+//     HAS_MIN           whether there is a w_min
+//     OFFSET            what is to be subtracted from the integers that `words` gives
+//     words(at, b, t, low, high)   of block b of the chunk: values 4t..4t+3 and 16+4t..16+4t+3 as
+//                       bytes: what thread t of a quad holds of mma_s8_k32's operands, t = 0..3
+//     scales(at, b, w_scale, w_min)
+//     HAS_SUB_SCALES    whether 16 values have a scale: then sub_scales(at, b, first, second)
+// Layouts: kernels/quants/layouts.py.
+#pragma once
+
+#include "device.cuh"
+
+constexpr int BLOCK = 32;          // values
+constexpr int CHUNK = 256;         // values
+constexpr int CHUNK_BLOCKS = CHUNK / BLOCK;
+
+// --- columns of activations in form q8 (quantize.cu) ---
+//
+// Of `kp` values, K rounded up to whole chunks (zeros): i8 values[kp], float scales[kp / 32],
+// int sums[kp / 32], the sums of each block's integers. 16-byte aligned.
+
+DEVICE i64 q8_column_bytes(i64 kp) { return kp + kp / BLOCK * 8; }
+DEVICE const i8 *q8_values(const char *column, i64) {
+    return reinterpret_cast<const i8 *>(column);
+}
+DEVICE const float *q8_scales(const char *column, i64 kp) {
+    return reinterpret_cast<const float *>(column + kp);
+}
+DEVICE const int *q8_sums(const char *column, i64 kp) {
+    return reinterpret_cast<const int *>(column + kp + kp / BLOCK * 4);
+}
+
+// --- the float steps ---
+
+// A chunk's sum and one block more. `isum` and `a_sum` are integers below 2**24: exact as floats.
+template <class Type>
+DEVICE float accumulate(float s, float isum, float a_d, float a_sum, float w_scale, float w_min) {
+    s = fmaf(w_scale * a_d, isum, s);
+    if (Type::HAS_MIN) s = fmaf(w_min * a_d, a_sum, s);
+    return s;
+}
+
+// --- bytes ---
+
+// Bytes at an address that is a multiple of 2; of 4 if ALIGNED. Every field's offset is even.
+template <bool ALIGNED> struct Bytes {
+    const char *from;
+
+    DEVICE u32 half(int offset) const {
+        return *reinterpret_cast<const u16 *>(from + offset);
+    }
+    DEVICE u32 word(int offset) const {
+        if (ALIGNED && (offset & 3) == 0) return *reinterpret_cast<const u32 *>(from + offset);
+        return half(offset) | half(offset + 2) << 16;
+    }
+    DEVICE float f16(int offset) const { return f16_to_f32(static_cast<u16>(half(offset))); }
+};
+
+// Bytes below 128, less n each, as signed bytes.
+template <int n> DEVICE u32 less(u32 bytes) {
+    return ((bytes | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u;
+}
+
+// `words` of a type with its offset subtracted: signed bytes.
+template <class Type, class B> DEVICE void signed_words(B at, int b, int t, u32 &low, u32 &high) {
+    Type::words(at, b, t, low, high);
+    if (Type::OFFSET != 0) {
+        low = less<Type::OFFSET>(low);
+        high = less<Type::OFFSET>(high);
+    }
+}
+
+// --- types of 32 values: d, perhaps m, perhaps fifth bits, then 4 bits of each value in halves ---
+
+template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
+    static constexpr int VALUES = 32;
+    static constexpr int QH = MIN ? 4 : 2;
+    static constexpr int QS = QH + (FIFTH ? 4 : 0);
+    static constexpr int BLOCK_BYTES = QS + 16;
+    static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
+    static constexpr bool HAS_MIN = MIN;
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int OFFSET = CENTRE;
+
+    // 4 bits, one to a byte, as its bit 4.
+    static DEVICE u32 fifth(u32 bits) { return ((bits & 15) * 0x02040810u) & 0x10101010u; }
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        int begin = b * BLOCK_BYTES;
+        u32 qs = at.word(begin + QS + 4 * t);
+        low = qs & 0x0f0f0f0f;
+        high = (qs >> 4) & 0x0f0f0f0f;
+        if (FIFTH) {
+            u32 qh = at.word(begin + QH) >> (4 * t);
+            low |= fifth(qh);
+            high |= fifth(qh >> 16);
+        }
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        w_scale = at.f16(b * BLOCK_BYTES);
+        w_min = MIN ? at.f16(b * BLOCK_BYTES + 2) : 0.0f;
+    }
+};
+
+struct Q4_0 : Nibbles<false, false, 8> {};
+struct Q4_1 : Nibbles<true, false, 0> {};
+struct Q5_0 : Nibbles<false, true, 16> {};
+struct Q5_1 : Nibbles<true, true, 0> {};
+
+struct Q8_0 {
+    static constexpr int VALUES = 32;
+    static constexpr int BLOCK_BYTES = 34;
+    static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
+    static constexpr bool HAS_MIN = false;
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int OFFSET = 0;
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        int begin = b * BLOCK_BYTES + 2 + 4 * t;
+        low = at.word(begin);
+        high = at.word(begin + 16);
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        w_scale = at.f16(b * BLOCK_BYTES);
+        w_min = 0.0f;
+    }
+};
+
+// --- types of 256 values ---
+
+// d, dmin, scales and mins of 6 bits, perhaps fifth bits, 4 bits of each value in halves of 64
+template <bool FIFTH> struct Sixes {
+    static constexpr int VALUES = 256;
+    static constexpr int SCALES = 4;
+    static constexpr int QH = 16;
+    static constexpr int QS = FIFTH ? 48 : 16;
+    static constexpr int BYTES = QS + CHUNK / 2;
+    static constexpr bool HAS_MIN = true;
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int OFFSET = 0;
+
+    static DEVICE u32 bits(u32 word, int b) {
+        return (word >> (4 * (b & 1))) & 0x0f0f0f0f;
+    }
+    static DEVICE u32 fifth(u32 word, int b) { return ((word >> b) & 0x01010101u) << 4; }
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        int begin = QS + BLOCK * (b / 2) + 4 * t;
+        low = bits(at.word(begin), b);
+        high = bits(at.word(begin + 16), b);
+        if (FIFTH) {
+            low |= fifth(at.word(QH + 4 * t), b);
+            high |= fifth(at.word(QH + 16 + 4 * t), b);
+        }
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        u32 first = at.word(SCALES), second = at.word(SCALES + 4), scale, min;
+        if (b < 4) {
+            scale = first & 0x3f3f3f3f;
+            min = second & 0x3f3f3f3f;
+        } else {
+            u32 third = at.word(SCALES + 8);
+            scale = (third & 0x0f0f0f0f) | ((first >> 2) & 0x30303030);
+            min = ((third >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030);
+        }
+        int shift = 8 * (b & 3);
+        w_scale = at.f16(0) * static_cast<float>((scale >> shift) & 255);
+        w_min = -(at.f16(2) * static_cast<float>((min >> shift) & 255));
+    }
+};
+
+struct Q4_K : Sixes<false> {};
+struct Q5_K : Sixes<true> {};
+
+struct Q6_K {
+    static constexpr int VALUES = 256;
+    static constexpr int QL = 0;
+    static constexpr int QH = 128;
+    static constexpr int SCALES = 192;
+    static constexpr int D = 208;
+    static constexpr int BYTES = 210;
+    static constexpr bool HAS_MIN = false;
+    static constexpr bool HAS_SUB_SCALES = true;
+    static constexpr int OFFSET = 32;
+
+    static DEVICE u32 bits(u32 ql, u32 qh, int b) {
+        return ((ql >> (4 * (b / 2 & 1))) & 0x0f0f0f0f) |
+               (((qh >> (2 * (b & 3))) & 0x03030303) << 4);
+    }
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        int ql = QL + 64 * (b / 4) + BLOCK * (b & 1) + 4 * t;
+        int qh = QH + BLOCK * (b / 4) + 4 * t;
+        low = bits(at.word(ql), at.word(qh), b);
+        high = bits(at.word(ql + 16), at.word(qh + 16), b);
+    }
+
+    // As `words`, but 4 * (integer - 32) as signed bytes, which takes fewer steps.
+    template <class B> static DEVICE void fourfold(B at, int b, int t, u32 &low, u32 &high) {
+        int ql = QL + 64 * (b / 4) + BLOCK * (b & 1) + 4 * t;
+        int qh = QH + BLOCK * (b / 4) + 4 * t;
+        low = fourfold_bits(at.word(ql), at.word(qh), b);
+        high = fourfold_bits(at.word(ql + 16), at.word(qh + 16), b);
+    }
+
+    static DEVICE u32 fourfold_bits(u32 ql, u32 qh, int b) {
+        u32 four = (b & 2 ? ql >> 2 : ql << 2) & 0x3c3c3c3c;
+        return (four ^ 0x80808080) ^ ((qh << (6 - 2 * (b & 3))) & 0xc0c0c0c0);
+    }
+
+    template <class B> static DEVICE void scales(B at, int, float &w_scale, float &w_min) {
+        w_scale = at.f16(D);
+        w_min = 0.0f;
+    }
+
+    // isum = first * (product of values 0..15) + second * (product of values 16..31)
+    template <class B> static DEVICE void sub_scales(B at, int b, int &first, int &second) {
+        u32 both = at.half(SCALES + 2 * b);
+        first = static_cast<i8>(both & 255);
+        second = static_cast<i8>(both >> 8);
+    }
+};

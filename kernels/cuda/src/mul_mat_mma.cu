@@ -1,0 +1,474 @@
+// Products of quantised weights with many columns, on tensor cores. Compiled with -DTYPE=Q4_0, ...
+// (blocks.cuh), the shape of a tile, and what it is of:
+//     WARPS_M      warps that share the rows: each has MT * 16 of them, with all columns
+//     WARPS_K      groups of so many warps that take chunks of K in turn
+//     MT, NT       tiles of the tensor cores, 16 rows and 8 columns, that a warp computes
+//     STAGES       steps of 128 values in shared memory: one is multiplied, the others copied
+//     MATRICES     2: a gate and what it gates, MT = 2: a warp has 16 rows of both
+//     GATE         with which function
+//     STAGE_BYTES  what ops/tensor_core.py takes a stage for
+//
+// A warp's threads hold rows lane / 4 and 8 more, and columns 2 * (lane % 4) and the next of each
+// tile, and unpack the weights of their rows straight from the raw bytes into tensor-core operands.
+// Each element is summed in the order of blocks.cuh, in two accumulators, a chunk's and the total:
+// so its bits do not depend on the shape of the tile. Of several groups the first has the total;
+// the others leave it their chunks' sums in shared memory.
+//
+// Tensors: the result, weights, columns, and the gated weights if there are two matrices.
+// Prepared: columns in form q8; with experts the lists of group_by_expert.cu.
+#include "activations.cuh"
+#include "tiles.cuh"
+
+typedef TYPE Type;
+typedef Staging<Type> Rows;
+
+constexpr int GROUP = WARPS_M * WARP;  // threads
+constexpr int THREADS = WARPS_K * GROUP;
+// as many as have registers
+constexpr int BLOCKS_PER_SM = WARP * (MT * NT >= 8 ? 8 : MT * NT >= 4 ? 12 : 16) / THREADS;
+constexpr int N_ROWS = 16 * MT * WARPS_M;  // that are multiplied, of both matrices
+constexpr int OUT_ROWS = N_ROWS / MATRICES;
+constexpr int N_COLS = 8 * NT;
+static_assert(MATRICES == 1 || MT == 2, "a tile of each matrix");
+
+constexpr int ROW_SLOT = PIECE * (Rows::PIECES | 1);
+constexpr int COL_SLOT = COLUMN_SLOT<Type>;
+constexpr int GROUP_STAGE = N_ROWS * ROW_SLOT + N_COLS * COL_SLOT;
+constexpr int STAGE = WARPS_K * GROUP_STAGE;
+static_assert(STAGE_BYTES == STAGE, "shared memory for what ops/tensor_core.py thinks");
+
+constexpr int N_OUT = 4 * MT * NT;  // elements of a thread
+
+// parameters
+constexpr int N_EXPERTS = 0;  // 0: a matrix for each batch
+constexpr int N_USED = 1;     // experts of a token
+
+// --- what a block computes ---
+
+struct Work {
+    const char *matrix[MATRICES];  // from the tile's first row on
+    u32 row_bytes[MATRICES];
+    int first_row, n_rows;  // n_rows: from the first one on
+    int n_blocks;           // of 32 values of a row
+    int first_column, n_columns;
+    const int *pairs;       // an expert's (token, slot), as token * n_used + slot
+    const char *columns;    // form q8
+
+    DEVICE int n_steps() const { return (n_blocks + STEP_BLOCKS - 1) / STEP_BLOCKS; }
+    DEVICE int n_chunks() const { return (n_blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
+    DEVICE i64 kp() const { return static_cast<i64>(n_chunks()) * CHUNK; }
+};
+
+// Row r of the N_ROWS: of which matrix, and its number there.
+DEVICE constexpr int matrix_of(int r) { return MATRICES == 1 ? 0 : r / 16 % 2; }
+DEVICE constexpr int row_in(int r) { return MATRICES == 1 ? r : r / 32 * 16 + r % 16; }
+
+// Of the lists of group_by_expert.cu: the `tile`th run of up to N_COLS pairs of one expert, counted
+// over all experts. False if there are not so many. For all lanes alike.
+DEVICE bool find_run(const int *begins, int n_experts, int tile, int &expert, Work &w) {
+    int before = 0;  // tiles of earlier experts
+    for (int e0 = 0; e0 < n_experts; e0 += WARP) {
+        const int e = e0 + lane_id();
+        const int n = e < n_experts ? (begins[e + 1] - begins[e] + N_COLS - 1) / N_COLS : 0;
+        int until = n;  // tiles of this expert and of those before it
+#pragma unroll
+        for (int d = 1; d < WARP; d *= 2) {
+            const int v = shfl(until, (lane_id() - d) & (WARP - 1));
+            if (lane_id() >= d) until += v;
+        }
+        until += before;
+        const int i = popcount(ballot(until <= tile));
+        if (i < WARP) {
+            expert = e0 + i;
+            const int first = (tile - shfl(until - n, i)) * N_COLS;
+            const int count = begins[expert + 1] - begins[expert] - first;
+            w.pairs = begins + n_experts + 1 + begins[expert];
+            w.first_column = first;
+            w.n_columns = count < N_COLS ? count : N_COLS;
+            return true;
+        }
+        before = shfl(until, WARP - 1);
+    }
+    return false;
+}
+
+// Blocks: of rows, of columns of a matrix or of all experts, of matrices.
+DEVICE bool find_work(const Params &p, Work &w, int &batch) {
+    const Tensor &a = p.t[1], &x = p.t[2];
+    const int n_experts = static_cast<int>(p.param[N_EXPERTS].i);
+    if (n_experts > 0) {
+        const int *begins = reinterpret_cast<const int *>(p.prepared[1]);
+        if (!find_run(begins, n_experts, blockIdx.y, batch, w)) return false;
+    } else {
+        // the columns of all batches that a matrix is for
+        const i64 n = gridDim.z == 1 ? n_rows(x) : n_rows(x) / gridDim.z;
+        batch = blockIdx.z;
+        w.pairs = nullptr;
+        w.first_column = blockIdx.y * N_COLS;
+        const int left = static_cast<int>(n) - w.first_column;
+        w.n_columns = left < N_COLS ? left : N_COLS;
+    }
+    w.first_row = blockIdx.x * OUT_ROWS;
+    w.n_rows = static_cast<int>(a.ne[1]) - w.first_row;
+    w.n_blocks = static_cast<int>(a.ne[0] / BLOCK);
+    w.columns = p.prepared[0];
+    const int n2 = static_cast<int>(a.ne[2]);
+#pragma unroll
+    for (int i = 0; i < MATRICES; i++) {
+        const Tensor &t = p.t[1 + 2 * i];
+        w.matrix[i] = at(t, 0, w.first_row, batch % n2, batch / n2);
+        w.row_bytes[i] = static_cast<u32>(t.nb[1]);
+    }
+    return true;
+}
+
+constexpr int UNIT = 16;  // bytes: that a column's place is a multiple of
+
+// Where column c of the tile's lies in form q8, in units, and where its results go.
+DEVICE void find_column(const Params &p, const Work &w, int batch, int c, u32 &from, char *&to) {
+    const Tensor &out = p.t[0], &a = p.t[1], &x = p.t[2];
+    const int ne1 = static_cast<int>(x.ne[1]);
+    i64 index = 0;  // of those beyond the last one
+    to = nullptr;
+    if (w.pairs != nullptr && c < w.n_columns) {
+        const int pair = w.pairs[w.first_column + c], n_used = static_cast<int>(p.param[N_USED].i);
+        const int token = pair / n_used, slot = pair % n_used;
+        index = static_cast<i64>(token) * ne1 + slot % ne1;
+        to = at(out, 0, slot, token, 0);
+    } else if (c < w.n_columns) {
+        const int i = w.first_column + c;
+        i64 i1 = i, i2 = 0, i3 = 0;
+        if (i >= ne1 || gridDim.z > 1) {
+            const int n2 = static_cast<int>(a.ne[2]), repeat = static_cast<int>(x.ne[2]) / n2;
+            i1 = i % ne1;
+            i2 = batch % n2 * repeat + i / ne1 % repeat;
+            i3 = batch / n2 * (x.ne[3] / a.ne[3]) + i / ne1 / repeat;
+        }
+        index = i1 + ne1 * (i2 + x.ne[2] * i3);
+        to = at(out, 0, i1, i2, i3);
+    }
+    from = static_cast<u32>(index * (q8_column_bytes(w.kp()) / UNIT));
+}
+
+// --- copying a step into a stage, by the threads of a group ---
+
+constexpr int ROW_LANES = Rows::PIECES <= 8 ? 8 : 16;  // that copy a row
+constexpr int ROWS_AT_ONCE = GROUP / ROW_LANES;
+constexpr int COL_LANES = STEP / PIECE;
+constexpr int COLS_AT_ONCE = GROUP / COL_LANES;
+static_assert(Rows::PIECES <= ROW_LANES, "a lane for each piece");
+static_assert(N_COLS <= GROUP && 16 % ROWS_AT_ONCE == 0, "a thread for each column's scales");
+
+// What a thread copies: one piece of some rows and columns.
+struct Loader {
+    const Work &work;
+    int thread;          // of the group
+    const u32 *columns;  // of find_column
+
+    DEVICE void load_rows(char *slots, int step) const {
+        const int piece = thread % ROW_LANES, row = thread / ROW_LANES;
+        if (piece >= Rows::PIECES) return;
+        const i64 offset = Rows::begin(step) + Rows::offset(piece, step % 2);
+        const int spare = -Rows::needed(piece, work.n_blocks - step * STEP_BLOCKS);
+        char *to = slots + row * ROW_SLOT + PIECE * piece;
+        u64 begins[MATRICES];
+#pragma unroll
+        for (int m = 0; m < MATRICES; m++) {
+            begins[m] = reinterpret_cast<u64>(work.matrix[m] + offset);
+        }
+#pragma unroll 8
+        for (int i = 0; i < N_ROWS; i += ROWS_AT_ONCE) {
+            // the last row stands for those beyond it
+            const int own = row_in(i) + row, last = work.n_rows - 1;
+            const u64 r = static_cast<u32>(own < last ? own : last);
+            const u64 from = matrix_of(i) == 0
+                                 ? begins[0] + r * work.row_bytes[0]
+                                 : begins[MATRICES - 1] + r * work.row_bytes[MATRICES - 1];
+            if (misalignment(from) > spare) {
+                copy_async(to + i * ROW_SLOT,
+                           reinterpret_cast<const char *>(from & ~static_cast<u64>(PIECE - 1)));
+            }
+        }
+    }
+
+    DEVICE void load_columns(char *slots, int step) const {
+        const int piece = thread % COL_LANES;
+        const char *values = work.columns + step * STEP + PIECE * piece;
+        const u32 *own = columns + thread / COL_LANES;
+        char *to = slots + thread / COL_LANES * COL_SLOT + PIECE * piece;
+#pragma unroll
+        for (int i = 0; i < N_COLS / COLS_AT_ONCE; i++) {
+            copy_async(to + i * COLS_AT_ONCE * COL_SLOT,
+                       values + static_cast<u64>(own[i * COLS_AT_ONCE]) * UNIT);
+        }
+        if (thread >= N_COLS) return;
+        const i64 kp = work.kp();
+        const char *place = work.columns + static_cast<u64>(columns[thread]) * UNIT;
+        char *slot = slots + thread * COL_SLOT;
+        copy_async(slot + COLUMN_SCALES, q8_scales(place, kp) + step * STEP_BLOCKS);
+        if (Type::HAS_MIN) copy_async(slot + COLUMN_SUMS, q8_sums(place, kp) + step * STEP_BLOCKS);
+    }
+};
+
+// --- multiplying ---
+
+// Blocks that are unpacked at once: as many as registers are left for.
+constexpr int AT_ONCE = Type::HAS_SUB_SCALES ? 1 : 2;
+
+// Blocks of a thread's rows: as operands, and their scales.
+template <class T> struct Weights {
+    typedef typename Staging<T>::View View;
+
+    u32 operand[AT_ONCE][4];
+    float scale[AT_ONCE][2], min[AT_ONCE][2];  // by block and row
+    int sub[AT_ONCE][2][2];                    // first and second
+
+    // Row r's blocks of a step from `first` on, of which `n_blocks` belong to K.
+    DEVICE void load(const View &view, int r, int half, int first, int n_blocks) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int b = Staging<T>::block(half, first + i);
+            centred_words<T>(view, b, lane_id() % 4, operand[i][r], operand[i][2 + r]);
+            T::scales(view, b, scale[i][r], min[i][r]);
+            if constexpr (T::HAS_SUB_SCALES) {
+                T::sub_scales(view, b, sub[i][r][0], sub[i][r][1]);
+            }
+            if (Staging<T>::ENDS_ANYWHERE && first + i >= n_blocks) {
+                scale[i][r] = min[i][r] = 0.0f;  // adds nothing
+            }
+        }
+    }
+
+    // The exact integer products of block i with a tile's columns.
+    DEVICE void multiply(int (&product)[4], int i, const u32 *columns) const {
+        if constexpr (T::HAS_SUB_SCALES) {
+            int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+            mma_s8_k16(low, {operand[i][0], operand[i][1]}, columns[0]);
+            mma_s8_k16(high, {operand[i][2], operand[i][3]}, columns[1]);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                product[j] = sub[i][j / 2][0] * low[j] + sub[i][j / 2][1] * high[j];
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) product[j] = 0;
+            mma_s8_k32(product, operand[i], {columns[0], columns[1]});
+        }
+    }
+};
+
+struct Step {
+    const char *rows, *columns;  // slots
+    int half;
+    int n_blocks;                // until K ends
+    const int *shifts;           // of the thread's rows, 2 for each tile
+};
+
+// The scales and sums of a thread's columns of a tile, by block and column.
+struct Columns {
+    float scale[AT_ONCE][2], sum[AT_ONCE][2] = {};
+
+    DEVICE Columns(const char *tile, int first) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const char *slot = tile + (2 * (lane_id() % 4) + c) * COL_SLOT + 4 * first;
+            load<float>(scale, c, slot + COLUMN_SCALES);
+            if (Type::HAS_MIN) load<int>(sum, c, slot + COLUMN_SUMS);
+        }
+    }
+
+    // Numbers of a column, for one block or two.
+    template <class T> static DEVICE void load(float (&to)[1][2], int c, const char *from) {
+        to[0][c] = static_cast<float>(*reinterpret_cast<const T *>(from));
+    }
+    template <class T> static DEVICE void load(float (&to)[2][2], int c, const char *from) {
+        struct alignas(8) Two {
+            T x, y;
+        };
+        const Two two = *reinterpret_cast<const Two *>(from);
+        to[0][c] = static_cast<float>(two.x);
+        to[1][c] = static_cast<float>(two.y);
+    }
+};
+
+// A step's blocks from `first` on added to a thread's sums: of tile m, n, from 4 * (m * NT + n) on.
+DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
+    Weights<Type> w[MT];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const char *slot = step.rows + (16 * m + 8 * r + lane_id() / 4) * ROW_SLOT;
+            const Rows::View view = Rows::view(slot, step.shifts[2 * m + r], step.half);
+            w[m].load(view, r, step.half, first, step.n_blocks);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        sync_warp();  // no load moves over it: else all are made at once, and registers spill
+        const char *tile = step.columns + 8 * n * COL_SLOT;
+        u32 values[4];
+        load_matrix_x4(values, tile + lane_id() % 8 * COL_SLOT + BLOCK * first +
+                                   PIECE * (lane_id() / 8 % (2 * AT_ONCE)));
+        const Columns columns(tile, first);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                int product[4];
+                w[m].multiply(product, i, values + 2 * i);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float &sum = s[4 * (m * NT + n) + j];
+                    sum = accumulate<Type>(sum, static_cast<float>(product[j]),
+                                           columns.scale[i][j % 2], columns.sum[i][j % 2],
+                                           w[m].scale[i][j / 2], w[m].min[i][j / 2]);
+                }
+            }
+        }
+    }
+}
+
+// --- the groups' sums ---
+
+// total += what the other groups have left, in order: zeros where there was no chunk for one.
+DEVICE void add_others(float (&total)[N_OUT], const float *others) {
+#pragma unroll
+    for (int k = 1; k < WARPS_K; k++) {
+        const float *from = others + (k - 1) * N_OUT * GROUP + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < N_OUT; i++) total[i] += from[i * GROUP];
+    }
+}
+
+DEVICE void leave_sums(const float (&s)[N_OUT], float *others, int group, int thread) {
+    float *to = others + (group - 1) * N_OUT * GROUP + thread;
+#pragma unroll
+    for (int i = 0; i < N_OUT; i++) to[i * GROUP] = s[i];
+}
+
+// --- results ---
+
+DEVICE void store_sums(const Work &w, const float (&total)[N_OUT], char *const *results,
+                       int warp) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float *to = reinterpret_cast<float *>(results[8 * n + 2 * t + c]);
+            if (to == nullptr) continue;
+#pragma unroll
+            for (int m = 0; m < MT / MATRICES; m++) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const int row = 16 * (MT / MATRICES * warp + m) + 8 * r + g;
+                    const float v = total[4 * (m * NT + n) + 2 * r + c];
+                    const float gated = total[4 * ((MATRICES - 1) * NT + n) + 2 * r + c];
+                    if (row >= w.n_rows) continue;
+                    to[w.first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated);
+                }
+            }
+        }
+    }
+}
+
+// --- a block ---
+
+// The steps of a group of warps, a few of them in its stages. Each of its chunks takes two turns.
+struct Ring {
+    const Work &work;
+    const Loader loader;
+    char *stages;  // the group's part of the first one
+    int group, n_steps, n_turns;
+
+    DEVICE Ring(const Work &w, const u32 *columns, char *all_stages, int group, int thread)
+        : work(w), loader{w, thread, columns}, stages(all_stages + group * GROUP_STAGE),
+          group(group), n_steps(w.n_steps()),
+          n_turns(2 * ((w.n_chunks() + WARPS_K - 1) / WARPS_K)) {}
+
+    DEVICE int step(int turn) const { return 2 * (turn / 2 * WARPS_K + group) + turn % 2; }
+    DEVICE char *stage(int turn) const { return stages + turn % STAGES * STAGE; }
+
+    // Begin to copy a turn's step, if there is one.
+    DEVICE void load(int turn) const {
+        if (turn < n_turns && step(turn) < n_steps) {
+            loader.load_rows(stage(turn), step(turn));
+            loader.load_columns(stage(turn) + N_ROWS * ROW_SLOT, step(turn));
+        }
+        copy_async_commit();
+    }
+
+    // s += a turn's step. `addresses`: low bits of those of the thread's rows.
+    DEVICE void multiply(float (&s)[N_OUT], int turn, const u32 (&addresses)[2 * MT]) const {
+        const int now = step(turn), warp = loader.thread / WARP;
+        if (now >= n_steps) return;
+        int shifts[2 * MT];
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) {
+            shifts[i] = misalignment(addresses[i] + static_cast<u64>(Rows::begin(now)));
+        }
+        const Step step = {stage(turn) + 16 * MT * warp * ROW_SLOT, stage(turn) + N_ROWS * ROW_SLOT,
+                           turn & 1, work.n_blocks - now * STEP_BLOCKS, shifts};
+#pragma unroll 1
+        for (int b = 0; b < STEP_BLOCKS; b += AT_ONCE) add_blocks(s, step, b);
+    }
+};
+
+KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
+    DYNAMIC_SHARED(char, stages);
+    __shared__ u32 columns[N_COLS];
+    __shared__ char *results[N_COLS];
+    const int group = WARPS_K == 1 ? 0 : threadIdx.x / GROUP;
+    const int thread = threadIdx.x - group * GROUP, warp = thread / WARP;
+    Work w;
+    int batch;
+    if (!find_work(p, w, batch)) return;
+    for (int c = threadIdx.x; c < N_COLS; c += THREADS) {
+        find_column(p, w, batch, c, columns[c], results[c]);
+    }
+    sync_block();
+
+    u32 addresses[2 * MT];
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        const int r = 16 * MT * warp + 8 * i + lane_id() / 4, m = matrix_of(8 * i);
+        addresses[i] = static_cast<u32>(reinterpret_cast<u64>(w.matrix[m])) +
+                       row_in(r) * w.row_bytes[m];
+    }
+    const Ring ring(w, columns, stages, group, thread);
+    float *const others = reinterpret_cast<float *>(stages + STAGES * STAGE);
+    float total[N_OUT];
+#pragma unroll
+    for (int i = 0; i < N_OUT; i++) total[i] = 0.0f;
+#pragma unroll 1
+    for (int turn = 0; turn < STAGES - 1; turn++) ring.load(turn);
+
+#pragma unroll 1
+    for (int first = 0; first < ring.n_turns; first += 2) {
+        float s[N_OUT];
+#pragma unroll
+        for (int i = 0; i < N_OUT; i++) s[i] = 0.0f;
+#pragma unroll 1
+        for (int turn = first; turn < first + 2; turn++) {
+            copy_async_wait<STAGES - 2>();
+            sync_block();
+            ring.load(turn + STAGES - 1);
+            // what the others left before the barrier
+            if (WARPS_K > 1 && group == 0 && turn == first && turn > 0) add_others(total, others);
+            ring.multiply(s, turn, addresses);
+        }
+        if (WARPS_K > 1 && group > 0) {
+            leave_sums(s, others, group, thread);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N_OUT; i++) total[i] += s[i];
+        }
+    }
+    if (WARPS_K > 1) {
+        sync_block();
+        if (group > 0) return;
+        add_others(total, others);
+    }
+    store_sums(w, total, results, warp);
+}

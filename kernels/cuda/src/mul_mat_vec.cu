@@ -1,0 +1,427 @@
+// Products of quantised weights with few columns: what decoding waits for, limited by the memory
+// that the weights are read from. Compiled with -DTYPE=Q4_0, ... (blocks.cuh), -DN_COLS=1 or 8, and
+// -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
+//
+// A block computes 16 rows. Its warps take a chunk of K each in turn: a warp copies the chunk's
+// bytes of all rows into a stage of shared memory of its own, 16 bytes at a time whatever the
+// alignment, while it multiplies the one before. Tensor cores give the exact integer products, with
+// up to 8 columns for the price of one. Chunks' sums go through shared memory to one thread for
+// each element, which adds them in order (blocks.cuh).
+#include "activations.cuh"
+#include "blocks.cuh"
+
+typedef TYPE Type;
+
+constexpr int ROWS = 16;
+constexpr int HALF = ROWS / 2;
+constexpr int STAGES = 2;
+constexpr int OWN = N_COLS == 1 ? 1 : 2;  // rows, and columns, of a thread's sums
+
+// A stage: rows, then columns, in odd numbers of 16 bytes: so 8 of them lie in different banks.
+constexpr int PIECE = 16;
+constexpr int ROW_PIECES = ((Type::BYTES + PIECE - 2 + PIECE - 1) / PIECE) | 1;
+constexpr int ROW_SLOT = PIECE * ROW_PIECES;
+constexpr int SCALES = CHUNK, SUMS = CHUNK + 4 * CHUNK_BLOCKS;  // within a column
+constexpr int COLUMN_SLOT = CHUNK + 8 * CHUNK_BLOCKS + PIECE;
+constexpr int COLUMNS = ROWS * ROW_SLOT;  // where columns begin
+constexpr int STAGE = COLUMNS + N_COLS * COLUMN_SLOT;
+
+// Warps and chunks' sums that fit the 64 KiB that every device has.
+constexpr int WARPS = N_COLS > 1 ? 4 : Type::BYTES <= 192 ? 8 : 6;
+constexpr int N_SUMS = N_COLS > 1 ? 8 : Type::BYTES <= 192 ? 64 : 48;
+constexpr int OUTPUTS = ROWS * N_COLS;
+static_assert(SHARED == WARPS * STAGES * STAGE + 4 * N_SUMS * OUTPUTS, "as in ops/quantized.py");
+static_assert(THREADS == WARPS * WARP && OUTPUTS <= THREADS && N_SUMS % WARPS == 0, "likewise");
+constexpr int BLOCKS_PER_SM = N_COLS > 1 ? 3 : 1;  // for which no architecture spills registers
+
+// What a block computes: rows of one matrix, or half as many of two, times columns.
+struct Work {
+    const char *low, *high;  // rows 0 and 8 of the 16
+    int n_low, n_high;       // rows of the matrix from there on: 0 and less if it ends before
+    i64 row_bytes;
+    int n_blocks;            // of 32 values of a row
+    int n_columns;
+    const char *columns;     // form q8
+    char *to;                // row 0 of the first column's results
+    i64 to_bytes;            // from one column to the next
+
+    DEVICE int n_chunks() const { return (n_blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
+    DEVICE int kp() const { return n_chunks() * CHUNK; }
+
+    // Row r of the first or second 8; the last one of the matrix for those beyond it.
+    DEVICE const char *row(bool second, int r) const {
+        const int last = (second ? n_high : n_low) - 1;
+        return (second ? high : low) + (r < last ? r : last) * row_bytes;
+    }
+
+    // Whether all rows begin at multiples of n bytes.
+    DEVICE bool is_aligned(int n) const {
+        const u64 starts = reinterpret_cast<u64>(low) | reinterpret_cast<u64>(high);
+        return (starts | static_cast<u64>(row_bytes)) % static_cast<u64>(n) == 0;
+    }
+};
+
+DEVICE int misalignment(const char *at) {
+    return static_cast<int>(reinterpret_cast<u64>(at) % PIECE);
+}
+
+// --- copying chunks into stages ---
+
+constexpr int ROW_LANES = 8;  // that copy a row: 128 bytes at once
+constexpr int ROW_STEP = WARP / ROW_LANES;
+constexpr int OWN_ROWS = ROWS / ROW_STEP;
+constexpr int VALUE_LANES = CHUNK / PIECE;  // that copy a column's values
+constexpr int COLUMN_STEP = WARP / VALUE_LANES;
+constexpr int SCALE_LANES = 4 * CHUNK_BLOCKS / PIECE;  // that copy its scales; as many its sums
+
+// What a lane copies of its warp's next chunk, and where to.
+struct Loader {
+    const char *rows[OWN_ROWS];  // rows lane / 8, 4 more, ...
+    const char *values;          // of column lane / 16
+    const char *scales;          // or sums, of column lane / 4
+    i64 column_step;             // bytes between columns of `values`
+    int n_columns;
+    int left;         // blocks of 32 from this chunk on
+    bool is_aligned;  // chunks of rows lie in whole pieces
+    int row_slot, value_slot, scale_slot;
+
+    DEVICE explicit Loader(const Work &w)
+        : n_columns(w.n_columns),
+          left(w.n_blocks - warp_id() * CHUNK_BLOCKS),
+          is_aligned(Type::BYTES % PIECE == 0 && w.is_aligned(PIECE)) {
+        const int lane = lane_id(), chunk = warp_id(), kp = w.kp();
+        const i64 size = q8_column_bytes(kp);
+        row_slot = lane / ROW_LANES * ROW_SLOT + PIECE * (lane % ROW_LANES);
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; i++) {
+            const int r = ROW_STEP * i;  // of the warp's first lane
+            rows[i] = w.row(r >= HALF, lane / ROW_LANES + r % HALF);
+            rows[i] += chunk * Type::BYTES + PIECE * (lane % ROW_LANES);
+        }
+        value_slot = COLUMNS + lane / VALUE_LANES * COLUMN_SLOT + PIECE * (lane % VALUE_LANES);
+        const i8 *const q = q8_values(w.columns + lane / VALUE_LANES * size, kp) + chunk * CHUNK;
+        values = reinterpret_cast<const char *>(q) + PIECE * (lane % VALUE_LANES);
+        column_step = COLUMN_STEP * size;
+        const int c = lane / (2 * SCALE_LANES), first = chunk * CHUNK_BLOCKS;
+        scale_slot = COLUMNS + c * COLUMN_SLOT + SCALES + PIECE * (lane % (2 * SCALE_LANES));
+        const float *const d = q8_scales(w.columns + c * size, kp) + first;
+        const int *const sum = q8_sums(w.columns + c * size, kp) + first;
+        scales = lane / SCALE_LANES % 2 == 0 ? reinterpret_cast<const char *>(d)
+                                             : reinterpret_cast<const char *>(sum);
+        scales += PIECE * (lane % SCALE_LANES);
+    }
+
+    // The aligned pieces that hold the chunk's `n` bytes of each row.
+    template <bool ALIGNED> DEVICE void load_rows(char *stage, int n) const {
+        const int rest = n - PIECE * (lane_id() % ROW_LANES);
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; i++) {
+            const int shift = ALIGNED ? 0 : misalignment(rows[i]);
+            const char *const from = rows[i] - shift;
+            char *const to = stage + row_slot + i * ROW_STEP * ROW_SLOT;
+#pragma unroll
+            for (int j = 0; j < ROW_SLOT; j += PIECE * ROW_LANES) {
+                if (j < rest + shift) copy_async(to + j, from + j);
+            }
+        }
+    }
+
+    DEVICE void load_columns(char *stage) const {
+        const char *from = values;
+#pragma unroll
+        for (int c = 0; c < N_COLS; c += COLUMN_STEP) {
+            const bool is_there = c + lane_id() / VALUE_LANES < n_columns;
+            if (is_there) copy_async(stage + value_slot + c * COLUMN_SLOT, from);
+            from += column_step;
+        }
+        if (lane_id() / (2 * SCALE_LANES) < n_columns) copy_async(stage + scale_slot, scales);
+    }
+
+    // The next chunk as one group of copies, which is empty behind the last chunk.
+    DEVICE void load(char *stage) {
+        if (left > 0) {
+            if (is_aligned && left >= CHUNK_BLOCKS) {
+                load_rows<true>(stage, Type::BYTES);
+            } else {
+                const bool is_whole = left >= CHUNK_BLOCKS;
+                const int n = left * (Type::BYTES / CHUNK_BLOCKS);
+                load_rows<false>(stage, is_whole ? Type::BYTES : n);
+            }
+            load_columns(stage);
+        }
+        copy_async_commit();
+        left -= WARPS * CHUNK_BLOCKS;
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; i++) rows[i] += WARPS * Type::BYTES;
+        values += WARPS * CHUNK;
+        scales += WARPS * 4 * CHUNK_BLOCKS;
+    }
+};
+
+// --- a chunk's sums ---
+
+// What a thread multiplies. Tensor cores give it the products of rows lane / 4 and 8 more with
+// columns 2 * (lane % 4) and the next. Of one column, all eight are copies: so it takes the sum of
+// one row, those in even places the first, and its neighbour the second.
+struct Operands {
+    const char *rows[2];       // the chunk's bytes
+    const char *own_rows[OWN];
+    const char *columns[OWN];  // slots
+    const char *matrices;      // this lane's row of the first load_matrix_x4
+};
+
+// The integer products of block b with two registers of columns. `sums`: of the columns.
+template <class W, class B>
+DEVICE void multiply_block(int (&isum)[OWN][OWN], const B (&rows)[2], const B (&own_rows)[OWN],
+                           int b, const u32 (&column)[2], const int (&sums)[OWN]) {
+    const int t = lane_id() % 4;
+    const bool second = OWN == 1 && t % 2 == 1;
+    u32 w[4];
+    if constexpr (W::HAS_SUB_SCALES) {
+        W::fourfold(rows[0], b, t, w[0], w[2]);
+        W::fourfold(rows[1], b, t, w[1], w[3]);
+        int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+        mma_s8_k16(low, {w[0], w[1]}, column[0]);
+        mma_s8_k16(high, {w[2], w[3]}, column[1]);
+#pragma unroll
+        for (int i = 0; i < OWN * OWN; i++) {
+            const int r = i / OWN, c = i % OWN, d = 2 * r + c;
+            int low_scale, high_scale;
+            W::sub_scales(own_rows[r], b, low_scale, high_scale);
+            isum[r][c] = (low_scale * (second ? low[2] : low[d]) +
+                          high_scale * (second ? high[2] : high[d])) >> 2;
+        }
+    } else {
+        W::words(rows[0], b, t, w[0], w[2]);
+        W::words(rows[1], b, t, w[1], w[3]);
+        int d[4] = {0, 0, 0, 0};
+        mma_s8_k32(d, w, column);
+#pragma unroll
+        for (int i = 0; i < OWN * OWN; i++) {
+            const int r = i / OWN, c = i % OWN;
+            isum[r][c] = (second ? d[2] : d[2 * r + c]) - W::OFFSET * sums[c];
+        }
+    }
+}
+
+constexpr int FEW = 4;  // blocks whose scales are loaded at once
+
+DEVICE void load_few(float (&to)[FEW], const char *from) {
+    const float4 v = *reinterpret_cast<const float4 *>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+DEVICE void load_few(int (&to)[FEW], const char *from) {
+    const int4 v = *reinterpret_cast<const int4 *>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// Blocks 0 .. n_blocks - 1 of a chunk; all if WHOLE. ALIGNED: rows are, to 4 bytes.
+template <bool ALIGNED, bool WHOLE>
+DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
+    const Bytes<ALIGNED> rows[2] = {{of.rows[0]}, {of.rows[1]}};
+    Bytes<ALIGNED> own_rows[OWN];
+    for (int r = 0; r < OWN; r++) own_rows[r].from = of.own_rows[r];
+#pragma unroll
+    for (int first = 0; first < CHUNK_BLOCKS; first += FEW) {
+        if (first > 0) sync_warp();  // or all blocks would be loaded at once, into many registers
+        float scales[OWN][FEW];
+        int sums[OWN][FEW];
+        u32 columns[FEW / 2][4];  // two registers for each block
+#pragma unroll
+        for (int c = 0; c < OWN; c++) {
+            load_few(scales[c], of.columns[c] + SCALES + 4 * first);
+            load_few(sums[c], of.columns[c] + SUMS + 4 * first);
+        }
+#pragma unroll
+        for (int i = 0; i < FEW / 2; i++) {
+            load_matrix_x4(columns[i], of.matrices + BLOCK * (first + 2 * i));
+        }
+#pragma unroll
+        for (int i = 0; i < FEW; i++) {
+            const int b = first + i;
+            if (!WHOLE && b >= n_blocks) return;
+            const u32 column[2] = {columns[i / 2][i % 2 * 2], columns[i / 2][i % 2 * 2 + 1]};
+            int isum[OWN][OWN], a_sum[OWN];
+#pragma unroll
+            for (int c = 0; c < OWN; c++) a_sum[c] = sums[c][i];
+            multiply_block<Type>(isum, rows, own_rows, b, column, a_sum);
+#pragma unroll
+            for (int j = 0; j < OWN * OWN; j++) {
+                const int r = j / OWN, c = j % OWN;
+                float w_scale, w_min;
+                Type::scales(own_rows[r], b, w_scale, w_min);
+                s[r][c] = accumulate<Type>(s[r][c], static_cast<float>(isum[r][c]), scales[c][i],
+                                           static_cast<float>(a_sum[c]), w_scale, w_min);
+            }
+        }
+    }
+}
+
+// Where a lane reads in a stage.
+struct Multiplier {
+    int rows[2];       // slots of rows lane / 4 and 8 more
+    int shift[2];      // of the rows' beginnings from 16 bytes
+    int columns[OWN];  // slots
+    int matrices;
+    int sums;  // place of the first of its sums among those of a chunk; -1: others have them too
+    bool is_aligned;  // all rows to 4 bytes
+
+    DEVICE explicit Multiplier(const Work &w) : is_aligned(w.is_aligned(4)) {
+        const int g = lane_id() / 4, t = lane_id() % 4, row = lane_id() % 8;
+        // columns that are not there repeat the last: nobody will store them
+        const int last = w.n_columns - 1;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            rows[i] = (g + HALF * i) * ROW_SLOT;
+            shift[i] = misalignment(w.row(i == 1, g));
+        }
+#pragma unroll
+        for (int c = 0; c < OWN; c++) {
+            columns[c] = COLUMNS + (OWN * t + c < last ? OWN * t + c : last) * COLUMN_SLOT;
+        }
+        matrices = COLUMNS + (row < last ? row : last) * COLUMN_SLOT + PIECE * (lane_id() / 8);
+        sums = OWN == 2 ? ROWS * 2 * t + g : t < 2 ? HALF * t + g : -1;
+    }
+
+    // Of a stage's chunk, with `left` blocks and those behind it, the sum of row r and column c to
+    // to[ROWS * c + r].
+    DEVICE void multiply(const char *stage, int chunk, int left, float *to) const {
+        const bool second = lane_id() % 2 == 1;
+        Operands of;
+        of.matrices = stage + matrices;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = (shift[i] + chunk * (Type::BYTES % PIECE)) % PIECE;
+            of.rows[i] = stage + rows[i] + at;
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            of.columns[i] = stage + columns[i];
+            of.own_rows[i] = OWN == 1 && second ? of.rows[1] : of.rows[i];
+        }
+        float s[OWN][OWN] = {};
+        constexpr bool CAN_BE_ALIGNED = Type::BYTES % 4 == 0, IS_WHOLE = Type::VALUES == CHUNK;
+        if (CAN_BE_ALIGNED && is_aligned && left >= CHUNK_BLOCKS) {
+            add_blocks<CAN_BE_ALIGNED, true>(s, of, CHUNK_BLOCKS);
+        } else {
+            add_blocks<false, IS_WHOLE>(s, of, left);
+        }
+        if (sums < 0) return;
+#pragma unroll
+        for (int i = 0; i < OWN * OWN; i++) {
+            const int r = i / OWN, c = i % OWN;
+            to[sums + ROWS * c + HALF * r] = s[r][c];
+        }
+    }
+};
+
+// --- a block ---
+
+// The element of row threadIdx.x % 16 and column threadIdx.x / 16.
+DEVICE float product(const Work &w) {
+    DYNAMIC_SHARED(char, shared);
+    float *const sums = reinterpret_cast<float *>(shared + WARPS * STAGES * STAGE);
+    char *const stages = shared + warp_id() * STAGES * STAGE;
+    Loader loader(w);
+    const Multiplier multiplier(w);
+    const int n_chunks = w.n_chunks();
+    for (int i = 0; i < STAGES; i++) loader.load(stages + i * STAGE);
+
+    float total = 0.0f;
+    int stage = 0;
+    for (int begin = 0; begin < n_chunks; begin += N_SUMS) {
+        const int end = begin + N_SUMS < n_chunks ? begin + N_SUMS : n_chunks;
+        for (int chunk = begin + warp_id(); chunk < end; chunk += WARPS) {
+            copy_async_wait<STAGES - 1>();
+            sync_warp();
+            const int left = loader.left + STAGES * WARPS * CHUNK_BLOCKS;
+            multiplier.multiply(stages + stage, chunk, left, sums + (chunk - begin) * OUTPUTS);
+            sync_warp();
+            loader.load(stages + stage);
+            stage = stage < (STAGES - 1) * STAGE ? stage + STAGE : 0;
+        }
+        sync_block();
+        if (threadIdx.x < OUTPUTS) {
+            for (int i = 0; i < end - begin; i++) total += sums[i * OUTPUTS + threadIdx.x];
+        }
+        if (end < n_chunks) sync_block();
+    }
+    return total;
+}
+
+// GATED: the first half of the rows are gates, the other their factors.
+template <bool GATED> DEVICE void compute(const Params &p, const Work &w) {
+    const float v = product(w);
+    const int r = threadIdx.x % ROWS, c = threadIdx.x / ROWS;
+    const float other = GATED ? shfl_xor(v, HALF) : 0.0f;
+    if (c >= w.n_columns || r >= (GATED && w.n_low > HALF ? HALF : w.n_low)) return;
+    float *to = reinterpret_cast<float *>(w.to + c * w.to_bytes);
+    to[r] = GATED ? glu(static_cast<int>(p.param[0].i), v, other) : v;
+}
+
+// Tile number `tile` of tensor 1, or of tensors 1 and 3 if GATED, of a matrix at an offset.
+template <bool GATED> DEVICE Work work_of(const Params &p, u32 tile, i64 offset, char *to) {
+    constexpr int N = GATED ? HALF : ROWS;
+    const Tensor &a = p.t[1];
+    const i64 first = static_cast<i64>(tile) * N;
+    Work w;
+    w.row_bytes = a.nb[1];
+    w.low = a.data + offset + first * w.row_bytes;
+    w.high = GATED ? p.t[3].data + offset + first * w.row_bytes : w.low + HALF * w.row_bytes;
+    w.n_low = static_cast<int>(a.ne[1] - first);
+    w.n_high = GATED ? w.n_low : w.n_low - HALF;
+    w.n_blocks = static_cast<int>(a.ne[0] / BLOCK);
+    w.to = to + 4 * first;
+    return w;
+}
+
+// Blocks: groups of columns of a tile side by side, as they read the same rows; tiles; batches.
+template <bool GATED> DEVICE void mul_mat(const Params &p) {
+    const Tensor &a = p.t[1], &x = p.t[2], &y = p.t[0];
+    u32 tile = blockIdx.x, group = 0, i2 = 0, i3 = 0;
+    const int n_columns = static_cast<int>(x.ne[1]);
+    if (n_columns > N_COLS) {
+        const u32 n_groups = (n_columns + N_COLS - 1) / N_COLS;
+        tile = blockIdx.x / n_groups, group = blockIdx.x % n_groups;
+    }
+    i64 matrix = 0;
+    if (gridDim.y > 1) {
+        const u32 n2 = static_cast<u32>(x.ne[2]), n3 = static_cast<u32>(x.ne[3]);
+        i2 = blockIdx.y % n2, i3 = blockIdx.y / n2;
+        matrix = i2 / (n2 / static_cast<u32>(a.ne[2])) * a.nb[2] +
+                 i3 / (n3 / static_cast<u32>(a.ne[3])) * a.nb[3];
+    }
+    const int first = static_cast<int>(group) * N_COLS;
+    Work w = work_of<GATED>(p, tile, matrix, at(y, 0, first, i2, i3));
+    w.n_columns = N_COLS == 1 || n_columns - first > N_COLS ? N_COLS : n_columns - first;
+    const i64 column = static_cast<i64>(blockIdx.y) * n_columns + first;
+    w.columns = p.prepared[0] + column * q8_column_bytes(w.kp());
+    w.to_bytes = y.nb[1];
+    compute<GATED>(p, w);
+}
+
+// Blocks: tiles, slots, tokens. The last tensor has the expert of each slot of a token.
+template <bool GATED> DEVICE void mul_mat_id(const Params &p) {
+    const Tensor &a = p.t[1], &x = p.t[2], &ids = p.t[GATED ? 4 : 3];
+    const u32 slot = blockIdx.y, token = blockIdx.z, n_x = static_cast<u32>(x.ne[1]);
+    const i64 id = *reinterpret_cast<const int *>(at(ids, slot * ids.nb[0], token, 0, 0));
+    if (id < 0 || id >= a.ne[2]) {
+        if (threadIdx.x == 0) fail(p, id, a.ne[2]);
+        return;
+    }
+    Work w = work_of<GATED>(p, blockIdx.x, id * a.nb[2], at(p.t[0], 0, slot, token, 0));
+    const i64 column = static_cast<i64>(token) * n_x + (n_x == 1 ? 0 : slot % n_x);
+    w.n_columns = 1;
+    w.columns = p.prepared[0] + column * q8_column_bytes(w.kp());
+    w.to_bytes = 0;
+    compute<GATED>(p, w);
+}
+
+KERNEL(mul_mat_vec, THREADS, BLOCKS_PER_SM) { mul_mat<false>(p); }
+KERNEL(gate_up_vec, THREADS, BLOCKS_PER_SM) { mul_mat<true>(p); }
+
+#if N_COLS == 1
+KERNEL(mul_mat_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<false>(p); }
+KERNEL(gate_up_id_vec, THREADS, BLOCKS_PER_SM) { mul_mat_id<true>(p); }
+#endif
