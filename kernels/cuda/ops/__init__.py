@@ -1,5 +1,5 @@
 """ops: which kernels compute which op, a module for each family; importing fills the tables."""
 
-from . import activations, data, elementwise, matrix, rope, rows, sort
+from . import activations, attention, data, elementwise, matrix, rope, rows, sort
 
-__all__ = ["activations", "data", "elementwise", "matrix", "rope", "rows", "sort"]
+__all__ = ["activations", "attention", "data", "elementwise", "matrix", "rope", "rows", "sort"]

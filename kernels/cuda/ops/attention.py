@@ -1,0 +1,193 @@
+"""Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
+
+Which kernel computes a node: one of src/attention.cu, on tensor cores, for pools of float16 and
+Q8_0, whose products are rounded to float16; else that of src/attention_f32.cu. And how work is
+divided: tokens and heads among blocks, for few of them the partitions of positions too, whose sums
+then go through scratch memory. The bits do not depend on the division.
+Tested by tests/kernels/test_cuda_attention.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ....graph.op import AttnParams, Op
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..table import Call, Kernel, Source, implements
+
+PARTITION: Final = 256  # positions whose sums are kept apart, and then combined
+TILE: Final = 32  # positions that are met at a time on tensor cores
+ROWS: Final = 16  # queries of a warp
+ROW_BYTES: Final = 16  # of a query in a block's memory, besides its elements
+CHUNK: Final = 16  # bytes
+MAX_SLICE: Final = 128  # elements of values that a block has at once
+MAX_HEAD_DIM: Final = 256
+MAX_FLOATS: Final = 10240  # elements of a query and its result, in float32
+
+FEW_QUERIES: Final = ROWS  # of a sequence that share keys and values, for which blocks are small
+N_BLOCKS: Final = {0: 528, 1: 1056, 4: 264}  # to fill a large GPU, by their warps
+MAX_SCRATCH: Final = 1 << 25  # bytes of records
+MAX_PARTS: Final = 65535  # the grid's third dimension
+
+TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # that tensor cores get
+COMBINE: Final = Kernel(Source.of("attention_combine.cu"), "attention_combine")
+COMBINE_THREADS: Final = 128
+ATTENTION_F32: Final = Kernel(Source.of("attention_f32.cu"), "attention_f32")
+
+
+class Division(NamedTuple):
+    """How the work of a node is divided; every choice gives the same bits.
+
+    `n_warps` of a block: 1 or 4 of src/attention.cu, 0 for src/attention_f32.cu. Partitions are
+    divided among `n_parts` blocks if scratch memory has room for all of them, `n_records`.
+    """
+
+    n_warps: int
+    n_parts: int = 1
+    n_records: int = 0
+
+
+# --- which kernel ---
+
+
+def _has_whole_rows(node: Tensor) -> bool:
+    q, k, v = node.src[:3]
+    fits = q.ne[0] + node.ne[0] <= MAX_FLOATS and q.ne[1] <= MAX_PARTS
+    return fits and all(t.has_contiguous_rows for t in (q, k, v))
+
+
+def has_tensor_cores(node: Tensor) -> bool:
+    """Whether src/attention.cu computes a node."""
+    q, k, v = node.src[:3]
+    head_dims, op = (q.ne[0], node.ne[0]), _params(node)
+    multiple = 16 if node.ne[0] > MAX_SLICE else 8
+    return (
+        {k.type, v.type} <= set(TYPES)
+        and max(head_dims) <= MAX_HEAD_DIM
+        and q.ne[0] % 8 == 0
+        and node.ne[0] % multiple == 0
+        and op.page_size % TILE == 0
+        and op.page_size & (op.page_size - 1) == 0
+    )
+
+
+def _params(node: Tensor) -> AttnParams:
+    assert isinstance(node.params, AttnParams), f"{node!r}: {node.params}"
+    return node.params
+
+
+# --- how work is divided ---
+
+
+def divided(node: Tensor) -> Division:
+    """What fills a large GPU."""
+    q, k, pages = node.src[0], node.src[1], node.src[3]
+    n_head, n_tokens = q.ne[1:3]
+    n_warps = 0
+    if has_tensor_cores(node):
+        # the page table has a row for padding
+        n_queries = n_tokens * _n_shared(node) // max(1, pages.ne[1] - 1)
+        n_warps = 1 if n_queries <= FEW_QUERIES else 4
+    x, y = _blocks(node, n_warps)
+    n_partitions = -(-min(pages.ne[0] * _params(node).page_size, k.ne[1]) // PARTITION)
+    n_parts = min(-(-N_BLOCKS[n_warps] // (x * y)), n_partitions, MAX_PARTS)
+    room = MAX_SCRATCH // (n_head * _record_bytes(node))
+    if n_parts <= 1 or room < n_tokens:
+        return Division(n_warps)
+    return Division(n_warps, n_parts, min(n_tokens * n_partitions, room))
+
+
+def _n_shared(node: Tensor) -> int:
+    """Heads that share keys and values."""
+    q, k = node.src[:2]
+    return q.ne[1] // (k.ne[0] // q.ne[0])
+
+
+def _n_slices(node: Tensor) -> int:
+    return -(-node.ne[0] // MAX_SLICE)
+
+
+def _blocks(node: Tensor, n_warps: int) -> tuple[int, int]:
+    """Of the grid: for tokens and for heads, if partitions are not divided."""
+    n_head, n_tokens = node.src[0].ne[1:3]
+    if n_warps == 0:
+        return n_tokens, n_head
+    n_shared, rows = _n_shared(node), ROWS * n_warps
+    together = max(1, rows // n_shared)  # tokens
+    # as many as sequences may be among them: if there are more runs of tokens, a block has several
+    n_runs = min(together, node.src[3].ne[1], n_tokens)
+    n_heads = n_head // n_shared * -(-n_shared // rows)
+    return -(-n_tokens // together) * n_runs, n_heads * _n_slices(node)
+
+
+def _record_bytes(node: Tensor) -> int:
+    return 4 * (2 + node.ne[0])  # the largest score, the total, and values
+
+
+# --- calls ---
+
+
+@implements(Op.FLASH_ATTN_EXT, supports=_has_whole_rows)
+def _flash_attn_ext(node: Tensor) -> Sequence[Call]:
+    return calls_of(node, divided(node))
+
+
+def calls_of(node: Tensor, division: Division) -> Sequence[Call]:
+    """The calls that compute a node, with its work so divided."""
+    n_warps, n_parts, n_records = division
+    q, k, v = node.src[:3]
+    params = _kernel_params(node, n_records)
+    if n_warps > 0:
+        kernel, threads = Kernel(_source(node), f"attention_{n_warps}"), 32 * n_warps
+        shared_memory = _shared_memory(node, n_warps)
+    else:
+        kernel, threads = ATTENTION_F32, PARTITION
+        shared_memory = 4 * (q.ne[0] + node.ne[0])
+        params = (*params, int(k.type), int(v.type))
+    scratch = n_records * q.ne[1] * _record_bytes(node)
+    grid = (*_blocks(node, n_warps), n_parts)
+    attend = Call(kernel, grid, threads, params, shared_memory, scratch)
+    if n_parts == 1:
+        return [attend]
+    grid = (q.ne[2], -(-q.ne[1] * node.ne[0] // COMBINE_THREADS), 1)
+    return [attend, Call(COMBINE, grid, COMBINE_THREADS, params, scratch=scratch)]
+
+
+def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
+    """As src/attention.cuh names them; scores in powers of 2."""
+    op = _params(node)
+    scale = op.scale / op.softcap if op.softcap > 0 else op.scale * math.log2(math.e)
+    softcap = max(op.softcap, 0.0) * math.log2(math.e)
+    n_pages = node.src[1].ne[1] // op.page_size
+    return scale, softcap, op.max_bias, op.page_size, n_pages, n_records
+
+
+def _source(node: Tensor) -> Source:
+    q, k, v = node.src[:3]
+    return Source.of(
+        "attention.cu",
+        HEAD_DIM_K=q.ne[0],
+        HEAD_DIM_V=node.ne[0],
+        TYPE_K=k.type.name,
+        TYPE_V=v.type.name,
+    )
+
+
+def _shared_memory(node: Tensor, n_warps: int) -> int:
+    """Bytes for tiles of keys and values, and for what is known of queries."""
+    q, k, v = node.src[:3]
+    size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
+    return size + ROWS * n_warps * ROW_BYTES
+
+
+def _tile_bytes(n: int, type: GGMLType) -> int:
+    """Of a tile of `n` elements a position, as src/attention_tile.cuh has it."""
+    row = (-(-n // 16) * 2 | 1) * CHUNK
+    if type is GGMLType.F16:
+        return TILE * 2 * row  # two stages
+    elements = n if n % type.block_size == 0 else n + 24
+    packed = -(-elements // type.block_size) * type.type_size
+    return TILE * (row + -(-(packed + 14) // CHUNK) * CHUNK)

@@ -1,0 +1,143 @@
+// What the kernels of attention share: where tokens are and what they see, scores, and sums over
+// positions: how they are combined, and where they lie in scratch memory in the meantime.
+//
+// A query, which is a head of a token, meets its positions in partitions of 256, whose sums are
+// kept apart and then combined in ascending order, whoever has computed them. Exponentials are
+// powers of 2: the factors of scores contain log2(e). Knows nothing of how a partition is computed.
+#pragma once
+#include "device.cuh"
+
+constexpr int PARTITION = 256;
+constexpr float LOWEST = -3.402823466e+38f;  // below every score, and finite: it may be subtracted
+
+// tensors besides the result [head_dim_v, n_head, n_tokens], see graph/ops/matrix.py
+constexpr int Q = 1, K = 2, V = 3, PAGES = 4, SEQ = 5, POS = 6;
+
+// parameters of all kernels here, as kernels/cuda/ops/attention.py gives them
+constexpr int SCALE = 0;      // of products: scores, or what tanh is taken of if SOFTCAP > 0
+constexpr int SOFTCAP = 1;    // factor of tanh, or 0
+constexpr int MAX_BIAS = 2;   // of ALiBi
+constexpr int PAGE_SIZE = 3;
+constexpr int N_PAGES = 4;    // in the pool
+constexpr int N_RECORDS = 5;  // partitions of tokens that scratch memory has room for
+
+// --- tokens and what they see ---
+
+DEVICE int int_at(const Tensor &t, i64 i) {
+    return *reinterpret_cast<const int *>(t.data + i * t.nb[0]);
+}
+
+// Position of a token; -1, from where it sees nothing, if it is out of range.
+DEVICE int position_of(const Params &p, int token) {
+    const int pos = int_at(p.t[POS], token);
+    return pos >= 0 && pos < p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i ? pos : -1;
+}
+
+// Reports a token whose position or sequence is out of range: true if there is something to do.
+DEVICE bool check_token(const Params &p, int token) {
+    const int seq = int_at(p.t[SEQ], token);
+    const i64 n_seqs = p.t[PAGES].ne[1];
+    if (seq < 0 || seq >= n_seqs) {
+        fail(p, seq, n_seqs);
+        return false;
+    }
+    if (position_of(p, token) >= 0) return true;
+    fail(p, int_at(p.t[POS], token), p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i);
+    return false;
+}
+
+// The page of a position of a sequence, which may be out of range.
+DEVICE int page_of(const Params &p, int seq, u32 i) {
+    const Tensor &pages = p.t[PAGES];
+    return *reinterpret_cast<const int *>(pages.data + i * pages.nb[0] + seq * pages.nb[1]);
+}
+
+DEVICE bool is_page(const Params &p, int page) { return page >= 0 && page < p.param[N_PAGES].i; }
+
+// --- scores ---
+
+// ALiBi's slope of a head (arXiv 2108.12409), times log2(e). Heads beyond the largest power of two
+// take every other slope of twice as many, as in ggml.
+DEVICE float slope_of(const Params &p, int head) {
+    const float max_bias = static_cast<float>(p.param[MAX_BIAS].f);
+    const int n_head = static_cast<int>(p.t[Q].ne[1]);
+    int n = 1;
+    while (2 * n <= n_head) n *= 2;
+    const float i = head < n ? head + 1.0f : head - n + 0.5f;
+    return exp2f(-max_bias * i / static_cast<float>(n)) * 1.44269504f;
+}
+
+// From the product of a query and a key to their score, in powers of 2.
+struct Scores {
+    float scale, softcap;
+    bool is_biased;
+
+    DEVICE explicit Scores(const Params &p)
+        : scale(static_cast<float>(p.param[SCALE].f)),
+          softcap(static_cast<float>(p.param[SOFTCAP].f)),
+          is_biased(p.param[MAX_BIAS].f > 0) {}
+
+    DEVICE bool is_plain() const { return !is_biased && softcap <= 0; }
+
+    // `distance` is that of the key from the query, not above 0.
+    DEVICE float of(float product, float slope, int distance) const {
+        float s = product * scale;
+        if (softcap > 0) s = softcap * tanhf(s);
+        return is_biased ? fmaf(slope, static_cast<float>(distance), s) : s;
+    }
+};
+
+// --- sums: the largest score; the exponentials' total, and values weighted by them, relative to it
+
+// Adding sums over the positions that come next, whose largest score is `next`: factors of both.
+// Sums over no positions (LOWEST, 0, 0), on either side, change no bit of the other.
+struct Combination {
+    float before, next;
+
+    DEVICE Combination(float &largest, float largest_next) {
+        const float both = fmaxf(largest, largest_next);
+        before = exp2f(largest - both);
+        next = exp2f(largest_next - both);
+        largest = both;
+    }
+    DEVICE float add(float sum, float sum_next) const { return fmaf(sum_next, next, sum * before); }
+};
+
+// A mean of values. A zero has no sign: which one it got depends on how many sums were combined.
+DEVICE float mean_of(float value, float inverse_total) { return value * inverse_total + 0.0f; }
+
+// --- records: sums of partitions in scratch memory, if these are divided ---
+
+DEVICE int n_partitions(int pos) { return (pos + PARTITION) / PARTITION; }
+
+// How many partitions all tokens see, and those before `token`; of a whole warp.
+struct PartitionCount {
+    int all, before;
+
+    DEVICE PartitionCount(const Params &p, int token) : all(0), before(0) {
+        const int n_tokens = static_cast<int>(p.t[Q].ne[2]);
+        for (int t = lane_id(); t < n_tokens; t += WARP) {
+            const int n = n_partitions(position_of(p, t));
+            all += n;
+            before += t < token ? n : 0;
+        }
+        for (int mask = WARP / 2; mask > 0; mask /= 2) {
+            all += shfl_xor(all, mask);
+            before += shfl_xor(before, mask);
+        }
+    }
+    // If there is no room, whoever has a token's first partition computes all of them in order.
+    DEVICE bool has_room(const Params &p) const { return all <= p.param[N_RECORDS].i; }
+};
+
+// The record of a head and of a partition, counted over those of all tokens.
+struct Record {
+    float *sums, *values;  // the largest score and the total; head_dim_v values
+
+    DEVICE Record(const Params &p, int partition, int head) {
+        const i64 n_head = p.t[0].ne[1], i = partition * n_head + head;
+        float *const scratch = reinterpret_cast<float *>(p.scratch);
+        sums = scratch + 2 * i;
+        values = scratch + 2 * p.param[N_RECORDS].i * n_head + i * p.t[0].ne[0];
+    }
+};

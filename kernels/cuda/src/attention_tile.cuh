@@ -1,0 +1,164 @@
+// Tiles of keys and values: 32 positions of a head, brought from the paged pool into the block's
+// memory as rows of float16. They lie in one page, whose size is a multiple of 32. Knows no
+// queries.
+//
+// PoolTile<type of the pool, elements of a row, threads>: `copy` begins to bring the first `n`
+// positions of a tile, whose cells follow `cell`, and zeros for the others. Once it has come
+// (copy_async_wait, sync_block) `unpack` makes float16 of it if IS_PACKED.
+#pragma once
+#include "device.cuh"
+
+constexpr int TILE = 32;
+
+// Of a row in the block's memory, in 16 bytes: D elements, zeros up to the next multiple of 16, and
+// an odd number in all, so that load_matrix finds the same part of 8 rows in different banks.
+DEVICE constexpr int stride_of(int d) { return (d + 15) / 16 * 2 | 1; }
+
+DEVICE uint4 zeros() { return make_uint4(0, 0, 0, 0); }
+
+DEVICE u32 two_of(u16 low, u16 high) { return low | static_cast<u32>(high) << 16; }
+DEVICE u32 two_of(float low, float high) { return two_of(f32_to_f16(low), f32_to_f16(high)); }
+
+// Zeros from element D on in rows of a tile, which are never written again.
+template <int D, int THREADS> DEVICE void pad_rows(uint4 *tile, int n_rows) {
+    if (D % 16 != 0)
+        for (int row = threadIdx.x; row < n_rows; row += THREADS)
+            tile[row * stride_of(D) + D / 8] = zeros();
+}
+
+// How threads share a tile's rows, each of N parts: a thread has the same part of several rows.
+template <int N, int THREADS> struct Shares {
+    static constexpr int LEAST = THREADS > TILE ? THREADS / TILE : 1;
+    static constexpr int MIN = N > LEAST ? N : LEAST;
+    static constexpr int WIDTH = MIN <= 1 ? 1 : MIN <= 2 ? 2 : MIN <= 4 ? 4 : MIN <= 8 ? 8
+                               : MIN <= 16 ? 16 : 32;
+    static constexpr int STEP = THREADS / WIDTH;  // from one row to the next
+
+    static_assert(N <= WIDTH, "a part for each thread");
+    static DEVICE int part() { return threadIdx.x % WIDTH; }
+    static DEVICE int row() { return threadIdx.x / WIDTH; }
+    static DEVICE bool has_part() { return part() < N; }
+};
+
+template <typename T, int D, int THREADS> struct PoolTile;
+
+// Two stages: one may be copied while the other is used.
+template <int D, int THREADS> struct PoolTile<F16, D, THREADS> {
+    static constexpr bool IS_PACKED = false;
+    static constexpr int STRIDE = stride_of(D), SIZE = 2 * TILE * STRIDE;
+
+    const char *from;
+    int nb;
+    bool aligned;
+    uint4 *tiles;
+
+    DEVICE PoolTile(const Tensor &pool, int first, uint4 *shared)
+        : from(pool.data + 2 * first), nb(static_cast<int>(pool.nb[1])), tiles(shared) {
+        aligned = ((reinterpret_cast<u64>(from) | nb) & 15) == 0;
+        pad_rows<D, THREADS>(tiles, 2 * TILE);
+    }
+
+    DEVICE const uint4 *rows(int stage) const { return tiles + stage * TILE * STRIDE; }
+
+    DEVICE void copy(int stage, int cell, int n) const {
+        typedef Shares<D / 8, THREADS> Chunks;
+        if (!Chunks::has_part()) return;
+        uint4 *const to = tiles + (stage * TILE + Chunks::row()) * STRIDE + Chunks::part();
+        const char *const row =
+            from + 16 * Chunks::part() + static_cast<i64>(cell + Chunks::row()) * nb;
+        if (aligned && n == TILE) {
+#pragma unroll
+            for (int i = 0; i < TILE; i += Chunks::STEP) copy_async(to + i * STRIDE, row + i * nb);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < TILE; i += Chunks::STEP) {
+                if (i + Chunks::row() >= n) to[i * STRIDE] = zeros();
+                else if (aligned) copy_async(to + i * STRIDE, row + i * nb);
+                else to[i * STRIDE] = load_octet(row + i * nb);
+            }
+        }
+    }
+
+    DEVICE void unpack(int, int) const {}
+
+    static DEVICE uint4 load_octet(const char *at) {
+        const u16 *const v = reinterpret_cast<const u16 *>(at);
+        return make_uint4(two_of(v[0], v[1]), two_of(v[2], v[3]), two_of(v[4], v[5]),
+                          two_of(v[6], v[7]));
+    }
+};
+
+struct Q8_0;  // blocks of a float16 factor and 32 int8 (ggml-common.h)
+
+// One stage, and the bytes of the next one. Blocks lie anywhere: whole 16 bytes that have a byte of
+// them are copied, which may also have some of what lies before or behind the pool.
+template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
+    static constexpr bool IS_PACKED = true;
+    static constexpr int BLOCK = 32, BLOCK_BYTES = 34;
+    static constexpr int MAX_BYTES = (D % BLOCK ? D + 24 + BLOCK - 1 : D) / BLOCK * BLOCK_BYTES;
+    static constexpr int N_CHUNKS = (14 + MAX_BYTES + 15) / 16;
+    static constexpr int STRIDE = stride_of(D), SIZE = TILE * (STRIDE + N_CHUNKS);
+
+    const char *from;
+    int nb, first, n_bytes;  // element of its block where a row begins; bytes of its blocks
+    uint4 *tile, *packed;
+
+    DEVICE PoolTile(const Tensor &pool, int element, uint4 *shared)
+        : from(pool.data + element / BLOCK * BLOCK_BYTES),
+          nb(static_cast<int>(pool.nb[1])),
+          first(element % BLOCK),
+          n_bytes((first + D + BLOCK - 1) / BLOCK * BLOCK_BYTES),
+          tile(shared),
+          packed(shared + TILE * STRIDE) {
+        pad_rows<D, THREADS>(tile, TILE);
+    }
+
+    DEVICE const uint4 *rows(int) const { return tile; }
+
+    static DEVICE int offset_of(const char *row) {
+        return static_cast<int>(reinterpret_cast<u64>(row) & 15);
+    }
+
+    DEVICE void copy(int, int cell, int n) const {
+        typedef Shares<N_CHUNKS, THREADS> Chunks;
+        if (!Chunks::has_part()) return;
+        uint4 *const to = packed + Chunks::row() * N_CHUNKS + Chunks::part();
+        const char *row = from + static_cast<i64>(cell + Chunks::row()) * nb;
+#pragma unroll
+        for (int i = 0; i < TILE; i += Chunks::STEP, row += Chunks::STEP * nb) {
+            const int begin = offset_of(row) - 16 * Chunks::part(), end = begin + n_bytes;
+            if (i + Chunks::row() < n && end > 0)
+                copy_async(to + i * N_CHUNKS, row - begin);
+        }
+    }
+
+    DEVICE void unpack(int cell, int n) const {
+        typedef Shares<D / 8, THREADS> Octets;
+        if (!Octets::has_part()) return;
+        uint4 *const to = tile + Octets::row() * STRIDE + Octets::part();
+        const char *bytes = from + static_cast<i64>(cell + Octets::row()) * nb;
+#pragma unroll 2
+        for (int i = 0; i < TILE; i += Octets::STEP, bytes += Octets::STEP * nb) {
+            const int row = i + Octets::row();
+            to[i * STRIDE] = row < n ? octet_of(row, offset_of(bytes), first + 8 * Octets::part())
+                                     : zeros();
+        }
+    }
+
+    // 8 elements of a row, from `element` on, which is a multiple of 8: each is rounded once.
+    DEVICE uint4 octet_of(int row, int offset, int element) const {
+        const char *const block = reinterpret_cast<const char *>(packed + row * N_CHUNKS) + offset +
+                                  element / BLOCK * BLOCK_BYTES;
+        const float d = f16_to_f32(*reinterpret_cast<const u16 *>(block));
+        const u16 *const q = reinterpret_cast<const u16 *>(block + 2 + element % BLOCK);
+        u32 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 two = q[i];
+            const float low = static_cast<float>(static_cast<i8>(two));
+            const float high = static_cast<float>(static_cast<i8>(two >> 8));
+            v[i] = two_of(low * d, high * d);
+        }
+        return make_uint4(v[0], v[1], v[2], v[3]);
+    }
+};

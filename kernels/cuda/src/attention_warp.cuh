@@ -1,0 +1,264 @@
+// The 16 queries of a warp, and how a tile of 32 positions changes their sums: by online softmax
+// (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, the rest
+// float32. What a query gets depends on nothing but itself and the positions that it sees.
+//
+// A lane has two rows of the 16, lane / 4 and 8 more, and of these a quarter of the elements, as
+// fragments of mma_f16 lie. Compiled with HEAD_DIM_K and HEAD_DIM_V, multiples of 8.
+#pragma once
+#include "attention.cuh"
+#include "attention_tile.cuh"
+
+constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // of the tensor core along a key
+constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // of values: registers have room for one
+constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
+constexpr int N_PAIRS = (SLICE + 15) / 16;          // of 8 elements each
+
+// A query. It lies in the block's memory, and is read when it is needed.
+struct Row {
+    int token, head, pos;
+    float slope;
+};
+
+// Of a lane's two rows: largest scores are those of whole rows, totals may be parts of them.
+struct Sums {
+    float largest[2], total[2], values[2 * N_PAIRS][4];
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) largest[half] = LOWEST, total[half] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 2 * N_PAIRS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[n][i] = 0.0f;
+    }
+
+    DEVICE void add_totals() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            total[half] += shfl_xor(total[half], 1);
+            total[half] += shfl_xor(total[half], 2);
+        }
+    }
+
+    // Write the values of a row, times a factor.
+    DEVICE void store(int half, float *to, float factor) const {
+#pragma unroll
+        for (int n = 0; n < SLICE / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                to[8 * n + lane_id() % 4 * 2 + i] = mean_of(values[n][2 * half + i], factor);
+    }
+};
+
+// Sums over all partitions so far. They are needed but once in a partition: `volatile` puts them
+// into the thread's own memory, since registers have better use.
+struct Totals {
+    volatile float largest[2], total[2], values[2 * N_PAIRS][4];
+
+    // Add those before to the sums over a partition.
+    DEVICE void add_to(Sums &sums) const {
+        float both[2] = {largest[0], largest[1]};
+        const Combination with[2] = {{both[0], sums.largest[0]}, {both[1], sums.largest[1]}};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            sums.largest[half] = both[half];
+            sums.total[half] = with[half].add(total[half], sums.total[half]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * N_PAIRS; n++) {
+            if (n % 4 == 0) sync_warp();  // registers have no room for more at once
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums.values[n][i] = with[i / 2].add(values[n][i], sums.values[n][i]);
+        }
+    }
+
+    DEVICE void keep(const Sums &sums) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            largest[half] = sums.largest[half], total[half] = sums.total[half];
+#pragma unroll
+        for (int n = 0; n < 2 * N_PAIRS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[n][i] = sums.values[n][i];
+    }
+};
+
+// --- queries ---
+
+DEVICE u32 load_pair(const float *q, int d) {
+    if (d >= HEAD_DIM_K) return 0;
+    return two_of(q[d], q[d + 1]);
+}
+
+// Of the warp's `rows`.
+DEVICE void load_queries(u32 (&q)[N_STEPS][4], const Tensor &from, const Row *rows) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const Row &row = rows[lane_id() / 4 + 8 * i];
+        const float *const x = reinterpret_cast<const float *>(at(from, 0, row.head, row.token, 0));
+#pragma unroll
+        for (int step = 0; step < N_STEPS; step++) {
+            q[step][i] = load_pair(x, 16 * step + lane_id() % 4 * 2);
+            q[step][i + 2] = load_pair(x, 16 * step + 8 + lane_id() % 4 * 2);
+        }
+    }
+}
+
+// --- a tile: n-th 8 positions, of these the two from 2 * (lane % 4) on, for both rows ---
+
+// Products of queries and keys.
+template <int STRIDE>
+DEVICE void multiply_keys(float (&s)[4][4], const u32 (&q)[N_STEPS][4], const uint4 *keys) {
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
+    const int matrix = lane_id() / 8;
+    const uint4 *const from = keys + (matrix / 2 * 8 + lane_id() % 8) * STRIDE + matrix % 2;
+#pragma unroll
+    for (int step = 0; step < N_STEPS; step++)
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            u32 k[4];
+            load_matrix_x4(k, from + 8 * n * STRIDE + 2 * step);
+            const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
+            mma_f16(s[n], q[step], low);
+            mma_f16(s[n + 1], q[step], high);
+        }
+}
+
+// Products become scores; of positions from `first` on that a row does not see, minus infinity.
+DEVICE void score(float (&s)[4][4], const Scores &scores, const Row *rows, int first,
+                  bool is_masked) {
+    const int begin = first + lane_id() % 4 * 2;
+    if (scores.is_plain()) {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] *= scores.scale;
+        if (!is_masked) return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const Row &row = rows[lane_id() / 4 + 8 * half];
+        const int pos = row.pos;
+        const float slope = row.slope;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float &v = s[i / 2][2 * half + i % 2];
+            const int position = begin + i / 2 * 8 + i % 2;
+            if (!scores.is_plain()) v = scores.of(v, slope, position - pos);
+            if (position > pos) v = as_float(0xff800000u);
+        }
+    }
+}
+
+// Scores become weights, relative to the largest so far; `keep` are the factors of sums before.
+DEVICE void weigh(u32 (&w)[2][4], float (&keep)[2], Sums &sums, float (&s)[4][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = sums.largest[half];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            largest = fmaxf(largest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        largest = fmaxf(largest, shfl_xor(largest, 1));
+        largest = fmaxf(largest, shfl_xor(largest, 2));
+        keep[half] = exp2f(sums.largest[half] - largest);
+        sums.largest[half] = largest;
+        float total = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float a = exp2f(s[n][2 * half] - largest);
+            const float b = exp2f(s[n][2 * half + 1] - largest);
+            w[n / 2][n % 2 * 2 + half] = two_of(a, b);
+            total += a + b;
+        }
+        sums.total[half] = fmaf(sums.total[half], keep[half], total);
+    }
+}
+
+// --- values ---
+
+// The pair-th 16 elements of a tile's values.
+template <int STRIDE> DEVICE void load_values(u32 (&v)[2][4], const uint4 *values, int pair) {
+    const uint4 *const from = values + lane_id() % 16 * STRIDE + 2 * pair + lane_id() / 16;
+    load_matrix_x4_trans(v[0], from);
+    load_matrix_x4_trans(v[1], from + 16 * STRIDE);
+}
+
+// Products of weights and values.
+DEVICE void multiply_values(float (&sums)[2][4], const u32 (&w)[2][4], const u32 (&v)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            const u32 b[2] = {v[step][2 * n], v[step][2 * n + 1]};
+            mma_f16(sums[n], w[step], b);
+        }
+    }
+}
+
+// Add weighted values.
+template <int STRIDE>
+DEVICE void add_values(Sums &sums, const u32 (&w)[2][4], const float (&keep)[2],
+                       const uint4 *values) {
+#pragma unroll
+    for (int pair = 0; pair < N_PAIRS; pair++) {
+        u32 v[2][4];
+        float next[2][4];
+        load_values<STRIDE>(v, values, pair);
+        multiply_values(next, w, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float &sum = sums.values[2 * pair + i / 4][i % 4];
+            sum = fmaf(sum, keep[i % 4 / 2], next[i / 4][i % 4]);
+        }
+    }
+}
+
+// Clear elements of values whose positions in the tile are above `last`.
+DEVICE void clear_behind(u32 (&v)[2][4], int last) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int position = i / 4 * 16 + i % 2 * 8 + lane_id() % 4 * 2;
+        u32 &two = v[i / 4][i % 4];
+        two = position > last ? 0 : position == last ? two & 0xffff : two;
+    }
+}
+
+// The same for values that are not all finite: 0 times one of these is no number. So each row gets
+// products without the positions, the tile's first being `first`, that it does not see.
+template <int STRIDE>
+DEVICE void add_seen_values(Sums &sums, const u32 (&w)[2][4], const float (&keep)[2],
+                            const uint4 *values, const Row *rows, int first) {
+#pragma unroll
+    for (int pair = 0; pair < N_PAIRS; pair++)
+#pragma unroll 1
+        for (int row = 0; row < 16; row++) {
+            u32 v[2][4];
+            float next[2][4];
+            load_values<STRIDE>(v, values, pair);
+            clear_behind(v, rows[row].pos - first);
+            multiply_values(next, w, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float &sum = sums.values[2 * pair + i / 4][i % 4];
+                if (i % 4 / 2 * 8 + lane_id() / 4 == row)
+                    sum = fmaf(sum, keep[i % 4 / 2], next[i / 4][i % 4]);
+            }
+        }
+}
+
+// Whether all values of a tile are finite; of a whole warp.
+template <int STRIDE> DEVICE bool are_finite(const uint4 *values) {
+    bool finite = true;
+    for (int row = 0; row < TILE; row++)
+        for (int i = lane_id(); i < SLICE / 2; i += WARP) {
+            const u32 two = reinterpret_cast<const u32 *>(values + row * STRIDE)[i];
+            finite &= (two & 0x7c00) != 0x7c00 && (two & 0x7c000000) != 0x7c000000;
+        }
+    return ballot(!finite) == 0;
+}

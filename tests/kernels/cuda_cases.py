@@ -1,0 +1,193 @@
+"""For the tests of the CUDA kernels: what they compute.
+
+Op cases, with batches of many tokens added; the graphs of tiny models; and the calls of both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import count, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import cuda_run
+import numpy as np
+from op_cases import FLOATS, WEIGHT_TYPES, OpCase, op_cases, rows, weights
+from reference_run import Array, ids, leaf, normal
+
+from lamella.graph import GGMLType, Graph, Op, Tensor, ops
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.plan import calls_of
+from lamella.kernels.cuda.table import FUSERS, Call, Kernel
+from lamella.kernels.fusion import calls_in_order, optimize
+from lamella.model.loader import load_model
+from lamella.model.placement import ModelParams
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
+
+from arch_run import Runner
+from tiny_models import TINY, write_model
+
+MANY: Final = 40  # tokens
+F32, I32 = GGMLType.F32, GGMLType.I32
+CACHE_TYPES: Final = (*FLOATS, GGMLType.Q8_0)
+MODEL_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0)
+
+
+@cache
+def all_cases() -> Sequence[OpCase]:
+    """Those of the table that need no repacked weights and are not only timed, and more."""
+    of_table = [c for c in op_cases() if not c.timed and " packed " not in c.name]
+    return [*of_table, *_many_token_cases()]
+
+
+@cache
+def supported_cases() -> Sequence[OpCase]:
+    """Those whose node the CUDA kernels compute."""
+    return [case for case in all_cases() if cuda_run.supports(case.node())]
+
+
+def limit_of(case: OpCase) -> float:
+    """The case's, or what the kernels' rounding of activations leaves."""
+    node = case.node()
+    type = node.src[0].type
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and type is not GGMLType.F32:
+        return 1e-4 if type.is_quantized else 4e-5 if type is GGMLType.BF16 else 1e-6
+    if node.op is Op.FLASH_ATTN_EXT:
+        return 1e-5
+    return case.limit
+
+
+def parts_of(n: int) -> list[list[int]]:
+    """Batches whose tokens have the bits of the whole: alone, few, more, in another order."""
+    more = [[n - 1], list(range(9)), list(range(n - 1, 7, -1))] if n > 9 else []
+    return [[0], [n // 2], [1, 2], [0, 1, 2], [4, 2, 0, 3, 1], *more]
+
+
+def error(actual: Array, expected: Array) -> float:
+    """Mean square error relative to the mean square; infinite where NaN and inf differ."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    difference = np.square(actual[finite] - expected[finite]).sum()
+    return float(difference / max(np.square(expected[finite]).sum(), 1e-30))
+
+
+def _many_token_cases() -> Iterator[OpCase]:
+    """Batches that take other kernels than a few tokens do."""
+    for type in WEIGHT_TYPES:
+        k = 512 if type.block_size > 32 else 160
+        yield OpCase(
+            f"mul_mat {type.name} {MANY}",
+            lambda t, type=type, k=k: ops.mul_mat(weights(type, 37, k), rows(t, k, MANY)),  # type: ignore[misc]
+            n_tokens=MANY,
+            limit=1e-10,
+        )
+    for type in (GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_K):
+        yield OpCase(
+            f"mul_mat_id {type.name} {MANY}",
+            lambda t, type=type: _experts(t, type),  # type: ignore[misc]
+            axis=2,
+            n_tokens=MANY,
+            limit=1e-10,
+        )
+    yield OpCase(f"flash_attn_ext {MANY}", _prompt, axis=2, n_tokens=MANY, limit=1e-10)
+
+
+def _experts(t: Sequence[int], type: GGMLType) -> Tensor:
+    chosen = np.argsort(np.random.default_rng(2).random((MANY, 6)))[:, :2]
+    columns = leaf(normal(MANY, 1, 512)[t])
+    return ops.mul_mat_id(weights(type, 6, 7, 512), columns, ids(chosen[t]))
+
+
+def _prompt(t: Sequence[int]) -> Tensor:
+    # the last tokens of a prompt that is longer than a partition, and some of another
+    other = np.arange(MANY) % 7 == 0
+    pos = np.where(other, 0, 290) + np.arange(MANY)
+    pages = ids(np.random.default_rng(1).permutation(22).reshape(2, 11))
+    k, v = (leaf(normal(22 * 32, 2 * 64, seed=i), GGMLType.F16) for i in (1, 2))
+    q = leaf(normal(MANY, 8, 64)[t])
+    return ops.flash_attn_ext(q, k, v, pages, ids(other[t]), ids(pos[t]), page_size=32, scale=0.125)
+
+
+@cache
+def model_graphs() -> Sequence[tuple[str, Graph]]:
+    """Graphs of all tiny models, of one token and of many, with their names; without data."""
+    graphs = []
+    with TemporaryDirectory() as folder:
+        for name, type in ((name, type) for name in TINY for type in MODEL_TYPES):
+            path = Path(folder, "m.gguf")
+            write_model(TINY[name], path, type)
+            runner = Runner(load_model(path, ModelParams(cpu=CpuDevice(1, repack=False))))
+            for n_tokens in (1, MANY):
+                _, logits = runner.build(n_tokens, 1)
+                graphs.append((f"{name} {type.name} {n_tokens}", Graph(logits)))
+            runner.close()
+    return graphs
+
+
+def graph_calls(graph: Graph, fuse: bool = True) -> list[Call]:
+    """The calls that compute a graph, all of whose tensors lie apart."""
+    places = count(2**40, 2**32)
+    where: dict[Tensor, int] = {}
+
+    def address_of(_: Tensor, t: Tensor) -> int:
+        root = t.root
+        if root not in where:
+            where[root] = next(places)
+        return where[root] + (t.offset - root.offset if t.buffer is not None else t.view_offs)
+
+    if fuse:
+        optimize(graph, FUSERS)
+    counts = graph.use_counts if fuse else None
+    return [c for _, c in calls_in_order(graph.nodes, _calls, counts, FUSERS, address_of)]
+
+
+def _calls(node: Tensor) -> Sequence[Call]:
+    return calls_of(node) if cuda_run.supports(node) else ()
+
+
+def large_nodes() -> Iterator[Tensor]:
+    """Nodes of the sizes that models have, without data."""
+    for n in (1, 2, 4, 8, 16, 64, 512):
+        for type in WEIGHT_TYPES:
+            yield ops.mul_mat(Tensor(type, (4096, 4096)), Tensor(F32, (4096, n)))
+            for n_rows in (256, 16384):
+                yield ops.mul_mat(Tensor(type, (2048, n_rows)), Tensor(F32, (2048, n)))
+            experts, chosen = Tensor(type, (2048, 768, 128)), Tensor(I32, (8, n))
+            yield ops.mul_mat_id(experts, Tensor(F32, (2048, 1, n)), chosen)
+        for type in FLOATS:  # columns that are not F32
+            yield ops.mul_mat(Tensor(type, (2048, 256)), Tensor(GGMLType.F16, (2048, n)))
+        for head_dim, type in product((64, 80, 96, 128, 256), CACHE_TYPES):
+            k, v = (Tensor(type, (8 * head_dim, 64 * 256)) for _ in range(2))
+            q, pages = Tensor(F32, (head_dim, 32, n)), Tensor(I32, (256, 4))
+            seq, pos = Tensor(I32, (n,)), Tensor(I32, (n,))
+            yield ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=64, scale=head_dim**-0.5)
+        yield ops.argsort(Tensor(F32, (151936, n)))
+        yield ops.top_k(Tensor(F32, (151936, n)), 64)
+
+
+def chain_graphs() -> Iterator[Graph]:
+    """Chains that no tiny model has."""
+    x, y, weight = (Tensor(F32, ne) for ne in ((64, 5), (64, 5), (64,)))
+    total = ops.add(x, y)
+    yield Graph(ops.mul(ops.norm(x, 1e-5), weight))
+    yield Graph(ops.mul(ops.norm(total, 1e-5), weight), total)
+
+
+@cache
+def kernels_in_use() -> dict[Kernel, str]:
+    """All kernels that cases and models call, each with the name of one of them."""
+    found: dict[Kernel, str] = {}
+    calls = [(case.name, c) for case in supported_cases() for c in calls_of(case.node())]
+    for name, graph in (*model_graphs(), *(("a chain", graph) for graph in chain_graphs())):
+        calls += ((name, c) for fuse in (False, True) for c in graph_calls(graph, fuse))
+    for node in filter(cuda_run.supports, large_nodes()):
+        calls += ((repr(node), c) for c in calls_of(node))
+    for name, call in calls:
+        for kernel in call.kernels():
+            found.setdefault(kernel, name)
+    return found

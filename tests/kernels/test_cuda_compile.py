@@ -1,0 +1,175 @@
+"""NVRTC compiles every kernel that op cases and models call, with nothing spilt from registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from cuda_cases import kernels_in_use
+
+from lamella.base.errors import BackendError
+from lamella.kernels.cpu.threads import usable_cpus
+from lamella.kernels.cuda.nvrtc import NvrtcCompiler
+from lamella.kernels.cuda.table import Source
+
+ARCH: Final = 90
+OTHERS: Final = (75, 80, 89, 120)
+STATIC_SHARED: Final = 48 * 1024  # bytes of a block's memory that may have a fixed size
+TOY: Final = Source.of(str(Path(__file__).with_name("toy_cuda.cu")))
+
+Key = tuple[Source, int]
+
+
+class Compiled(NamedTuple):
+    """What ptxas says of a kernel: bytes spilt, bytes of shared memory of fixed size."""
+
+    spilt: int
+    shared: int
+
+
+def compiler() -> NvrtcCompiler | None:
+    try:
+        return NvrtcCompiler()
+    except BackendError:
+        return None
+
+
+NVRTC: Final = compiler()
+pytestmark = [
+    pytest.mark.skipif(NVRTC is None, reason="NVRTC is not installed: pip install 'lamella[cuda]'"),
+    pytest.mark.timeout(600),  # the first test compiles everything
+]
+
+
+def wanted() -> list[Key]:
+    """All sources for one architecture; of each file the first and the last for the others."""
+    sources = sorted({k.source for k in kernels_in_use()}, key=str)
+    files = {s.file: [t for t in sources if t.file == s.file] for s in sources}
+    few = {s for same in files.values() for s in (same[0], same[-1])}
+    return [
+        *((s, ARCH) for s in sources),
+        *((s, arch) for arch in OTHERS for s in sources if s in few),
+    ]
+
+
+def compile_one(key: Key) -> str:
+    """What the compiler says: its log, or the error."""
+    assert NVRTC is not None
+    try:
+        return NVRTC.compile_with_log(*key)[1]
+    except BackendError as e:
+        return f"error: {e}"
+
+
+@pytest.fixture(scope="module")
+def logs() -> Mapping[Key, str]:
+    """By source and architecture."""
+    keys = wanted()
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        return dict(zip(keys, pool.map(compile_one, keys), strict=True))
+
+
+def kernels_of(log: str) -> dict[str, Compiled]:
+    """By name."""
+    found = {}
+    for part in log.split("Compiling entry function")[1:]:
+        name = re.findall(r"'(\w+)'", part)[0]
+        spilt = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))
+        shared = sum(int(n) for n in re.findall(r"(\d+) bytes smem", part))
+        found[name] = Compiled(spilt, shared)
+    return found
+
+
+def test_all_kernels_compile(logs: Mapping[Key, str]) -> None:
+    failed = {f"{s} sm_{arch}": log for (s, arch), log in logs.items() if log.startswith("error:")}
+    assert not failed, "\n".join(failed.values())
+
+
+def test_sources_have_the_kernels_that_are_called(logs: Mapping[Key, str]) -> None:
+    assert len({k.source.file for k in kernels_in_use()}) > 10
+    for kernel, name in kernels_in_use().items():
+        assert kernel.name in kernels_of(logs[kernel.source, ARCH]), f"{kernel}, called by {name}"
+
+
+def test_nothing_is_spilt(logs: Mapping[Key, str]) -> None:
+    spilt = {
+        f"{name} of {source} on sm_{arch}: {kernel.spilt} bytes"
+        for (source, arch), log in logs.items()
+        for name, kernel in kernels_of(log).items()
+        if kernel.spilt
+    }
+    assert not spilt, "\n".join(sorted(spilt))
+
+
+def test_memory_of_fixed_size_fits_every_device(logs: Mapping[Key, str]) -> None:
+    used = [(k.shared, n) for log in logs.values() for n, k in kernels_of(log).items()]
+    assert max(used) <= (STATIC_SHARED, "")
+
+
+def test_warnings(logs: Mapping[Key, str]) -> None:
+    assert not {line for log in logs.values() for line in log.splitlines() if "warning" in line}
+
+
+# --- the compiler itself ---
+
+
+def test_the_kernels_that_the_host_s_tests_use() -> None:
+    for arch in (75, ARCH):
+        log = compile_one((TOY, arch))
+        assert "toy_mma_f16" in kernels_of(log), log
+
+
+def test_spills_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "spilt.cu"
+    path.write_text(
+        '#include "device.cuh"\n'
+        "KERNEL(spilt, 1024, 2) {\n"  # at most 32 registers
+        "    float x[64], *at = reinterpret_cast<float *>(p.t[1].data);\n"
+        "    for (int i = 0; i < 64; i++) x[i] = at[i * 32];\n"
+        "    float *to = reinterpret_cast<float *>(p.t[0].data);  // which may overlap\n"
+        "    for (int i = 0; i < 64; i++) to[i] = x[63 - i] * x[(i * 7) % 64];\n"
+        "}\n"
+    )
+    assert kernels_of(compile_one((Source.of(str(path)), ARCH)))["spilt"].spilt > 0
+
+
+def test_definitions_reach_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "named.cu"
+    path.write_text('#include "device.cuh"\nKERNEL(NAME, SIZE, 1) {}\n')
+    log = compile_one((Source.of(str(path), NAME="chosen", SIZE=64), ARCH))
+    assert set(kernels_of(log)) == {"chosen"}
+
+
+def test_what_does_not_compile(tmp_path: Path) -> None:
+    assert NVRTC is not None
+    path = tmp_path / "wrong.cu"
+    path.write_text('#include "device.cuh"\nKERNEL(wrong, 32, 1) { int x = nothing; }\n')
+    with pytest.raises(BackendError, match=r"(?s)wrong.cu does not compile for sm_90:.*nothing"):
+        NVRTC.compile(Source.of(str(path)), ARCH)
+
+
+def test_architectures() -> None:
+    assert NVRTC is not None
+    assert {ARCH, *OTHERS} <= set(NVRTC.archs)
+    rows = Source.of("pairs.cu")
+    assert NVRTC.compile(rows, ARCH).startswith(b"\x7fELF")
+    newer = NVRTC.compile(rows, ARCH + 1)  # the driver compiles it further
+    assert b".target sm_90" in newer
+    with pytest.raises(BackendError, match=r"cannot compile for sm_30, only for: .*sm_90"):
+        NVRTC.compile(rows, 30)
+
+
+def test_kernels_are_told_apart() -> None:
+    log = (
+        "ptxas info    : Compiling entry function 'a' for 'sm_90'\n"
+        "ptxas         .     8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\n"
+        "ptxas info    : Used 49 registers, used 1 barriers, 128 bytes smem\n"
+        "ptxas info    : Compiling entry function 'b' for 'sm_90'\n"
+        "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 49 registers\n"
+    )
+    assert kernels_of(log) == {"a": Compiled(16, 128), "b": Compiled(0, 0)}
