@@ -19,6 +19,7 @@ MAX_DIMS: Final = 4
 # Tensor.flags
 INPUT: Final = 1  # written by the user before each computation
 OUTPUT: Final = 2  # read by the user afterwards: its memory is never reused
+BUNDLE: Final = 4  # an input whose parts, views, are copied to a device all at once
 
 Shape = tuple[int, int, int, int]
 
@@ -131,6 +132,11 @@ class Tensor:
     def set_input(self) -> Tensor:
         """Flag as written by the user; returns the tensor."""
         self.flags |= INPUT
+        return self
+
+    def set_bundle(self) -> Tensor:
+        """Flag as an input of several parts, which are views of it; returns the tensor."""
+        self.flags |= INPUT | BUNDLE
         return self
 
     def set_output(self) -> Tensor:

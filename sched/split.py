@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from ..alloc.buffer import Usage
 from ..graph.graph import Graph
-from ..graph.op import VIEW_OPS
-from ..graph.tensor import INPUT, OUTPUT, Tensor, dup_layout, view_tensor
+from ..graph.op import VIEW_OPS, Op
+from ..graph.tensor import BUNDLE, INPUT, OUTPUT, Tensor, dup_layout, view_tensor
 from .assignment import Assignment
 from .backend import Backend, KeepAlive
 
@@ -48,7 +48,8 @@ class Split:
 class SplitGraph:
     """A graph cut into splits, its copies, and how to take all of it back.
 
-    `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index.
+    `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index;
+    `views[tensor, backend_id]` stand for a part of a bundle that was copied, by that part.
     """
 
     def __init__(self, a: Assignment, n_copies: int, copy_index: int) -> None:
@@ -57,6 +58,7 @@ class SplitGraph:
         self.copy_index = copy_index
         self.splits: list[Split] = []
         self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}
+        self.views: dict[tuple[Tensor, int], Tensor] = {}
         self.graph_inputs: list[Tensor] = []
         self.undo_steps: list[Callable[[], None]] = []
         self.redirected: list[tuple[Tensor, int, Tensor]] = []  # node, index, its own source
@@ -131,12 +133,31 @@ def _brings_weight(a: Assignment, node: Tensor) -> bool:
 
 
 def _read_through_copy(s: SplitGraph, split: Split, node: Tensor, j: int) -> None:
-    src = node.src[j]
-    if (src, split.backend_id) not in s.copies:
-        copies = [_copy(s, src, split.backend_id, c, "4.cpy") for c in range(s.n_copies)]
-        s.copies[src, split.backend_id] = copies
-        split.inputs.append(src)
-    s.redirect(node, j, s.copy_of(src, split.backend_id))
+    src, backend_id = node.src[j], split.backend_id
+    whole = _input_of(src)
+    if (whole, backend_id) not in s.copies:
+        copies = [_copy(s, whole, backend_id, c, "4.cpy") for c in range(s.n_copies)]
+        s.copies[whole, backend_id] = copies
+        split.inputs.append(whole)
+    if whole is not src and (src, backend_id) not in s.views:
+        s.views[src, backend_id] = _view_of_copy(s, src, whole, backend_id)
+    s.redirect(node, j, s.views.get((src, backend_id)) or s.copy_of(src, backend_id))
+
+
+def _input_of(src: Tensor) -> Tensor:
+    """What is copied for a source: of a part of a bundle the whole."""
+    t = src
+    while t.op in VIEW_OPS:
+        t = t.src[0]
+    return t if t.flags & BUNDLE else src
+
+
+def _view_of_copy(s: SplitGraph, src: Tensor, whole: Tensor, backend_id: int) -> Tensor:
+    copy = s.copy_of(whole, backend_id)
+    view = dup_layout(src, f"{copy.name} ({src.name})")
+    view.op, view.src, view.view_src, view.view_offs = Op.VIEW, [copy], copy, src.view_offs
+    s.assignment.set(view, backend_id, "4.cpy")
+    return view
 
 
 def _copy(s: SplitGraph, src: Tensor, backend_id: int, c: int, cause: str) -> Tensor:
@@ -207,7 +228,11 @@ def build_order(s: SplitGraph) -> Order:
             dependency = view_tensor(src)
             dependency.src = [src]
             order.add_node(dependency, ids[src])
-            order.add_node(s.copy_of(src, split.backend_id), split.backend_id)
+            copy = s.copy_of(src, split.backend_id)
+            order.add_node(copy, split.backend_id)
+            for view in s.views.values():
+                if view.view_src is copy:
+                    order.add_node(view, split.backend_id)
         if wishes:
             _add_with_wishes(order, split, ids, wishes)
         else:

@@ -272,3 +272,21 @@ def test_a_wish_for_a_foreign_node_is_our_own_mistake() -> None:
     scheduler.set_tensor_backend(b, scheduler.backends[1])
     with pytest.raises(AssertionError, match="not of its split"):
         scheduler.alloc_graph(Graph(b))
+
+
+def test_a_bundle_is_copied_once_for_all_its_parts() -> None:
+    null = Null()
+    whole = inp(16, name="x").set_bundle()
+    a, b = (ops.view(whole, (8,), offset=o).named(n) for o, n in ((0, "a"), (32, "b")))
+    w = weight(null.gpu_bufts[0], 8, 4, name="w")
+    y = ops.add(ops.mul_mat(w, a), ops.mul_mat(w, b))
+    scheduled = Scheduler(null.backends).alloc_graph(Graph(y))
+    (split,) = [s for s in scheduled.splits if s.inputs]
+    assert split.inputs == [whole]
+    copy = scheduled.copies[whole, 0][0]
+    parts = [node.src[1] for node in split.graph.nodes if node.op is Op.MUL_MAT]
+    assert [(p.view_src, p.view_offs, p.ne[0]) for p in parts] == [(copy, 0, 8), (copy, 32, 8)]
+    assert [p.offset - copy.offset for p in parts] == [0, 32]
+    assert all(p.buffer is copy.buffer for p in parts)
+    scheduled.graph.restore()
+    assert [node.src[1] for node in split.graph.nodes if node.op is Op.MUL_MAT] == [a, b]
