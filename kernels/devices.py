@@ -1,6 +1,9 @@
 """Devices by name, as `-dev` and `lamella.load(devices=...)` take them.
 
-    CPU               the processor, always there and always last
+    (nothing)         all NVIDIA GPUs that can be used
+    none, CPU         no device but the processor, which is always there and always last
+    CUDA0             the first NVIDIA GPU
+    cuda              all of them; an error if there are none
     sim               a simulated GPU without a memory limit
     sim:24GiB         one with 24 GiB of memory
     sim:24GiB:2       two of those, SIM0 and SIM1
@@ -11,42 +14,101 @@ Tested by tests/kernels/test_devices.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..alloc.buffer import UNLIMITED
-from ..base.errors import UnknownDeviceError
+from ..base.errors import RequestError, UnknownDeviceError
 from ..sched.backend import Device
 from .cpu.device import CpuDevice
+from .cuda.device import CudaDevice, CudaRegistry, find_cuda
 from .sim.device import SimDevice
 
-KNOWN: Final = "CPU, none, sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)"
+SIMULATED: Final = "sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)"
 MAX_SIMULATED: Final = 16
+SPLIT_MODES: Final = ("layer", "none")
+CUTTING_MODES: Final = ("row", "tensor")  # llama.cpp has them, too
 _SIM: Final = re.compile(r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt]i?b)(?::(?P<count>\d+))?)?")
 _UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
 
+Progress = Callable[[int, int, str, float], None]  # kernels done, in all, one of them, seconds
 
-def find_devices(names: Sequence[str], cpu: CpuDevice) -> list[Device]:
+
+def find_devices(
+    names: Sequence[str], cpu: CpuDevice, progress: Progress | None = None
+) -> list[Device]:
     """The devices that take layers, in the order they are named; `cpu` is not among them.
 
-    Simulated ones compute with the CPU's kernels, on its threads.
+    Simulated ones compute with the CPU's kernels, on its threads. `progress` is told which kernels
+    are compiled for GPUs; GPUs are the process's, so the last one given for them is told.
 
     Raises:
-        UnknownDeviceError: lists the names there are.
+        UnknownDeviceError: lists the names there are, and says why there is no GPU.
     """
     found: list[Device] = []
-    for name in names:
+    n_simulated = 0
+    for name in names or ("cuda",):
         lower = name.strip().lower()
         if lower in ("cpu", "none"):
             continue
-        match = _SIM.fullmatch(lower)
-        count = int(match["count"] or 1) if match else 0
-        if match is None or not 1 <= count <= MAX_SIMULATED:
-            raise UnknownDeviceError(f"no device is called {name!r}; there are: {KNOWN}")
-        memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
-        for _ in range(count):
-            found.append(SimDevice(f"SIM{len(found)}", memory=memory, compute=cpu.new_compute))
+        simulated = _simulated(lower, cpu, n_simulated)
+        n_simulated += len(simulated)
+        gpus = [] if simulated else _gpus(lower, find_cuda())
+        if not (simulated or gpus) and names:
+            known = _known(find_cuda())
+            raise UnknownDeviceError(f"no device is called {name!r}; there are: {known}")
+        for gpu in gpus:
+            gpu.library.progress = progress
+        found += [*simulated, *gpus]
     return found
+
+
+def cuda_registry() -> CudaRegistry:
+    """The NVIDIA GPUs that can be used; none, and why in one line."""
+    return find_cuda()
+
+
+def split_over(devices: Sequence[Device], split_mode: str, main_gpu: int) -> list[Device]:
+    """Those devices that take layers: all in mode "layer", the main one in mode "none".
+
+    Raises:
+        RequestError: there is no such mode, or no such device; lists those there are.
+    """
+    if split_mode not in SPLIT_MODES:
+        why = "; a layer is computed whole, on one device" if split_mode in CUTTING_MODES else ""
+        raise RequestError(
+            f"split_mode is {split_mode!r}: must be one of {', '.join(SPLIT_MODES)}{why}"
+        )
+    if split_mode == "layer" or not (devices or main_gpu):
+        return list(devices)
+    if main_gpu >= len(devices):
+        there = ", ".join(f"{i} ({device.name})" for i, device in enumerate(devices))
+        raise RequestError(f"main_gpu is {main_gpu}: there are {there or 'no devices'}")
+    return [devices[main_gpu]]
+
+
+def _simulated(name: str, cpu: CpuDevice, first: int) -> list[SimDevice]:
+    """The simulated devices of a name, numbered from `first` on; none if it is no such name."""
+    match = _SIM.fullmatch(name)
+    count = int(match["count"] or 1) if match else 0
+    if match is None or not 1 <= count <= MAX_SIMULATED:
+        return []
+    memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
+    return [
+        SimDevice(f"SIM{first + i}", memory=memory, compute=cpu.new_compute) for i in range(count)
+    ]
+
+
+def _gpus(name: str, registry: CudaRegistry) -> list[CudaDevice]:
+    """The GPUs of a name."""
+    return [d for d in registry.devices() if name in ("cuda", d.name.lower())]
+
+
+def _known(registry: CudaRegistry) -> str:
+    """The names there are; why a GPU's is not among them."""
+    gpus = [d.name for d in registry.devices()]
+    names = ", ".join(["CPU", "none", *gpus, *(["cuda"] if gpus else []), SIMULATED])
+    return f"{names}. CUDA is not used: {registry.reason}" if registry.reason else names
 
 
 def parse_size(number: str, unit: str) -> int:

@@ -1,18 +1,66 @@
-"""Devices by name."""
+"""Devices by name: simulated ones, GPUs, and what is said where there are none."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from lamella.alloc.buffer import UNLIMITED
-from lamella.base.errors import UnknownDeviceError
+from lamella.base.errors import BackendError, RequestError, UnknownDeviceError
+from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.devices import find_devices
+from lamella.kernels.cuda.device import CudaDevice, CudaRegistry, open_cuda
+from lamella.kernels.cuda.driver import Compiler, Driver, Gpu, GpuInfo
+from lamella.kernels.devices import cuda_registry, find_devices, split_over
+from lamella.kernels.sim import SimDevice
 
 
 @pytest.fixture(scope="module")
 def cpu() -> CpuDevice:
     return CpuDevice(n_threads=1)
+
+
+class NamedGpu:
+    """A GPU of which nothing but its name is asked."""
+
+    def __init__(self, index: int) -> None:
+        self.info = GpuInfo(index, "Toy", 90, 2**30, 132, 232448, "0000:00:00.0")
+
+
+class NamedGpus:
+    version = "12.9"
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def gpus(self) -> Sequence[Gpu]:
+        return [cast(Gpu, NamedGpu(i)) for i in range(self.n)]
+
+
+class NoCompiler:
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+
+def registry(n: int, compiler: str = "none") -> CudaRegistry:
+    return open_cuda(
+        lambda: cast(Driver, NamedGpus(n)), lambda: cast(Compiler, NoCompiler(compiler))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: no GPU, unless a test says so."""
+    monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> CudaRegistry:
+    found = registry(2)
+    monkeypatch.setattr(devices, "find_cuda", lambda: found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -33,8 +81,105 @@ def test_names(cpu: CpuDevice, names: list[str], expected: list[tuple[str, int]]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu7", "sim:", "sim:24", "sim:1GiB:0", "sim:1GiB:99", "simx"]
+    "name",
+    ["", "gpu7", "sim:", "sim:24", "sim:1GiB:0", "sim:1GiB:99", "simx", "cuda", "CUDA0", "all"],
 )
 def test_unknown_names_are_refused_with_those_there_are(cpu: CpuDevice, name: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=rf"'{name}'; there are: CPU, none, sim"):
+    with pytest.raises(
+        UnknownDeviceError,
+        match=rf"'{name}'; there are: CPU, none, sim.*\. CUDA is not used: no driver",
+    ):
         find_devices(["sim", name], cpu)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], ["CUDA0", "CUDA1"]),
+        (["cuda"], ["CUDA0", "CUDA1"]),
+        (["CUDA1"], ["CUDA1"]),
+        (["cuda1", " Cuda0"], ["CUDA1", "CUDA0"]),
+        (["sim", "CUDA0", "sim"], ["SIM0", "CUDA0", "SIM1"]),
+        (["none"], []),
+    ],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_by_name(cpu: CpuDevice, names: list[str], expected: list[str]) -> None:
+    assert [d.name for d in find_devices(names, cpu)] == expected
+    assert cuda_registry().reason == ""
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_that_is_not_there(cpu: CpuDevice) -> None:
+    with pytest.raises(
+        UnknownDeviceError,
+        match=r"'CUDA2'; there are: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\)$",
+    ):
+        find_devices(["CUDA2"], cpu)
+
+
+def test_gpus_tell_of_their_kernels_whoever_uses_them_last(
+    cpu: CpuDevice, two_gpus: CudaRegistry
+) -> None:
+    def progress(*_: Any) -> None: ...
+
+    find_devices(["CUDA1"], cpu, progress)
+    first, second = two_gpus.devices()
+    assert (first.library.progress, second.library.progress) == (None, progress)
+    found = find_devices([], cpu, progress)
+    assert found == [first, second]  # the process's: nothing is loaded twice
+    assert first.library.progress is progress
+    assert isinstance(found[0], CudaDevice)
+
+
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> Driver:
+        raise BackendError("no NVIDIA driver is installed")
+
+    def no_compiler() -> Compiler:
+        raise BackendError("NVRTC cannot be used")
+
+    for found, reason in (
+        (open_cuda(no_driver), "no NVIDIA driver is installed"),
+        (open_cuda(lambda: cast(Driver, NamedGpus(1)), no_compiler), "NVRTC cannot be used"),
+        (registry(0), "no NVIDIA GPU of compute capability 7.5 or newer is visible"),
+    ):
+        monkeypatch.setattr(devices, "find_cuda", lambda found=found: found)
+        assert cuda_registry().reason == reason
+        assert found.devices() == ()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "n_found"), [("NVRTC 11.8", 1), ("NVRTC 12.99", 1), ("NVRTC 13.0", 0)]
+)
+def test_a_compiler_for_newer_drivers(compiler: str, n_found: int) -> None:
+    found = registry(1, compiler)  # the driver's version is 12.9
+    assert len(found.devices()) == n_found
+    assert ("compiles for newer NVIDIA drivers" in found.reason) is (n_found == 0)
+
+
+# --- what is used of them ---
+
+SIMS = (SimDevice("SIM0"), SimDevice("SIM1"))
+
+
+def test_a_split_over_all_or_one() -> None:
+    assert split_over(SIMS, "layer", 7) == list(SIMS)
+    assert split_over(SIMS, "none", 1) == [SIMS[1]]
+    assert split_over((), "none", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "mode", "main_gpu", "complaint"),
+    [
+        (SIMS, "none", 2, r"main_gpu is 2: there are 0 \(SIM0\), 1 \(SIM1\)"),
+        ((), "none", 1, "main_gpu is 1: there are no devices"),
+        (SIMS, "rows", 0, "split_mode is 'rows': must be one of layer, none$"),
+        (SIMS, "row", 0, "'row': must be one of layer, none; a layer is computed whole"),
+    ],
+)
+def test_a_split_that_cannot_be(
+    found: Sequence[SimDevice], mode: str, main_gpu: int, complaint: str
+) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        split_over(found, mode, main_gpu)
