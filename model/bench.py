@@ -24,6 +24,7 @@ from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.cpu.pool import POLL
+from ..kernels.devices import find_devices, split_over
 from .batch import Batch
 from .context import PAGE_SIZE, Context, ContextParams
 from .kv_pages import KVSequence
@@ -207,25 +208,46 @@ def open_bench(
     type_k: GGMLType = GGMLType.F16,
     type_v: GGMLType = GGMLType.F16,
     poll: int = POLL,
+    devices: Sequence[str] = ("none",),
+    n_gpu_layers: int = -1,
+    split_mode: str = "layer",
+    main_gpu: int = 0,
+    tensor_split: tuple[float, ...] | None = None,
+    kv_offload: bool = True,
+    op_offload: bool = True,
     on_load: Callable[[int, int], None] | None = None,
     on_compile: Callable[[int, int, str, float], None] | None = None,
 ) -> Iterator[Bench]:
-    """A model in memory on the CPU, with a KV pool that is large enough for each of the tests.
+    """A model in memory, with a KV pool that is large enough for each of the tests.
+
+    The arguments are those of `server.instance.InstanceParams`, but by default only the CPU works.
 
     Raises:
         ModelFileError: the file cannot be used. RequestError: a parameter that cannot be.
+        UnknownDeviceError: a device that is not there.
         OutOfMemoryError: there is too little memory.
     """
     tests = list(tests)
     cpu = CpuDevice(n_threads, on_compile, poll=poll)
+    found = find_devices(devices, cpu, on_compile)
+    model_params = ModelParams(
+        cpu=cpu,
+        devices=tuple(split_over(found, split_mode, main_gpu)),
+        n_gpu_layers=n_gpu_layers,
+        tensor_split=tensor_split,
+        op_offload=op_offload,
+        progress=on_load,
+    )
     params = ContextParams(
         n_ctx=max(test.n_cells for test in tests),
         n_ubatch=n_ubatch,
         n_seq_max=max(test.n_seq for test in tests),
         type_k=type_k,
         type_v=type_v,
+        kv_on_device=kv_offload,
+        op_offload=op_offload,
     )
-    model = load_model(path, ModelParams(cpu=cpu, devices=(), progress=on_load))
+    model = load_model(path, model_params)
     try:
         with Context(model, params) as context:
             yield Bench(context)

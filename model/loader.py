@@ -18,7 +18,8 @@ import numpy as np
 from ..alloc import Buffer, Usage, alloc_tensors, buffer_of
 from ..alloc.buffer import BufferType, Bytes
 from ..alloc.host import DTYPES
-from ..base.errors import ModelFileError, UnsupportedModelError
+from ..base.errors import ModelFileError, OutOfMemoryError, UnsupportedModelError
+from ..base.log import get_logger
 from ..graph import GGMLType, Tensor
 from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
@@ -26,6 +27,8 @@ from .arch import Architecture, WeightSpec, find_architecture
 from .gguf import GGUFFile, Metadata, TensorInfo, open_gguf
 from .hparams import HParams
 from .placement import Home, ModelParams, layer_devices, place
+
+log = get_logger("loader")
 
 SLICE_BYTES: Final = 4 << 20  # copied at a time
 N_PROGRESS: Final = 100  # calls of the progress callback, about
@@ -80,6 +83,9 @@ class LoadedModel:
         self.weights: dict[str, Tensor] = {}
         self._layers = layer_devices(hp.n_layer, params)
         used = {home.device for home in homes.values()}.union(self._layers)
+        # also those that take only large batches over, for which weights lie in their pinned memory
+        bufts = {home.buft for home in homes.values()}
+        used.update(d for d in params.devices if d.host_buffer_type in bufts)
         self.devices = (*(d for d in params.devices if d in used), params.cpu)
         self._buffers: list[Buffer] = []
 
@@ -111,7 +117,7 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
         homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
         model = LoadedModel(file, arch, hp, homes, params)
         try:
-            _fill(file, _allocate(model, found), homes, params.progress)
+            _fill(file, _allocate(model, found, params), model.homes, params)
         except BaseException:
             model.free()
             raise
@@ -206,8 +212,13 @@ def _list(names: list[str]) -> str:
 # --- memory ---
 
 
-def _allocate(model: LoadedModel, found: list[FoundWeight]) -> dict[Tensor, FoundWeight]:
-    """Give the model its weights, allocated: the same data is in one kind of memory only once."""
+def _allocate(
+    model: LoadedModel, found: list[FoundWeight], params: ModelParams
+) -> dict[Tensor, FoundWeight]:
+    """Give the model its weights, allocated: the same data is in one kind of memory only once.
+
+    What does not fit into pinned memory goes to the CPU's own.
+    """
     sources: dict[Tensor, FoundWeight] = {}
     shared: dict[tuple[BufferType, str], Tensor] = {}
     by_buft: dict[BufferType, list[Tensor]] = {}
@@ -220,7 +231,17 @@ def _allocate(model: LoadedModel, found: list[FoundWeight]) -> dict[Tensor, Foun
             by_buft.setdefault(buft, []).append(shared[key])
         model.weights[name] = shared[key]
     for buft, tensors in by_buft.items():
-        model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS)
+        try:
+            model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS)
+        except OutOfMemoryError as e:
+            if buft not in params.pinned:
+                raise
+            log.warning(f"{e}: the CPU's weights are in memory from which copies are slower")
+            model.free()
+            for name, home in model.homes.items():
+                if home.buft is buft:
+                    model.homes[name] = Home(params.cpu, params.cpu.buffer_type)
+            return _allocate(model, found, params)
     return sources
 
 
@@ -248,19 +269,19 @@ def _fill(
     file: GGUFFile,
     sources: Mapping[Tensor, FoundWeight],
     homes: Mapping[str, Home],
-    progress: Callable[[int, int], None] | None,
+    params: ModelParams,
 ) -> None:
     """Copy the weights in the order in which the file has them, each page once."""
+    plain = {device.buffer_type for device in (*params.devices, params.cpu)} | params.pinned
     total = sum(info.nbytes for weight in sources.values() for info in weight.parts)
-    done = _Progress(progress, total)
+    done = _Progress(params.progress, total)
 
     def place_in_file(item: tuple[Tensor, FoundWeight]) -> tuple[int, int]:
         first = item[1].parts[0]
         return first.shard, first.offset
 
     for tensor, weight in sorted(sources.items(), key=place_in_file):
-        home = homes[weight.spec.name]
-        if weight.is_converted or home.buft is not home.device.buffer_type:
+        if weight.is_converted or homes[weight.spec.name].buft not in plain:
             # special memory may need all of a tensor at once, to repack it
             _copy_whole(file, tensor, weight, done)
         else:

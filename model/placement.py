@@ -72,6 +72,13 @@ class ModelParams:
         """The devices that can use this memory."""
         return [d for d in (*self.devices, self.cpu) if d.supports_buft(buft)]
 
+    @property
+    def pinned(self) -> set[BufferType]:
+        """Host memory from which a device copies fast. There may be too little of it, and what is
+        to lie there can lie in the CPU's own."""
+        kinds = {device.host_buffer_type for device in self.devices}
+        return {buft for buft in kinds if buft is not None}
+
     def _check_devices(self) -> None:
         if self.cpu.type is not DeviceType.CPU:
             raise RequestError(f"cpu is {self.cpu.name}, a {self.cpu.type.value}")
@@ -163,13 +170,17 @@ def _candidates(
 ) -> Iterator[Home]:
     """The homes to try, the best first: memory of the device's own kind, then the CPU's.
 
-    A device that takes large batches from the CPU copies the weights, so it must know their layout.
+    A device that takes large batches from the CPU copies the weights: it must know their layout,
+    and copies fast from pinned memory only.
     """
     reader = _reader(hp, weight, spec.op)
-    takers = params.devices if params.op_offload else ()
+    takers = [d for d in params.devices if params.op_offload and d.offload_op(reader)]
     for candidate in dict.fromkeys((device, params.cpu)):
-        if not any(taker.offload_op(reader) for taker in takers if taker is not device):
+        taker = next((taker for taker in takers if taker is not device), None)
+        if taker is None:
             yield from (Home(candidate, buft) for buft in candidate.extra_buffer_types)
+        elif candidate is params.cpu and taker.host_buffer_type is not None:
+            yield Home(candidate, taker.host_buffer_type)
         yield Home(candidate, candidate.buffer_type)
 
 
