@@ -18,7 +18,7 @@ from ..graph.types import GGMLType
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.cpu.pool import POLL
 from ..kernels.cpu.threads import default_threads, usable_cpus
-from ..kernels.devices import find_devices
+from ..kernels.devices import cuda_registry, find_devices, split_over
 from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate
 from ..model.context import KV_TYPES, Context, ContextParams
@@ -27,6 +27,7 @@ from ..model.loader import LoadedModel, load_model
 from ..model.placement import ModelParams
 from ..model.sampling import load_kernels
 from ..model.vocab import Vocab, load_vocab
+from ..sched.backend import Device
 from .engine import Engine
 
 log = get_logger("instance")
@@ -47,6 +48,7 @@ LIMITS: Final = {
     "n_threads_batch": (1, 512),
     "poll": (0, 100),
     "n_gpu_layers": (-(2**31), 2**31 - 1),
+    "main_gpu": (0, 2**31 - 1),
 }
 
 
@@ -63,7 +65,9 @@ class InstanceParams:
         n_threads_batch: for prompts and several tokens at once; None for n_threads.
         poll: how long threads spin for work before they sleep, 0 (not at all) to 100 (2 ms).
         n_gpu_layers: layers for the devices, from the last on; below 0 all.
-        devices: names as `kernels.devices` knows them.
+        devices: names as `kernels.devices` knows them; none: all NVIDIA GPUs, if there are any.
+        split_mode: "layer" spreads the layers over the devices, "none" uses the main one alone.
+        main_gpu: which of the devices that is, from 0 on.
         tensor_split: the devices' shares of the layers.
         type_k, type_v: types of the KV pool: f32, f16, bf16, q8_0.
         kv_offload: keep keys and values on the device of their layer.
@@ -85,6 +89,8 @@ class InstanceParams:
     poll: int = POLL
     n_gpu_layers: int = -1
     devices: Sequence[str] = ()
+    split_mode: str = "layer"
+    main_gpu: int = 0
     tensor_split: tuple[float, ...] | None = None
     type_k: str = "f16"
     type_v: str = "f16"
@@ -182,7 +188,7 @@ def open_instance(
     )
     model_params = ModelParams(
         cpu=cpu,
-        devices=tuple(find_devices(params.devices, cpu)),
+        devices=tuple(_devices(params, cpu, on_compile)),
         n_gpu_layers=params.n_gpu_layers,
         tensor_split=params.tensor_split,
         op_offload=params.op_offload,
@@ -200,6 +206,8 @@ def open_instance(
         n_threads_batch=n_threads_batch,
     )
     parts = _read_parts(params)
+    if not (params.devices or model_params.devices):
+        log.info(f"CUDA is not used: {cuda_registry().reason}")
     load_kernels(on_compile)  # of the samplers: no request shall wait for them
     model = load_model(params.path, model_params)
     try:
@@ -212,6 +220,14 @@ def open_instance(
     except BaseException:
         model.free()
         raise
+
+
+def _devices(
+    params: InstanceParams, cpu: CpuDevice, on_compile: CompileProgress | None
+) -> list[Device]:
+    """What takes layers beside the CPU."""
+    found = find_devices(params.devices, cpu, on_compile)
+    return split_over(found, params.split_mode, params.main_gpu)
 
 
 def _threads(params: InstanceParams) -> tuple[int, int]:

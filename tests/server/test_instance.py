@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from tiny_models import TINY, write_model
 
 from lamella.base.errors import LamellaError, ModelFileError, RequestError, UnsupportedModelError
 from lamella.graph import GGMLType
+from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.device import CudaRegistry
 from lamella.server import instance
 from lamella.server.instance import InstanceParams, open_instance
 
@@ -36,6 +39,12 @@ def path(tmp_path: Path) -> Path:
         ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all': must be a whole number"),
         ({"devices": "sim"}, "devices is 'sim': must be a list of names"),
         ({"devices": ["gpu"]}, "no device is called 'gpu'"),
+        ({"split_mode": "row"}, "split_mode is 'row': must be one of layer, none"),
+        ({"main_gpu": -1}, r"main_gpu is -1: must lie in 0\.\."),
+        (
+            {"devices": ["sim"], "split_mode": "none", "main_gpu": 1},
+            r"main_gpu is 1: there are 0 \(SIM0\)$",
+        ),
         ({"type_k": "q9"}, "type_k is 'q9': must be one of f32, f16, bf16, q8_0"),
         ({"chat_template": "{% if %}"}, "line 1"),
     ],
@@ -64,16 +73,42 @@ def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None
         open_instance(InstanceParams(path=file), on_load=on_load)
 
 
-@pytest.mark.parametrize("devices", [(), ("sim",)])
+@pytest.mark.parametrize("names", [("none",), ("sim",)])
 def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
-    path: Path, devices: tuple[str, ...]
+    path: Path, names: tuple[str, ...]
 ) -> None:
-    with open_instance(InstanceParams(path=path, devices=devices)) as instance:
+    with open_instance(InstanceParams(path=path, devices=names)) as instance:
         assert instance.alias == "tiny"
         assert instance.meta["ftype"] == "Q8_0"
         assert instance.meta["n_ctx"] == instance.n_ctx == 256
         assert instance.meta["n_params"] == 80192
         assert 0 < int(instance.meta["size"]) < path.stat().st_size
+
+
+def test_the_main_gpu_alone_is_used(path: Path) -> None:
+    how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_ctx": 64}
+    for mode, expected in (("layer", ["SIM0", "SIM1", "SIM2"]), ("none", ["SIM1"])):
+        params = InstanceParams(path=path, **how, split_mode=mode, main_gpu=1)
+        with open_instance(params) as opened:
+            assert [d.name for d in opened.model.devices] == [*expected, "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [((), ["CUDA is not used: no driver"]), (("none",), []), (("sim",), [])]
+)
+def test_why_no_gpu_is_used(
+    path: Path,
+    asked: tuple[str, ...],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
+    with (
+        caplog.at_level(logging.INFO, "lamella"),
+        open_instance(InstanceParams(path=path, n_ctx=64, devices=asked)),
+    ):
+        assert caplog.messages == told
 
 
 def test_nothing_stays_open_when_a_late_part_fails(
