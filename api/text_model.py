@@ -146,6 +146,8 @@ def load(
     n_parallel: int = 4,
     devices: Sequence[str] = (),
     n_gpu_layers: int = -1,
+    split_mode: str = "layer",
+    main_gpu: int = 0,
     n_threads: int | None = None,
     n_threads_batch: int | None = None,
     type_k: str = "f16",
@@ -159,8 +161,11 @@ def load(
         n_ctx: tokens of the context, shared by all generations; 0: what the model was trained with.
         n_batch, n_ubatch: most tokens computed at once, the lesser of the two.
         n_parallel: generations that run at once.
-        devices: what takes layers besides the CPU, for instance ["sim:24GiB"].
+        devices: what takes layers besides the CPU: ["CUDA0"], ["none"], ["sim:24GiB"]; by default
+            all NVIDIA GPUs.
         n_gpu_layers: layers for the devices, counted from the last; -1: all.
+        split_mode: "layer" spreads the layers over the devices; "none": all on the main one.
+        main_gpu: which of the devices that is, from 0 on.
         n_threads: threads of the CPU; None: one for each core that the process may use.
         n_threads_batch: for prompts and several tokens at once; None: n_threads.
         type_k, type_v: types of the cached keys and values: f32, f16, bf16 or q8_0.
@@ -181,6 +186,8 @@ def load(
         n_parallel=n_parallel,
         devices=devices,
         n_gpu_layers=n_gpu_layers,
+        split_mode=split_mode,
+        main_gpu=main_gpu,
         n_threads=n_threads,
         n_threads_batch=n_threads_batch,
         type_k=type_k,

@@ -26,6 +26,7 @@ from ..kernels.cpu.threads import default_threads, peak_memory
 from ..model.bench import Bench, BenchTest, open_bench
 from ..server.instance import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
+from .flags import add_offload_flags
 from .start import StartProgress
 
 MAX_TOKENS: Final = 1 << 20  # of a part of a test
@@ -102,6 +103,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
             metavar="TYPE",
             help=f"type of cached {what}: f32, f16, bf16, q8_0 (f16)",
         )
+    add_offload_flags(parser.add_argument_group("where it runs"))
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
@@ -156,7 +158,7 @@ def main(args: argparse.Namespace) -> int:
                 _print(json.dumps(as_json(result)))
                 continue
             if i == 0:
-                _print("", *card_lines(result.card, result.ceiling, n_threads), "", *table_head())
+                _print("", *card_lines(result), "", *table_head())
             _print(table_row(result))
     if result is not None and not args.json:
         _print("", memory_line(result))
@@ -196,19 +198,27 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                     type_k=args.cache_type_k,
                     type_v=args.cache_type_v,
                     poll=args.poll,
+                    devices=args.device,
+                    n_gpu_layers=args.gpu_layers,
+                    split_mode=args.split_mode,
+                    main_gpu=args.main_gpu,
+                    tensor_split=args.tensor_split,
+                    kv_offload=not args.no_kv_offload,
+                    op_offload=not args.no_op_offload,
                     on_load=progress.on_load,
                     on_compile=progress.on_compile,
                 )
             )
             for test in tests:  # here, as kernels may be compiled
                 _warm_up(bench, test)
-        card = bench.card()
+        card, gpus = bench.card(), gpus_of(bench)
         with _status(console, "measuring memory and arithmetic"):
-            ceiling = _ceiling(n_threads, card.n_bytes_read)
+            ceiling = None if gpus else _ceiling(n_threads, card.n_bytes_read)
         for test in tests:
             yield Result(
                 path=Path(args.model),
                 card=card,
+                gpus=gpus,
                 test=test,
                 n_threads=n_threads,
                 n_ubatch=args.ubatch_size,
@@ -216,6 +226,16 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                 samples=_samples(bench, test, args.repetitions, console),
                 peak_memory=peak_memory(),
             )
+
+
+def gpus_of(bench: Bench) -> dict[str, str]:
+    """The devices in use besides the CPU, by name: what they are and how many layers they have."""
+    model = bench.context.model
+    homes = [model.kv_home(il).name for il in range(model.hp.n_layer)]
+    return {
+        d.name: f"{d.description}, {homes.count(d.name)} of {len(homes)} layers"
+        for d in model.devices[:-1]
+    }
 
 
 def _ceiling(n_threads: int, n_near: int) -> Ceiling | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,8 @@ from ..kernels.cpu.device import processor_name
 from ..model.bench import BenchTest, ModelCard
 
 # name, width, and whether numbers stand to the right
-COLUMNS: Final = (
+Columns = Sequence[tuple[str, int, bool]]
+COLUMNS: Final[Columns] = (
     ("model", 16, False),
     ("size", 10, True),
     ("params", 9, True),
@@ -31,10 +32,12 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A test with its tokens per second; `ceiling` is None where nobody measured it."""
+    """A test with its tokens per second. `gpus` says of each device besides the CPU what it is;
+    `ceiling` is None where nobody measured it."""
 
     path: Path
     card: ModelCard
+    gpus: Mapping[str, str]
     test: BenchTest
     n_threads: int
     n_ubatch: int
@@ -51,6 +54,12 @@ class Result:
         return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
+    def backend(self) -> str:
+        """What computes the layers, short."""
+        first = next(iter(self.gpus), "CPU")
+        return f"{first}+{len(self.gpus) - 1}" if len(self.gpus) > 1 else first
+
+    @property
     def best_possible(self) -> float | None:
         """Tokens per second that the machine's memory, or cache, and multiplications allow, as an
         estimate."""
@@ -61,16 +70,19 @@ class Result:
         return self.card.ceiling(self.test, near, rate, self.n_ubatch)
 
 
-def card_lines(card: ModelCard, ceiling: Ceiling | None, n_threads: int) -> Iterator[str]:
+def card_lines(result: Result) -> Iterator[str]:
     """What a token costs and what the machine does at best."""
-    yield f"{card.name}: {_size(card.n_bytes)} of weights, {_count(card.n_params)} parameters"
+    card, ceiling, n_threads = result.card, result.ceiling, result.n_threads
+    yield f"{card.name}: {size_text(card.n_bytes)} of weights, {_count(card.n_params)} parameters"
     yield (
-        f"a token reads {_size(card.n_bytes_read)}, multiplies {_count(card.n_mul_adds)} times, "
-        f"keeps {_size(card.n_bytes_kv)} of keys and values"
+        f"a token reads {size_text(card.n_bytes_read)}, "
+        f"multiplies {_count(card.n_mul_adds)} times, "
+        f"keeps {size_text(card.n_bytes_kv)} of keys and values"
     )
     machine = f"{processor_name()}, {n_threads} thread{'s' if n_threads > 1 else ''}"
     if ceiling is None:
         yield f"{machine}: ceiling not measured"
+        yield from (f"{name}: {what}" for name, what in result.gpus.items())
         return
     near = ceiling.near_bytes_per_s
     cached = f" ({near / 1e9:.0f} from cache)" if near > ceiling.bytes_per_s else ""
@@ -80,21 +92,21 @@ def card_lines(card: ModelCard, ceiling: Ceiling | None, n_threads: int) -> Iter
     )
 
 
-def table_head() -> Iterator[str]:
+def table_head(columns: Columns = COLUMNS) -> Iterator[str]:
     """The names of the columns, and the line below."""
-    yield _line(name.rjust(width) if right else name for name, width, right in COLUMNS)
-    yield _line("-" * (width - right) + ":" * right for _, width, right in COLUMNS)
+    yield table_line((name for name, _, _ in columns), columns)
+    yield table_line(("-" * (width - right) + ":" * right for _, width, right in columns), columns)
 
 
 def table_row(result: Result) -> str:
     """A line of the table: the median and the standard deviation."""
     card, best = result.card, result.best_possible
-    return _line(
+    return table_line(
         (
             card.name,
-            _size(card.n_bytes),
+            size_text(card.n_bytes),
             _count(card.n_params),
-            "CPU",
+            result.backend,
             str(result.n_threads),
             result.test.name,
             f"{result.median:.2f} ± {result.stddev:.2f}",
@@ -104,7 +116,7 @@ def table_row(result: Result) -> str:
 
 
 def memory_line(result: Result) -> str:
-    return f"peak memory: {_size(result.peak_memory)}"
+    return f"peak memory: {size_text(result.peak_memory)}"
 
 
 def as_json(result: Result) -> dict[str, object]:
@@ -117,7 +129,8 @@ def as_json(result: Result) -> dict[str, object]:
         "model_type": card.name,
         "model_size": card.n_bytes,
         "model_n_params": card.n_params,
-        "backend": "CPU",
+        "backend": result.backend,
+        "gpu_info": dict(result.gpus),
         "cpu_info": processor_name(),
         "n_threads": result.n_threads,
         "n_ubatch": result.n_ubatch,
@@ -142,15 +155,15 @@ def as_json(result: Result) -> dict[str, object]:
     }
 
 
-def _line(cells: Iterator[str] | tuple[str, ...]) -> str:
+def table_line(cells: Iterable[str], columns: Columns = COLUMNS) -> str:
     padded = (
         cell.rjust(width) if right else cell.ljust(width)
-        for cell, (_, width, right) in zip(cells, COLUMNS, strict=True)
+        for cell, (_, width, right) in zip(cells, columns, strict=True)
     )
     return f"| {' | '.join(padded)} |"
 
 
-def _size(n: int) -> str:
+def size_text(n: int) -> str:
     """Bytes in the unit that suits them."""
     value, units = float(n), ["B", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:

@@ -165,14 +165,31 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"how long threads wait awake: 0, they sleep at once, to 100, for 2 ms ({POLL})",
     )
+    add_offload_flags(group)
     add(
+        "-nr",
+        "--no-repack",
+        action="store_true",
+        help="keep the CPU's weights as the file has them: slower; the bits of a simulated device",
+    )
+
+
+def add_devices_flag(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
         "-dev",
         "--device",
         type=names,
         default=(),
         metavar="DEV,...",
-        help="devices that take layers: none, sim, sim:24GiB, sim:24GiB:2 (none)",
+        help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2 "
+        "(all NVIDIA GPUs)",
     )
+
+
+def add_offload_flags(group: argparse._ArgumentGroup) -> None:
+    """What devices take over from the CPU."""
+    add_devices_flag(group)
+    add = group.add_argument
     add(
         "-ngl",
         "--gpu-layers",
@@ -181,6 +198,21 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         default=ALL_LAYERS,
         metavar="N",
         help="layers for the devices, from the last one on: a number, all, auto (all)",
+    )
+    add(
+        "-sm",
+        "--split-mode",
+        default="layer",
+        metavar="MODE",
+        help="layer: layers are spread over the devices; none: all on the main one (layer)",
+    )
+    add(
+        "-mg",
+        "--main-gpu",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with -sm none: which of the devices, from 0 on (0)",
     )
     add(
         "-ts",
@@ -194,12 +226,6 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         "--no-op-offload",
         action="store_true",
         help="do not copy weights to a device for large batches",
-    )
-    add(
-        "-nr",
-        "--no-repack",
-        action="store_true",
-        help="keep the CPU's weights as the file has them: slower; the bits of a simulated device",
     )
 
 
@@ -235,6 +261,8 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         poll=args.poll,
         n_gpu_layers=args.gpu_layers,
         devices=args.device,
+        split_mode=args.split_mode,
+        main_gpu=args.main_gpu,
         tensor_split=args.tensor_split,
         type_k=args.cache_type_k,
         type_v=args.cache_type_v,

@@ -1,4 +1,4 @@
-"""The `lamella` command: run, chat, serve and bench.
+"""The `lamella` command: run, chat, serve, bench and doctor.
 
 Errors of the tree become one line on stderr and status 1, wrong flags status 2, Ctrl-C 130.
 Tested by tests/cli/.
@@ -23,6 +23,7 @@ EPILOG: Final = """examples:
   lamella chat -m model.gguf
   lamella serve -m model.gguf --port 8080
   lamella bench -m model.gguf -npl 1,8
+  lamella doctor
 """
 
 
@@ -32,6 +33,7 @@ COMMANDS: Final = {
     "chat": "talk with a model in the terminal",
     "serve": "answer over HTTP, as llama-server and OpenAI do",
     "bench": "measure how fast a model is, as llama-bench does",
+    "doctor": "show what Lamella can use here, and test it",
 }
 
 
@@ -51,13 +53,13 @@ def parser(argv: Sequence[str]) -> Parser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            usage=f"lamella {name} -m FILE [options]",
+            usage=f"lamella {name} {'' if name == 'doctor' else '-m FILE '}[options]",
         )
         if name in argv[:1]:
             # only the one that is called: a web server's libraries take longer than a short answer
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
-            sub.set_defaults(command=module.main, parser=sub)
+            sub.set_defaults(command=module.main, parser=sub, tells=name == "serve")
     return top
 
 
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     try:
         args = parser(argv).parse_args(argv)
-        _log_to_stderr()
+        # what is good to know: for who looks on, and in the log of a server
+        _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.tells else logging.WARNING)
         status: int = args.command(args)
         sys.stdout.flush()
         return status
@@ -92,9 +95,10 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(level: int) -> None:
     """What goes wrong inside without being the end, and what LAMELLA_DEBUG asks for."""
     logger = logging.getLogger("lamella")
+    logger.setLevel(level)
     if not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("lamella: %(message)s"))

@@ -62,10 +62,12 @@ class StartProgress:
                 return
             if self._console.is_terminal:
                 self._show("compiling kernels, once", done, total, name)
-            elif done == 0:
-                self._console.print(f"compiling {total} kernels for this processor, once ...")
+                return
+            kernels = "1 kernel" if total == 1 else f"{total} kernels"
+            if done == 0:
+                self._console.print(f"compiling {kernels}, once ...")
             elif done == total:
-                self._console.print(f"compiled {total} kernels in {seconds:.1f} s")
+                self._console.print(f"compiled {kernels} in {seconds:.1f} s")
 
     def _show(self, what: str, done: int, total: int, detail: str) -> None:
         if not self._console.is_terminal:
@@ -83,7 +85,7 @@ class StartProgress:
             self._bars.start()
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total, detail=detail)
-        self._bars.update(self._tasks[what], completed=done, detail=detail)
+        self._bars.update(self._tasks[what], completed=done, total=total, detail=detail)
 
 
 def open_with_progress(params: InstanceParams) -> Instance:

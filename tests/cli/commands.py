@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -23,9 +24,17 @@ def tiny_model(folder: Path) -> Path:
     return path
 
 
-def lamella(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, in this process, which is quicker."""
-    out, errors, before = io.StringIO(), io.StringIO(), sys.stdin
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lamella(
+    *args: object, stdin: str = "", terminal: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in this process, which is quicker. `terminal`: stderr is one."""
+    out, errors, before = io.StringIO(), _Terminal() if terminal else io.StringIO(), sys.stdin
+    logging.getLogger("lamella").handlers.clear()  # they know the stderr of an earlier run
     sys.stdin = io.StringIO(stdin)
     try:
         with redirect_stdout(out), redirect_stderr(errors):

@@ -80,6 +80,20 @@ def test_one_json_object_for_each_test(model: Path) -> None:
     assert [r["test"] for r in reports[:3]] == ["pp16", "tg4", "tg4 x 3"]
 
 
+def test_devices_are_named_with_their_layers(model: Path) -> None:
+    args = ["bench", "-m", model, "-p", "4", "-n", "0", "-r", "1", "-t", "1"]
+    table = lamella(*args, "-dev", "sim", "-ngl", "2").stdout
+    assert "1 thread: ceiling not measured\nSIM0: simulated gpu, 1 of 2 layers\n" in table
+    assert cells(table.splitlines()[-3])[3] == "SIM0"
+    report = json.loads(lamella(*args, "-dev", "sim:1GiB:2", "--json").stdout)
+    assert report["backend"] == "SIM0+1"
+    assert report["gpu_info"] == {
+        f"SIM{i}": f"simulated gpu, {n} of 2 layers" for i, n in enumerate((2, 0))
+    }
+    report = json.loads(lamella(*args, "-dev", "sim:1GiB:2", "-sm", "none", "--json").stdout)
+    assert report["gpu_info"] == {"SIM0": "simulated gpu, 2 of 2 layers"}
+
+
 def test_numpy_kernels_have_no_ceiling(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAMELLA_NO_JIT", "1")
     args = ["bench", "-m", model, "-p", "0", "-n", "1", "-r", "1"]
@@ -152,6 +166,7 @@ def result(test: BenchTest, card: ModelCard = CARD, n_ubatch: int = 512) -> benc
     return bench_table.Result(
         path=Path("m.gguf"),
         card=card,
+        gpus={},
         test=test,
         n_threads=2,
         n_ubatch=n_ubatch,

@@ -9,7 +9,7 @@ import pytest
 from commands import lamella
 
 from lamella.cli.flags import bias, instance_params, sampling_params, shares, unescape
-from lamella.cli.main import COMMANDS, parser
+from lamella.cli.main import parser
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -17,23 +17,24 @@ def parsed(*args: str) -> argparse.Namespace:
     return found
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", ["run", "chat", "serve"])
 def test_llama_server_s_names_and_short_forms(command: str) -> None:
     short = (
         "-m f -c 9 -b 8 -ub 7 -np 3 -t 2 -tb 4 --poll 0 -ngl 5 -dev sim -ctk q8_0 -ctv f32 "
-        "-ts 3,1 -nkvo -nr"
+        "-ts 3,1 -sm none -mg 1 -nkvo -nr"
     )
     long = (
         "--model f --ctx-size 9 --batch-size 8 --ubatch-size 7 --parallel 3 --threads 2 "
         "--threads-batch 4 --poll 0 "
         "--gpu-layers 5 --device sim --cache-type-k q8_0 --cache-type-v f32 --tensor-split 3,1 "
-        "--no-kv-offload --no-repack"
+        "--split-mode none --main-gpu 1 --no-kv-offload --no-repack"
     )
     params = instance_params(parsed(command, *short.split()))
     assert params == instance_params(parsed(command, *long.split()))
     assert (params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel) == (9, 8, 7, 3)
     assert (params.n_threads, params.n_threads_batch, params.poll) == (2, 4, 0)
     assert (params.n_gpu_layers, params.devices) == (5, ("sim",))
+    assert (params.split_mode, params.main_gpu) == ("none", 1)
     assert (params.type_k, params.type_v, params.tensor_split) == ("q8_0", "f32", (3.0, 1.0))
     assert not params.kv_offload and not params.repack
 
@@ -56,7 +57,7 @@ def test_numbers_may_follow_a_letter() -> None:
     assert (args.predict, args.threads) == (5, 2)
 
 
-@pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-mg", "-hf", "-sm", "-lv", "-cram"])
+@pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hf", "-lv", "-cram"])
 def test_flags_of_two_letters_are_not_taken_for_one_and_a_value(flag: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")
     assert done.returncode == 2

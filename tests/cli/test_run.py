@@ -12,6 +12,9 @@ import pytest
 from commands import LAMELLA, lamella, tiny_model
 from golden_data import golden_cases, model_path
 
+from lamella.kernels import devices
+from lamella.kernels.cuda.device import CudaRegistry
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,6 +43,20 @@ def test_a_split_over_a_simulated_gpu_gives_the_same_text(model: Path, layers: l
     alone = json.loads(lamella("run", *args).stdout)
     split = json.loads(lamella("run", *args, "-dev", "sim", *layers).stdout)
     assert split["tokens"] == alone["tokens"]
+
+
+@pytest.mark.parametrize(("asked", "told"), [([], True), (["-dev", "none"], False)])
+def test_a_terminal_is_told_why_no_gpu_is_used(
+    model: Path, asked: list[str], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CudaRegistry((), "no NVIDIA driver is installed")
+    monkeypatch.setattr(devices, "find_cuda", lambda: found)
+    args = ["run", "-m", model, "-p", "a", "-n", "2", *asked]
+    line = "lamella: CUDA is not used: no NVIDIA driver is installed\n"
+    assert line not in lamella(*args).stderr
+    done = lamella(*args, terminal=True)
+    assert (line in done.stderr) is told
+    assert line not in done.stdout
 
 
 def test_text_is_on_stdout_and_timings_on_stderr(model: Path) -> None:
@@ -83,6 +100,10 @@ def test_stop_texts(model: Path) -> None:
         (["-ctk", "q4_7"], "type_k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
         (["-t", "0"], "n_threads is 0: must lie in 1..512"),
         (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
+        (["-dev", "CUDA99"], "no device is called 'CUDA99'; there are: CPU, none, "),
+        (["-dev", "sim:1GiB:2", "-sm", "none", "-mg", "2"], "main_gpu is 2: there are 0 (SIM0), 1"),
+        (["-sm", "row"], "split_mode is 'row': must be one of layer, none; a layer is computed"),
+        (["-mg", "-1"], "main_gpu is -1: must lie in 0.."),
         (["--top-k", "3", "--samplers", "top_k;magic"], "magic"),
         (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["-c", "4", "-p", "a b c d e"], "the context holds 4"),

@@ -25,10 +25,14 @@ def test_without_a_terminal_compiling_is_told_in_two_lines() -> None:
         bars.on_load(1, 2)
         for done in range(4):
             bars.on_compile(done, 3, "add", 1.5)
+        for done in range(2):
+            bars.on_compile(done, 1, "mul", 0.2)
     lines = told.getvalue().splitlines()
     assert lines == [
-        "compiling 3 kernels for this processor, once ...",
+        "compiling 3 kernels, once ...",
         "compiled 3 kernels in 1.5 s",
+        "compiling 1 kernel, once ...",
+        "compiled 1 kernel in 0.2 s",
     ]
 
 

@@ -1,0 +1,102 @@
+"""`lamella doctor`: what Lamella can use on this machine, and whether that computes correctly.
+
+It is told on stdout, progress on stderr. The exit status is 0 if all devices that a model would use
+pass their self-test. Tested by tests/cli/test_doctor.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ..kernels.cpu.device import CpuDevice
+from ..kernels.devices import cuda_registry, find_devices
+from ..kernels.self_test import Check, self_test
+from .bench_table import Columns, table_head, table_line
+from .flags import add_devices_flag
+from .machine import Machine, lines, look
+from .start import StartProgress
+
+COLUMNS: Final[Columns] = (
+    ("device", 6, False),
+    ("self-test", 23, False),
+    ("time", 11, True),
+    ("max error", 9, True),
+    ("", 6, False),
+)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_devices_flag(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Look at the machine and test what a model would use; the exit status."""
+    with StartProgress() as progress:
+        # a few kernels are compiled for each test: worth bars, not lines
+        on_compile = progress.on_compile if sys.stderr.isatty() else None
+        cpu = CpuDevice(progress=on_compile)
+        used = [*find_devices(args.device, cpu, on_compile), cpu]
+        machine = look(cpu, cuda_registry())
+        tested = {device.name: list(self_test(device)) for device in used}
+    if args.json:
+        sys.stdout.write(json.dumps(_as_json(machine, tested)) + "\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(machine, tested)))
+    return 1 if _problems(tested) else 0
+
+
+Tested = Mapping[str, Sequence[Check]]  # by device
+
+
+def _problems(tested: Tested) -> list[str]:
+    return [
+        f"{device}: {check.name}: {check.problem}"
+        for device, checks in tested.items()
+        for check in checks
+        if check.problem
+    ]
+
+
+def _lines(machine: Machine, tested: Tested) -> Iterator[str]:
+    yield from lines(machine)
+    yield ""
+    yield from table_head(COLUMNS)
+    for device, checks in tested.items():
+        yield from (_row(device, check) for check in checks)
+    problems = _problems(tested)
+    if problems:
+        yield ""
+        yield from problems
+
+
+def _row(device: str, check: Check) -> str:
+    time = "" if check.seconds is None else f"{1000 * check.seconds:.3f} ms"
+    error = "" if check.error is None else f"{check.error:.1e}"
+    result = "FAILED" if check.problem else "ok"
+    return table_line((device, check.name, time, error, result), COLUMNS)
+
+
+def _as_json(machine: Machine, tested: Tested) -> dict[str, Any]:
+    return {
+        **_plain(machine),
+        "self_test": {
+            device: [_plain(check) for check in checks] for device, checks in tested.items()
+        },
+        "ok": not _problems(tested),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and value == float("inf"):
+        return None  # JSON has none
+    return value

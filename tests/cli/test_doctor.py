@@ -1,0 +1,188 @@
+"""`lamella doctor`: what it tells of the machine, the self-test, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from commands import lamella
+from cuda_grid import GridCompiler, GridDriver, needs_compiler
+
+from lamella.cli import doctor, machine
+from lamella.graph import GGMLType
+from lamella.kernels import devices, self_test
+from lamella.kernels.cpu.isa import supported_isas
+from lamella.kernels.cuda.device import CudaRegistry, open_cuda
+from lamella.kernels.self_test import Check, norm, product
+
+REASON = "no NVIDIA driver is installed"
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has; and not all of the self-test, which has tests of its own."""
+    monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), REASON))
+    monkeypatch.setattr(self_test, "CASES", (product(GGMLType.Q4_0, 1), norm()))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[GridDriver]:
+    """A machine with a GPU that the host plays."""
+    driver = GridDriver(n_gpus=1)
+    registry = open_cuda(lambda: driver, GridCompiler)
+    monkeypatch.setattr(devices, "find_cuda", lambda: registry)
+    yield driver
+    for device in registry.devices():
+        device.library.close()
+
+
+def report(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lamella("doctor", *args, "--json").stdout)
+    return found
+
+
+def rows(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_machine_and_its_cpu() -> None:
+    done = lamella("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, cpu, packs, keeps, cuda, *_ = done.stdout.splitlines()
+    assert first.startswith("Lamella   ")
+    for text in (f"Python {platform.python_version()}", f"numba {numba.__version__}"):
+        assert text in first
+    assert cpu.startswith("CPU       ")
+    assert " thread" in cpu and cpu.endswith(" free")
+    assert "packs weights of Q4_0 " in packs
+    assert "keeps kernels in /" in keeps
+    assert cuda == f"CUDA      not used: {REASON}"
+    found = rows(done.stdout)
+    assert [(row[0], row[1], row[4]) for row in found] == [
+        ("CPU", "Q4_0 product, 1 token", "ok"),
+        ("CPU", "norm", "ok"),
+    ]
+    for row in found:
+        assert row[2].endswith(" ms") and float(row[3]) <= 1e-5
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_json() -> None:
+    found = report()
+    assert found["ok"] is True
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["cpu"]["isa"] in supported_isas()
+    assert 0 < found["cpu"]["memory_free"] <= found["cpu"]["memory_total"]
+    assert {"Q4_0", "Q6_K", "F16"} <= set(found["cpu"]["packed_types"])
+    assert found["cuda"] == {"reason": REASON, "versions": "", "products": [], "gpus": []}
+    assert [check["name"] for check in found["self_test"]["CPU"]] == [
+        "Q4_0 product, 1 token",
+        "norm",
+    ]
+
+
+def test_numpy_s_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMELLA_NO_JIT", "1")
+    done = lamella("doctor")
+    assert done.returncode == 0
+    assert "computes with NumPy (LAMELLA_NO_JIT)" in done.stdout
+    assert report()["cpu"]["packed_types"] == []
+
+
+def test_an_isa_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMELLA_ISA", "generic")
+    monkeypatch.setattr(doctor, "self_test", lambda device: iter(()))  # compiled for the other one
+    assert report()["cpu"]["isa"] == "generic"
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PACKAGES", ("lamella", "numpy", "no-such-package"))
+    assert report()["versions"]["no-such-package"] is None
+    assert "no-such-package" not in lamella("doctor").stdout
+
+
+# --- GPUs ---
+
+
+@needs_compiler
+def test_a_gpu(driver: GridDriver) -> None:
+    (gpu,) = driver.grid_gpus
+    done = lamella("doctor")
+    assert done.returncode == 0, done.stdout
+    told = done.stdout
+    assert f"CUDA      driver {driver.version}, " in told
+    assert f"CUDA0     {gpu.info.name}, sm_90, {gpu.info.n_sm} multiprocessors, " in told
+    assert " GiB of 1.00 GiB free" in told
+    products = [line.strip() for line in told.splitlines() if line.strip().startswith("multiplies")]
+    assert any(line.startswith("multiplies Q4_0 ") and " with " in line for line in products)
+    assert any(" F16 " in line for line in products)
+    assert told.count("keeps kernels in /") == 2
+    assert {(row[0], row[4]) for row in rows(told)} == {("CUDA0", "ok"), ("CPU", "ok")}
+    found = report()["cuda"]
+    assert found["gpus"][0]["pci"] == gpu.info.pci
+    assert found["gpus"][0]["memory_free"] <= gpu.info.total
+    by_type = {type: p for p in found["products"] for type in p["types"]}
+    assert by_type["Q4_0"]["few"] != by_type["Q4_0"]["many"]
+
+
+@needs_compiler
+def test_only_what_would_be_used_is_tested(driver: GridDriver) -> None:
+    found = report("-dev", "none")
+    assert list(found["self_test"]) == ["CPU"]
+    assert len(found["cuda"]["gpus"]) == 1
+    assert list(report("-dev", "sim")["self_test"]) == ["SIM0", "CPU"]
+
+
+def test_types_without_a_kernel_are_told_of() -> None:
+    products = machine.Products(["Q2_K", "Q3_K"], "", "")
+    assert machine._products_line(products) == "leaves products of Q2_K Q3_K to the CPU"
+
+
+# --- what is wrong ---
+
+
+def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Check("norm", 0.5, 1e-5, 0.001, "differs by 5.0e-01, 1e-05 is allowed")
+    nothing = Check("attention", None, 1e-3, None, "there is no kernel for FLASH_ATTN_EXT")
+    infinite = Check("product", float("inf"), 1e-3, 0.001, "differs by inf, 1e-03 is allowed")
+    monkeypatch.setattr(doctor, "self_test", lambda device: iter((wrong, nothing, infinite)))
+    done = lamella("doctor")
+    assert done.returncode == 1
+    assert [row[2:] for row in rows(done.stdout)] == [
+        ["1.000 ms", "5.0e-01", "FAILED"],
+        ["", "", "FAILED"],
+        ["1.000 ms", "inf", "FAILED"],
+    ]
+    assert done.stdout.endswith(
+        "\n\n"
+        "CPU: norm: differs by 5.0e-01, 1e-05 is allowed\n"
+        "CPU: attention: there is no kernel for FLASH_ATTN_EXT\n"
+        "CPU: product: differs by inf, 1e-03 is allowed\n"
+    )
+    done = lamella("doctor", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout, parse_constant=sys.exit)  # JSON has no infinity
+    assert found["ok"] is False
+    assert [check["error"] for check in found["self_test"]["CPU"]] == [0.5, None, None]
+
+
+@pytest.mark.parametrize("name", ["CUDA0", "gpu"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    done = lamella("doctor", "-dev", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"no device is called '{name}'" in done.stderr
+    assert REASON in done.stderr
+
+
+def test_help() -> None:
+    done = lamella("doctor", "--help")
+    assert done.returncode == 0
+    assert "usage: lamella doctor [options]" in done.stdout
+    assert "lamella doctor" in lamella("--help").stdout
