@@ -58,6 +58,7 @@ class Shape:
 
 
 SHAPES: Final = {
+    "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
     "1b": Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8),
     "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
     "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
