@@ -35,6 +35,7 @@ class Op(IntEnum):
     SOFT_MAX = auto()
     ROPE = auto()
     ARGSORT = auto()
+    TOP_K = auto()
     DIAG_MASK_INF = auto()
     DIAG_MASK_ZERO = auto()
     # matrices and attention

@@ -40,6 +40,7 @@ from .elementwise import (
 from .matrix import flash_attn_ext, mul_mat, mul_mat_id
 from .rows import (
     argsort,
+    argsort_top_k,
     diag_mask_inf,
     diag_mask_zero,
     norm,
@@ -53,6 +54,7 @@ from .rows import (
 __all__ = [
     "add",
     "argsort",
+    "argsort_top_k",
     "cast",
     "clamp",
     "concat",

@@ -121,11 +121,22 @@ def argsort(a: Tensor, order: SortOrder = SortOrder.ASC) -> Tensor:
     return Tensor(GGMLType.I32, a.ne, op=Op.ARGSORT, params=SortParams(order), src=(a,))
 
 
-def top_k(a: Tensor, k: int) -> Tensor:
+def argsort_top_k(a: Tensor, k: int) -> Tensor:
     """Indices (I32) of the k largest of each row, largest first: a view of an argsort."""
-    require(0 < k <= a.ne[0], "top_k", f"k {k} must lie in 1..ne[0]", a)
+    _require_k("argsort_top_k", a, k)
     order = argsort(a, SortOrder.DESC)
     return view(order, (k, *a.ne[1:]), nb=order.nb)
+
+
+def top_k(a: Tensor, k: int) -> Tensor:
+    """Indices (I32) of the k largest of each row [k, ne1, ne2, ne3], without sorting the rest.
+
+    Those of `argsort_top_k` and in its order (ggml leaves it open): largest first, equal values by
+    rising index.
+    """
+    require_type("top_k", "a", a, GGMLType.F32)
+    _require_k("top_k", a, k)
+    return Tensor(GGMLType.I32, (k, *a.ne[1:]), op=Op.TOP_K, src=(a,))
 
 
 def sum_rows(a: Tensor) -> Tensor:
@@ -149,6 +160,10 @@ def _diag_mask(op: Op, a: Tensor, n_past: int) -> Tensor:
     require_type(name, "a", a, GGMLType.F32)
     require(n_past >= 0, name, f"n_past {n_past} must not be negative", a)
     return Tensor(a.type, a.ne, op=op, params=DiagMaskParams(n_past), src=(a,))
+
+
+def _require_k(name: str, a: Tensor, k: int) -> None:
+    require(0 < k <= a.ne[0], name, f"k {k} must lie in 1..ne[0]", a)
 
 
 def _norm(op: Op, a: Tensor, eps: float) -> Tensor:

@@ -98,9 +98,17 @@ def _diag_mask_zero(node: Tensor, x: F32Array) -> F32Array:
 
 def _argsort(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     x = read(node, srcs, 0)
-    # descending by the negative: reversing an ascending order would reverse equals too
     descending = params_of(node, SortParams).order is SortOrder.DESC
-    dst[...] = np.argsort(-x if descending else x, axis=-1, kind="stable")
+    dst[...] = _falling(x) if descending else np.argsort(x, axis=-1, kind="stable")
+
+
+def _falling(x: F32Array) -> npt.NDArray[np.intp]:
+    # by the negative: reversing an ascending order would reverse equals too
+    return np.argsort(-x, axis=-1, kind="stable")
+
+
+def _top_k(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
+    dst[...] = _falling(read(node, srcs, 0))[..., : node.ne[0]]
 
 
 def _rope(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
@@ -158,6 +166,7 @@ KERNELS: Final[dict[Op, Kernel]] = {
     Op.SOFT_MAX: float_kernel(_soft_max),
     Op.ROPE: _rope,
     Op.ARGSORT: _argsort,
+    Op.TOP_K: _top_k,
     Op.DIAG_MASK_INF: float_kernel(_diag_mask_inf),
     Op.DIAG_MASK_ZERO: float_kernel(_diag_mask_zero),
 }

@@ -236,7 +236,7 @@ RIGHT = [
     right("ARGSORT[64, 8] I32", "argsort", "a[64, 8]", params=SortParams(SortOrder.ASC)),
     right(
         "VIEW[5, 8] I32",
-        "top_k",
+        "argsort_top_k",
         "a[64, 8]",
         5,
         src="ARGSORT",
@@ -245,14 +245,16 @@ RIGHT = [
     ),
     right(
         "VIEW[1] I32",
-        "top_k",
+        "argsort_top_k",
         "a[3]",
         1,
         src="ARGSORT",
         view_src="ARGSORT",
         strides=(4, 12, 12, 12),
     ),
-    right("VIEW[3] I32", "top_k", "a[3]", 3, src="ARGSORT", view_src="ARGSORT"),
+    right("VIEW[3] I32", "argsort_top_k", "a[3]", 3, src="ARGSORT", view_src="ARGSORT"),
+    right("TOP_K[5, 8] I32", "top_k", "a[64, 8]", 5),
+    right("TOP_K[64, 8, 2, 3] I32", "top_k", "turned a[64, 8, 2, 3]", 64),
     right("SUM_ROWS[1, 8, 2] F32", "sum_rows", "a[64, 8, 2]"),
     right("DIAG_MASK_INF[8, 4] F32", "diag_mask_inf", "a[8, 4]", 3, params=DiagMaskParams(3)),
     right("DIAG_MASK_ZERO[8, 4] F32", "diag_mask_zero", "a[8, 4]", 0, params=DiagMaskParams(0)),
@@ -393,9 +395,9 @@ def test_good_arguments(case: Right) -> None:
     assert (result.name, result.flags, result.buffer) == ("", 0, None)
 
 
-def test_top_k_sorts_downwards() -> None:
+def test_argsort_top_k_sorts_downwards() -> None:
     a = Tensor(F32, (64, 8), name="a")
-    order = ops.top_k(a, 5).src[0]
+    order = ops.argsort_top_k(a, 5).src[0]
     assert (order.params, order.src) == (SortParams(SortOrder.DESC), [a])
     assert ops.argsort(a, SortOrder.DESC).params == SortParams(SortOrder.DESC)
 
@@ -528,9 +530,11 @@ WRONG = [
     roped("freq_factors must be F32, not F16", "ff", freq_factors="ff[32] F16"),
     roped("freq_factors must hold n_dims / 2 = 32", "ff", freq_factors="ff[31]"),
     wrong("a must be F32, not I32", "argsort", "a[64, 8] I32"),
+    wrong("k 0 must lie in 1..ne[0]", "argsort_top_k", "a[64, 8]", 0),
+    wrong("a must be F32, not I32", "argsort_top_k", "a[64, 8] I32", 5, by="argsort"),
     wrong("k 0 must lie in 1..ne[0]", "top_k", "a[64, 8]", 0),
     wrong("k 65 must lie in 1..ne[0]", "top_k", "a[64, 8]", 65),
-    wrong("a must be F32, not I32", "top_k", "a[64, 8] I32", 5, by="argsort"),
+    wrong("a must be F32, not I32", "top_k", "a[64, 8] I32", 5),
     wrong("a must be F32, not I32", "sum_rows", "a[64, 8] I32"),
     *masked("diag_mask_inf"),
     *masked("diag_mask_zero"),

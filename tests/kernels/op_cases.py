@@ -8,6 +8,7 @@ that no case calls fails a test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -205,13 +206,44 @@ def row_cases() -> Iterator[OpCase]:
         "argsort equal", lambda t: ops.argsort(leaf(np.round(numbers(5, 300)[t])), SortOrder.DESC),
         limit=0,
     )  # fmt: skip
-    yield OpCase("top_k", lambda t: ops.top_k(rows(t, 64), 8).src[0], limit=0)
+    yield OpCase("argsort_top_k", lambda t: ops.argsort_top_k(rows(t, 64), 8).src[0], limit=0)
+    yield from top_k_cases()
     yield OpCase(
         "rms_norm 2048x512",
         lambda t: ops.rms_norm(rows(t, 2048, 512), 1e-5),
         n_tokens=512,
         timed=True,
     )
+
+
+def top_k_cases() -> Iterator[OpCase]:
+    # many are equal: zeros of both signs, infinities, NaN
+    edges = np.array([math.nan, 0.0, -0.0, math.inf, -math.inf, 1.5, -1e30])
+    sources: dict[str, Callable[[Tokens], Tensor]] = {
+        "64": lambda t: rows(t, 64),
+        "1003": lambda t: rows(t, 1003),
+        "equal 300": lambda t: leaf(np.round(numbers(5, 300)[t])),
+        "edges 77": lambda t: leaf(edges[np.round(30 * numbers(5, 77)[t]).astype(int) % 7]),
+        "rising 500": lambda t: leaf(np.sort(numbers(5, 500))[t]),
+        "strided 120": lambda t: ops.transpose(leaf(numbers(5, 120)[t].T)),
+    }
+    for name, source in sources.items():
+        for k in (1, 8, 64):
+            yield OpCase(
+                f"top_k {name} {k}",
+                lambda t, source=source, k=k: ops.top_k(source(t), k),  # type: ignore[misc]
+                limit=0,
+            )
+    yield OpCase("top_k all of 65", lambda t: ops.top_k(rows(t, 65), 65), limit=0)
+    yield OpCase("top_k heads", lambda t: ops.top_k(leaf(numbers(5, 3, 40)[t]), 5), axis=2, limit=0)
+    for k, n in ((1, 1), (64, 1), (64, 64)):
+        yield OpCase(
+            f"top_k 32000x{n} {k}",
+            lambda t, k=k, n=n: ops.top_k(rows(t, 32000, n), k),  # type: ignore[misc]
+            n_tokens=n,
+            limit=0,
+            timed=True,
+        )
 
 
 POSITIONS: Final = np.array([0, 3, 4095, 17, 100_000])

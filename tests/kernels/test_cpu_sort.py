@@ -1,4 +1,4 @@
-"""ARGSORT on the CPU: stable, in both orders, as NumPy sorts."""
+"""ARGSORT and TOP_K on the CPU: stable, in both orders, as NumPy sorts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,35 @@ def test_a_vocabulary(order: SortOrder) -> None:
     check(ops.argsort, leaf(normal(2, 50_000)), order=order)
 
 
-def test_top_k() -> None:
+# --- the first ones only ---
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 64, 500, 1000])
+def test_the_first_k_are_those_of_a_descending_sort(k: int) -> None:
+    edges = [math.nan, 0.0, -0.0, math.inf, -math.inf, 1e-45, -1e-45, 3e38, -3e38, -math.nan]
+    random = np.random.default_rng(k)
+    for x in (
+        normal(3, 1000),
+        np.sort(normal(3, 1000)),
+        -np.sort(normal(3, 1000)),
+        np.round(normal(2, 2, 3, 1000)),
+        random.choice(edges, (6, 1000)),
+        np.full((2, 1000), math.nan),
+    ):
+        first = check(ops.top_k, leaf(x), k=k)
+        np.testing.assert_array_equal(
+            first, check(ops.argsort, leaf(x), order=SortOrder.DESC)[..., :k]
+        )
+
+
+def test_the_first_of_strided_rows() -> None:
+    check(ops.top_k, ops.transpose(leaf(normal(2, 70, 9))), k=7)
+    check(ops.top_k, ops.permute(leaf(normal(2, 70, 9)), (0, 2, 1, 3)), k=7)
+
+
+def test_argsort_top_k() -> None:
     x = normal(3, 128)
-    node = ops.top_k(leaf(x), 4)
+    node = ops.argsort_top_k(leaf(x), 4)
     order = check(ops.argsort, leaf(x), order=SortOrder.DESC).astype(int)
     assert node.ne[0] == 4
     assert (np.take_along_axis(x, order[0, 0], axis=-1)[:, 0] == x.max(axis=-1)).all()

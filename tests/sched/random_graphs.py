@@ -119,7 +119,7 @@ def _attention(g: RandomGraph, a: Tensor) -> Tensor:
 
 
 def _experts(g: RandomGraph, a: Tensor) -> Tensor:
-    ids = ops.top_k(ops.mul_mat(g.model.gate, a), 2)
+    ids = ops.argsort_top_k(ops.mul_mat(g.model.gate, a), 2)
     both = ops.mul_mat_id(g.model.experts, ops.reshape(a, (N_EMBD, 1, N_TOKENS)), ids)
     halves = [
         ops.view(both, (N_EMBD, N_TOKENS), nb=(both.nb[0], both.nb[2]), offset=i * both.nb[1])

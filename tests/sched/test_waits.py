@@ -181,7 +181,7 @@ class _Experts:
         self.x = inp("x", 32, n_tokens)
         self.gate = weights(backends[0].device.buffer_type, 32, 4)
         self.experts = weights(home, 32, 32, 4)
-        self.ids = ops.top_k(ops.mul_mat(self.gate, self.x), 1)
+        self.ids = ops.argsort_top_k(ops.mul_mat(self.gate, self.x), 1)
         b = ops.reshape(self.x, (32, 1, n_tokens))
         self.out = ops.mul_mat_id(self.experts, b, self.ids).set_output()
         self.values = read(self.experts)[0]

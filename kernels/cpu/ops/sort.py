@@ -1,8 +1,9 @@
-"""ARGSORT: stable, ascending or descending, NaN last.
+"""ARGSORT: stable, ascending or descending, NaN last; TOP_K: the first of a descending one.
 
 A row's elements become 64-bit keys, the place of the value above and the index below, so that no
 two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix sort), in time
-proportional to their length. Tested by tests/kernels/test_cpu_sort.py.
+proportional to their length. The first k are kept in a heap, which few of the others ever enter.
+Tested by tests/kernels/test_cpu_sort.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ N_INSERTED: Final = 64  # elements up to which insertion is faster
 N_COUNTS: Final = 256  # values of a byte
 INDEX_BITS: Final = 31  # so that no key is negative
 INDEX: Final = 2**INDEX_BITS - 1
+NO_KEY: Final = 2**63 - 1  # larger than any
 SMALL: Final = 2048  # elements below which a second thread costs more than it gains
 
 
@@ -84,9 +86,56 @@ def argsort_f32(p, ith, nth):
             store_i32(out + 4 * i, load_i64(keys + 8 * i) & INDEX)
 
 
+@inlined
+def _sift_down(keys, n, key):
+    """Put `key` at the root of a heap of `n` keys, none smaller than those below it, the root being
+    free."""
+    at, child = 0, 1
+    while child < n:
+        if child + 1 < n and load_i64(keys + 8 * (child + 1)) > load_i64(keys + 8 * child):
+            child += 1
+        if load_i64(keys + 8 * child) < key:
+            break
+        store_i64(keys + 8 * at, load_i64(keys + 8 * child))
+        at, child = child, 2 * child + 1
+    store_i64(keys + 8 * at, key)
+
+
+@inlined
+def _sort_heap(keys, n):
+    """Sort a heap of `n` keys."""
+    for end in range(n - 1, 0, -1):
+        key = load_i64(keys + 8 * end)
+        store_i64(keys + 8 * end, load_i64(keys))
+        _sift_down(keys, end, key)
+
+
+@kernel
+def top_k_f32(p, ith, nth):
+    rows, k, n, stride = n_rows(p, 0), ne(p, 0, 0), ne(p, 1, 0), nb(p, 1, 0)
+    keys = work(p, ith)
+    for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
+        x, out = row(p, 1, r), row(p, 0, r)
+        for i in range(k):
+            store_i64(keys + 8 * i, NO_KEY)  # a heap of what is worse than all
+        for i in range(n):
+            key = (_place(load_u32(x + stride * i), True) << INDEX_BITS) + i
+            if key < load_i64(keys):
+                _sift_down(keys, k, key)
+        _sort_heap(keys, k)
+        for i in range(k):
+            store_i32(out + 4 * i, load_i64(keys + 8 * i) & INDEX)
+
+
 @implements(Op.ARGSORT)
 def argsort(node: Tensor) -> Sequence[Call]:
     assert isinstance(node.params, SortParams)
     descending = node.params.order is SortOrder.DESC
     work = 16 * node.ne[0] + 8 * N_COUNTS
     return [Call(argsort_f32, (descending,), one_thread=node.n_elements < SMALL, work=work)]
+
+
+@implements(Op.TOP_K)
+def top_k(node: Tensor) -> Sequence[Call]:
+    small = node.src[0].n_elements < SMALL
+    return [Call(top_k_f32, one_thread=small, work=8 * node.ne[0])]

@@ -11,15 +11,17 @@ import numpy as np
 
 from ..jit import Kernel, kernel
 from ..simd import call_kernel, inlined, load_f32, load_f64, load_i64
+from ..simd_int import copy_bytes
 from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
 from .state import (
     BROKEN,
     DONE,
+    IDS,
     LOGITS,
     N_STEPS,
-    N_VOCAB,
     NOTHING_LEFT,
+    OWN,
     SORTED,
     STATUS,
     STEP_WORDS,
@@ -62,16 +64,25 @@ def sample_draw(s, q, _):
     put(s, TOKEN, id_at(s, _choose(word(s, WEIGHTS), n, load_f64(s + 8 * U))))
 
 
-def sample_token(s, logits):
-    """Run all steps over the logits of the whole vocabulary at an address."""
-    n = word(s, N_VOCAB)
-    put(s, LOGITS, logits)
+def sample_token(s, logits, ids, n):
+    """Run all steps over `n` logits at an address: those of the whole vocabulary, or of the tokens
+    at the address `ids`, if it is not 0, which are sorted."""
     put(s, N, n)
-    put(s, SORTED, 0)
-    put(s, WHOLE, 1)
-    nan = group_maxima(s, logits, n)
-    best = largest_of_groups(s)
-    if nan != 0 or abs(best) == _INF:
+    nan = 0
+    if ids == 0:
+        put(s, LOGITS, logits)
+        put(s, SORTED, 0)
+        put(s, WHOLE, 1)
+        nan = group_maxima(s, logits, n)
+        best = largest_of_groups(s)
+    else:
+        copy_bytes(word(s, OWN), logits, 4 * n)
+        copy_bytes(word(s, IDS), ids, 4 * n)
+        put(s, LOGITS, word(s, OWN))
+        put(s, SORTED, 1)
+        put(s, WHOLE, 0)
+        best = load_f32(logits)
+    if nan != 0 or not abs(best) < _INF:
         put(s, STATUS, BROKEN)
         return
     put(s, STATUS, DONE)
@@ -81,4 +92,4 @@ def sample_token(s, logits):
         step += 8 * STEP_WORDS
 
 
-SAMPLE_TOKEN = Kernel(sample_token, 2)
+SAMPLE_TOKEN = Kernel(sample_token, 4)
