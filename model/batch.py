@@ -28,13 +28,15 @@ class Batch:
         self.n_tokens = 0
         self.n_outputs = 0
 
-    def add(self, tokens: list[int], seq: KVSequence, pos: int, n_outputs: int = 0) -> None:
+    def add(
+        self, tokens: list[int], seq: KVSequence, pos: int, n_outputs: int = 0, n_top: int = 0
+    ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`; the logits of the last
-        `n_outputs` of them are wanted."""
+        `n_outputs` of them are wanted: the `n_top` largest are enough, or 0: all."""
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
-        self.runs.append(Run(tokens, seq, pos, n_outputs))
+        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top))
         self.n_tokens += len(tokens)
         self.n_outputs += n_outputs
 
@@ -44,19 +46,21 @@ class Batch:
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive tokens of one sequence; the logits of the last `n_outputs` are wanted."""
+    """Consecutive tokens of one sequence; the logits of the last `n_outputs` are wanted, of each
+    the `n_top` largest or, if that is 0, all."""
 
     tokens: list[int]
     seq: KVSequence
     pos: int
     n_outputs: int
+    n_top: int = 0
 
     def cut(self, n: int) -> tuple[Run, Run]:
         """The first `n` tokens, and the rest."""
         rest = min(self.n_outputs, len(self.tokens) - n)
         return (
-            Run(self.tokens[:n], self.seq, self.pos, self.n_outputs - rest),
-            Run(self.tokens[n:], self.seq, self.pos + n, rest),
+            Run(self.tokens[:n], self.seq, self.pos, self.n_outputs - rest, self.n_top),
+            Run(self.tokens[n:], self.seq, self.pos + n, rest, self.n_top),
         )
 
 
@@ -68,6 +72,11 @@ class UBatch:
     n_tokens: int
     n_outputs: int
     seqs: list[KVSequence]  # the sequences, each once; rows of the page table
+
+    @property
+    def n_tops(self) -> list[int]:
+        """Of each output: how many of the largest logits are enough, or 0 if all are wanted."""
+        return [run.n_top for run in self.runs for _ in range(run.n_outputs)]
 
 
 def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_read, tensor_set
+from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
 from ..alloc.tallocr import alloc_tensors
 from ..base.errors import ClosedError, RequestError
 from ..base.settings import NO_REUSE
@@ -34,6 +34,7 @@ from .batch import Batch, UBatch, cut_batch
 from .graphs import DecodeGraph, GraphParams, bucket, build_graph
 from .kv_pages import KVSequence, PagePool
 from .loader import LoadedModel
+from .outputs import Outputs, Row, top_size, top_sizes
 
 F32Array = npt.NDArray[np.float32]
 
@@ -83,6 +84,7 @@ class Context:
         self.n_vocab = model.hp.n_vocab
         _check(self.params, model)
         self.pool = PagePool(self.n_ctx, page_size=PAGE_SIZE)
+        self._top_sizes = top_sizes(model.homes["output.weight"].device, self.n_vocab)
         self.n_graphs_built = 0
         self.n_reused = 0
         self.closed = False
@@ -122,18 +124,26 @@ class Context:
         return layers
 
     def _reserve(self) -> None:
-        """Make the compute buffers large enough for every graph to come, then compile one.
-
-        Whatever its size, a graph of this model has the same kernels: from here on there is nothing
-        to compile while somebody waits.
-        """
+        """Make the compute buffers large enough for every graph to come, then compile those that
+        between them have all kernels: from here on there is nothing to compile while somebody
+        waits."""
         scheduler = self._open_scheduler()
         n, n_seqs = self.n_ubatch, self.n_seq_max
         n_decode = min(n, n_seqs)
-        for params in (GraphParams(n, n, n_seqs), GraphParams(n_decode, n_decode, n_decode)):
+        n_top = max(self._top_sizes, default=0)  # adds nodes, and takes none away
+        for params in (
+            GraphParams(n, n, n_seqs, n_top),
+            GraphParams(n_decode, n_decode, n_decode, n_top),
+        ):
             graph = self._build(params)
             scheduler.reserve(graph.graph)
-        self._graph_for(GraphParams(1, 1, 1))
+        for n_top in (0, *self._top_sizes):
+            self._graph_for(GraphParams(1, 1, 1, n_top))
+        if any(device.kernels_by_size for device in self._backends):
+            for n in _buckets(self.n_ubatch):
+                self._graph_for(GraphParams(n, 1, 1))
+            n_decode = bucket(n_decode, n)
+            self._graph_for(GraphParams(n_decode, n_decode, n_seqs))
 
     # --- decoding ---
 
@@ -164,26 +174,49 @@ class Context:
         logits = np.empty((batch.n_outputs, self.n_vocab), np.float32)
         done = 0
         for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
-            self.process_ubatch(ubatch, logits[done : done + ubatch.n_outputs])
+            self._read_logits(ubatch, logits[done : done + ubatch.n_outputs])
             done += ubatch.n_outputs
         return logits
 
-    def process_ubatch(self, ubatch: UBatch, logits: F32Array) -> None:
-        """Compute a ubatch with a graph that fits it; fills `logits` [n_outputs, n_vocab]."""
+    def decode_rows(self, batch: Batch) -> list[Row]:
+        """As `decode`, but where logits lie in a device's memory, of an output with an `n_top` only
+        the largest: so many of them, or more."""
+        if not self._top_sizes:
+            return list(self.decode(batch))
+        rows: list[Row] = []
+        for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
+            n_tops = ubatch.n_tops
+            n_top = top_size(n_tops, self._top_sizes)
+            if n_top:
+                rows += self._compute(ubatch, n_top).read_rows(n_tops)
+            else:
+                logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
+                self._read_logits(ubatch, logits)
+                rows.extend(logits)
+        return rows
+
+    def _read_logits(self, ubatch: UBatch, logits: F32Array) -> None:
+        """Compute a ubatch; fills `logits` [n_outputs, n_vocab]."""
+        outputs = self._compute(ubatch)
+        if len(logits):
+            outputs.read_logits(logits)
+
+    def _compute(self, ubatch: UBatch, n_top: int = 0) -> Outputs:
+        """Compute a ubatch with a graph that fits it; its outputs."""
         scheduler = self._open_scheduler()
-        graph = self._graph_for(self._params_of(ubatch))
+        graph = self._graph_for(self._params_of(ubatch, n_top))
         scheduler.wait_inputs(graph.scheduled)
         graph.set_inputs(ubatch)
         scheduler.graph_compute(graph.scheduled)
-        if len(logits):
-            tensor_read(graph.logits, logits.reshape(-1).view(np.uint8))
+        return graph.outputs
 
-    def _params_of(self, ubatch: UBatch) -> GraphParams:
+    def _params_of(self, ubatch: UBatch, n_top: int) -> GraphParams:
         n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
         return GraphParams(
             n_tokens,
             bucket(max(ubatch.n_outputs, 1), n_tokens),
             bucket(len(ubatch.seqs), self.n_seq_max),
+            n_top,
         )
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
@@ -246,6 +279,11 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _buckets(limit: int) -> list[int]:
+    """All sizes that `bucket` gives."""
+    return sorted({bucket(min(1 << i, limit), limit) for i in range(limit.bit_length() + 1)})
 
 
 def _check(params: ContextParams, model: LoadedModel) -> None:

@@ -22,16 +22,21 @@ from .arch.build import GraphBuild, GraphInputs, KVLayer
 from .batch import UBatch
 from .kv_pages import PagePool
 from .loader import LoadedModel
+from .outputs import Outputs
 
 I32Array = npt.NDArray[np.int32]
 
 
 class GraphParams(NamedTuple):
-    """What a graph's shape depends on, in buckets; graphs of equal parameters are equal."""
+    """What a graph's shape depends on, in buckets; graphs of equal parameters are equal.
+
+    `n_top`: how many of the largest logits of each output it finds; 0: whole rows only.
+    """
 
     n_tokens: int
     n_outputs: int
     n_seqs: int
+    n_top: int = 0
 
 
 def bucket(n: int, limit: int) -> int:
@@ -40,13 +45,13 @@ def bucket(n: int, limit: int) -> int:
 
 
 class DecodeGraph:
-    """A graph for ubatches of up to `params`, with its inputs and logits [n_vocab, n_outputs]."""
+    """A graph for ubatches of up to `params`, with its inputs and outputs."""
 
     def __init__(self, params: GraphParams, inputs: GraphInputs, logits: Tensor) -> None:
         self.params = params
         self.inputs = inputs
-        self.logits = logits
-        self.graph = Graph(logits)
+        self.outputs = Outputs(logits, params.n_top)
+        self.graph = Graph(*self.outputs.tensors)
         self._scheduled: ScheduledGraph | None = None
         self._arrays: dict[str, I32Array] = {}
 

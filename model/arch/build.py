@@ -9,20 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 from ...graph import GGMLType, RopeMode, Tensor, ops
 from ..hparams import HParams
 
+ALIGNED: Final = 16  # elements: every input begins in a cache line of its own
+
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """What is written before each computation; I32 leafs.
+    """What is written before each computation: I32 views of `whole`, one leaf that a device gets
+    in one copy.
 
     `tokens`, `pos` and `seq` [n_tokens]: each token, its position, and its sequence's column in the
     page table `pages` [n_pages, n_seqs]. `cells` [n_tokens]: where in the pool its keys and values
     go. `out_ids` [n_outputs]: the tokens whose logits are wanted.
     """
 
+    whole: Tensor
     tokens: Tensor
     pos: Tensor
     seq: Tensor
@@ -34,17 +40,22 @@ class GraphInputs:
     def new(cls, n_tokens: int, n_outputs: int, n_pages: int, n_seqs: int) -> GraphInputs:
         """Unallocated inputs of these sizes."""
 
-        def leaf(name: str, *ne: int) -> Tensor:
-            return Tensor(GGMLType.I32, ne, name=name).set_input()
-
-        return cls(
-            tokens=leaf("inp_tokens", n_tokens),
-            pos=leaf("inp_pos", n_tokens),
-            seq=leaf("inp_seq", n_tokens),
-            pages=leaf("inp_pages", n_pages, n_seqs),
-            cells=leaf("inp_cells", n_tokens),
-            out_ids=leaf("inp_out_ids", n_outputs),
-        )
+        shapes = {
+            "tokens": (n_tokens,),
+            "pos": (n_tokens,),
+            "seq": (n_tokens,),
+            "pages": (n_pages, n_seqs),
+            "cells": (n_tokens,),
+            "out_ids": (n_outputs,),
+        }
+        sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for ne in shapes.values()]
+        begins = accumulate(sizes, initial=0)
+        whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
+        views = {
+            name: ops.view(whole, ne, offset=4 * begin).named(f"inp_{name}")
+            for (name, ne), begin in zip(shapes.items(), begins, strict=False)
+        }
+        return cls(whole, **views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +188,7 @@ class GraphBuild:
         n_expert, n_used, n_tokens = self.hp.n_expert, self.hp.n_expert_used, x.ne[1]
         logits = self.linear(x, f"blk.{il}.ffn_gate_inp").named(f"ffn_moe_logits-{il}")
         probs = ops.soft_max(logits).named(f"ffn_moe_probs-{il}")
-        chosen = ops.top_k(probs, n_used).named(f"ffn_moe_topk-{il}")
+        chosen = ops.argsort_top_k(probs, n_used).named(f"ffn_moe_topk-{il}")
         weights = ops.get_rows(ops.reshape(probs, (1, n_expert, n_tokens)), chosen)
         weights = ops.reshape(weights.named(f"ffn_moe_weights-{il}"), (n_used, n_tokens))
         total = ops.sum_rows(weights).named(f"ffn_moe_weights_sum-{il}")

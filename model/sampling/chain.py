@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ...base.errors import BackendError, RequestError
+from ..outputs import I32Array
 from .candidates import Candidates
 from .dist import choose
 from .softmax import F32Array, IdArray, exps
@@ -22,8 +23,11 @@ Step: TypeAlias = Callable[[Candidates], Candidates]
 class Chain(Protocol):
     """Steps, one after the other, and the draw from what they leave."""
 
-    def draw(self, logits: F32Array, u: float) -> int:
+    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
         """A token, by raw logits [n_vocab] and a number u in [0, 1).
+
+        With `ids` [n], the logits [n] are those of the largest, in order, and the first step must
+        be one that drops all others.
 
         Raises BackendError if the logits are broken (NaN, +inf, or none above -inf), and
         RequestError if the steps leave no token.
@@ -40,11 +44,14 @@ class NumpyChain:
         self._steps = steps
         self._last: tuple[IdArray, F32Array] | None = None
 
-    def draw(self, logits: F32Array, u: float) -> int:
+    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
         """See Chain."""
         if not np.isfinite(logits.max()):
             raise broken(logits)
-        c = Candidates(_all_ids(len(logits)), logits, whole=True)
+        if ids is None:
+            c = Candidates(_all_ids(len(logits)), logits, whole=True)
+        else:
+            c = Candidates(ids.astype(np.int64), logits, sorted=True)
         with np.errstate(all="ignore"):  # infinities are expected, and sound at each step
             for step in self._steps:
                 c = step(c)

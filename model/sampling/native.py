@@ -18,6 +18,7 @@ from ...base.settings import NO_JIT
 from ...kernels.cpu import sampling as kernels
 from ...kernels.cpu.jit import Kernel, Progress, load_all
 from ...kernels.cpu.sampling import state
+from ..outputs import I32Array
 from .chain import Step, broken, nothing_left
 from .dry import Dry
 from .penalties import RepeatPenalties, logit_bias
@@ -149,14 +150,17 @@ class NativeChain:
         self._write_steps(natives)
         self._call = _native_call(_is_short(steps, n_vocab))
 
-    def draw(self, logits: F32Array, u: float) -> int:
+    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
         """See Chain."""
         assert logits.flags.c_contiguous, logits.strides
+        assert ids is None or ids.flags.c_contiguous, ids.strides
         ints = self._ints
         self._floats[state.U] = u
         for native, at in self._changing:
             native.before(ints, at)
-        self._call(self._address, _address(logits))
+        self._call(
+            self._address, _address(logits), 0 if ids is None else _address(ids), len(logits)
+        )
         for native, at in self._changing:
             native.after(ints, at)
         if ints[state.STATUS] == state.BROKEN:
@@ -236,11 +240,11 @@ def _is_short(steps: Sequence[Step], n_vocab: int) -> bool:
 
 
 @cache
-def _native_call(keeps_interpreter: bool) -> Callable[[int, int], None]:
+def _native_call(keeps_interpreter: bool) -> Callable[[int, int, int, int], None]:
     """The kernel as a function that keeps the interpreter, or lets other threads have it.
 
     A short call is over before the interpreter would come back from another thread, which may take
     it for 5 ms (sys.getswitchinterval); during a long one, a server's other threads would stand.
     """
     make = ctypes.PYFUNCTYPE if keeps_interpreter else ctypes.CFUNCTYPE
-    return make(None, ctypes.c_int64, ctypes.c_int64)(kernels.SAMPLE_TOKEN.address)
+    return make(None, *[ctypes.c_int64] * 4)(kernels.SAMPLE_TOKEN.address)

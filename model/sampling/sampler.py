@@ -1,12 +1,13 @@
 """The chain of samplers of one sequence, and the choice of its next token.
 
 Knows a vocabulary only as far as DRY's breakers need it; no model, no requests, no grammar.
-Tested by tests/model/test_sampling_chain.py.
+Tested by tests/model/test_sampling_chain.py and tests/model/test_sampling_top.py.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from typing import Any, Final, TypeAlias
@@ -15,6 +16,7 @@ import numpy as np
 
 from ...base.errors import RequestError
 from ...base.settings import NO_JIT
+from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
 from .chain import Chain, NumpyChain, Step, broken
 from .dist import MersenneTwister
@@ -41,6 +43,7 @@ class Sampler:
     """
 
     seed: int  # the seed really used, in 0 .. 2**32 - 1
+    n_top: int  # so many of the largest logits are as good as all; 0: all are needed
 
     def __init__(self, params: SamplingParams, vocab: SamplerVocab) -> None:
         """Compiles kernels if need be, unless LAMELLA_NO_JIT.
@@ -58,6 +61,7 @@ class Sampler:
         self._steps = [step for _, step in chain if step is not None]
         self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | Dry)]
         self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
+        self.n_top = 1 if self._greedy else _n_kept(self._steps)
         self._rng = MersenneTwister(self.seed)
         self._best: int | None = None  # of the last greedy choice
         if not self._greedy:
@@ -73,12 +77,15 @@ class Sampler:
         for memory in self._memories:
             memory.accept(token)
 
-    def sample(self, logits: F32Array) -> int:
-        """The next token, from raw logits [n_vocab], which stay as they are.
+    def sample(self, logits: Row) -> int:
+        """The next token, from raw logits [n_vocab] or, if `n_top` allows, the largest of them:
+        the token is the same. They stay as they are.
 
         Raises BackendError if the logits are broken (NaN, +inf, or none above -inf), and
         RequestError if bias and penalties leave no token.
         """
+        if isinstance(logits, TopLogits):
+            return self._sample_top(logits)
         assert logits.shape == (self._n_vocab,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
         if self._greedy:
@@ -98,6 +105,15 @@ class Sampler:
         probs = rounded(weights / weights.sum(dtype=np.float64))
         order = np.argsort(-probs, kind="stable")[: np.count_nonzero(probs)]
         return ids[order], probs[order]
+
+    def _sample_top(self, top: TopLogits) -> int:
+        assert 0 < min(self.n_top, self._n_vocab) <= len(top.ids), (self.n_top, len(top.ids))
+        if self._greedy:
+            if not np.isfinite(top.logits[0]):
+                raise broken(top.logits)
+            self._best = int(top.ids[0])
+            return self._best
+        return self._chain.draw(top.logits, self._rng.uniform_double(), top.ids)
 
     def _sample_greedily(self, logits: F32Array) -> int:
         best = int(logits.argmax())
@@ -163,6 +179,12 @@ def _is_greedy(params: SamplingParams, active: set[str]) -> bool:
     """Whether the chain can only end at the largest raw logit: then nothing else is computed."""
     fixed = params.temperature <= 0 and params.dynatemp_range <= 0
     return fixed and "temperature" in active and _KEEP_THE_LARGEST.issuperset(active)
+
+
+def _n_kept(steps: Sequence[Step]) -> int:
+    """How many tokens the first step keeps if it looks at nothing but which are the largest."""
+    first = steps[0] if steps else None
+    return first.keywords["k"] if isinstance(first, partial) and first.func is top_k else 0
 
 
 def _as_float32(params: SamplingParams) -> SamplingParams:

@@ -1,16 +1,22 @@
-"""A vocabulary whose tokens are given texts, and the slow, plain twin of every sampler.
+"""A vocabulary whose tokens are given texts, random requests and logits; twins of every sampler.
 
-The twins work on lists of (id, logit) in float64, as the samplers' sources describe them.
+The twins, slow and plain, work on lists of (id, logit) in float64, as the samplers' sources
+describe them.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lamella.base.errors import LamellaError
+from lamella.model.outputs import TopLogits
+from lamella.model.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams
 from lamella.model.sampling.candidates import Candidates
 
 F32Array = npt.NDArray[np.float32]
@@ -56,6 +62,65 @@ def letters(n: int, **texts: str) -> ToyVocab:
 
 def array(values: Iterable[float]) -> F32Array:
     return np.array(list(values), np.float32)
+
+
+SIZES = [1, 2, 3, 15, 16, 17, 40, 255, 257, 1000, 1023, 1024, 1025, 3001]
+VOCABS = {n: letters(n, t8=":") for n in SIZES}
+
+VALUES: dict[str, Sequence[Any]] = {
+    "temperature": [0, 0.1, 0.8, 1.7, 30.0],
+    "dynatemp_range": [0, 0, 0.3, 2.0],
+    "dynatemp_exponent": [1, 0.5, 2.5, -1],
+    "top_k": [0, 1, 2, 5, 40, 200, 300, 2**31 - 1],
+    "top_p": [0, 0.1, 0.5, 0.95, 0.9999, 1],
+    "min_p": [0, 0.001, 0.05, 0.7, 1],
+    "typical_p": [-1, 0, 0.3, 0.9, 1],
+    "top_n_sigma": [-1, 0.01, 1, 2.5, 100],
+    "xtc_probability": [0, 0.3, 1],
+    "xtc_threshold": [0, 0.01, 0.1, 0.5],
+    "repeat_last_n": [0, 1, 5, 64, 10**6],
+    "repeat_penalty": [1, 1.3, 0.7, 3e38],
+    "presence_penalty": [0, 0.5, -2],
+    "frequency_penalty": [0, 0.25, -0.1, 3e38],
+    "dry_multiplier": [0, 0.8, -1, 3e38],
+    "dry_allowed_length": [0, 1, 2],
+    "dry_penalty_last_n": [3, 64],
+    "min_keep": [0, 0, 1, 3, 50, 10**6],
+}
+
+
+def random_params(rng: random.Random, n_vocab: int) -> SamplingParams:
+    values = {name: rng.choice(choices) for name, choices in VALUES.items()}
+    values["samplers"] = [rng.choice(DEFAULT_SAMPLERS) for _ in range(rng.randrange(7))]
+    if rng.random() < 0.3:
+        values["samplers"] = list(DEFAULT_SAMPLERS)
+    if n_vocab > 1 and rng.random() < 0.4:
+        tokens = [rng.randrange(1, n_vocab) for _ in range(rng.choice([1, 3, 20]))]
+        values["logit_bias"] = [(t, rng.choice([-math.inf, 1.5, -3.0, 3e38])) for t in tokens]
+    return SamplingParams(seed=rng.randrange(2**32 - 1), **values)
+
+
+def random_logits(rng: random.Random, n: int) -> F32Array:
+    numpy = np.random.default_rng(rng.randrange(2**32))
+    logits = numpy.standard_normal(n) * rng.choice([0.0, 0.1, 3.0, 3.0, 40.0, 1e30])
+    if rng.random() < 0.4:
+        logits = np.round(logits)  # many are equal, and some are -0
+    for share in (0.1, 0.99):
+        if rng.random() < 0.15:
+            logits[numpy.random(n) < share] = -math.inf
+    if rng.random() < 0.2:
+        logits.sort()
+    if rng.random() < 0.02:
+        logits[rng.randrange(n)] = rng.choice([np.nan, math.inf])
+    return logits.astype(np.float32)
+
+
+def outcome(s: Sampler, logits: F32Array | TopLogits) -> int | str:
+    """The token, or the error."""
+    try:
+        return s.sample(logits)
+    except LamellaError as e:
+        return f"{type(e).__name__}: {e}"
 
 
 def candidates(*logits: float) -> Candidates:

@@ -7,20 +7,27 @@ Tokens, candidates and errors must be the same. Probabilities may differ in the 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from sampling_toys import F32Array, ToyVocab, array, letters
+from sampling_toys import (
+    SIZES,
+    VOCABS,
+    F32Array,
+    ToyVocab,
+    array,
+    letters,
+    outcome,
+    random_logits,
+    random_params,
+)
 
-from lamella.base.errors import LamellaError
 from lamella.base.settings import NO_JIT
 from lamella.kernels.cpu import sampling as kernels
 from lamella.kernels.cpu.jit import KERNELS
 from lamella.kernels.cpu.sampling import state
 from lamella.model.sampling import (
-    DEFAULT_SAMPLERS,
     Sampler,
     SamplingParams,
     load_kernels,
@@ -30,55 +37,6 @@ from lamella.model.sampling.chain import NumpyChain
 from lamella.model.sampling.native import NativeChain
 
 INF = float("inf")
-SIZES = [1, 2, 3, 15, 16, 17, 40, 255, 257, 1000, 1023, 1024, 1025, 3001]
-VOCABS = {n: letters(n, t8=":") for n in SIZES}
-
-VALUES: dict[str, Sequence[Any]] = {
-    "temperature": [0, 0.1, 0.8, 1.7, 30.0],
-    "dynatemp_range": [0, 0, 0.3, 2.0],
-    "dynatemp_exponent": [1, 0.5, 2.5, -1],
-    "top_k": [0, 1, 2, 5, 40, 200, 300, 2**31 - 1],
-    "top_p": [0, 0.1, 0.5, 0.95, 0.9999, 1],
-    "min_p": [0, 0.001, 0.05, 0.7, 1],
-    "typical_p": [-1, 0, 0.3, 0.9, 1],
-    "top_n_sigma": [-1, 0.01, 1, 2.5, 100],
-    "xtc_probability": [0, 0.3, 1],
-    "xtc_threshold": [0, 0.01, 0.1, 0.5],
-    "repeat_last_n": [0, 1, 5, 64, 10**6],
-    "repeat_penalty": [1, 1.3, 0.7, 3e38],
-    "presence_penalty": [0, 0.5, -2],
-    "frequency_penalty": [0, 0.25, -0.1, 3e38],
-    "dry_multiplier": [0, 0.8, -1, 3e38],
-    "dry_allowed_length": [0, 1, 2],
-    "dry_penalty_last_n": [3, 64],
-    "min_keep": [0, 0, 1, 3, 50, 10**6],
-}
-
-
-def random_params(rng: random.Random, n_vocab: int) -> SamplingParams:
-    values = {name: rng.choice(choices) for name, choices in VALUES.items()}
-    values["samplers"] = [rng.choice(DEFAULT_SAMPLERS) for _ in range(rng.randrange(7))]
-    if rng.random() < 0.3:
-        values["samplers"] = list(DEFAULT_SAMPLERS)
-    if n_vocab > 1 and rng.random() < 0.4:
-        tokens = [rng.randrange(1, n_vocab) for _ in range(rng.choice([1, 3, 20]))]
-        values["logit_bias"] = [(t, rng.choice([-INF, 1.5, -3.0, 3e38])) for t in tokens]
-    return SamplingParams(seed=rng.randrange(2**32 - 1), **values)
-
-
-def random_logits(rng: random.Random, n: int) -> F32Array:
-    numpy = np.random.default_rng(rng.randrange(2**32))
-    logits = numpy.standard_normal(n) * rng.choice([0.0, 0.1, 3.0, 3.0, 40.0, 1e30])
-    if rng.random() < 0.4:
-        logits = np.round(logits)  # many are equal, and some are -0
-    for share in (0.1, 0.99):
-        if rng.random() < 0.15:
-            logits[numpy.random(n) < share] = -INF
-    if rng.random() < 0.2:
-        logits.sort()
-    if rng.random() < 0.02:
-        logits[rng.randrange(n)] = rng.choice([np.nan, INF])
-    return logits.astype(np.float32)
 
 
 def pair(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
@@ -91,13 +49,6 @@ def pair(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
     with NO_JIT.set(1):
         assert isinstance(twin._chain, NumpyChain)
     return native, twin
-
-
-def outcome(s: Sampler, logits: F32Array) -> int | str:
-    try:
-        return s.sample(logits)
-    except LamellaError as e:
-        return f"{type(e).__name__}: {e}"
 
 
 def assert_same(native: Sampler, twin: Sampler, logits: F32Array) -> int | str:
