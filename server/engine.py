@@ -34,9 +34,10 @@ from ..base.errors import (
 from ..base.log import get_logger
 from ..model.batch import Batch
 from ..model.context import Context
+from ..model.outputs import Row
 from ..model.sampling import Sampler, SamplingParams
 from ..model.vocab import Vocab
-from .job import F32Array, Job, StopType
+from .job import Job, StopType
 from .ticket import Ticket
 
 CLOSE_TIMEOUT_S = 30.0  # for the step that is running when the engine is closed
@@ -48,11 +49,18 @@ logger = get_logger("server")
 
 @dataclass(slots=True)
 class Step:
-    """What one call of `Context.decode` computes, and for whom."""
+    """What one call of `Context.decode_rows` computes, and for whom."""
 
     batch: Batch = field(default_factory=Batch)
     prefilled: list[Ticket] = field(default_factory=list)
     outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
+
+    def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
+        """Tokens of a ticket, the first at `pos`; `wanted`: the next one is sampled after them."""
+        assert ticket.seq is not None
+        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top)
+        if wanted:
+            self.outputs.append(ticket)
 
     def tickets(self) -> Iterable[Ticket]:
         """All who have a token in the batch, each once."""
@@ -244,13 +252,13 @@ class Engine:
         if len(step.batch) == 0:
             return
         try:
-            logits = self.context.decode(step.batch)
+            rows = self.context.decode_rows(step.batch)
         except Exception as e:
             self._fail(step.tickets(), e)
             return
         for ticket in step.prefilled:
             self._prefilled(ticket)
-        for ticket, row in zip(step.outputs, logits, strict=True):
+        for ticket, row in zip(step.outputs, rows, strict=True):
             self._decoded(ticket, row)
 
     def _answer_calls(self) -> None:
@@ -279,10 +287,8 @@ class Engine:
     def _add_decoding(self, step: Step) -> None:
         for ticket in tuple(self._running):  # making room shortens the list, from its young end
             if ticket.decoding and self._grow(ticket):
-                assert ticket.seq is not None
                 tokens = ticket.tokens
-                step.batch.add(tokens[-1:], ticket.seq, len(tokens) - 1, n_outputs=1)
-                step.outputs.append(ticket)
+                step.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
 
     def _grow(self, ticket: Ticket) -> bool:
         """Reserve the next position, at the cost of the youngest; False if that was itself."""
@@ -317,16 +323,12 @@ class Engine:
                 budget -= self._add_chunk(step, ticket, budget)
 
     def _add_chunk(self, step: Step, ticket: Ticket, n_max: int) -> int:
-        tokens, seq = ticket.tokens, ticket.seq
-        assert seq is not None
-        begin = ticket.n_done
+        tokens, begin = ticket.tokens, ticket.n_done
         end = min(begin + n_max, len(tokens))
         wanted = end == len(tokens) and ticket.job.n_predict != 0
-        step.batch.add(tokens[begin:end], seq, begin, n_outputs=int(wanted))
+        step.add(ticket, tokens[begin:end], begin, wanted=wanted)
         ticket.n_done = end
         step.prefilled.append(ticket)
-        if wanted:
-            step.outputs.append(ticket)
         return end - begin
 
     def _prefilled(self, ticket: Ticket) -> None:
@@ -338,13 +340,13 @@ class Engine:
                 ticket.t_first = time.perf_counter()
                 self._finish(ticket, StopType.LIMIT)
 
-    def _decoded(self, ticket: Ticket, logits: F32Array) -> None:
+    def _decoded(self, ticket: Ticket, logits: Row) -> None:
         if not ticket.settled:
             stop = self._guard(ticket, partial(self._next_token, ticket, logits))
             if stop is not None:
                 self._finish(ticket, stop)
 
-    def _next_token(self, ticket: Ticket, logits: F32Array) -> StopType | None:
+    def _next_token(self, ticket: Ticket, logits: Row) -> StopType | None:
         """Sample, tell the sink, and say whether that was the end."""
         sampler, job = ticket.sampler, ticket.job
         token = sampler.sample(logits)

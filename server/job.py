@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ..base.errors import LamellaError
+from ..model.outputs import Row
 from ..model.sampling import Sampler, SamplingParams
-
-F32Array = npt.NDArray[np.float32]
 
 
 class StopType(StrEnum):
@@ -84,14 +80,19 @@ class Sink(Protocol):
     Exactly one of `finished` and `failed` is called, once, and nothing after it.
     """
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether `token` must be given all logits; always the same."""
+
     def progress(self, n_processed: int, n_total: int) -> None:
         """`n_processed` prompt tokens are evaluated; starts over if the job was preempted."""
 
-    def token(self, token: int, logits: F32Array, sampler: Sampler) -> bool:
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         """One new token, never one that ends the generation.
 
-        `logits` [n_vocab] are the model's own, which `sampler` has just chosen from; both are valid
-        during the call only. False stops the generation (`StopType.WORD`).
+        `logits` [n_vocab] are the model's own, which `sampler` has just chosen from, or unless
+        `needs_logits` the largest of them; both are valid during the call only. False stops the
+        generation (`StopType.WORD`).
         """
 
     def finished(self, result: Result) -> None:

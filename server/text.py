@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..base.errors import LamellaError, RequestError
+from ..model.outputs import F32Array, Row
 from ..model.sampling import Sampler, SamplingParams, log_softmax
 from ..model.vocab import Vocab
 from .engine import Engine
-from .job import F32Array, Job, Result, StopType
+from .job import Job, Result, StopType
 from .ticket import Ticket
 
 LOWEST = float(np.finfo(np.float32).min)  # instead of -inf, which JSON cannot say
@@ -123,7 +124,12 @@ class TextSink:
         if self._progress is not None:
             self._progress(n_processed, n_total)
 
-    def token(self, token: int, logits: F32Array, sampler: Sampler) -> bool:
+    @property
+    def needs_logits(self) -> bool:
+        """See `Sink.needs_logits`."""
+        return self._n_probs > 0 and not self._post_sampling_probs
+
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         """See `Sink.token`."""
         probs = self._token_probs(token, logits, sampler) if self._n_probs > 0 else None
         self._tokens.append((len(self._text), token, probs))
@@ -162,13 +168,14 @@ class TextSink:
         self._tokens = [(begin - n, t, p) for begin, t, p in self._tokens[len(tokens) :]]
         self._emit(piece)
 
-    def _token_probs(self, token: int, logits: F32Array, sampler: Sampler) -> TokenProbs:
+    def _token_probs(self, token: int, logits: Row, sampler: Sampler) -> TokenProbs:
         if self._post_sampling_probs:
             ids, probs = sampler.candidates()  # the likeliest first
             best = [int(i) for i in ids[: self._n_probs]]
             shown = [*range(len(best)), *np.flatnonzero(ids == token)]
             known = {int(ids[i]): float(np.log(probs[i])) for i in shown}
         else:
+            assert isinstance(logits, np.ndarray), "all logits are needed"
             logprobs = log_softmax(logits)
             best = _best(logprobs, self._n_probs)
             known = {i: float(logprobs[i]) for i in (token, *best)}

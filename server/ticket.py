@@ -22,6 +22,7 @@ class Ticket:
         "job",
         "n_cached",
         "n_done",
+        "n_top",
         "sampler",
         "seq",
         "settled",
@@ -35,6 +36,8 @@ class Ticket:
     def __init__(self, job: Job, sampler: Sampler) -> None:
         self.job = job
         self.sampler = sampler
+        # so many of the largest logits are enough for all who look at them; 0: all are needed
+        self.n_top = 0 if job.sink.needs_logits else sampler.n_top
         self.tokens = list(job.prompt)  # and what was predicted, so that all can be recomputed
         self.seq: KVSequence | None = None  # None while it waits
         self.n_cached = 0

@@ -21,10 +21,11 @@ from lamella.base.errors import LamellaError
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence, PagePool
+from lamella.model.outputs import F32Array, Row, TopLogits
 from lamella.model.sampling import Sampler, SamplingParams
 from lamella.model.vocab import Vocab
 from lamella.server.engine import Engine
-from lamella.server.job import F32Array, Job, Result
+from lamella.server.job import Job, Result
 
 EOS = 2
 PIECES = [b"", b"", b"", b"\n", "é".encode()[:1], "é".encode()[1:], b" the", b"ab", b"bc", b"c"]
@@ -71,21 +72,32 @@ def fake_logits(history: npt.NDArray[np.int64]) -> F32Array:
 
 
 class FakeContext:
-    """`on_decode` is called with the step's number, from 1 on, before each decode."""
+    """`on_decode` is called with the step's number, from 1 on, before each decode. `tops`: like a
+    context whose logits lie on a device, it gives the largest where they are enough."""
 
-    def __init__(self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4) -> None:
+    def __init__(
+        self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4, tops: bool = False
+    ) -> None:
         self.n_ctx = n_ctx
         self.n_ubatch = n_ubatch
         self.n_seq_max = 64
         self.n_vocab = N_VOCAB
         self.pool = PagePool(n_ctx, page_size=page_size)
         self.content = np.full(self.pool.n_cells_total, -1, np.int64)
+        self.tops = tops
+        self.n_wanted: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
 
     def append(self, seq: KVSequence, n: int) -> None:
         for src, dst, n_cells in seq.append(n):
             self.content[dst : dst + n_cells] = self.content[src : src + n_cells]
+
+    def decode_rows(self, batch: Batch) -> list[Row]:
+        n_tops = [r.n_top for r in batch.runs for _ in range(r.n_outputs)]
+        self.n_wanted.append(n_tops)
+        rows = zip(self.decode(batch), n_tops, strict=True)
+        return [_largest(row, n) if self.tops and n else row for row, n in rows]
 
     def decode(self, batch: Batch) -> F32Array:
         self.steps.append(
@@ -102,11 +114,19 @@ class FakeContext:
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
 
 
+def _largest(logits: F32Array, n: int) -> TopLogits:
+    ids = np.argsort(-logits, kind="stable")[:n].astype(np.int32)
+    return TopLogits(ids, logits[ids])
+
+
 class Recorder:
     """A sink that writes down what it is told. `on_token` may object, or raise."""
 
-    def __init__(self, on_token: Callable[[int], bool] = lambda n: True) -> None:
+    def __init__(
+        self, on_token: Callable[[int], bool] = lambda n: True, *, needs_logits: bool = True
+    ) -> None:
         self.on_token = on_token
+        self.needs_logits = needs_logits
         self.tokens: list[int] = []
         self.progressed: list[tuple[int, int]] = []
         self.ends: list[Result | LamellaError] = []
@@ -116,9 +136,11 @@ class Recorder:
         assert not self.ends
         self.progressed.append((n_processed, n_total))
 
-    def token(self, token: int, logits: F32Array, sampler: Sampler) -> bool:
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         assert not self.ends
-        assert logits.shape == (N_VOCAB,)
+        if self.needs_logits:
+            assert isinstance(logits, np.ndarray)
+            assert logits.shape == (N_VOCAB,)
         self.tokens.append(token)
         return self.on_token(len(self.tokens))
 

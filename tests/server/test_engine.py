@@ -6,13 +6,15 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from fake_context import EOS, FakeContext, Recorder, expected, job, make_engine, running, sampling
 
 from lamella.base.errors import RequestError
 from lamella.model.context import Context
+from lamella.model.outputs import Row
 from lamella.model.sampling import Sampler, SamplingParams
-from lamella.server.job import F32Array, Job, StopType, Timings
+from lamella.server.job import Job, StopType, Timings
 
 
 def test_a_job_alone_gets_its_tokens_and_a_result() -> None:
@@ -229,7 +231,8 @@ def test_logits_are_those_the_token_was_chosen_from() -> None:
     best: list[int] = []
 
     class Watching(Recorder):
-        def token(self, token: int, logits: F32Array, sampler: Sampler) -> bool:
+        def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+            assert isinstance(logits, np.ndarray)
             best.append(int(logits.argmax()))
             return super().token(token, logits, sampler)
 

@@ -21,9 +21,10 @@ from fake_context import (
 
 from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
 from lamella.model.kv_pages import KVSequence
+from lamella.model.outputs import Row
 from lamella.model.sampling import Sampler
 from lamella.server.engine import Engine
-from lamella.server.job import F32Array, Result
+from lamella.server.job import Result
 from lamella.server.ticket import Ticket
 
 
@@ -55,7 +56,7 @@ class Broken(Recorder):
     def progress(self, n_processed: int, n_total: int) -> None:
         self.fail_at("progress")
 
-    def token(self, token: int, logits: F32Array, sampler: Sampler) -> bool:
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         self.fail_at("token")
         return super().token(token, logits, sampler)
 
@@ -247,7 +248,7 @@ def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
 def test_a_sampler_that_raises_fails_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample
 
-    def raising(self: Sampler, logits: F32Array) -> int:
+    def raising(self: Sampler, logits: Row) -> int:
         if self.seed == 13:
             raise FloatingPointError("no candidates left")
         return sample(self, logits)

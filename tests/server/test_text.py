@@ -11,8 +11,9 @@ import pytest
 from fake_context import N_VOCAB, PIECES, VOCAB, sampling
 
 from lamella.base.errors import BackendError, LamellaError
+from lamella.model.outputs import F32Array, Row, TopLogits
 from lamella.model.sampling import Sampler, SamplingParams
-from lamella.server.job import F32Array, Result, StopType, Timings
+from lamella.server.job import Result, StopType, Timings
 from lamella.server.text import LOWEST, Piece, StopFinder, TextSink
 
 NOTHING = np.zeros(N_VOCAB, np.float32)
@@ -241,10 +242,13 @@ def test_impossible_tokens_have_a_probability_that_json_can_say() -> None:
     assert (probs.chosen.token, probs.chosen.raw) == ("\ufffd", b"\xc3")
 
 
-def test_probabilities_after_sampling_are_the_samplers() -> None:
+@pytest.mark.parametrize("n_given", [N_VOCAB, 2])
+def test_probabilities_after_sampling_are_the_samplers(n_given: int) -> None:
     params = SamplingParams(seed=1, temperature=1.0, top_k=2, samplers=("top_k", "temperature"))
     sampler = Sampler(params, VOCAB)
-    logits = logits_of([0.25, 0.5, 0.25])
+    logits: Row = logits_of([0.25, 0.5, 0.25])
+    if n_given == 2:  # those that a device has found
+        logits = TopLogits(np.array([11, 10], np.int32), logits_of([0.25, 0.5])[[11, 10]])
     token = sampler.sample(logits)
     heard = Listener()
     sink = heard.sink(n_probs=5, post_sampling_probs=True)
@@ -254,6 +258,17 @@ def test_probabilities_after_sampling_are_the_samplers() -> None:
     assert sum(np.exp(p.logprob) for p in probs.top) == pytest.approx(1)
     assert probs.top[0].id == 11
     assert probs.chosen in probs.top
+
+
+@pytest.mark.parametrize(
+    ("n_probs", "post_sampling_probs", "needed"),
+    [(0, False, False), (0, True, False), (1, True, False), (1, False, True)],
+)
+def test_all_logits_are_needed_for_the_models_own_probabilities(
+    n_probs: int, post_sampling_probs: bool, needed: bool
+) -> None:
+    sink = Listener().sink(n_probs=n_probs, post_sampling_probs=post_sampling_probs)
+    assert sink.needs_logits == needed
 
 
 def test_a_chosen_token_needs_not_be_among_the_likeliest() -> None:
