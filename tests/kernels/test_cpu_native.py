@@ -27,8 +27,8 @@ def digits(at, a, b, c, d):
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kernel]]:
     """Declares kernels, which end with the test."""
-    monkeypatch.setattr(jit, "_read", lambda name: None)
-    monkeypatch.setattr(jit, "_write", lambda name, data: None)
+    monkeypatch.setattr(jit, "read", lambda folder, name: None)
+    monkeypatch.setattr(jit, "write", lambda folder, name, data: None)
     before = dict(KERNELS)
     yield Kernel
     KERNELS.clear()

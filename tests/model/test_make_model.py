@@ -87,7 +87,7 @@ def test_shapes_have_the_sizes_their_names_say() -> None:
         name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6
         for name, shape in SHAPES.items()
     }
-    assert millions == {"1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
+    assert millions == {"8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 
