@@ -101,11 +101,11 @@ struct Queries {
     const Row *rows;  // 16
     int n_own;        // rows that do not repeat others
     int least, most;  // positions of rows
-    u32 q[N_STEPS][4];
+    Fragments q;
     Sums part;
-    Totals all;
 
-    DEVICE Queries(const Row *rows, int n_own) : rows(rows), n_own(n_own) {}
+    DEVICE Queries(const Row *rows, int n_own, uint4 *shared)
+        : rows(rows), n_own(n_own), q(shared) {}
 
     DEVICE void load(const Params &p) {
         least = most = rows[lane_id() % 16].pos;
@@ -114,7 +114,7 @@ struct Queries {
             least = a < least ? a : least;
             most = b > most ? b : most;
         }
-        load_queries(q, p.t[Q], rows);
+        q.load(p.t[Q], rows);
         part.clear();
     }
 
@@ -138,14 +138,15 @@ struct Queries {
     }
 
     // All positions of a partition were met.
-    DEVICE void end_partition(const Params &p, const Run &run, int slice, int partition) {
+    DEVICE void end_partition(const Params &p, const Run &run, int slice, int partition,
+                              Totals &all) {
         if (!sees(partition * PARTITION)) return;
         part.add_totals();
         if (run.n_before >= 0) {
             store_records(p, run, slice, partition);
         } else {
-            if (partition > 0) all.add_to(part);
-            if (sees((partition + 1) * PARTITION)) all.keep(part);
+            if (partition > 0) all.add_to(part, partition);
+            if (sees((partition + 1) * PARTITION)) all.keep(part, partition);
             else store_results(p, slice);
         }
         part.clear();
@@ -209,10 +210,12 @@ DEVICE void attend_run(const Params &p, const Run &run, const Heads &heads, uint
     if (next > last) return;
     const Keys keys(p.t[K], heads.kv * HEAD_DIM_K, shared);
     const Values values(p.t[V], heads.kv * HEAD_DIM_V + heads.slice * SLICE, shared + Keys::SIZE);
-    Row *const rows = reinterpret_cast<Row *>(shared + Keys::SIZE + Values::SIZE);
+    uint4 *const behind = shared + Keys::SIZE + Values::SIZE;
+    Row *const rows = reinterpret_cast<Row *>(behind + N_LENT * N_WARPS * WARP);
     list_rows<16 * N_WARPS>(rows, p, run, heads);
     const Scores scores(p);
-    Queries queries(rows + 16 * warp_id(), n_queries(run, heads) - 16 * warp_id());
+    Queries queries(rows + 16 * warp_id(), n_queries(run, heads) - 16 * warp_id(), behind);
+    Totals all;
     Sequence sequence = {int_at(p.t[SEQ], run.begin), last, 0};
     int n = 0, cell = 0, n_next, next_cell = sequence.find(p, next, n_next);
     // while a tile is used, the next one is on its way
@@ -240,7 +243,7 @@ DEVICE void attend_run(const Params &p, const Run &run, const Heads &heads, uint
             queries.template attend<Keys::STRIDE, Values::STRIDE>(
                 keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, last);
         if (first > last || first / PARTITION != now / PARTITION)
-            queries.end_partition(p, run, heads.slice, now / PARTITION);
+            queries.end_partition(p, run, heads.slice, now / PARTITION, all);
     }
     if (sequence.bad_page != 0) fail(p, sequence.bad_page, p.param[N_PAGES].i);
     sync_block();  // before the next run's tiles are copied

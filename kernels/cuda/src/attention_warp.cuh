@@ -9,6 +9,8 @@
 #include "attention_tile.cuh"
 
 constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // of the tensor core along a key
+constexpr int N_LENT = N_STEPS < 4 ? 0 : N_STEPS < 10 ? N_STEPS - 4 : 6;
+constexpr int N_KEPT = N_STEPS - N_LENT;
 constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // of values: registers have room for one
 constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
 constexpr int N_PAIRS = (SLICE + 15) / 16;          // of 8 elements each
@@ -50,37 +52,41 @@ struct Sums {
     }
 };
 
-// Sums over all partitions so far. They are needed but once in a partition: `volatile` puts them
-// into the thread's own memory, since registers have better use.
+// Sums over all partitions so far. They are needed but once in a partition, and lie in the thread's
+// own memory, since registers have better use: what is indexed at run time cannot be in these, so
+// sums over one more partition have another place.
 struct Totals {
-    volatile float largest[2], total[2], values[2 * N_PAIRS][4];
+    volatile float memory[2][2 * N_PAIRS + 1][4];
 
-    // Add those before to the sums over a partition.
-    DEVICE void add_to(Sums &sums) const {
-        float both[2] = {largest[0], largest[1]};
+    // Add those before `partition` to the sums over it.
+    DEVICE void add_to(Sums &sums, int partition) const {
+        const volatile float(&from)[2 * N_PAIRS + 1][4] = memory[partition % 2];
+        float both[2] = {from[0][0], from[0][1]};
         const Combination with[2] = {{both[0], sums.largest[0]}, {both[1], sums.largest[1]}};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             sums.largest[half] = both[half];
-            sums.total[half] = with[half].add(total[half], sums.total[half]);
+            sums.total[half] = with[half].add(from[0][2 + half], sums.total[half]);
         }
 #pragma unroll
         for (int n = 0; n < 2 * N_PAIRS; n++) {
             if (n % 4 == 0) sync_warp();  // registers have no room for more at once
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                sums.values[n][i] = with[i / 2].add(values[n][i], sums.values[n][i]);
+                sums.values[n][i] = with[i / 2].add(from[n + 1][i], sums.values[n][i]);
         }
     }
 
-    DEVICE void keep(const Sums &sums) {
+    // Keep the sums over partitions up to `partition`.
+    DEVICE void keep(const Sums &sums, int partition) {
+        volatile float(&to)[2 * N_PAIRS + 1][4] = memory[(partition + 1) % 2];
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            largest[half] = sums.largest[half], total[half] = sums.total[half];
+            to[0][half] = sums.largest[half], to[0][2 + half] = sums.total[half];
 #pragma unroll
         for (int n = 0; n < 2 * N_PAIRS; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) values[n][i] = sums.values[n][i];
+            for (int i = 0; i < 4; i++) to[n + 1][i] = sums.values[n][i];
     }
 };
 
@@ -91,25 +97,51 @@ DEVICE u32 load_pair(const float *q, int d) {
     return two_of(q[d], q[d + 1]);
 }
 
-// Of the warp's `rows`.
-DEVICE void load_queries(u32 (&q)[N_STEPS][4], const Tensor &from, const Row *rows) {
+// What a lane has of a warp's queries. Registers have room for those of N_KEPT steps, the others lie
+// in the block's memory: in `lent`, of which each lane reads only what it wrote.
+struct Fragments {
+    u32 kept[N_KEPT][4];
+    uint4 *lent;
+
+    DEVICE explicit Fragments(uint4 *shared)
+        : lent(shared + warp_id() * N_LENT * WARP + lane_id()) {}
+
+    DEVICE void load(const Tensor &from, const Row *rows) {
+        const float *x[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const Row &row = rows[lane_id() / 4 + 8 * i];
-        const float *const x = reinterpret_cast<const float *>(at(from, 0, row.head, row.token, 0));
+        for (int i = 0; i < 2; i++) {
+            const Row &row = rows[lane_id() / 4 + 8 * i];
+            x[i] = reinterpret_cast<const float *>(at(from, 0, row.head, row.token, 0));
+        }
 #pragma unroll
         for (int step = 0; step < N_STEPS; step++) {
-            q[step][i] = load_pair(x, 16 * step + lane_id() % 4 * 2);
-            q[step][i + 2] = load_pair(x, 16 * step + 8 + lane_id() % 4 * 2);
+            u32 q[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                q[i] = load_pair(x[i % 2], 16 * step + i / 2 * 8 + lane_id() % 4 * 2);
+            if (step >= N_KEPT) lent[(step - N_KEPT) * WARP] = make_uint4(q[0], q[1], q[2], q[3]);
+            else
+#pragma unroll
+                for (int i = 0; i < 4; i++) kept[step][i] = q[i];
         }
     }
-}
+
+    DEVICE void get(u32 (&q)[4], int step) const {
+        if (step < N_KEPT) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) q[i] = kept[step][i];
+        } else {
+            const uint4 v = lent[(step - N_KEPT) * WARP];
+            q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w;
+        }
+    }
+};
 
 // --- a tile: n-th 8 positions, of these the two from 2 * (lane % 4) on, for both rows ---
 
 // Products of queries and keys.
 template <int STRIDE>
-DEVICE void multiply_keys(float (&s)[4][4], const u32 (&q)[N_STEPS][4], const uint4 *keys) {
+DEVICE void multiply_keys(float (&s)[4][4], const Fragments &queries, const uint4 *keys) {
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -117,15 +149,18 @@ DEVICE void multiply_keys(float (&s)[4][4], const u32 (&q)[N_STEPS][4], const ui
     const int matrix = lane_id() / 8;
     const uint4 *const from = keys + (matrix / 2 * 8 + lane_id() % 8) * STRIDE + matrix % 2;
 #pragma unroll
-    for (int step = 0; step < N_STEPS; step++)
+    for (int step = 0; step < N_STEPS; step++) {
+        u32 q[4];
+        queries.get(q, step);
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 k[4];
             load_matrix_x4(k, from + 8 * n * STRIDE + 2 * step);
             const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
-            mma_f16(s[n], q[step], low);
-            mma_f16(s[n + 1], q[step], high);
+            mma_f16(s[n], q, low);
+            mma_f16(s[n + 1], q, high);
         }
+    }
 }
 
 // Products become scores; of positions from `first` on that a row does not see, minus infinity.

@@ -25,7 +25,7 @@ typedef Staging<Type> Rows;
 constexpr int GROUP = WARPS_M * WARP;  // threads
 constexpr int THREADS = WARPS_K * GROUP;
 // as many as have registers
-constexpr int BLOCKS_PER_SM = WARP * (MT * NT >= 8 ? 8 : MT * NT >= 4 ? 12 : 16) / THREADS;
+constexpr int BLOCKS_PER_SM = WARP * (MT == 2 || NT == 8 ? 8 : NT == 4 ? 12 : 16) / THREADS;
 constexpr int N_ROWS = 16 * MT * WARPS_M;  // that are multiplied, of both matrices
 constexpr int OUT_ROWS = N_ROWS / MATRICES;
 constexpr int N_COLS = 8 * NT;
