@@ -214,10 +214,9 @@ def buffer_of(tensor: Tensor) -> Buffer:
     Raises:
         TensorAccessError: it is not allocated.
     """
-    if tensor.buffer is None:
+    buffer: Buffer | None = tensor.buffer
+    if buffer is None:
         raise TensorAccessError(f"{tensor!r} is not allocated")
-    buffer = tensor.buffer
-    assert isinstance(buffer, Buffer)
     return buffer
 
 
