@@ -161,7 +161,7 @@ def large_nodes() -> Iterator[Tensor]:
             yield ops.mul_mat_id(experts, Tensor(F32, (2048, 1, n)), chosen)
         for type in FLOATS:  # columns that are not F32
             yield ops.mul_mat(Tensor(type, (2048, 256)), Tensor(GGMLType.F16, (2048, n)))
-        for head_dim, type in product((64, 80, 96, 128, 256), CACHE_TYPES):
+        for head_dim, type in product((64, 128, 256), CACHE_TYPES):
             k, v = (Tensor(type, (8 * head_dim, 64 * 256)) for _ in range(2))
             q, pages = Tensor(F32, (head_dim, 32, n)), Tensor(I32, (256, 4))
             seq, pos = Tensor(I32, (n,)), Tensor(I32, (n,))

@@ -34,6 +34,7 @@ from lamella.kernels.cuda.table import Dim3, Source
 
 SRC: Final = Path(table.__file__).parent / "src"
 HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
+HEADERS: Final = sorted(HEADER.parent.glob("cuda_grid*.hpp"))  # it, and what it includes
 _FLAGS: Final = "-O2 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
 FLAGS: Final = ("-std=c++17", *_FLAGS.split(), "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 # what finds more mistakes, or runs faster; not every compiler has all of them
@@ -162,7 +163,7 @@ def _key(source: Source) -> str:
     key = hashlib.sha256()
     for part in (version(), *flags(), *_processor(), str(source)):
         key.update(str(part).encode() + b"\0")
-    for path in (HEADER, *_files(SRC / source.file, set())):
+    for path in (*HEADERS, *_files(SRC / source.file, set())):
         key.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
     return key.hexdigest()[:24]
 

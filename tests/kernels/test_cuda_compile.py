@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,14 +12,22 @@ import pytest
 from cuda_cases import kernels_in_use
 
 from lamella.base.errors import BackendError
+from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cpu.threads import usable_cpus
 from lamella.kernels.cuda.nvrtc import NvrtcCompiler
+from lamella.kernels.cuda.plan import calls_of
 from lamella.kernels.cuda.table import Source
 
 ARCH: Final = 90
-OTHERS: Final = (75, 80, 89, 120)
+OLDEST: Final = 75
+OTHERS: Final = (OLDEST, 80, 89, 120)
 STATIC_SHARED: Final = 48 * 1024  # bytes of a block's memory that may have a fixed size
 TOY: Final = Source.of(str(Path(__file__).with_name("toy_cuda.cu")))
+
+F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
+HOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K, Q8_0, F16)
+HOT_HEADS: Final = (64, 128)  # elements
+LARGEST_HEAD: Final = 256
 
 Key = tuple[Source, int]
 
@@ -45,15 +53,44 @@ pytestmark = [
 ]
 
 
+def attention(head_dim: int, type: GGMLType) -> Tensor:
+    k = Tensor(type, (8 * head_dim, 64 * 256))
+    q, pages = Tensor(F32, (head_dim, 32, 1)), Tensor(GGMLType.I32, (256, 2))
+    seq, pos = (Tensor(GGMLType.I32, (1,)) for _ in range(2))
+    return ops.flash_attn_ext(q, k, k, pages, seq, pos, page_size=64, scale=1.0)
+
+
+def hot_nodes() -> Iterator[Tensor]:
+    """Where models spend their time: decoding, and prompts."""
+    for type in HOT_TYPES:
+        for n in (1, 512):
+            yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
+    for head_dim in HOT_HEADS:
+        for type in (F16, Q8_0):
+            yield attention(head_dim, type)
+
+
+def sources_of(node: Tensor) -> set[Source]:
+    return {kernel.source for call in calls_of(node) for kernel in call.kernels()}
+
+
+# Bytes that kernels may spill: outside the loop over tiles, where two blocks that share a
+# multiprocessor have 255 registers a thread, and unpacking takes many.
+MAY_SPILL: Final[Mapping[Key, int]] = {
+    (source, OLDEST): 44 for source in sources_of(attention(LARGEST_HEAD, Q8_0))
+}
+
+
 def wanted() -> list[Key]:
-    """All sources for one architecture; of each file the first and the last for the others."""
+    """All sources for one architecture, hot ones for all; of each file the last one for the others,
+    and the first one too where tensor cores are driven in another way."""
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
-    files = {s.file: [t for t in sources if t.file == s.file] for s in sources}
-    few = {s for same in files.values() for s in (same[0], same[-1])}
-    return [
-        *((s, ARCH) for s in sources),
-        *((s, arch) for arch in OTHERS for s in sources if s in few),
-    ]
+    files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
+    few = {(same[-1], arch) for same in files for arch in OTHERS}
+    few |= {(same[0], OLDEST) for same in files}
+    few |= {(s, arch) for node in hot_nodes() for s in sources_of(node) for arch in OTHERS}
+    few |= {(s, OLDEST) for t in (F16, Q8_0) for s in sources_of(attention(LARGEST_HEAD, t))}
+    return [*((s, ARCH) for s in sources), *sorted(few, key=str)]
 
 
 def compile_one(key: Key) -> str:
@@ -100,7 +137,7 @@ def test_nothing_is_spilt(logs: Mapping[Key, str]) -> None:
         f"{name} of {source} on sm_{arch}: {kernel.spilt} bytes"
         for (source, arch), log in logs.items()
         for name, kernel in kernels_of(log).items()
-        if kernel.spilt
+        if kernel.spilt > MAY_SPILL.get((source, arch), 0)
     }
     assert not spilt, "\n".join(sorted(spilt))
 
@@ -118,7 +155,7 @@ def test_warnings(logs: Mapping[Key, str]) -> None:
 
 
 def test_the_kernels_that_the_host_s_tests_use() -> None:
-    for arch in (75, ARCH):
+    for arch in (OLDEST, ARCH):
         log = compile_one((TOY, arch))
         assert "toy_mma_f16" in kernels_of(log), log
 

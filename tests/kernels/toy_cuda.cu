@@ -34,7 +34,7 @@ KERNEL(toy_f16, 256, 1) {
     if (i < p.t[3].ne[0]) reinterpret_cast<u16 *>(p.t[2].data)[i] = f32_to_f16(floats(p, 3)[i]);
 }
 
-// t[0] int [n, 2], t[1] int [n, 3]: dp4a of three, and the first two as 64 bits shifted by the third
+// t[0] int [n, 2], t[1] int [n, 3]: dp4a of three; the first two as 64 bits, shifted by the third
 KERNEL(toy_bits, 256, 1) {
     int i = thread_id();
     if (i >= p.t[1].ne[1]) return;
@@ -161,7 +161,8 @@ KERNEL(toy_poison, 32, 1) {
 KERNEL(toy_copies, 32, 1) {
     DYNAMIC_SHARED(float, own);
     for (int i = 0; i < 4; i++) {
-        if (lane_id() < 8) copy_async(own + 32 * i + 4 * lane_id(), floats(p, 1) + 32 * i + 4 * lane_id());
+        int at = 32 * i + 4 * lane_id();
+        if (lane_id() < 8) copy_async(own + at, floats(p, 1) + at);
         copy_async_commit();
     }
     for (int i = 0; i < 4; i++) {

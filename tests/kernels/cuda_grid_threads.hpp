@@ -1,0 +1,381 @@
+// The threads of a CUDA grid that is played on the host: fibers, the scheduler that lets them wait
+// for their warp or block, and how they exchange values. See cuda_grid.hpp.
+//
+// Tested by tests/kernels/test_cuda_grid.py.
+#pragma once
+
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define GRID_EXPORT extern "C" __attribute__((visibility("default")))
+#define GRID_COLD static __attribute__((noinline, cold, unused))
+#if defined(__clang__)
+#define GRID_FAST static __attribute__((noinline, no_sanitize("undefined")))
+#else
+#define GRID_FAST static __attribute__((noinline, no_sanitize("undefined"), optimize("O3")))
+#endif
+#define GRID_INLINE static inline __attribute__((always_inline, unused))
+
+struct uint3 {
+    unsigned int x, y, z;
+};
+struct dim3 {
+    unsigned int x, y, z;
+};
+
+// Variables of this file. All others that the library has, which the linker puts into .bss, are a
+// block's memory of fixed size: each block finds them poisoned.
+#define GRID_STATE static __attribute__((section("grid_state")))
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
+
+GRID_STATE uint3 threadIdx, blockIdx;
+GRID_STATE dim3 blockDim, gridDim;
+
+namespace grid {
+
+constexpr int N_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / N_LANES;
+constexpr uint32_t ALL = ~0u;
+constexpr int POISON = 0xFF, GUARD = 0xA5;
+constexpr size_t MAX_SHARED = 256 * 1024, N_GUARD = 1024, STACK = 128 * 1024;
+
+// --- fibers ---
+
+typedef void (*Entry)();
+
+#if defined(__x86_64__) && !defined(GRID_PORTABLE)
+
+struct Context {
+    void *sp;
+};
+
+// What a call must keep is pushed, the stacks are exchanged. An indirect jump is foreseen better
+// than a return from elsewhere.
+asm(R"(
+    .text
+    .type grid_switch, @function
+grid_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    popq %rcx
+    jmp *%rcx
+    .size grid_switch, .-grid_switch
+)");
+extern "C" __attribute__((visibility("hidden"))) void grid_switch(Context *from, Context *to);
+
+GRID_COLD void prepare(Context &c, char *stack, Entry entry) {
+    void **top = reinterpret_cast<void **>(stack + STACK);
+    *--top = nullptr;  // where a call would have left its return address
+    *--top = reinterpret_cast<void *>(entry);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    c.sp = top;
+}
+
+GRID_INLINE void change(Context &from, Context &to) { grid_switch(&from, &to); }
+
+#else
+
+struct Context {
+    ucontext_t start;
+    jmp_buf place;
+    bool started;
+};
+
+GRID_COLD void prepare(Context &c, char *stack, Entry entry) {
+    getcontext(&c.start);
+    c.start.uc_stack.ss_sp = stack;
+    c.start.uc_stack.ss_size = STACK;
+    c.start.uc_link = nullptr;
+    makecontext(&c.start, entry, 0);
+    c.started = false;
+}
+
+static __attribute__((noinline)) void change(Context &from, Context &to) {
+    from.started = true;
+    if (_setjmp(from.place) != 0) return;
+    if (to.started) _longjmp(to.place, 1);
+    to.started = true;
+    setcontext(&to.start);
+}
+
+#endif
+
+struct Fiber {
+    Context context;
+    char *stack;
+};
+
+// --- what runs ---
+
+enum Kind { NONE, SYNC_WARP, SHFL, SHFL_XOR, BALLOT, MMA, LOAD_MATRIX };
+static const char *const KINDS[] = {"nothing", "sync_warp", "shfl", "shfl_xor",
+                                    "ballot",  "mma",       "load_matrix"};
+
+struct Copy {
+    void *to;
+    const void *from;
+    int group;
+};
+constexpr int MAX_COPIES = 256;  // of a thread, under way
+
+struct Thread {
+    Fiber *fiber;  // null before it has begun
+    int n_copies, n_groups;  // under way, begun
+};
+
+struct Slot {  // what a lane gives to an operation of its warp, and gets
+    uint32_t in[10];
+    uint32_t out[4];
+};
+
+struct Warp {
+    uint32_t lanes, ready, alive, at_block;  // sets of lanes; the running one is not ready
+    uint32_t arrived;                        // at an operation of this kind
+    Kind kind;
+    uint32_t n_done;  // operations; those of even and odd number have slots of their own
+    Slot slots[2][N_LANES];
+};
+
+struct Kernel {
+    const char *name;
+    int max_threads;
+    void (*run)(const void *params);
+    const Kernel *next;
+};
+
+struct Large {  // what is large; the system has zeroed it
+    alignas(16) char shared_memory[MAX_SHARED + N_GUARD];
+    Thread threads[MAX_THREADS];
+    Warp warps[MAX_WARPS];
+    Fiber fibers[MAX_THREADS + 1];
+    Fiber *idle[MAX_THREADS + 1];
+    Copy copies[MAX_THREADS][MAX_COPIES];
+    char signal_stack[64 * 1024];
+};
+
+GRID_STATE Large *large;
+GRID_STATE const Kernel *kernels;
+GRID_STATE const Kernel *kernel;  // the one that runs
+GRID_STATE const void *params;
+GRID_STATE bool reverse;  // later blocks, warps and lanes first
+GRID_STATE Thread *threads;
+GRID_STATE Warp *warps;
+GRID_STATE int n_threads, n_warps, n_alive, n_at_block;
+GRID_STATE int now;  // number of the running thread
+GRID_STATE Fiber host, *running;
+GRID_STATE int n_fibers, n_idle;
+GRID_STATE char *shared_memory;  // the block's dynamic memory
+GRID_STATE size_t shared_size;
+GRID_STATE char message[1024];
+
+struct Register {
+    Kernel own;
+    Register(const char *name, int max_threads, void (*run)(const void *))
+        : own{name, max_threads, run, kernels} {
+        kernels = &own;
+    }
+};
+
+// --- errors: the grid ends where it is ---
+
+GRID_COLD __attribute__((noreturn)) void stop() {
+    Context dead;
+    change(dead, host.context);
+    __builtin_unreachable();
+}
+
+GRID_COLD __attribute__((noreturn, format(printf, 1, 2))) void error(const char *format, ...) {
+    int n = snprintf(message, sizeof message, "%s: block (%u, %u, %u), thread %d: ", kernel->name,
+                     blockIdx.x, blockIdx.y, blockIdx.z, now);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message + n, sizeof message - n, format, args);
+    va_end(args);
+    stop();
+}
+
+GRID_COLD __attribute__((noreturn)) void deadlock() {
+    int at_block = 0, at_warp = 0, block_first = 0, warp_first = 0;
+    for (int i = n_threads; i-- > 0;) {
+        const Warp &w = warps[i / N_LANES];
+        if (w.at_block >> (i % N_LANES) & 1) at_block++, block_first = i;
+        if (w.arrived >> (i % N_LANES) & 1) at_warp++, warp_first = i;
+    }
+    error("nobody can go on: %d threads wait at sync_block (the first is %d), "
+          "%d at warp operations (the first is %d, at %s), %d have returned",
+          at_block, block_first, at_warp, warp_first, KINDS[warps[warp_first / N_LANES].kind],
+          n_threads - n_alive);
+}
+
+// --- the scheduler ---
+
+static void fiber_main();
+
+GRID_COLD Fiber *new_fiber() {
+    Fiber &f = large->fibers[n_fibers++];
+    if (!f.stack) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        void *at = mmap(nullptr, page + STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (at == MAP_FAILED) error("no memory for the thread's stack");
+        mprotect(at, page, PROT_NONE);  // what is too deep faults
+        f.stack = static_cast<char *>(at) + page;
+    }
+    prepare(f.context, f.stack, fiber_main);
+    return &f;
+}
+
+GRID_INLINE int pick_lane(uint32_t set) {
+    return reverse ? 31 - __builtin_clz(set) : __builtin_ctz(set);
+}
+
+// The thread to run next, of the running warp if there is one; -1: none can. It is ready no more.
+GRID_INLINE int take_ready() {
+    int w = now / N_LANES;
+    if (!warps[w].ready) {
+        int left = n_warps;
+        while (left && !warps[w].ready) {
+            w = reverse ? (w ? w - 1 : n_warps - 1) : (w + 1 < n_warps ? w + 1 : 0);
+            left--;
+        }
+        if (!left) return -1;
+    }
+    int lane = pick_lane(warps[w].ready);
+    warps[w].ready &= ~(1u << lane);
+    return w * N_LANES + lane;
+}
+
+GRID_INLINE void become(int thread) {
+    now = thread;
+    threadIdx.x = static_cast<unsigned>(thread);
+}
+
+// Leave the running fiber for the one of a thread, which may have to begin.
+GRID_INLINE void go_to(int thread) {
+    Fiber *from = running, *&to = threads[thread].fiber;
+    if (!to) to = n_idle ? large->idle[--n_idle] : new_fiber();
+    become(thread);
+    running = to;
+    change(from->context, to->context);
+}
+
+static __attribute__((noinline)) void wait() {
+    int next = take_ready();
+    if (next < 0) deadlock();
+    go_to(next);
+}
+
+static void release_block() {
+    for (int i = 0; i < n_warps; i++) {
+        warps[i].ready |= warps[i].at_block;
+        warps[i].at_block = 0;
+    }
+    n_at_block = 0;
+}
+
+static void leave() {
+    Warp &w = warps[now / N_LANES];
+    if (w.arrived)
+        error("it returns while lane %d waits at %s", __builtin_ctz(w.arrived), KINDS[w.kind]);
+    w.alive &= ~(1u << now % N_LANES);
+    n_alive--;
+    if (n_at_block && n_at_block == n_alive) release_block();
+}
+
+// Runs threads to their ends, one after the other while they need not wait.
+static void fiber_main() {
+    Fiber *const me = running;
+    for (;;) {
+        kernel->run(params);
+        leave();
+        int next = take_ready();
+        if (next >= 0 && !threads[next].fiber) {
+            threads[next].fiber = me;
+            become(next);
+            continue;
+        }
+        if (next < 0 && n_alive) deadlock();
+        large->idle[n_idle++] = me;
+        if (next >= 0) {
+            go_to(next);
+        } else {
+            running = &host;
+            change(me->context, host.context);
+        }
+    }
+}
+
+GRID_COLD void sync_block() {
+    Warp &w = warps[now / N_LANES];
+    if (++n_at_block == n_alive) {
+        release_block();
+    } else {
+        w.at_block |= 1u << now % N_LANES;
+        wait();
+    }
+}
+
+// --- operations of a warp ---
+
+GRID_COLD __attribute__((noreturn)) void misused(const Warp &w, Kind kind) {
+    if (w.lanes != ALL) error("%s in a warp of %d lanes", KINDS[kind], __builtin_popcount(w.lanes));
+    if (w.alive != ALL) error("%s, but lane %d has returned", KINDS[kind], __builtin_ctz(~w.alive));
+    error("%s, but lane %d is at %s", KINDS[kind], __builtin_ctz(w.arrived), KINDS[w.kind]);
+}
+
+GRID_INLINE Warp &this_warp() { return warps[now / N_LANES]; }
+GRID_INLINE Slot &slot_of(Warp &w, int lane) { return w.slots[w.n_done & 1][lane]; }
+
+// Wait for all lanes; the last one does `finish` for all, on their slots. Gives this lane's.
+template <typename Finish> GRID_INLINE Slot &together(Warp &w, Kind kind, Finish finish) {
+    if (w.alive != ALL || (w.arrived && w.kind != kind)) misused(w, kind);
+    const uint32_t own = 1u << now % N_LANES;
+    Slot *slots = w.slots[w.n_done & 1];
+    w.kind = kind;
+    w.arrived |= own;
+    if (w.arrived != ALL) {
+        wait();
+    } else {
+        finish(slots);
+        w.arrived = 0;
+        w.n_done++;
+        w.ready = ~own;
+    }
+    return slots[now % N_LANES];
+}
+
+GRID_INLINE void no_finish(Slot *) {}
+
+template <typename T> GRID_INLINE T exchange(T v, int from, Kind kind) {
+    static_assert(sizeof(T) <= sizeof(uint64_t), "a number");
+    Warp &w = this_warp();
+    memcpy(slot_of(w, now % N_LANES).in, &v, sizeof v);
+    const Slot *own = &together(w, kind, no_finish);
+    memcpy(&v, (own - now % N_LANES + from % N_LANES)->in, sizeof v);
+    return v;
+}
+
+}  // namespace grid
