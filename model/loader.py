@@ -8,7 +8,8 @@ Knows no graph and no context. Tested by tests/model/test_loader_*.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -114,7 +115,9 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
         arch = find_architecture(file.metadata.str("general.architecture"), file.path)
         hp = arch.hparams(file)
         found = find_weights(file, arch.tensors(hp))
-        homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
+        types = {w.spec: w.type for w in found}
+        homes = place(file.path, hp, types, params)
+        _tell_fallbacks(types, homes, layer_devices(hp.n_layer, params), params)
         model = LoadedModel(file, arch, hp, homes, params)
         try:
             _fill(file, _allocate(model, found, params), model.homes, params)
@@ -122,6 +125,29 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
             model.free()
             raise
         return model
+
+
+def _tell_fallbacks(
+    types: Mapping[WeightSpec, GGMLType],
+    homes: Mapping[str, Home],
+    layers: Sequence[Device],
+    params: ModelParams,
+) -> None:
+    """Say in one line for each type and device which weights it cannot compute with."""
+    fallen: dict[tuple[str, str, str], int] = {}
+    for spec, type in types.items():
+        wanted = None if spec.layer is None else layers[spec.layer]
+        if wanted is None or any(re.search(pattern, spec.name) for pattern, _ in params.overrides):
+            continue
+        device = homes[spec.name].device
+        if device is not wanted:
+            key = type.name, wanted.name, device.name
+            fallen[key] = fallen.get(key, 0) + 1
+    for (type_name, wanted_name, name), n in fallen.items():
+        log.warning(
+            f"{n} weights of type {type_name} are computed with by {name}: {wanted_name} has no "
+            "kernels for them"
+        )
 
 
 # --- what the file has ---

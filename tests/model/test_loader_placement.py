@@ -11,9 +11,11 @@ from tiny_models import TINY, Tiny, write_model
 from lamella.alloc import HostBufferType
 from lamella.base.errors import RequestError, UnsupportedModelError
 from lamella.graph import GGMLType, Op
+from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import ARCHITECTURES
 from lamella.model.gguf import open_gguf
+from lamella.model.loader import load_model
 from lamella.model.placement import Home, ModelParams, layer_devices, place
 from lamella.sched import Device, DeviceType
 
@@ -190,3 +192,18 @@ BASE = ModelParams(cpu=CPU, devices=(GPU, OTHER))
 def test_wrong_parameters(change: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         replace(BASE, **change)  # type: ignore[arg-type]
+
+
+def test_weights_that_their_device_has_no_kernels_for_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(TINY["llama"], path, GGMLType.Q4_0)
+    gpu = SimDevice("SIM0", ops=[op for op in Op if op is not Op.MUL_MAT])
+    load_model(path, ModelParams(cpu=CpuDevice(1), devices=(gpu,), n_gpu_layers=1)).free()
+    assert caplog.messages == [
+        "1 weights of type Q4_0 are computed with by CPU: SIM0 has no kernels for them"
+    ]
+    caplog.clear()
+    load_model(path, ModelParams(cpu=CpuDevice(1), devices=(SimDevice("SIM0"),))).free()
+    assert not caplog.messages
