@@ -142,8 +142,8 @@ class Context:
         if any(device.kernels_by_size for device in self._backends):
             for n in _buckets(self.n_ubatch):
                 self._graph_for(GraphParams(n, 1, 1))
-            n_decode = bucket(n_decode, n)
-            self._graph_for(GraphParams(n_decode, n_decode, n_seqs))
+                if n < 2 * n_decode:
+                    self._graph_for(GraphParams(n, n, bucket(n, n_seqs)))
 
     # --- decoding ---
 

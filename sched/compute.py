@@ -104,10 +104,10 @@ class Executor:
             if previous is not None and not run.transfers:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
+            if run.waits_ahead:
+                backend.wait_copies_ahead()  # first: not for those of the next split
             for transfer in run.ahead:
                 self._copy_ahead(transfer, backend)
-            if run.waits_ahead:
-                backend.wait_copies_ahead()
             go_on = self._run_split(run.split)
             self.hazards.used(backend, run.buffers)
             event = self._copy_events[backend][graph.copy_index]

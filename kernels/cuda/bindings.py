@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from ...alloc.buffer import Bytes
 from ...base.errors import BackendError, OutOfMemoryError
+from ...base.log import get_logger
 from .driver import Address, Event, Function, Gpu, GpuInfo, GraphExec, Module, Stream
 from .table import Dim3
+
+log = get_logger("cuda")
 
 # CUDA_ERROR_...
 OUT_OF_MEMORY: Final = 2
@@ -69,6 +72,12 @@ class CudaDriver:
     def gpus(self) -> Sequence[Gpu]:
         count: int = self.call("cuDeviceGetCount")
         infos = [self._info(i) for i in range(count)]
+        for info in infos:
+            if info.arch < MIN_ARCH:
+                log.warning(
+                    f"CUDA{info.index}, {info.name}, is not used: it is sm_{info.arch}, "
+                    f"sm_{MIN_ARCH} or newer is needed"
+                )
         return [CudaGpu(self, info) for info in infos if info.arch >= MIN_ARCH]
 
     def _info(self, index: int) -> GpuInfo:

@@ -1,6 +1,7 @@
 """The compiled kernels of one device: from disk, or compiled now, several at once.
 
-Images are kept in a folder named after all sources, the compiler and the architecture.
+Images are kept in a folder named after all sources, the compiler with its options, and the
+architecture.
 Tested by tests/kernels/test_cuda_device.py.
 """
 
@@ -18,6 +19,7 @@ import platformdirs
 
 from .. import kept
 from ..cpu.threads import usable_cpus
+from . import nvrtc
 from .driver import Compiler, Function, Gpu, Module
 from .nvrtc import FOLDER
 from .table import Kernel, Source
@@ -40,7 +42,8 @@ class Library:
     def folder(self) -> Path:
         """Where images are kept."""
         key = hashlib.sha256(f"{self._compiler.version}\0{self._gpu.info.arch}\0".encode())
-        for file in sorted(FOLDER.iterdir()):
+        options = Path(nvrtc.__file__)  # shape the code, too
+        for file in (options, *sorted(FOLDER.iterdir())):
             key.update(file.name.encode() + b"\0" + file.read_bytes())
         return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
 

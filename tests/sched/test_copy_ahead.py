@@ -74,7 +74,7 @@ def test_the_next_weights_are_copied_before_a_split_is_started(
     x, y = chain(3)
     with scheduled(y) as (scheduler, graph, _):
         compute(scheduler, graph, x, y)
-    assert done == ["copy w1", "compute", "copy w2", "wait", "compute", "wait", "compute"]
+    assert done == ["copy w1", "compute", "wait", "copy w2", "compute", "wait", "compute"]
 
 
 def test_two_neighbours_have_memory_of_their_own_and_the_third_reuses_it() -> None:

@@ -66,20 +66,6 @@ template <bool ALIGNED> struct Bytes {
     DEVICE float f16(int offset) const { return f16_to_f32(static_cast<u16>(half(offset))); }
 };
 
-// Bytes below 128, less n each, as signed bytes.
-template <int n> DEVICE u32 less(u32 bytes) {
-    return ((bytes | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u;
-}
-
-// `words` of a type with its offset subtracted: signed bytes.
-template <class Type, class B> DEVICE void signed_words(B at, int b, int t, u32 &low, u32 &high) {
-    Type::words(at, b, t, low, high);
-    if (Type::OFFSET != 0) {
-        low = less<Type::OFFSET>(low);
-        high = less<Type::OFFSET>(high);
-    }
-}
-
 // --- types of 32 values: d, perhaps m, perhaps fifth bits, then 4 bits of each value in halves ---
 
 template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
