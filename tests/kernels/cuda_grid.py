@@ -4,9 +4,10 @@
     gpu = driver.gpus()[0]
 
 Streams are as late as CUDA allows: work is done when something waits for it, not when it is given;
-so whoever forgets to wait finds poison or old data. Pinned memory of the host is read when a copy
-runs, other memory at once. `gpu.live` counts what has not been freed. After work has failed, so
-does every verb. Tested by tests/kernels/test_cuda_grid.py.
+so whoever forgets to wait finds poison or old data. With a seed, what is waiting in any stream may
+be done whenever more is given: one stream gets ahead of another. Pinned memory of the host is read
+when a copy runs, other memory at once. `gpu.live` counts what has not been freed. After work has
+failed, so does every verb. Tested by tests/kernels/test_cuda_grid.py and test_cuda_grid_driver.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import count
+from random import Random
 from threading import RLock, get_ident
 from time import perf_counter
 from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
@@ -55,6 +57,7 @@ DEFAULT_MEMORY: Final = 2**30
 SHARED_MEMORY: Final = {75: 64, 86: 99, 89: 99, 120: 99, 80: 163, 90: 227}  # KiB of a block
 OPTED_IN: Final = 48 * 1024  # bytes of a block's memory beyond which a function must be allowed
 MAX_BLOCK: Final = 1024
+MOST_AT_ONCE: Final = 3  # pieces of work that a stream does in between
 MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 # words of the parameters that are addresses
 ADDRESSES: Final = (
@@ -154,12 +157,20 @@ class GridGpu:
         info: what it says of itself.
         eager: do work when it is given.
         reverse: run later warps and lanes first, where the order is free.
+        random: whenever work is given, let some streams of the machine do some of theirs.
     """
 
-    def __init__(self, info: GpuInfo, eager: bool = False, reverse: bool = False) -> None:
+    def __init__(
+        self,
+        info: GpuInfo,
+        eager: bool = False,
+        reverse: bool = False,
+        random: Random | None = None,
+    ) -> None:
         self._info = info
         self.eager = eager
         self.reverse = reverse
+        self.random = random
         self.peers: Sequence[GridGpu] = [self]
         self.device_memory, self.host_memory = Memory(), Memory()
         self.failed: BackendError | None = None
@@ -262,6 +273,13 @@ class GridGpu:
         s.n_given += 1
         if self.eager:
             s.run(s.n_given)
+        if self.random is not None:
+            self._let_some_run(self.random)
+
+    def _let_some_run(self, random: Random) -> None:
+        streams = [s for gpu in self.peers for s in gpu._streams.values()]
+        for s in random.sample(streams, random.randint(0, len(streams))):
+            s.run(min(s.n_done + random.randint(0, MOST_AT_ONCE), s.n_given))
 
     @verb()
     def write_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
@@ -536,7 +554,9 @@ class GridDriver:
         arch: int = 90,
         eager: bool = False,
         reverse: bool = False,
+        seed: int | None = None,
     ) -> None:
+        random = None if seed is None else Random(seed)
         self.grid_gpus = [
             GridGpu(
                 GpuInfo(
@@ -550,6 +570,7 @@ class GridDriver:
                 ),
                 eager,
                 reverse,
+                random,
             )
             for i in range(n_gpus)
         ]

@@ -393,6 +393,15 @@ def test_few_tokens_have_their_partitions_divided() -> None:
             assert call.shared_memory <= 48 * 1024
 
 
+@pytest.mark.parametrize("type", [F16, Q8_0], ids=lambda type: type.name)
+def test_memory_of_blocks(type: GGMLType) -> None:
+    # what every device gives, and the least that a device may give
+    for head_dim, limit in ((64, 48), (80, 48), (96, 48), (128, 48), (256, 63)):
+        node = build(Shape(2, 2, head_dim, head_dim, type, type))
+        for chosen in (SMALL, WIDE):
+            assert calls_of(node, chosen)[0].shared_memory <= limit * 1024, head_dim
+
+
 def test_blocks_of_one_warp_serve_few_queries_of_a_sequence() -> None:
     assert [divided(large(n, 1)).n_warps for n in (1, 4, 5, 512)] == [1, 1, 4, 4]
     assert [divided(large(n, 64)).n_warps for n in (64, 256, 512)] == [1, 1, 4]

@@ -74,8 +74,8 @@ def sources_of(node: Tensor) -> set[Source]:
     return {kernel.source for call in calls_of(node) for kernel in call.kernels()}
 
 
-# Bytes that kernels may spill: outside the loop over tiles, where two blocks that share a
-# multiprocessor have 255 registers a thread, and unpacking takes many.
+# Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
+# 256 and the unpacking of tiles take a few more registers than the 255 that there are.
 MAY_SPILL: Final[Mapping[Key, int]] = {
     (source, OLDEST): 44 for source in sources_of(attention(LARGEST_HEAD, Q8_0))
 }

@@ -102,6 +102,24 @@ def test_an_eager_device_does_it_at_once() -> None:
     assert value(gpu, x) == 3
 
 
+def test_with_a_seed_streams_get_ahead_of_each_other_unless_they_wait() -> None:
+    found = set()
+    for seed in range(20):
+        gpu = GridDriver(seed=seed).grid_gpus[0]
+        first, second, event = gpu.stream_new(), gpu.stream_new(), gpu.event_new()
+        x, y, z = zeros(gpu), zeros(gpu), zeros(gpu)
+        for _ in range(3):
+            add(gpu, x, 1, first)
+        gpu.event_record(event, first)
+        gpu.copy_async(y, x, 4 * N, second)
+        gpu.event_wait(second, event)
+        gpu.copy_async(z, x, 4 * N, second)
+        gpu.stream_synchronize(second)
+        assert value(gpu, z) == 3
+        found.add(value(gpu, y))
+    assert len(found) > 2, "only some orders were there"
+
+
 def test_pinned_memory_is_read_late_other_memory_at_once(gpu: GridGpu, stream: Stream) -> None:
     x, y, host = zeros(gpu), zeros(gpu), pinned(gpu, 1)
     pageable = np.full(N, 1, np.int32)

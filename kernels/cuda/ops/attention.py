@@ -22,6 +22,9 @@ PARTITION: Final = 256  # positions whose sums are kept apart, and then combined
 TILE: Final = 32  # positions that are met at a time on tensor cores
 ROWS: Final = 16  # queries of a warp
 ROW_BYTES: Final = 16  # of a query in a block's memory, besides its elements
+LENT_ELEMENTS: Final = 96  # of a query, if it has more than registers have room for:
+MAX_KEPT: Final = 128  # this many
+MAX_KEPT_PACKED: Final = 96  # or, if keys or values are to be unpacked, this many
 CHUNK: Final = 16  # bytes
 MAX_SLICE: Final = 128  # elements of values that a block has at once
 MAX_HEAD_DIM: Final = 256
@@ -180,7 +183,9 @@ def _shared_memory(node: Tensor, n_warps: int) -> int:
     """Bytes for tiles of keys and values, and for what is known of queries."""
     q, k, v = node.src[:3]
     size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
-    return size + ROWS * n_warps * ROW_BYTES
+    is_packed = {k.type, v.type} != {GGMLType.F16}
+    n_lent = LENT_ELEMENTS if q.ne[0] > (MAX_KEPT_PACKED if is_packed else MAX_KEPT) else 0
+    return size + ROWS * n_warps * (ROW_BYTES + 2 * n_lent)
 
 
 def _tile_bytes(n: int, type: GGMLType) -> int:

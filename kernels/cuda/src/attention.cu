@@ -45,7 +45,25 @@ DEVICE int lowest_bit(u64 v) {
     return low ? popcount((low & (0 - low)) - 1) : 32 + popcount((high & (0 - high)) - 1);
 }
 
-DEVICE int n_queries(const Run &run, const Heads &heads) { return (run.end - run.begin) * heads.n; }
+// What a block does. It lies in the block's memory: registers have better use.
+struct Work {
+    Heads heads;
+    Run run;                      // that is met now
+    int seq, last;                // its sequence; the last position that it sees, or -1
+    int begin, end, index, step;  // of the block's tokens the runs index, index + step ...
+
+    DEVICE int n_queries() const { return (run.end - run.begin) * heads.n; }
+};
+
+DEVICE Work first_work(const Params &p, int n_rows) {
+    const int n_tokens = static_cast<int>(p.t[Q].ne[2]), n = n_shared(p);
+    const int size = n < n_rows ? n_rows / n : 1, n_groups = (n_tokens + size - 1) / size;
+    const int x = static_cast<int>(blockIdx.x), n_slots = static_cast<int>(gridDim.x) / n_groups;
+    // the last tokens, which see most, begin first
+    const int begin = (n_groups - 1 - x % n_groups) * size;
+    const int end = begin + size < n_tokens ? begin + size : n_tokens;
+    return {heads_of(p, n_rows), {}, 0, 0, begin, end, x / n_groups, n_slots};
+}
 
 // The index-th run among tokens begin ... end - 1, 64 at most; an empty one if there is none.
 DEVICE Run find_run(const Params &p, int begin, int end, int index) {
@@ -78,6 +96,25 @@ DEVICE int last_position(const Params &p, const Run &run) {
     return ballot(!is_good) == 0 ? last : -1;
 }
 
+// Make the next run the block's work, if there is one that it has to meet.
+DEVICE bool next_run(const Params &p, Work &work) {
+    Run run = find_run(p, work.begin, work.end, work.index);
+    if (run.begin == run.end) return false;
+    if (gridDim.z > 1) {
+        const PartitionCount count(p, run.begin);
+        if (count.has_room(p)) run.n_before = count.before;
+        else if (blockIdx.z > 0) return false;
+    }
+    const int last = last_position(p, run);
+    sync_block();  // the work before is done
+    if (threadIdx.x == 0) {
+        work.run = run, work.index += work.step;
+        work.seq = int_at(p.t[SEQ], run.begin), work.last = last;
+    }
+    sync_block();
+    return true;
+}
+
 // The tile of 32 positions after the one from `first` on, in every n-th partition.
 DEVICE int next_tile(int first, int n) {
     const int next = first + TILE;
@@ -88,11 +125,12 @@ DEVICE int next_tile(int first, int n) {
 
 // The queries of a run, which repeat the last one up to the end of the block's `rows`.
 template <int N_ROWS>
-DEVICE void list_rows(Row *rows, const Params &p, const Run &run, const Heads &heads) {
+DEVICE void list_rows(Row *rows, const Params &p, const Work &work) {
     if (threadIdx.x >= N_ROWS) return;
-    const int n = n_queries(run, heads), own = static_cast<int>(threadIdx.x);
+    const int n = work.n_queries(), own = static_cast<int>(threadIdx.x);
     const int i = own < n ? own : n - 1;
-    const int token = run.begin + i / heads.n, head = heads.first + i % heads.n;
+    const Heads &heads = work.heads;
+    const int token = work.run.begin + i / heads.n, head = heads.first + i % heads.n;
     const float slope = p.param[MAX_BIAS].f > 0 ? slope_of(p, head) : 0.0f;
     rows[own] = {token, head, position_of(p, token), slope};
 }
@@ -138,27 +176,27 @@ struct Queries {
     }
 
     // All positions of a partition were met.
-    DEVICE void end_partition(const Params &p, const Run &run, int slice, int partition,
-                              Totals &all) {
+    DEVICE void end_partition(const Params &p, const Work &work, int partition, Totals &all) {
         if (!sees(partition * PARTITION)) return;
         part.add_totals();
-        if (run.n_before >= 0) {
-            store_records(p, run, slice, partition);
+        if (work.run.n_before >= 0) {
+            store_records(p, work, partition);
         } else {
             if (partition > 0) all.add_to(part, partition);
             if (sees((partition + 1) * PARTITION)) all.keep(part, partition);
-            else store_results(p, slice);
+            else store_results(p, work.heads.slice);
         }
         part.clear();
     }
 
-    DEVICE void store_records(const Params &p, const Run &run, int slice, int partition) const {
+    DEVICE void store_records(const Params &p, const Work &work, int partition) const {
+        const int slice = work.heads.slice;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int i = lane_id() / 4 + 8 * half;
             const Row &row = rows[i];
             if (i >= n_own || partition * PARTITION > row.pos) continue;
-            const Record to(p, run.record_of(p, row.token) + partition, row.head);
+            const Record to(p, work.run.record_of(p, row.token) + partition, row.head);
             if (slice == 0 && lane_id() % 4 == 0) {
                 to.sums[0] = part.largest[half];
                 to.sums[1] = part.total[half];
@@ -181,45 +219,41 @@ struct Queries {
 
 // --- the kernels ---
 
-// The tiles of a sequence in the pool. A page that is out of range counts as one of zeros; the last
-// such page is kept, to be reported.
-struct Sequence {
-    int seq, last, bad_page;
-
-    // The cell of a tile's first position, and how many positions somebody sees.
-    DEVICE int find(const Params &p, int first, int &n) {
-        n = 0;
-        if (first > last) return 0;
-        const u32 mask = static_cast<u32>(p.param[PAGE_SIZE].i) - 1, i = static_cast<u32>(first);
-        const int page = page_of(p, seq, i >> popcount(mask));
-        if (!is_page(p, page)) {
-            bad_page = page;
-            return 0;
-        }
-        n = last - first + 1 < TILE ? last - first + 1 : TILE;
-        return static_cast<int>(page * (mask + 1) + (i & mask));
+// The cell in the pool of a tile's first position, and how many of its positions somebody sees. A
+// page that is out of range counts as one of zeros, and is kept to be reported.
+DEVICE int find_tile(const Params &p, const Work &work, int first, int &n, int &bad_page) {
+    n = 0;
+    const int n_left = work.last - first + 1;
+    if (n_left <= 0) return 0;
+    const u32 mask = static_cast<u32>(p.param[PAGE_SIZE].i) - 1, i = static_cast<u32>(first);
+    const int page = page_of(p, work.seq, i >> popcount(mask));
+    if (!is_page(p, page)) {
+        bad_page = page;
+        return 0;
     }
-};
+    n = n_left < TILE ? n_left : TILE;
+    return static_cast<int>(page * (mask + 1) + (i & mask));
+}
 
-template <int N_WARPS>
-DEVICE void attend_run(const Params &p, const Run &run, const Heads &heads, uint4 *shared) {
+template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work, uint4 *shared) {
     typedef PoolTile<TYPE_K, HEAD_DIM_K, N_WARPS * WARP> Keys;
     typedef PoolTile<TYPE_V, SLICE, N_WARPS * WARP> Values;
-    const int last = last_position(p, run), n_parts = run.n_before < 0 ? 1 : gridDim.z;
-    int next = run.n_before < 0 ? 0 : blockIdx.z * PARTITION;
-    if (next > last) return;
+    const Heads &heads = work.heads;
+    const bool is_whole = work.run.n_before < 0;
+    int next = is_whole ? 0 : blockIdx.z * PARTITION;
+    if (next > work.last) return;
     const Keys keys(p.t[K], heads.kv * HEAD_DIM_K, shared);
     const Values values(p.t[V], heads.kv * HEAD_DIM_V + heads.slice * SLICE, shared + Keys::SIZE);
     uint4 *const behind = shared + Keys::SIZE + Values::SIZE;
     Row *const rows = reinterpret_cast<Row *>(behind + N_LENT * N_WARPS * WARP);
-    list_rows<16 * N_WARPS>(rows, p, run, heads);
+    list_rows<16 * N_WARPS>(rows, p, work);
     const Scores scores(p);
-    Queries queries(rows + 16 * warp_id(), n_queries(run, heads) - 16 * warp_id(), behind);
+    Queries queries(rows + 16 * warp_id(), work.n_queries() - 16 * warp_id(), behind);
     Totals all;
-    Sequence sequence = {int_at(p.t[SEQ], run.begin), last, 0};
-    int n = 0, cell = 0, n_next, next_cell = sequence.find(p, next, n_next);
+    int n = 0, cell = 0, bad_page = 0, n_next;
+    int next_cell = find_tile(p, work, next, n_next, bad_page);
     // while a tile is used, the next one is on its way
-    for (int first = -1, stage = 0; first <= last; stage ^= 1) {
+    for (int first = -1, stage = 0; first <= work.last; stage ^= 1) {
         copy_async_wait<0>();
         sync_block();
         if ((Keys::IS_PACKED || Values::IS_PACKED) && first >= 0) {
@@ -227,48 +261,34 @@ DEVICE void attend_run(const Params &p, const Run &run, const Heads &heads, uint
             values.unpack(cell, n);
             sync_block();
         }
-        if (next <= last) {
+        if (next <= work.last) {
             keys.copy(stage, next_cell, n_next);
             values.copy(stage, next_cell, n_next);
         }
         copy_async_commit();
-        const int now = first, then = next_tile(next, n_parts);
+        const int now = first, then = next_tile(next, is_whole ? 1 : gridDim.z);
         first = next, cell = next_cell, n = n_next;
-        next = then, next_cell = sequence.find(p, next, n_next);  // in time for the next round
+        next = then;  // which is found in time for the next round
+        next_cell = find_tile(p, work, next, n_next, bad_page);
         if (now < 0) {
             queries.load(p);
             continue;
         }
         if (queries.sees(now))
             queries.template attend<Keys::STRIDE, Values::STRIDE>(
-                keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, last);
-        if (first > last || first / PARTITION != now / PARTITION)
-            queries.end_partition(p, run, heads.slice, now / PARTITION, all);
+                keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, work.last);
+        if (first > work.last || first / PARTITION != now / PARTITION)
+            queries.end_partition(p, work, now / PARTITION, all);
     }
-    if (sequence.bad_page != 0) fail(p, sequence.bad_page, p.param[N_PAGES].i);
-    sync_block();  // before the next run's tiles are copied
+    if (bad_page != 0) fail(p, bad_page, p.param[N_PAGES].i);
 }
 
 template <int N_WARPS> DEVICE void attend(const Params &p) {
-    constexpr int N_ROWS = 16 * N_WARPS;
     DYNAMIC_SHARED(uint4, shared);
-    const Heads heads = heads_of(p, N_ROWS);
-    const int n_tokens = static_cast<int>(p.t[Q].ne[2]), n = n_shared(p);
-    const int size = n < N_ROWS ? N_ROWS / n : 1, n_groups = (n_tokens + size - 1) / size;
-    const int x = static_cast<int>(blockIdx.x), n_slots = static_cast<int>(gridDim.x) / n_groups;
-    // the last tokens, which see most, begin first
-    const int begin = (n_groups - 1 - x % n_groups) * size;
-    const int end = begin + size < n_tokens ? begin + size : n_tokens;
-    for (int i = x / n_groups;; i += n_slots) {
-        Run run = find_run(p, begin, end, i);
-        if (run.begin == run.end) return;
-        if (gridDim.z > 1) {
-            const PartitionCount count(p, run.begin);
-            if (count.has_room(p)) run.n_before = count.before;
-            else if (blockIdx.z > 0) return;
-        }
-        attend_run<N_WARPS>(p, run, heads, shared);
-    }
+    __shared__ Work work;
+    if (threadIdx.x == 0) work = first_work(p, 16 * N_WARPS);
+    sync_block();
+    while (next_run(p, work)) attend_run<N_WARPS>(p, work, shared);
 }
 
 KERNEL(attention_1, 32, 1) { attend<1>(p); }

@@ -9,11 +9,14 @@
 #include "attention_tile.cuh"
 
 constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // of the tensor core along a key
-constexpr int N_LENT = N_STEPS < 4 ? 0 : N_STEPS < 10 ? N_STEPS - 4 : 6;
-constexpr int N_KEPT = N_STEPS - N_LENT;
 constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // of values: registers have room for one
 constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
 constexpr int N_PAIRS = (SLICE + 15) / 16;          // of 8 elements each
+
+// Of large queries, registers have room for N_KEPT steps alone; unpacking tiles takes some of them.
+constexpr bool IS_PACKED =
+    PoolTile<TYPE_K, HEAD_DIM_K, WARP>::IS_PACKED || PoolTile<TYPE_V, SLICE, WARP>::IS_PACKED;
+constexpr int N_LENT = N_STEPS > (IS_PACKED ? 6 : 8) ? 6 : 0, N_KEPT = N_STEPS - N_LENT;
 
 // A query. It lies in the block's memory, and is read when it is needed.
 struct Row {
@@ -97,8 +100,8 @@ DEVICE u32 load_pair(const float *q, int d) {
     return two_of(q[d], q[d + 1]);
 }
 
-// What a lane has of a warp's queries. Registers have room for those of N_KEPT steps, the others lie
-// in the block's memory: in `lent`, of which each lane reads only what it wrote.
+// What a lane has of a warp's queries: the last N_LENT steps in the block's memory, `lent`, where
+// each lane reads what it wrote.
 struct Fragments {
     u32 kept[N_KEPT][4];
     uint4 *lent;
