@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .device import CudaDevice
 
 ERROR_WORDS: Final = 4  # call, value, limit, and one to make it 32 bytes
+LINE: Final = 64  # bytes that inputs are apart
+STAGING: Final = 256  # where in pinned memory inputs begin
+STAGED_BYTES: Final = 2 << 20  # of inputs that may wait: page tables of 128k positions and more
 CALLS: Final = count(1)  # numbers of calls: no two plans of the process share one
 
 
@@ -67,19 +70,24 @@ class CudaBackend(Backend):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self.gpu = device.gpu
+        self._work: Buffer | None = None
+        self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
+        self._in_flight: set[CudaPlan] = set()  # whose memory and graphs must stay
+        self._freed = False
+        self._errors = device.buffer_type.alloc_buffer(8 * ERROR_WORDS)
+        self._errors.clear()
+        host = PinnedBufferType(f"{device.name}_Host", self.gpu)
+        pinned = host.alloc_buffer(STAGING + STAGED_BYTES)
+        assert isinstance(pinned, PinnedBuffer)
+        pinned.clear()
+        self._pinned = pinned
+        self._told = pinned.memory[: 8 * ERROR_WORDS].view(np.int64)  # what kernels have reported
+        self._staged = 0  # bytes of inputs that wait to be copied, behind STAGING
+        # last, as there may be too little memory for what comes before
         self.stream = self.gpu.stream_new()
         self._tail = CudaEvent(self.gpu)
         self._ahead = self.gpu.stream_new()  # copies weights while `stream` computes
         self._ahead_tail = CudaEvent(self.gpu)
-        self._work: Buffer | None = None
-        self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
-        self._freed = False
-        self._errors = device.buffer_type.alloc_buffer(8 * ERROR_WORDS)
-        self._errors.clear()
-        told = PinnedBufferType(f"{device.name}_Host", self.gpu).alloc_buffer(8 * ERROR_WORDS)
-        assert isinstance(told, PinnedBuffer)
-        told.clear()
-        self._told = told
 
     def free(self) -> None:
         if self._freed:
@@ -89,7 +97,8 @@ class CudaBackend(Backend):
             with suppress(BackendError):  # a device that has failed; what is ours is ours to free
                 self.gpu.stream_synchronize(stream)
             self.gpu.stream_free(stream)
-        for buffer in (self._work, self._errors, self._told):
+        self._in_flight.clear()
+        for buffer in (self._work, self._errors, self._pinned):
             if buffer is not None:
                 buffer.free()
 
@@ -100,13 +109,14 @@ class CudaBackend(Backend):
 
     def graph_plan_create(self, graph: Graph) -> CudaPlan:
         plan = self._compile(graph)
-        self.gpu.capture_begin(self.stream)
         try:
+            self.gpu.capture_begin(self.stream)
             self._launch(plan)
+            captured = self.gpu.capture_end(self.stream)
         except BaseException:
             self._end_broken_capture()
             raise
-        return CudaPlan(plan, self.gpu, self.gpu.capture_end(self.stream), self._work)
+        return CudaPlan(plan, self.gpu, captured, self._work)
 
     def _end_broken_capture(self) -> None:
         """Let the stream be used again after an error; that one counts, not what it leads to."""
@@ -114,6 +124,7 @@ class CudaBackend(Backend):
             self.gpu.graph_free(self.gpu.capture_end(self.stream))
 
     def graph_plan_compute(self, plan: CudaPlan) -> None:
+        self._in_flight.add(plan)
         self.gpu.graph_launch(plan.graph, self.stream)
 
     def graph_compute(self, graph: Graph) -> None:
@@ -136,7 +147,7 @@ class CudaBackend(Backend):
 
     def _launch(self, plan: Plan) -> None:
         plan.launch(self.gpu, self.stream)
-        told = self._told.memory.ctypes.data
+        told = self._pinned.memory.ctypes.data
         self.gpu.read_async(told, self._errors_at, 8 * ERROR_WORDS, self.stream)
 
     @property
@@ -169,11 +180,13 @@ class CudaBackend(Backend):
             return  # it was waited for then
         self.gpu.stream_synchronize(self._ahead)
         self.gpu.stream_synchronize(self.stream)
-        call, value, limit, _ = self._told.memory.view(np.int64)
+        self._in_flight.clear()
+        self._staged = 0
+        call, value, limit, _ = self._told
         if call:
             error = self._error_of(int(call), int(value), int(limit))
             self._errors.clear()
-            self._told.clear()
+            self._told[:] = 0
             raise error
 
     def _error_of(self, call: int, value: int, limit: int) -> BackendError:
@@ -184,23 +197,40 @@ class CudaBackend(Backend):
 
     def set_tensor_async(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         raw = as_bytes(data)
-        at = self._here(tensor, offset, raw.size)
-        self.gpu.write_async(at, raw.ctypes.data, raw.size, self.stream)
+        if raw.size:
+            at = self._here(tensor, offset, raw.size)
+            self.gpu.write_async(at, raw.ctypes.data, raw.size, self.stream)
 
     def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        at = self._here(tensor, offset, out.size)
-        self.gpu.read_async(out.ctypes.data, at, out.size, self.stream)
+        if out.size:
+            at = self._here(tensor, offset, out.size)
+            self.gpu.read_async(out.ctypes.data, at, out.size, self.stream)
 
     def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
-        source = buffer_of(src)
-        if not isinstance(source, HostBuffer) or isinstance(source, PinnedBuffer):
-            return False  # pinned memory is read later, when the user may have written it again
-        return self._write_async(source, src, dst)
+        source, size = buffer_of(src), src.nbytes
+        if size == 0:
+            return True
+        if not isinstance(source, HostBuffer) or size > STAGED_BYTES:
+            return False
+        if size > STAGED_BYTES - self._staged:
+            self.gpu.stream_synchronize(self.stream)
+            self._staged = 0
+        # through memory of our own: CUDA does not promise when it has read the user's
+        begin = STAGING + self._staged
+        self._pinned.memory[begin : begin + size] = source.memory[src.offset : src.offset + size]
+        at = self._pinned.memory.ctypes.data + begin
+        self.gpu.write_async(self._here(dst), at, size, self.stream)
+        self._staged += -(-size // LINE) * LINE
+        return True
 
     def cpy_tensor_async(self, src_backend: Backend, src: Tensor, dst: Tensor) -> bool:
         source = buffer_of(src)
+        if src.nbytes == 0:
+            return True
         if isinstance(source, HostBuffer) and not src_backend.is_async:
-            return self._write_async(source, src, dst)
+            at = source.memory.ctypes.data + src.offset
+            self.gpu.write_async(self._here(dst), at, src.nbytes, self.stream)
+            return True
         if not isinstance(source, CudaBuffer) or not isinstance(src_backend, CudaBackend):
             return False
         self._after(src_backend)
@@ -213,6 +243,8 @@ class CudaBackend(Backend):
         return True
 
     def copy_ahead_async(self, src: Tensor, dst: Tensor) -> None:
+        if src.nbytes == 0:
+            return
         source = buffer_of(src)
         assert isinstance(source, HostBuffer), f"{src!r} is no weight in host memory"
         self.event_record(self._tail)
@@ -223,11 +255,6 @@ class CudaBackend(Backend):
     def wait_copies_ahead(self) -> None:
         self.gpu.event_record(self._ahead_tail.handle, self._ahead)
         self.event_wait(self._ahead_tail)
-
-    def _write_async(self, source: HostBuffer, src: Tensor, dst: Tensor) -> bool:
-        at = source.memory.ctypes.data + src.offset
-        self.gpu.write_async(self._here(dst), at, src.nbytes, self.stream)
-        return True
 
     def _here(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Address:
         """The address of bytes of a tensor, which must lie on this device."""

@@ -25,6 +25,8 @@ log = get_logger("cuda")
 # CUDA_ERROR_...
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
+# after these every call fails, also what frees something
+FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
 MIN_ARCH: Final = 75  # Turing: the first with tensor cores for 8-bit integers
@@ -151,11 +153,16 @@ class CudaGpu:
     def _release(self, name: str, *args: Any) -> None:
         """Call what frees something. Python may do so at any moment, also between the two calls of
         another verb, which must find its context as it was."""
-        before = self._driver.call("cuCtxGetCurrent")
         try:
-            self._call(name, *args)
-        finally:
-            self._driver.call("cuCtxSetCurrent", before)
+            before = self._driver.call("cuCtxGetCurrent")
+            try:
+                self._call(name, *args)
+            finally:
+                self._driver.call("cuCtxSetCurrent", before)
+        except CudaError as e:
+            if e.code not in FATAL:
+                raise
+            log.debug(f"{e}: the device has failed, and all it had is gone")
 
     def _alloc(self, where: str, name: str, *args: Any) -> Address:
         try:

@@ -12,10 +12,11 @@ import pytest
 from cuda_grid import GridCompiler, GridDriver, needs_compiler
 
 from lamella.alloc import HostBufferType, Usage, alloc_tensors, tensor_get, tensor_set
-from lamella.base.errors import BackendError
+from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.graph.op import ScaleParams
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda import backend as backend_module
 from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.device import CudaDevice, open_cuda
 from lamella.kernels.cuda.table import TABLE, Call, Implementation, Kernel, Source
@@ -217,20 +218,58 @@ def test_a_copy_from_host_memory_is_in_order(backends: list[CudaBackend]) -> Non
     assert (values(y) == 2).all() and (values(z) == 15).all()
 
 
-def test_an_input_may_be_written_again_at_once(backends: list[CudaBackend]) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_input_may_be_written_again_at_once(
+    backends: list[CudaBackend], monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
+    monkeypatch.setattr(backend_module, "STAGED_BYTES", 1500)  # three of them at once
     a = backends[0]
-    dst, plain, pinned = leaf(a.device, 1), Tensor(GGMLType.F32, (N,)), Tensor(GGMLType.F32, (N,))
-    alloc_tensors([plain], HostBufferType())
-    alloc_tensors([pinned], a.device.host_buffer_type)
-    y, graph = scaled(a, dst, 2)
-    plan = a.graph_plan_create(graph)
-    tensor_set(plain, np.full(N, 5, np.float32))
-    assert a.set_input_async(plain, dst)
-    a.graph_plan_compute(plan)
-    tensor_set(plain, np.full(N, 9, np.float32))
+    src = Tensor(GGMLType.F32, (N,))
+    alloc_tensors([src], a.device.host_buffer_type if pinned else HostBufferType())
+    targets = [leaf(a.device, 1) for _ in range(7)]
+    for i, dst in enumerate(targets):
+        tensor_set(src, np.full(N, i, np.float32))
+        assert a.set_input_async(src, dst)
+    tensor_set(src, np.full(N, 99, np.float32))
     a.synchronize()
-    assert (values(y) == 10).all()
-    assert not a.set_input_async(pinned, dst)  # would be read later
+    assert [values(t)[0] for t in targets] == list(range(7))
+    monkeypatch.setattr(backend_module, "STAGED_BYTES", 300)
+    assert not a.set_input_async(src, targets[0])
+
+
+def test_copies_of_nothing_do_nothing(backends: list[CudaBackend]) -> None:
+    a, cpu = backends[0], CpuDevice(1).init_backend()
+    src, dst = Tensor(GGMLType.F32, (0,)), Tensor(GGMLType.F32, (0,))
+    alloc_tensors([src], HostBufferType())
+    alloc_tensors([dst], a.device.buffer_type)
+    none = np.empty(0, np.uint8)
+    a.set_tensor_async(dst, none)
+    a.get_tensor_async(dst, none)
+    a.copy_ahead_async(src, dst)
+    assert a.set_input_async(src, dst) and a.cpy_tensor_async(cpu, src, dst)
+
+
+def test_memory_of_a_plan_stays_until_it_has_run(backends: list[CudaBackend]) -> None:
+    a = backends[0]
+    x = leaf(a.device, 3)
+    y, graph = scaled(a, x, 2, 1000)
+    z, larger = scaled(a, x, 3, 5000)
+    plan = a.graph_plan_create(graph)
+    a.graph_plan_compute(plan)
+    del plan
+    a.graph_plan_compute(a.graph_plan_create(larger))
+    gc.collect()
+    a.synchronize()
+    assert (values(y) == 6).all() and (values(z) == 9).all()
+
+
+def test_too_little_memory_for_a_backend_leaves_nothing(driver: GridDriver) -> None:
+    device, gpu = open_cuda(lambda: driver, GridCompiler).devices()[0], driver.grid_gpus[0]
+    kept = device.buffer_type.alloc_buffer(2**20)
+    with pytest.raises(OutOfMemoryError):
+        device.init_backend()
+    assert gpu.live["streams"] == 0
+    kept.free()
 
 
 def test_weights_copied_ahead_run_beside_the_work_and_are_waited_for(
