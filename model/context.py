@@ -14,6 +14,7 @@ thread at a time. Knows no text, no sampling, no requests. Tested by tests/model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -267,12 +268,13 @@ class Context:
             return
         self.closed = True
         self._graphs.clear()
-        for backend in self._backends.values():
-            backend.free()  # waits for what is running: the memory below may be in use
-        if self._scheduler is not None:
-            self._scheduler.free()
-        for buffer in self._kv_buffers:
-            buffer.free()
+        with ExitStack() as stack:  # the last first; all of them, also if one fails
+            for buffer in self._kv_buffers:
+                stack.callback(buffer.free)
+            if self._scheduler is not None:
+                stack.callback(self._scheduler.free)
+            for backend in self._backends.values():
+                stack.callback(backend.free)  # waits for what uses the memory
 
     def __enter__(self) -> Context:
         return self

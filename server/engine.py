@@ -96,6 +96,8 @@ class Engine:
         self._calls: list[tuple[Callable[[], None], Future[Any]]] = []
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._ended = False
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def n_running(self) -> int:
@@ -193,6 +195,17 @@ class Engine:
             if thread.is_alive():
                 logger.error("the engine's step did not end within %g s", CLOSE_TIMEOUT_S)
 
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call something once no step can run any more: now, or at the end of a step that `close`
+        could not wait for, on the engine's thread."""
+        with self._changed:
+            thread = self._thread
+            runs = thread is not None and thread.is_alive() and not self._ended
+            if runs:
+                self._at_end.append(callback)
+        if not runs:
+            callback()
+
     def _check(self, job: Job) -> None:
         n_prompt, n_tokens = len(job.prompt), self.vocab.n_tokens
         if n_prompt == 0:
@@ -230,6 +243,10 @@ class Engine:
                     self._fail(tuple(self._running), e)
         finally:
             self._drain()
+            with self._changed:
+                self._ended = True
+            for callback in self._at_end:
+                callback()
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False if the engine was closed."""

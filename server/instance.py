@@ -149,8 +149,14 @@ class Instance:
     def close(self) -> None:
         """End all generations and free everything. Twice is fine."""
         self.engine.close()
-        self.context.close()
-        self.model.free()
+        # the memory of a step that still runs stays: one that takes long, or this thread's own
+        self.engine.when_ended(self._free)
+
+    def _free(self) -> None:
+        try:
+            self.context.close()
+        finally:
+            self.model.free()
 
     def __enter__(self) -> Instance:
         return self

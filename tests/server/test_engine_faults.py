@@ -401,3 +401,23 @@ def test_a_step_that_does_not_end_is_not_waited_for_for_ever(
         context.opened.set()
         monkeypatch.setattr("lamella.server.engine.CLOSE_TIMEOUT_S", WAIT_S)
     assert isinstance(sink.error(), CancelledError)
+
+
+def test_memory_is_freed_only_when_no_step_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamella.server.engine.CLOSE_TIMEOUT_S", 0.01)
+    context = Gate(1)
+    engine = make_engine(context)
+    freed = threading.Event()
+    told: list[str] = []
+    engine.when_ended(lambda: told.append("before it was started"))
+    assert told == ["before it was started"]
+    engine.start()
+    engine.submit(job(Recorder(), ignore_eos=True))
+    assert context.reached.wait(WAIT_S)
+    engine.close()  # the step goes on
+    engine.when_ended(freed.set)
+    assert not freed.is_set()
+    context.opened.set()
+    assert freed.wait(WAIT_S)
+    engine.when_ended(lambda: told.append("afterwards"))
+    assert told[-1] == "afterwards"
