@@ -93,7 +93,7 @@ class IdleCompiler:
 
 def microseconds(path: str, n_steps: int, trials: int) -> list[float]:
     """Time of a decode step of one sequence, in each trial."""
-    devices = open_cuda(IdleDriver, IdleCompiler).devices()  # type: ignore[arg-type]
+    devices = open_cuda(IdleDriver, IdleCompiler).devices()
     model = load_model(path, ModelParams(cpu=CpuDevice(), devices=tuple(devices)))
     n_ctx = (trials + 1) * n_steps
     with Context(model, ContextParams(n_ctx=n_ctx, n_ubatch=32)) as context:

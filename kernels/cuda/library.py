@@ -112,5 +112,7 @@ class Library:
 
 def file_name(source: Source) -> str:
     """The name of the file that keeps a source's image."""
-    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
-    return f"{Path(source.file).stem}-{digest}.image"
+    digest = hashlib.sha256(str(source).encode())
+    if Path(source.file).is_absolute():  # not one of those that the folder is named after
+        digest.update(Path(source.file).read_bytes())
+    return f"{Path(source.file).stem}-{digest.hexdigest()[:12]}.image"
