@@ -1,0 +1,25 @@
+"""What these tests run on: with --cuda the machine's own GPUs, else played ones; and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from gpus import Gpus, played_gpus, real_gpus
+from model_files import ModelFiles
+
+
+@pytest.fixture(scope="module")
+def gpus(request: pytest.FixtureRequest) -> Iterator[Gpus]:
+    if request.config.getoption("--cuda"):
+        yield real_gpus()
+        return
+    with played_gpus() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFiles]:
+    files = ModelFiles(tmp_path_factory.mktemp("models"))
+    yield files
+    files.remove()

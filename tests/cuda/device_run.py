@@ -1,0 +1,74 @@
+"""For the tests of a GPU: one node computed by a backend in its device's memory, between guards.
+
+The node's tensors are those of `reference_run`: with data of the host, which is copied to the
+device, computed there, and read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cpu_run
+import numpy as np
+from reference_run import GUARD, Array, data
+
+from lamella.alloc import Buffer
+from lamella.graph import Graph, Tensor
+from lamella.kernels.cuda.backend import CudaBackend
+
+
+def compute(backend: CudaBackend, node: Tensor, shift: int = 0) -> Array:
+    """The node's array; its sources, and what lies around it, must stay as they were.
+
+    Args:
+        backend: of the device.
+        node: what to compute; its sources get their data from the reference kernels.
+        shift: bytes off the alignment.
+    """
+    assert backend.supports_op(node), f"{node!r} is not supported"
+    cpu_run.prepare(node, shift=shift)
+    root, host = node.root, node.root.buffer
+    graph = Graph(node)
+    with _on_device(backend, [node, *node.src]) as copies:
+        plan = backend.graph_plan_create(graph.view(len(graph) - 1, len(graph)))
+        backend.graph_plan_compute(plan)
+        backend.synchronize()
+        now = {key: (array, _read(buffer)) for key, (array, buffer) in copies.items()}
+    end = root.offset + root.nbytes
+    for key, (array, after) in now.items():
+        if key == id(host):
+            assert (after[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
+            assert (after[end:] == GUARD).all(), f"{node}: bytes behind it were written"
+            array[:] = after
+        else:
+            assert (after == array).all(), f"{node}: a source was written"
+    return data(node)
+
+
+Copies = dict[int, tuple[Array, Buffer]]  # by id of the array
+
+
+@contextmanager
+def _on_device(backend: CudaBackend, tensors: list[Tensor]) -> Iterator[Copies]:
+    """Let tensors, and what they view, lie in copies of their arrays on the device."""
+    moved = list(dict.fromkeys([*tensors, *(t.root for t in tensors)]))
+    hosts = [t.buffer for t in moved]
+    copies: Copies = {}
+    try:
+        for t, array in zip(moved, hosts, strict=True):
+            if id(array) not in copies:
+                buffer = backend.device.buffer_type.alloc_buffer(array.size)
+                copies[id(array)] = array, buffer
+                buffer._write(0, array)
+            t.buffer = copies[id(array)][1]
+        yield copies
+    finally:
+        for t, array in zip(moved, hosts, strict=True):
+            t.buffer = array
+        for _, buffer in copies.values():
+            buffer.free()
+
+
+def _read(buffer: Buffer) -> Array:
+    return np.asarray(buffer._read(0, buffer.size))

@@ -1,0 +1,102 @@
+"""For the tests of a GPU: the machine's own with --cuda, else one that the host plays.
+
+The same checks run on both: a test asks `gpus.pick` for the size that suits.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+from cuda_grid import GridCompiler, GridDriver, GridGpu, needs_compiler
+
+from lamella.kernels.cuda.device import CudaDevice, CudaRegistry, find_cuda, open_cuda
+
+T = TypeVar("T")
+
+PLAYED_MEMORY = 2**28
+DRIVER_BYTES = 2**27  # that a real driver takes as it goes: for kernels, graphs, and in pieces
+KEPT = ("streams", "graphs", "allocations", "host allocations")  # what tests must have freed
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What a test may use: all devices, of which a played machine has two."""
+
+    registry: CudaRegistry
+    is_real: bool
+
+    @property
+    def devices(self) -> Sequence[CudaDevice]:
+        return self.registry.devices()
+
+    @property
+    def first(self) -> CudaDevice:
+        return self.devices[0]
+
+    def two(self) -> Sequence[CudaDevice]:
+        """Two devices; skips the test where there is one."""
+        if len(self.devices) < 2:
+            pytest.skip("there is only one GPU")
+        return self.devices[:2]
+
+    def pick(self, real: T, played: T) -> T:
+        """The size for these devices."""
+        return real if self.is_real else played
+
+
+def real_gpus() -> Gpus:
+    """The machine's; where there are none, that is the end."""
+    registry = find_cuda()
+    if not registry.devices():
+        pytest.exit(f"--cuda: there is no CUDA device: {registry.reason}", returncode=1)
+    return Gpus(registry, is_real=True)
+
+
+@contextmanager
+def played_gpus(
+    n_gpus: int = 2,
+    memory: int = PLAYED_MEMORY,
+    reverse: bool = False,
+    seed: int | None = None,
+) -> Iterator[Gpus]:
+    """Played ones; skips the test where they cannot be played. In the end nothing may be left on
+    them."""
+    if needs_compiler.args[0]:
+        pytest.skip(needs_compiler.kwargs["reason"])
+    driver = GridDriver(n_gpus, memory, reverse=reverse, seed=seed)
+    registry = open_cuda(lambda: driver, GridCompiler)
+    yield Gpus(registry, is_real=False)
+    gc.collect()
+    for gpu in driver.grid_gpus:
+        assert_empty(gpu)
+    driver.close()
+
+
+def assert_empty(gpu: GridGpu) -> None:
+    """Nothing has been left on a played device."""
+    left = {kind: n for kind, n in gpu.live.items() if n and kind in KEPT}
+    assert not left, f"{gpu.info.name}: {left} are left"
+
+
+@contextmanager
+def leaves_nothing(device: CudaDevice) -> Iterator[None]:
+    """What is taken on a device meanwhile must be given back; kernels stay loaded."""
+    gc.collect()
+    used, free, live = device.buffer_type.used, device.memory()[0], _live(device)
+    yield
+    gc.collect()
+    assert device.buffer_type.used == used
+    assert device.memory()[0] >= free - (0 if live else DRIVER_BYTES)
+    assert _live(device) == live
+
+
+def _live(device: CudaDevice) -> dict[str, int]:
+    """What there is on a device, if it is a played one."""
+    if not isinstance(device.gpu, GridGpu):
+        return {}
+    return {kind: n for kind, n in device.gpu.live.items() if kind in KEPT}

@@ -1,0 +1,118 @@
+"""For the tests of whole models on a GPU: opened, computed, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lamella.kernels.cpu import CpuDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.kv_pages import KVSequence
+from lamella.model.loader import LoadedModel, load_model
+from lamella.model.placement import ModelParams
+from lamella.sched.backend import Device
+from lamella.sched.split import Split
+
+F32Array = npt.NDArray[np.float32]
+
+N_UBATCH = 64  # enough for all kernels, and few graphs
+MOST_DIVERGENCE = 1e-3  # of the logits' distribution from that of the CPU
+
+
+@cache
+def cpu() -> CpuDevice:
+    """The processor, for all tests."""
+    return CpuDevice()
+
+
+@contextmanager
+def loaded(path: Path, devices: Sequence[Device] = (), **params: Any) -> Iterator[LoadedModel]:
+    """A model, by default with all layers on the devices."""
+    model = load_model(path, ModelParams(cpu=cpu(), devices=tuple(devices), **params))
+    try:
+        yield model
+    finally:
+        model.free()
+
+
+@contextmanager
+def opened(
+    path: Path,
+    devices: Sequence[Device] = (),
+    n_gpu_layers: int = -1,
+    op_offload: bool = True,
+    **params: Any,
+) -> Iterator[Context]:
+    """A model at work; `params` are those of the context."""
+    defaults: dict[str, Any] = {"n_ctx": 256, "n_ubatch": N_UBATCH, "op_offload": op_offload}
+    with (
+        loaded(path, devices, n_gpu_layers=n_gpu_layers, op_offload=op_offload) as model,
+        Context(model, ContextParams(**{**defaults, **params})) as context,
+    ):
+        yield context
+
+
+def some_tokens(context: Context, n: int, seed: int = 0) -> list[int]:
+    """Random tokens that the model has."""
+    drawn = np.random.default_rng(seed).integers(0, context.n_vocab, n)
+    return [int(token) for token in drawn]
+
+
+def decode(context: Context, *runs: tuple[KVSequence, Sequence[int]]) -> F32Array:
+    """The logits after each token of each run, which continue their sequences, in one batch."""
+    batch = Batch()
+    for seq, tokens in runs:
+        pos = seq.length
+        context.append(seq, len(tokens))
+        batch.add(list(tokens), seq, pos, n_outputs=len(tokens))
+    return context.decode(batch)
+
+
+def logits_of(context: Context, tokens: Sequence[int], *chunks: int) -> F32Array:
+    """The logits after each token of a new sequence; computed in chunks of these sizes, the last
+    of which is used until the end."""
+    seq = context.pool.new_sequence()
+    parts, begin = [], 0
+    sizes = list(chunks) or [len(tokens)]
+    while begin < len(tokens):
+        end = begin + (sizes.pop(0) if len(sizes) > 1 else sizes[0])
+        parts.append(decode(context, (seq, tokens[begin:end])))
+        begin = end
+    seq.free()
+    return np.concatenate(parts)
+
+
+def greedy(context: Context, prompt: Sequence[int], n: int) -> list[int]:
+    """The `n` likeliest tokens after a prompt, one at a time."""
+    seq = context.pool.new_sequence()
+    tokens, found = list(prompt), list[int]()
+    while len(found) < n:
+        tokens = [int(decode(context, (seq, tokens))[-1].argmax())]
+        found += tokens
+    seq.free()
+    return found
+
+
+def divergence(actual: F32Array, expected: F32Array) -> float:
+    """The mean Kullback-Leibler divergence of rows of logits from the expected ones."""
+    p, q = _log_probs(expected), _log_probs(actual)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def _log_probs(logits: F32Array) -> npt.NDArray[np.float64]:
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
+
+
+def splits_of(context: Context, n_tokens: int) -> list[Split]:
+    """The splits of a graph for so many tokens, each with an output, that has been computed."""
+    found = (g for p, g in context._graphs.items() if p.n_tokens == p.n_outputs == n_tokens)
+    return next(found).scheduled.splits

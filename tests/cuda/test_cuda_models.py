@@ -1,0 +1,222 @@
+"""Whole models on a GPU: near the CPU's results, on no other device, with the same bits in every
+batch, chunk and size of graph."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
+from gpus import Gpus, played_gpus
+from model_files import TYPES, ModelFiles
+from model_run import (
+    MOST_DIVERGENCE,
+    F32Array,
+    decode,
+    divergence,
+    greedy,
+    loaded,
+    logits_of,
+    opened,
+    some_tokens,
+)
+from tiny_models import TINY as ARCHITECTURES
+
+from lamella.base.errors import BackendError
+from lamella.base.settings import NO_FUSION
+from lamella.graph import GGMLType, Op
+from lamella.graph.op import VIEW_OPS
+from lamella.model.context import Context, ContextParams
+
+pytestmark = pytest.mark.timeout(900)
+
+REAL_SHAPES = ("0.5b", "1b")
+PLAYED_TYPES = ("F16", "Q4_0", "Q6_K")
+KV_TYPES = (GGMLType.F16, GGMLType.Q8_0, GGMLType.F32)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"shape", "type"} <= {*metafunc.fixturenames}:
+        real = [(shape, type) for shape in REAL_SHAPES for type in TYPES]
+        played = [("small", type) for type in PLAYED_TYPES]
+        chosen = real if metafunc.config.getoption("--cuda") else played
+        metafunc.parametrize(("shape", "type"), chosen)
+
+
+def assert_all_on(gpus: Gpus, context: Context) -> None:
+    """All graphs have the two splits that embeddings on the CPU need, and no more."""
+    for graph in context._graphs.values():
+        splits = graph.scheduled.splits
+        assert [s.backend.name for s in splits] == ["CPU", gpus.first.name]
+        (embedding,) = [n for n in splits[0].graph.nodes if n.op not in VIEW_OPS]
+        assert embedding.op is Op.GET_ROWS
+        assert embedding.src[0].name == "token_embd.weight"
+
+
+# --- near the CPU ---
+
+
+@pytest.mark.parametrize("name", [*STORIES, *TINY])
+def test_models_from_outside_against_their_goldens_and_the_cpu(gpus: Gpus, name: str) -> None:
+    type = GGMLType.F32 if name in TINY else GGMLType.F16
+    path = model_path(name)
+    params: dict[str, Any] = {"type_k": type, "type_v": type}
+    with (
+        opened(path, **params) as on_cpu,
+        opened(path, gpus.devices[:1], **params) as context,
+    ):
+        for case in golden_cases(name):
+            tokens = case["prompt_tokens"]
+            logits = logits_of(context, tokens)
+            check_golden(name, case, logits)
+            assert divergence(logits, logits_of(on_cpu, tokens)) <= MOST_DIVERGENCE
+        assert_all_on(gpus, context)
+
+
+@pytest.mark.parametrize("name", ["stories260K-F32", *TINY])
+def test_greedy_tokens_are_the_golden_ones(gpus: Gpus, name: str) -> None:
+    type = GGMLType.F32 if name in TINY else GGMLType.F16
+    n, cases = gpus.pick(64, 12), golden_cases(name)
+    with opened(model_path(name), gpus.devices[:1], type_k=type, type_v=type) as context:
+        for case in gpus.pick(cases, cases[:1]):
+            expected = case["greedy_tokens"][:n]
+            assert greedy(context, case["prompt_tokens"], len(expected)) == expected
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures(gpus: Gpus, files: ModelFiles, name: str) -> None:
+    for type in gpus.pick(("F32", "F16", "BF16", "Q8_0", "Q4_0"), ("Q8_0",)):
+        path = files.tiny(name, type)
+        with opened(path) as on_cpu, opened(path, gpus.devices[:1]) as context:
+            tokens = some_tokens(context, 40)
+            expected = logits_of(on_cpu, tokens)
+            for chunks in ((), (3, 1, 8)):
+                assert divergence(logits_of(context, tokens, *chunks), expected) <= MOST_DIVERGENCE
+            assert_all_on(gpus, context)
+
+
+def test_random_models_of_every_type(gpus: Gpus, files: ModelFiles, shape: str, type: str) -> None:
+    path = files.random(shape, type)
+    try:
+        with (
+            opened(path) as on_cpu,
+            opened(path, gpus.devices[:1]) as context,
+        ):
+            tokens = some_tokens(context, gpus.pick(96, 40))
+            expected = logits_of(on_cpu, tokens)
+            prefilled = logits_of(context, tokens)
+            assert divergence(prefilled, expected) <= MOST_DIVERGENCE
+            in_parts = logits_of(context, tokens, len(tokens) - 3, 1)
+            assert in_parts.tobytes() == prefilled.tobytes()
+            assert_all_on(gpus, context)
+    finally:
+        path.unlink()
+
+
+# --- the same bits ---
+
+
+def batched(context: Context, tokens: list[int], others: int) -> F32Array:
+    """As `logits_of`, token by token, in batches with other sequences."""
+    seq = context.pool.new_sequence()
+    beside = [context.pool.new_sequence() for _ in range(others)]
+    rows = []
+    for i, token in enumerate(tokens):
+        runs = [(s, some_tokens(context, 1 + (i + j) % 3, i)) for j, s in enumerate(beside)]
+        runs.insert(i % (others + 1), (seq, [token]))
+        at = sum(len(run[1]) for run in runs[: i % (others + 1)])
+        rows.append(decode(context, *runs)[at])
+    for s in (seq, *beside):
+        s.free()
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES, ids=lambda t: f"kv {t.name}")
+def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
+    gpus: Gpus, files: ModelFiles, kv_type: GGMLType
+) -> None:
+    kv: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type}
+    for type in gpus.pick(TYPES, ("Q4_0", "F16")[: 1 + (kv_type is GGMLType.F16)]):
+        path = files.random(gpus.pick("0.5b", "small"), type)
+        with opened(path, gpus.devices[:1], n_ctx=512, n_seq_max=8, **kv) as context:
+            tokens = some_tokens(context, gpus.pick(150, 37))
+            whole = logits_of(context, tokens)
+            for chunks in ((33, 1), (20, 5), *gpus.pick(((1,), (7,)), ())):
+                assert logits_of(context, tokens, *chunks).tobytes() == whole.tobytes(), chunks
+            for others in gpus.pick((1, 2, 7), (4,)):
+                assert batched(context, tokens, others).tobytes() == whole.tobytes(), others
+        with opened(path, gpus.devices[:1], n_ubatch=10, n_seq_max=2, **kv) as context:
+            assert logits_of(context, tokens).tobytes() == whole.tobytes(), "small graphs"
+
+
+def test_bits_of_long_sequences(gpus: Gpus, files: ModelFiles) -> None:
+    """In several partitions of attention, which are of 256 positions, and whose order counts."""
+    n = gpus.pick(900, 530)
+    path = files.random(gpus.pick("0.5b", "thin"), "Q4_0")
+    with opened(path, gpus.devices[:1], n_ctx=1024, n_ubatch=512) as context:
+        tokens = some_tokens(context, n)
+        whole = logits_of(context, tokens)
+        for chunks in ((n - 20, 1), (250, 3, 1, 200)):
+            assert logits_of(context, tokens, *chunks).tobytes() == whole.tobytes(), chunks
+
+
+def test_fused_chains_change_no_bits(gpus: Gpus, files: ModelFiles) -> None:
+    for name in ("llama-bias", "qwen3moe"):
+        path = files.tiny(name, "Q4_0")
+        found = []
+        for switch in (0, 1):
+            with NO_FUSION.set(switch), opened(path, gpus.devices[:1]) as context:
+                tokens = some_tokens(context, 40)
+                found.append([logits_of(context, tokens, *c).tobytes() for c in ((), (1,))])
+        assert found[0] == found[1]
+        assert found[0][0] == found[0][1]
+
+
+def test_bits_do_not_depend_on_which_threads_come_first(gpus: Gpus, files: ModelFiles) -> None:
+    if gpus.is_real:
+        pytest.skip("a real device has an order of its own")
+    with played_gpus(n_gpus=1, reverse=True) as others:
+        for path in (files.random("small", "Q4_0"), files.tiny("mixtral", "F16")):
+            with opened(path, gpus.devices[:1]) as a, opened(path, others.devices) as b:
+                tokens = some_tokens(a, 40)
+                for chunks in ((), (3, 1)):
+                    first = logits_of(a, tokens, *chunks)
+                    assert logits_of(b, tokens, *chunks).tobytes() == first.tobytes()
+
+
+# --- when it is compiled, and what goes wrong ---
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "F16"])
+def test_nothing_is_compiled_once_a_context_is_open(
+    gpus: Gpus, files: ModelFiles, type: str
+) -> None:
+    with ExitStack() as stack:
+        fresh = gpus if gpus.is_real else stack.enter_context(played_gpus(n_gpus=1))
+        for path in (files.random(gpus.pick("0.5b", "deep"), type), files.tiny("mixtral", type)):
+            with opened(path, fresh.devices[:1], n_seq_max=8) as context:
+                modules = set(fresh.first.library._modules)
+                tokens = some_tokens(context, 64)
+                for chunks in ((), (1, 2, 3, 4), (5, 7, 9, 17)):
+                    logits_of(context, tokens, *chunks)
+                for others in (1, 3, 7):
+                    batched(context, tokens[:3], others)
+                assert set(fresh.first.library._modules) == modules
+
+
+def test_a_bad_token_is_an_error_and_the_context_goes_on(gpus: Gpus, files: ModelFiles) -> None:
+    """With the embeddings on the device, too."""
+    gpu = gpus.first
+    overrides = (("token_embd", gpu.buffer_type),)
+    with (
+        loaded(files.tiny("llama", "Q8_0"), [gpu], overrides=overrides) as model,
+        Context(model, ContextParams(n_ctx=256)) as context,
+    ):
+        tokens = some_tokens(context, 20)
+        before = logits_of(context, tokens)
+        for bad in (context.n_vocab, -1):
+            with pytest.raises(BackendError, match=rf"get_rows .*: index {bad} must"):
+                logits_of(context, [1, 2, bad, 3])
+        assert logits_of(context, tokens).tobytes() == before.tobytes()
