@@ -338,7 +338,7 @@ def test_tied_embeddings_are_there_once(tmp_path: Path) -> None:
 def test_devices_that_take_over_keep_weights_readable(tmp_path: Path) -> None:
     # it would copy the CPU's weights
     gpu = SimDevice("SIM0", offload_ops={Op.MUL_MAT})
-    for op_offload, buft in ((True, "CPU"), (False, "CPU_REPACK")):
+    for op_offload, buft in ((True, "SIM0_Host"), (False, "CPU_REPACK")):
         model = loaded("llama", tmp_path, devices=(gpu,), n_gpu_layers=1, op_offload=op_offload)
         homes = home_names(model)
         assert homes["output.weight"] == "SIM0"

@@ -148,8 +148,8 @@ TOYS = [
 def load() -> None:
     """Compile them, past the cache: its key does not cover the sources of tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "_read", lambda name: None)
-        patch.setattr(jit, "_write", lambda name, data: None)
+        patch.setattr(jit, "read", lambda folder, name: None)
+        patch.setattr(jit, "write", lambda folder, name, data: None)
         jit.load_all(TOYS)
 
 
