@@ -87,9 +87,9 @@ class NvrtcCompiler:
 
     def _bytes(self, program: Any, getter: str) -> bytes:
         size: int = self._call(f"{getter}Size", program)
-        out = b" " * size  # the library writes into it
+        out = bytearray(size)
         self._call(getter, program, out)
-        return out
+        return bytes(out)
 
     def _call(self, name: str, *args: Any) -> Any:
         code, *values = getattr(self._nvrtc, name)(*args)

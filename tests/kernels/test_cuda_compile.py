@@ -210,3 +210,10 @@ def test_kernels_are_told_apart() -> None:
         "ptxas info    : Used 49 registers\n"
     )
     assert kernels_of(log) == {"a": Compiled(16, 128), "b": Compiled(0, 0)}
+
+
+def test_an_empty_log_does_not_overwrite_the_space_that_python_shares() -> None:
+    """It is one NUL, where Python keeps one object for all bytes of length one."""
+    assert NVRTC is not None
+    _, log = NVRTC.compile_with_log(TOY, max(NVRTC.archs) + 1)  # to PTX, of which nothing is said
+    assert (log, bytes([32])[0]) == ("", 32)
