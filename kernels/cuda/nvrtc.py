@@ -5,6 +5,7 @@ Knows neither devices nor the cache. Tested by tests/kernels/test_cuda_compile.p
 
 from __future__ import annotations
 
+import signal
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +70,7 @@ class NvrtcCompiler:
             code = self._nvrtc.nvrtcCompileProgram(
                 program, len(options), [o.encode() for o in options]
             )[0]
+            _let_signals_interrupt()
             log = self._bytes(program, "nvrtcGetProgramLog").decode(errors="replace").rstrip("\0")
             if int(code):
                 raise BackendError(f"{source} does not compile for {target}:\n{log.strip()}")
@@ -96,3 +98,11 @@ class NvrtcCompiler:
         if int(code):
             raise BackendError(f"{name}: {code.name}")
         return values[0] if len(values) == 1 else values
+
+
+def _let_signals_interrupt() -> None:
+    """NVRTC puts its own handlers in and Python's back, but to restart what they interrupt: Ctrl-C
+    would be noticed only when a wait is over."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(signal.getsignal(number)):
+            signal.siginterrupt(number, True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -217,3 +220,26 @@ def test_an_empty_log_does_not_overwrite_the_space_that_python_shares() -> None:
     assert NVRTC is not None
     _, log = NVRTC.compile_with_log(TOY, max(NVRTC.archs) + 1)  # to PTX, of which nothing is said
     assert (log, bytes([32])[0]) == ("", 32)
+
+
+def test_ctrl_c_still_interrupts_waits() -> None:
+    assert NVRTC is not None
+    NVRTC.compile(TOY, ARCH)
+    main, lock, too_late = threading.get_ident(), threading.Lock(), threading.Event()
+
+    def press() -> None:
+        time.sleep(0.05)  # until the main thread waits
+        signal.pthread_kill(main, signal.SIGINT)
+        if not interrupted.wait(5):
+            too_late.set()
+            lock.release()
+
+    interrupted = threading.Event()
+    presser = threading.Thread(target=press)
+    lock.acquire()
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    interrupted.set()
+    presser.join()
+    assert not too_late.is_set()
