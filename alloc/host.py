@@ -58,6 +58,10 @@ class HostBuffer(Buffer):
         super().__init__(buft, memory.size)
         self.memory = memory
 
+    @property
+    def address(self) -> int:
+        return int(self.memory.ctypes.data)
+
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic]:
         """The tensor's data in place, as `array_of` gives it."""
         self._locate(tensor, 0, tensor.nbytes)

@@ -92,6 +92,12 @@ NO_REUSE = Switch(
     0,
     "1 builds and schedules every graph anew instead of reusing those of earlier steps.",
 )
+STRICT = Switch(
+    "LAMELLA_STRICT",
+    0,
+    "1 makes errors of what is only slow or may go unseen: compute memory that moves, a graph "
+    "built again, results from memory that nobody has written.",
+)
 ISA = TextSwitch(
     "LAMELLA_ISA",
     "Instructions that CPU kernels are compiled for: avx512_vnni, avx512, avx2_vnni, avx2, "

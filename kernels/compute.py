@@ -7,13 +7,23 @@ Tested by tests/kernels/test_cpu_device.py and tests/kernels/test_sim_backend.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..alloc.buffer import Bytes
+from ..alloc.buffer import Buffer, Bytes, buffer_of
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.backend import KeepAlive
+from .fusion import UseCounts
+from .steps import AddressOf
+
+MemoryOf = Callable[[Tensor, Tensor], Bytes]
+Workspace = Callable[[int], Buffer]  # scratch memory of at least so many bytes
+
+
+def address_of(node: Tensor, tensor: Tensor) -> int:
+    """Where an allocated tensor lies, whoever asks."""
+    return buffer_of(tensor).address + tensor.offset
 
 
 class Compute(Protocol):
@@ -25,18 +35,32 @@ class Compute(Protocol):
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         """Order the nodes, and ask for data to be kept: see `Backend.graph_optimize`."""
 
+    def work_size(
+        self,
+        nodes: Sequence[Tensor],
+        address_of: AddressOf,
+        use_counts: UseCounts | None = None,
+        n_threads: int | None = None,
+    ) -> int:
+        """Bytes of scratch memory that `compile` would ask for."""
+
+    def set_n_threads(self, n: int | None) -> None:
+        """Let what is compiled from now on run on `n` threads; None: on all."""
+
     def compile(
         self,
         nodes: Sequence[Tensor],
-        memory_of: Callable[[Tensor, Tensor], Bytes],
-        use_counts: Mapping[Tensor, int] | None = None,
+        memory_of: MemoryOf,
+        use_counts: UseCounts | None = None,
+        workspace: Workspace | None = None,
     ) -> Callable[[], None]:
         """A function that computes `nodes` in order, as often as it is called.
 
         `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
         of its sources, lies in; it must not move. `use_counts` are those of the whole graph: what
-        is read by one node alone need not be written where that node is computed with it. The
-        function may raise BackendError.
+        is read by one node alone need not be written where that node is computed with it.
+        Scratch memory comes from `workspace`; it is the function's own without. The function may
+        raise BackendError.
         """
 
     def close(self) -> None:

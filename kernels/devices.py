@@ -8,6 +8,8 @@
     sim:24GiB         one with 24 GiB of memory
     sim:24GiB:2       two of those, SIM0 and SIM1
 
+Memory by name, as `-ot` takes it: that of a device has the device's name, host memory from which a
+device copies fast is called SIM0_Host or CUDA_Host, the CPU's fast layout of weights CPU_REPACK.
 Tested by tests/kernels/test_devices.py.
 """
 
@@ -17,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..alloc.buffer import UNLIMITED
+from ..alloc.buffer import UNLIMITED, BufferType
 from ..base.errors import RequestError, UnknownDeviceError
 from ..sched.backend import Device
 from .cpu.device import CpuDevice
@@ -85,6 +87,25 @@ def split_over(devices: Sequence[Device], split_mode: str, main_gpu: int) -> lis
         there = ", ".join(f"{i} ({device.name})" for i, device in enumerate(devices))
         raise RequestError(f"main_gpu is {main_gpu}: there are {there or 'no devices'}")
     return [devices[main_gpu]]
+
+
+def find_buffer_type(name: str, devices: Sequence[Device], cpu: Device) -> BufferType:
+    """The memory of that name, in any case, among all that these devices and the CPU bring.
+
+    Raises:
+        RequestError: there is none; lists those there are.
+    """
+    known: dict[str, BufferType] = {}
+    for device in (cpu, *devices):
+        host = device.host_buffer_type
+        bufts = (device.buffer_type, *device.extra_buffer_types, *((host,) if host else ()))
+        for buft in bufts:
+            known.setdefault(buft.name.lower(), buft)
+    found = known.get(name.strip().lower())
+    if found is None:
+        there = ", ".join(buft.name for buft in known.values())
+        raise RequestError(f"no memory is called {name!r}; there are: {there}")
+    return found
 
 
 def _simulated(name: str, cpu: CpuDevice, first: int) -> list[SimDevice]:

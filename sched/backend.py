@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ..alloc.buffer import Buffer, BufferType, Bytes, Data, tensor_read, tensor_set
+from ..alloc.buffer import Buffer, BufferType, Bytes, Data, Usage, tensor_read, tensor_set
 from ..base.errors import UnknownDeviceError
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
@@ -90,6 +90,7 @@ class Device(ABC):
     type: DeviceType
     caps: Caps = Caps()
     kernels_by_size: bool = False  # a graph of another batch size may need other kernels
+    driver_margin: int = 0  # bytes that its driver takes for kernels and graphs
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
@@ -131,6 +132,20 @@ class Device(ABC):
         """Whether the node is worth copying its weights from host memory. Fallback: never."""
         return False
 
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        """What its backends do in `Backend.graph_optimize`. Fallback: nothing is changed."""
+        return ()
+
+    def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
+        """Bytes of scratch memory of a plan for `graph`, whose tensors have addresses, on that many
+        threads. Fallback: 0."""
+        return 0
+
+    @property
+    def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
+        """What each of its backends allocates for itself. Fallback: nothing."""
+        return ()
+
     def event_new(self) -> Event | None:
         """An event for this device's backends. Fallback: None, callers synchronise."""
         return None
@@ -143,8 +158,12 @@ class Backend(ABC):
     and `synchronize` waits for it and raises what went wrong.
     """
 
+    compiles = True  # whether plans are more than numbers
+
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.n_threads: int | None = None
+        self.work: Buffer | None = None  # scratch memory of plans
         # asked for every node: bound once
         self.supports_op = device.supports_op
         self.supports_buft = device.supports_buft
@@ -158,8 +177,10 @@ class Backend(ABC):
     def is_async(self) -> bool:
         return self.device.caps.async_
 
-    def free(self) -> None:  # noqa: B027 - optional
-        """End the stream; twice is fine. Fallback: nothing to do."""
+    def free(self) -> None:
+        """End the stream and give the scratch memory back; twice is fine."""
+        if self.work is not None:
+            self.work.free()
 
     def set_tensor_async(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         """Write bytes, which must stay as they are until synchronised. Fallback: at once."""
@@ -213,11 +234,26 @@ class Backend(ABC):
     def graph_compute(self, graph: Graph) -> None:
         """Compute all nodes in order; every tensor is allocated in memory this backend supports."""
 
-    def set_n_threads(self, n: int | None) -> None:  # noqa: B027 - optional
+    def set_n_threads(self, n: int | None) -> None:
         """Let plans made from now on use `n` of the device's threads, None: all of them.
 
-        Results do not depend on it. Fallback: nothing to do.
+        Results do not depend on it. A backend may have no use for it.
         """
+        self.n_threads = n
+
+    def workspace(self, size: int) -> Buffer:
+        """Scratch memory of at least so many bytes. Plans share it, as they run one after another;
+        those made over a smaller one keep that."""
+        if self.work is None or self.work.size < size:
+            self.work = self.device.buffer_type.alloc_buffer(size)
+            self.work.usage = Usage.WORK
+        return self.work
+
+    def graph_reserve(self, graph: Graph) -> None:
+        """Have scratch memory for a plan of `graph`, whose tensors have addresses."""
+        size = self.device.work_size(graph, self.n_threads)
+        if size:
+            self.workspace(size)
 
     def graph_plan_create(self, graph: Graph) -> Any:
         """Compile a graph whose addresses no longer change. Fallback: the plan is the graph."""
@@ -230,9 +266,9 @@ class Backend(ABC):
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         """Reorder `graph.nodes` or ask to keep tensors alive, before memory is planned.
 
-        The set of nodes must stay, each after its sources. Fallback: nothing is changed.
+        The set of nodes must stay, each after its sources. By default as its device says.
         """
-        return ()
+        return self.device.graph_optimize(graph)
 
     def event_record(self, event: Event) -> None:
         """Mark the end of the work given so far. Only for events of this device's `event_new`."""

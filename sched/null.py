@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
-from ..alloc.buffer import Buffer, BufferType, Bytes
+from ..alloc.buffer import Buffer, BufferType, NullBuffer
 from ..graph.graph import Graph
 from ..graph.op import Op
 from ..graph.tensor import Tensor
@@ -21,22 +19,6 @@ class NullBufferType(BufferType):
 
     def _alloc(self, size: int) -> Buffer:
         return NullBuffer(self, size)
-
-
-class NullBuffer(Buffer):
-    """A range of addresses: writes are dropped, reads give zeros."""
-
-    def _write(self, offset: int, data: Bytes) -> None:
-        pass
-
-    def _read(self, offset: int, size: int) -> Bytes:
-        return np.zeros(size, np.uint8)
-
-    def _fill(self, offset: int, size: int, value: int) -> None:
-        pass
-
-    def _copy(self, src: Tensor, dst: Tensor) -> bool:
-        return True
 
 
 class NullDevice(Device):

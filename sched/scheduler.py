@@ -32,6 +32,7 @@ from .scheduled import ScheduledGraph
 from .split import Order, SplitGraph, build_order, pass5_split, pass6_graph_inputs
 
 MAX_COPIES: Final = 4  # copies of graph inputs that a pipeline rotates through
+POISON: Final = 0xFF
 
 log = get_logger("sched")
 
@@ -95,7 +96,8 @@ class Scheduler:
         self._is_alloc = False
 
     def reserve(self, graph: Graph) -> None:
-        """Make the compute buffers large enough for `graph`, which stays unallocated. Resets.
+        """Make compute buffers and scratch memory large enough for `graph`; it stays unallocated.
+        Resets.
 
         Raises:
             SchedulingError: as for `alloc_graph`.
@@ -103,8 +105,11 @@ class Scheduler:
         """
         self.synchronize()
         try:
-            _, order = self._split(graph, 0)
+            parts, order = self._split(graph, 0)
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
+            self._place(parts, order)
+            for split in parts.splits:
+                split.backend.graph_reserve(split.graph)
         finally:
             graph.restore()
         self.reset()
@@ -122,10 +127,11 @@ class Scheduler:
         self.reset()
         return [sum(chunks) for chunks in sizes]
 
-    def alloc_graph(self, graph: Graph) -> ScheduledGraph:
+    def alloc_graph(self, graph: Graph, copy_index: int | None = None) -> ScheduledGraph:
         """Assign, split and place a graph, and let each backend compile its splits into plans.
 
-        A graph that was scheduled before is taken back first: its old ScheduledGraph ends.
+        It uses the next copy of its inputs, or the one given. A graph that was scheduled before is
+        taken back first: its old ScheduledGraph ends.
 
         Raises:
             SchedulingError: an op that no backend supports, or a tensor in memory where its op
@@ -135,7 +141,9 @@ class Scheduler:
             BackendError: a backend cannot compile its split, for instance because a node writes
                 into memory that it cannot use; the graph is as it was.
         """
-        copy_index, self._next_copy = self._next_copy, (self._next_copy + 1) % self.n_copies
+        if copy_index is None:
+            copy_index = self._next_copy
+        self._next_copy = (copy_index + 1) % self.n_copies
         try:
             parts, order = self._split(graph, copy_index)
             self._fit(order)
@@ -202,6 +210,16 @@ class Scheduler:
     def buffer_sizes(self) -> list[int]:
         """Bytes of compute memory by backend; shared memory counts for the first that uses it."""
         return self._galloc.buffer_sizes()
+
+    def work_sizes(self) -> list[int]:
+        """Bytes of scratch memory by backend."""
+        return [0 if b.work is None else b.work.size for b in self.backends]
+
+    def poison(self) -> None:
+        """Wait for all work, then overwrite the compute memory: floats become NaN, integers -1."""
+        self.synchronize()
+        for buffer in (b for chunks in self._galloc.buffers for b in chunks):
+            buffer.clear(POISON)
 
     def free(self) -> None:
         """Wait for all work and give the compute memory back; scheduled graphs end."""

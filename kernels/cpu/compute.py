@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ...alloc.buffer import Bytes
 from ...base.errors import TensorAccessError
 from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
-from ..fusion import optimize
+from ..compute import MemoryOf, Workspace
+from ..fusion import UseCounts, optimize
+from ..steps import AddressOf
 from .isa import target
 from .jit import Progress
-from .plan import Plan
+from .plan import Plan, Scratch, steps_of
 from .pool import POLL, ThreadPool
 from .table import FUSERS, find
 
@@ -49,17 +50,28 @@ class CpuCompute:
         return implementation is not None and implementation.supports(node)
 
     def set_n_threads(self, n: int | None) -> None:
-        """Let what is compiled from now on run on `n` of the threads; None: on all."""
         self._n_active = min(n or self.n_threads, self.n_threads)
 
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         return optimize(graph, FUSERS) if self._is_fusing() else ()
 
+    def work_size(
+        self,
+        nodes: Sequence[Tensor],
+        address_of: AddressOf,
+        use_counts: UseCounts | None = None,
+        n_threads: int | None = None,
+    ) -> int:
+        counts = use_counts if self._is_fusing() else None
+        steps = steps_of(nodes, address_of, counts)
+        return Scratch(steps, min(n_threads or self.n_threads, self.n_threads)).size
+
     def compile(
         self,
         nodes: Sequence[Tensor],
-        memory_of: Callable[[Tensor, Tensor], Bytes],
-        use_counts: Mapping[Tensor, int] | None = None,
+        memory_of: MemoryOf,
+        use_counts: UseCounts | None = None,
+        workspace: Workspace | None = None,
     ) -> Callable[[], None]:
         def address_of(node: Tensor, tensor: Tensor) -> int:
             memory = memory_of(node, tensor)
@@ -68,7 +80,7 @@ class CpuCompute:
             return int(memory.ctypes.data) + tensor.offset
 
         counts = use_counts if self._is_fusing() else None
-        plan = Plan(nodes, address_of, self._n_active, self._progress, counts)
+        plan = Plan(nodes, address_of, self._n_active, self._progress, counts, workspace)
         pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
         return lambda: plan.run(pool)
 

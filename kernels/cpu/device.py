@@ -20,7 +20,7 @@ from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, Device, DeviceType, KeepAlive, Registry
-from ..compute import Compute
+from ..compute import Compute, address_of
 from ..reference.compute import ReferenceCompute
 from .compute import CpuCompute
 from .jit import Progress
@@ -96,6 +96,13 @@ class CpuDevice(Device):
     def buffer_from_host(self, memory: Bytes) -> Buffer:
         return HostBuffer(self._buffer_type, memory)
 
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return self._support.optimize(graph)
+
+    def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
+        counts = graph.use_counts
+        return self._support.work_size(graph.nodes, address_of, counts, n_threads)
+
     def supports_op(self, op: Tensor) -> bool:
         return self._support.supports(op)
 
@@ -124,19 +131,18 @@ class CpuBackend(Backend):
 
     def free(self) -> None:
         self._compute.close()
+        super().free()
 
     def set_n_threads(self, n: int | None) -> None:
-        if isinstance(self._compute, CpuCompute):
-            self._compute.set_n_threads(n)
+        super().set_n_threads(n)
+        self._compute.set_n_threads(n)
 
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_create(graph)()
 
     def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
-        return self._compute.compile(graph.nodes, self._memory_of, graph.use_counts)
-
-    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return self._compute.optimize(graph)
+        counts = graph.use_counts
+        return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
 
     def graph_plan_compute(self, plan: Callable[[], None]) -> None:
         plan()

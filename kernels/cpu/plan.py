@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
-from ...alloc.host import aligned_empty
+from ...alloc.host import HostBufferType
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
+from ..compute import Workspace
 from ..fusion import UseCounts, calls_in_order
-from ..steps import Slot, Step, Steps, depends
+from ..steps import AddressOf, Step, Steps, depends
 from . import ops as _ops  # noqa: F401 - fill the tables
 from . import packed as _packed  # noqa: F401
 from .jit import Progress, load_all
@@ -26,9 +28,11 @@ from .params import ERROR, N_WORDS, PREPARED, WORK, Words, write_params
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
 from .table import FUSERS, Call, find
 
+OWN_MEMORY: Final = HostBufferType("CPU work buffer", alignment=LINE)  # of plans without a backend
+
 
 class Plan:
-    """Kernel calls ready to run. Holds the memory that they use beside the tensors.
+    """Kernel calls ready to run. Keeps the memory that they use beside the tensors.
 
     Chains of nodes are fused if `use_counts`, those of the whole graph, are given.
     """
@@ -40,16 +44,17 @@ class Plan:
         n_threads: int,
         progress: Progress | None = None,
         use_counts: UseCounts | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        calls = list(calls_in_order(nodes, calls_of, use_counts, FUSERS, address_of))
-        load_all((*POOL_KERNELS, *(k for _, call in calls for k in call.kernels())), progress)
-        steps = Steps[Call](address_of)
-        for node, call in calls:
-            steps.add(node, call)
+        steps = steps_of(nodes, address_of, use_counts)
         self.steps = steps.steps
+        kernels = (k for step in self.steps for k in step.call.kernels())
+        load_all((*POOL_KERNELS, *kernels), progress)
         self.n_threads = n_threads
-        self._scratch = _Scratch(self.steps, steps.slots, n_threads)
-        self.work_size = self._scratch.memory.size
+        scratch = Scratch(steps, n_threads)
+        self.work_size = scratch.size
+        self._work = (workspace or OWN_MEMORY.alloc_buffer)(scratch.size) if scratch.size else None
+        begin = 0 if self._work is None else self._work.address
         self._error = np.zeros(1, np.int64)
         self._entries = np.zeros((len(self.steps), ENTRY_WORDS), np.int64)
         self._blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
@@ -57,7 +62,7 @@ class Plan:
         for i, step in enumerate(self.steps):
             block, entry = self._blocks[i], self._entries[i]
             write_params(block, step.node, step.tensors, step.call.params, address_of)
-            self._scratch.write(block, step)
+            scratch.write(begin, block, step)
             block[ERROR : ERROR + 2] = (self._error.ctypes.data, i + 1)
             entry[FN] = step.call.kernel.address
             entry[PARAMS_AT] = block.ctypes.data
@@ -82,6 +87,16 @@ class Plan:
         raise BackendError(
             f"{node.op.name.lower()} {node!r}: index {value} must be at least 0 and below {limit}"
         )
+
+
+def steps_of(
+    nodes: Sequence[Tensor], address_of: AddressOf, use_counts: UseCounts | None = None
+) -> Steps[Call]:
+    """The calls that compute nodes, and what each of them touches; nothing is compiled."""
+    steps = Steps[Call](address_of)
+    for node, call in calls_in_order(nodes, calls_of, use_counts, FUSERS, address_of):
+        steps.add(node, call)
+    return steps
 
 
 def calls_of(node: Tensor) -> Sequence[Call]:
@@ -114,22 +129,23 @@ def barriers(steps: Sequence[Step[Call]]) -> list[bool]:
     return found
 
 
-class _Scratch:
-    """The memory of a plan: what calls share, slots of prepared sources, what each thread has."""
+class Scratch:
+    """What lies where in the scratch memory of a plan: what calls share, slots of prepared sources,
+    what each thread has. `size` is in bytes."""
 
-    def __init__(self, steps: Sequence[Step[Call]], slots: Sequence[Slot], n_threads: int) -> None:
-        shared = max((_lines(s.call.shared) for s in steps), default=0)
-        self._work = max((_lines(s.call.work) for s in steps), default=0)
-        ends = list(accumulate((_lines(slot.size) for slot in slots), initial=shared))
-        self.memory = aligned_empty(ends[-1] + self._work * n_threads, LINE, "CPU work buffer")
-        self._begin = self.memory.ctypes.data
+    def __init__(self, steps: Steps[Call], n_threads: int) -> None:
+        calls = [step.call for step in steps.steps]
+        shared = max((_lines(call.shared) for call in calls), default=0)
+        self._work = max((_lines(call.work) for call in calls), default=0)
+        ends = list(accumulate((_lines(slot.size) for slot in steps.slots), initial=shared))
         self._slots, self._threads = ends[:-1], ends[-1]
+        self.size = self._threads + self._work * n_threads
 
-    def write(self, block: Words, step: Step[Call]) -> None:
-        """Put the addresses into a step's block of parameters."""
-        block[WORK : WORK + 3] = (self._begin, self._begin + self._threads, self._work)
+    def write(self, begin: int, block: Words, step: Step[Call]) -> None:
+        """Put the addresses into a step's block of parameters; the memory begins at `begin`."""
+        block[WORK : WORK + 3] = (begin, begin + self._threads, self._work)
         for i, slot in enumerate(step.slots):
-            block[PREPARED + i] = self._begin + self._slots[slot]
+            block[PREPARED + i] = begin + self._slots[slot]
 
 
 def _lines(n: int) -> int:

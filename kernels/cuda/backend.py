@@ -9,7 +9,6 @@ tests/kernels/test_cuda_backend.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -22,18 +21,16 @@ from ...base.errors import BackendError
 from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Event, KeepAlive
-from ..fusion import optimize
+from ...sched.backend import Backend, Event
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
-from .memory import CudaBuffer, PinnedBuffer, PinnedBufferType
+from .memory import CudaBuffer, PinnedBuffer
 from .plan import Plan
-from .table import FUSERS
 
 if TYPE_CHECKING:
     from .device import CudaDevice
 
-ERROR_WORDS: Final = 4  # call, value, limit, and one to make it 32 bytes
+ERROR_BYTES: Final = 32  # words of a report: call, value, limit, and one more
 LINE: Final = 64  # bytes that inputs are apart
 STAGING: Final = 256  # where in pinned memory inputs begin
 STAGED_BYTES: Final = 2 << 20  # of inputs that may wait: page tables of 128k positions and more
@@ -70,18 +67,16 @@ class CudaBackend(Backend):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self.gpu = device.gpu
-        self._work: Buffer | None = None
         self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         self._in_flight: set[CudaPlan] = set()  # whose memory and graphs must stay
         self._freed = False
-        self._errors = device.buffer_type.alloc_buffer(8 * ERROR_WORDS)
+        self._errors, pinned = (b.alloc_buffer(size) for b, size in device.backend_memory)
+        self._errors.usage = pinned.usage = Usage.WORK
         self._errors.clear()
-        host = PinnedBufferType(f"{device.name}_Host", self.gpu)
-        pinned = host.alloc_buffer(STAGING + STAGED_BYTES)
         assert isinstance(pinned, PinnedBuffer)
         pinned.clear()
         self._pinned = pinned
-        self._told = pinned.memory[: 8 * ERROR_WORDS].view(np.int64)  # what kernels have reported
+        self._told = pinned.memory[:ERROR_BYTES].view(np.int64)  # what kernels have reported
         self._staged = 0  # bytes of inputs that wait to be copied, behind STAGING
         # last, as there may be too little memory for what comes before
         self.stream = self.gpu.stream_new()
@@ -98,14 +93,11 @@ class CudaBackend(Backend):
                 self.gpu.stream_synchronize(stream)
             self.gpu.stream_free(stream)
         self._in_flight.clear()
-        for buffer in (self._work, self._errors, self._pinned):
-            if buffer is not None:
-                buffer.free()
+        for buffer in (self._errors, self._pinned):
+            buffer.free()
+        super().free()
 
     # --- computing ---
-
-    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return () if NO_FUSION() else optimize(graph, FUSERS)
 
     def graph_plan_create(self, graph: Graph) -> CudaPlan:
         plan = self._compile(graph)
@@ -116,7 +108,7 @@ class CudaBackend(Backend):
         except BaseException:
             self._end_broken_capture()
             raise
-        return CudaPlan(plan, self.gpu, captured, self._work)
+        return CudaPlan(plan, self.gpu, captured, self.work)
 
     def _end_broken_capture(self) -> None:
         """Let the stream be used again after an error; that one counts, not what it leads to."""
@@ -137,7 +129,7 @@ class CudaBackend(Backend):
             graph.nodes,
             self._address_of,
             self.device.library,
-            self._workspace,
+            lambda size: self.workspace(size).address,
             self._errors_at,
             CALLS,
             None if NO_FUSION() else graph.use_counts,
@@ -148,21 +140,12 @@ class CudaBackend(Backend):
     def _launch(self, plan: Plan) -> None:
         plan.launch(self.gpu, self.stream)
         told = self._pinned.memory.ctypes.data
-        self.gpu.read_async(told, self._errors_at, 8 * ERROR_WORDS, self.stream)
+        self.gpu.read_async(told, self._errors_at, ERROR_BYTES, self.stream)
 
     @property
     def _errors_at(self) -> Address:
         assert isinstance(self._errors, CudaBuffer)
         return self._errors.address
-
-    def _workspace(self, size: int) -> Address:
-        """Memory that all plans share, as they run one after the other. Plans over a smaller one
-        keep it."""
-        if self._work is None or self._work.size < size:
-            self._work = self.device.buffer_type.alloc_buffer(size)
-            self._work.usage = Usage.COMPUTE
-        assert isinstance(self._work, CudaBuffer)
-        return self._work.address
 
     def _address_of(self, node: Tensor, tensor: Tensor) -> Address:
         buffer = buffer_of(tensor)

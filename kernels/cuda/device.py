@@ -15,17 +15,22 @@ from typing import Final
 
 from ...alloc.buffer import BufferType
 from ...base.errors import BackendError
+from ...base.settings import NO_FUSION
+from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
-from ...sched.backend import Caps, Device, DeviceType, Registry
+from ...sched.backend import Caps, Device, DeviceType, KeepAlive, Registry
+from ..compute import address_of
+from ..fusion import optimize
 from . import ops as _ops  # noqa: F401 - fill the tables
-from .backend import CudaBackend, CudaEvent
+from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .bindings import CudaDriver
 from .driver import Compiler, Driver, Gpu
 from .library import Library, Progress
 from .memory import CudaBufferType, PinnedBufferType
 from .nvrtc import NvrtcCompiler
-from .table import find
+from .plan import work_size
+from .table import FUSERS, find
 
 MIN_OFFLOADED: Final = 32  # rows from which on an op is worth copying its weights (ggml-cuda.cu)
 
@@ -45,6 +50,7 @@ class CudaDevice(Device):
         self.library = Library(gpu, compiler, progress)
         self._buffer_type = CudaBufferType(self.name, gpu)
         self._host_buffer_type = PinnedBufferType("CUDA_Host", gpu)
+        self._staging = PinnedBufferType(f"{self.name}_Host", gpu)
 
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
@@ -71,6 +77,16 @@ class CudaDevice(Device):
 
     def offload_op(self, op: Tensor) -> bool:
         return _batch_size(op) >= MIN_OFFLOADED and self.supports_op(op)
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return () if NO_FUSION() else optimize(graph, FUSERS)
+
+    def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
+        return work_size(graph.nodes, address_of, None if NO_FUSION() else graph.use_counts)
+
+    @property
+    def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
+        return ((self._buffer_type, ERROR_BYTES), (self._staging, STAGING + STAGED_BYTES))
 
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)

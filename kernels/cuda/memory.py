@@ -42,7 +42,11 @@ class CudaBuffer(Buffer):
 
     def __init__(self, buft: CudaBufferType, size: int, address: Address) -> None:
         super().__init__(buft, size)
-        self.address = address
+        self._address = address
+
+    @property
+    def address(self) -> Address:
+        return self._address
 
     @property
     def gpu(self) -> Gpu:
@@ -82,7 +86,7 @@ class CudaBuffer(Buffer):
         return True
 
     def _release(self) -> None:
-        self.gpu.free(self.address)
+        self.gpu.free(self._address)
 
 
 class PinnedBufferType(BufferType):

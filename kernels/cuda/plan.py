@@ -16,7 +16,7 @@ from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ..fusion import UseCounts, calls_in_order
-from ..steps import Slot, Step, Steps
+from ..steps import AddressOf, Steps
 from . import ops as _ops  # noqa: F401 - fill the tables
 from .driver import Address, Function, Gpu, Stream
 from .library import Library
@@ -57,12 +57,10 @@ class Plan:
         numbers: Iterator[int],
         use_counts: UseCounts | None = None,
     ) -> None:
-        steps = Steps[Call](address_of)
-        for node, call in calls_in_order(nodes, calls_of, use_counts, FUSERS, address_of):
-            steps.add(node, call)
+        steps = steps_of(nodes, address_of, use_counts)
         self.steps = steps.steps
         library.load(k for step in self.steps for k in step.call.kernels())
-        self.work_size, places = _places(self.steps, steps.slots)
+        self.work_size, places = _places(steps)
         begin = workspace(self.work_size) if self.work_size else 0
         blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
         self.launches: list[Launch] = []
@@ -93,6 +91,23 @@ class Plan:
         )
 
 
+def steps_of(
+    nodes: Sequence[Tensor], address_of: AddressOf, use_counts: UseCounts | None = None
+) -> Steps[Call]:
+    """The calls that compute nodes, and what each of them touches; nothing is compiled."""
+    steps = Steps[Call](address_of)
+    for node, call in calls_in_order(nodes, calls_of, use_counts, FUSERS, address_of):
+        steps.add(node, call)
+    return steps
+
+
+def work_size(
+    nodes: Sequence[Tensor], address_of: AddressOf, use_counts: UseCounts | None = None
+) -> int:
+    """Bytes of scratch memory that a plan asks for."""
+    return _places(steps_of(nodes, address_of, use_counts))[0]
+
+
 def calls_of(node: Tensor) -> Sequence[Call]:
     """The kernel calls that compute a node; none for views, leafs and empty tensors."""
     if node.op in VIEW_OPS or node.op is Op.NONE or node.is_empty:
@@ -102,10 +117,10 @@ def calls_of(node: Tensor) -> Sequence[Call]:
     return implementation.calls(node)
 
 
-def _places(steps: Sequence[Step[Call]], slots: Sequence[Slot]) -> tuple[int, list[int]]:
+def _places(steps: Steps[Call]) -> tuple[int, list[int]]:
     """Bytes of scratch memory in all, and where in it each slot begins; calls' own comes first."""
-    own = max((_aligned(step.call.scratch) for step in steps), default=0)
-    ends = list(accumulate((_aligned(slot.size) for slot in slots), initial=own))
+    own = max((_aligned(step.call.scratch) for step in steps.steps), default=0)
+    ends = list(accumulate((_aligned(slot.size) for slot in steps.slots), initial=own))
     return ends[-1], ends[:-1]
 
 

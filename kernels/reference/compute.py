@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ...alloc.buffer import Bytes
 from ...alloc.host import array_of
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
+from ..compute import MemoryOf, Workspace
+from ..fusion import UseCounts
+from ..steps import AddressOf
 from . import KERNELS, supports_op
 
 
@@ -22,11 +24,24 @@ class ReferenceCompute:
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         return ()
 
+    def work_size(
+        self,
+        nodes: Sequence[Tensor],
+        address_of: AddressOf,
+        use_counts: UseCounts | None = None,
+        n_threads: int | None = None,
+    ) -> int:
+        return 0
+
+    def set_n_threads(self, n: int | None) -> None:
+        pass
+
     def compile(
         self,
         nodes: Sequence[Tensor],
-        memory_of: Callable[[Tensor, Tensor], Bytes],
-        use_counts: Mapping[Tensor, int] | None = None,
+        memory_of: MemoryOf,
+        use_counts: UseCounts | None = None,
+        workspace: Workspace | None = None,
     ) -> Callable[[], None]:
         bound = [
             (

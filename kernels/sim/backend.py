@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
@@ -10,7 +10,7 @@ from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Event, KeepAlive
+from ...sched.backend import Backend, Event
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream
 
@@ -38,6 +38,11 @@ class SimBackend(Backend):
         self._ahead.close()
         self.stream.close()
         self._compute.close()
+        super().free()
+
+    def set_n_threads(self, n: int | None) -> None:
+        super().set_n_threads(n)
+        self._compute.set_n_threads(n)
 
     def synchronize(self) -> None:
         self._ahead.synchronize()
@@ -49,10 +54,8 @@ class SimBackend(Backend):
         self.graph_plan_compute(self.graph_plan_create(graph))
 
     def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
-        return self._compute.compile(graph.nodes, self._memory_of, graph.use_counts)
-
-    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return self._compute.optimize(graph)
+        counts = graph.use_counts
+        return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
 
     def graph_plan_compute(self, plan: Callable[[], None]) -> None:
         def task() -> None:

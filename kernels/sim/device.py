@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes
 from ...alloc.host import HostBuffer, HostBufferType
+from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ...sched.backend import Caps, Device, DeviceType, Event, Registry
-from ..compute import Compute
+from ...sched.backend import Caps, Device, DeviceType, Event, KeepAlive, Registry
+from ..compute import Compute, address_of
 from ..reference.compute import ReferenceCompute
 from .backend import SimBackend
 from .memory import SimBufferType
@@ -112,6 +113,13 @@ class SimDevice(Device):
 
     def offload_op(self, op: Tensor) -> bool:
         return op.op in self._offload_ops
+
+    def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        return self._support.optimize(graph)
+
+    def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
+        counts = graph.use_counts
+        return self._support.work_size(graph.nodes, address_of, counts, n_threads)
 
     def event_new(self) -> Event | None:
         return SimEvent() if self.caps.events else None

@@ -44,6 +44,10 @@ class SimBuffer(Buffer):
         self._memory = memory
 
     @property
+    def address(self) -> int:
+        return int(self._memory.ctypes.data)
+
+    @property
     def memory(self) -> NoReturn:
         raise TensorAccessError(f"the host cannot read {self.buft.name} in place: copy it")
 

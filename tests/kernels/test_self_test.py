@@ -12,6 +12,7 @@ from lamella.alloc import Buffer
 from lamella.alloc.buffer import Bytes
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Op, Tensor
+from lamella.kernels.compute import Workspace
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.reference.compute import ReferenceCompute
@@ -82,8 +83,9 @@ class Wrong(ReferenceCompute):
         nodes: Sequence[Tensor],
         memory_of: Callable[[Tensor, Tensor], Bytes],
         use_counts: Mapping[Tensor, int] | None = None,
+        workspace: Workspace | None = None,
     ) -> Callable[[], None]:
-        right = super().compile(nodes, memory_of, use_counts)
+        right = super().compile(nodes, memory_of, use_counts, workspace)
 
         def run() -> None:
             right()

@@ -10,12 +10,12 @@ from null_machine import Null, inp, names, weight
 
 from lamella import BackendError, OutOfMemoryError, SchedulingError
 from lamella.alloc import HostBufferType, Usage, tensor_get, tensor_set
+from lamella.alloc.buffer import NullBuffer
 from lamella.base.settings import DEBUG
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimDevice
 from lamella.sched import Backend, DeviceType, NullBufferType, NullDevice, Scheduler
 from lamella.sched.assignment import CAUSES
-from lamella.sched.null import NullBuffer
 
 
 def product(n_tokens: int, n_more: int = 0) -> Graph:

@@ -66,6 +66,10 @@ class RepackBuffer(Buffer):
         super().__init__(buft, memory.size)
         self.memory = memory
 
+    @property
+    def address(self) -> int:
+        return int(self.memory.ctypes.data)
+
     def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         """Pack a whole tensor.
 
