@@ -22,7 +22,8 @@ from .base.errors import ClosedError, ContextSizeError, RequestError
 from .model.batch import Batch
 from .model.context import Context
 from .model.sampling import SamplingParams
-from .server.instance import Instance, InstanceParams, open_instance
+from .server.instance import Instance, open_instance
+from .server.params import InstanceParams
 from .server.text import Generation, generate
 
 

@@ -3,11 +3,14 @@
     LamellaError
     ├── GraphError          an op was given tensors whose shapes or types do not fit it
     ├── SettingError        an environment switch has a value that cannot be read
+    ├── StrictError         with LAMELLA_STRICT=1: something that is slow or wrong, but no failure
     ├── ReserveError        a graph does not fit the layout that was reserved
     ├── OutOfMemoryError    a buffer could not be had; names the buffer type, wanted and free bytes
+    │   └── DoesNotFitError        a plan says that a model does not fit; names what devices lack
     ├── TensorAccessError   memory was asked for that is not there, or not readable from here
     ├── UnknownDeviceError  a device name that no registry has; lists those there are
     ├── SchedulingError     an op has no backend that can run it where its tensors lie
+    │   └── PlacementError         strict placement: nodes cannot run where their layers are
     ├── BackendError        a device failed while it was computing
     ├── ModelFileError      a model file is missing or broken; names file, place and cause
     │   └── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
@@ -23,6 +26,8 @@ invariants only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LamellaError(Exception):
     """Root of the tree: catch this to catch everything Lamella raises on purpose."""
@@ -34,6 +39,11 @@ class GraphError(LamellaError):
 
 class SettingError(LamellaError):
     """An environment switch holds a value that its type does not allow."""
+
+
+class StrictError(LamellaError):
+    """LAMELLA_STRICT=1 found what a run must not do: move memory, build a graph again, compute with
+    what nobody has written."""
 
 
 class ReserveError(LamellaError):
@@ -62,6 +72,36 @@ class OutOfMemoryError(LamellaError):
         return f"out of memory: {self.where} cannot give {self.wanted} {self.unit}{left}"
 
 
+class DoesNotFitError(OutOfMemoryError):
+    """A plan says that a model does not fit, so it is not loaded.
+
+    `short` are (device, bytes needed, bytes free) of those that lack memory; `advice` is what may
+    help.
+    """
+
+    def __init__(self, short: Sequence[tuple[str, int, int]], advice: str = "") -> None:
+        super().__init__(*short[0])
+        self.args = short, advice  # so that it can be pickled
+        self.short = short
+        self.advice = advice
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name} lacks {_shown(wanted - free)}: it needs {_shown(wanted)}, {_shown(free)} are free"
+            for name, wanted, free in self.short
+        ]
+        advice = f"; what may help: {self.advice}" if self.advice else ""
+        return f"the model does not fit: {'; '.join(lines)}{advice}"
+
+
+def _shown(n: int) -> str:
+    """Bytes in the largest unit that they fill."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if n >= 1 << power:
+            return f"{n / (1 << power):.2f} {unit}"
+    return f"{n} bytes"
+
+
 class TensorAccessError(LamellaError):
     """A read or write outside a tensor, of an unallocated tensor, or of memory not reachable."""
 
@@ -72,6 +112,11 @@ class UnknownDeviceError(LamellaError):
 
 class SchedulingError(LamellaError):
     """No backend can run an op where its tensors lie. Names the tensor, the op and the reason."""
+
+
+class PlacementError(SchedulingError):
+    """Nodes would run elsewhere than the placement of their layers says, and that was not allowed.
+    Names op, devices and cause of each kind, an example, and what would change it."""
 
 
 class BackendError(LamellaError):

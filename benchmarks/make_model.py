@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/make_model.py --shape 1b --type Q4_0 [-o FILE] [--seed 0]
 
+With --header-only, the file ends where the weights would begin: enough for `lamella plan`.
 Every matrix has the type, also the embeddings and the output (llama-quantize's --pure); where rows
 are no whole blocks of it, the type that llama.cpp falls back to. The vocabulary is a valid SPM one,
 so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay near 1. A
@@ -204,10 +205,17 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
 
 
 def write_model(
-    shape: Shape, type: Type, path: Path, *, name: str = "random", seed: int = 0
+    shape: Shape,
+    type: Type,
+    path: Path,
+    *,
+    name: str = "random",
+    seed: int = 0,
+    header_only: bool = False,
 ) -> list[str]:
     """Write a model; the names of tensors that fell back to another type, with that type.
 
+    `header_only`: all that a whole file says of its tensors, and not their data.
     The file appears when it is whole: nobody takes what an interruption leaves for a model.
     """
     todo = [(tensor, ne, type_of(ne, type)) for tensor, ne in tensors(shape)]
@@ -215,7 +223,9 @@ def write_model(
     writer = gguf.GGUFWriter(part, "llama")
     try:
         _write_metadata(writer, shape, name)
-        _write_tensors(writer, todo, path.name, seed)
+        _write_header(writer, todo)
+        if not header_only:
+            _write_tensors(writer, todo, path.name, seed)
         writer.close()
         part.replace(path)
     except BaseException:
@@ -227,10 +237,8 @@ def write_model(
     ]
 
 
-def _write_tensors(
-    writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]], what: str, seed: int
-) -> None:
-    """Write random tensors of these names, ne and types."""
+def _write_header(writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]]) -> None:
+    """Write the metadata, and these names, ne and types of tensors."""
     for tensor, ne, kind in todo:
         block, size = GGML_QUANT_SIZES[kind]
         n_bytes = int(np.prod(ne)) // block * size
@@ -240,6 +248,12 @@ def _write_tensors(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+
+
+def _write_tensors(
+    writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]], what: str, seed: int
+) -> None:
+    """Write random data of these tensors."""
     total = sum(int(np.prod(ne)) for _, ne, _ in todo)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
@@ -254,6 +268,7 @@ def main() -> None:
     parser.add_argument("--type", choices=[t.name for t in TYPES], required=True, metavar="TYPE")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="SHAPE-TYPE.gguf here")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--header-only", action="store_true", help="leave the weights out")
     parser.add_argument("--layers", type=int, metavar="N", help="another number of layers")
     args = parser.parse_args()
     if args.layers is not None and args.layers < 1:
@@ -263,7 +278,14 @@ def main() -> None:
         shape = replace(shape, n_layer=args.layers)
     name = f"{args.shape}-{args.type}"
     path = args.output or Path(f"{name}.gguf")
-    fallen = write_model(shape, Type.__members__[args.type], path, name=name, seed=args.seed)
+    fallen = write_model(
+        shape,
+        Type.__members__[args.type],
+        path,
+        name=name,
+        seed=args.seed,
+        header_only=args.header_only,
+    )
     if fallen:
         sys.stderr.write(
             f"{len(fallen)} tensors have rows that are no whole blocks of {args.type}: "

@@ -8,8 +8,7 @@ Knows no graph and no context. Tested by tests/model/test_loader_*.py.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,6 +63,8 @@ class LoadedModel:
         hp: its hyperparameters.
         weights: by name, as `arch` wants them; in buffers of usage WEIGHTS.
         homes: of the weights, by name.
+        params: how it was placed.
+        layers: the device of each layer, and of the output as the last one.
         devices: those in use, in the order of `ModelParams.devices`; the CPU is always the last.
     """
 
@@ -82,8 +83,9 @@ class LoadedModel:
         self.hp = hp
         self.homes = dict(homes)
         self.weights: dict[str, Tensor] = {}
-        self._layers = layer_devices(hp.n_layer, params)
-        used = {home.device for home in homes.values()}.union(self._layers)
+        self.params = params
+        self.layers = layer_devices(hp.n_layer, params)
+        used = {home.device for home in homes.values()}.union(self.layers)
         # also those that take only large batches over, for which weights lie in their pinned memory
         bufts = {home.buft for home in homes.values()}
         used.update(d for d in params.devices if d.host_buffer_type in bufts)
@@ -92,7 +94,7 @@ class LoadedModel:
 
     def kv_home(self, il: int) -> Device:
         """The device on which layer `il` runs, and with it its keys and values."""
-        return self._layers[il]
+        return self.layers[il]
 
     def free(self) -> None:
         """Give the weights' memory back. Twice is fine."""
@@ -112,42 +114,30 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
         OutOfMemoryError: a device's memory is too small; what was allocated is freed.
     """
     with open_gguf(path) as file:
-        arch = find_architecture(file.metadata.str("general.architecture"), file.path)
-        hp = arch.hparams(file)
-        found = find_weights(file, arch.tensors(hp))
-        types = {w.spec: w.type for w in found}
-        homes = place(file.path, hp, types, params)
-        _tell_fallbacks(types, homes, layer_devices(hp.n_layer, params), params)
-        model = LoadedModel(file, arch, hp, homes, params)
+        model, sources = place_model(file, params)
         try:
-            _fill(file, _allocate(model, found, params), model.homes, params)
+            _fill(file, sources, model.homes, params)
         except BaseException:
             model.free()
             raise
         return model
 
 
-def _tell_fallbacks(
-    types: Mapping[WeightSpec, GGMLType],
-    homes: Mapping[str, Home],
-    layers: Sequence[Device],
-    params: ModelParams,
-) -> None:
-    """Say in one line for each type and device which weights it cannot compute with."""
-    fallen: dict[tuple[str, str, str], int] = {}
-    for spec, type in types.items():
-        wanted = None if spec.layer is None else layers[spec.layer]
-        if wanted is None or any(re.search(pattern, spec.name) for pattern, _ in params.overrides):
-            continue
-        device = homes[spec.name].device
-        if device is not wanted:
-            key = type.name, wanted.name, device.name
-            fallen[key] = fallen.get(key, 0) + 1
-    for (type_name, wanted_name, name), n in fallen.items():
-        log.warning(
-            f"{n} weights of type {type_name} are computed with by {name}: {wanted_name} has no "
-            "kernels for them"
-        )
+def place_model(
+    file: GGUFFile, params: ModelParams
+) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
+    """As `load_model`, of a file that is open, without the weights' data: where that is to come
+    from."""
+    arch = find_architecture(file.metadata.str("general.architecture"), file.path)
+    hp = arch.hparams(file)
+    found = find_weights(file, arch.tensors(hp))
+    homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
+    model = LoadedModel(file, arch, hp, homes, params)
+    try:
+        return model, _allocate(model, found, params)
+    except BaseException:
+        model.free()
+        raise
 
 
 # --- what the file has ---

@@ -2,7 +2,8 @@
 
 The last n_gpu_layers of the n_layer + 1 layers (the output counts as one) go to the given devices,
 in order; the input embedding stays on the CPU. A weight whose op its device cannot run goes to the
-CPU too. Overrides come first. Nothing is allocated, so a plan can be made before a model is loaded.
+CPU too. Overrides come first, and one to the CPU's memory means the CPU: the best memory that it
+has for the weight. Nothing is allocated, so a plan can be made before a model is loaded.
 Tested by tests/model/test_loader_placement.py.
 """
 
@@ -13,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,6 +27,11 @@ from .arch.weights import WeightSpec
 from .hparams import HParams
 
 N_TOKENS_TRIED: Final = 512  # tokens of the step that a device is asked about, as in llama.cpp
+# the experts of a layer, not its router nor experts that all tokens share (llama.cpp,
+# common/common.h, LLM_FFN_EXPS_REGEX)
+EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+Overrides = tuple[tuple[str, BufferType], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class ModelParams:
     devices: tuple[Device, ...] = ()
     n_gpu_layers: int = -1
     tensor_split: tuple[float, ...] | None = None
-    overrides: tuple[tuple[str, BufferType], ...] = ()
+    overrides: Overrides = ()
     op_offload: bool = True
     progress: Callable[[int, int], None] | None = None
 
@@ -71,6 +77,10 @@ class ModelParams:
     def users(self, buft: BufferType) -> list[Device]:
         """The devices that can use this memory."""
         return [d for d in (*self.devices, self.cpu) if d.supports_buft(buft)]
+
+    def override(self, name: str) -> BufferType | None:
+        """The memory that an override gives a weight of this name."""
+        return next((buft for pattern, buft in self.overrides if re.search(pattern, name)), None)
 
     @property
     def pinned(self) -> set[BufferType]:
@@ -104,6 +114,14 @@ class Home(NamedTuple):
 
     device: Device
     buft: BufferType
+
+
+def moe_overrides(n_layer: int, n: int, buft: BufferType) -> Overrides:
+    """What keeps the experts of the first `n` layers in `buft`: of all layers, if `n` is below 0 or
+    there are no more (llama.cpp's --n-cpu-moe and --cpu-moe)."""
+    if n < 0 or n >= n_layer:
+        return ((EXPERTS, buft),)
+    return tuple((rf"blk\.{il}{EXPERTS}", buft) for il in range(n))
 
 
 def layer_devices(n_layer: int, params: ModelParams) -> list[Device]:
@@ -152,12 +170,12 @@ def _home(
     layers: list[Device],
     params: ModelParams,
 ) -> Home:
-    forced = next((b for pattern, b in params.overrides if re.search(pattern, spec.name)), None)
+    forced = params.override(spec.name)
     if forced is not None:
         return _forced_home(hp, weight, spec, forced, params)
     device = params.cpu if spec.layer is None else layers[spec.layer]
     for home in _candidates(device, hp, weight, spec, params):
-        if _can_compute(home, hp, weight, spec.op):
+        if can_compute(home, hp, weight, spec.op):
             return home
     raise UnsupportedModelError(
         f"{path}: tensor {spec.name}: {params.cpu.name} cannot run {spec.op.name} on weights of "
@@ -187,9 +205,12 @@ def _candidates(
 def _forced_home(
     hp: HParams, weight: Tensor, spec: WeightSpec, buft: BufferType, params: ModelParams
 ) -> Home:
-    for device in params.users(buft):
-        home = Home(device, buft)
-        if _can_compute(home, hp, weight, spec.op):
+    homes: Iterator[Home] = (Home(device, buft) for device in params.users(buft))
+    if buft is params.cpu.buffer_type:
+        better = _candidates(params.cpu, hp, weight, spec, params)
+        homes = chain((home for home in better if home.buft is not buft), homes)
+    for home in homes:
+        if can_compute(home, hp, weight, spec.op):
             return home
     raise RequestError(
         f"an override puts {spec.name} into {buft.name}, where nothing can run {spec.op.name} on "
@@ -217,8 +238,8 @@ def _typed(path: Path, spec: WeightSpec, type: GGMLType) -> Tensor:
     return Tensor(type, spec.ne, name=spec.name)
 
 
-def _can_compute(home: Home, hp: HParams, weight: Tensor, op: Op) -> bool:
-    """Whether the device can run `op` on the weight, were it in that memory.
+def can_compute(home: Home, hp: HParams, weight: Tensor, op: Op) -> bool:
+    """Whether the device can run `op` on the weight, were it in that memory; sets its buffer.
 
     A device may look at the memory of the sources: a repacked layout has kernels for few ops.
     """

@@ -125,23 +125,24 @@ class GGUFFile:
         return self._shards[info.shard]
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+def open_gguf(path: str | os.PathLike[str], *, header_only: bool = False) -> GGUFFile:
     """Open a GGUF file, of a split model the first one: the others lie beside it.
 
-    Versions 2 and 3, both byte orders. Tensor data is not touched.
+    Versions 2 and 3, both byte orders. Tensor data is not touched, and with `header_only` it need
+    not be there.
 
     Raises:
         ModelFileError: the file, or another of a split model, is missing, broken, or no GGUF file.
         UnsupportedModelError: the version, or the type of a tensor, is unknown.
     """
     with ExitStack() as undo:
-        shards = [_open_shard(Path(path), 0)]
+        shards = [_open_shard(Path(path), 0, header_only)]
         undo.callback(shards[0].map.close)
         for no, other in enumerate(_other_paths(shards[0]), 1):
             if not other.exists():
                 n_shards = shards[0].header.metadata.int(SPLIT_COUNT)
                 raise ModelFileError(f"shard {no + 1} of {n_shards} is missing: {other}")
-            shards.append(_open_shard(other, no))
+            shards.append(_open_shard(other, no, header_only))
             undo.callback(shards[no].map.close)
             _check_shard(shards[no], no, shards[0])
         _check_tensors(shards)
@@ -149,11 +150,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     return GGUFFile(shards)
 
 
-def _open_shard(path: Path, no: int) -> _Shard:
+def _open_shard(path: Path, no: int, header_only: bool) -> _Shard:
     map = _map(path)
     with ExitStack() as undo:
         undo.callback(map.close)
-        header = read_header(str(path), map, no)
+        header = read_header(str(path), map, no, header_only=header_only)
         undo.pop_all()
     return _Shard(path, map, header)
 

@@ -62,8 +62,10 @@ class Header:
     tensors: dict[str, TensorInfo]  # in the file's order
 
 
-def read_header(path: str, data: mmap, shard: int) -> Header:
+def read_header(path: str, data: mmap, shard: int, *, header_only: bool = False) -> Header:
     """Read the header of the file `path`, whose bytes are `data`; it is the model's file `shard`.
+
+    `header_only`: what comes after the header need not be there.
 
     Nothing of the result refers to `data`.
 
@@ -80,6 +82,8 @@ def read_header(path: str, data: mmap, shard: int) -> Header:
     alignment = _alignment(cursor, Metadata(cursor, positions))
     entries = [_read_tensor(cursor, i, alignment) for i in range(n_tensors)]
     tensors = _place(cursor, entries, alignment, shard)
+    if not header_only:
+        _check_ends(cursor, tensors)
     kept = Cursor(path, data[:n_kept], byte_order)  # a copy, now that all is known to be sound
     return Header(version, byte_order, Metadata(kept, positions), tensors)
 
@@ -203,7 +207,6 @@ def _place(
         if name in tensors:
             raise cursor.error(f"tensor {shown(name)} is there twice")
         tensors[name] = TensorInfo(name, type, ne, nbytes, shard, begin + offset)
-    _check_ends(cursor, tensors)
     _check_overlaps(cursor, tensors)
     return tensors
 

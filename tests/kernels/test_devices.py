@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,12 @@ from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import CudaDevice, CudaRegistry, open_cuda
 from lamella.kernels.cuda.driver import Compiler, Driver, Gpu, GpuInfo
-from lamella.kernels.devices import cuda_registry, find_devices, split_over
+from lamella.kernels.devices import (
+    cuda_registry,
+    find_buffer_type,
+    find_devices,
+    split_over,
+)
 from lamella.kernels.sim import SimDevice
 
 
@@ -183,3 +188,33 @@ def test_a_split_that_cannot_be(
 ) -> None:
     with pytest.raises(RequestError, match=complaint):
         split_over(found, mode, main_gpu)
+
+
+# --- memory by name ---
+
+
+@pytest.mark.parametrize("name", ["CPU", "CPU_REPACK", "SIM0", "SIM0_Host", "SIM1", "SIM1_Host"])
+@pytest.mark.parametrize("spell", [str, str.lower, str.upper, " {} ".format])
+def test_memory_by_name(cpu: CpuDevice, name: str, spell: Callable[[str], str]) -> None:
+    bufts = [cpu.buffer_type, *cpu.extra_buffer_types]
+    bufts += [buft for d in SIMS for buft in (d.buffer_type, d.host_buffer_type) if buft]
+    (expected,) = [buft for buft in bufts if buft.name == name]
+    assert find_buffer_type(spell(name), SIMS, cpu) is expected
+
+
+def test_memory_of_gpus_by_name(cpu: CpuDevice, two_gpus: CudaRegistry) -> None:
+    first, second = two_gpus.devices()
+    assert find_buffer_type("cuda1", (first, second), cpu) is second.buffer_type
+    # each has its own of that name, and all are as good
+    assert find_buffer_type("cuda_host", (first, second), cpu) is first.host_buffer_type
+
+
+def test_memory_that_is_not_there(cpu: CpuDevice) -> None:
+    with pytest.raises(
+        RequestError,
+        match=r"^no memory is called 'CUDA0'; there are: CPU, CPU_REPACK, SIM0, SIM0_Host$",
+    ):
+        find_buffer_type("CUDA0", SIMS[:1], cpu)
+    plain = CpuDevice(n_threads=1, repack=False)
+    with pytest.raises(RequestError, match=r"'CPU_REPACK'; there are: CPU$"):
+        find_buffer_type("CPU_REPACK", (), plain)

@@ -15,8 +15,14 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import ARCHITECTURES
 from lamella.model.gguf import open_gguf
-from lamella.model.loader import load_model
-from lamella.model.placement import Home, ModelParams, layer_devices, place
+from lamella.model.placement import (
+    Home,
+    ModelParams,
+    Overrides,
+    layer_devices,
+    moe_overrides,
+    place,
+)
 from lamella.sched import Device, DeviceType
 
 CPU = SimDevice("CPU", DeviceType.CPU)
@@ -169,6 +175,64 @@ def test_an_override_to_memory_that_several_devices_use(tmp_path: Path) -> None:
     assert found["blk.0.attn_norm.weight"] == (beside, CPU.buffer_type)
 
 
+PACKING = CpuDevice(1)
+PLAIN, (REPACK,) = PACKING.buffer_type, PACKING.extra_buffer_types
+
+
+def test_an_override_to_the_cpu_takes_the_best_memory_it_has(tmp_path: Path) -> None:
+    overrides = (("ffn_(up|down)", PLAIN), ("attn_norm", PLAIN))
+    params = ModelParams(cpu=PACKING, devices=(GPU,), overrides=overrides)
+    found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
+    assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
+    assert found["blk.0.attn_norm.weight"] == (PACKING, PLAIN)  # none better for it
+    assert found["blk.0.ffn_gate.weight"] == (GPU, GPU.buffer_type)
+
+
+def test_an_override_to_the_cpu_is_pinned_where_a_device_takes_large_batches(
+    tmp_path: Path,
+) -> None:
+    taker = SimDevice("SIM0", offload_ops=[Op.MUL_MAT])
+    overrides = (("ffn_up", PLAIN), (r"ffn_down\.weight", REPACK))
+    params = ModelParams(cpu=PACKING, devices=(taker,), overrides=overrides)
+    found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
+    assert found["blk.0.ffn_up.weight"] == (PACKING, taker.host_buffer_type)
+    assert found["blk.0.ffn_down.weight"] == (PACKING, REPACK)  # as it says
+    found = homes(TINY["llama"], tmp_path, replace(params, op_offload=False), GGMLType.Q4_0)
+    assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
+
+
+@pytest.mark.parametrize(
+    ("n", "layers"), [(0, set()), (1, {0}), (2, {0, 1}), (9, {0, 1}), (-1, {0, 1})]
+)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3moe", "llama"])
+def test_experts_of_the_first_layers_stay_with_the_cpu(
+    name: str, n: int, layers: set[int], tmp_path: Path
+) -> None:
+    overrides = moe_overrides(2, n, CPU.buffer_type)
+    params = ModelParams(cpu=CPU, devices=(GPU,), overrides=overrides)
+    found = homes(TINY[name], tmp_path, params)
+    kinds = ("gate", "up", "down") if name != "llama" else ()
+    experts = {f"blk.{il}.ffn_{kind}_exps.weight" for il in layers for kind in kinds}
+    on_cpu = {weight for weight, home in found.items() if home.device is CPU}
+    assert on_cpu == experts | {"token_embd.weight"}
+
+
+def test_experts_of_many_layers_by_number() -> None:
+    params = replace(BASE, overrides=moe_overrides(16, 2, CPU.buffer_type))
+    for il, forced in ((0, True), (1, True), (2, False), (10, False), (11, False)):
+        assert (params.override(f"blk.{il}.ffn_up_exps.weight") is CPU.buffer_type) is forced
+    assert len(moe_overrides(2, 10**6, CPU.buffer_type)) == 1  # not one for each number
+    for name in ("ffn_gate_inp.weight", "ffn_up_shexp.weight", "ffn_up.weight"):
+        assert params.override(f"blk.0.{name}") is None
+
+
+def test_the_first_override_counts() -> None:
+    experts: Overrides = moe_overrides(2, -1, CPU.buffer_type)
+    params = replace(BASE, overrides=((r"blk\.1\.", OTHER.buffer_type), *experts))
+    assert params.override("blk.1.ffn_up_exps.weight") is OTHER.buffer_type
+    assert params.override("blk.0.ffn_up_exps.weight") is CPU.buffer_type
+
+
 # --- wrong parameters ---
 
 
@@ -192,18 +256,3 @@ BASE = ModelParams(cpu=CPU, devices=(GPU, OTHER))
 def test_wrong_parameters(change: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         replace(BASE, **change)  # type: ignore[arg-type]
-
-
-def test_weights_that_their_device_has_no_kernels_for_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "m.gguf"
-    write_model(TINY["llama"], path, GGMLType.Q4_0)
-    gpu = SimDevice("SIM0", ops=[op for op in Op if op is not Op.MUL_MAT])
-    load_model(path, ModelParams(cpu=CpuDevice(1), devices=(gpu,), n_gpu_layers=1)).free()
-    assert caplog.messages == [
-        "1 weights of type Q4_0 are computed with by CPU: SIM0 has no kernels for them"
-    ]
-    caplog.clear()
-    load_model(path, ModelParams(cpu=CpuDevice(1), devices=(SimDevice("SIM0"),))).free()
-    assert not caplog.messages

@@ -12,6 +12,7 @@ import pytest
 from gguf import quants
 from make_model import SHAPES, Shape, Type, data_of, tensors, type_of, vocabulary, write_model
 
+from lamella.base.errors import ModelFileError
 from lamella.kernels.cpu.device import CpuDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams
@@ -20,6 +21,7 @@ from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 from lamella.model.vocab import load_vocab
 
+ALIGNMENT = 32  # of a file's data
 SMALL = Shape(n_embd=256, n_ff=288, n_layer=1, n_head=8, n_head_kv=4, n_vocab=512)
 
 
@@ -63,6 +65,22 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     first, second, other = [file.read_bytes() for file in files]
     assert first == second
     assert first != other
+
+
+@pytest.mark.parametrize("type", [Type.Q4_K, Type.F32], ids=lambda t: t.name)
+def test_a_header_is_the_whole_file_s(type: Type, tmp_path: Path) -> None:
+    whole, header = tmp_path / "whole.gguf", tmp_path / "header.gguf"
+    fallen = write_model(SMALL, type, whole)
+    assert write_model(SMALL, type, header, header_only=True) == fallen
+    text = header.read_bytes()
+    assert whole.read_bytes().startswith(text)
+    with open_gguf(whole) as expected, open_gguf(header, header_only=True) as found:
+        assert found.tensors == expected.tensors
+        begin = min(info.offset for info in expected.tensors.values())
+        assert begin - ALIGNMENT < len(text) <= begin
+        assert load_vocab(found.metadata).n_tokens == SMALL.n_vocab
+    with pytest.raises(ModelFileError):
+        open_gguf(header)
 
 
 def test_what_an_interruption_leaves_is_no_model(
@@ -114,3 +132,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert file.tensors["blk.0.ffn_down.weight"].type.name == "Q6_K"
     wrong = subprocess.run([*command, "--type", "Q9"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
+
+
+def test_the_command_for_a_header_only(tmp_path: Path) -> None:
+    script, path = make_model.__file__, tmp_path / "m.gguf"
+    command = [sys.executable, str(script), "--shape", "1b", "--type", "Q4_K", "-o", str(path)]
+    done = subprocess.run([*command, "--header-only"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}: 0.6 MiB\n"
+    with open_gguf(path, header_only=True) as file:
+        assert sum(int(np.prod(info.ne)) for info in file.tensors.values()) // 10**6 == 1104
