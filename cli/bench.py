@@ -24,9 +24,9 @@ from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.cpu.pool import POLL
 from ..kernels.cpu.threads import default_threads, peak_memory
 from ..model.bench import Bench, BenchTest, open_bench
-from ..server.instance import LIMITS, parse_kv_type
+from ..server.params import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
-from .flags import add_offload_flags
+from .flags import ALL_LAYERS, add_offload_flags
 from .start import StartProgress
 
 MAX_TOKENS: Final = 1 << 20  # of a part of a test
@@ -199,7 +199,7 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                     type_v=args.cache_type_v,
                     poll=args.poll,
                     devices=args.device,
-                    n_gpu_layers=args.gpu_layers,
+                    n_gpu_layers=ALL_LAYERS if args.gpu_layers is None else args.gpu_layers,
                     split_mode=args.split_mode,
                     main_gpu=args.main_gpu,
                     tensor_split=args.tensor_split,

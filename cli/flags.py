@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from ..base.errors import RequestError
 from ..kernels.cpu.pool import POLL
 from ..model.sampling import SamplingParams
-from ..server.instance import InstanceParams
+from ..server.params import PLACEMENTS, InstanceParams
 
 ALL_LAYERS: Final = -1
 INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
@@ -67,10 +67,10 @@ class _Formatter(argparse.HelpFormatter):
         return f"{', '.join(action.option_strings)} {metavar}"
 
 
-def number_of_layers(text: str) -> int:
-    """`-ngl`: a number, or `all` or `auto`."""
+def number_of_layers(text: str) -> int | None:
+    """`-ngl`: a number, or `all` (-1), or `auto` (None)."""
     if text in ("all", "auto"):
-        return ALL_LAYERS
+        return ALL_LAYERS if text == "all" else None
     try:
         return int(text)
     except ValueError:
@@ -93,16 +93,50 @@ def bias(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
+def overrides(text: str) -> tuple[tuple[str, str], ...]:
+    """`-ot`: REGEX=BUFT with commas between them, as pairs.
+
+    A comma in brackets of any kind belongs to its pattern, and so does every '=' but the last.
+    """
+    return tuple(_override(item) for item in _split_outside_brackets(text))
+
+
+def _override(item: str) -> tuple[str, str]:
+    pattern, found, buft = (part.strip() for part in item.rpartition("="))
+    if not (pattern and found and buft):
+        raise argparse.ArgumentTypeError(
+            f"{item!r}: must be like exps=CPU, a pattern for the names of weights and a memory"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise argparse.ArgumentTypeError(f"{pattern!r} is no regular expression: {e}") from None
+    return pattern, buft
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """The parts between commas that are in no brackets of a regular expression."""
+    parts, depth = [""], 0
+    # an escaped character, or a set of characters, is one piece: brackets in it are plain text
+    for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", text, re.DOTALL):
+        if piece == "," and depth <= 0:
+            parts.append("")
+            continue
+        depth += (piece in ("(", "{")) - (piece in (")", "}"))
+        parts[-1] += piece
+    return parts
+
+
 def names(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(name for name in text.split(",") if name)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, how large, and where it runs."""
+def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) -> None:
+    """Which model, how large, and where it runs. `argument`: the model may come without its -m."""
     group = parser.add_argument_group("model")
+    add_model_flag(group, argument=argument)
     add = group.add_argument
-    add("-m", "--model", metavar="FILE", required=True, help="GGUF file, the first of a split one")
     add(
         "-c",
         "--ctx-size",
@@ -146,6 +180,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     _add_device_flags(parser)
 
 
+def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:
+    """The model's file, which must be given, once."""
+    text = "GGUF file, the first of a split one"
+    if not argument:
+        group.add_argument("-m", "--model", metavar="FILE", required=True, help=text)
+        return
+    one = group.add_mutually_exclusive_group(required=True)
+    # without a default, which would take the place of what -m has given
+    one.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=text)
+    one.add_argument("-m", "--model", metavar="FILE", help="the same, as a flag")
+
+
 def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     """Where it runs."""
     group = parser.add_argument_group("where it runs")
@@ -166,6 +212,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         help=f"how long threads wait awake: 0, they sleep at once, to 100, for 2 ms ({POLL})",
     )
     add_offload_flags(group)
+    _add_placement_flags(group)
     add(
         "-nr",
         "--no-repack",
@@ -195,9 +242,10 @@ def add_offload_flags(group: argparse._ArgumentGroup) -> None:
         "--gpu-layers",
         "--n-gpu-layers",
         type=number_of_layers,
-        default=ALL_LAYERS,
+        default=None,
         metavar="N",
-        help="layers for the devices, from the last one on: a number, all, auto (all)",
+        help="layers for the devices, from the last one on: a number, all, or auto: as many as "
+        "fit (auto)",
     )
     add(
         "-sm",
@@ -226,6 +274,46 @@ def add_offload_flags(group: argparse._ArgumentGroup) -> None:
         "--no-op-offload",
         action="store_true",
         help="do not copy weights to a device for large batches",
+    )
+
+
+def _add_placement_flags(group: argparse._ArgumentGroup) -> None:
+    """What goes where within that, and what may go wrong."""
+    add = group.add_argument
+    add(
+        "-ot",
+        "--override-tensor",
+        type=overrides,
+        action="append",
+        default=[],
+        metavar="REGEX=BUFT,...",
+        help="memory for weights by name, like exps=CPU; the first match counts; may be repeated",
+    )
+    add("-cmoe", "--cpu-moe", action="store_true", help="the experts of all layers for the CPU")
+    add(
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the experts of the first N layers for the CPU (0)",
+    )
+    add(
+        "--placement",
+        choices=PLACEMENTS,
+        default="warn",
+        metavar="RULE",
+        help="where nodes cannot run where their layer is: strict refuses to start, warn tells, "
+        "auto does not (warn)",
+    )
+    add("--fit", action="store_true", help="take a smaller context if the memory is too small")
+    add(
+        "-fitt",
+        "--fit-target",
+        type=int,
+        default=1024,
+        metavar="MiB",
+        help="memory that -ngl auto and --fit leave free on each device (1024)",
     )
 
 
@@ -269,6 +357,11 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         kv_offload=not args.no_kv_offload,
         op_offload=not args.no_op_offload,
         repack=not args.no_repack,
+        overrides=tuple(pair for pairs in args.override_tensor for pair in pairs),
+        n_cpu_moe=ALL_LAYERS if args.cpu_moe else args.n_cpu_moe,
+        placement=args.placement,
+        fit=args.fit,
+        fit_target=args.fit_target,
         chat_template=_chat_template(args),
     )
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from ..server.instance import Instance, InstanceParams, open_instance
+from ..server.instance import Instance, open_instance
+from ..server.params import InstanceParams
 
 QUIET_S: Final = 0.5  # what takes less is not worth a bar
 

@@ -186,6 +186,15 @@ def model_card(context: Context) -> ModelCard:
     )
 
 
+def bytes_read(model: LoadedModel) -> dict[str, int]:
+    """Bytes of weights that one token reads, by the name of the device where they lie."""
+    names = {id(t): name for name, t in model.weights.items()}
+    read = dict.fromkeys((device.name for device in model.devices), 0)
+    for t in _used_by_products(model):
+        read[model.homes[names[id(t)]].device.name] += int(_share_used(model, t) * t.nbytes)
+    return read
+
+
 def _used_by_products(model: LoadedModel) -> Iterable[Tensor]:
     """The weights that a token needs as a whole: of the embeddings it takes one row, unless they
     are the output's weights as well."""

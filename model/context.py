@@ -13,7 +13,7 @@ thread at a time. Knows no text, no sampling, no requests. Tested by tests/model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -23,12 +23,14 @@ import numpy.typing as npt
 
 from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
 from ..alloc.tallocr import alloc_tensors
-from ..base.errors import ClosedError, RequestError
-from ..base.settings import NO_REUSE
+from ..base.errors import ClosedError, OutOfMemoryError, RequestError, StrictError
+from ..base.log import get_logger
+from ..base.settings import NO_REUSE, STRICT
 from ..graph.op import Op
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from ..sched.backend import Backend, Device
+from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
 from .arch.build import KVLayer
 from .batch import Batch, UBatch, cut_batch
@@ -36,6 +38,10 @@ from .graphs import DecodeGraph, GraphParams, bucket, build_graph
 from .kv_pages import KVSequence, PagePool
 from .loader import LoadedModel
 from .outputs import Outputs, Row, top_size, top_sizes
+from .pipeline import why_no_pipeline
+from .sampling import SamplingParams
+
+log = get_logger("context")
 
 F32Array = npt.NDArray[np.float32]
 
@@ -50,8 +56,9 @@ class ContextParams:
     `n_ctx`: cells of the KV pool, 0 for as many as the model was trained with. `n_ubatch`: tokens
     computed at once. `n_seq_max`: sequences in one ubatch. `type_k`, `type_v`: types of the pool.
     `kv_on_device`: keep a layer's keys and values where its weights are, not on the CPU.
-    `op_offload`: let devices take over large batches from the CPU. `n_threads`: of the CPU, for
-    single tokens; `n_threads_batch`: for several at once; None: all that the device has.
+    `op_offload`: let devices take over large batches from the CPU. `pipeline`: let a ubatch start
+    while the one before it still runs, where that makes sense. `n_threads`: of the CPU, for single
+    tokens; `n_threads_batch`: for several at once; None: all that the device has.
     """
 
     n_ctx: int = 0
@@ -61,6 +68,7 @@ class ContextParams:
     type_v: GGMLType = GGMLType.F16
     kv_on_device: bool = True
     op_offload: bool = True
+    pipeline: bool = True
     n_threads: int | None = None
     n_threads_batch: int | None = None
 
@@ -69,14 +77,21 @@ class Context:
     """A model at work: its backends, scheduler, KV pool and graphs.
 
     `n_graphs_built` and `n_reused` count the ubatches that needed a new graph and those that did
-    not.
+    not. `no_pipeline` says why ubatches run one after the other; "" if they need not.
+
+    With `MeasuringBackend`s and while `measuring`, nothing is compiled and no memory is taken.
 
     Raises:
         RequestError: a parameter that cannot be.
         OutOfMemoryError: the pool or the compute buffers do not fit; nothing stays allocated.
     """
 
-    def __init__(self, model: LoadedModel, params: ContextParams | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        params: ContextParams | None = None,
+        open_backend: Callable[[Device], Backend] = lambda device: device.init_backend(),
+    ) -> None:
         self.params = params or ContextParams()
         self.model = model
         self.n_ctx = self.params.n_ctx or model.hp.n_ctx_train
@@ -89,7 +104,9 @@ class Context:
         self.n_graphs_built = 0
         self.n_reused = 0
         self.closed = False
-        self._graphs: dict[GraphParams, DecodeGraph] = {}
+        self._open_backend = open_backend
+        self._graphs: dict[tuple[GraphParams, int], DecodeGraph] = {}
+        self._copy = 0  # of the graphs' inputs: the one to use next; above 0, work is in flight
         self._kv_buffers: list[Buffer] = []
         self._backends: dict[Device, Backend] = {}
         self._scheduler: Scheduler | None = None
@@ -101,12 +118,21 @@ class Context:
 
     def _open(self) -> None:
         for device in self.model.devices:
-            self._backends[device] = device.init_backend()
-        self._scheduler = Scheduler(
-            list(self._backends.values()), op_offload=self.params.op_offload
-        )
+            self._backends[device] = self._open_backend(device)
         self.kv = self._make_pool()
-        self._reserve()
+        why = "" if self.params.pipeline else "it was turned off"
+        self.no_pipeline = why or why_no_pipeline(self.model, self.params.kv_on_device)
+        if not self.no_pipeline:
+            try:
+                self._reserve(parallel=True)
+            except OutOfMemoryError as e:
+                self.no_pipeline = f"its compute buffers do not fit: {e}"
+                log.warning(f"ubatches run one after the other: {self.no_pipeline}")
+                self._open_scheduler().free()
+        if self.no_pipeline:
+            self._reserve(parallel=False)
+        if any(backend.compiles for backend in self._backends.values()):
+            self._warm_up()
 
     def _make_pool(self) -> list[KVLayer]:
         """The keys and values of each layer, allocated where the layer computes."""
@@ -124,11 +150,11 @@ class Context:
             buffer.clear()  # padding tokens read what nobody has written
         return layers
 
-    def _reserve(self) -> None:
-        """Make the compute buffers large enough for every graph to come, then compile those that
-        between them have all kernels: from here on there is nothing to compile while somebody
-        waits."""
-        scheduler = self._open_scheduler()
+    def _reserve(self, parallel: bool) -> None:
+        """Open a scheduler, with compute memory large enough for every graph to come."""
+        backends = list(self._backends.values())
+        scheduler = Scheduler(backends, parallel=parallel, op_offload=self.params.op_offload)
+        self._scheduler = scheduler
         n, n_seqs = self.n_ubatch, self.n_seq_max
         n_decode = min(n, n_seqs)
         n_top = max(self._top_sizes, default=0)  # adds nodes, and takes none away
@@ -137,7 +163,15 @@ class Context:
             GraphParams(n_decode, n_decode, n_decode, n_top),
         ):
             graph = self._build(params)
+            self._pin_attention(graph)
+            self._set_threads(params.n_tokens)
             scheduler.reserve(graph.graph)
+
+    def _warm_up(self) -> None:
+        """Compile graphs that between them have all kernels: from here on there is nothing to
+        compile while somebody waits."""
+        n_seqs = self.n_seq_max
+        n_decode = min(self.n_ubatch, n_seqs)
         for n_top in (0, *self._top_sizes):
             self._graph_for(GraphParams(1, 1, 1, n_top))
         if any(device.kernels_by_size for device in self._backends):
@@ -154,7 +188,10 @@ class Context:
         Raises:
             OutOfMemoryError: the pool has too few free pages; nothing has changed.
         """
-        for copy in seq.append(n):
+        copies = seq.append(n)
+        if copies:
+            self._wait()
+        for copy in copies:
             for layer in self.kv:
                 for t in (layer.k, layer.v):
                     size = t.nb[1]
@@ -201,15 +238,30 @@ class Context:
         outputs = self._compute(ubatch)
         if len(logits):
             outputs.read_logits(logits)
+            if STRICT() and np.isnan(logits).any():
+                raise StrictError("logits are NaN: a node has read what nobody had written")
 
     def _compute(self, ubatch: UBatch, n_top: int = 0) -> Outputs:
-        """Compute a ubatch with a graph that fits it; its outputs."""
+        """Compute a ubatch with a graph that fits it; its outputs.
+
+        In a pipeline, one without outputs may still run on return.
+        """
         scheduler = self._open_scheduler()
         graph = self._graph_for(self._params_of(ubatch, n_top))
+        if STRICT():
+            scheduler.poison()
         scheduler.wait_inputs(graph.scheduled)
         graph.set_inputs(ubatch)
-        scheduler.graph_compute(graph.scheduled)
+        scheduler.graph_compute_async(graph.scheduled)
+        self._copy = (self._copy + 1) % scheduler.n_copies
+        if ubatch.n_outputs or self.no_pipeline:
+            self._wait()
         return graph.outputs
+
+    def _wait(self) -> None:
+        """Wait for all ubatches; the next one uses the first copy of its graph's inputs."""
+        self._copy = 0
+        self._open_scheduler().synchronize()
 
     def _params_of(self, ubatch: UBatch, n_top: int) -> GraphParams:
         n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
@@ -222,19 +274,37 @@ class Context:
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
         """A graph of these sizes, ready to compute: a cached one if it can be reused."""
-        scheduler = self._open_scheduler()
-        graph = self._graphs.get(params)
-        if graph is not None and not NO_REUSE() and graph.can_reuse(params, scheduler):
-            self.n_reused += 1
-            return graph
+        scheduler, key = self._open_scheduler(), (params, self._copy)
+        graph = self._graphs.get(key)
+        if graph is not None and not NO_REUSE():
+            if graph.can_reuse(params, scheduler):
+                self.n_reused += 1
+                return graph
+            _unexpected(f"a graph for {params} was built again")
         graph = self._build(params)
         scheduler.reset()
         self._pin_attention(graph)
         self._set_threads(params.n_tokens)
-        graph.schedule(scheduler)
-        self._graphs[params] = graph
+        before = self.n_bytes()
+        graph.schedule(scheduler, self._copy)
+        if self.n_bytes() != before:
+            _unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
+        self._graphs[key] = graph
         self.n_graphs_built += 1
         return graph
+
+    def plan_graph(self, n_tokens: int, n_outputs: int, n_seqs: int = 1) -> ScheduledGraph:
+        """The graph that a ubatch of these sizes, of requests with the default sampler, is computed
+        with."""
+        n = bucket(n_tokens, self.n_ubatch)
+        n_top = top_size([SamplingParams().top_k], self._top_sizes) if self._top_sizes else 0
+        params = GraphParams(n, bucket(n_outputs, n), bucket(n_seqs, self.n_seq_max), n_top)
+        return self._graph_for(params).scheduled
+
+    def n_bytes(self) -> int:
+        """Bytes of compute and scratch memory, on all devices."""
+        scheduler = self._open_scheduler()
+        return sum(scheduler.buffer_sizes()) + sum(scheduler.work_sizes())
 
     def _build(self, params: GraphParams) -> DecodeGraph:
         return build_graph(self.model, self.kv, params, self.pool)
@@ -281,6 +351,12 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unexpected(what: str) -> None:
+    if STRICT():
+        raise StrictError(what)
+    log.warning(f"{what}: this is slow, and should not happen")
 
 
 def _buckets(limit: int) -> list[int]:

@@ -8,7 +8,16 @@ import math
 import pytest
 from commands import lamella
 
-from lamella.cli.flags import bias, instance_params, sampling_params, shares, unescape
+from lamella.cli.flags import (
+    Parser,
+    add_model_flags,
+    bias,
+    instance_params,
+    overrides,
+    sampling_params,
+    shares,
+    unescape,
+)
 from lamella.cli.main import parser
 
 
@@ -21,13 +30,14 @@ def parsed(*args: str) -> argparse.Namespace:
 def test_llama_server_s_names_and_short_forms(command: str) -> None:
     short = (
         "-m f -c 9 -b 8 -ub 7 -np 3 -t 2 -tb 4 --poll 0 -ngl 5 -dev sim -ctk q8_0 -ctv f32 "
-        "-ts 3,1 -sm none -mg 1 -nkvo -nr"
+        "-ts 3,1 -sm none -mg 1 -nkvo -nr -ot a=CPU -ncmoe 2 -fitt 9"
     )
     long = (
         "--model f --ctx-size 9 --batch-size 8 --ubatch-size 7 --parallel 3 --threads 2 "
         "--threads-batch 4 --poll 0 "
         "--gpu-layers 5 --device sim --cache-type-k q8_0 --cache-type-v f32 --tensor-split 3,1 "
-        "--split-mode none --main-gpu 1 --no-kv-offload --no-repack"
+        "--split-mode none --main-gpu 1 --no-kv-offload --no-repack --override-tensor a=CPU "
+        "--n-cpu-moe 2 --fit-target 9"
     )
     params = instance_params(parsed(command, *short.split()))
     assert params == instance_params(parsed(command, *long.split()))
@@ -37,6 +47,7 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
     assert (params.split_mode, params.main_gpu) == ("none", 1)
     assert (params.type_k, params.type_v, params.tensor_split) == ("q8_0", "f32", (3.0, 1.0))
     assert not params.kv_offload and not params.repack
+    assert (params.overrides, params.n_cpu_moe, params.fit_target) == ((("a", "CPU"),), 2, 9)
 
 
 def test_sampling_flags() -> None:
@@ -47,9 +58,100 @@ def test_sampling_flags() -> None:
     assert params.logit_bias == ((5, -math.inf), (6, 1.5))
 
 
-@pytest.mark.parametrize("text", ["all", "auto", "-1"])
-def test_all_layers(text: str) -> None:
-    assert instance_params(parsed("run", "-m", "f", "-ngl", text)).n_gpu_layers == -1
+@pytest.mark.parametrize(
+    ("flags", "n"),
+    [("-ngl all", -1), ("-ngl -1", -1), ("-ngl 0", 0), ("-ngl auto", None), ("", None)],
+)
+def test_number_of_layers(flags: str, n: int | None) -> None:
+    assert instance_params(parsed("run", "-m", "f", *flags.split())).n_gpu_layers == n
+
+
+def test_what_goes_where_unless_told() -> None:
+    params = instance_params(parsed("run", "-m", "f"))
+    assert (params.overrides, params.n_cpu_moe, params.placement) == ((), 0, "warn")
+    assert (params.fit, params.fit_target) == (False, 1024)
+
+
+def test_what_goes_where() -> None:
+    flags = ["-ot", "a=CUDA0,b=CPU", "-ot", r"c=CPU", "--placement", "strict", "--fit"]
+    params = instance_params(parsed("run", "-m", "f", *flags))
+    assert params.overrides == (("a", "CUDA0"), ("b", "CPU"), ("c", "CPU"))
+    assert params.placement == "strict" and params.fit
+
+
+@pytest.mark.parametrize("flags", ["-cmoe", "--cpu-moe", "-cmoe -ncmoe 2", "-ncmoe 2 -cmoe"])
+def test_experts_of_all_layers_for_the_cpu(flags: str) -> None:
+    assert instance_params(parsed("run", "-m", "f", *flags.split())).n_cpu_moe == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        (r"blk\.[0-9]+\.ffn=CPU", [(r"blk\.[0-9]+\.ffn", "CPU")]),
+        ("a{1,2}=CPU,b=SIM0", [("a{1,2}", "CPU"), ("b", "SIM0")]),
+        ("(x|y,z)=CPU, [,(]b=SIM0 ", [("(x|y,z)", "CPU"), ("[,(]b", "SIM0")]),
+        (r"\(a=CPU,\[b=CPU", [(r"\(a", "CPU"), (r"\[b", "CPU")]),
+        (r"[],\]]a=CPU,b=CPU", [(r"[],\]]a", "CPU"), ("b", "CPU")]),
+        ("(?=a)b=CPU", [("(?=a)b", "CPU")]),
+    ],
+)
+def test_overrides(text: str, pairs: list[tuple[str, str]]) -> None:
+    assert list(overrides(text)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'': must be like exps=CPU"),
+        ("exps", "'exps': must be like exps=CPU"),
+        ("=CPU", "'=CPU': must be like exps=CPU"),
+        ("a=CPU,", "'': must be like exps=CPU"),
+        ("a,b=CPU", "'a': must be like exps=CPU"),
+        ("a=", "'a=': must be like exps=CPU"),
+        ("(a=CPU", "'(a' is no regular expression: missing ), unterminated subpattern"),
+        ("[a=CPU,b=CPU", "'[a' is no regular expression: unterminated character set"),
+    ],
+)
+def test_wrong_overrides(text: str, message: str) -> None:
+    done = lamella("run", "-m", "f", "-ot", text)
+    assert done.returncode == 2
+    assert f"argument -ot/--override-tensor: {message}" in done.stderr
+
+
+def test_a_placement_that_there_is_not() -> None:
+    done = lamella("run", "-m", "f", "--placement", "hope")
+    assert done.returncode == 2
+    assert "argument --placement: invalid choice: 'hope'" in done.stderr
+
+
+def model_argument_parser() -> Parser:
+    made = Parser(prog="plan")
+    add_model_flags(made, argument=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    "args",
+    ["f.gguf -ngl 5", "-ngl 5 f.gguf", "-ngl 5 f.gguf -nkvo", "-nkvo -m f.gguf", "-m f.gguf"],
+)
+def test_a_model_without_its_flag(args: str) -> None:
+    assert instance_params(model_argument_parser().parse_args(args.split())).path == "f.gguf"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("-ngl 5", "one of the arguments MODEL -m/--model is required"),
+        ("f.gguf -m g.gguf", "argument -m/--model: not allowed with argument MODEL"),
+        ("-m g.gguf f.gguf", "argument MODEL: not allowed with argument -m/--model"),
+        ("f.gguf g.gguf", "unexpected argument 'g.gguf'"),
+    ],
+)
+def test_a_model_once(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        model_argument_parser().parse_args(args.split())
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_numbers_may_follow_a_letter() -> None:

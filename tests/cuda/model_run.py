@@ -114,5 +114,5 @@ def _log_probs(logits: F32Array) -> npt.NDArray[np.float64]:
 
 def splits_of(context: Context, n_tokens: int) -> list[Split]:
     """The splits of a graph for so many tokens, each with an output, that has been computed."""
-    found = (g for p, g in context._graphs.items() if p.n_tokens == p.n_outputs == n_tokens)
+    found = (g for (p, _), g in context._graphs.items() if p.n_tokens == p.n_outputs == n_tokens)
     return next(found).scheduled.splits

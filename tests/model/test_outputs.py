@@ -208,7 +208,7 @@ def test_where_logits_are_in_host_memory_rows_are_whole(opened: Open) -> None:
     rows = context.decode_rows(batch_of(context, [1, 40, 0]))
     for row, logits in zip(rows, context.decode(batch_of(context, [0] * 3)), strict=True):
         assert_whole(row, logits)
-    assert {params.n_top for params in context._graphs} == {0}
+    assert {params.n_top for params, _ in context._graphs} == {0}
 
 
 @pytest.mark.parametrize("op", [Op.TOP_K, Op.GET_ROWS, Op.SUM_ROWS])

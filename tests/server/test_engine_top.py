@@ -13,8 +13,9 @@ from tiny_models import TINY, write_model
 from lamella.kernels.sim import SimBuffer
 from lamella.model import outputs
 from lamella.model.sampling import SamplingParams
-from lamella.server.instance import InstanceParams, open_instance
+from lamella.server.instance import open_instance
 from lamella.server.job import Job
+from lamella.server.params import InstanceParams
 from lamella.server.text import Piece, generate
 
 N_VOCAB = 2100

@@ -14,8 +14,9 @@ from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import CudaRegistry
-from lamella.server import instance
-from lamella.server.instance import InstanceParams, open_instance
+from lamella.server import planning
+from lamella.server.instance import open_instance
+from lamella.server.params import InstanceParams
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
 
 
 def test_the_main_gpu_alone_is_used(path: Path) -> None:
-    how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_ctx": 64}
+    how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_gpu_layers": -1, "n_ctx": 64}
     for mode, expected in (("layer", ["SIM0", "SIM1", "SIM2"]), ("none", ["SIM1"])):
         params = InstanceParams(path=path, **how, split_mode=mode, main_gpu=1)
         with open_instance(params) as opened:
@@ -146,16 +147,16 @@ def test_threads(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(instance, "default_threads", lambda: 4)
-    monkeypatch.setattr(instance, "usable_cpus", lambda: 8)
-    assert instance._threads(InstanceParams(path="f", **given)) == used  # type: ignore[arg-type]
+    monkeypatch.setattr(planning, "default_threads", lambda: 4)
+    monkeypatch.setattr(planning, "usable_cpus", lambda: 8)
+    assert planning._threads(InstanceParams(path="f", **given)) == used  # type: ignore[arg-type]
     most = max(given.values(), default=0)
     expected = [f"{most} threads were asked for, 8 can run at once: 8 are used"] if warns else []
     assert [r.message for r in caplog.records] == expected
 
 
 def test_threads_and_polling_reach_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(planning, "usable_cpus", lambda: 3)
     params = InstanceParams(path=path, n_ctx=64, n_threads=1, n_threads_batch=3, poll=7)
     with open_instance(params) as opened:
         cpu = opened.model.devices[-1]

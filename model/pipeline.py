@@ -1,0 +1,28 @@
+"""Whether a context pipelines: whether a ubatch may start on one device while the one before it
+still runs on the next.
+
+The rules are llama.cpp's (llama-context.cpp, "enabling pipeline parallelism only when it makes
+sense"). Tested by tests/model/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+from .loader import LoadedModel
+
+
+def why_no_pipeline(model: LoadedModel, kv_on_device: bool) -> str:
+    """Why ubatches run one after the other, in a clause; "" if they need not."""
+    params, gpus = model.params, model.devices[:-1]
+    n_all = model.hp.n_layer + 1
+    if len(params.devices) < 2:
+        return "there are fewer than two devices beside the CPU"
+    if 0 <= params.n_gpu_layers < n_all:
+        return f"{params.n_gpu_layers} of {n_all} layers are on devices, not all"
+    if not kv_on_device:
+        return "keys and values stay with the CPU"
+    if params.overrides:
+        return "weights were put elsewhere than their layers"
+    for device in gpus:
+        if not (device.caps.async_ and device.caps.events):
+            return f"{device.name} has no events, or computes while others wait"
+    return ""

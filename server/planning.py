@@ -1,0 +1,270 @@
+"""From what a user asks for to what is loaded: devices, layers and context, as the plan says they
+fit.
+
+The plan is made before a weight is read, and holds: what it refuses is not loaded. Knows no HTTP
+and prints nothing. Tested by tests/server/test_planning.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from ..base.errors import DoesNotFitError
+from ..base.log import get_logger
+from ..kernels.cpu.device import CpuDevice
+from ..kernels.cpu.threads import default_threads, usable_cpus
+from ..kernels.devices import find_buffer_type, find_devices, split_over
+from ..model.arch import find_architecture
+from ..model.context import ContextParams
+from ..model.displaced import refuse, summary
+from ..model.gguf import GGUFFile, open_gguf
+from ..model.placement import ModelParams, moe_overrides
+from ..model.plan import Dry, ModelPlan, make_plan
+from ..model.plan import open_dry as open_dry_model
+from .params import InstanceParams, parse_kv_type
+
+log = get_logger("planning")
+
+LoadProgress = Callable[[int, int], None]  # bytes loaded, bytes in all
+CompileProgress = Callable[[int, int, str, float], None]  # kernels done, in all, next, seconds
+
+MIB: Final = 1 << 20
+CTX_STEP: Final = 256  # cells by which a context is made smaller
+CTX_KEPT: Final = 4096  # cells that a context keeps while layers could leave instead
+SHOWN_GIB: Final = 1 << 30
+
+
+class Prepared(NamedTuple):
+    """A plan, and what loads the model as it says."""
+
+    plan: ModelPlan
+    model_params: ModelParams
+    context_params: ContextParams
+
+
+def prepare(
+    params: InstanceParams,
+    on_load: LoadProgress | None = None,
+    on_compile: CompileProgress | None = None,
+) -> Prepared:
+    """Plan a model from its header: layers and context are chosen where that is asked for.
+
+    Raises:
+        ModelFileError: the file cannot be used; UnsupportedModelError: Lamella cannot run it.
+        RequestError: a parameter that cannot be. UnknownDeviceError: a device that is not there.
+    """
+    with open_gguf(params.path, header_only=True) as file:
+        model_params, context_params = _resolve(file, params, on_load, on_compile)
+        fitting = _Fitting(file, model_params, context_params, params)
+        return fitting.run()
+
+
+@contextmanager
+def open_dry(params: InstanceParams) -> Iterator[Dry]:
+    """The model of a plan and its context, without memory. Raises as `prepare`."""
+    plan = prepare(params)
+    with (
+        open_gguf(params.path, header_only=True) as file,
+        open_dry_model(file, plan.model_params, plan.context_params) as dry,
+    ):
+        yield dry
+
+
+def hold_to(prepared: Prepared, placement: str) -> None:
+    """Refuse what `check` does; tell what was chosen, and what placement only warns of."""
+    plan = prepared.plan
+    for note in plan.notes:
+        log.warning(note)
+    check(plan, placement)
+    if placement == "warn":
+        for line in summary(plan.displaced):
+            log.warning(line)
+
+
+def check(plan: ModelPlan, placement: str) -> None:
+    """Do nothing if a plan can be kept.
+
+    Raises:
+        DoesNotFitError: a device has too little memory; says what is missing on each.
+        PlacementError: placement is strict, and nodes would be displaced.
+    """
+    if not plan.fits:
+        short = [(d.name, d.needed + d.margin, d.free) for d in plan.devices if d.shortfall]
+        raise DoesNotFitError(short, _advice(plan))
+    if placement == "strict":
+        refuse(plan.displaced)
+
+
+def _advice(plan: ModelPlan) -> str:
+    """What may help."""
+    short = {device.name for device in plan.devices if device.shortfall}
+    advice = []
+    if short - {plan.devices[-1].name}:
+        advice.append("fewer layers on devices (-ngl auto)")
+    if plan.n_ctx > CTX_STEP:
+        advice.append(f"a smaller context than {plan.n_ctx} (-c N, or --fit)")
+    advice.append("keys and values of q8_0 (-ctk q8_0 -ctv q8_0)")
+    return ", ".join(advice)
+
+
+# --- from names to things ---
+
+
+def _resolve(
+    file: GGUFFile,
+    params: InstanceParams,
+    on_load: LoadProgress | None,
+    on_compile: CompileProgress | None,
+) -> tuple[ModelParams, ContextParams]:
+    n_threads, n_threads_batch = _threads(params)
+    cpu = CpuDevice(
+        max(n_threads, n_threads_batch), on_compile, poll=params.poll, repack=params.repack
+    )
+    found = find_devices(params.devices, cpu, on_compile)
+    devices = split_over(found, params.split_mode, params.main_gpu)
+    arch = find_architecture(file.metadata.str("general.architecture"), file.path)
+    overrides = tuple(
+        (pattern, find_buffer_type(name, devices, cpu)) for pattern, name in params.overrides
+    )
+    if params.n_cpu_moe:
+        n_layer = arch.hparams(file).n_layer
+        overrides += moe_overrides(n_layer, params.n_cpu_moe, cpu.buffer_type)
+    model_params = ModelParams(
+        cpu=cpu,
+        devices=tuple(devices),
+        n_gpu_layers=-1 if params.n_gpu_layers is None else params.n_gpu_layers,
+        tensor_split=params.tensor_split,
+        overrides=overrides,
+        op_offload=params.op_offload,
+        progress=on_load,
+    )
+    context_params = ContextParams(
+        n_ctx=params.n_ctx,
+        n_ubatch=min(params.n_batch, params.n_ubatch),
+        n_seq_max=params.n_parallel,
+        type_k=parse_kv_type("type_k", params.type_k),
+        type_v=parse_kv_type("type_v", params.type_v),
+        kv_on_device=params.kv_offload,
+        op_offload=params.op_offload,
+        n_threads=n_threads,
+        n_threads_batch=n_threads_batch,
+    )
+    return model_params, context_params
+
+
+def _threads(params: InstanceParams) -> tuple[int, int]:
+    """Threads for single tokens and for several; more than can run would wait for each other."""
+    n = params.n_threads or default_threads()
+    n_batch = params.n_threads_batch or n
+    usable = usable_cpus()
+    if max(n, n_batch) > usable:
+        log.warning(
+            f"{max(n, n_batch)} threads were asked for, {usable} can run at once: {usable} are used"
+        )
+    return min(n, usable), min(n_batch, usable)
+
+
+# --- what fits ---
+
+
+class _Fitting:
+    """Looks for the most layers, and the largest context, that fit."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model_params: ModelParams,
+        context_params: ContextParams,
+        params: InstanceParams,
+    ) -> None:
+        self._file = file
+        self._model_params = model_params
+        self._context_params = context_params
+        self._is_auto = params.n_gpu_layers is None and bool(model_params.devices)
+        self._target = params.fit_target * MIB if self._is_auto or params.fit else 0
+        self._shrinks = params.fit and params.n_ctx == 0
+        self._notes: list[str] = []
+
+    def run(self) -> Prepared:
+        first = self._plan()
+        if self._shrinks and not self._fits(first):
+            least = min(CTX_KEPT if self._is_auto else CTX_STEP, first.plan.n_ctx)
+            first = self._with_context(first, least)
+        if self._is_auto and not self._devices_fit(first):
+            first = self._with_layers(first)
+        if self._shrinks and not self._fits(first):  # what layers left has to fit elsewhere
+            first = self._with_context(first, CTX_STEP)
+        return first._replace(plan=replace(first.plan, notes=tuple(self._tell(first))))
+
+    def _with_context(self, start: Prepared, least: int) -> Prepared:
+        """`start` with the largest context that fits, of `least` cells if none does."""
+        make = partial(self._plan, start.model_params.n_gpu_layers)
+        most = start.plan.n_ctx // CTX_STEP
+        return _largest(lambda n: make(CTX_STEP * n), self._fits, -(-least // CTX_STEP), most)
+
+    def _with_layers(self, start: Prepared) -> Prepared:
+        """`start` with the most layers on devices that fit there; none if not one does."""
+        n_ctx = start.plan.n_ctx
+        return _largest(
+            lambda n: self._plan(n, n_ctx), self._devices_fit, 0, start.plan.n_layers - 1
+        )
+
+    def _plan(self, n_gpu_layers: int | None = None, n_ctx: int | None = None) -> Prepared:
+        """A plan, pipelined if it can be and that fits."""
+        model_params, context_params = self._model_params, self._context_params
+        if n_gpu_layers is not None:
+            model_params = replace(model_params, n_gpu_layers=n_gpu_layers)
+        if n_ctx is not None:
+            context_params = replace(context_params, n_ctx=n_ctx)
+        prepared = self._measure(model_params, context_params)
+        if not prepared.plan.no_pipeline and not self._fits(prepared):
+            without = self._measure(model_params, replace(context_params, pipeline=False))
+            if self._fits(without):
+                why = "its compute buffers do not fit"
+                return without._replace(plan=replace(without.plan, no_pipeline=why))
+        return prepared
+
+    def _measure(self, model_params: ModelParams, context_params: ContextParams) -> Prepared:
+        with open_dry_model(self._file, model_params, context_params) as dry:
+            return Prepared(make_plan(dry), model_params, context_params)
+
+    def _fits(self, prepared: Prepared) -> bool:
+        return self._devices_fit(prepared) and not prepared.plan.devices[-1].shortfall
+
+    def _devices_fit(self, prepared: Prepared) -> bool:
+        """Whether all devices but the CPU have room, and leave what they shall."""
+        gpus = prepared.plan.devices[:-1]
+        return all(d.needed + d.margin + self._target <= d.free for d in gpus)
+
+    def _tell(self, chosen: Prepared) -> Iterator[str]:
+        plan = chosen.plan
+        wanted = self._context_params.n_ctx or plan.n_ctx_train
+        if plan.n_ctx < wanted:
+            yield f"the context has {plan.n_ctx} tokens, not {wanted}: more does not fit"
+        if self._is_auto and plan.n_gpu_layers < plan.n_layers:
+            names = ", ".join(device.name for device in self._model_params.devices)
+            yield (
+                f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: more does not fit"
+            )
+
+
+def _largest(
+    make: Callable[[int], Prepared], fits: Callable[[Prepared], bool], low: int, high: int
+) -> Prepared:
+    """What `make` gives for the largest number that fits, from `low` to `high`: that of `low` if
+    none does. What fits with a number fits with a smaller one."""
+    best = make(low)
+    if not fits(best):
+        return best
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = make(middle)
+        if fits(tried):
+            best, low = tried, middle
+        else:
+            high = middle - 1
+    return best
