@@ -32,6 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY,...",
         help="keys, one of which every request must bring",
     )
+    add("--metrics", action="store_true", help="answer GET /metrics, for Prometheus")
     add_template_flags(group)
     add_model_flags(parser)
     add_sampling_flags(parser)
@@ -45,11 +46,15 @@ def main(args: argparse.Namespace) -> int:
         instance = open_with_progress(params)
         return server_model(instance, args.alias or instance.alias, sampling)
 
-    return run_server(ServerConfig(host=args.host, port=args.port, api_keys=args.api_key), load)
+    config = ServerConfig(
+        host=args.host, port=args.port, api_keys=args.api_key, metrics=args.metrics
+    )
+    return run_server(config, load)
 
 
 def server_model(instance: Instance, alias: str, sampling: SamplingParams) -> ServerModel:
     """What the routes need to know of an instance."""
+    plan = instance.plan
     return ServerModel(
         engine=instance.engine,
         vocab=instance.vocab,
@@ -60,4 +65,11 @@ def server_model(instance: Instance, alias: str, sampling: SamplingParams) -> Se
         n_parallel=instance.params.n_parallel,
         meta=instance.meta,
         sampling=sampling,
+        displaced={"decode": plan.decode.displaced, "prefill": plan.prefill.displaced},
+        buffer_bytes={
+            (memory.buffer_type, usage): n
+            for device in plan.devices
+            for memory in device.memory
+            for usage, n in memory.by_usage().items()
+        },
     )

@@ -24,6 +24,7 @@ from aiohttp.typedefs import Handler
 from ..base.errors import LamellaError, RequestError
 from . import routes, routes_generate
 from .http_errors import HTTP_LOG, answer_errors, unavailable
+from .metrics import Metrics
 from .state import STATE, ServerConfig, ServerModel, ServerState
 
 N_STOP_SECONDS: Final = 4.0  # the process has to end within 5
@@ -49,6 +50,7 @@ def create_app(state: ServerState) -> web.Application:
         client_max_size=state.config.n_body_bytes_max,
     )
     app[STATE] = state
+    app[routes.METRICS] = Metrics(state)
     app.on_response_prepare.append(_set_headers)
     app.on_shutdown.append(_close_engine)
     app.add_routes(routes.ROUTES)

@@ -37,6 +37,7 @@ from ..model.context import Context
 from ..model.outputs import Row
 from ..model.sampling import Sampler, SamplingParams
 from ..model.vocab import Vocab
+from .counters import Counters
 from .job import Job, StopType
 from .ticket import Ticket
 
@@ -86,6 +87,7 @@ class Engine:
         self.vocab = vocab
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
+        self.counters = Counters()
         # a sequence alone always finds the pages for that many tokens
         self.n_ctx = min(context.n_ctx, pool.n_pages * pool.page_size)
         self._running: list[Ticket] = []  # oldest first; the thread's own
@@ -273,6 +275,7 @@ class Engine:
         except Exception as e:
             self._fail(step.tickets(), e)
             return
+        self.counters.stepped(len(self._running))
         for ticket in step.prefilled:
             self._prefilled(ticket)
         for ticket, row in zip(step.outputs, rows, strict=True):
@@ -354,7 +357,7 @@ class Engine:
             n_prompt = len(job.prompt)
             self._guard(ticket, partial(job.sink.progress, ticket.n_done, n_prompt))
             if ticket.n_done == n_prompt and job.n_predict == 0:
-                ticket.t_first = time.perf_counter()
+                self._begin_predicting(ticket)
                 self._finish(ticket, StopType.LIMIT)
 
     def _decoded(self, ticket: Ticket, logits: Row) -> None:
@@ -369,7 +372,7 @@ class Engine:
         token = sampler.sample(logits)
         sampler.accept(token)
         if ticket.n_predicted == 0:
-            ticket.t_first = time.perf_counter()
+            self._begin_predicting(ticket)
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self.vocab.eog and not job.ignore_eos:
@@ -382,6 +385,10 @@ class Engine:
             ticket.truncated = True
             return StopType.LIMIT
         return None
+
+    def _begin_predicting(self, ticket: Ticket) -> None:
+        ticket.t_first = time.perf_counter()
+        self.counters.prompt_done(ticket)
 
     def _is_late(self, ticket: Ticket, token: int) -> bool:
         """llama-server's rule for t_max_predict_ms: a generation has a line before time is up."""
@@ -422,6 +429,7 @@ class Engine:
         return was_open
 
     def _release(self, ticket: Ticket) -> None:
+        self.counters.ended(ticket)
         if ticket.seq is not None:
             self._running.remove(ticket)
             ticket.leave()

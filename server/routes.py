@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from .http_errors import not_supported, unavailable
+from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
@@ -23,6 +24,8 @@ from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
 from .state import STATE, ServerModel
 
 Result = TypeVar("Result")
+
+METRICS: Final = web.AppKey("metrics", Metrics)
 
 
 def loaded_model(request: web.Request) -> ServerModel:
@@ -43,6 +46,19 @@ async def work_on_body(
 async def health(request: web.Request) -> web.Response:
     loaded_model(request)
     return json_response({"status": "ok"})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """For Prometheus; read at once, no step of the engine is waited for."""
+    loaded_model(request)
+    if not request.app[STATE].config.metrics:
+        raise web.HTTPNotImplemented(text="metrics are off: start the server with --metrics")
+    found = request.app[METRICS]
+    headers = {
+        "Content-Type": CONTENT_TYPE,
+        "Process-Start-Time-Unix": str(int(found.t_start)),
+    }
+    return web.Response(body=found.render(), headers=headers)
 
 
 async def props(request: web.Request) -> web.Response:
@@ -148,6 +164,7 @@ async def apply_template(request: web.Request) -> web.Response:
 ROUTES: Final = (
     web.get("/health", health),
     web.get("/v1/health", health),
+    web.get("/metrics", metrics),
     web.get("/props", props),
     web.post("/props", set_props),
     web.get("/models", models),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from ..model.chat import ChatTemplate
+from ..model.displaced import Displaced
 from ..model.sampling import SamplingParams
 from ..model.vocab import Vocab
 from .engine import Engine
@@ -24,11 +25,14 @@ from .engine import Engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where and how to listen. Port 0 takes a free one; with `api_keys`, requests need one."""
+    """Where and how to listen. Port 0 takes a free one; with `api_keys`, requests need one.
+    `metrics`: tell GET /metrics.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
+    metrics: bool = False
     n_body_bytes_max: int = 16 * 1024 * 1024  # several times the longest context
 
 
@@ -38,7 +42,8 @@ class ServerModel:
 
     `n_ctx` is what one request may use, in tokens; `n_parallel` how many run at once. `meta` is
     shown by /v1/models: vocab_type, n_vocab, n_ctx_train, n_embd, n_params, size (bytes).
-    `sampling` holds the values for fields that a request leaves out.
+    `sampling` holds the values for fields that a request leaves out. For the metrics: `displaced`
+    nodes of the graphs "decode" and "prefill", `buffer_bytes` by buffer type and usage.
     """
 
     engine: Engine
@@ -50,6 +55,8 @@ class ServerModel:
     n_parallel: int
     meta: Mapping[str, int | str] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    displaced: Mapping[str, Sequence[Displaced]] = field(default_factory=dict)
+    buffer_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class ServerState:

@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    server = Server(model, "-np", "3", "-c", "512")
+    server = Server(model, "-np", "3", "-c", "512", "--metrics")
     yield server
     server.stop()
 
@@ -170,3 +170,15 @@ def test_it_says_why_it_does_not_start(model: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         assert "cannot listen on 127.0.0.1" in fails("-m", str(model), "--port", port)
+
+
+def test_metrics_for_prometheus(server: Server) -> None:
+    def predicted() -> float:
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as reply:
+            text = reply.read().decode()
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        return float(samples["llamacpp:tokens_predicted_total"])
+
+    before = predicted()
+    server.post("/completion", prompt="a", n_predict=3, ignore_eos=True)
+    assert predicted() == before + 3

@@ -1,0 +1,237 @@
+"""GET /metrics: what Prometheus reads, before, during and after requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_context import WAIT_S, FakeContext
+from http_world import RunningServer, make_model, running
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families as parse
+from tiny_models import TINY, write_model
+
+from lamella.cli.serve import server_model
+from lamella.model.displaced import Displaced
+from lamella.model.sampling import SamplingParams
+from lamella.server.instance import open_instance
+from lamella.server.params import InstanceParams
+from lamella.server.state import ServerConfig, ServerModel
+
+WITH_METRICS = ServerConfig(port=0, metrics=True)
+Samples = dict[str, float]
+
+
+def scrape(server: RunningServer) -> Samples:
+    """Every sample, by its name with its labels in the order of their names."""
+    reply = server.get("/metrics")
+    assert reply.status == 200, reply.raw
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found: Samples = {}
+    for family in parse(reply.raw.decode()):
+        assert family.documentation
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with running(config=WITH_METRICS) as server:
+        yield server
+
+
+def test_without_the_flag_there_are_none() -> None:
+    with running() as server:
+        error = server.get("/metrics").error
+    assert (error["code"], error["type"]) == (501, "not_supported_error")
+    assert "start the server with --metrics" in error["message"]
+
+
+def test_metrics_need_a_key() -> None:
+    with running(config=replace(WITH_METRICS, api_keys=("k",))) as server:
+        assert server.get("/metrics").status == 401
+        assert server.get("/metrics", Authorization="Bearer k").status == 200
+
+
+def test_names_are_llama_server_s(server: RunningServer) -> None:
+    before = time.time()
+    assert set(scrape(server)) == {
+        "llamacpp:prompt_tokens_total",
+        "llamacpp:prompt_tokens_cached_total",
+        "llamacpp:prompt_seconds_total",
+        "llamacpp:tokens_predicted_total",
+        "llamacpp:tokens_predicted_seconds_total",
+        "llamacpp:n_decode_total",
+        "llamacpp:n_tokens_max",
+        "llamacpp:prompt_tokens_seconds",
+        "llamacpp:predicted_tokens_seconds",
+        "llamacpp:requests_processing",
+        "llamacpp:requests_deferred",
+        "llamacpp:n_busy_slots_per_decode",
+        "lamella_graphs_built_total",
+        "lamella_graphs_reused_total",
+        "lamella_kv_pages",
+        "lamella_kv_pages_free",
+    }
+    started = int(server.get("/metrics").headers["process-start-time-unix"])
+    assert before - WAIT_S <= started <= before
+
+
+def test_types(server: RunningServer) -> None:
+    kinds = {f.name: f.type for f in parse(server.get("/metrics").raw.decode())}
+    assert kinds["llamacpp:prompt_tokens"] == "counter"
+    assert kinds["llamacpp:requests_processing"] == "gauge"
+    assert kinds["lamella_displaced_nodes"] == "gauge"
+
+
+def test_nothing_has_happened(server: RunningServer) -> None:
+    found = scrape(server)
+    pages = found.pop("lamella_kv_pages")
+    assert pages == found.pop("lamella_kv_pages_free") == 128
+    assert set(found.values()) == {0.0}
+
+
+def test_counters_after_requests(server: RunningServer) -> None:
+    # 16 tokens in a step: the first prompt, with its BOS, takes two
+    server.ok("/completion", prompt="a" * 20, n_predict=5, ignore_eos=True)
+    server.ok("/completion", prompt="abc", n_predict=0)
+    found = scrape(server)
+    assert found["llamacpp:prompt_tokens_total"] == 21 + 4
+    assert found["llamacpp:prompt_tokens_cached_total"] == 0
+    assert found["llamacpp:tokens_predicted_total"] == 5
+    assert found["llamacpp:n_decode_total"] == 2 + 4 + 1
+    assert found["llamacpp:n_tokens_max"] == 21 + 5
+    assert found["llamacpp:n_busy_slots_per_decode"] == 1
+    assert found["llamacpp:prompt_seconds_total"] > 0
+    assert found["llamacpp:tokens_predicted_seconds_total"] > 0
+    assert found["lamella_kv_pages_free"] == 128
+
+
+def test_rates_are_those_since_the_last_look(server: RunningServer) -> None:
+    server.ok("/completion", prompt="abc", n_predict=5, ignore_eos=True)
+    first = scrape(server)
+    seconds = first["llamacpp:prompt_seconds_total"]
+    n_prompt = first["llamacpp:prompt_tokens_total"]
+    assert first["llamacpp:prompt_tokens_seconds"] == pytest.approx(n_prompt / seconds)
+    seconds = first["llamacpp:tokens_predicted_seconds_total"]
+    assert first["llamacpp:predicted_tokens_seconds"] == pytest.approx(5 / seconds)
+    second = scrape(server)
+    assert second["llamacpp:prompt_tokens_seconds"] == 0
+    assert second["llamacpp:predicted_tokens_seconds"] == 0
+    assert second["llamacpp:tokens_predicted_total"] == 5
+
+
+def test_while_requests_run_and_wait() -> None:
+    """The engine is in the middle of a step; nobody waits for its end."""
+    context = FakeContext()
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def block(step: int) -> None:
+        if step == 1:
+            in_step.set()
+            go_on.wait(WAIT_S)
+
+    context.on_decode = block
+    with running(lambda: make_model(context, n_parallel=1), WITH_METRICS) as server:
+        threads = [
+            threading.Thread(
+                target=server.post,
+                args=("/completion", {"prompt": "abc", "n_predict": 2, "ignore_eos": True}),
+            )
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        assert in_step.wait(WAIT_S)
+        until = time.monotonic() + WAIT_S
+        while server.model.engine.n_waiting < 2 and time.monotonic() < until:
+            time.sleep(0.001)
+        found = scrape(server)
+        go_on.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        after = scrape(server)
+    assert found["llamacpp:requests_processing"] == 1
+    assert found["llamacpp:requests_deferred"] == 2
+    assert found["lamella_kv_pages_free"] < 128
+    assert found["llamacpp:n_decode_total"] == 0
+    assert after["llamacpp:requests_processing"] == after["llamacpp:requests_deferred"] == 0
+    assert after["llamacpp:tokens_predicted_total"] == 6
+    assert after["lamella_kv_pages_free"] == 128
+
+
+def test_what_was_predicted_counts_though_the_client_left() -> None:
+    context = FakeContext()
+    with running(lambda: make_model(context), WITH_METRICS) as server:
+        reached = threading.Event()
+        context.on_decode = lambda step: reached.set() if step == 4 else time.sleep(0.002)
+        connection = server.connect()
+        body = b'{"prompt": "abc", "n_predict": -1, "ignore_eos": true, "stream": true}'
+        connection.request("POST", "/completion", body)
+        assert reached.wait(WAIT_S)
+        connection.sock.close()
+        connection.close()
+        until = time.monotonic() + WAIT_S
+        while server.model.engine.n_running and time.monotonic() < until:
+            time.sleep(0.001)
+        found = scrape(server)
+    assert found["llamacpp:tokens_predicted_total"] >= 3
+    assert found["llamacpp:tokens_predicted_seconds_total"] > 0
+
+
+def displaced(cause: str, wanted: str = "SIM0") -> Displaced:
+    return Displaced("n", "MUL_MAT", "CPU", wanted, cause, "because", "do it")
+
+
+def test_displaced_nodes_and_buffers() -> None:
+    def model() -> ServerModel:
+        return replace(
+            make_model(),
+            displaced={
+                "decode": [displaced("1.wgt0")],
+                "prefill": [displaced("1.wgt0"), displaced("1.wgt0"), displaced("2.sup", 'a"b')],
+            },
+            buffer_bytes={("CPU", "weights"): 7, ("SIM0", "compute"): 2**40},
+        )
+
+    with running(model, WITH_METRICS) as server:
+        found = scrape(server)
+    name, rest = "lamella_displaced_nodes{cause=", "op=MUL_MAT,wanted="
+    assert found[f"{name}1.wgt0,device=CPU,graph=decode,{rest}SIM0}}"] == 1
+    assert found[f"{name}1.wgt0,device=CPU,graph=prefill,{rest}SIM0}}"] == 2
+    assert found[f'{name}2.sup,device=CPU,graph=prefill,{rest}a"b}}'] == 1
+    assert found["lamella_buffer_bytes{buffer_type=CPU,usage=weights}"] == 7
+    assert found["lamella_buffer_bytes{buffer_type=SIM0,usage=compute}"] == 2**40
+
+
+def test_servers_share_nothing() -> None:
+    before = {family.name for family in REGISTRY.collect()}
+    with running(config=WITH_METRICS) as one, running(config=WITH_METRICS) as other:
+        one.ok("/completion", prompt="abc", n_predict=2, ignore_eos=True)
+        assert scrape(one)["llamacpp:tokens_predicted_total"] == 2
+        assert scrape(other)["llamacpp:tokens_predicted_total"] == 0
+    assert {family.name for family in REGISTRY.collect()} == before
+
+
+def test_a_real_model(tmp_path: Path) -> None:
+    write_model(TINY["llama"], tmp_path / "m.gguf")
+    params = InstanceParams(path=tmp_path / "m.gguf", n_ctx=64, devices=("none",))
+    instance = open_instance(params)
+    with running(lambda: server_model(instance, "m", SamplingParams()), WITH_METRICS) as server:
+        before = scrape(server)
+        server.ok("/completion", prompt="abc", n_predict=6, ignore_eos=True)
+        after = scrape(server)
+    instance.close()
+    built, reused = (
+        after[f"lamella_graphs_{what}_total"] - before[f"lamella_graphs_{what}_total"]
+        for what in ("built", "reused")
+    )
+    assert built + reused == after["llamacpp:n_decode_total"] == 6
+    assert reused >= 4
+    assert after["lamella_kv_pages"] == 2
