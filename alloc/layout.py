@@ -21,12 +21,19 @@ from .tallocr import align
 
 
 class Address(NamedTuple):
-    """Where a tensor lies: offset in a chunk of a buffer, and the bytes it may take there."""
+    """Where a tensor lies: offset in a chunk of a buffer, and the bytes it may take there.
+
+    And when: from the node numbered `first` to the one numbered `last`, both included. `first` is
+    -1 for what is placed before the first node, `last` the number of nodes for what is never given
+    back. A node that works in place takes its address in the last step of the source that had it.
+    """
 
     buffer_id: int
     chunk: int
     offset: int
     size: int
+    first: int
+    last: int
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -87,13 +94,25 @@ def _sizes_fit(
 class _State:
     """What is known of a tensor while the plan is made."""
 
-    __slots__ = ("allocated", "buffer_id", "chunk", "n_children", "n_views", "offset", "size")
+    __slots__ = (
+        "allocated",
+        "buffer_id",
+        "chunk",
+        "first",
+        "last",
+        "n_children",
+        "n_views",
+        "offset",
+        "size",
+    )
 
-    # its address, set when it is allocated
+    # its address, set when it is allocated; `last` once it is given back
     buffer_id: int
     chunk: int
     offset: int
     size: int
+    first: int
+    last: int
 
     def __init__(self) -> None:
         self.n_children = 0  # nodes still to come that read it
@@ -124,14 +143,18 @@ class _Planner:
         self.states = _States()
         self.inplace_src: dict[Tensor, int] = {}
         self.outputs: set[Tensor] = set()  # never freed or written over
+        self.step = -1  # the number of the node that is being planned
+        self.n_steps = 0
 
     def plan(self, graph: Graph, node_ids: list[int], leaf_ids: list[int]) -> Layout:
         # an output that is a view keeps what it looks at
         self.outputs = {t.root for t in chain(graph.leafs, graph.nodes) if t.flags & OUTPUT}
+        self.n_steps = len(graph.nodes)
         for leaf, buffer_id in zip(graph.leafs, leaf_ids, strict=True):
             self._allocate(leaf, buffer_id)
         self._count_uses(graph, node_ids)
         for node, buffer_id in zip(graph.nodes, node_ids, strict=True):
+            self.step += 1
             for src in node.src:
                 self._allocate(src, buffer_id)
             self._allocate(node, buffer_id)
@@ -169,6 +192,7 @@ class _Planner:
         if state.allocated:
             return
         state.allocated = True
+        state.first, state.last = self.step, self.n_steps
         if tensor.op in INPLACE_OPS and self._reuse_parent(tensor, state):
             return
         size = self.bufts[buffer_id].get_alloc_size(tensor)
@@ -192,6 +216,7 @@ class _Planner:
                 and (size := self.bufts[owner.buffer_id].get_alloc_size(node)) <= owner.size
             ):
                 owner.allocated = False
+                owner.last = self.step
                 state.buffer_id, state.size = owner.buffer_id, size
                 state.chunk, state.offset = owner.chunk, owner.offset
                 self._free_extra_space(state, owner)
@@ -225,9 +250,10 @@ class _Planner:
         if state.allocated and tensor not in self.outputs:
             self.allocators[state.buffer_id].free(state.chunk, state.offset, state.size)
             state.allocated = False
+            state.last = self.step
 
     def _address(self, tensor: Tensor) -> Address | None:
         if tensor.view_src is not None or tensor.buffer is not None:
             return None
         s = self.states[tensor]
-        return Address(s.buffer_id, s.chunk, s.offset, s.size)
+        return Address(s.buffer_id, s.chunk, s.offset, s.size, s.first, s.last)

@@ -1,6 +1,7 @@
-"""The `lamella` command: run, chat, serve, bench and doctor.
+"""The `lamella` command: run, chat, serve, plan, explain, profile, bench and doctor.
 
-Errors of the tree become one line on stderr and status 1, wrong flags status 2, Ctrl-C 130.
+Errors of the tree become one line on stderr and status 1, wrong flags and plans that cannot be
+kept status 2, Ctrl-C 130.
 Tested by tests/cli/.
 """
 
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.errors import LamellaError
+from ..base.errors import DoesNotFitError, LamellaError, PlacementError
 from .flags import INTERRUPTED, Parser
 
 EPILOG: Final = """examples:
@@ -32,9 +33,15 @@ COMMANDS: Final = {
     "run": "continue a text",
     "chat": "talk with a model in the terminal",
     "serve": "answer over HTTP, as llama-server and OpenAI do",
+    "plan": "show where a model would run and what memory it takes, before it is loaded",
+    "explain": "show every split and node of a model's graph, and why it runs where it does",
+    "profile": "show where a model's time goes",
     "bench": "measure how fast a model is, as llama-bench does",
     "doctor": "show what Lamella can use here, and test it",
 }
+
+REFUSED: Final = 2  # the exit status of what its plan does not allow
+USAGE: Final = {"doctor": "", "plan": "MODEL ", "explain": "MODEL ", "profile": "MODEL "}
 
 
 def parser(argv: Sequence[str]) -> Parser:
@@ -53,7 +60,7 @@ def parser(argv: Sequence[str]) -> Parser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            usage=f"lamella {name} {'' if name == 'doctor' else '-m FILE '}[options]",
+            usage=f"lamella {name} {USAGE.get(name, '-m FILE ')}[options]",
         )
         if name in argv[:1]:
             # only the one that is called: a web server's libraries take longer than a short answer
@@ -76,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except LamellaError as e:
         sys.stderr.write(f"lamella: error: {e}\n")
-        return 1
+        return REFUSED if isinstance(e, DoesNotFitError | PlacementError) else 1
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return INTERRUPTED

@@ -1,6 +1,6 @@
 """Draw the pictures of the documentation again: .venv/bin/python docs/pictures.py (needs Graphviz).
 
-`split.svg` is the graph of the README's example, coloured by device.
+`split.svg` is the graph of the example in docs/scheduling.md, coloured by device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    text = (ROOT / "docs" / "scheduling.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(blocks[0], names)
     picture = subprocess.run(

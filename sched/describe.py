@@ -1,16 +1,28 @@
-"""Scheduled graphs for people: as text, with each split's inputs and each node's backend and cause,
-and as a picture."""
+"""Scheduled graphs for people: as text, written from their explanation, and as a picture.
+
+Each split has a headed block, each node a line that says what and where it is and why, and one with
+what it reads; lines are broken at 120 columns. Tested by tests/sched/test_describe.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Final
+
 from ..graph.dot import to_dot
-from ..graph.op import VIEW_OPS
-from ..graph.tensor import Tensor, format_shape
+from ..graph.tensor import Tensor
+from .explain import explain
+from .explanation import Copy, Explanation, NodeFacts, Source, SplitFacts
 from .scheduled import ScheduledGraph
-from .split import Split
 
 _COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # one a backend, in turn
 _CPU_COLOR = "#c6dcf2"
+
+COLUMNS: Final = 120
+_INDENT: Final = " " * 6
+
+Widths = tuple[int, int, int, int, int]
 
 
 def draw(scheduled: ScheduledGraph) -> str:
@@ -27,27 +39,120 @@ def draw(scheduled: ScheduledGraph) -> str:
 
 def describe(scheduled: ScheduledGraph) -> str:
     """What LAMELLA_DEBUG=3 prints of a graph."""
-    lines = [
-        f"graph {scheduled.graph.uid}: {len(scheduled.graph.nodes)} nodes, "
-        f"{scheduled.n_splits} splits, copy {scheduled.copy_index}"
-    ]
-    for i, split in enumerate(scheduled.splits):
-        lines.append(_describe_split(i, split))
-        for j, node in enumerate(split.graph.nodes, split.i_start):
-            if node.op not in VIEW_OPS:
-                lines.append(_describe_node(scheduled, j, node))
-    return "\n".join(lines)
+    return "\n".join(lines(explain(scheduled)))
 
 
-def _describe_split(i: int, split: Split) -> str:
-    inputs = ", ".join(f"{t.name} ({t.nbytes} bytes)" for t in split.inputs)
-    head = f"  split {i}: {split.backend.name}, nodes {split.i_start}..{split.i_end - 1}"
-    return f"{head}, copies {inputs}" if inputs else head
+def lines(e: Explanation) -> Iterator[str]:
+    """An explanation as text: its sums, each split with its copies and nodes, then its memory."""
+    for line in _lines(e):
+        # a name in a file may hold what a terminal would obey
+        yield line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
-def _describe_node(scheduled: ScheduledGraph, j: int, node: Tensor) -> str:
-    def place(t: Tensor) -> str:
-        return f"[{scheduled.backend_of(t).name} {scheduled.causes[t]}]"
+def _lines(e: Explanation) -> Iterator[str]:
+    yield (
+        f"graph: {_count(e.n_nodes, 'node')}, {_count(e.n_splits, 'split')}, "
+        f"{_count(e.n_copies, 'copy', 'copies')} of {size_text(e.bytes_copied)}"
+    )
+    widths = _widths(e)
+    for split in e.splits:
+        yield ""
+        yield from _split_lines(e, split)
+        for node in e.nodes[split.first : split.last + 1]:
+            yield from _node_lines(e, node, widths)
+    if e.memory:
+        yield ""
+        yield "compute memory"
+        yield from _memory_lines(e)
 
-    sources = ", ".join(f"{src.name} {place(src)}" for src in node.src)
-    return f"  {j:5d} {node.op.name:14} {node.name} {format_shape(node)} {place(node)} <- {sources}"
+
+def _widths(e: Explanation) -> Widths:
+    """Columns of a node's op, name, shape, device and cause; very long ones do not widen them."""
+    rows = [(n.op, n.name, _shape(n), n.device, n.cause) for n in e.nodes]
+    most = (14, 18, 18, 6, 6)
+    op, name, shape, device, cause = (
+        min(max((len(row[i]) for row in rows), default=0), most[i]) for i in range(5)
+    )
+    return op, name, shape, device, cause
+
+
+def _split_lines(e: Explanation, split: SplitFacts) -> Iterator[str]:
+    nodes = f"nodes {split.first}..{split.last}" if split.last >= split.first else "no nodes"
+    yield f"split {split.index}: {split.device}, {nodes}, {split.n_computed} computed"
+    yield from _broken(f"  begins: {split.why}", "    ")
+    for copy in (e.copies[i] for i in split.copies):
+        yield from _broken(f"  copies: {_copy(copy)}", "    ")
+
+
+def _copy(copy: Copy) -> str:
+    at_most = "at most " if copy.kind == "experts" else ""
+    ahead = ", while the split before computes" if copy.ahead else ""
+    return (
+        f"{copy.source} ({copy.kind}), {at_most}{size_text(copy.n_bytes)} from "
+        f"{copy.from_device}{ahead}"
+    )
+
+
+def _node_lines(e: Explanation, node: NodeFacts, widths: Widths) -> Iterator[str]:
+    op, name, shape, device, cause = widths
+    what = f"{node.name:{name}} {_shape(node)}"
+    head = f"{node.index:4d} {node.op:{op}} {what:{name + 1 + shape}} {node.device:{device}}"
+    line = f"{head} {node.cause:{cause}} {node.why}"
+    if len(line) <= COLUMNS:
+        yield line
+    else:
+        yield f"{head} {node.cause}"
+        yield from _broken(_INDENT + node.why, _INDENT)
+    if not node.is_view:
+        sources = ", ".join(_source(e, source) for source in node.sources)
+        place = f"; in place of {node.in_place_of}" if node.in_place_of else ""
+        yield from _broken(f"{_INDENT}<- {sources}{place}", _INDENT + "   ")
+
+
+def _source(e: Explanation, source: Source) -> str:
+    if source.copy is None:
+        return source.name
+    copied = e.copies[source.copy].source
+    return f"{source.name} (copy)" if copied == source.name else f"{source.name} (copy of {copied})"
+
+
+def _broken(line: str, indent: str) -> list[str]:
+    """A line as several, if it is too long; names stay whole."""
+    return wrap(
+        line,
+        COLUMNS,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _shape(node: NodeFacts) -> str:
+    n = max((i + 1 for i, size in enumerate(node.ne) if size != 1), default=1)
+    return f"[{', '.join(map(str, node.ne[:n]))}] {node.type}"
+
+
+def _memory_lines(e: Explanation) -> Iterator[str]:
+    for buffer in e.memory:
+        in_place = sum(r.over is not None for r in buffer.rectangles)
+        apart = sum(r.size for r in buffer.rectangles if r.over is None)
+        yield (
+            f"  {buffer.buffer_type} {buffer.chunk}: {size_text(buffer.size)} for "
+            f"{_count(len(buffer.rectangles), 'tensor')} of {size_text(apart)}, {in_place} in place"
+            f" ({size_text(buffer.reserved)} reserved)"
+        )
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def size_text(n: int) -> str:
+    """Bytes as people read them: exact below 10 KiB."""
+    if n < 10 * 1024:
+        return f"{n} bytes"
+    value, units = n / 1024, ["KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"

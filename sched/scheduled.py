@@ -72,6 +72,7 @@ class ScheduledGraph:
         self.causes = a.causes
         self.released = False
         self.backends = a.machine.backends
+        self.buffer_types = a.machine.bufts
         self._ids = a.ids
         self.owner = owner
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}

@@ -392,9 +392,10 @@ def test_debug_prints_splits_and_causes(caplog: pytest.LogCaptureFixture) -> Non
     graph = Graph(ops.mul_mat(w, inp(8, 2, name="x")).named("Qcur-0"))
     with caplog.at_level(logging.DEBUG, logger="lamella"), DEBUG.set(3):
         scheduler.alloc_graph(graph)
-    assert "split 0: GPU0, nodes 0..0, copies x (64 bytes)" in caplog.text
-    assert "MUL_MAT        Qcur-0 [8, 2] F32 [GPU0 1.wgt0] <- " in caplog.text
-    assert "blk.0.attn_q [GPU0 1.dst], GPU0#x#0 [GPU0 4.cpy]" in caplog.text
+    assert "split 0: GPU0, nodes 0..0, 1 computed\n" in caplog.text
+    assert "copies: x (input), 64 bytes from CPU\n" in caplog.text
+    assert "GPU0 1.wgt0 its weights blk.0.attn_q lie on GPU0\n" in caplog.text
+    assert "<- blk.0.attn_q, x (copy)\n" in caplog.text
     caplog.clear()
     scheduler.alloc_graph(graph)
     assert caplog.text == ""

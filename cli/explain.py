@@ -1,0 +1,81 @@
+"""`lamella explain`: the splits and nodes of a model's graph, where each runs and why.
+
+The graph is placed and measured as for a loaded model, but nothing is loaded. It goes to stdout as
+text, JSON or DOT, or into a page for a browser. Tested by tests/cli/test_explain_command.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..base.errors import RequestError
+from ..model.graphs import bucket
+from ..model.plan import Dry
+from ..sched.describe import draw, lines
+from ..sched.explain import explain
+from ..server.planning import open_dry
+from .explain_page import page
+from .flags import add_model_flags, instance_params
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to show, and how")
+    add = group.add_argument
+    add("--ubatch", type=int, metavar="N", help="the graph of a prompt's N tokens (a decode step)")
+    add("--html", metavar="FILE", help="write a page for a browser, with a map of the memory")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--dot", action="store_true", help="print the graph for Graphviz")
+    add_model_flags(parser, argument=True)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Explain a graph of the model; the exit status.
+
+    Raises:
+        RequestError: more tokens than a ubatch has, or a file that cannot be written.
+    """
+    with open_dry(instance_params(args, header_only=True)) as dry:
+        n, what = _graph(dry, args.ubatch)
+        scheduled = dry.context.plan_graph(n, 1)
+        explanation = explain(scheduled)
+        dot = draw(scheduled) if args.dot else ""
+    name = dry.model.path.name
+    if args.html is not None:
+        _write(args.html, page(explanation, name, what))
+    if args.json:
+        head = {"model": name, "graph": what, "n_tokens": n}
+        sys.stdout.write(json.dumps({**head, **explanation.as_json()}) + "\n")
+    elif args.dot:
+        sys.stdout.write(dot)
+    elif args.html is None:
+        sys.stdout.write(f"{name}, {what}\n")
+        sys.stdout.writelines(f"{line}\n" for line in lines(explanation))
+    if args.html is not None:
+        told = sys.stderr if args.json or args.dot else sys.stdout  # stdout is for programs then
+        told.write(f"wrote {args.html}\n")
+    return 0
+
+
+def _graph(dry: Dry, n_tokens: int | None) -> tuple[int, str]:
+    """The number of tokens of the graph, and what it is."""
+    if n_tokens is None:
+        return 1, "decode step"
+    most = dry.context.n_ubatch
+    if not 1 <= n_tokens <= most:
+        raise RequestError(
+            f"--ubatch is {n_tokens}: must be 1 to {most}, the most tokens computed at once (-ub)"
+        )
+    n = bucket(n_tokens, most)
+    what = f"ubatch of {n_tokens} token{'' if n_tokens == 1 else 's'}"
+    return n_tokens, what if n == n_tokens else f"{what}, in a graph for {n}"
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as e:
+        raise RequestError(f"{path} cannot be written: {e.strerror or e}") from e

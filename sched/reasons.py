@@ -1,0 +1,173 @@
+"""Why a tensor is where it is, as a sentence with the names of what decided it.
+
+Causes are recorded by the passes; which neighbour or reader it was is looked up in the graph here.
+Tested by tests/sched/test_explain.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ..alloc.buffer import Usage
+from ..graph.op import VIEW_OPS, Op
+from ..graph.tensor import Tensor
+from .scheduled import ScheduledGraph
+
+Original = Callable[[Tensor], Tensor]  # what a source was before it became a copy
+
+
+def label(t: Tensor) -> str:
+    """What to call a tensor: its name, or its op if it has none."""
+    return t.name or t.op.name.lower()
+
+
+def rule_of(cause: str) -> str:
+    """The cause without the index of a source: a key of `CAUSES`."""
+    return "1.wgt" if cause.startswith("1.wgt") else cause
+
+
+class Reasons:
+    """Explains the places of one scheduled graph's tensors."""
+
+    def __init__(self, scheduled: ScheduledGraph, original: Original) -> None:
+        self._scheduled = scheduled
+        self._original = original
+        nodes = scheduled.graph.nodes
+        self._computing = [n for n in nodes if n.op not in VIEW_OPS]
+        self._at = {n: i for i, n in enumerate(self._computing)}
+
+    def why(self, t: Tensor) -> str:
+        """The sentence for a tensor of the graph, without a full stop."""
+        return _RULES[rule_of(self._scheduled.causes[t])](self, t, self._device(t))
+
+    def _device(self, t: Tensor) -> str:
+        return self._scheduled.backend_of(t).name
+
+    def _lies(self, t: Tensor, device: str) -> str:
+        """Where data that is there already lies."""
+        name: str = t.root.buffer.buft.name
+        return f"on {device}" if name == device else f"in {name}"
+
+    # --- one for each cause ---
+
+    def _by_hand(self, t: Tensor, device: str) -> str:
+        kept = [s.root for s in t.src if _is_kept(s.root)]
+        if not kept:
+            return "set by hand"
+        names = list(dict.fromkeys(label(t) for t in kept))
+        verb = "lies" if len(names) == 1 else "lie"
+        return f"set by hand; {_listed(names)} {verb} {self._lies(kept[0], device)}"
+
+    def _by_data(self, t: Tensor, device: str) -> str:
+        where = self._lies(t, device)
+        if t.op is Op.NONE and t.view_src is None:
+            return f"its data lies {where}"
+        verb = "looks at" if t.op in VIEW_OPS or t.op is Op.NONE else "writes into"
+        return f"it {verb} {label(t.root)}, which lies {where}"
+
+    def _by_viewed(self, t: Tensor, device: str) -> str:
+        return f"it is a view of {label(t.root)}, which {device} can use where it lies"
+
+    def _by_input(self, t: Tensor, device: str) -> str:
+        return "it is an input of the graph, written by the host"
+
+    def _by_offload(self, t: Tensor, device: str) -> str:
+        weights = next((o for o in map(self._original, t.src) if is_weight(o)), None)
+        what = "its weights" if weights is None else f"its weights {label(weights)}"
+        return f"{what} lie in host memory, and {device} takes the op over for a batch this large"
+
+    def _by_weights(self, t: Tensor, device: str) -> str:
+        j = int(self._scheduled.causes[t].removeprefix("1.wgt"))
+        weights = self._original(t.src[j])
+        return f"its weights {label(weights)} lie {self._lies(weights, device)}"
+
+    def _by_neighbour(self, t: Tensor, device: str) -> str:
+        found = self._neighbour(t)
+        if found is None:
+            return f"{device} is the first device that supports {t.op.name}"
+        near, step = found
+        verb = "follows" if step < 0 else "comes before"
+        return f"it {verb} {label(near)} on {device}, which supports it"
+
+    def _by_sources(self, t: Tensor, device: str) -> str:
+        here = [label(s) for s in map(self._original, t.src) if self._device(s) == device]
+        names = f": {_listed(list(dict.fromkeys(here)))}" if here else ""
+        return f"{device} can read the most of its sources where they lie{names}"
+
+    def _by_upgrade(self, t: Tensor, device: str) -> str:
+        return f"{device} uses the memory of the device it was put on, and has a higher priority"
+
+    def _by_view(self, t: Tensor, device: str) -> str:
+        return f"it is a view of {label(t.root)} on {device}"
+
+    def _by_reader(self, t: Tensor, device: str) -> str:
+        readers = (n for n in self._computing if any(self._original(s).root is t for s in n.src))
+        reader = next((n for n in readers if self._device(n) == device), None)
+        who = "the node" if reader is None else label(reader)
+        return f"{who}, which reads it, is on {device}"
+
+    def _by_copy(self, t: Tensor, device: str) -> str:
+        return f"it is a copy for a split on {device}"
+
+    def _by_rotation(self, t: Tensor, device: str) -> str:
+        return "it is one of the copies of a graph input that a pipeline rotates through"
+
+    def _neighbour(self, t: Tensor) -> tuple[Tensor, int] | None:
+        """The node from which its device spread to this one, and in which direction that is: above,
+        as spreading down comes first, or below. None for a view, and for a node all alone."""
+        if t not in self._at:
+            return None
+        for only_next in (True, False):
+            for step in (-1, 1):
+                near = self._look(t, step, only_next)
+                if near is not None:
+                    return near, step
+        return None
+
+    def _look(self, t: Tensor, step: int, only_next: bool) -> Tensor | None:
+        """The first node in a direction that is on the same device and did not follow others there:
+        only across those that did, or wherever one is."""
+        nodes, here = self._computing, self._scheduled.backend_of(t)
+        i = self._at[t] + step
+        while 0 <= i < len(nodes):
+            if self._scheduled.backend_of(nodes[i]) is not here:
+                if only_next:
+                    return None
+            elif self._scheduled.causes[nodes[i]] != "2.sup":
+                return nodes[i]
+            i += step
+        return None
+
+
+_RULES: Final[dict[str, Callable[[Reasons, Tensor, str], str]]] = {
+    "usr": Reasons._by_hand,
+    "1.dst": Reasons._by_data,
+    "1.vsrc": Reasons._by_viewed,
+    "1.inp": Reasons._by_input,
+    "1.off": Reasons._by_offload,
+    "1.wgt": Reasons._by_weights,
+    "2.sup": Reasons._by_neighbour,
+    "3.best": Reasons._by_sources,
+    "3.upg": Reasons._by_upgrade,
+    "4.vsrc": Reasons._by_view,
+    "4.cur": Reasons._by_reader,
+    "4.cpy": Reasons._by_copy,
+    "6.cpy": Reasons._by_rotation,
+}
+
+
+def is_weight(t: Tensor) -> bool:
+    """Whether a tensor lies in a buffer of weights."""
+    buffer = t.root.buffer
+    return buffer is not None and buffer.usage is Usage.WEIGHTS
+
+
+def _is_kept(t: Tensor) -> bool:
+    """True for what lies in memory from one run to the next, and is no weight."""
+    return t.op is Op.NONE and t.buffer is not None and t.buffer.usage is Usage.ANY
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

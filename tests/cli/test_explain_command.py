@@ -1,0 +1,157 @@
+"""`lamella explain`: text, JSON, DOT and the page of a decode step and of a prompt's graph."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import lamella, tiny_model
+from tiny_models import TINY, write_model
+
+from lamella.kernels.cpu.packed.buffer import RepackBufferType
+from lamella.sched.describe import COLUMNS
+
+SPLIT = ("-dev", "sim", "-ngl", "2")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path)
+
+
+def explained(*args: object) -> dict[str, Any]:
+    done = lamella("explain", *args, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_decode_step_as_text(model: Path) -> None:
+    done = lamella("explain", model, "-dev", "none")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "tiny.gguf, decode step"
+    assert re.fullmatch(r"graph: \d+ nodes, 1 split, 0 copies of 0 bytes", lines[1])
+    assert lines[3].startswith("split 0: CPU, nodes 0..")
+    (norm,) = [line for line in lines if " attn_norm-0 " in line and "MUL " in line]
+    assert norm.endswith("1.wgt1 its weights blk.0.attn_norm.weight lie on CPU")
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_the_devices_of_a_split_model(model: Path) -> None:
+    found = explained(model, *SPLIT)
+    assert (found["model"], found["graph"], found["n_tokens"]) == ("tiny.gguf", "decode step", 1)
+    assert [d["name"] for d in found["devices"]] == ["SIM0", "CPU"]
+    assert [s["device"] for s in found["splits"]] == ["CPU", "SIM0"]
+    begins = found["splits"][1]["why"]
+    assert re.fullmatch(r"\S+ runs on SIM0, the split before on CPU: .+", begins)
+    assert sum(c["n_bytes"] for c in found["copies"]) == found["bytes_copied"] > 0
+    causes = {n["name"]: n["cause"] for n in found["nodes"]}
+    assert causes["attn_norm-1"] == "1.wgt1"
+    assert {b["buffer_type"] for b in found["memory"]} == {"SIM0", "CPU"}
+
+
+def test_the_graph_of_a_prompt(model: Path) -> None:
+    found = explained(model, "-dev", "none", "--ubatch", 16)
+    assert (found["graph"], found["n_tokens"]) == ("ubatch of 16 tokens", 16)
+    (embd,) = [n for n in found["nodes"] if n["name"] == "inp_embd"]
+    assert embd["ne"][1] == 16
+    found = explained(model, "-dev", "none", "--ubatch", 9)
+    assert found["graph"] == "ubatch of 9 tokens, in a graph for 16"
+    assert explained(model, "-dev", "none", "--ubatch", 1)["graph"] == "ubatch of 1 token"
+
+
+@pytest.mark.parametrize("n", [0, -1, 65])
+def test_a_ubatch_that_cannot_be(model: Path, n: int) -> None:
+    done = lamella("explain", model, "-dev", "none", "-ub", 64, "--ubatch", n)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
+
+
+def test_experts_on_the_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "experts.gguf"
+    write_model(TINY["mixtral"], path)
+    found = explained(path, "-dev", "sim", "--cpu-moe", "--no-repack")
+    experts = [n for n in found["nodes"] if n["op"] == "MUL_MAT_ID"]
+    assert experts
+    assert {n["device"] for n in experts} == {"CPU"}
+    assert all("_exps.weight lie on CPU" in n["why"] for n in experts)
+    assert found["n_splits"] >= 2 * TINY["mixtral"].n_layer
+
+
+def test_nothing_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("memory was asked for")
+
+    monkeypatch.setattr(RepackBufferType, "_alloc", refuse)
+    assert explained(model, "-dev", "none")["n_splits"] == 1
+
+
+def test_hardware_that_is_not_there(model: Path) -> None:
+    found = explained(model, "-dev", "sim:80GiB:2")
+    assert [d["name"] for d in found["devices"]] == ["SIM0", "SIM1", "CPU"]
+
+
+def test_dot(model: Path) -> None:
+    done = lamella("explain", model, *SPLIT, "--dot")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("digraph lamella {")
+    assert done.stdout.endswith("}\n")
+    assert 'label="copy"' in done.stdout
+
+
+def test_the_page(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    done = lamella("explain", model, *SPLIT, "--html", out)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {out}\n", "")
+    text = out.read_text("utf-8")
+    assert "<title>tiny.gguf: decode step</title>" in text
+    done = lamella("explain", model, *SPLIT, "--html", out, "--json")
+    assert done.stderr == f"wrote {out}\n"
+    found = json.loads(done.stdout)
+    inside = re.search(r'id="data">(.*?)</script>', out.read_text("utf-8"), re.DOTALL)
+    assert inside is not None
+    assert json.loads(inside[1])["explanation"]["nodes"] == found["nodes"]
+
+
+def test_a_page_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
+    for out, why in (
+        (tmp_path / "no" / "page.html", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        done = lamella("explain", model, "-dev", "none", "--html", out)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"lamella: error: {out} cannot be written: {why}\n"
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    done = lamella("explain", tmp_path / "none.gguf")
+    assert done.returncode == 1
+    assert "none.gguf" in done.stderr
+
+
+def test_one_form_at_a_time(model: Path) -> None:
+    done = lamella("explain", model, "--json", "--dot")
+    assert done.returncode == 2
+    assert "not allowed with" in done.stderr
+
+
+def test_help() -> None:
+    done = lamella("explain", "--help")
+    assert done.returncode == 0
+    assert "usage: lamella explain MODEL [options]" in done.stdout
+    for flag in ("--ubatch N", "--html FILE", "--json", "--dot", "-ngl", "--cpu-moe"):
+        assert flag in done.stdout
+
+
+def test_the_same_text_of_every_new_graph(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMELLA_NO_JIT", "1")
+    flags = ("-m", model, *SPLIT, "-c", 64, "-ub", 16)
+    text = lamella("explain", *flags).stdout.split("\n", 1)[1].rstrip("\n")
+    monkeypatch.setenv("LAMELLA_DEBUG", "3")
+    done = lamella("run", *flags, "-p", "a", "-n", 2, "--temp", 0)
+    assert done.returncode == 0
+    assert text in done.stderr  # of the loaded model, to the byte
