@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..base.errors import OutOfMemoryError, TensorAccessError
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
-from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
+from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of, tensor_get
 
 # from which on memory is asked for in huge pages: less is lost looking up addresses
 HUGE_BYTES: Final = 4 << 20
@@ -128,9 +128,18 @@ def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
     Raises:
         TensorAccessError: the tensor leaves the memory, for instance because that was freed.
     """
-    if tensor.offset + tensor.nbytes > memory.size:  # NumPy does not look if there is no memory
+    return _array_at(tensor, memory, tensor.offset)
+
+
+def read_array(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """A copy of an allocated tensor's data, wherever it lies, as an array like `array_of`'s."""
+    return _array_at(tensor, tensor_get(tensor), 0)
+
+
+def _array_at(tensor: Tensor, memory: Bytes, offset: int) -> npt.NDArray[np.generic]:
+    if offset + tensor.nbytes > memory.size:  # NumPy does not look if there is no memory
         raise TensorAccessError(
-            f"{tensor!r}: bytes {tensor.offset}..{tensor.offset + tensor.nbytes} leave its memory "
+            f"{tensor!r}: bytes {offset}..{offset + tensor.nbytes} leave its memory "
             f"of {memory.size} bytes"
         )
     n0, n1, n2, n3 = tensor.ne
@@ -141,4 +150,4 @@ def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
         n0, b0 = tensor.type.row_size(n0), 1
     if tensor.nbytes == 0:
         return np.empty((n3, n2, n1, n0), dtype)
-    return np.ndarray((n3, n2, n1, n0), dtype, memory.data, tensor.offset, (b3, b2, b1, b0))
+    return np.ndarray((n3, n2, n1, n0), dtype, memory.data, offset, (b3, b2, b1, b0))

@@ -73,10 +73,11 @@ class Result:
 def card_lines(result: Result) -> Iterator[str]:
     """What a token costs and what the machine does at best."""
     card, ceiling, n_threads = result.card, result.ceiling, result.n_threads
-    yield f"{card.name}: {size_text(card.n_bytes)} of weights, {_count(card.n_params)} parameters"
+    n_params = count_text(card.n_params)
+    yield f"{card.name}: {size_text(card.n_bytes)} of weights, {n_params} parameters"
     yield (
         f"a token reads {size_text(card.n_bytes_read)}, "
-        f"multiplies {_count(card.n_mul_adds)} times, "
+        f"multiplies {count_text(card.n_mul_adds)} times, "
         f"keeps {size_text(card.n_bytes_kv)} of keys and values"
     )
     machine = f"{processor_name()}, {n_threads} thread{'s' if n_threads > 1 else ''}"
@@ -105,7 +106,7 @@ def table_row(result: Result) -> str:
         (
             card.name,
             size_text(card.n_bytes),
-            _count(card.n_params),
+            count_text(card.n_params),
             result.backend,
             str(result.n_threads),
             result.test.name,
@@ -172,7 +173,7 @@ def size_text(n: int) -> str:
     return f"{value:.2f} {units[0]}" if units[0] != "B" else f"{n} B"
 
 
-def _count(n: int) -> str:
+def count_text(n: int) -> str:
     """A number of parameters or products, as llama-bench writes it."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if n >= size:

@@ -8,7 +8,7 @@ The weights are placed, the pool is made and graphs are scheduled by the code th
 a model is loaded, on buffers that have addresses but no memory (`alloc.buffer.measuring`). So what
 a plan says is what is allocated. Not counted: what Python, the vocabulary and compiled kernels
 take; of a GPU, its driver's own memory is a margin beside. Knows no request, prints nothing.
-Tested by tests/model/test_plan.py.
+Tested by tests/server/test_planning.py.
 """
 
 from __future__ import annotations
@@ -163,16 +163,35 @@ class Dry:
     buffers: Collection[Buffer]
 
 
+class _Sketch(Context):
+    """A context that looks at its largest graphs only: it may need more memory, never less."""
+
+    def _reserved_sizes(self) -> Collection[tuple[int, int]]:
+        return {(self.n_ubatch, self.n_seq_max)}
+
+
 @contextmanager
-def open_dry(file: GGUFFile, params: ModelParams, context_params: ContextParams) -> Iterator[Dry]:
+def open_dry(
+    file: GGUFFile,
+    params: ModelParams,
+    context_params: ContextParams,
+    sketch: bool = False,
+) -> Iterator[Dry]:
     """Place a model as `load_model` and `Context` do, but take no memory and compile nothing.
+    `sketch`: in a fraction of the time, but the context may need more than that.
 
     Raises:
         As these, but never OutOfMemoryError.
     """
+    kind = _Sketch if sketch else Context
     with measuring() as buffers:
         model, _ = place_model(file, params)
-        yield Dry(model, Context(model, context_params, MeasuringBackend), buffers)
+        yield Dry(model, kind(model, context_params, MeasuringBackend), buffers)
+
+
+def plan_devices(dry: Dry) -> tuple[DevicePlan, ...]:
+    """What each device of a dry model would hold; the CPU is the last."""
+    return tuple(_device_plan(dry, device) for device in dry.model.devices)
 
 
 def make_plan(dry: Dry, notes: Sequence[str] = ()) -> ModelPlan:
@@ -192,7 +211,7 @@ def make_plan(dry: Dry, notes: Sequence[str] = ()) -> ModelPlan:
         n_ctx_train=model.hp.n_ctx_train,
         n_ubatch=context.n_ubatch,
         n_seq_max=context.n_seq_max,
-        devices=tuple(_device_plan(dry, device) for device in model.devices),
+        devices=plan_devices(dry),
         decode=_graph_plan(decode, 1, dry),
         prefill=_graph_plan(prefill, context.n_ubatch, dry),
         overrides=_override_plans(model),

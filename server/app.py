@@ -21,7 +21,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ..base.errors import LamellaError, RequestError
+from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
 from . import routes, routes_generate
 from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .metrics import Metrics
@@ -111,7 +111,8 @@ def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
         asyncio.run(_until_signal(config, load))
     except LamellaError as error:
         _say(f"error: {error}")
-        return 1
+        # as all commands: 2 for what its plan does not allow
+        return 2 if isinstance(error, DoesNotFitError | PlacementError) else 1
     return 0
 
 

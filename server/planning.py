@@ -7,7 +7,7 @@ and prints nothing. Tested by tests/server/test_planning.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,8 +22,8 @@ from ..model.arch import find_architecture
 from ..model.context import ContextParams
 from ..model.displaced import refuse, summary
 from ..model.gguf import GGUFFile, open_gguf
-from ..model.placement import ModelParams, moe_overrides
-from ..model.plan import Dry, ModelPlan, make_plan
+from ..model.placement import ModelParams, layer_devices, moe_overrides
+from ..model.plan import DevicePlan, Dry, ModelPlan, make_plan, plan_devices
 from ..model.plan import open_dry as open_dry_model
 from .params import InstanceParams, parse_kv_type
 
@@ -170,6 +170,21 @@ def _threads(params: InstanceParams) -> tuple[int, int]:
 
 # --- what fits ---
 
+Devices = Sequence[DevicePlan]
+
+
+class Choice(NamedTuple):
+    """What could be loaded."""
+
+    model_params: ModelParams
+    context_params: ContextParams
+
+    def without_pipeline(self) -> Choice:
+        why = "its compute buffers do not fit"
+        return self._replace(
+            context_params=replace(self.context_params, pipeline=False, no_pipeline=why)
+        )
+
 
 class _Fitting:
     """Looks for the most layers, and the largest context, that fit."""
@@ -187,84 +202,125 @@ class _Fitting:
         self._is_auto = params.n_gpu_layers is None and bool(model_params.devices)
         self._target = params.fit_target * MIB if self._is_auto or params.fit else 0
         self._shrinks = params.fit and params.n_ctx == 0
-        self._notes: list[str] = []
 
     def run(self) -> Prepared:
-        first = self._plan()
-        if self._shrinks and not self._fits(first):
+        first = self._plan(self._choice())
+        if self._shrinks and not self._fits(first.plan.devices):
             least = min(CTX_KEPT if self._is_auto else CTX_STEP, first.plan.n_ctx)
             first = self._with_context(first, least)
-        if self._is_auto and not self._devices_fit(first):
+        if self._is_auto and not self._gpus_fit(first.plan.devices):
             first = self._with_layers(first)
-        if self._shrinks and not self._fits(first):  # what layers left has to fit elsewhere
-            first = self._with_context(first, CTX_STEP)
+        if self._shrinks and not self._fits(first.plan.devices):
+            first = self._with_context(first, CTX_STEP)  # what layers left has to fit elsewhere
         return first._replace(plan=replace(first.plan, notes=tuple(self._tell(first))))
 
     def _with_context(self, start: Prepared, least: int) -> Prepared:
         """`start` with the largest context that fits, of `least` cells if none does."""
-        make = partial(self._plan, start.model_params.n_gpu_layers)
-        most = start.plan.n_ctx // CTX_STEP
-        return _largest(lambda n: make(CTX_STEP * n), self._fits, -(-least // CTX_STEP), most)
-
-    def _with_layers(self, start: Prepared) -> Prepared:
-        """`start` with the most layers on devices that fit there; none if not one does."""
-        n_ctx = start.plan.n_ctx
-        return _largest(
-            lambda n: self._plan(n, n_ctx), self._devices_fit, 0, start.plan.n_layers - 1
+        params = start.model_params
+        low, high = -(-least // CTX_STEP), start.plan.n_ctx // CTX_STEP
+        if low >= high:
+            return start
+        return self._largest(
+            lambda n: self._choice(params.n_gpu_layers, CTX_STEP * n, params.op_offload),
+            self._fits,
+            low,
+            high,
         )
 
-    def _plan(self, n_gpu_layers: int | None = None, n_ctx: int | None = None) -> Prepared:
-        """A plan, pipelined if it can be and that fits."""
-        model_params, context_params = self._model_params, self._context_params
+    def _with_layers(self, start: Prepared) -> Prepared:
+        """`start` with the most layers on devices that fit there; without these devices if not even
+        what they need to take large batches over does."""
+        make = partial(self._choice, n_ctx=start.plan.n_ctx)
+        n_layer = start.plan.n_layers - 1
+        params = [replace(start.model_params, n_gpu_layers=n) for n in range(n_layer + 1)]
+        used = [set(layer_devices(n_layer, p)) & set(p.devices) for p in params]
+        # with fewer layers, another device would have the output, which may need more than several
+        n_settled = used.index(used[-1])
+        best = self._largest(make, self._gpus_fit, n_settled, n_layer)
+        for n in reversed(range(n_settled)):
+            if self._gpus_fit(best.plan.devices):
+                return best
+            best = self._plan(make(n))
+        fits = self._gpus_fit(best.plan.devices)
+        return best if fits else self._plan(make(0, op_offload=False))
+
+    def _largest(
+        self, make: Callable[[int], Choice], fits: Callable[[Devices], bool], low: int, high: int
+    ) -> Prepared:
+        """The plan of what `make` gives for the largest number from `low` to `high` that fits, that
+        of `low` if none does. What fits with a number fits with a smaller one."""
+        # a sketch never needs more than the plan, and nearly always as much
+        high = _last(lambda n: fits(self._sketch(make(n))), low, high)
+        best = self._plan(make(high))
+        if high > low and not fits(best.plan.devices):
+            high = _last(lambda n: fits(self._plan(make(n)).plan.devices), low, high - 1)
+            best = self._plan(make(high))
+        return best
+
+    def _choice(
+        self, n_gpu_layers: int | None = None, n_ctx: int | None = None, op_offload: bool = True
+    ) -> Choice:
+        """What was asked for, with these changes; `op_offload` only if that is allowed."""
+        op_offload = op_offload and self._model_params.op_offload
+        model_params = replace(self._model_params, op_offload=op_offload)
+        context_params = replace(self._context_params, op_offload=op_offload)
         if n_gpu_layers is not None:
             model_params = replace(model_params, n_gpu_layers=n_gpu_layers)
         if n_ctx is not None:
             context_params = replace(context_params, n_ctx=n_ctx)
-        prepared = self._measure(model_params, context_params)
-        if not prepared.plan.no_pipeline and not self._fits(prepared):
-            without = self._measure(model_params, replace(context_params, pipeline=False))
-            if self._fits(without):
-                why = "its compute buffers do not fit"
-                return without._replace(plan=replace(without.plan, no_pipeline=why))
+        return Choice(model_params, context_params)
+
+    def _plan(self, choice: Choice) -> Prepared:
+        """A plan, pipelined if it can be and that fits."""
+        prepared = self._measure(choice)
+        if not prepared.plan.no_pipeline and not self._fits(prepared.plan.devices):
+            without = self._measure(choice.without_pipeline())
+            if self._fits(without.plan.devices):
+                return without
         return prepared
 
-    def _measure(self, model_params: ModelParams, context_params: ContextParams) -> Prepared:
-        with open_dry_model(self._file, model_params, context_params) as dry:
-            return Prepared(make_plan(dry), model_params, context_params)
+    def _measure(self, choice: Choice) -> Prepared:
+        with open_dry_model(self._file, *choice) as dry:
+            return Prepared(make_plan(dry), *choice)
 
-    def _fits(self, prepared: Prepared) -> bool:
-        return self._devices_fit(prepared) and not prepared.plan.devices[-1].shortfall
+    def _sketch(self, choice: Choice) -> Devices:
+        """The devices of `choice`, which may need more."""
+        with open_dry_model(self._file, *choice, sketch=True) as dry:
+            devices, pipelined = plan_devices(dry), not dry.context.no_pipeline
+        if pipelined and not self._fits(devices):
+            with open_dry_model(self._file, *choice.without_pipeline(), sketch=True) as dry:
+                return plan_devices(dry)
+        return devices
 
-    def _devices_fit(self, prepared: Prepared) -> bool:
+    def _fits(self, devices: Devices) -> bool:
+        return self._gpus_fit(devices) and not devices[-1].shortfall
+
+    def _gpus_fit(self, devices: Devices) -> bool:
         """Whether all devices but the CPU have room, and leave what they shall."""
-        gpus = prepared.plan.devices[:-1]
-        return all(d.needed + d.margin + self._target <= d.free for d in gpus)
+        return all(d.needed + d.margin + self._target <= d.free for d in devices[:-1])
 
     def _tell(self, chosen: Prepared) -> Iterator[str]:
         plan = chosen.plan
         wanted = self._context_params.n_ctx or plan.n_ctx_train
         if plan.n_ctx < wanted:
             yield f"the context has {plan.n_ctx} tokens, not {wanted}: more does not fit"
+        if not chosen.context_params.pipeline:
+            yield f"ubatches run one after the other: {plan.no_pipeline}"
         if self._is_auto and plan.n_gpu_layers < plan.n_layers:
             names = ", ".join(device.name for device in self._model_params.devices)
             yield (
                 f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: more does not fit"
             )
+            if self._model_params.op_offload and not chosen.model_params.op_offload:
+                yield f"{names} cannot take large batches over from the CPU: that does not fit"
 
 
-def _largest(
-    make: Callable[[int], Prepared], fits: Callable[[Prepared], bool], low: int, high: int
-) -> Prepared:
-    """What `make` gives for the largest number that fits, from `low` to `high`: that of `low` if
-    none does. What fits with a number fits with a smaller one."""
-    best = make(low)
-    if not fits(best):
-        return best
+def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number from `low` to `high` that fits, `low` if none does."""
     while low < high:
         middle = (low + high + 1) // 2
-        tried = make(middle)
-        if fits(tried):
-            best, low = tried, middle
+        if fits(middle):
+            low = middle
         else:
             high = middle - 1
-    return best
+    return low

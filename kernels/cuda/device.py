@@ -33,6 +33,10 @@ from .plan import work_size
 from .table import FUSERS, find
 
 MIN_OFFLOADED: Final = 32  # rows from which on an op is worth copying its weights (ggml-cuda.cu)
+DRIVER_MARGIN: Final = 128 << 20  # more than tests have seen it take, and give back, of an H100
+COPIED_BYTES: Final = 256 << 20  # to measure: more than any cache holds
+LEAST_COPIED: Final = 1 << 12
+N_COPIES: Final = 10
 
 
 class CudaDevice(Device):
@@ -41,6 +45,7 @@ class CudaDevice(Device):
     type = DeviceType.GPU
     caps = Caps(async_=True, events=True, host_buffer=True, copy_ahead=True)
     kernels_by_size = True
+    driver_margin = DRIVER_MARGIN
 
     def __init__(self, gpu: Gpu, compiler: Compiler, progress: Progress | None = None) -> None:
         info = gpu.info
@@ -90,6 +95,32 @@ class CudaDevice(Device):
 
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)
+
+    def bandwidth(self) -> float:
+        """Bytes per second that it reads and writes in its own memory: the best of some copies.
+
+        Raises:
+            OutOfMemoryError: there is too little memory to copy; BackendError: the device failed.
+        """
+        n_bytes = min(COPIED_BYTES, self.memory()[0] // 4)
+        src, dst = (self._buffer_type.alloc_buffer(max(n_bytes, LEAST_COPIED)) for _ in range(2))
+        stream = self.gpu.stream_new()
+        begin, end = (self.gpu.event_new(timing=True) for _ in range(2))
+        try:
+            times = []
+            for _ in range(N_COPIES):
+                self.gpu.event_record(begin, stream)
+                self.gpu.copy_async(dst.address, src.address, src.size, stream)
+                self.gpu.event_record(end, stream)
+                self.gpu.event_synchronize(end)
+                times.append(self.gpu.elapsed_ms(begin, end))
+            return 2 * src.size / (1e-3 * min(times))
+        finally:
+            for event in (begin, end):
+                self.gpu.event_free(event)
+            self.gpu.stream_free(stream)
+            src.free()
+            dst.free()
 
 
 def _batch_size(op: Tensor) -> int:

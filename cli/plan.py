@@ -1,0 +1,165 @@
+"""`lamella plan`: where a model would run, what memory it takes, and how fast that can be.
+
+Only the header of the file is read, and nothing is loaded. The plan goes to stdout, what does not
+fit also to stderr; the exit status is 2 then. Tested by tests/cli/test_plan.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from ..alloc.buffer import UNLIMITED
+from ..base.errors import LamellaError, RequestError
+from ..kernels.bandwidth import memory_bandwidth
+from ..model.displaced import summary
+from ..model.plan import DevicePlan, GraphPlan, ModelPlan
+from ..server.planning import Prepared, check, prepare
+from .flags import add_model_flags, instance_params
+from .plan_table import GB, WIDTH, Speed, Speeds, ceiling, show
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument(
+        "--bandwidth",
+        type=bandwidths,
+        default={},
+        metavar="DEV=GB/s,...",
+        help="how fast devices read their memory, like SIM0=936 (measured where that can be)",
+    )
+    add_model_flags(parser, argument=True)
+
+
+def bandwidths(text: str) -> dict[str, float]:
+    """`--bandwidth`: bytes per second by the name of the device, in capitals."""
+    found: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, number = (part.strip() for part in item.partition("="))
+        try:
+            speed = float(number)
+        except ValueError:
+            speed = math.nan
+        if not (name and math.isfinite(speed) and speed > 0):
+            raise argparse.ArgumentTypeError(
+                f"{item!r}: must be a device and its GB/s, like CPU=40 or SIM0=936"
+            )
+        found[name.upper()] = speed * GB
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plan and print; the exit status.
+
+    Raises:
+        DoesNotFitError, PlacementError: once the plan is printed.
+        RequestError: a bandwidth for a device that the model does not use.
+    """
+    prepared = prepare(instance_params(args, header_only=True))
+    speeds = _speeds(prepared, args.bandwidth)
+    if args.json:
+        sys.stdout.write(json.dumps(as_json(prepared.plan, speeds)) + "\n")
+    else:
+        show(prepared.plan, speeds, Console(width=WIDTH, highlight=False))
+    sys.stdout.flush()  # before what stderr says of it
+    check(prepared.plan, args.placement)
+    return 0
+
+
+def _speeds(prepared: Prepared, given: Mapping[str, float]) -> Speeds:
+    """How fast each device reads, by its name: as given, else measured if it has to read."""
+    params, plan = prepared.model_params, prepared.plan
+    devices = {device.name: device for device in (*params.devices, params.cpu)}
+    for name in given:
+        if name not in devices:
+            raise RequestError(f"--bandwidth: {name} is none of {', '.join(devices)}")
+    speeds = {}
+    for device in plan.devices:
+        if device.name in given:
+            speeds[device.name] = Speed(given[device.name], "given")
+        elif not device.n_bytes_read and not device.n_bytes_kv:
+            speeds[device.name] = Speed(None, "reads nothing")
+        else:
+            speeds[device.name] = _measure(devices[device.name], prepared)
+    return speeds
+
+
+def _measure(device: Any, prepared: Prepared) -> Speed:
+    n_threads = prepared.context_params.n_threads
+    assert n_threads is not None, "planning has chosen it"
+    try:
+        found = memory_bandwidth(device, n_threads)
+    except LamellaError as e:
+        return Speed(None, f"not measured: {e}")
+    if found is None:
+        return Speed(None, f"unknown: --bandwidth {device.name}=GB/s")
+    return Speed(found, "measured")
+
+
+# --- JSON ---
+
+
+def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
+    """A plan as plain objects; sizes are bytes, None where there is no limit."""
+    return {
+        "model": str(plan.path),
+        "name": plan.name,
+        "n_bytes": plan.n_bytes,
+        "n_params": plan.n_params,
+        "n_layers": plan.n_layers,
+        "n_gpu_layers": plan.n_gpu_layers,
+        "n_ctx": plan.n_ctx,
+        "n_ctx_train": plan.n_ctx_train,
+        "n_ubatch": plan.n_ubatch,
+        "n_seq_max": plan.n_seq_max,
+        "fits": plan.fits,
+        "devices": [_device(plan, device, speeds) for device in plan.devices],
+        "decode": _graph(plan.decode),
+        "prefill": _graph(plan.prefill),
+        "kv_bytes_per_token": plan.n_bytes_kv,
+        "kv_bytes": sum(m.kv for device in plan.devices for m in device.memory),
+        "read_bytes_per_token": sum(device.n_bytes_read for device in plan.devices),
+        "decode_ceiling": ceiling(plan.devices, speeds, 0),
+        "decode_ceiling_full": ceiling(plan.devices, speeds, plan.n_ctx),
+        "pipeline": not plan.no_pipeline,
+        "no_pipeline": plan.no_pipeline,
+        "displaced": summary(plan.displaced),
+        "overrides": [asdict(override) for override in plan.overrides],
+        "notes": list(plan.notes),
+    }
+
+
+def _device(plan: ModelPlan, device: DevicePlan, speeds: Speeds) -> dict[str, Any]:
+    speed = speeds[device.name]
+    unlimited = device.capacity == UNLIMITED
+    return {
+        "name": device.name,
+        "description": device.description,
+        "n_layers": device.n_layers,
+        "memory": [{**asdict(memory), "total": memory.total} for memory in device.memory],
+        "needed": device.needed,
+        "driver_margin": device.margin,
+        "free": None if unlimited else device.free,
+        "capacity": None if unlimited else device.capacity,
+        "fits": not device.shortfall,
+        "shortfall": device.shortfall,
+        "read_bytes_per_token": device.n_bytes_read,
+        "kv_bytes_per_token": device.n_bytes_kv,
+        "bandwidth": speed.bytes_per_s,
+        "bandwidth_source": speed.source,
+        "decode_ceiling": ceiling([device], speeds, 0),
+        "decode_ceiling_full": ceiling([device], speeds, plan.n_ctx),
+    }
+
+
+def _graph(graph: GraphPlan) -> dict[str, Any]:
+    fields = {k: v for k, v in asdict(graph).items() if k != "displaced"}
+    return {**fields, "n_displaced": len(graph.displaced)}

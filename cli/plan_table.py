@@ -1,0 +1,187 @@
+"""What `lamella plan` tells a reader: tables of memory, devices, graphs and speed, and a few lines.
+
+Knows how a plan looks, not how it comes about. Tested by tests/cli/test_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..alloc.buffer import UNLIMITED
+from ..model.displaced import summary
+from ..model.plan import DevicePlan, ModelPlan
+from .bench_table import count_text, size_text
+
+WIDTH: Final = 100
+LABEL: Final = 9  # characters
+GB: Final = 10**9
+
+
+class Speed(NamedTuple):
+    """Bytes per second that a device reads; None if nobody knows. `source`: how that is known, or
+    why it is not."""
+
+    bytes_per_s: float | None
+    source: str
+
+
+Speeds = Mapping[str, Speed]  # by device
+
+
+def ceiling(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> float | None:
+    """Tokens per second, one after the other, that the devices' memory allows with `n_before`
+    tokens before each: every weight, key and value is read once. None where a speed is not known.
+
+    A token goes from device to device, so their times add up.
+    """
+    seconds = 0.0
+    for device in devices:
+        n_bytes = device.n_bytes_read + n_before * device.n_bytes_kv
+        speed = speeds[device.name].bytes_per_s
+        if n_bytes and speed is None:
+            return None
+        seconds += n_bytes / speed if speed else 0.0
+    return 1 / seconds if seconds else None
+
+
+def show(plan: ModelPlan, speeds: Speeds, console: Console) -> None:
+    """Print a plan."""
+    for i, part in enumerate(_parts(plan, speeds)):
+        if i:
+            console.print()
+        with console.capture() as capture:
+            console.print(part)
+        for line in capture.get().splitlines():
+            console.file.write(f"{line.rstrip()}\n")
+
+
+def _parts(plan: ModelPlan, speeds: Speeds) -> Iterator[RenderableType]:
+    yield Text("\n".join(_head(plan)))
+    yield _memory(plan)
+    yield _devices(plan)
+    yield _graphs(plan)
+    yield _speed(plan, speeds)
+    yield _facts(plan, speeds)
+
+
+def _head(plan: ModelPlan) -> Iterator[str]:
+    yield (
+        f"{plan.path.name}: {plan.name}, {count_text(plan.n_params)} parameters, "
+        f"{size_text(plan.n_bytes)} of weights"
+    )
+    layers = [f"{d.n_layers} on {d.name}" for d in plan.devices if d.n_layers]
+    yield (
+        f"layers: {', '.join(layers)}; context: {plan.n_ctx} tokens of {plan.n_ctx_train} trained, "
+        f"{_plural(plan.n_seq_max, 'sequence')}, ubatches of {plan.n_ubatch}"
+    )
+
+
+def _table(names: Iterable[str], n_left: int = 1) -> Table:
+    """An empty table; all columns but the first ones have numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for i, name in enumerate(names):
+        table.add_column(name, justify="left" if i < n_left else "right", no_wrap=True)
+    return table
+
+
+def _memory(plan: ModelPlan) -> Table:
+    table = _table(("device", "memory", "weights", "KV", "compute", "work", "total"), 2)
+    for device in plan.devices:
+        for i, memory in enumerate(device.memory):
+            sizes = (memory.weights, memory.kv, memory.compute, memory.work, memory.total)
+            name = device.name if i == 0 else ""
+            table.add_row(name, memory.buffer_type, *map(_size, sizes))
+    return table
+
+
+def _devices(plan: ModelPlan) -> Table:
+    table = _table(("device", "layers", "needed", "driver", "free", "capacity", ""))
+    table.columns[-1].justify = "left"
+    for device in plan.devices:
+        short = device.shortfall
+        verdict = Text(f"lacks {size_text(short)}", "bold red") if short else Text("fits", "green")
+        table.add_row(
+            device.name,
+            str(device.n_layers),
+            _size(device.needed),
+            _size(device.margin),
+            *(_room(device, n) for n in (device.free, device.capacity)),
+            verdict,
+        )
+    return table
+
+
+def _room(device: DevicePlan, n: int) -> str:
+    return "no limit" if device.capacity == UNLIMITED else size_text(n)
+
+
+def _graphs(plan: ModelPlan) -> Table:
+    table = _table(("graph for", "nodes", "splits", "copies", "copied"))
+    for graph in (plan.decode, plan.prefill):
+        numbers = map(str, (graph.n_nodes, graph.n_splits, graph.n_copies))
+        copied = _size(graph.n_bytes_copied)
+        table.add_row(_plural(graph.n_tokens, "token"), *numbers, copied)
+    return table
+
+
+def _speed(plan: ModelPlan, speeds: Speeds) -> Table:
+    """What generation cannot exceed, on each device alone and on all in turn."""
+    names = ("decode", "reads", "KV a token", "bandwidth", "tokens/s", f"after {plan.n_ctx}")
+    table = _table(names)
+    rows = [(d.name, [d]) for d in plan.devices if d.n_bytes_read or d.n_bytes_kv]
+    if len(rows) > 1:
+        rows.append(("together", list(plan.devices)))
+    for name, devices in rows:
+        speed = speeds[name].bytes_per_s if name in speeds else None
+        table.add_row(
+            name,
+            _size(sum(d.n_bytes_read for d in devices)),
+            _size(sum(d.n_bytes_kv for d in devices)),
+            "" if speed is None else f"{speed / GB:.1f} GB/s",
+            *(_rate(ceiling(devices, speeds, n)) for n in (0, plan.n_ctx)),
+        )
+    return table
+
+
+def _facts(plan: ModelPlan, speeds: Speeds) -> Table:
+    """Lines with labels."""
+    facts = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    facts.add_column(width=LABEL, no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, texts in _fact_texts(plan, speeds).items():
+        for i, text in enumerate(texts):
+            facts.add_row(label if i == 0 else "", Text(text))
+    return facts
+
+
+def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
+    pool = sum(memory.kv for device in plan.devices for memory in device.memory)
+    return {
+        "KV": [f"{size_text(plan.n_bytes_kv)} a token, {size_text(pool)} in all"],
+        "bandwidth": [f"{name} {speed.source}" for name, speed in speeds.items() if speed.source],
+        "pipeline": [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"],
+        "displaced": summary(plan.displaced) or ["no nodes"],
+        "override": [
+            f"{o.pattern} to {o.buffer_type}: {_plural(o.n_weights, 'weight')}, "
+            f"{size_text(o.n_bytes)}"
+            for o in plan.overrides
+        ],
+        "note": list(plan.notes),
+    }
+
+
+def _size(n: int) -> str:
+    return size_text(n) if n else "-"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "?" if tokens_per_s is None else f"{tokens_per_s:.1f}"
+
+
+def _plural(n: int, what: str) -> str:
+    return f"1 {what}" if n == 1 else f"{n} {what}s"

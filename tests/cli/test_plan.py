@@ -1,0 +1,412 @@
+"""`lamella plan`: a table or JSON from a file's header alone; what does not fit ends with status 2,
+here and in the commands that would load it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import LAMELLA, lamella
+from golden_data import STORIES, model_path
+from golden_data import TINY as TINY_FILES
+from tiny_models import TINY, write_model
+
+import lamella as api
+from lamella.base.errors import DoesNotFitError, OutOfMemoryError
+from lamella.cli import plan as command
+from lamella.graph import Op
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.sim import SimDevice
+from lamella.model.gguf import open_gguf
+from lamella.server import planning
+
+N_LAYER = 4
+FAST = ("--bandwidth", "CPU=40")  # measuring takes time
+SMALL = ("-c", "512", "-ub", "32", "-t", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "deep.gguf"
+    write_model(replace(TINY["llama"], n_layer=N_LAYER, n_ctx=1024), path)
+    return path
+
+
+def plan(*args: object, status: int = 0) -> dict[str, Any]:
+    """The plan of a command line, as JSON."""
+    done = lamella("plan", *args, *FAST, "--json")
+    assert done.returncode == status, done.stderr
+    assert done.stdout.count("\n") == 1
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def table(*args: object, status: int = 0) -> str:
+    """The plan of a command line, for people."""
+    done = lamella("plan", *args, *FAST)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def sim(n_bytes: int, n_gpus: int = 1) -> str:
+    """The name of simulated devices with this memory, exactly."""
+    return f"sim:{n_bytes / 1024:.10f}KiB:{n_gpus}"
+
+
+def rows(text: str, head: str) -> dict[str, list[str]]:
+    """The rows of the table whose first column has this name, by what is in that."""
+    lines = iter(text.splitlines())
+    next(line for line in lines if line.startswith(head))
+    found = {}
+    for line in lines:
+        if not line:
+            break
+        cells = re.split(r"\s{3,}", line.strip())
+        found[cells[0]] = cells[1:]
+    return found
+
+
+# --- what is printed ---
+
+
+def test_the_table(model: Path) -> None:
+    args = (model, *SMALL, "-dev", "sim:24GiB", "-ngl", "3", "-ot", "ffn_down=CPU")
+    text, found = table(*args), plan(*args)
+    assert text.startswith("deep.gguf: llama F32, ")
+    assert "layers: 3 on SIM0, 2 on CPU; context: 512 tokens of 1024 trained, 4 sequences" in text
+    assert all(len(line) <= 100 and line == line.rstrip() for line in text.splitlines())
+    gpu, cpu = found["devices"]
+    memory = rows(text, "device   memory")
+    assert memory["SIM0"][0] == "SIM0" and memory["CPU"][0] == "CPU"
+    assert "CPU_REPACK" in memory  # a second row of the CPU's
+    devices = rows(text, "device   layers")
+    assert devices["SIM0"][0] == "3" and devices["SIM0"][-3:] == ["24.00 GiB", "24.00 GiB", "fits"]
+    assert devices["CPU"][0] == "2"
+    graphs = rows(text, "graph for")
+    assert graphs["1 token"][:3] == [str(found["decode"][k]) for k in COUNTS]
+    assert graphs["32 tokens"][:3] == [str(found["prefill"][k]) for k in COUNTS]
+    decode = rows(text, "decode")
+    assert decode["CPU"][-3] == "40.0 GB/s"
+    assert decode["SIM0"][-2:] == decode["together"][-2:] == ["?", "?"]
+    assert "\nbandwidth SIM0 unknown: --bandwidth SIM0=GB/s\n          CPU given\n" in text
+    assert f"\noverride  ffn_down to CPU: {N_LAYER} weights, 96.00 KiB\n" in text
+    assert "\npipeline  off: there are fewer than two devices beside the CPU\n" in text
+    assert "\ndisplaced no nodes\n" in text
+    assert "note" not in text
+    assert gpu["n_layers"] + cpu["n_layers"] == found["n_layers"] == N_LAYER + 1
+
+
+COUNTS = ("n_nodes", "n_splits", "n_copies")
+
+
+def test_sizes_add_up_and_are_bytes(model: Path) -> None:
+    found = plan(model, *SMALL, "-dev", "sim:24GiB", "-ngl", "3")
+    kinds = ("weights", "kv", "compute", "work")
+    for device in found["devices"]:
+        for memory in device["memory"]:
+            assert memory["total"] == sum(memory[kind] for kind in kinds) > 0
+        assert device["needed"] == sum(m["total"] for m in device["memory"])
+        assert device["fits"] and device["shortfall"] == 0
+        assert device["needed"] <= device["free"] <= device["capacity"]
+    gpu, cpu = found["devices"]
+    assert gpu["free"] == gpu["capacity"] == 24 << 30
+    kv = 2 * 2 * 2 * 16 * N_LAYER  # F16 keys and values
+    assert found["kv_bytes_per_token"] == kv
+    assert found["kv_bytes"] == (512 + 32) * kv
+    assert (
+        found["read_bytes_per_token"] == gpu["read_bytes_per_token"] + cpu["read_bytes_per_token"]
+    )
+    assert (found["n_ctx"], found["n_ctx_train"], found["n_ubatch"]) == (512, 1024, 32)
+    assert found["decode"]["n_bytes_copied"] > 0
+    assert found["prefill"]["n_tokens"] == 32
+
+
+def test_every_field_is_documented(model: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text("utf-8")
+    told = set(re.findall(r"`(\w+)`", text.split("## As JSON")[1]))
+
+    def keys(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        if not isinstance(value, dict):
+            return set()
+        return set(value).union(*map(keys, value.values()))
+
+    assert told - {"null"} == keys(plan(model, *SMALL, "-ot", "ffn=CPU"))
+
+
+def test_memory_without_a_limit(model: Path) -> None:
+    assert rows(table(model, *SMALL, "-dev", "sim"), "device   layers")["SIM0"][-3:] == (
+        ["no limit", "no limit", "fits"]
+    )
+    (gpu, _) = plan(model, *SMALL, "-dev", "sim")["devices"]
+    assert gpu["free"] is None and gpu["capacity"] is None
+
+
+def test_ceilings_of_all_devices_add_up(model: Path) -> None:
+    args = ("plan", model, *SMALL, "-dev", "sim", "-ngl", "3", "--json")
+    found = json.loads(lamella(*args, "--bandwidth", "cpu=40, SIM0=1000").stdout)
+    gpu, cpu = found["devices"]
+    for n_before, name in ((0, "decode_ceiling"), (512, "decode_ceiling_full")):
+        seconds = 0.0
+        for device, speed in ((gpu, 1000e9), (cpu, 40e9)):
+            n = device["read_bytes_per_token"] + n_before * device["kv_bytes_per_token"]
+            assert device[name] == pytest.approx(speed / n)
+            seconds += n / speed
+        assert found[name] == pytest.approx(1 / seconds)
+    assert gpu["bandwidth"] == 1000e9 and gpu["bandwidth_source"] == "given"
+
+
+def test_what_is_not_given_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(device: Any, n_threads: int) -> float | None:
+        asked.append((device.name, n_threads))
+        return None if device.name == "SIM0" else 10e9
+
+    monkeypatch.setattr(command, "memory_bandwidth", measured)
+    args = ("plan", model, *SMALL, "-dev", "sim", "--json")
+    gpu, cpu = json.loads(lamella(*args, "-ngl", "3").stdout)["devices"]
+    assert asked == [("SIM0", 2), ("CPU", 2)]
+    assert (cpu["bandwidth"], cpu["bandwidth_source"]) == (10e9, "measured")
+    assert (gpu["bandwidth"], gpu["decode_ceiling"]) == (None, None)
+    # who reads nothing needs no speed
+    asked.clear()
+    _, cpu = json.loads(lamella(*args, "-ngl", "all").stdout)["devices"]
+    assert asked == [("SIM0", 2)] and cpu["bandwidth_source"] == "reads nothing"
+
+    def failing(*_: object) -> float:
+        raise OutOfMemoryError("memory to measure", 2, 1)
+
+    monkeypatch.setattr(command, "memory_bandwidth", failing)
+    text = lamella(*args[:-1], "-dev", "none").stdout
+    assert "bandwidth CPU not measured: out of memory: memory to measure cannot give 2" in text
+
+
+@pytest.mark.parametrize("name", [*STORIES, *TINY_FILES])
+@pytest.mark.parametrize("device", ["none", "sim:24GiB", "sim:80GiB:2"])
+def test_every_model(name: str, device: str) -> None:
+    found = plan(model_path(name), "-dev", device)
+    n_gpus = {"none": 0, "sim:24GiB": 1, "sim:80GiB:2": 2}[device]
+    assert found["n_gpu_layers"] == (found["n_layers"] if n_gpus else 0)
+    assert found["pipeline"] is (n_gpus == 2) is (not found["no_pipeline"])
+    assert [d["name"] for d in found["devices"]] == [*(f"SIM{i}" for i in range(n_gpus)), "CPU"]
+    assert found["fits"] and not found["displaced"] and not found["notes"]
+    # of an odd number of layers; splits for the embedding, and for each device
+    assert found["decode"]["n_splits"] == 1 + n_gpus
+
+
+# --- what it reads ---
+
+
+@pytest.fixture
+def header(model: Path, tmp_path: Path) -> Path:
+    """The file of the model, cut where its tensors' data begin."""
+    with open_gguf(model) as file:
+        n = min(info.offset for info in file.tensors.values())
+    path = tmp_path / model.name
+    path.write_bytes(model.read_bytes()[:n])
+    return path
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from lamella.cli.main import main
+from lamella.model.gguf import file
+
+n_header, plain = int(sys.argv[1]), file._map
+
+def guarded(path):
+    "The file, whose pages behind the header end the process when they are read."
+    map = plain(path)
+    begin = -(-n_header // mmap.PAGESIZE) * mmap.PAGESIZE
+    address = np.frombuffer(map, np.uint8).ctypes.data
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address + begin), len(map) - begin, 0) == 0
+    return map
+
+file._map = guarded
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_only_the_header_is_read(model: Path, header: Path) -> None:
+    """Whose data is not there is planned all the same; where it is, it is not touched."""
+    args = (*SMALL, "-dev", "sim:24GiB", "-ngl", "3")
+    whole, cut = plan(model, *args), plan(header, *args)
+    assert header.stat().st_size < model.stat().st_size // 4
+    for found in (whole, cut):
+        del found["model"]
+        found["devices"][-1].pop("free")  # of this machine, just now
+    assert whole == cut
+
+    def guarded(*args: object) -> int:
+        code = [sys.executable, "-c", GUARDED, str(header.stat().st_size), *map(str, args)]
+        return subprocess.run(code, capture_output=True, check=False, timeout=60).returncode
+
+    assert guarded("plan", model, *args, *FAST) == 0
+    assert guarded("run", "-m", model, *args, "-p", "a", "-n", "1") == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("cut", ["nothing", "half"])
+def test_a_broken_header(header: Path, cut: str) -> None:
+    header.write_bytes(header.read_bytes()[: 0 if cut == "nothing" else 500])
+    done = lamella("plan", header)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith(f"lamella: error: {header}: ") and done.stderr.count("\n") == 1
+
+
+# --- what is refused ---
+
+
+def test_what_does_not_fit(model: Path) -> None:
+    needed = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]["needed"]
+    args = (*SMALL, "-dev", sim(needed - 1000), "-ngl", "3")
+    found = plan(model, *args, status=2)
+    assert not found["fits"]
+    gpu, cpu = found["devices"]
+    assert (gpu["fits"], gpu["shortfall"]) == (False, 1000)
+    assert (cpu["fits"], cpu["shortfall"]) == (True, 0)
+    text = table(model, *args, status=2)
+    assert rows(text, "device   layers")["SIM0"][-1] == "lacks 1000 B"
+    for name in ("plan", "run", "chat", "serve"):
+        done = lamella(name, "-m", model, *args, *(FAST if name == "plan" else ()))
+        assert done.returncode == 2
+        assert done.stderr.startswith("lamella: error: the model does not fit: SIM0 lacks 1000 b")
+        assert "what may help: fewer layers on devices (-ngl auto)" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert bool(done.stdout) is (name == "plan")
+    with pytest.raises(DoesNotFitError, match="SIM0 lacks 1000 bytes"):
+        api.load(
+            model, devices=[sim(needed - 1000)], n_gpu_layers=3, n_ctx=512, n_ubatch=32, n_threads=2
+        )
+
+
+def test_what_fits_to_the_byte_runs(model: Path) -> None:
+    device = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]
+    args = ("-m", model, *SMALL, "-ngl", "3", "-p", "a b c", "-n", "4", "--temp", "0")
+    expected = lamella("run", *args, "-dev", "none").stdout
+    assert expected
+    done = lamella("run", *args, "-dev", sim(device["needed"]))
+    assert (done.returncode, done.stdout) == (0, expected)
+    done = lamella("run", *args, "-dev", sim(device["needed"] - 1))
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_process_ends_with_its_status(model: Path) -> None:
+    """The real command, with stdout and stderr of its own."""
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        command = [*LAMELLA, "plan", *map(str, (*args, *FAST))]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    fits = run(model, *SMALL)
+    assert (fits.returncode, fits.stderr) == (0, "")
+    assert "\x1b" not in fits.stdout and "fits" in fits.stdout
+    assert fits.stdout.isascii()
+    short = run(model, *SMALL, "-dev", "sim:1KiB", "-ngl", "all", "--json")
+    assert short.returncode == 2 and not json.loads(short.stdout)["fits"]
+    assert "SIM0 lacks" in short.stderr
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated device cannot normalise."""
+    ops = frozenset(Op) - {Op.RMS_NORM}
+
+    def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
+        return [SimDevice("SIM0", ops=ops, compute=cpu.new_compute)]
+
+    monkeypatch.setattr(planning, "find_devices", found)
+
+
+@pytest.mark.usefixtures("picky")
+def test_strict_placement(model: Path) -> None:
+    line = "RMS_NORM nodes run on CPU, not on SIM0"
+    for rule in ("warn", "auto"):
+        found = plan(model, *SMALL, "--placement", rule)
+        assert found["fits"] and any(line in text for text in found["displaced"])
+        assert found["decode"]["n_displaced"] > 0
+    assert line in " ".join(table(model, *SMALL).split())
+    for name in ("plan", "run"):
+        done = lamella(name, "-m", model, *SMALL, "--placement", "strict")
+        assert done.returncode == 2
+        assert done.stderr.startswith("lamella: error: placement is strict, and nodes would be")
+        assert line in done.stderr
+    assert plan(model, *SMALL, "--placement", "strict", status=2)["fits"]
+
+
+# --- what is chosen ---
+
+
+def test_as_many_layers_as_fit_and_a_context_that_fits(model: Path) -> None:
+    def needed(*args: object) -> int:
+        found = plan(model, "-ub", "32", "-t", "2", "-dev", "sim", *args)
+        n: int = found["devices"][0]["needed"]
+        return n
+
+    args = ("-ub", "32", "-t", "2", "-fitt", "0")
+    some = needed("-ngl", "3", "-c", "1024")
+    for spare, n in ((0, 3), (-1, 2)):
+        found = plan(model, *args, "-dev", sim(some + spare))
+        assert found["n_gpu_layers"] == n and found["fits"]
+        assert found["notes"] == [
+            f"{n} of {N_LAYER + 1} layers are on SIM0: more does not fit",
+        ]
+    all_of_512 = needed("-ngl", "all", "-c", "512")
+    fitted = plan(model, *args, "-dev", sim(all_of_512), "-ngl", "all", "--fit")
+    assert (fitted["n_ctx"], fitted["fits"]) == (512, True)
+    assert fitted["notes"] == ["the context has 512 tokens, not 1024: more does not fit"]
+    fit = ("-dev", sim(all_of_512), "-ngl", "all", "--fit")
+    told = lamella("run", "-m", model, *args, *fit, "-p", "a", "-n", "1")
+    assert told.stderr.startswith("lamella: the context has 512 tokens, not 1024: more does not")
+    assert told.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--bandwidth", "CPU"], "'CPU': must be a device and its GB/s"),
+        (["--bandwidth", "=4"], "'=4': must be a device and its GB/s"),
+        (["--bandwidth", "CPU=0"], "'CPU=0': must be"),
+        (["--bandwidth", "CPU=inf"], "'CPU=inf': must be"),
+        (["--bandwidth", "CPU=4,SIM0=-1"], "'SIM0=-1': must be"),
+        (["-fitt", "much"], "invalid int value: 'much'"),
+        (["--placement", "lax"], "invalid choice: 'lax'"),
+    ],
+)
+def test_flags_that_cannot_be_read(model: Path, args: list[str], told: str) -> None:
+    done = lamella("plan", model, *args)
+    assert done.returncode == 2 and not done.stdout
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--bandwidth", "SIM0=4"], "--bandwidth: SIM0 is none of CPU"),
+        (["-dev", "sim:0x"], "no device is called 'sim:0x'; there are: CPU, none"),
+        (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
+        (["-c", "-1"], "n_ctx is -1: must lie in 0"),
+        (["-fitt", "-1"], "fit_target is -1"),
+        (["-ctk", "q3"], "type_k is 'q3': must be one of f32, f16, bf16, q8_0"),
+    ],
+)
+def test_values_that_cannot_be(model: Path, args: list[str], told: str) -> None:
+    done = lamella("plan", model, "-dev", "none", *args)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("lamella: error: ") and told in done.stderr
+
+
+def test_a_model_is_needed() -> None:
+    done = lamella("plan")
+    assert done.returncode == 2 and "lamella plan MODEL" in lamella("plan", "--help").stdout
+    assert "MODEL" in done.stderr or "model" in done.stderr

@@ -1,0 +1,161 @@
+"""Plans of models on a GPU are exact: a played one counts every byte that it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_grid import GridGpu
+from gpus import Gpus, leaves_nothing, played_gpus
+from model_files import ModelFiles
+
+from lamella.alloc import Buffer
+from lamella.base.settings import STRICT
+from lamella.kernels import devices
+from lamella.kernels.cuda.device import DRIVER_MARGIN, CudaDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context
+from lamella.model.loader import load_model
+from lamella.model.plan import ModelPlan
+from lamella.server.params import InstanceParams
+from lamella.server.planning import Prepared, prepare
+
+pytestmark = pytest.mark.timeout(900)
+
+SMALL: Mapping[str, Any] = {"n_ctx": 256, "n_ubatch": 40, "n_parallel": 3, "n_threads": 2}
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "all layers": {},
+    "some layers": {"n_gpu_layers": 2},
+    "no layers, large batches": {"n_gpu_layers": 0},
+    "no op offload": {"n_gpu_layers": 2, "op_offload": False},
+    "keys on the CPU": {"kv_offload": False},
+    "q8_0 keys": {"type_k": "q8_0", "type_v": "q8_0"},
+    "weights in pinned memory": {"overrides": (("ffn", "CUDA_Host"),)},
+    "two GPUs": {"devices": ("CUDA0", "CUDA1")},
+    "two GPUs and the CPU": {"devices": ("CUDA0", "CUDA1"), "n_gpu_layers": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Gpus]:
+    """Played ones also with --cuda: a real driver rounds what it is asked for."""
+    with played_gpus() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def found(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of devices stand for those of the test."""
+    monkeypatch.setattr(devices, "find_cuda", lambda: gpus.registry)
+
+
+def plan_of(path: Path, **params: Any) -> Prepared:
+    options = {"devices": ("CUDA0",), "n_gpu_layers": -1, **SMALL, **params}
+    return prepare(InstanceParams(path=path, **options))
+
+
+def grid(gpus: Gpus) -> Sequence[GridGpu]:
+    found = [device.gpu for device in gpus.devices]
+    assert all(isinstance(gpu, GridGpu) for gpu in found)
+    return found  # type: ignore[return-value]
+
+
+def check_exact(gpus: Gpus, plan: ModelPlan) -> None:
+    """What the machines' drivers have given is what the plan says."""
+    by_name = {device.name: device.needed for device in plan.devices[:-1]}
+    for gpu in grid(gpus):
+        assert gpu.device_memory.used == by_name.get(gpu.info.name, 0)
+    cpu = plan.devices[-1]
+    pinned = sum(m.total for m in cpu.memory if m.buffer_type.endswith("_Host"))
+    assert sum(gpu.host_memory.used for gpu in grid(gpus)) == pinned
+
+
+def decode_all_kinds(context: Context) -> None:
+    rng = np.random.default_rng(5)
+    seqs = [context.pool.new_sequence() for _ in range(context.n_seq_max)]
+    for lengths in ([1], [40], [50], [3, 1, 9], [1] * 3):
+        for n_outputs in (0, 1):
+            batch = Batch()
+            for seq, n in zip(seqs, lengths, strict=False):
+                pos = seq.length
+                context.append(seq, n)
+                batch.add(rng.integers(0, context.n_vocab, n).tolist(), seq, pos, n_outputs)
+            context.decode_rows(batch)
+        for seq in seqs:
+            seq.truncate(0)
+    for seq in seqs:
+        seq.free()
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_plan_is_exact(gpus: Gpus, files: ModelFiles, name: str) -> None:
+    path = files.random("deep", "Q4_0")
+    for gpu in grid(gpus):
+        assert not gpu.device_memory.used and not gpu.host_memory.used
+    prepared = plan_of(path, **CONFIGURATIONS[name])
+    check_exact(gpus, _nothing(prepared.plan))
+    model = load_model(path, prepared.model_params)
+    try:
+        with STRICT.set(1), Context(model, prepared.context_params) as context:
+            for _ in range(2):
+                check_exact(gpus, prepared.plan)
+                decode_all_kinds(context)
+    finally:
+        model.free()
+
+
+def _nothing(plan: ModelPlan) -> ModelPlan:
+    """A plan of nothing: making one takes no memory."""
+    return replace(plan, devices=tuple(replace(d, memory=()) for d in plan.devices))
+
+
+def test_a_part_of_the_memory_is_left_to_the_driver(gpus: Gpus, files: ModelFiles) -> None:
+    path, gpu = files.random("deep", "Q4_0"), gpus.first
+    needed = plan_of(path).plan.devices[0].needed
+    for spare, fits in ((0, True), (-1, False)):
+        filler = taken(gpu, needed + DRIVER_MARGIN + spare)
+        plan = plan_of(path).plan
+        filler.free()
+        assert plan.devices[0].margin == DRIVER_MARGIN
+        assert plan.devices[0].shortfall == (0 if fits else 1)
+        assert plan.fits is fits
+
+
+def taken(gpu: CudaDevice, n_free: int) -> Buffer:
+    """Take memory so that so many bytes are left."""
+    return gpu.buffer_type.alloc_buffer(gpu.memory()[0] - n_free)
+
+
+def test_a_gpu_without_room_is_left_alone(gpus: Gpus, files: ModelFiles) -> None:
+    """Not even large batches are taken over then: their weights would have to be copied there."""
+    path, gpu = files.random("deep", "Q4_0"), gpus.first
+    auto: Mapping[str, Any] = {"n_gpu_layers": None, "fit_target": 0}
+    none = plan_of(path, n_gpu_layers=0).plan.devices[0].needed
+    assert none > 0
+    filler = taken(gpu, none + DRIVER_MARGIN)
+    plan = plan_of(path, **auto).plan
+    filler.free()
+    assert (plan.n_gpu_layers, plan.devices[0].needed) == (0, none)
+    filler = taken(gpu, none + DRIVER_MARGIN - 1)
+    prepared = plan_of(path, **auto)
+    filler.free()
+    assert [d.name for d in prepared.plan.devices] == ["CPU"]
+    assert not prepared.model_params.op_offload and not prepared.context_params.op_offload
+    assert "cannot take large batches over" in prepared.plan.notes[1]
+    assert not any(m.buffer_type == "CUDA_Host" for m in prepared.plan.devices[0].memory)
+
+
+def test_bandwidth_is_measured_and_leaves_nothing(gpus: Gpus) -> None:
+    gpu = gpus.first
+    with leaves_nothing(gpu):
+        n_events = grid(gpus)[0].live["events"]
+        assert gpu.bandwidth() > 0
+        filler = taken(gpu, 1 << 16)
+        assert gpu.bandwidth() > 0
+        filler.free()
+        assert grid(gpus)[0].live["events"] == n_events
