@@ -217,7 +217,7 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
     with pytest.raises(UnknownDeviceError, match="'gpu'"):
         lamella.load(path, devices=["gpu"])
     with pytest.raises(OutOfMemoryError, match="SIM0"):
-        lamella.load(path, devices=["sim:1KiB"])
+        lamella.load(path, devices=["sim:1KiB"], n_gpu_layers=-1)
 
 
 def test_bad_files(tmp_path: Path) -> None:
@@ -233,3 +233,19 @@ def test_bad_files(tmp_path: Path) -> None:
     other.write_bytes(data)
     with pytest.raises(UnsupportedModelError, match=r"lluma.*llama.*qwen3moe"):
         lamella.load(other)
+
+
+def test_the_plan_of_a_model_and_what_strict_placement_refuses(path: Path) -> None:
+    with lamella.load(path, devices=["sim:1GiB"], n_gpu_layers=2, n_ctx=64) as model:
+        assert next((d.name, d.n_layers) for d in model.plan.devices) == ("SIM0", 2)
+        assert model.plan.fits
+    with lamella.load(path, devices=["sim:1GiB"], n_ctx=64) as model:  # 1 GiB is to stay free
+        assert model.plan.n_gpu_layers == 0
+    on_cpu = [("ffn_down", "CPU")]
+    lamella.load(
+        path, devices=["sim"], n_ctx=64, overrides=on_cpu, placement="strict"
+    ).close()  # as it was asked for
+    with pytest.raises(RequestError, match=r"no memory is called 'GPU'; there are: CPU, "):
+        lamella.load(path, overrides=[("ffn_down", "GPU")])
+    with pytest.raises(RequestError, match="placement is 'never': must be one of strict, warn"):
+        lamella.load(path, placement="never")
