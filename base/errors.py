@@ -13,7 +13,8 @@
     │   └── PlacementError         strict placement: nodes cannot run where their layers are
     ├── BackendError        a device failed while it was computing
     ├── ModelFileError      a model file is missing or broken; names file, place and cause
-    │   └── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
+    │   ├── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
+    │   └── DownloadError          a model cannot be had from the hub; names cause and remedy
     ├── RequestError        a caller asked for what cannot be done: a wrong value, a wrong name
     │   └── ContextSizeError       a prompt does not fit the context
     ├── OverloadedError     too many requests are waiting
@@ -87,8 +88,8 @@ class DoesNotFitError(OutOfMemoryError):
 
     def __str__(self) -> str:
         lines = [
-            f"{name} lacks {_shown(wanted - free)}: it needs {_shown(wanted)}, {_shown(free)} are free"
-            for name, wanted, free in self.short
+            f"{name} lacks {_shown(n - free)}: it needs {_shown(n)}, {_shown(free)} are free"
+            for name, n, free in self.short
         ]
         advice = f"; what may help: {self.advice}" if self.advice else ""
         return f"the model does not fit: {'; '.join(lines)}{advice}"
@@ -129,6 +130,11 @@ class ModelFileError(LamellaError):
 
 class UnsupportedModelError(ModelFileError):
     """A sound file, of a kind that Lamella cannot run; lists the kinds it can."""
+
+
+class DownloadError(ModelFileError):
+    """A model cannot be had from the hub, nor from its cache. Names the repository, what is wrong
+    and what helps."""
 
 
 class RequestError(LamellaError):

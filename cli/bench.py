@@ -26,7 +26,8 @@ from ..kernels.cpu.threads import default_threads, peak_memory
 from ..model.bench import Bench, BenchTest, open_bench
 from ..server.params import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
-from .flags import ALL_LAYERS, add_offload_flags
+from .download import model_path
+from .flags import ALL_LAYERS, add_model_flag, add_offload_flags
 from .start import StartProgress
 
 MAX_TOKENS: Final = 1 << 20  # of a part of a test
@@ -69,8 +70,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("model").add_argument
-    add("-m", "--model", metavar="FILE", required=True, help="GGUF file, the first of a split one")
+    group = parser.add_argument_group("model")
+    add_model_flag(group)
+    add = group.add_argument
     add(
         "-t",
         "--threads",
@@ -151,6 +153,7 @@ def main(args: argparse.Namespace) -> int:
     tests = list(_tests(args))
     if not tests:
         args.parser.error("there is nothing to test: -p and -n are 0, and there is no -pg")
+    args.model = model_path(args)
     result = None
     for n_threads in args.threads or (default_threads(),):
         for i, result in enumerate(_run(args, tests, n_threads)):

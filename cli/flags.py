@@ -10,12 +10,14 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from ..base.errors import RequestError
 from ..kernels.cpu.pool import POLL
 from ..model.sampling import SamplingParams
 from ..server.params import PLACEMENTS, InstanceParams
+from .download import hub_model, model_path
 
 ALL_LAYERS: Final = -1
 INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
@@ -181,15 +183,25 @@ def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) 
 
 
 def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:
-    """The model's file, which must be given, once."""
+    """The model, which must be given, once: a file, or one of Hugging Face."""
     text = "GGUF file, the first of a split one"
-    if not argument:
-        group.add_argument("-m", "--model", metavar="FILE", required=True, help=text)
-        return
     one = group.add_mutually_exclusive_group(required=True)
-    # without a default, which would take the place of what -m has given
-    one.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=text)
-    one.add_argument("-m", "--model", metavar="FILE", help="the same, as a flag")
+    if argument:
+        # without a default, which would take the place of what -m has given
+        one.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=text)
+        text = "the same, as a flag"
+    one.add_argument("-m", "--model", metavar="FILE", help=text)
+    one.add_argument(
+        "-hf",
+        "--hf-repo",
+        type=hub_model,
+        metavar="USER/REPO[:QUANT]",
+        help="a model of Hugging Face, downloaded if it is not in the cache (:Q4_K_M, else the "
+        "first there is)",
+    )
+    add = group.add_argument
+    add("-hff", "--hf-file", metavar="FILE", help="with -hf: the file, whatever its quant is")
+    add("--offline", action="store_true", help="with -hf: what the cache has, without the network")
 
 
 def _add_device_flags(parser: argparse.ArgumentParser) -> None:
@@ -336,10 +348,14 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--chat-template-file", metavar="FILE", help="a file with the template")
 
 
-def instance_params(args: argparse.Namespace) -> InstanceParams:
-    """What to open, from the flags."""
-    return InstanceParams(
-        path=args.model,
+def instance_params(args: argparse.Namespace, *, header_only: bool = False) -> InstanceParams:
+    """What to open, from the flags; a model of Hugging Face is here then, or at least its header.
+
+    Raises:
+        RequestError: a value that cannot be. DownloadError: the model cannot be had.
+    """
+    params = InstanceParams(
+        path="",
         n_ctx=args.ctx_size,
         n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,
@@ -364,6 +380,8 @@ def instance_params(args: argparse.Namespace) -> InstanceParams:
         fit_target=args.fit_target,
         chat_template=_chat_template(args),
     )
+    # last: a wrong value must not be told after a download
+    return replace(params, path=model_path(args, header_only=header_only))
 
 
 def _chat_template(args: argparse.Namespace) -> str | None:

@@ -23,6 +23,8 @@ EPILOG: Final = """examples:
   lamella run -m model.gguf -p "Once upon a time" -n 64
   lamella chat -m model.gguf
   lamella serve -m model.gguf --port 8080
+  lamella plan model.gguf --device sim:24GiB
+  lamella explain model.gguf --html page.html
   lamella bench -m model.gguf -npl 1,8
   lamella doctor
 """
@@ -41,7 +43,9 @@ COMMANDS: Final = {
 }
 
 REFUSED: Final = 2  # the exit status of what its plan does not allow
-USAGE: Final = {"doctor": "", "plan": "MODEL ", "explain": "MODEL ", "profile": "MODEL "}
+USAGE: Final = {"doctor": ""} | dict.fromkeys(
+    ("plan", "explain", "profile"), "(MODEL | -hf REPO) "
+)
 
 
 def parser(argv: Sequence[str]) -> Parser:
@@ -60,7 +64,7 @@ def parser(argv: Sequence[str]) -> Parser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            usage=f"lamella {name} {USAGE.get(name, '-m FILE ')}[options]",
+            usage=f"lamella {name} {USAGE.get(name, '(-m FILE | -hf REPO) ')}[options]",
         )
         if name in argv[:1]:
             # only the one that is called: a web server's libraries take longer than a short answer

@@ -8,6 +8,7 @@ import math
 import pytest
 from commands import lamella
 
+from lamella.base.errors import RequestError
 from lamella.cli.flags import (
     Parser,
     add_model_flags,
@@ -19,6 +20,7 @@ from lamella.cli.flags import (
     unescape,
 )
 from lamella.cli.main import parser
+from lamella.model.hub import HubModel
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -141,9 +143,11 @@ def test_a_model_without_its_flag(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("-ngl 5", "one of the arguments MODEL -m/--model is required"),
+        ("-ngl 5", "one of the arguments MODEL -m/--model -hf/--hf-repo is required"),
         ("f.gguf -m g.gguf", "argument -m/--model: not allowed with argument MODEL"),
         ("-m g.gguf f.gguf", "argument MODEL: not allowed with argument -m/--model"),
+        ("f.gguf -hf u/r", "argument -hf/--hf-repo: not allowed with argument MODEL"),
+        ("-hf u/r -m f.gguf", "argument -m/--model: not allowed with argument -hf/--hf-repo"),
         ("f.gguf g.gguf", "unexpected argument 'g.gguf'"),
     ],
 )
@@ -154,12 +158,46 @@ def test_a_model_once(args: str, message: str, capsys: pytest.CaptureFixture[str
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "plan", "explain", "bench"])
+def test_a_model_of_hugging_face(command: str) -> None:
+    for flags in ("-hf u/r:Q8_0 -hff a/b.gguf", "--hf-repo u/r:Q8_0 --hf-file a/b.gguf"):
+        args = parsed(command, *flags.split(), "--offline")
+        assert (args.hf_repo, args.hf_file) == (HubModel("u/r", "Q8_0"), "a/b.gguf")
+        assert (args.offline, args.model) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("-hf r", "argument -hf/--hf-repo: 'r': must be USER/REPO or USER/REPO:QUANT"),
+        ("-hf u/r:", "argument -hf/--hf-repo: 'u/r:': must be USER/REPO"),
+        ("-m f -hf u/r", "argument -hf/--hf-repo: not allowed with argument -m/--model"),
+        ("-hff f.gguf", "one of the arguments -m/--model -hf/--hf-repo is required"),
+    ],
+)
+def test_wrong_models_of_hugging_face(flags: str, message: str) -> None:
+    done = lamella("run", *flags.split())
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_file_of_no_repository() -> None:
+    with pytest.raises(RequestError, match="-hff FILE is a file of a repository"):
+        instance_params(parsed("run", "-m", "f", "-hff", "g.gguf"))
+
+
+def test_a_wrong_value_is_told_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamella.cli.download.find_model", lambda *args, **options: 1 / 0)
+    with pytest.raises(RequestError, match="n_parallel is 0"):
+        instance_params(parsed("run", "-hf", "u/r", "-np", "0"))
+
+
 def test_numbers_may_follow_a_letter() -> None:
     args = parsed("run", "-m", "f", "-n5", "-t2")
     assert (args.predict, args.threads) == (5, 2)
 
 
-@pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hf", "-lv", "-cram"])
+@pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hfd", "-lv", "-cram"])
 def test_flags_of_two_letters_are_not_taken_for_one_and_a_value(flag: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")
     assert done.returncode == 2

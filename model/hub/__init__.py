@@ -1,0 +1,18 @@
+"""hub: models from Hugging Face, downloaded into the cache that all its programs share.
+
+    path = find_model(parse_model("user/repo:Q4_K_M"))
+
+huggingface-hub is imported when something is looked for, not before.
+"""
+
+from .files import HubModel, parse_model, size_text
+from .find import DownloadProgress, find_header, find_model
+
+__all__ = [
+    "DownloadProgress",
+    "HubModel",
+    "find_header",
+    "find_model",
+    "parse_model",
+    "size_text",
+]

@@ -1,0 +1,194 @@
+"""Models of Hugging Face by -hf, in real commands, on a hub of the test's."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import LAMELLA, lamella, tiny_model
+from fake_hub import FakeHub, digest_of
+from hub_world import environment, hub_world
+
+from lamella.cli.download import DownloadBar
+from lamella.model.hub import find
+
+NAME = "tiny-Q4_K_M.gguf"
+RUN = ["run", "-p", "ab", "-n", "2", "--temp", "0", "-c", "64"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return tiny_model(tmp_path_factory.mktemp("model")).read_bytes()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: bytes) -> Iterator[FakeHub]:
+    with hub_world(tmp_path, monkeypatch) as made:
+        made.add("u/tiny", {NAME: model, "tiny-Q8_0.gguf": model[:-1] + b"\1"})
+        yield made
+
+
+def lines_without_timings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith(("prompt:", "compil"))]
+
+
+def test_a_download_and_the_same_answer_as_from_a_file(hub: FakeHub, tmp_path: Path) -> None:
+    expected = lamella(*RUN, "-m", tiny_model(tmp_path))
+    first = lamella(*RUN, "-hf", "u/tiny")
+    assert (first.returncode, first.stdout) == (0, expected.stdout)
+    begins, ends = lines_without_timings(first.stderr)
+    size = len(hub.repos["u/tiny"].files[NAME]) / 1024
+    assert begins == f"downloading {NAME}, {size:.2f} KiB ..."
+    assert ends.startswith(f"downloaded {NAME}, {size:.2f} KiB, in ")
+    assert len(hub.deliveries()) == 1
+    hub.forget()
+    second = lamella(*RUN, "-hf", "u/tiny:q4_k_m", "--offline")
+    assert (second.returncode, second.stdout) == (0, expected.stdout)
+    assert lines_without_timings(second.stderr) == []
+    assert hub.requests == []
+
+
+def test_a_file_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
+    assert lamella(*RUN, "-hf", "u/tiny", "-hff", "tiny-Q8_0.gguf").returncode == 0
+    assert next(r.path for r in hub.requests if "/resolve/" in r.path).endswith("/tiny-Q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("u/none", "has no repository u/none"),
+        ("u/tiny:Q2_K", "u/tiny has no Q2_K; there are Q4_K_M ("),
+    ],
+)
+def test_refusals_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:
+    for command in (RUN, ["bench"], ["serve"], ["chat"], ["plan"], ["explain"]):
+        done = lamella(*command, "-hf", wanted)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("lamella: error: ")
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_a_plan_needs_the_header_alone(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(find, "HEADER_STEP", 4096)
+    args = [command, "--json", "-c", "64"] + (["--bandwidth", "CPU=1"] if command == "plan" else [])
+    done = lamella(*args, "-hf", "u/tiny")
+    assert done.returncode == 0, done.stderr
+    found, expected = (
+        json.loads(done.stdout),
+        json.loads(lamella(*args, tiny_model(tmp_path)).stdout),
+    )
+    for of in (found, expected):
+        del of["model"]
+    if command == "plan":
+        # what is free may have changed
+        for of in (found, expected):
+            of["devices"] = [device["needed"] for device in of["devices"]]
+    assert found == expected
+    assert 0 < hub.n_sent < len(hub.repos["u/tiny"].files[NAME]) / 2
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_bench(hub: FakeHub, tmp_path: Path) -> None:
+    done = lamella("bench", "-hf", "u/tiny", "--json", "-p", "4", "-n", "0", "-r", "1")
+    assert done.returncode == 0, done.stderr
+    assert NAME in done.stdout
+
+
+def test_ctrl_c_keeps_what_is_there(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
+    hub.stall_after = 50_000
+    env = {**os.environ, **environment(hub, tmp_path)}
+    process = subprocess.Popen(
+        [*LAMELLA, *RUN, "-hf", "u/tiny"],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    part = tmp_path / "cache" / "models--u--tiny" / "blobs" / f"{digest_of(model)}.incomplete"
+    while not (part.exists() and hub.n_sent >= 50_000):
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)  # what was sent arrives
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), errors
+    assert "which are kept: the same command goes on from there" in errors
+    assert "Traceback" not in errors and "downloaded" not in errors
+    there = part.stat().st_size
+    assert 0 < there <= 50_000
+    hub.stall_after = None
+    hub.forget()
+    done = subprocess.run(
+        [*LAMELLA, *RUN, "-hf", "u/tiny"], env=env, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.n_sent == len(model) - there
+
+
+def test_the_environment_is_honoured(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
+    hub.repos["u/tiny"].private = True
+    env = {**os.environ, **environment(hub, tmp_path), "HF_TOKEN": "hf_good"}
+    done = subprocess.run(
+        [*LAMELLA, *RUN, "-hf", "u/tiny"], env=env, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cache" / "models--u--tiny" / "blobs" / digest_of(model)).exists()
+    # nothing is asked but what is needed
+    assert {r.path.split("/")[1] for r in hub.requests if r.host == "hub"} == {"api", "u"}
+    assert {r.path for r in hub.requests if "/api/" in r.path} == {"/api/models/u/tiny"}
+    hub.forget()
+    done = subprocess.run(
+        [*LAMELLA, *RUN, "-hf", "u/tiny"],
+        env={**env, "HF_HUB_OFFLINE": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.requests == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Terminal()
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = DownloadBar()
+    for done in (0, 500 << 20, 1 << 30):
+        bar.on_progress(done, 1 << 30, NAME)
+    bar.close()
+    assert NAME in told.getvalue() and "GiB" in told.getvalue()
+    assert "downloading" not in told.getvalue()
+    assert f"downloaded {NAME}, 1.00 GiB, in " in told.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_that_is_interrupted(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    bar = DownloadBar()
+    bar.on_progress(0, 4 << 30, NAME)
+    bar.on_progress(1 << 30, 4 << 30, NAME)
+    bar.interrupted()
+    bar.close()
+    assert told.getvalue().endswith(
+        "stopped at 1.00 GiB of 4.00 GiB, which are kept: the same command goes on from there\n"
+    )
+    assert "downloaded" not in told.getvalue()

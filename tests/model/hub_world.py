@@ -1,0 +1,51 @@
+"""For tests of downloads: a fake hub, and huggingface-hub set to it with a cache of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_hub import FakeHub
+from huggingface_hub import close_session, constants, get_session
+
+from lamella.model.hub import library
+
+
+@contextmanager
+def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub; the library, which has read the environment long ago, knows no other one."""
+    with FakeHub() as hub:
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {
+            "ENDPOINT": hub.url(),
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url() + template,
+            "HF_HUB_CACHE": str(folder / "cache"),
+            "HF_TOKEN_PATH": str(folder / "token"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_TELEMETRY": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, "127.0.0.1,localhost")
+        monkeypatch.setattr(library, "WAIT_S", 0.0)
+        close_session()  # it may know proxies, or the hub of an earlier test
+        get_session()  # here: two threads at once could make one each
+        yield hub
+        close_session()
+
+
+def environment(hub: FakeHub, folder: Path) -> dict[str, str]:
+    """What a process needs to know of the hub."""
+    return {
+        "HF_ENDPOINT": hub.url(),
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_CACHE": str(folder / "cache"),
+        "HF_TOKEN": "",
+        "HF_HUB_OFFLINE": "",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }
