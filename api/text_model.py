@@ -144,89 +144,31 @@ class Model:
         return f"<lamella.Model {self._instance.model.path}>"
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    n_ctx: int = 0,
-    n_batch: int = 2048,
-    n_ubatch: int = 512,
-    n_parallel: int = 4,
-    devices: Sequence[str] = (),
-    n_gpu_layers: int | None = None,
-    split_mode: str = "layer",
-    main_gpu: int = 0,
-    tensor_split: tuple[float, ...] | None = None,
-    overrides: Sequence[tuple[str, str]] = (),
-    n_cpu_moe: int = 0,
-    kv_offload: bool = True,
-    op_offload: bool = True,
-    placement: str = "warn",
-    fit: bool = False,
-    fit_target: int = 1024,
-    n_threads: int | None = None,
-    n_threads_batch: int | None = None,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    repack: bool = True,
-) -> Model:
+def load(path: str | os.PathLike[str], **options: Any) -> Model:
     """Load a GGUF model.
 
     Args:
         path: the file, the first one of a split model.
-        n_ctx: tokens of the context, shared by all generations; 0: what the model was trained with.
-        n_batch, n_ubatch: most tokens computed at once, the lesser of the two.
-        n_parallel: generations that run at once.
-        devices: what takes layers besides the CPU: ["CUDA0"], ["none"], ["sim:24GiB"]; by default
-            all NVIDIA GPUs.
-        n_gpu_layers: layers for the devices, counted from the last; -1: all, None: what fits.
-        split_mode: "layer" spreads the layers over the devices; "none": all on the main one.
-        main_gpu: which of the devices that is, from 0 on.
-        tensor_split: the devices' shares of the layers; by free memory where None.
-        overrides: (pattern, memory) for weights whose names match: ("ffn_.*_exps", "CPU").
-        n_cpu_moe: layers, from the first on, whose experts stay with the CPU; -1: all.
-        kv_offload: keep keys and values on the device of their layer.
-        op_offload: let devices take over large batches from the CPU.
-        placement: "strict" refuses what cannot run where its layer is, "warn" logs it.
-        fit: take a smaller context than the model's, if that does not fit.
-        fit_target: MiB to leave free on each device where layers or the context are fitted.
-        n_threads: threads of the CPU; None: one for each core that the process may use.
-        n_threads_batch: for prompts and several tokens at once; None: n_threads.
-        type_k, type_v: types of the cached keys and values: f32, f16, bf16 or q8_0.
-        repack: keep the CPU's weights as its fast kernels want them; without, results have the
-            bits of simulated devices.
+        options: as `server.params.InstanceParams` has them. Among them are `n_ctx`, tokens of the
+            context, which all generations share (0: what the model was trained with);
+            `n_parallel`, generations that run at once; `devices`, what takes layers besides the
+            CPU, as in ["CUDA0"], ["none"], ["sim:24GiB"] (all NVIDIA GPUs); `n_gpu_layers`, how
+            many layers they take (None: what fits, -1: all); `n_threads` of the CPU; `type_k` and
+            `type_v` of the cached keys and values; `placement`, "strict" to refuse what cannot run
+            where its layer is.
 
     Raises:
         ModelFileError: the file is missing, broken, or of a kind that Lamella cannot run.
-        RequestError: an argument that cannot be.
-        UnknownDeviceError: a device that is not there.
+        RequestError: an option that cannot be. UnknownDeviceError: a device that is not there.
         DoesNotFitError: a device's memory is too small, which the plan says before loading;
             OutOfMemoryError: it has become so since.
         PlacementError: placement is strict, and nodes would run elsewhere than their layers.
     """
-    params = InstanceParams(
-        path=os.fspath(path),
-        n_ctx=n_ctx,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        n_parallel=n_parallel,
-        devices=devices,
-        n_gpu_layers=n_gpu_layers,
-        split_mode=split_mode,
-        main_gpu=main_gpu,
-        tensor_split=tensor_split,
-        overrides=overrides,
-        n_cpu_moe=n_cpu_moe,
-        kv_offload=kv_offload,
-        op_offload=op_offload,
-        placement=placement,
-        fit=fit,
-        fit_target=fit_target,
-        n_threads=n_threads,
-        n_threads_batch=n_threads_batch,
-        type_k=type_k,
-        type_v=type_v,
-        repack=repack,
-    )
+    try:
+        params = InstanceParams(path=os.fspath(path), **options)
+    except TypeError as e:
+        known = ", ".join(name for name in InstanceParams.__dataclass_fields__ if name != "path")
+        raise RequestError(f"load: {e}; options are {known}") from None
     return Model(open_instance(params))
 
 

@@ -249,3 +249,8 @@ def test_the_plan_of_a_model_and_what_strict_placement_refuses(path: Path) -> No
         lamella.load(path, overrides=[("ffn_down", "GPU")])
     with pytest.raises(RequestError, match="placement is 'never': must be one of strict, warn"):
         lamella.load(path, placement="never")
+
+
+def test_an_option_that_there_is_not(path: Path) -> None:
+    with pytest.raises(RequestError, match=r"load: .*'n_layers'; options are n_ctx, n_batch, "):
+        lamella.load(path, n_layers=3)
