@@ -57,10 +57,14 @@ class GraphAllocator:
                 lay in it have to be placed anew, and a smaller one may be reserved.
         """
         layout = self._plan(graph, node_ids, leaf_ids)
-        self.layout = None
-        for buffer_id, sizes in enumerate(layout.chunk_sizes):
-            self._grow(buffer_id, sizes)
+        self.grow(layout.chunk_sizes)
         self.layout = layout
+
+    def grow(self, chunk_sizes: Sequence[Sequence[int]]) -> None:
+        """Grow the buffers to chunks of these bytes, by buffer id. Raises as `reserve`."""
+        self.layout = None
+        for buffer_id, sizes in enumerate(chunk_sizes):
+            self._grow(buffer_id, sizes)
 
     def needs_realloc(
         self,

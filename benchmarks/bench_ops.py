@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 import cpu_run
 from op_cases import OpCase, op_cases
 
-from lamella.graph import Op, Tensor
+from lamella.graph import Op
+from lamella.graph.cost import cost
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.cpu.plan import Plan
 from lamella.kernels.cpu.threads import default_threads
@@ -45,20 +46,15 @@ def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
 
     n = max(1, int(TRIAL_S / max(seconds(1), seconds(1), 1e-7)))
     us = 1e6 * statistics.median(seconds(n) / n for _ in range(trials))
-    n_bytes = node.nbytes + sum(src.nbytes for src in set(node.src))
+    moved = cost([node])
+    # what attention multiplies depends on its data
+    flops = 2 * moved.n_mul_adds if node.op is not Op.FLASH_ATTN_EXT else 0
     return {
         "case": case.name,
         "us": round(us, 2),
-        "GB/s": round(n_bytes / us / 1e3, 2),
-        "GFLOPS": round(flops(node) / us / 1e3, 2),
+        "GB/s": round(moved.n_bytes / us / 1e3, 2),
+        "GFLOPS": round(flops / us / 1e3, 2),
     }
-
-
-def flops(node: Tensor) -> int:
-    """Multiplications and additions of a matrix product; 0 for other ops."""
-    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
-        return 2 * node.src[0].ne[0] * node.n_elements
-    return 0
 
 
 def main() -> None:

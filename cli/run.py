@@ -10,6 +10,7 @@ import json
 import sys
 
 from ..base.errors import CancelledError, RequestError
+from ..model.watch import TensorWatch
 from ..server.instance import Instance
 from ..server.job import Result
 from ..server.text import Generation, generate
@@ -43,6 +44,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-escape", action="store_true", help=r"take \n and the like in the prompt literally")
     add("--json", action="store_true", help="print one JSON object instead of the text")
+    add(
+        "--trace-tensors",
+        metavar="REGEX",
+        help="tell on stderr of each node whose name matches, or whose op is called so, as it is "
+        "computed: shape, smallest, largest, mean, NaN and first values",
+    )
     add_model_flags(parser)
     add_sampling_flags(parser)
 
@@ -50,7 +57,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Continue the prompt; the exit status."""
     text, sampling = _prompt(args), sampling_params(args)
+    watch = None
+    if args.trace_tensors is not None:
+        watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
     with open_with_progress(instance_params(args)) as instance:
+        instance.context.set_eval_callback(watch)
         prompt = instance.vocab.tokenize(text, parse_special=True)
         generation = generate(
             instance.engine,
@@ -62,6 +73,10 @@ def main(args: argparse.Namespace) -> int:
             ignore_eos=args.ignore_eos,
         )
         pieces, status = _stream(generation, quiet=args.json)
+        if watch is not None and not watch.n_told:
+            sys.stderr.write(
+                f"lamella: no node matches {args.trace_tensors!r}; there are {watch.names()}\n"
+            )
         if status == 0:
             result = generation.result
             if args.json:

@@ -14,6 +14,7 @@ from ..alloc.buffer import Buffer, Bytes, buffer_of
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.backend import KeepAlive
+from ..sched.profile import CallTime
 from .fusion import UseCounts
 from .steps import AddressOf
 
@@ -24,6 +25,16 @@ Workspace = Callable[[int], Buffer]  # scratch memory of at least so many bytes
 def address_of(node: Tensor, tensor: Tensor) -> int:
     """Where an allocated tensor lies, whoever asks."""
     return buffer_of(tensor).address + tensor.offset
+
+
+class Program(Protocol):
+    """Compiled nodes. Both verbs compute them, to the same bits, and may raise BackendError."""
+
+    def __call__(self) -> None:
+        """Compute the nodes, in order."""
+
+    def profile(self) -> Sequence[CallTime]:
+        """Compute them call by call; how long each took."""
 
 
 class Compute(Protocol):
@@ -53,14 +64,13 @@ class Compute(Protocol):
         memory_of: MemoryOf,
         use_counts: UseCounts | None = None,
         workspace: Workspace | None = None,
-    ) -> Callable[[], None]:
-        """A function that computes `nodes` in order, as often as it is called.
+    ) -> Program:
+        """A program that computes `nodes` in order, as often as it is called.
 
         `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
         of its sources, lies in; it must not move. `use_counts` are those of the whole graph: what
         is read by one node alone need not be written where that node is computed with it.
-        Scratch memory comes from `workspace`; it is the function's own without. The function may
-        raise BackendError.
+        Scratch memory comes from `workspace`; it is the program's own without.
         """
 
     def close(self) -> None:

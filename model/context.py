@@ -13,8 +13,8 @@ thread at a time. Knows no text, no sampling, no requests. Tested by tests/model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,23 +23,26 @@ import numpy.typing as npt
 
 from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
 from ..alloc.tallocr import alloc_tensors
-from ..base.errors import ClosedError, OutOfMemoryError, RequestError, StrictError
+from ..base.errors import ClosedError, LamellaError, OutOfMemoryError, RequestError
 from ..base.log import get_logger
 from ..base.settings import NO_REUSE, STRICT
 from ..graph.op import Op
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from ..sched.backend import Backend, Device
+from ..sched.compute import EvalCallback
+from ..sched.profile import Profiler
 from ..sched.scheduled import ScheduledGraph
-from ..sched.scheduler import Scheduler
+from ..sched.scheduler import Reserved, Scheduler
 from .arch.build import KVLayer
 from .batch import Batch, UBatch, cut_batch
 from .graphs import DecodeGraph, GraphParams, bucket, build_graph
 from .kv_pages import KVSequence, PagePool
 from .loader import LoadedModel
-from .outputs import Outputs, Row, top_size, top_sizes
+from .outputs import Row, top_size, top_sizes
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
+from .strict import NanFinder, clear_pool, have_nan, raise_nan, unexpected
 
 log = get_logger("context")
 
@@ -57,8 +60,10 @@ class ContextParams:
     computed at once. `n_seq_max`: sequences in one ubatch. `type_k`, `type_v`: types of the pool.
     `kv_on_device`: keep a layer's keys and values where its weights are, not on the CPU.
     `op_offload`: let devices take over large batches from the CPU. `pipeline`: let a ubatch start
-    while the one before it still runs, where that makes sense. `n_threads`: of the CPU, for single
-    tokens; `n_threads_batch`: for several at once; None: all that the device has.
+    while the one before it still runs, where that makes sense; `no_pipeline`: why not, if not.
+    `n_threads`: of the CPU, for single tokens; `n_threads_batch`: for several at once; None: all
+    that the device has. `reserved`: what an equal context has reserved, which need not be found
+    out again.
     """
 
     n_ctx: int = 0
@@ -69,15 +74,18 @@ class ContextParams:
     kv_on_device: bool = True
     op_offload: bool = True
     pipeline: bool = True
+    no_pipeline: str = "it was turned off"
     n_threads: int | None = None
     n_threads_batch: int | None = None
+    reserved: Reserved | None = None
 
 
 class Context:
     """A model at work: its backends, scheduler, KV pool and graphs.
 
     `n_graphs_built` and `n_reused` count the ubatches that needed a new graph and those that did
-    not. `no_pipeline` says why ubatches run one after the other; "" if they need not.
+    not. `no_pipeline` says why ubatches run one after the other; "" if they need not. While one may
+    still run, `in_flight` is true: what goes wrong there is an error of a later call.
 
     With `MeasuringBackend`s and while `measuring`, nothing is compiled and no memory is taken.
 
@@ -106,7 +114,8 @@ class Context:
         self.closed = False
         self._open_backend = open_backend
         self._graphs: dict[tuple[GraphParams, int], DecodeGraph] = {}
-        self._copy = 0  # of the graphs' inputs: the one to use next; above 0, work is in flight
+        self._copy = 0  # of the graphs' inputs: the one to use next
+        self.in_flight = False
         self._kv_buffers: list[Buffer] = []
         self._backends: dict[Device, Backend] = {}
         self._scheduler: Scheduler | None = None
@@ -120,7 +129,7 @@ class Context:
         for device in self.model.devices:
             self._backends[device] = self._open_backend(device)
         self.kv = self._make_pool()
-        why = "" if self.params.pipeline else "it was turned off"
+        why = "" if self.params.pipeline else self.params.no_pipeline
         self.no_pipeline = why or why_no_pipeline(self.model, self.params.kv_on_device)
         if not self.no_pipeline:
             try:
@@ -146,8 +155,7 @@ class Context:
             homes.setdefault(home, []).extend((k, v))
         for device, tensors in homes.items():
             self._kv_buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY)
-        for buffer in self._kv_buffers:
-            buffer.clear()  # padding tokens read what nobody has written
+        clear_pool(self._kv_buffers)
         return layers
 
     def _reserve(self, parallel: bool) -> None:
@@ -155,17 +163,29 @@ class Context:
         backends = list(self._backends.values())
         scheduler = Scheduler(backends, parallel=parallel, op_offload=self.params.op_offload)
         self._scheduler = scheduler
-        n, n_seqs = self.n_ubatch, self.n_seq_max
-        n_decode = min(n, n_seqs)
+        known = self.params.reserved
+        if known is not None and known.n_copies == scheduler.n_copies:
+            scheduler.reserve_sizes(known)
+            return
         n_top = max(self._top_sizes, default=0)  # adds nodes, and takes none away
-        for params in (
-            GraphParams(n, n, n_seqs, n_top),
-            GraphParams(n_decode, n_decode, n_decode, n_top),
-        ):
+        for sizes in sorted(self._reserved_sizes(), reverse=True):
+            params = GraphParams(*sizes, n_top)
             graph = self._build(params)
             self._pin_attention(graph)
             self._set_threads(params.n_tokens)
             scheduler.reserve(graph.graph)
+
+    def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
+        """Tokens, outputs and sequences of graphs that between them need the most memory.
+
+        A small graph may need more than a large one: devices leave small batches to the CPU, and
+        divide the work for few tokens of few sequences in other ways, with sums to be kept.
+        """
+        n, n_seqs = self.n_ubatch, self.n_seq_max
+        sizes = {(m, m, k) for m in _buckets(n) for k in (1, min(m, n_seqs))}
+        if len(self._backends) > 1 and not self._top_sizes:  # few outputs may be the CPU's alone
+            sizes |= {(n, m, n_seqs) for m in _buckets(n)}
+        return {(n, n, n_seqs), *sizes}
 
     def _warm_up(self) -> None:
         """Compile graphs that between them have all kernels: from here on there is nothing to
@@ -187,11 +207,11 @@ class Context:
 
         Raises:
             OutOfMemoryError: the pool has too few free pages; nothing has changed.
+            BackendError: a device failed at what is in flight; nothing has changed.
         """
-        copies = seq.append(n)
-        if copies:
-            self._wait()
-        for copy in copies:
+        if self.in_flight and seq.last_is_shared:
+            self.synchronize()  # it may be writing what will be copied
+        for copy in seq.append(n):
             for layer in self.kv:
                 for t in (layer.k, layer.v):
                     size = t.nb[1]
@@ -201,11 +221,14 @@ class Context:
     def decode(self, batch: Batch) -> F32Array:
         """Compute a batch: writes its keys and values, gives the logits that are wanted.
 
+        In a pipeline, ubatches after the last one with an output may still run on return.
+
         Returns:
             float32 [n_outputs, n_vocab], in the order of the batch; the caller's own.
 
         Raises:
-            BackendError: a device failed.
+            BackendError: a device failed, at this batch or at what was in flight before: all of it
+                is lost, and nothing is in flight any more.
             ClosedError: the context was closed.
         """
         self._open_scheduler()
@@ -215,6 +238,15 @@ class Context:
             self._read_logits(ubatch, logits[done : done + ubatch.n_outputs])
             done += ubatch.n_outputs
         return logits
+
+    def synchronize(self) -> None:
+        """Wait until nothing is in flight.
+
+        Raises:
+            BackendError: a device failed at it; all that was in flight is lost.
+        """
+        self._copy, self.in_flight = 0, False  # graphs computed one at a time use the same copy
+        self._open_scheduler().synchronize()
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         """As `decode`, but where logits lie in a device's memory, of an output with an `n_top` only
@@ -226,7 +258,10 @@ class Context:
             n_tops = ubatch.n_tops
             n_top = top_size(n_tops, self._top_sizes)
             if n_top:
-                rows += self._compute(ubatch, n_top).read_rows(n_tops)
+                graph = self._compute(ubatch, n_top)
+                found = graph.outputs.read_rows(n_tops)
+                self._check(found, ubatch, graph)
+                rows += found
             else:
                 logits = np.empty((ubatch.n_outputs, self.n_vocab), np.float32)
                 self._read_logits(ubatch, logits)
@@ -235,33 +270,47 @@ class Context:
 
     def _read_logits(self, ubatch: UBatch, logits: F32Array) -> None:
         """Compute a ubatch; fills `logits` [n_outputs, n_vocab]."""
-        outputs = self._compute(ubatch)
+        graph = self._compute(ubatch)
         if len(logits):
-            outputs.read_logits(logits)
-            if STRICT() and np.isnan(logits).any():
-                raise StrictError("logits are NaN: a node has read what nobody had written")
+            graph.outputs.read_logits(logits)
+            self._check(logits, ubatch, graph)
 
-    def _compute(self, ubatch: UBatch, n_top: int = 0) -> Outputs:
-        """Compute a ubatch with a graph that fits it; its outputs.
-
-        In a pipeline, one without outputs may still run on return.
-        """
+    def _compute(self, ubatch: UBatch, n_top: int = 0) -> DecodeGraph:
+        """Compute a ubatch with a graph that fits it, and has its outputs; one without such may
+        still run on return."""
         scheduler = self._open_scheduler()
-        graph = self._graph_for(self._params_of(ubatch, n_top))
-        if STRICT():
-            scheduler.poison()
-        scheduler.wait_inputs(graph.scheduled)
-        graph.set_inputs(ubatch)
-        scheduler.graph_compute_async(graph.scheduled)
-        self._copy = (self._copy + 1) % scheduler.n_copies
-        if ubatch.n_outputs or self.no_pipeline:
-            self._wait()
-        return graph.outputs
+        try:
+            graph = self._graph_for(self._params_of(ubatch, n_top))
+            if STRICT() and not self.in_flight:
+                scheduler.poison()
+            scheduler.wait_inputs(graph.scheduled)
+            graph.set_inputs(ubatch)
+            scheduler.graph_compute_async(graph.scheduled)
+            if ubatch.n_outputs or self.no_pipeline:
+                self.synchronize()
+            else:
+                self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
+            return graph
+        except BaseException:
+            with suppress(LamellaError):  # the first error is the one to tell
+                self.synchronize()
+            raise
 
-    def _wait(self) -> None:
-        """Wait for all ubatches; the next one uses the first copy of its graph's inputs."""
-        self._copy = 0
-        self._open_scheduler().synchronize()
+    def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
+        """Refuse what strict does not allow in the logits of a ubatch."""
+        if STRICT() and have_nan(rows):
+            raise_nan(graph.scheduled, lambda finder: self._compute_again(graph, ubatch, finder))
+
+    def _compute_again(self, graph: DecodeGraph, ubatch: UBatch, finder: NanFinder) -> None:
+        """Compute a ubatch node by node; it writes the same keys and values to the same cells."""
+        scheduler = self._open_scheduler()
+        scheduler.poison()
+        graph.set_inputs(ubatch)
+        before = scheduler.set_eval_callback(finder)
+        try:
+            scheduler.graph_compute(graph.scheduled)
+        finally:
+            scheduler.set_eval_callback(before)
 
     def _params_of(self, ubatch: UBatch, n_top: int) -> GraphParams:
         n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
@@ -280,7 +329,7 @@ class Context:
             if graph.can_reuse(params, scheduler):
                 self.n_reused += 1
                 return graph
-            _unexpected(f"a graph for {params} was built again")
+            unexpected(f"a graph for {params} was built again")
         graph = self._build(params)
         scheduler.reset()
         self._pin_attention(graph)
@@ -288,7 +337,7 @@ class Context:
         before = self.n_bytes()
         graph.schedule(scheduler, self._copy)
         if self.n_bytes() != before:
-            _unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
+            unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
         self._graphs[key] = graph
         self.n_graphs_built += 1
         return graph
@@ -300,6 +349,10 @@ class Context:
         n_top = top_size([SamplingParams().top_k], self._top_sizes) if self._top_sizes else 0
         params = GraphParams(n, bucket(n_outputs, n), bucket(n_seqs, self.n_seq_max), n_top)
         return self._graph_for(params).scheduled
+
+    def reserved(self) -> Reserved:
+        """What `ContextParams.reserved` of an equal context may be."""
+        return self._open_scheduler().reserved()
 
     def n_bytes(self) -> int:
         """Bytes of compute and scratch memory, on all devices."""
@@ -325,6 +378,16 @@ class Context:
                 if backend.supports_op(node):
                     scheduler.set_tensor_backend(node, backend)
 
+    # --- watching ---
+
+    def set_profiler(self, profiler: Profiler | None) -> None:
+        """Take the time of what is computed from now on; None: no longer. See `sched.profile`."""
+        self._open_scheduler().set_profiler(profiler)
+
+    def set_eval_callback(self, callback: EvalCallback | None) -> None:
+        """See nodes as they are computed: see `Scheduler.set_eval_callback`."""
+        self._open_scheduler().set_eval_callback(callback)
+
     # --- closing ---
 
     def _open_scheduler(self) -> Scheduler:
@@ -338,6 +401,9 @@ class Context:
             return
         self.closed = True
         self._graphs.clear()
+        if self._scheduler is not None:
+            with suppress(LamellaError):  # of what is in flight: nobody wants it any more
+                self._scheduler.synchronize()
         with ExitStack() as stack:  # the last first; all of them, also if one fails
             for buffer in self._kv_buffers:
                 stack.callback(buffer.free)
@@ -351,12 +417,6 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _unexpected(what: str) -> None:
-    if STRICT():
-        raise StrictError(what)
-    log.warning(f"{what}: this is slow, and should not happen")
 
 
 def _buckets(limit: int) -> list[int]:

@@ -116,7 +116,7 @@ class KVSequence:
             return []
         pages = self.pool._take(self._n_wanted(n))
         copies = []
-        if self._last_is_shared():
+        if self.last_is_shared:
             copies.append(self._replace_last(pages.pop(0)))
         self._extend(pages)
         self.length += n
@@ -209,9 +209,10 @@ class KVSequence:
         self._check_open()
         assert n > 0, f"append of {n} positions"
         n_pages = -(-(self.length + n) // self.pool.page_size)
-        return n_pages - self._n_pages + self._last_is_shared()
+        return n_pages - self._n_pages + self.last_is_shared
 
-    def _last_is_shared(self) -> bool:
+    @property
+    def last_is_shared(self) -> bool:
         """Whether the next position lies in a page that another sequence refers to as well."""
         if self.length % self.pool.page_size == 0:
             return False

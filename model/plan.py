@@ -166,8 +166,8 @@ class Dry:
 class _Sketch(Context):
     """A context that looks at its largest graphs only: it may need more memory, never less."""
 
-    def _reserved_sizes(self) -> Collection[tuple[int, int]]:
-        return {(self.n_ubatch, self.n_seq_max)}
+    def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
+        return {(self.n_ubatch, self.n_ubatch, self.n_seq_max)}
 
 
 @contextmanager

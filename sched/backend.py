@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..alloc.buffer import Buffer, BufferType, Bytes, Data, Usage, tensor_read, tensor_set
 from ..base.errors import UnknownDeviceError
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from .profile import CallTime
 
 
 class DeviceType(Enum):
@@ -262,6 +265,15 @@ class Backend(ABC):
     def graph_plan_compute(self, plan: Any) -> None:
         """Compute a plan of `graph_plan_create`."""
         self.graph_compute(plan)
+
+    def graph_plan_profile(self, plan: Any) -> Sequence[CallTime]:
+        """Compute a plan, to the same bits, and wait; its kernel calls, each with its time.
+
+        Fallback: it is computed as always, and nothing is known of its calls.
+        """
+        self.graph_plan_compute(plan)
+        self.synchronize()
+        return ()
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         """Reorder `graph.nodes` or ask to keep tensors alive, before memory is planned.

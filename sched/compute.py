@@ -12,13 +12,14 @@ from itertools import groupby
 
 import numpy as np
 
-from ..alloc.buffer import Buffer, Bytes, Usage, buffer_of, tensor_copy, tensor_get
-from ..alloc.host import HostBuffer
+from ..alloc.buffer import Buffer, Bytes, Usage, buffer_of, tensor_copy
+from ..alloc.host import HostBuffer, read_array
 from ..alloc.layout import Layout
 from ..base.errors import BackendError, LamellaError
 from ..graph.tensor import Tensor
 from .backend import Backend, Event
 from .hazards import Hazards
+from .profile import Profiler, TimedWork, UsedExperts, Work
 from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
 from .split import Split
 
@@ -29,7 +30,8 @@ class Executor:
     """Runs scheduled graphs on the backends of one scheduler.
 
     `eval_callback(node, True)` asks whether the user wants to see a node; if so, it is called again
-    with False once the node is computed, and stops the run by returning False.
+    with False once the node is computed, and stops the run by returning False. `profiler` is told
+    how long everything takes, if it is not None.
     """
 
     def __init__(self, backends: list[Backend], n_copies: int) -> None:
@@ -37,12 +39,15 @@ class Executor:
         self.n_copies = n_copies
         self.hazards = Hazards(backends)
         self.eval_callback: EvalCallback | None = None
+        self.profiler: Profiler | None = None
         # with several copies: the last use of each copy's memory on each backend
         self._copy_events: dict[Backend, list[Event | None]] = {
             b: [b.device.event_new() if n_copies > 1 else None for _ in range(n_copies)]
             for b in backends
         }
         self._in_flight: Layout | None = None
+        # whether graphs of several layouts are: copies have places of their own only within one
+        self._is_mixed = False
 
     def compute_async(self, graph: ScheduledGraph) -> None:
         """Start all splits in order; asynchronous backends may still be working on return.
@@ -60,7 +65,7 @@ class Executor:
 
     def wait_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for what other graphs have in flight in the buffers of this one's inputs."""
-        if self._in_flight not in (None, graph.layout):
+        if self._is_mixed or self._in_flight not in (None, graph.layout):
             self.hazards.wait(None, {leaf.buffer for leaf in graph.inputs})
 
     def synchronize(self) -> None:
@@ -87,28 +92,28 @@ class Executor:
     def _forget(self) -> None:
         self.hazards.synchronized()
         self._in_flight = None
+        self._is_mixed = False
 
     def _enter(self, graph: ScheduledGraph) -> None:
-        # rotating copies have places of their own, but only within one layout
-        if self.n_copies > 1 and self._in_flight not in (None, graph.layout):
-            self.synchronize()
+        self._is_mixed |= self._in_flight not in (None, graph.layout)
         self._in_flight = graph.layout
 
     def _compute(self, graph: ScheduledGraph) -> None:
+        work = self._work(graph)
         previous: Backend | None = None
-        used_experts: dict[Tensor, list[int]] = {}
+        used_experts: UsedExperts = {}
         for run in graph.runs:
             backend = run.split.backend
             for transfer in run.transfers:
-                self._transfer(transfer, run, graph.copy_index, used_experts)
+                work.transfer(transfer, run, graph.copy_index, used_experts)
             if previous is not None and not run.transfers:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
             if run.waits_ahead:
                 backend.wait_copies_ahead()  # first: not for those of the next split
             for transfer in run.ahead:
-                self._copy_ahead(transfer, backend)
-            go_on = self._run_split(run.split)
+                work.copy_ahead(transfer, run)
+            go_on = work.run_split(run.split)
             self.hazards.used(backend, run.buffers)
             event = self._copy_events[backend][graph.copy_index]
             if event is not None:
@@ -116,6 +121,13 @@ class Executor:
             if not go_on:
                 return
             previous = backend
+
+    def _work(self, graph: ScheduledGraph) -> Work:
+        """Who copies and computes: this, or what takes the time of it."""
+        if self.profiler is None:
+            return self
+        each_call = self.profiler.each_call and self.eval_callback is None
+        return TimedWork(self, self.profiler, graph, each_call)
 
     def _release_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for the work that reads graph inputs where the user writes them."""
@@ -132,13 +144,17 @@ class Executor:
 
     # --- copies ---
 
-    def _transfer(
+    def transfer(
         self,
         t: Transfer,
         run: ScheduledSplit,
         copy_index: int,
-        used_experts: dict[Tensor, list[int]],
-    ) -> None:
+        used_experts: UsedExperts,
+    ) -> int:
+        """Make a copy for a split; the bytes that are copied.
+
+        `used_experts` are those of the graph's choices that have been read so far.
+        """
         backend = run.split.backend
         source, target = buffer_of(t.src), buffer_of(t.dst)
         event = self._copy_events[backend][copy_index]
@@ -151,7 +167,7 @@ class Executor:
                 self._copy_on_host(t, target, event)
         elif t.expert_node is not None:
             self.hazards.wait(backend, (target,))
-            self._copy_experts(t, t.expert_node, run, used_experts)
+            return self._copy_experts(t, t.expert_node, run, used_experts)
         else:
             touched = [b for b in (source, target) if b.usage is not Usage.WEIGHTS]
             self.hazards.wait(backend, touched)
@@ -160,17 +176,20 @@ class Executor:
             else:
                 self.hazards.wait(None, (source,))
                 self._copy_on_host(t, target, event)
+        return t.src.nbytes
 
-    def _copy_ahead(self, t: Transfer, backend: Backend) -> None:
-        """Copy weights for a later split: their memory is used by nothing that runs until then."""
-        target = buffer_of(t.dst)
+    def copy_ahead(self, t: Transfer, run: ScheduledSplit) -> int:
+        """Copy weights for a split after this one: their memory is used by nothing that runs until
+        then. The bytes that are copied."""
+        backend, target = run.split.backend, buffer_of(t.dst)
         self.hazards.wait(backend, (target,))
         backend.copy_ahead_async(t.src, t.dst)
         self.hazards.used(backend, (target,))
+        return t.src.nbytes
 
     def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
         """Copy a source that the host may read now, once its copy may be overwritten."""
-        if event is not None:
+        if event is not None and not self._is_mixed:
             event.synchronize()  # this copy has memory of its own: only its last reader matters
         else:
             self.hazards.wait(None, (target,))
@@ -181,22 +200,23 @@ class Executor:
         t: Transfer,
         node: Tensor,
         run: ScheduledSplit,
-        used_experts: dict[Tensor, list[int]],
-    ) -> None:
+        used_experts: UsedExperts,
+    ) -> int:
         """Copy only the experts that `node` uses, neighbours together."""
         ids = node.src[2]
         ids = next((o.src for o in run.transfers if o.dst is ids), ids)
         if ids not in used_experts:
             self.hazards.wait(None, (buffer_of(ids),))
-            used_experts[ids] = sorted(set(_read_i32(ids)))
+            used_experts[ids] = np.unique(read_array(ids)).tolist()
         size = t.src.nb[2]
         for first, last in _runs(used_experts[ids], t.src.ne[2], t):
             begin, end = first * size, (last + 1) * size
             run.split.backend.set_tensor_async(t.dst, _host_bytes(t.src, begin, end), begin)
+        return len(used_experts[ids]) * size
 
     # --- nodes ---
 
-    def _run_split(self, split: Split) -> bool:
+    def run_split(self, split: Split) -> bool:
         """Compute a split's nodes; False if the user wants to stop."""
         callback, backend = self.eval_callback, split.backend
         if callback is None:
@@ -213,15 +233,6 @@ class Executor:
             if wanted and not callback(node, False):
                 return False
         return True
-
-
-def _read_i32(t: Tensor) -> list[int]:
-    """All elements of an I32 tensor, wherever it lies."""
-    memory = tensor_get(t)
-    n0, n1, n2, n3 = t.ne
-    b0, b1, b2, b3 = t.nb
-    array = np.ndarray((n3, n2, n1, n0), np.int32, memory.data, 0, (b3, b2, b1, b0))
-    return [int(i) for i in array.flat]
 
 
 def _runs(ids: Sequence[int], n_expert: int, t: Transfer) -> Iterator[tuple[int, int]]:

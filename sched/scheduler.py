@@ -13,7 +13,7 @@ computing backend and no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..alloc.buffer import UNLIMITED, BufferType
 from ..alloc.gallocr import GraphAllocator
@@ -28,6 +28,7 @@ from .backend import Backend, DeviceType
 from .compute import EvalCallback, Executor
 from .describe import describe
 from .passes import assign_backends
+from .profile import Profiler
 from .scheduled import ScheduledGraph
 from .split import Order, SplitGraph, build_order, pass5_split, pass6_graph_inputs
 
@@ -35,6 +36,15 @@ MAX_COPIES: Final = 4  # copies of graph inputs that a pipeline rotates through
 POISON: Final = 0xFF
 
 log = get_logger("sched")
+
+
+class Reserved(NamedTuple):
+    """Bytes of compute buffers, chunk by chunk, and of scratch memory, by backend; for so many
+    copies of inputs."""
+
+    n_copies: int
+    compute: Sequence[Sequence[int]]
+    work: Sequence[int]
 
 
 class Scheduler:
@@ -113,6 +123,23 @@ class Scheduler:
         finally:
             graph.restore()
         self.reset()
+
+    def reserve_sizes(self, sizes: Reserved) -> None:
+        """Make compute buffers and scratch memory as large as those of another scheduler.
+
+        Raises:
+            OutOfMemoryError: as for `alloc_graph`.
+        """
+        self.synchronize()
+        self._galloc.grow(sizes.compute)
+        for backend, size in zip(self.backends, sizes.work, strict=True):
+            if size:
+                backend.workspace(size)
+
+    def reserved(self) -> Reserved:
+        """How large they are now."""
+        chunks = [[buffer.size for buffer in chunks] for chunks in self._galloc.buffers]
+        return Reserved(self.n_copies, chunks, self.work_sizes())
 
     def reserve_size(self, graph: Graph) -> list[int]:
         """Bytes of compute memory, by backend, that `reserve` would need. Allocates none, resets.
@@ -202,10 +229,16 @@ class Scheduler:
         if not self._is_alloc:
             self._next_copy = 0
 
-    def set_eval_callback(self, callback: EvalCallback | None) -> None:
+    def set_eval_callback(self, callback: EvalCallback | None) -> EvalCallback | None:
         """See nodes as they are computed: `callback(node, ask)` is asked with True which it wants,
-        and called with False after those are computed; False from it then stops the run."""
-        self._executor.eval_callback = callback
+        and called with False after those are computed; False from it then stops the run. Gives the
+        one before."""
+        before, self._executor.eval_callback = self._executor.eval_callback, callback
+        return before
+
+    def set_profiler(self, profiler: Profiler | None) -> None:
+        """Take the time of what is computed from now on; None: no longer."""
+        self._executor.profiler = profiler
 
     def buffer_sizes(self) -> list[int]:
         """Bytes of compute memory by backend; shared memory counts for the first that uses it."""
@@ -216,10 +249,14 @@ class Scheduler:
         return [0 if b.work is None else b.work.size for b in self.backends]
 
     def poison(self) -> None:
-        """Wait for all work, then overwrite the compute memory: floats become NaN, integers -1."""
+        """Wait for all work, then overwrite compute and scratch memory: floats become NaN, integers
+        -1."""
         self.synchronize()
         for buffer in (b for chunks in self._galloc.buffers for b in chunks):
             buffer.clear(POISON)
+        for backend in self.backends:
+            if backend.work is not None:
+                backend.work.clear(POISON)
 
     def free(self) -> None:
         """Wait for all work and give the compute memory back; scheduled graphs end."""

@@ -182,11 +182,14 @@ def pass6_graph_inputs(s: SplitGraph) -> SplitGraph:
     for leaf in a.graph.leafs:
         if leaf.flags & INPUT:
             backend_id = a.ids[leaf]
-            s.copies[leaf, backend_id] = [
+            copies = [
                 leaf if c == s.copy_index else _copy(s, leaf, backend_id, c, "6.cpy")
                 for c in range(s.n_copies)
             ]
             s.mark_rotating(leaf)
+            for copy in copies:
+                copy.flags = leaf.flags  # a layout must fit whichever of them is the leaf
+            s.copies[leaf, backend_id] = copies
             a.set(leaf, backend_id, "6.cpy")
             s.graph_inputs.append(leaf)
     return s

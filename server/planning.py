@@ -35,7 +35,6 @@ CompileProgress = Callable[[int, int, str, float], None]  # kernels done, in all
 MIB: Final = 1 << 20
 CTX_STEP: Final = 256  # cells by which a context is made smaller
 CTX_KEPT: Final = 4096  # cells that a context keeps while layers could leave instead
-SHOWN_GIB: Final = 1 << 30
 
 
 class Prepared(NamedTuple):
@@ -281,7 +280,10 @@ class _Fitting:
 
     def _measure(self, choice: Choice) -> Prepared:
         with open_dry_model(self._file, *choice) as dry:
-            return Prepared(make_plan(dry), *choice)
+            plan, reserved = make_plan(dry), dry.context.reserved()
+        return Prepared(
+            plan, choice.model_params, replace(choice.context_params, reserved=reserved)
+        )
 
     def _sketch(self, choice: Choice) -> Devices:
         """The devices of `choice`, which may need more."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...base.errors import TensorAccessError
 from ...base.settings import NO_FUSION
@@ -10,6 +11,7 @@ from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
+from ...sched.profile import CallTime
 from ..compute import MemoryOf, Workspace
 from ..fusion import UseCounts, optimize
 from ..steps import AddressOf
@@ -18,6 +20,20 @@ from .jit import Progress
 from .plan import Plan, Scratch, steps_of
 from .pool import POLL, ThreadPool
 from .table import FUSERS, find
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProgram:
+    """A plan and the threads that run it; see `kernels.compute.Program`."""
+
+    plan: Plan
+    pool: ThreadPool
+
+    def __call__(self) -> None:
+        self.plan.run(self.pool)
+
+    def profile(self) -> Sequence[CallTime]:
+        return self.plan.profile(self.pool)
 
 
 class CpuCompute:
@@ -72,7 +88,7 @@ class CpuCompute:
         memory_of: MemoryOf,
         use_counts: UseCounts | None = None,
         workspace: Workspace | None = None,
-    ) -> Callable[[], None]:
+    ) -> CpuProgram:
         def address_of(node: Tensor, tensor: Tensor) -> int:
             memory = memory_of(node, tensor)
             if tensor.offset + tensor.nbytes > memory.size:
@@ -82,7 +98,7 @@ class CpuCompute:
         counts = use_counts if self._is_fusing() else None
         plan = Plan(nodes, address_of, self._n_active, self._progress, counts, workspace)
         pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
-        return lambda: plan.run(pool)
+        return CpuProgram(plan, pool)
 
     def _is_fusing(self) -> bool:
         return self._fuses and not NO_FUSION()

@@ -10,7 +10,7 @@ or NumPy's with LAMELLA_NO_JIT. Tested by tests/kernels/test_cpu_device.py.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
@@ -20,7 +20,8 @@ from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, Device, DeviceType, KeepAlive, Registry
-from ..compute import Compute, address_of
+from ...sched.profile import CallTime
+from ..compute import Compute, Program, address_of
 from ..reference.compute import ReferenceCompute
 from .compute import CpuCompute
 from .jit import Progress
@@ -140,12 +141,15 @@ class CpuBackend(Backend):
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_create(graph)()
 
-    def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
+    def graph_plan_create(self, graph: Graph) -> Program:
         counts = graph.use_counts
         return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
 
-    def graph_plan_compute(self, plan: Callable[[], None]) -> None:
+    def graph_plan_compute(self, plan: Program) -> None:
         plan()
+
+    def graph_plan_profile(self, plan: Program) -> Sequence[CallTime]:
+        return plan.profile()
 
     def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
         buffer = buffer_of(tensor)

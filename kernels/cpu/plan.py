@@ -9,7 +9,9 @@ Tested by tests/kernels/test_cpu_plan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate
+from time import perf_counter_ns
 from typing import Final
 
 import numpy as np
@@ -18,9 +20,11 @@ from ...alloc.host import HostBufferType
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
+from ...sched.profile import CallTime
 from ..compute import Workspace
 from ..fusion import UseCounts, calls_in_order
 from ..steps import AddressOf, Step, Steps, depends
+from ..timing import Part, Timing, parts_of
 from . import ops as _ops  # noqa: F401 - fill the tables
 from . import packed as _packed  # noqa: F401
 from .jit import Progress, load_all
@@ -48,6 +52,7 @@ class Plan:
     ) -> None:
         steps = steps_of(nodes, address_of, use_counts)
         self.steps = steps.steps
+        self._nodes = nodes
         kernels = (k for step in self.steps for k in step.call.kernels())
         load_all((*POOL_KERNELS, *kernels), progress)
         self.n_threads = n_threads
@@ -79,6 +84,25 @@ class Plan:
         pool.run(self._address, len(self.steps), self.n_threads)
         if self._error[0]:
             self._raise_error()
+
+    def profile(self, pool: ThreadPool) -> Sequence[CallTime]:
+        """As `run`; how long each call took, until the last thread was done with it."""
+        entries = self._entries.copy()
+        entries[:, BARRIER] = True  # so that a call's time is its own
+        timing = Timing(self._parts)
+        for first, end in timing.runs():
+            timing.look(first)
+            times = np.zeros(end - first + 1, np.int64)
+            begin = perf_counter_ns()
+            pool.run(entries[first:].ctypes.data, end - first, self.n_threads, times)
+            timing.took(first, (times + (begin - times[0])).tolist())
+        if self._error[0]:
+            self._raise_error()
+        return timing.calls()
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return parts_of(self._nodes, self.steps)
 
     def _raise_error(self) -> None:
         i = int(self._error[0]) - 1

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
 from ...alloc.buffer import Bytes
@@ -151,15 +152,20 @@ def _barrier(sync, ith, nth):
 
 
 @inlined
+def _call(entry, ith, nth):
+    if load_i64(entry + 8 * ONE_THREAD) == 0:
+        call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), ith, nth)
+    elif ith == 0:
+        call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), 0, 1)
+
+
+@inlined
 def _run(plan, n, ith, nth, sync):
     for i in range(n):
         entry = plan + 8 * ENTRY_WORDS * i
         if nth > 1 and load_i64(entry + 8 * BARRIER) != 0:
             _barrier(sync, ith, nth)
-        if load_i64(entry + 8 * ONE_THREAD) == 0:
-            call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), ith, nth)
-        elif ith == 0:
-            call_kernel(load_i64(entry + 8 * FN), load_i64(entry + 8 * PARAMS_AT), 0, 1)
+        _call(entry, ith, nth)
     if nth > 1:
         _barrier(sync, ith, nth)
 
@@ -186,13 +192,33 @@ def pool_worker(sync, ith, nth):
             _run(plan, n, ith, n_active, sync)
 
 
-def pool_run(sync, plan, n, nth):
-    """Run a plan of `n` entries on the first `nth` threads, this one among them."""
+@inlined
+def _post_plan(sync, plan, n, nth):
+    """Let the others of the first `nth` threads run a plan of `n` entries."""
     if nth > 1:
         store_i64(sync + 8 * PLAN, plan)
         store_i64(sync + 8 * N_ENTRIES, n)
         _post(sync, nth)
+
+
+def pool_run(sync, plan, n, nth):
+    """Run a plan of `n` entries on the first `nth` threads, this one among them."""
+    _post_plan(sync, plan, n, nth)
     _run(plan, n, 0, nth, sync)
+
+
+def pool_run_timed(sync, plan, n, nth, times):
+    """As `pool_run`, where all entries have a barrier before them; tells in nanoseconds, `times`
+    [n + 1], when each begins and when the last has ended."""
+    _post_plan(sync, plan, n, nth)
+    for i in range(n):
+        if nth > 1:
+            _barrier(sync, 0, nth)
+        store_i64(times + 8 * i, now_ns())
+        _call(plan + 8 * ENTRY_WORDS * i, 0, nth)
+    if nth > 1:
+        _barrier(sync, 0, nth)
+    store_i64(times + 8 * n, now_ns())
 
 
 def pool_stop(sync):
@@ -203,6 +229,7 @@ def pool_stop(sync):
 
 WORKER: Final = Kernel(pool_worker)
 RUN: Final = Kernel(pool_run, 4)
+RUN_TIMED: Final = Kernel(pool_run_timed, 5)  # compiled when something is profiled
 STOP_ALL: Final = Kernel(pool_stop, 1)
 POOL_KERNELS: Final = (WORKER, RUN, STOP_ALL)
 
@@ -241,10 +268,17 @@ class ThreadPool:
                 )
             )
 
-    def run(self, plan_address: int, n_entries: int, n_threads: int | None = None) -> None:
+    def run(
+        self,
+        plan_address: int,
+        n_entries: int,
+        n_threads: int | None = None,
+        times: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Run a plan, on `n_threads` of the threads or all; returns when it is done.
 
-        Threads that call this take turns.
+        Threads that call this take turns. `times` [n_entries + 1] is filled, where all entries have
+        a barrier before them, with when each began and the last ended: nanoseconds of some clock.
 
         Raises:
             ClosedError: the pool is closed.
@@ -260,7 +294,12 @@ class ThreadPool:
         with self._lock:
             if not self._end.alive:
                 raise ClosedError("the CPU's threads have ended: their backend was freed")
-            self._run(self._address, plan_address, n_entries, n)
+            if times is None:
+                self._run(self._address, plan_address, n_entries, n)
+            else:
+                assert times.size == n_entries + 1, f"{times.size} times, {n_entries} entries"
+                timed = native(RUN_TIMED)
+                timed(self._address, plan_address, n_entries, n, times.ctypes.data)
 
     def close(self) -> None:
         """End the threads, once a run that is under way is done. Twice is fine."""

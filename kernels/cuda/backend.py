@@ -9,8 +9,10 @@ tests/kernels/test_cuda_backend.py.
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +24,8 @@ from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, Event
+from ...sched.profile import CallTime
+from ..timing import Timing
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
 from .memory import CudaBuffer, PinnedBuffer
@@ -119,6 +123,37 @@ class CudaBackend(Backend):
         self._in_flight.add(plan)
         self.gpu.graph_launch(plan.graph, self.stream)
 
+    def graph_plan_profile(self, plan: CudaPlan) -> Sequence[CallTime]:
+        """Launches come one by one, with an event before and after each: what a short kernel waits
+        for the host is in its time."""
+        timing = Timing(plan.plan.parts)
+        with self._timed_events(2 * len(plan.plan.launches)) as events:
+            self.synchronize()  # inputs have arrived, and what came before does not count
+            for first, end in timing.runs():
+                timing.look(first)
+                host = perf_counter_ns()
+                for i in range(first, end):
+                    self.gpu.event_record(events[2 * i], self.stream)
+                    plan.plan.launch_one(i, self.gpu, self.stream)
+                    self.gpu.event_record(events[2 * i + 1], self.stream)
+                self._fetch_errors()
+                self.synchronize()
+                base = events[2 * first]
+                for i in range(first, end):
+                    both = (self.gpu.elapsed_ms(base, e) for e in events[2 * i : 2 * i + 2])
+                    timing.took(i, [host + int(1e6 * ms) for ms in both])
+        return timing.calls()
+
+    @contextmanager
+    def _timed_events(self, n: int) -> Iterator[list[CudaHandle]]:
+        events: list[CudaHandle] = []
+        try:
+            events += (self.gpu.event_new(timing=True) for _ in range(n))
+            yield events
+        finally:
+            for event in events:
+                self.gpu.event_free(event)
+
     def graph_compute(self, graph: Graph) -> None:
         plan = self._compile(graph)
         self._launch(plan)
@@ -139,6 +174,9 @@ class CudaBackend(Backend):
 
     def _launch(self, plan: Plan) -> None:
         plan.launch(self.gpu, self.stream)
+        self._fetch_errors()
+
+    def _fetch_errors(self) -> None:
         told = self._pinned.memory.ctypes.data
         self.gpu.read_async(told, self._errors_at, ERROR_BYTES, self.stream)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ..fusion import UseCounts, calls_in_order
 from ..steps import AddressOf, Steps
+from ..timing import Part, parts_of
 from . import ops as _ops  # noqa: F401 - fill the tables
 from .driver import Address, Function, Gpu, Stream
 from .library import Library
@@ -59,6 +61,7 @@ class Plan:
     ) -> None:
         steps = steps_of(nodes, address_of, use_counts)
         self.steps = steps.steps
+        self._all = nodes
         library.load(k for step in self.steps for k in step.call.kernels())
         self.work_size, places = _places(steps)
         begin = workspace(self.work_size) if self.work_size else 0
@@ -78,8 +81,18 @@ class Plan:
 
     def launch(self, gpu: Gpu, stream: Stream) -> None:
         """Give all launches to a stream."""
-        for one in self.launches:
-            gpu.launch(one.function, one.grid, one.block, one.shared_memory, one.words, stream)
+        for i in range(len(self.launches)):
+            self.launch_one(i, gpu, stream)
+
+    def launch_one(self, i: int, gpu: Gpu, stream: Stream) -> None:
+        """Give the i-th launch to a stream."""
+        one = self.launches[i]
+        gpu.launch(one.function, one.grid, one.block, one.shared_memory, one.words, stream)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """What each launch computes."""
+        return parts_of(self._all, self.steps)
 
     def error_of(self, call: int, value: int, limit: int) -> BackendError | None:
         """The error that a call has reported; None if it is not one of this plan."""

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
 
 from ...alloc.host import array_of
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
+from ...sched.profile import CallTime
 from ..compute import MemoryOf, Workspace
 from ..fusion import UseCounts
 from ..steps import AddressOf
-from . import KERNELS, supports_op
+from ..timing import Timing, node_part
+from . import KERNELS, Kernel, supports_op
+
+Bound = tuple[Kernel, Tensor, Any, list[Any]]  # a kernel, its node, and arrays over their memory
+
+
+class ReferenceProgram:
+    """Nodes whose kernels have their arrays; see `kernels.compute.Program`."""
+
+    def __init__(self, bound: Sequence[Bound]) -> None:
+        self._bound = bound
+
+    def __call__(self) -> None:
+        for kernel, node, dst, srcs in self._bound:
+            kernel(node, dst, srcs)
+
+    def profile(self) -> Sequence[CallTime]:
+        timing = Timing([node_part(node) for _, node, _, _ in self._bound])
+        for i, (kernel, node, dst, srcs) in enumerate(self._bound):
+            timing.look(i)
+            begin = perf_counter_ns()
+            kernel(node, dst, srcs)
+            timing.took(i, (begin, perf_counter_ns()))
+        return timing.calls()
 
 
 class ReferenceCompute:
@@ -42,23 +68,19 @@ class ReferenceCompute:
         memory_of: MemoryOf,
         use_counts: UseCounts | None = None,
         workspace: Workspace | None = None,
-    ) -> Callable[[], None]:
-        bound = [
-            (
-                KERNELS[node.op],
-                node,
-                array_of(node, memory_of(node, node)),
-                [array_of(src, memory_of(node, src)) for src in node.src],
-            )
-            for node in nodes
-            if node.op not in VIEW_OPS and node.op is not Op.NONE
-        ]
-
-        def run() -> None:
-            for kernel, node, dst, srcs in bound:
-                kernel(node, dst, srcs)
-
-        return run
+    ) -> ReferenceProgram:
+        return ReferenceProgram(
+            [
+                (
+                    KERNELS[node.op],
+                    node,
+                    array_of(node, memory_of(node, node)),
+                    [array_of(src, memory_of(node, src)) for src in node.src],
+                )
+                for node in nodes
+                if node.op not in VIEW_OPS and node.op is not Op.NONE
+            ]
+        )
 
     def close(self) -> None:
         pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
@@ -11,6 +11,8 @@ from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, Event
+from ...sched.profile import CallTime
+from ..compute import Program
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class SimBackend(Backend):
     """Runs what it is given in order: on a worker thread, or at once on a synchronous device.
 
-    A plan is a function over the memory, which must not move.
+    A plan is a program over the memory, which must not move.
     """
 
     device: SimDevice
@@ -53,16 +55,27 @@ class SimBackend(Backend):
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_compute(self.graph_plan_create(graph))
 
-    def graph_plan_create(self, graph: Graph) -> Callable[[], None]:
+    def graph_plan_create(self, graph: Graph) -> Program:
         counts = graph.use_counts
         return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
 
-    def graph_plan_compute(self, plan: Callable[[], None]) -> None:
+    def graph_plan_compute(self, plan: Program) -> None:
         def task() -> None:
             self.device.spend()
             plan()
 
         self.stream.submit(task)
+
+    def graph_plan_profile(self, plan: Program) -> Sequence[CallTime]:
+        calls: list[CallTime] = []
+
+        def task() -> None:
+            self.device.spend()
+            calls.extend(plan.profile())
+
+        self.stream.submit(task)
+        self.synchronize()
+        return calls
 
     def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
         buffer = buffer_of(tensor)

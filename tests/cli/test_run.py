@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -90,6 +91,33 @@ def test_stop_texts(model: Path) -> None:
     report = json.loads(lamella(*args, "-r", middle).stdout)
     assert report["text"] == text[: text.index(middle)]
     assert (report["stop_type"], report["stopping_word"]) == ("word", middle)
+
+
+@pytest.mark.parametrize("device", [[], ["-dev", "sim", "-ngl", "2"]])
+def test_tensors_are_told_on_stderr(model: Path, device: list[str]) -> None:
+    args = ["run", "-m", model, "-p", "a b", "-n", "2", "--temp", "0", "--json", *device]
+    plain = lamella(*args)
+    done = lamella(*args, "--trace-tensors", "^l_out-0$|FLASH_ATTN_EXT")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    lines = [line for line in done.stderr.splitlines() if " = " in line]
+    names = [line.split(" = ")[0] for line in lines]
+    assert names == ["fattn-0", "l_out-0", "fattn-1"] * 2  # the prompt, and a token
+    number = r"-?[\d.e+-]+"
+    numbers = f"min {number}, max {number}, mean {number}, 0 NaN; ({number}, ){{8}}..."
+    assert re.fullmatch(rf"l_out-0 = ADD \[64, 4\] F32: {numbers}", lines[1])
+    assert re.fullmatch(rf"l_out-0 = ADD \[64\] F32: {numbers}", lines[4])
+
+
+def test_tensors_that_are_not_there(model: Path) -> None:
+    args = ["run", "-m", model, "-p", "a", "-n", "1", "--trace-tensors"]
+    done = lamella(*args, "l_oud")
+    assert done.returncode == 0
+    assert "lamella: no node matches 'l_oud'; there are inp_tokens, inp_embd, " in done.stderr
+    done = lamella(*args, "l_(")
+    assert done.returncode == 1
+    assert done.stderr.startswith("lamella: error: 'l_(' is no regular expression: missing )")
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

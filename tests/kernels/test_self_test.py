@@ -15,7 +15,7 @@ from lamella.graph import GGMLType, Op, Tensor
 from lamella.kernels.compute import Workspace
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import open_cuda
-from lamella.kernels.reference.compute import ReferenceCompute
+from lamella.kernels.reference.compute import ReferenceCompute, ReferenceProgram
 from lamella.kernels.self_test import CASES, N_MANY, Check, attention, norm, product, self_test
 from lamella.kernels.sim import SimDevice
 from lamella.sched.backend import Device
@@ -70,6 +70,19 @@ def test_a_gpu() -> None:
 # --- what is wrong ---
 
 
+class Spoiled(ReferenceProgram):
+    """Runs a program, then something else."""
+
+    def __init__(self, right: ReferenceProgram, spoil: Callable[[], None]) -> None:
+        super().__init__(())
+        self.right = right
+        self.spoil = spoil
+
+    def __call__(self) -> None:
+        self.right()
+        self.spoil()
+
+
 class Wrong(ReferenceCompute):
     """Computes one op with `change` made to its result; how often, `n_done` says."""
 
@@ -84,18 +97,17 @@ class Wrong(ReferenceCompute):
         memory_of: Callable[[Tensor, Tensor], Bytes],
         use_counts: Mapping[Tensor, int] | None = None,
         workspace: Workspace | None = None,
-    ) -> Callable[[], None]:
+    ) -> ReferenceProgram:
         right = super().compile(nodes, memory_of, use_counts, workspace)
 
-        def run() -> None:
-            right()
+        def spoil() -> None:
             for node in nodes:
                 if node.op is self.op:
                     self.n_done += 1
                     memory = memory_of(node, node)
                     self.change(memory[node.offset : node.offset + node.nbytes], self.n_done)
 
-        return run
+        return Spoiled(right, spoil)
 
 
 def problems(op: Op, change: Callable[[Bytes, int], None]) -> dict[str, str]:

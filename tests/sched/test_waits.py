@@ -115,9 +115,11 @@ class _Logged:
         scheduler.graph_compute_async(self.scheduled)
 
 
-def test_graphs_of_other_layouts_do_not_overwrite_each_other() -> None:
+@pytest.mark.parametrize("async_copies", [False, True])
+def test_graphs_of_other_layouts_do_not_overwrite_each_other(async_copies: bool) -> None:
     """The second graph's copies lie where the first one still computes."""
-    with opened(gpu("SIM0", True), cpu()) as backends:
+    slow = SimDevice("SIM0", delay=lambda: SLOW, async_copies=async_copies)
+    with opened(slow, cpu()) as backends:
         scheduler = Scheduler(backends, parallel=True)
         log = weights(backends[0].device.buffer_type, 8, 16, usage=Usage.ANY)
         big = [_Logged(scheduler, log, 256) for _ in range(4)]  # reserves the larger buffer

@@ -185,6 +185,9 @@ def test_a_plan_is_exact(path: Path, name: str) -> None:
     prepared = prepared_as(path, **CONFIGURATIONS[name])
     with opened(path, prepared) as context:
         check_exact(context, prepared)
+    by_itself = replace(prepared.context_params, reserved=None)
+    with opened(path, prepared._replace(context_params=by_itself)) as context:
+        check_exact(context, prepared)
 
 
 @pytest.mark.parametrize("devices", [("none",), ("sim:1GiB:2",)], ids=str)

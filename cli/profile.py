@@ -1,0 +1,155 @@
+"""`lamella profile`: where the time of a model's steps goes, by kind of op, node, split and copy.
+
+Results go to stdout, progress to stderr. Tested by tests/cli/test_profile.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from ..base.errors import RequestError
+from ..model.bench import BenchTest
+from ..model.context import Context
+from ..model.loader import load_model
+from ..model.profile import Records, Steps
+from ..model.profile_sums import PhaseSums, sum_up
+from ..model.profile_trace import chrome_trace
+from ..server.params import InstanceParams
+from ..server.planning import hold_to, prepare
+from .bench import number
+from .flags import add_model_flags, instance_params
+from .profile_table import lines
+from .start import StartProgress
+
+MAX_TOKENS: Final = 1 << 20  # of the prompt and of what is generated
+N_SLOWEST: Final = 10
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to compute, and how to show it")
+    tokens, add = number(0, MAX_TOKENS), group.add_argument
+    add("-p", "--n-prompt", type=tokens, default=512, metavar="N", help="prompt (512; 0: none)")
+    add("-n", "--n-gen", type=tokens, default=32, metavar="N", help="tokens generated (32)")
+    add(
+        "-d",
+        "--depth",
+        "--n-depth",
+        dest="n_depth",
+        type=tokens,
+        default=0,
+        metavar="N",
+        help="tokens in the context before, which are not timed (0)",
+    )
+    add(
+        "--top",
+        type=number(0, MAX_TOKENS),
+        default=N_SLOWEST,
+        metavar="N",
+        help=f"how many of the slowest nodes to list ({N_SLOWEST})",
+    )
+    add("--json", action="store_true", help="print one JSON object, with every node")
+    add("--trace", metavar="FILE", help="write every call for Perfetto or chrome://tracing")
+    add_model_flags(parser, argument=True)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Profile a model; the exit status.
+
+    Raises:
+        RequestError: a trace that cannot be written, or a context that is too small.
+    """
+    if not args.n_prompt and not args.n_gen:
+        args.parser.error("there is nothing to compute: -p and -n are 0")
+    test = BenchTest(n_prompt=args.n_prompt, n_gen=args.n_gen, n_depth=args.n_depth)
+    params = _params(args, test)
+    if args.trace is not None:
+        _write(args.trace, None)  # to know now whether it can be written
+    with _opened(params) as context:
+        records = _run(context, test)
+        sums = list(sum_up(records))
+        devices = {d.name: d.description for d in context.model.devices}
+    name = context.model.path.name
+    if args.trace is not None:
+        trace = chrome_trace(records.calls, list(devices), f"lamella {name}")
+        _write(args.trace, json.dumps(trace))
+    if args.json:
+        sys.stdout.write(json.dumps(_as_json(name, devices, test, sums)) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in lines(name, devices, sums, args.top))
+    if args.trace is not None:
+        told = sys.stderr if args.json else sys.stdout  # stdout is for programs then
+        told.write(f"wrote {args.trace}\n")
+    return 0
+
+
+def _params(args: argparse.Namespace, test: BenchTest) -> InstanceParams:
+    """What to open; without -c, the context is no larger than the steps need."""
+    params = instance_params(args)
+    if params.n_ctx == 0:
+        return replace(params, n_ctx=test.n_cells)
+    if params.n_ctx < test.n_cells:
+        raise RequestError(
+            f"-c is {params.n_ctx}: -d, -p and -n together need a context of {test.n_cells} tokens"
+        )
+    return params
+
+
+@contextmanager
+def _opened(params: InstanceParams) -> Iterator[Context]:
+    """The context of a model, loaded as `lamella serve` would. Raises as `open_instance`."""
+    with StartProgress() as progress:
+        prepared = prepare(params, progress.on_load, progress.on_compile)
+        hold_to(prepared, params.placement)
+        model = load_model(params.path, prepared.model_params)
+        try:
+            context = Context(model, prepared.context_params)
+        except BaseException:
+            model.free()
+            raise
+    try:
+        with context:
+            yield context
+    finally:
+        model.free()
+
+
+def _run(context: Context, test: BenchTest) -> Records:
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        return Steps(context, test).run()
+    # two pictures a second: what is measured should have the processor
+    with console.status("", refresh_per_second=2) as status:
+        return Steps(context, test).run(status.update)
+
+
+def _write(path: str, text: str | None) -> None:
+    """Write a file; without a text, only open it."""
+    try:
+        if text is None:
+            with Path(path).open("a", encoding="utf-8"):
+                return
+        Path(path).write_text(text, "utf-8")
+    except OSError as e:
+        raise RequestError(f"{path} cannot be written: {e.strerror or e}") from e
+
+
+def _as_json(
+    name: str, devices: dict[str, str], test: BenchTest, sums: list[PhaseSums]
+) -> dict[str, Any]:
+    return {
+        "model": name,
+        "devices": devices,
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "phases": [one.as_json() for one in sums],
+    }

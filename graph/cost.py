@@ -1,0 +1,105 @@
+"""What computing nodes costs: bytes that have to move, and multiplications.
+
+    cost([gate, up, glu], used).n_bytes   # of a fused chain: what passes between them is free
+
+Each tensor counts once, with its data alone: not the gaps between rows, not what a kernel keeps
+between calls or reads again. Some costs depend on data: `Used` has them, without it the most that
+the shapes allow counts. Knows no memory and no kernels. Tested by tests/graph/test_cost.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .op import VIEW_OPS, AttnParams, Op
+from .tensor import Tensor
+
+I32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What the data of nodes' sources says of their cost; None where nobody has looked.
+
+    `experts` of a MUL_MAT_ID are used; `cells` of the pool are read by attention, for `pairs` of a
+    token and a position that it attends to.
+    """
+
+    experts: int | None = None
+    cells: int | None = None
+    pairs: int | None = None
+
+
+class Cost(NamedTuple):
+    """Bytes read and written; multiplications with addition of matrix products and attention."""
+
+    n_read: int = 0
+    n_written: int = 0
+    n_mul_adds: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_read + self.n_written
+
+
+def cost(nodes: Sequence[Tensor], used: Used | None = None, kept: Collection[Tensor] = ()) -> Cost:
+    """The cost of computing nodes at once: the last is written, and those of the others in `kept`.
+
+    Views cost nothing.
+    """
+    used = used or Used()
+    computed = [node for node in nodes if node.op not in VIEW_OPS and not node.is_empty]
+    read: dict[Tensor, int] = {}
+    for node in computed:
+        for i, src in enumerate(node.src):
+            if src not in nodes and src.root not in nodes:
+                read[src] = max(read.get(src, 0), _read_bytes(node, i, used))
+    written = sum(_written_bytes(node) for node in computed if node is nodes[-1] or node in kept)
+    return Cost(sum(read.values()), written, sum(_mul_adds(node, used) for node in computed))
+
+
+def data_bytes(t: Tensor) -> int:
+    """Bytes of a tensor's elements, without gaps."""
+    return 0 if t.is_empty else t.type.row_size(t.ne[0]) * t.n_rows
+
+
+def _read_bytes(node: Tensor, i: int, used: Used) -> int:
+    """Bytes of the i-th source that the node reads."""
+    src = node.src[i]
+    match node.op, i:
+        case Op.GET_ROWS, 0:
+            return src.type.row_size(src.ne[0]) * node.n_rows
+        case (Op.SET_ROWS, 2) | (Op.CPY, 1):
+            return 0  # written, not read
+        case Op.MUL_MAT_ID, 0:
+            most = min(src.ne[2], node.src[2].n_elements)
+            return data_bytes(src) // src.ne[2] * (most if used.experts is None else used.experts)
+        case Op.FLASH_ATTN_EXT, (1 | 2):
+            return src.type.row_size(src.ne[0]) * _cells(node, used)
+        case Op.FLASH_ATTN_EXT, 3:
+            assert isinstance(node.params, AttnParams), f"{node!r}: {node.params}"
+            pages = -(-_cells(node, used) // node.params.page_size)
+            return min(data_bytes(src), I32_BYTES * pages)
+    return data_bytes(src)
+
+
+def _written_bytes(node: Tensor) -> int:
+    if node.op is Op.SET_ROWS:
+        return node.type.row_size(node.ne[0]) * node.src[0].n_rows
+    return data_bytes(node)
+
+
+def _mul_adds(node: Tensor, used: Used) -> int:
+    if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+        return node.src[0].ne[0] * node.n_elements
+    if node.op is Op.FLASH_ATTN_EXT:
+        head_dim_k, n_head, n_tokens, _ = node.src[0].ne
+        pairs = n_tokens * node.src[1].ne[1] if used.pairs is None else used.pairs
+        return pairs * n_head * (head_dim_k + node.ne[0])
+    return 0
+
+
+def _cells(node: Tensor, used: Used) -> int:
+    return node.src[1].ne[1] if used.cells is None else used.cells

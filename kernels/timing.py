@@ -1,0 +1,147 @@
+"""The kernel calls of a plan as a profile tells of them: their kinds, their nodes, their costs.
+
+A backend that can take the time of single calls goes through the `parts` of its plan:
+
+    timing = Timing(parts)
+    for first, last in timing.runs():   # before some calls, data is to be read
+        timing.look(first)
+        ...                             # compute those calls
+        timing.took(first, times)       # when each began, and when the last ended
+    timing.calls()
+
+Knows no backend and no clock. Tested by tests/kernels/test_timing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from ..alloc.host import read_array
+from ..graph.cost import Cost, Used, cost, data_bytes
+from ..graph.op import VIEW_OPS, Op
+from ..graph.tensor import Tensor
+from ..sched.profile import CallTime
+from .steps import Step
+
+DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost does
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A call of a plan: what `CallTime` says of it. Its cost is `fixed`, or that of its nodes,
+    where those in `kept` are written besides the last. `reads` says whether that takes data."""
+
+    kind: str
+    kernel: str
+    nodes: tuple[Tensor, ...]
+    kept: tuple[Tensor, ...] = ()
+    fixed: Cost | None = None
+
+    @property
+    def reads(self) -> bool:
+        return self.fixed is None and any(node.op in DEPEND_ON_DATA for node in self.nodes)
+
+
+def node_part(node: Tensor) -> Part:
+    """The one call that computes a node."""
+    return Part(node.op.name, node.op.name.lower(), (node,))
+
+
+def parts_of(nodes: Sequence[Tensor], steps: Sequence[Step[Any]]) -> list[Part]:
+    """The parts of a plan that computes `nodes`, one for each of its steps."""
+    chains = chains_of(nodes, steps)
+    made = {id(call): p for step in steps for p in step.call.prepared for call in p.calls}
+    parts: list[Part] = []
+    for i, step in enumerate(steps):
+        chain, name = chains[step.node], step.call.kernel.name
+        if id(step.call) in made:
+            prepared = made[id(step.call)]
+            kind = f"{chain[0].op.name} {name.split('_')[0]}"  # quantize, pack, group
+            fixed = Cost(data_bytes(prepared.tensor), prepared.size)
+            parts.append(Part(kind, name, chain, fixed=fixed))
+            continue
+        kept = tuple(step.tensors[: step.call.n_written])
+        goes_on = i + 1 < len(steps) and steps[i + 1].node is step.node
+        kind = "+".join(node.op.name for node in chain)
+        parts.append(Part(kind, name, chain, kept, fixed=Cost() if goes_on else None))
+    return parts
+
+
+def chains_of(
+    nodes: Sequence[Tensor], steps: Sequence[Step[Any]]
+) -> dict[Tensor, tuple[Tensor, ...]]:
+    """For each node with steps, all nodes that these compute, in order: the node itself, and what
+    it reads that no step computes, as fused chains do."""
+    chains: dict[Tensor, tuple[Tensor, ...]] = {}
+    place = {node: i for i, node in enumerate(nodes)}
+    taken = {step.node for step in steps}
+    for last in dict.fromkeys(step.node for step in steps):
+        chain, found = [last], [last]
+        while found:
+            for src in found.pop().src:
+                # through views: a chain may have some between its nodes
+                if src in place and src not in taken and not src.is_empty:
+                    taken.add(src)
+                    found.append(src)
+                    chain.append(src)
+        chains[last] = tuple(
+            sorted((n for n in chain if n.op not in VIEW_OPS), key=place.__getitem__)
+        )
+    return chains
+
+
+class Timing:
+    """Collects the times of a plan's parts, and the data that their cost depends on."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._used: dict[int, Used] = {}
+        self._data: dict[Tensor, Any] = {}
+        self._times: list[tuple[int, int, int]] = []
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Ranges of parts between which `look` is to be called: (first, last + 1)."""
+        begins = [i for i, part in enumerate(self._parts) if i == 0 or part.reads]
+        yield from pairwise([*begins, len(self._parts)])
+
+    def look(self, i: int) -> None:
+        """Read what the cost of part `i` depends on: what was computed before it."""
+        if self._parts[i].reads:
+            self._used[i] = self._look(self._parts[i].nodes)
+
+    def _look(self, nodes: Sequence[Tensor]) -> Used:
+        for node in nodes:
+            if node.op is Op.MUL_MAT_ID:
+                return Used(experts=int(np.unique(self._read(node.src[2])).size))
+            if node.op is Op.FLASH_ATTN_EXT:
+                seq, pos = (self._read(src).reshape(-1) for src in node.src[4:6])
+                ends = {int(s): 0 for s in seq}
+                for s, p in zip(seq.tolist(), pos.tolist(), strict=True):
+                    ends[s] = max(ends[s], p + 1)
+                return Used(cells=sum(ends.values()), pairs=int(pos.sum(dtype=np.int64)) + pos.size)
+        return Used()
+
+    def _read(self, tensor: Tensor) -> Any:
+        if tensor not in self._data:  # the data of one computation: it is written once
+            self._data[tensor] = read_array(tensor)
+        return self._data[tensor]
+
+    def took(self, first: int, times: Sequence[int]) -> None:
+        """The parts from `first` on were computed: when each began, and when the last ended."""
+        for i, (begin, end) in enumerate(pairwise(times), first):
+            self._times.append((i, int(begin), int(end)))
+
+    def calls(self) -> list[CallTime]:
+        """All that was told, with its cost."""
+        return [self._call(*times) for times in self._times]
+
+    def _call(self, i: int, begin: int, end: int) -> CallTime:
+        part = self._parts[i]
+        fixed, used = part.fixed, self._used.get(i)
+        price = cost(part.nodes, used, part.kept) if fixed is None else fixed
+        return CallTime(part.kind, part.kernel, part.nodes, price, begin, end)

@@ -1,0 +1,96 @@
+"""What nodes and fused chains cost, counted by hand."""
+
+from __future__ import annotations
+
+from lamella.graph import GGMLType, Tensor, ops
+from lamella.graph.cost import Cost, Used, cost, data_bytes
+
+F32, F16, I32, Q4_0, Q8_0 = (
+    GGMLType.F32,
+    GGMLType.F16,
+    GGMLType.I32,
+    GGMLType.Q4_0,
+    GGMLType.Q8_0,
+)
+ROW = 64 // 32 * 18  # bytes of 64 values of Q4_0
+
+
+def leaf(type: GGMLType, *ne: int) -> Tensor:
+    return Tensor(type, ne)
+
+
+def test_a_product_reads_its_weights_once() -> None:
+    node = ops.mul_mat(leaf(Q4_0, 64, 96), leaf(F32, 64, 5))
+    assert cost([node]) == Cost(96 * ROW + 4 * 64 * 5, 4 * 96 * 5, 64 * 96 * 5)
+    assert cost([node]).n_bytes == 96 * ROW + 4 * 5 * (64 + 96)
+
+
+def test_a_source_that_is_read_twice_counts_once() -> None:
+    x = leaf(F32, 10)
+    assert cost([ops.add(x, x)]) == Cost(40, 40, 0)
+
+
+def test_views_cost_nothing_and_gaps_do_not_count() -> None:
+    x = leaf(F32, 8, 6)
+    part = ops.view(x, (2, 6), (4, 32))
+    assert data_bytes(part) == 48 < part.nbytes
+    assert cost([part]) == Cost()
+    assert cost([ops.cont(part)]) == Cost(48, 48, 0)
+    assert cost([ops.cont(leaf(F32, 0, 3))]) == Cost()
+
+
+def test_rows() -> None:
+    ids = leaf(I32, 3)
+    assert cost([ops.get_rows(leaf(Q4_0, 64, 1000), ids)]) == Cost(3 * ROW + 12, 3 * 4 * 64)
+    written = ops.set_rows(leaf(F16, 64, 1000), leaf(F32, 64, 3), ids)
+    assert cost([written]) == Cost(3 * 4 * 64 + 12, 3 * 2 * 64)
+    assert cost([ops.cpy(leaf(F32, 64), leaf(F16, 64))]) == Cost(4 * 64, 2 * 64)
+
+
+def test_only_experts_in_use_are_read() -> None:
+    a, ids = leaf(Q4_0, 64, 32, 8), leaf(I32, 2, 3)
+    node = ops.mul_mat_id(a, leaf(F32, 64, 1, 3), ids)
+    rest, written = 4 * 64 * 3 + 24, 4 * 32 * 2 * 3
+    assert cost([node], Used(experts=4)) == Cost(4 * 32 * ROW + rest, written, 64 * 32 * 6)
+    # nobody has looked: one for each choice, but no more than there are
+    assert cost([node]).n_read == 6 * 32 * ROW + rest
+    many = ops.mul_mat_id(a, leaf(F32, 64, 1, 30), leaf(I32, 2, 30))
+    assert cost([many]).n_read == 8 * 32 * ROW + 4 * 64 * 30 + 4 * 60
+
+
+def test_attention_reads_the_cells_it_attends_to() -> None:
+    q, k, v = leaf(F32, 16, 4, 3), leaf(F16, 32, 640), leaf(Q8_0, 32, 640)
+    pages, seq, pos = leaf(I32, 20, 2), leaf(I32, 3), leaf(I32, 3)
+    node = ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=1.0)
+    # tokens at 39 and 40 of one sequence, at 4 of another
+    used = Used(cells=41 + 5, pairs=40 + 41 + 5)
+    read = 4 * 16 * 4 * 3 + 46 * (64 + 34) + 2 * 4 + 12 + 12
+    assert cost([node], used) == Cost(read, 4 * 16 * 4 * 3, 86 * 4 * (16 + 16))
+    assert cost([node]).n_mul_adds == 3 * 640 * 4 * 32
+
+
+def test_what_passes_between_fused_nodes_is_free() -> None:
+    x, a, b = leaf(F32, 64, 2), leaf(Q4_0, 64, 96), leaf(Q4_0, 64, 96)
+    gate, up = ops.mul_mat(a, x), ops.mul_mat(b, x)
+    glu = ops.swiglu(gate, up)
+    chain = cost([gate, up, glu])
+    assert chain == Cost(2 * 96 * ROW + 4 * 128, 4 * 96 * 2, 2 * 64 * 96 * 2)
+    alone = [cost([node]).n_bytes for node in (gate, up, glu)]
+    assert chain.n_bytes == sum(alone) - 4 * 128 - 2 * 2 * 4 * 96 * 2
+
+
+def test_a_sum_that_others_read_is_written_too() -> None:
+    x, y, w = leaf(F32, 64), leaf(F32, 64), leaf(F32, 64)
+    add = ops.add(x, y)
+    norm = ops.rms_norm(add, 1e-5)
+    mul = ops.mul(norm, w)
+    assert cost([add, norm, mul]) == Cost(3 * 256, 256)
+    assert cost([add, norm, mul], kept=(mul, add)) == Cost(3 * 256, 2 * 256)
+
+
+def test_views_between_fused_nodes_are_not_read() -> None:
+    x, pos, ids = leaf(F32, 16, 4, 2), leaf(I32, 2), leaf(I32, 2)
+    rope = ops.rope(x, pos, n_dims=16)
+    rows = ops.reshape(rope, (64, 2))
+    stored = ops.set_rows(leaf(F16, 64, 100), rows, ids)
+    assert cost([rope, stored]) == Cost(4 * 128 + 8 + 8, 2 * 2 * 64)
