@@ -7,7 +7,7 @@ others until it fits as a whole, and is computed again, to the same bits. The ol
 
 Knows token ids only: no text, no HTTP. No fault of one job ends the thread or another job.
 Tests: tests/server/test_engine.py, test_engine_limits.py, test_engine_faults.py,
-test_engine_stress.py.
+test_engine_stress.py, test_engine_pipeline.py.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Engine:
         # a sequence alone always finds the pages for that many tokens
         self.n_ctx = min(context.n_ctx, pool.n_pages * pool.page_size)
         self._running: list[Ticket] = []  # oldest first; the thread's own
+        self._in_flight: list[Ticket] = []  # whose tokens the context may still be computing
         # guarded by _changed, as `settled` of every ticket; only the thread takes anything out
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
@@ -270,18 +271,38 @@ class Engine:
         self._add_prompts(step)
         if len(step.batch) == 0:
             return
+        self._in_flight = list(dict.fromkeys((*self._in_flight, *step.tickets())))
         try:
             rows = self.context.decode_rows(step.batch)
         except Exception as e:
-            self._fail(step.tickets(), e)
+            self._lose(e)
             return
+        # whoever has an output is done
+        flies = self.context.in_flight
+        self._in_flight = [t for t in self._in_flight if flies and t not in step.outputs]
         self.counters.stepped(len(self._running))
         for ticket in step.prefilled:
             self._prefilled(ticket)
         for ticket, row in zip(step.outputs, rows, strict=True):
             self._decoded(ticket, row)
 
+    def _land(self) -> None:
+        """Wait for what the context computes, before one of those leaves who have tokens there: an
+        error of it is theirs, not that of who comes next."""
+        if self._in_flight:
+            try:
+                self.context.synchronize()
+                self._in_flight = []
+            except Exception as e:
+                self._lose(e)
+
+    def _lose(self, error: Exception) -> None:
+        """Fail all whose tokens were being computed: nobody knows which of them were."""
+        lost, self._in_flight = self._in_flight, []
+        self._fail(lost, error)
+
     def _answer_calls(self) -> None:
+        self._land()
         with self._changed:
             calls, self._calls = self._calls, []
         for run, _ in calls:
@@ -329,10 +350,13 @@ class Engine:
             self._preempt(self._running[-1])
 
     def _preempt(self, ticket: Ticket) -> None:
-        self._running.remove(ticket)
-        ticket.leave()
-        with self._changed:
-            self._waiting.appendleft(ticket)
+        if ticket in self._in_flight:
+            self._land()
+        if ticket.seq is not None:  # else it has just failed
+            self._running.remove(ticket)
+            ticket.leave()
+            with self._changed:
+                self._waiting.appendleft(ticket)
 
     def _add_prompts(self, step: Step) -> None:
         budget = max(self.context.n_ubatch - len(step.batch), 1)  # at least one: prompts go on
@@ -357,8 +381,10 @@ class Engine:
             n_prompt = len(job.prompt)
             self._guard(ticket, partial(job.sink.progress, ticket.n_done, n_prompt))
             if ticket.n_done == n_prompt and job.n_predict == 0:
-                self._begin_predicting(ticket)
-                self._finish(ticket, StopType.LIMIT)
+                self._land()
+                if not ticket.settled:
+                    self._begin_predicting(ticket)
+                    self._finish(ticket, StopType.LIMIT)
 
     def _decoded(self, ticket: Ticket, logits: Row) -> None:
         if not ticket.settled:
@@ -429,6 +455,8 @@ class Engine:
         return was_open
 
     def _release(self, ticket: Ticket) -> None:
+        if ticket in self._in_flight:
+            self._land()
         self.counters.ended(ticket)
         if ticket.seq is not None:
             self._running.remove(ticket)

@@ -1,8 +1,13 @@
-"""The options of all tests."""
+"""The options of all tests, and what they all run with."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# also in the processes that tests start; who feeds NaN on purpose turns it off: STRICT.set(0)
+os.environ.setdefault("LAMELLA_STRICT", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

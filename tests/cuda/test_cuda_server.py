@@ -149,7 +149,9 @@ def test_what_the_device_finds_is_what_whole_rows_give(
 
     def texts() -> list[str]:
         name = gpus.first.name
-        with load(path, devices=[name], n_ctx=256, n_ubatch=64, n_parallel=4) as model:
+        with load(
+            path, devices=[name], n_gpu_layers=-1, n_ctx=256, n_ubatch=64, n_parallel=4
+        ) as model:
             found = [model.generate("a b", n_predict=n, seed=i, **k) for i, k in enumerate(kinds)]
             return ["".join(pieces) for pieces in found]
 

@@ -12,6 +12,7 @@ import pytest
 from tiny_models import TINY, write_model
 
 from lamella.alloc import tensor_get, tensor_set
+from lamella.base.settings import STRICT
 from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimBuffer, SimDevice
@@ -169,7 +170,8 @@ def test_a_row_with_a_nan_is_given_whole(opened: Open) -> None:
     context = opened()
     weight = context.model.weights["output.weight"]
     tensor_set(weight, np.full(weight.ne[0], math.nan, np.float32), 7 * weight.nb[1])
-    (row,) = context.decode_rows(batch_of(context, [40]))
+    with STRICT.set(0):
+        (row,) = context.decode_rows(batch_of(context, [40]))
     assert isinstance(row, np.ndarray)
     assert np.isnan(row[7]) and np.isfinite(np.delete(row, 7)).all()
 

@@ -79,6 +79,7 @@ class FakeContext:
         self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4, tops: bool = False
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
+        self.in_flight = False
         self.n_ctx = n_ctx
         self.n_ubatch = n_ubatch
         self.n_seq_max = 64

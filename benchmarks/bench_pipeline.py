@@ -1,0 +1,148 @@
+"""Pipeline parallelism: what a prompt takes over two devices, with and without overlap.
+
+    scripts/bench pipeline [--ubatches 8] [--trials 5] [--gflops 0.2]
+
+Two simulated devices hold half of a small model's layers each. They compute with the CPU's kernels,
+and take as long as a device of so many GFLOPS would for the products of matrices: they sleep, so
+that it does not matter how many cores there are. A prompt is computed with 4 copies of the graphs'
+inputs, so that a ubatch starts on the first device while the one before it runs on the second, and
+with 1, by turns. With n ubatches on two devices that take equally long, overlap saves up to
+n - 1 of 2 n steps. The logits' bits must be the same: if not, the exit status is 1. The last line
+is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from make_model import Shape, Type, write_model
+
+from lamella.graph import Op, Tensor
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.sim import SimDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.loader import LoadedModel, load_model
+from lamella.model.placement import ModelParams
+
+SHAPE = Shape(n_embd=64, n_ff=256, n_layer=8, n_head=4, n_head_kv=2, n_vocab=512)
+N_UBATCH = 64
+
+
+class SlowCompute:
+    """Computes as another one does, and takes the time of a device of so many FLOPS."""
+
+    def __init__(self, inner: Any, flops: float) -> None:
+        self._inner = inner
+        self._flops = flops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def compile(self, nodes: Sequence[Tensor], *args: Any) -> Callable[[], None]:
+        program = self._inner.compile(nodes, *args)
+        seconds = sum(map(_n_flops, nodes)) / self._flops
+
+        def run() -> None:
+            end = time.perf_counter() + seconds
+            program()
+            time.sleep(max(0.0, end - time.perf_counter()))
+
+        return run
+
+
+def _n_flops(node: Tensor) -> int:
+    return 2 * node.src[0].ne[0] * math.prod(node.ne) if node.op is Op.MUL_MAT else 0
+
+
+def open_model(path: Path, gflops: float) -> LoadedModel:
+    cpu = CpuDevice(1)
+
+    def compute() -> Any:
+        return SlowCompute(cpu.new_compute(), 1e9 * gflops)
+
+    devices = tuple(SimDevice(f"SIM{i}", compute=compute) for i in (0, 1))
+    # half of the layers each; the output counts as one
+    split = (SHAPE.n_layer / 2, SHAPE.n_layer / 2 + 1)
+    return load_model(path, ModelParams(cpu=cpu, devices=devices, tensor_split=split))
+
+
+def prefill(context: Context, tokens: Sequence[int]) -> tuple[float, bytes]:
+    """Milliseconds that a prompt takes, and the logits after it."""
+    seq = context.pool.new_sequence()
+    context.append(seq, len(tokens))
+    batch = Batch()
+    batch.add(list(tokens), seq, 0, n_outputs=1)
+    begin = time.perf_counter()
+    logits = context.decode(batch)
+    seconds = time.perf_counter() - begin
+    seq.free()
+    return 1e3 * seconds, logits.tobytes()
+
+
+def measure(model: LoadedModel, n_ubatches: int, trials: int) -> dict[str, Any]:
+    """Median milliseconds with and without overlap, and whether all logits are equal."""
+    n_tokens = n_ubatches * N_UBATCH
+    tokens = np.random.default_rng(0).integers(0, SHAPE.n_vocab, n_tokens).tolist()
+
+    def open_context(pipeline: bool) -> Context:
+        params = ContextParams(n_ctx=n_tokens, n_ubatch=N_UBATCH, n_seq_max=1, pipeline=pipeline)
+        return Context(model, params)
+
+    with open_context(True) as four, open_context(False) as one:
+        assert not four.no_pipeline, four.no_pipeline
+        expected = prefill(one, tokens)[1]  # warm: graphs are built
+        times: dict[int, list[float]] = {4: [], 1: []}
+        is_same = prefill(four, tokens)[1] == expected
+        for _ in range(trials):
+            for n_copies, context in ((4, four), (1, one)):
+                ms, logits = prefill(context, tokens)
+                times[n_copies].append(ms)
+                is_same &= logits == expected
+    return {
+        "tokens": n_tokens,
+        "ubatches": n_ubatches,
+        "copies_4_ms": round(statistics.median(times[4]), 1),
+        "copies_1_ms": round(statistics.median(times[1]), 1),
+        "ratio": round(statistics.median(times[1]) / statistics.median(times[4]), 2),
+        "same_bits": is_same,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench pipeline", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--ubatches", type=int, default=8, help=f"of {N_UBATCH} tokens each")
+    parser.add_argument("--trials", type=int, default=5, help="prompts each way")
+    parser.add_argument("--gflops", type=float, default=0.2, help="of each device")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_model(SHAPE, Type.F32, path)
+        model = open_model(path, args.gflops)
+        try:
+            found = measure(model, args.ubatches, args.trials)
+        finally:
+            model.free()
+    n = found["ubatches"]
+    print(f"prompt of {found['tokens']} tokens, {n} ubatches, over 2 devices; medians")
+    print(f"  4 copies of inputs  {found['copies_4_ms']:8.1f} ms")
+    print(f"  1 copy              {found['copies_1_ms']:8.1f} ms")
+    print(f"  ratio               {found['ratio']:8.2f}    at most {2 * n / (n + 1):.2f}")
+    print(f"  bits of the logits  {'equal' if found['same_bits'] else 'NOT EQUAL':>8}")
+    print(json.dumps({"bench": "pipeline", **found}))
+    return 0 if found["same_bits"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

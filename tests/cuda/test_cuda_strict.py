@@ -1,0 +1,71 @@
+"""What strict mode looks for, on a GPU: graphs that need more than is reserved, and cells of the
+pool that are read before they are written."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from gpus import Gpus
+from model_run import cpu, decode, opened, some_tokens
+from tiny_models import TINY, write_model
+
+from lamella.base.errors import StrictError
+from lamella.base.settings import STRICT
+from lamella.graph import GGMLType
+from lamella.model.batch import Batch
+from lamella.model.context import ContextParams, _buckets
+from lamella.model.gguf import open_gguf
+from lamella.model.graphs import GraphParams
+from lamella.model.placement import ModelParams
+from lamella.model.plan import open_dry
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(TINY[request.param], path)
+    return path
+
+
+@pytest.mark.parametrize("n_gpu_layers", [-1, 1, 0])
+@pytest.mark.parametrize(
+    ("n_ctx", "n_ubatch", "n_seq_max"), [(4096, 64, 5), (100_000, 32, 2), (512, 48, 3)]
+)
+def test_no_graph_needs_more_than_is_reserved(
+    gpus: Gpus, path: Path, n_gpu_layers: int, n_ctx: int, n_ubatch: int, n_seq_max: int
+) -> None:
+    """Sums of attention whose positions are divided among blocks take more of a small batch, and
+    batches that are too small to be taken over are the CPU's."""
+    model_params = ModelParams(cpu=cpu(), devices=(gpus.first,), n_gpu_layers=n_gpu_layers)
+    params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max)
+    with (
+        open_gguf(path, header_only=True) as file,
+        open_dry(file, model_params, params) as dry,
+        STRICT.set(1),
+    ):
+        tokens, seqs = _buckets(n_ubatch), _buckets(n_seq_max)
+        for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
+            if n_outputs <= n and n_seqs <= n:
+                for n_top in (0, *dry.context._top_sizes):
+                    dry.context._graph_for(GraphParams(n, n_outputs, n_seqs, n_top))
+
+
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.F32], ids=lambda t: t.name)
+def test_attention_reads_no_cell_that_it_should_not(gpus: Gpus, path: Path, type: GGMLType) -> None:
+    """The pool is poison: cells that are masked do no harm, one that was left out does."""
+    with (
+        STRICT.set(1),
+        opened(path, gpus.devices[:1], n_ubatch=16, type_k=type, type_v=type) as context,
+    ):
+        seqs = [context.pool.new_sequence() for _ in range(3)]
+        tokens = some_tokens(context, 33)
+        decode(context, *((seq, tokens[: 1 + 16 * i]) for i, seq in enumerate(seqs)))
+        decode(context, *((seq, [5]) for seq in seqs))
+        hollow = context.pool.new_sequence()
+        context.append(hollow, 41)
+        batch = Batch()
+        batch.add([5], hollow, 40, 1)
+        with pytest.raises(StrictError, match="FLASH_ATTN_EXT"):
+            context.decode(batch)

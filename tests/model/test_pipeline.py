@@ -1,0 +1,475 @@
+"""Pipelines: ubatches overlap over devices, give the same bits, and fail where they should."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bench_pipeline
+import numpy as np
+import pytest
+from make_model import Type
+from make_model import write_model as write_bench_model
+from tiny_models import N_VOCAB, TINY, Tiny, write_model
+from watched_devices import Watch
+
+from lamella.base.errors import BackendError, ClosedError
+from lamella.base.settings import STRICT
+from lamella.graph import GGMLType
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.sim import SimDevice
+from lamella.model.batch import Batch
+from lamella.model.context import Context, ContextParams
+from lamella.model.gguf import open_gguf
+from lamella.model.kv_pages import KVSequence
+from lamella.model.loader import LoadedModel, load_model
+from lamella.model.pipeline import why_no_pipeline
+from lamella.model.placement import ModelParams
+from lamella.model.plan import open_dry
+from lamella.sched.backend import Caps, Device
+from lamella.server.params import InstanceParams
+from lamella.server.planning import hold_to, prepare
+
+N_UBATCH = 8
+RNG = np.random.default_rng(11)
+TEXT: list[int] = RNG.integers(0, N_VOCAB, 9 * N_UBATCH + 8).tolist()
+MODEL = Tiny(arch="llama", n_layer=3)  # two layers, then one and the output
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(MODEL, path)
+    return path
+
+
+@contextmanager
+def loaded(path: Path, devices: Sequence[Device], **params: Any) -> Iterator[LoadedModel]:
+    model = load_model(path, ModelParams(cpu=CpuDevice(1), devices=tuple(devices), **params))
+    try:
+        yield model
+    finally:
+        model.free()
+
+
+@contextmanager
+def opened(path: Path, devices: Sequence[Device], **params: Any) -> Iterator[Context]:
+    defaults: dict[str, Any] = {"n_ctx": 512, "n_ubatch": N_UBATCH}
+    with (
+        loaded(path, devices, tensor_split=(1.0,) * len(devices)) as model,
+        Context(model, ContextParams(**{**defaults, **params})) as context,
+    ):
+        yield context
+
+
+def start(context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: int = 0) -> bytes:
+    """Decode more tokens of a sequence; the bits of the last logits. Without, it may still run."""
+    pos = seq.length
+    context.append(seq, len(tokens))
+    batch = Batch()
+    batch.add(list(tokens), seq, pos, n_outputs)
+    return context.decode(batch).tobytes()
+
+
+def slow_devices(seed: int, **options: Any) -> list[SimDevice]:
+    """Two devices that are late now and then: whoever does not wait comes first."""
+    rng = random.Random(seed)
+    return [
+        SimDevice(f"SIM{i}", delay=lambda: rng.choice((0.0, 0.0, 0.002)), **options) for i in (0, 1)
+    ]
+
+
+# --- the same bits ---
+
+
+def decode_prompts(context: Context) -> list[bytes]:
+    """Prompts of 1 to 9 ubatches, whole and in pieces, each followed by single tokens."""
+    found = []
+    for n in range(1, 10):
+        for cut in (0, N_UBATCH, 2 * N_UBATCH + 3):
+            seq = context.pool.new_sequence()
+            tokens = TEXT[: n * N_UBATCH - n % 3]
+            for begin in range(0, cut, N_UBATCH):
+                start(context, seq, tokens[begin : min(begin + N_UBATCH, cut)] or [1])
+            found.append(start(context, seq, tokens, n_outputs=1 + n % 2 * 11 % len(tokens)))
+            found += [start(context, seq, [token], 1) for token in (3, 5)]
+            seq.free()
+    return found
+
+
+def decode_mixed(context: Context) -> list[bytes]:
+    """Batches of several sequences, some with outputs, of which some share what is in flight."""
+    found = []
+    parent = context.pool.new_sequence()
+    start(context, parent, TEXT[:45])
+    children = [parent.fork(n) for n in (45, 33, 32, 7)]
+    for seq in (parent, *children[:2]):
+        found.append(start(context, seq, [9, seq.length], 1))
+        start(context, seq, TEXT[: 3 * N_UBATCH])
+    seqs = [parent, *children]
+    for lengths in ([1, 1, 20, 30, 1], [9, 9, 9, 9, 1], [40, 1, 1, 1, 1], [1, 1, 1, 1, 1]):
+        batch = Batch()
+        for seq, n in zip(seqs, lengths, strict=True):
+            pos = seq.length
+            context.append(seq, n)
+            batch.add(TEXT[pos % 7 : pos % 7 + n], seq, pos, n_outputs=int(n < 10))
+        found.append(context.decode(batch).tobytes())
+    for seq in seqs:
+        seq.free()
+    return found
+
+
+@pytest.mark.parametrize("decode", [decode_prompts, decode_mixed])
+def test_the_bits_are_those_without_a_pipeline(
+    path: Path, decode: Callable[[Context], list[bytes]]
+) -> None:
+    with opened(path, [SimDevice("SIM0")]) as one, STRICT.set(0):
+        assert "fewer than two" in one.no_pipeline
+        expected = decode(one)
+    with opened(path, slow_devices(0), pipeline=False) as context:
+        assert decode(context) == expected
+    for seed, strict, options in (
+        (1, 0, {}),
+        (2, 1, {}),
+        (3, 0, {"async_copies": False}),
+        (4, 0, {"bandwidth": 1e7}),
+    ):
+        with opened(path, slow_devices(seed, **options)) as context, STRICT.set(strict):
+            assert context.no_pipeline == ""
+            assert decode(context) == expected
+
+
+def test_largest_logits_have_the_bits_too(path: Path) -> None:
+    """Graphs with and without them follow one another; they lie in the same memory."""
+
+    def decode(context: Context) -> list[Any]:
+        rows: list[Any] = []
+        seq = context.pool.new_sequence()
+        for n, n_top in ((40, 1), (3, 0), (30, 40), (1, 1), (17, 0)):
+            pos = seq.length
+            context.append(seq, n)
+            batch = Batch()
+            batch.add(TEXT[:n], seq, pos, 1, n_top)
+            (row,) = context.decode_rows(batch)
+            parts = (row,) if isinstance(row, np.ndarray) else (row.ids, row.logits)
+            rows += [part.tobytes() for part in parts]
+        return rows
+
+    with opened(path, [SimDevice("SIM0")]) as one:
+        expected = decode(one)
+    with opened(path, slow_devices(5), n_seq_max=1) as context:
+        for _ in range(3):
+            assert decode(context) == expected
+
+
+def test_two_contexts_on_the_same_devices(path: Path) -> None:
+    devices = slow_devices(6)
+    with loaded(path, devices) as model, ExitStack() as stack:
+        params = ContextParams(n_ctx=256, n_ubatch=N_UBATCH)
+        contexts = [stack.enter_context(Context(model, params)) for _ in range(2)]
+        seqs = [c.pool.new_sequence() for c in contexts]
+        for begin in range(0, 48, N_UBATCH):
+            for c, seq in zip(contexts, seqs, strict=True):
+                start(c, seq, TEXT[begin : begin + N_UBATCH])
+        first, second = (start(c, seq, [1], 1) for c, seq in zip(contexts, seqs, strict=True))
+        assert first == second
+
+
+# --- overlap ---
+
+
+@contextmanager
+def watched(path: Path, **params: Any) -> Iterator[tuple[Watch, Context]]:
+    watch = Watch()
+    with opened(path, [watch.device("SIM0"), watch.device("SIM1")], **params) as context:
+        yield watch, context
+
+
+def overlapping(watch: Watch, last: int) -> Callable[[str, int], None]:
+    """SIM1 computes the n-th ubatch only once SIM0 has begun the next one: without overlap, that
+    would never be. `last` is the prompt's last ubatch."""
+
+    def hold(name: str, n: int) -> None:
+        if name == "SIM1" and n < last:
+            assert watch.wait_for("SIM0", "begin", n + 1), f"SIM0 waits for SIM1's ubatch {n}"
+
+    return hold
+
+
+def decode_rows(context: Context, n_tokens: int, n_top: int) -> None:
+    seq = context.pool.new_sequence()
+    context.append(seq, n_tokens)
+    batch = Batch()
+    batch.add(TEXT[:n_tokens], seq, 0, 1, n_top)
+    context.decode_rows(batch)
+    seq.free()
+
+
+@pytest.mark.parametrize("n_top", [0, 1])
+def test_a_device_begins_while_the_next_one_computes(path: Path, n_top: int) -> None:
+    """Also the last ubatch, which may have another graph: one that was not built just now."""
+    with watched(path) as (watch, context):
+        decode_rows(context, 6 * N_UBATCH, n_top)
+        for last in (6, 5, 6, 3):
+            watch.clear()
+            watch.on_begin = overlapping(watch, last)
+            decode_rows(context, last * N_UBATCH, n_top)
+            assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
+
+
+def test_batches_without_outputs_overlap(path: Path) -> None:
+    with watched(path) as (watch, context):
+        watch.on_begin = overlapping(watch, 5)
+        seq = context.pool.new_sequence()
+        for begin in range(0, 5 * N_UBATCH, N_UBATCH):
+            start(context, seq, TEXT[begin : begin + N_UBATCH])
+        before = context.in_flight
+        context.synchronize()
+        assert (before, context.in_flight) == (True, False)
+        assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
+
+
+def test_without_a_pipeline_one_ubatch_follows_the_other(path: Path) -> None:
+    with watched(path, pipeline=False) as (watch, context):
+        assert context.no_pipeline == "it was turned off"
+        start(context, context.pool.new_sequence(), TEXT[: 6 * N_UBATCH])
+        assert not context.in_flight
+        assert watch.order == [
+            (name, what, n)
+            for n in range(1, 7)
+            for name in ("SIM0", "SIM1")
+            for what in ("begin", "end")
+        ]
+
+
+# --- errors, and the end ---
+
+
+def failing(device: str, number: int) -> Callable[[str, int], None]:
+    def fail(name: str, n: int) -> None:
+        if (name, n) == (device, number):
+            raise RuntimeError("the device is on fire")
+
+    return fail
+
+
+def start_in_pieces(context: Context, seq: KVSequence) -> None:
+    for begin in range(0, 32, N_UBATCH):
+        start(context, seq, TEXT[begin : begin + N_UBATCH])
+    start(context, seq, [1], 1)
+
+
+@pytest.mark.parametrize("device", ["SIM0", "SIM1"])
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_a_failure_is_told_once_and_the_context_goes_on(
+    path: Path, device: str, number: int
+) -> None:
+    with watched(path) as (watch, context):
+        seq = context.pool.new_sequence()
+        expected = start(context, seq, TEXT[:50], 1)
+        seq.free()
+        watch.clear()
+        watch.on_begin = failing(device, number)
+        seq = context.pool.new_sequence()
+        with pytest.raises(BackendError, match="on fire"):
+            start_in_pieces(context, seq)
+        assert not context.in_flight
+        seq.free()
+        context.synchronize()
+        seq = context.pool.new_sequence()
+        assert start(context, seq, TEXT[:50], 1) == expected
+
+
+def test_pages_are_not_copied_from_what_has_failed(path: Path) -> None:
+    """A fork's first token copies cells that are being written: their failure comes first."""
+    with watched(path) as (watch, context):
+        watch.on_begin = failing("SIM1", 2)
+        seq = context.pool.new_sequence()
+        start(context, seq, TEXT[:20])
+        fork, n_free = seq.fork(), context.pool.n_free
+        with pytest.raises(BackendError, match="on fire"):
+            context.append(fork, 1)
+        assert (fork.length, context.pool.n_free) == (20, n_free)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_while_work_is_in_flight(path: Path, fails: bool) -> None:
+    """What is in flight is waited for; nobody is told that it failed, and memory is given back."""
+    watch = Watch()
+    devices = [watch.device("SIM0"), watch.device("SIM1")]
+    if fails:
+        watch.on_begin = failing("SIM1", 2)
+    with loaded(path, devices) as model:
+        before = [d.buffer_type.used for d in devices]
+        context = Context(model, ContextParams(n_ctx=256, n_ubatch=N_UBATCH))
+        start(context, context.pool.new_sequence(), TEXT[: 4 * N_UBATCH])
+        assert context.in_flight
+        context.close()
+        assert [d.buffer_type.used for d in devices] == before
+        assert (("SIM1", "end", 4) in watch.order) is not fails
+        with pytest.raises(ClosedError):
+            context.synchronize()
+
+
+# --- when it is off ---
+
+
+class NoEvents(SimDevice):
+    def __init__(self, name: str, caps: Caps) -> None:
+        super().__init__(name)
+        self.caps = caps
+
+
+TWO = (SimDevice("SIM0"), SimDevice("SIM1"))
+RULES: Mapping[str, tuple[Sequence[Device], Mapping[str, Any], bool, str]] = {
+    "on": (TWO, {}, True, ""),
+    "on, of layers by number": (TWO, {"n_gpu_layers": 4}, True, ""),
+    "on, of too many": (TWO, {"n_gpu_layers": 99}, True, ""),
+    "one device": (TWO[:1], {}, True, "there are fewer than two devices beside the CPU"),
+    "the CPU": ((), {}, True, "there are fewer than two devices beside the CPU"),
+    "some layers": (TWO, {"n_gpu_layers": 3}, True, "3 of 4 layers are on devices, not all"),
+    "no layers": (TWO, {"n_gpu_layers": 0}, True, "0 of 4 layers are on devices, not all"),
+    "keys": (TWO, {}, False, "keys and values stay with the CPU"),
+    "overrides": (
+        TWO,
+        {"overrides": (("ffn_down", TWO[0].buffer_type),)},
+        True,
+        "weights were put elsewhere than their layers",
+    ),
+    "no events": (
+        (TWO[0], NoEvents("SIM1", Caps(async_=True))),
+        {},
+        True,
+        "SIM1 has no events, or computes while others wait",
+    ),
+    "synchronous": (
+        (NoEvents("SIM0", Caps(events=True)), TWO[1]),
+        {},
+        True,
+        "SIM0 has no events, or computes while others wait",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rules(path: Path, name: str) -> None:
+    devices, params, kv_on_device, why = RULES[name]
+    with loaded(path, devices, **params) as model:
+        assert why_no_pipeline(model, kv_on_device) == why
+        with Context(model, ContextParams(n_ctx=64, kv_on_device=kv_on_device)) as context:
+            assert context.no_pipeline == why
+
+
+def memory_of(path: Path, pipeline: bool) -> list[int]:
+    """What two devices need for a context."""
+    devices = [SimDevice(f"SIM{i}") for i in (0, 1)]
+    with opened(path, devices, pipeline=pipeline):
+        return [d.buffer_type.used for d in devices]
+
+
+def test_compute_buffers_that_do_not_fit(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with_copies, without = memory_of(path, True), memory_of(path, False)
+    assert without[0] < with_copies[0]
+    devices = [SimDevice("SIM0", memory=with_copies[0] - 1), SimDevice("SIM1")]
+    with caplog.at_level(logging.WARNING, "lamella"), opened(path, devices) as context:
+        assert context.no_pipeline.startswith("its compute buffers do not fit: ")
+        assert f"one after the other: {context.no_pipeline}" in caplog.text
+        assert [d.buffer_type.used for d in devices] == without
+        start(context, context.pool.new_sequence(), TEXT[:40], 1)
+    devices = [SimDevice(f"SIM{i}", memory=with_copies[i]) for i in (0, 1)]
+    with opened(path, devices) as context:
+        assert context.no_pipeline == ""
+
+
+# --- plans ---
+
+PLANS: Mapping[str, Mapping[str, Any]] = {
+    "two": {"devices": ("sim:1GiB:2",)},
+    "three": {"devices": ("sim:1GiB:3",), "tensor_split": (1.0, 2.0, 1.0)},
+    "one has all": {"devices": ("sim:1GiB:2",), "tensor_split": (1.0, 0.0)},
+    "large ubatches": {"devices": ("sim:1GiB:2",), "n_ubatch": 512, "n_parallel": 7},
+    "off": {"devices": ("sim:1GiB:2",), "kv_offload": False},
+}
+
+
+def params_of(path: Path, **changes: Any) -> InstanceParams:
+    params = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_gpu_layers": -1, "fit_target": 0}
+    return InstanceParams(path=path, **{**params, **changes})
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q8_0], ids=lambda t: t.name)
+def test_plans_are_exact(tmp_path: Path, name: str, type: GGMLType) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(TINY["mixtral"], path, type)
+    prepared = prepare(params_of(path, **PLANS[name]))
+    assert (prepared.plan.no_pipeline == "") is (name != "off")
+    assert_exact(path, prepared)
+
+
+def assert_exact(path: Path, prepared: Any) -> None:
+    """What a plan says is what is allocated, before and after prompts of several ubatches."""
+    devices = prepared.model_params.devices
+    model = load_model(path, prepared.model_params)
+    try:
+        with STRICT.set(1), Context(model, prepared.context_params) as context:
+            for _ in range(2):
+                planned = {d.name: d.needed for d in prepared.plan.devices[:-1]}
+                used = {d.name: d.buffer_type.used for d in devices}
+                assert planned == {name: n for name, n in used.items() if n}
+                assert context.no_pipeline == prepared.plan.no_pipeline
+                seq = context.pool.new_sequence()
+                for n, n_outputs in ((200, 0), (70, 1), (1, 1), (64, 3)):
+                    start(context, seq, (TEXT * 4)[:n], n_outputs)
+                seq.free()
+    finally:
+        model.free()
+
+
+def test_a_plan_turns_it_off_where_it_does_not_fit(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it says, and as the context then says; with a byte more it is on."""
+
+    def prepare_with(memory: int) -> Any:
+        return prepare(params_of(path, devices=(f"sim:{memory / 1024!r}KiB:2",)))
+
+    enough = max(d.needed for d in prepare_with(1 << 30).plan.devices[:-1])
+    assert prepare_with(enough).plan.no_pipeline == ""
+    prepared = prepare_with(enough - 1)
+    assert prepared.plan.no_pipeline == "its compute buffers do not fit"
+    with caplog.at_level(logging.WARNING, "lamella"):
+        hold_to(prepared, "strict")
+    assert "ubatches run one after the other: its compute buffers do not fit" in caplog.text
+    assert_exact(path, prepared)
+
+
+def test_a_plan_counts_the_copies(path: Path) -> None:
+    """Of the inputs there are four, on every device that reads them."""
+    prepared = prepare(params_of(path, devices=("sim:1GiB:2",)))
+    off = replace(prepared.context_params, pipeline=False)
+    for params, n_copies in ((prepared.context_params, 4), (off, 1)):
+        with (
+            open_gguf(path, header_only=True) as file,
+            open_dry(file, prepared.model_params, params) as dry,
+        ):
+            scheduled = dry.context.plan_graph(64, 1)
+            assert {len(copies) for copies in scheduled.copies.values()} == {n_copies}
+
+
+# --- the benchmark ---
+
+
+def test_the_benchmark_compares_bits(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_bench_model(bench_pipeline.SHAPE, Type.F32, path)
+    model = bench_pipeline.open_model(path, gflops=1e6)
+    found = bench_pipeline.measure(model, n_ubatches=3, trials=1)
+    model.free()
+    assert found["same_bits"]
+    assert {"copies_4_ms", "copies_1_ms", "ratio"} <= found.keys()
