@@ -43,9 +43,7 @@ COMMANDS: Final = {
 }
 
 REFUSED: Final = 2  # the exit status of what its plan does not allow
-USAGE: Final = {"doctor": ""} | dict.fromkeys(
-    ("plan", "explain", "profile"), "(MODEL | -hf REPO) "
-)
+USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "(MODEL | -hf REPO) ")
 
 
 def parser(argv: Sequence[str]) -> Parser:
