@@ -182,7 +182,9 @@ class Context:
         divide the work for few tokens of few sequences in other ways, with sums to be kept.
         """
         n, n_seqs = self.n_ubatch, self.n_seq_max
-        sizes = {(m, m, k) for m in _buckets(n) for k in (1, min(m, n_seqs))}
+        sizes = {
+            (m, m, bucket(k, n_seqs)) for m in _buckets(n) for k in range(1, min(m, n_seqs) + 1)
+        }
         if len(self._backends) > 1 and not self._top_sizes:  # few outputs may be the CPU's alone
             sizes |= {(n, m, n_seqs) for m in _buckets(n)}
         return {(n, n, n_seqs), *sizes}
@@ -387,6 +389,23 @@ class Context:
     def set_eval_callback(self, callback: EvalCallback | None) -> None:
         """See nodes as they are computed: see `Scheduler.set_eval_callback`."""
         self._open_scheduler().set_eval_callback(callback)
+
+    def buffer_bytes(self) -> dict[tuple[str, str], int]:
+        """Bytes that are allocated now for the model and this context, by the name of their buffer
+        type and by use: "weights", "kv", "compute", "work". From any thread; none once closed."""
+        scheduler = self._scheduler
+        if self.closed or scheduler is None:
+            return {}
+        buffers = [*self.model.buffers, *self._kv_buffers, *scheduler.buffers()]
+        found: dict[tuple[str, str], int] = {}
+        for buffer in buffers:
+            use = "kv" if buffer.usage is Usage.ANY else buffer.usage.value
+            key = (buffer.buft.name, use)
+            found[key] = found.get(key, 0) + buffer.size
+        for buft, size in (own for device in self._backends for own in device.backend_memory):
+            key = (buft.name, Usage.WORK.value)
+            found[key] = found.get(key, 0) + size
+        return found
 
     # --- closing ---
 

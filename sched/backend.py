@@ -248,6 +248,7 @@ class Backend(ABC):
         """Scratch memory of at least so many bytes. Plans share it, as they run one after another;
         those made over a smaller one keep that."""
         if self.work is None or self.work.size < size:
+            self.work = None  # if no plan keeps it, it need not fit beside the new one
             self.work = self.device.buffer_type.alloc_buffer(size)
             self.work.usage = Usage.WORK
         return self.work

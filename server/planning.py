@@ -56,8 +56,10 @@ def prepare(
         ModelFileError: the file cannot be used; UnsupportedModelError: Lamella cannot run it.
         RequestError: a parameter that cannot be. UnknownDeviceError: a device that is not there.
     """
+    cpu, n_threads, n_threads_batch = _open_cpu(params, on_compile)
     with open_gguf(params.path, header_only=True) as file:
-        model_params, context_params = _resolve(file, params, on_load, on_compile)
+        model_params = _model_params(file, params, cpu, on_load, on_compile)
+        context_params = _context_params(params, n_threads, n_threads_batch)
         fitting = _Fitting(file, model_params, context_params, params)
         return fitting.run()
 
@@ -78,6 +80,9 @@ def hold_to(prepared: Prepared, placement: str) -> None:
     plan = prepared.plan
     for note in plan.notes:
         log.warning(note)
+    for override in plan.overrides:
+        if override.n_weights == 0:
+            log.warning(f"no weight's name matches {override.pattern!r} (-ot)")
     check(plan, placement)
     if placement == "warn":
         for line in summary(plan.displaced):
@@ -113,16 +118,23 @@ def _advice(plan: ModelPlan) -> str:
 # --- from names to things ---
 
 
-def _resolve(
+def _open_cpu(
+    params: InstanceParams, on_compile: CompileProgress | None
+) -> tuple[CpuDevice, int, int]:
+    """The CPU, and its threads for single tokens and for several."""
+    n_threads, n_threads_batch = _threads(params)
+    most = max(n_threads, n_threads_batch)
+    cpu = CpuDevice(most, on_compile, poll=params.poll, repack=params.repack)
+    return cpu, n_threads, n_threads_batch
+
+
+def _model_params(
     file: GGUFFile,
     params: InstanceParams,
+    cpu: CpuDevice,
     on_load: LoadProgress | None,
     on_compile: CompileProgress | None,
-) -> tuple[ModelParams, ContextParams]:
-    n_threads, n_threads_batch = _threads(params)
-    cpu = CpuDevice(
-        max(n_threads, n_threads_batch), on_compile, poll=params.poll, repack=params.repack
-    )
+) -> ModelParams:
     found = find_devices(params.devices, cpu, on_compile)
     devices = split_over(found, params.split_mode, params.main_gpu)
     arch = find_architecture(file.metadata.str("general.architecture"), file.path)
@@ -132,7 +144,7 @@ def _resolve(
     if params.n_cpu_moe:
         n_layer = arch.hparams(file).n_layer
         overrides += moe_overrides(n_layer, params.n_cpu_moe, cpu.buffer_type)
-    model_params = ModelParams(
+    return ModelParams(
         cpu=cpu,
         devices=tuple(devices),
         n_gpu_layers=-1 if params.n_gpu_layers is None else params.n_gpu_layers,
@@ -141,7 +153,10 @@ def _resolve(
         op_offload=params.op_offload,
         progress=on_load,
     )
-    context_params = ContextParams(
+
+
+def _context_params(params: InstanceParams, n_threads: int, n_threads_batch: int) -> ContextParams:
+    return ContextParams(
         n_ctx=params.n_ctx,
         n_ubatch=min(params.n_batch, params.n_ubatch),
         n_seq_max=params.n_parallel,
@@ -152,7 +167,6 @@ def _resolve(
         n_threads=n_threads,
         n_threads_batch=n_threads_batch,
     )
-    return model_params, context_params
 
 
 def _threads(params: InstanceParams) -> tuple[int, int]:
@@ -201,17 +215,27 @@ class _Fitting:
         self._is_auto = params.n_gpu_layers is None and bool(model_params.devices)
         self._target = params.fit_target * MIB if self._is_auto or params.fit else 0
         self._shrinks = params.fit and params.n_ctx == 0
+        self._params = params
 
     def run(self) -> Prepared:
+        found = self._search()
+        if self._target and not self._fits(found.plan.devices):
+            self._target = 0  # no choice leaves so much free: fit at all
+            found = self._search()
+        return found._replace(plan=replace(found.plan, notes=tuple(self._tell(found))))
+
+    def _search(self) -> Prepared:
         first = self._plan(self._choice())
         if self._shrinks and not self._fits(first.plan.devices):
             least = min(CTX_KEPT if self._is_auto else CTX_STEP, first.plan.n_ctx)
             first = self._with_context(first, least)
         if self._is_auto and not self._gpus_fit(first.plan.devices):
             first = self._with_layers(first)
+            if self._shrinks and first.plan.n_gpu_layers == 0:  # nothing is gained by less context
+                first = self._plan(self._choice(0, None, first.model_params.op_offload))
         if self._shrinks and not self._fits(first.plan.devices):
             first = self._with_context(first, CTX_STEP)  # what layers left has to fit elsewhere
-        return first._replace(plan=replace(first.plan, notes=tuple(self._tell(first))))
+        return first
 
     def _with_context(self, start: Prepared, least: int) -> Prepared:
         """`start` with the largest context that fits, of `least` cells if none does."""
@@ -273,9 +297,7 @@ class _Fitting:
         """A plan, pipelined if it can be and that fits."""
         prepared = self._measure(choice)
         if not prepared.plan.no_pipeline and not self._fits(prepared.plan.devices):
-            without = self._measure(choice.without_pipeline())
-            if self._fits(without.plan.devices):
-                return without
+            return self._measure(choice.without_pipeline())
         return prepared
 
     def _measure(self, choice: Choice) -> Prepared:
@@ -304,15 +326,17 @@ class _Fitting:
     def _tell(self, chosen: Prepared) -> Iterator[str]:
         plan = chosen.plan
         wanted = self._context_params.n_ctx or plan.n_ctx_train
+        room = f"{self._params.fit_target} MiB are to stay free on each device (--fit-target)"
+        why = f"more does not fit; {room}" if self._target else "more does not fit"
         if plan.n_ctx < wanted:
-            yield f"the context has {plan.n_ctx} tokens, not {wanted}: more does not fit"
+            yield f"the context has {plan.n_ctx} tokens, not {wanted}: {why}"
+        if self._params.fit and self._params.n_ctx:
+            yield "--fit does not change a context that was given with -c"
         if not chosen.context_params.pipeline:
             yield f"ubatches run one after the other: {plan.no_pipeline}"
         if self._is_auto and plan.n_gpu_layers < plan.n_layers:
             names = ", ".join(device.name for device in self._model_params.devices)
-            yield (
-                f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: more does not fit"
-            )
+            yield f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: {why}"
             if self._model_params.op_offload and not chosen.model_params.op_offload:
                 yield f"{names} cannot take large batches over from the CPU: that does not fit"
 

@@ -21,7 +21,7 @@ from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams, _buckets
 from lamella.model.gguf import open_gguf
-from lamella.model.graphs import DecodeGraph, GraphParams, build_graph
+from lamella.model.graphs import DecodeGraph, GraphParams, bucket, build_graph
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 from lamella.model.plan import open_dry
@@ -169,9 +169,11 @@ def test_what_no_single_node_is_to_blame_for() -> None:
 
 def all_sizes(context: Context) -> Iterator[GraphParams]:
     """Of all graphs that a context may need."""
-    tokens, seqs = _buckets(context.n_ubatch), _buckets(context.n_seq_max)
-    for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
-        if n_outputs <= n and n_seqs <= n:
+    most = context.n_seq_max
+    for n in _buckets(context.n_ubatch):
+        seqs = {bucket(k, most) for k in range(1, min(n, most) + 1)}  # 3 of 3 tokens may count as 4
+        outputs = (n_outputs for n_outputs in _buckets(context.n_ubatch) if n_outputs <= n)
+        for n_outputs, n_seqs in itertools.product(outputs, sorted(seqs)):
             for n_top in (0, *context._top_sizes):
                 yield GraphParams(n, n_outputs, n_seqs, n_top)
 
@@ -181,6 +183,8 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
     "CPU, a long context": (["CPU"], -1, {"n_ctx": 100_000, "n_seq_max": 2}),
     "CPU, single tokens on more threads": (["CPU"], -1, {"n_threads": 4, "n_threads_batch": 1}),
     "CPU, no power of two": (["CPU"], -1, {"n_ubatch": 48, "n_seq_max": 3}),
+    "CPU, many sequences": (["CPU"], -1, {"n_ctx": 131_072, "n_ubatch": 256, "n_seq_max": 16}),
+    "CPU, more sequences than tokens": (["CPU"], -1, {"n_ubatch": 3, "n_seq_max": 16}),
     "a GPU": (["sim"], -1, {"n_ctx": 20_000}),
     "two GPUs": (["sim:1GiB:2"], -1, {}),
     "a GPU that has some layers": (["sim"], 1, {"n_ctx": 20_000}),

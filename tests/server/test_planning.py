@@ -213,8 +213,9 @@ def test_two_gpus_are_pipelined_and_with_too_little_memory_they_are_not(deep: Pa
         assert uses == used(context)
         assert context.no_pipeline == tight.plan.no_pipeline
     model.free()
-    # if it does not fit without a pipeline either, it stays one: that is not what keeps it from it
-    assert not prepared_as(deep, devices=("sim:1KiB:2",), **params).plan.no_pipeline
+    # if it does not fit without a pipeline either, that is what it lacks memory for
+    small = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    assert small.no_pipeline and not small.fits
 
 
 # --- plans hold ---
@@ -361,7 +362,9 @@ def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path)
     # it is not made smaller than asked for, and not at all without --fit
     for n_ctx, fit in ((0, False), (N_CTX, False), (N_CTX, True)):
         plan = planned(n_ctx, half, fit=fit)
-        assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, False, ())
+        given = ("--fit does not change a context that was given with -c",)
+        assert (plan.n_ctx, plan.fits) == (N_CTX, False)
+        assert plan.notes == (given if fit else ())
     assert planned(0, whole, fit=True).n_ctx == N_CTX
     for free, n_ctx in ((half, N_CTX // 2), (half - 1, N_CTX // 2 - CTX_STEP)):
         plan = planned(0, free, fit=True)
@@ -466,3 +469,34 @@ def test_what_a_token_reads_and_keeps(deep: Path) -> None:
     assert embedding == 4 * 64 * N_DEEP_VOCAB
     elsewhere = prepared_as(deep, devices=("sim",), kv_offload=False).plan
     assert [d.n_bytes_kv for d in elsewhere.devices] == [0, N_LAYER * kv]
+
+
+# --- what nobody would want ---
+
+
+def test_a_context_that_fits_is_not_given_up_for_room_that_there_is_not(deep: Path) -> None:
+    needed = prepared_as(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).plan.devices[0].needed
+    small = (sim(needed),)  # less than the 1024 MiB that are to stay free
+    plan = prepared_as(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True).plan
+    assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, True, ())
+    plan = prepared_as(deep, n_ctx=0, devices=small, fit=True).plan  # -ngl auto: no layer fits
+    assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (N_CTX, 0, True)
+    assert plan.notes[0].endswith(
+        "layers are on SIM0: more does not fit; 1024 MiB are to stay free on each device "
+        "(--fit-target)"
+    )
+
+
+def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> None:
+    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
+    roomy = prepared_as(deep, devices=("sim:1GiB:2",), **params).plan
+    tight = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    for with_copies, without in zip(roomy.devices[:-1], tight.devices[:-1], strict=True):
+        assert without.needed < with_copies.needed
+
+
+def test_an_override_that_matches_nothing_is_told(
+    deep: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold_to(prepared_as(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))), "warn")
+    assert [r.message for r in caplog.records] == ["no weight's name matches 'ffn_dwon' (-ot)"]
