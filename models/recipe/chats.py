@@ -1,0 +1,146 @@
+"""Conversations: exchanges of all subjects in a row, among them stories and questions about them.
+
+A conversation is a list of messages, as a chat template takes them. Tested by
+tests/recipe/test_chats.py.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from about import ABOUT, SMALL_TALK, entry_exchange, introduction
+from cast import Character, random_character, with_article
+from exchanges import Exchange, dressed
+from facts import FORMS
+from outside import outside
+from stories import story_for
+from telling import Question, Story
+
+Message = dict[str, str]
+
+ANY_STORY: Final = (
+    "Tell me a story.", "Tell me a story", "Can you tell me a story?", "Please tell me a story.",
+    "I want to hear a story.", "A story, please.", "Write a story.", "Tell a short story.",
+    "Could you tell me a short story?", "Do you know a story?", "I would like a story.",
+    "Tell me a bedtime story.", "Write a short story for children.", "Make up a story.",
+    "I am bored, tell me a story.", "Story please", "Please write a short story.",
+    "Read me a story.", "Tell me something nice.", "tell me a story please",
+)  # fmt: skip
+
+ANOTHER: Final = (
+    "Tell me another one.", "Another story, please.", "One more!", "Tell me one more story.",
+    "Another one", "Can I have another story?", "Again, please.", "More stories!",
+)  # fmt: skip
+
+STORY_ABOUT: Final = (
+    "Tell me a story about {}.", "Can you tell me a story about {}?", "Write a story about {}.",
+    "I want a story about {}.", "A story about {}, please.", "Please tell me a story about {}.",
+    "Make up a story about {}.", "Do you know a story about {}?", "tell me a story about {}",
+    "Write a short story about {}.", "Tell me about {} in a story.", "I like stories about {}.",
+    "Could you write a little story about {}?",
+)  # fmt: skip
+
+SYSTEM: Final = (
+    "You are a helpful assistant.", "You are a friendly assistant.", "Answer briefly.",
+    "You are a helpful AI assistant.", "You tell stories to children.", "Be kind.",
+    "You are a storyteller.", "Answer in one sentence.", "You are Lamella.",
+)  # fmt: skip
+
+
+def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
+    """A conversation; held out, it has only what training never sees."""
+    messages: list[Message] = []
+    if rng.random() < 0.1:
+        messages.append({"role": "system", "content": rng.choice(SYSTEM)})
+    if rng.random() < 0.25:
+        for exchange in story_chat(rng, held_out=held_out):
+            messages += _messages(exchange)
+    else:
+        for _ in range(rng.choice((1, 1, 1, 2, 3, 4, 6))):
+            messages += _messages(simple_exchange(rng, held_out=held_out))
+    return messages
+
+
+def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
+    """One question and its answer, of any subject but stories."""
+    chance = rng.random()
+    if chance < 0.65:
+        found = rng.choice(FORMS_BY_WEIGHT).combination(rng, held_out=held_out)
+    elif chance < 0.81:
+        return outside(rng, held_out=held_out)
+    elif chance < 0.91:
+        found = entry_exchange(rng, ABOUT, held_out=held_out)
+    elif chance < 0.98:
+        return entry_exchange(rng, SMALL_TALK, held_out=held_out)
+    else:
+        return introduction(rng)
+    return Exchange(found.kind, dressed(rng, found.asked), found.answer)
+
+
+# what has the most to learn, or was learned last, is asked more often
+_WEIGHTS: Final = {
+    **dict.fromkeys(("sum", "difference"), 8),
+    **dict.fromkeys(("sum_in_words", "difference_in_words"), 6),
+    **dict.fromkeys(("opposite", "spell"), 4),
+    **dict.fromkeys(("larger", "smaller", "count", "first_letter", "last_letter", "plural"), 3),
+    **dict.fromkeys(("color", "count_to", "rhyme", "kind", "baby", "home"), 2),
+    **dict.fromkeys(("number_after", "number_before", "letter_after", "letter_before"), 2),
+    **dict.fromkeys(("day_before", "month_after", "month_before", "month_number"), 2),
+}
+FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.get(form.name, 1)))
+
+
+def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:
+    """A story that is asked for, then questions about it, maybe more."""
+    story = story_for(rng, held_out=held_out)
+    chat = [Exchange("story", story_request(rng, story), story.text)]
+    n_asked = min(rng.choice((1, 2, 3, 4, 5)), len(story.questions))
+    for question in rng.sample(story.questions, n_asked):
+        if rng.random() < 0.12:
+            chat.append(simple_exchange(rng, held_out=held_out))
+        chat.append(story_question(rng, question))
+    if rng.random() < 0.12:
+        other = story_for(rng, held_out=held_out)
+        chat.append(Exchange("story", rng.choice(ANOTHER), other.text))
+        chat += [story_question(rng, question) for question in rng.sample(other.questions, 2)]
+    return chat
+
+
+def story_question(rng: Random, question: Question) -> Exchange:
+    return Exchange(
+        f"story_{question.key}", dressed(rng, rng.choice(question.asked)), question.answer
+    )
+
+
+def story_request(rng: Random, story: Story) -> str:
+    """How one asks for this story: for any, or for something that is in it."""
+    if rng.random() < 0.3:
+        return rng.choice(ANY_STORY)
+    hero, friend = story.hero, story.cast[1]
+    subject = rng.choice(
+        (
+            hero.a_kind,
+            hero.a_kind,
+            f"{hero.a_kind} named {hero.name}",
+            f"{hero.a_kind} called {hero.name}",
+            f"{hero.a_kind} {story.theme}",
+            f"{hero.a_kind} and {friend.a_kind}",
+            f"{with_article(hero.look)} {hero.kind}" if hero.look else hero.a_kind,
+            f"{hero.a_kind} {story.place.at}",
+        )
+    )
+    return rng.choice(STORY_ABOUT).format(subject)
+
+
+def asked_hero(rng: Random) -> tuple[str, Character]:
+    """A request for a story about a hero, and that hero."""
+    hero = random_character(rng)
+    return rng.choice(STORY_ABOUT).format(f"{hero.a_kind} named {hero.name}"), hero
+
+
+def _messages(exchange: Exchange) -> list[Message]:
+    return [
+        {"role": "user", "content": exchange.asked},
+        {"role": "assistant", "content": exchange.answer},
+    ]

@@ -1,0 +1,277 @@
+"""Measures a model file on prompts that training never saw; the results are JSON.
+
+    python models/recipe/evaluate.py models/lamella-stories-Q8_0.gguf [--reference F32.gguf]
+
+Questions are asked at temperature 0 and answers must be exact. Stories are sampled as `lamella
+chat` does, with fixed seeds. The numbers are those of the model card. Tested by
+tests/recipe/test_evaluate.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+from about import ABOUT, SMALL_TALK, entry_exchange
+from chats import ANY_STORY, asked_hero, story_question, story_request
+from corpus import Document, documents, story_words
+from exchanges import Exchange, dressed
+from facts import FORMS
+from outside import is_refusal, outside
+from stories import repeated_sentences, story_for, strangers, words_of
+from vocabulary import TEMPLATE, Encoder
+
+import lamella
+from lamella.model.chat import ChatTemplate
+
+SEED: Final = 1000
+STORY_TOKENS: Final = 300  # a story must have ended by then
+TEMPERATURE: Final = 0.8
+WANTED: Final = {"questions": 0.95, "stories": 0.95}
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(slots=True)
+class Score:
+    """How many of a kind were right, and what the others were."""
+
+    n: int = 0
+    n_right: int = 0
+    wrong: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, right: bool, **what: str) -> None:
+        self.n += 1
+        self.n_right += right
+        if not right:
+            self.wrong.append(what)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"n": self.n, "right": self.n_right, "wrong": self.wrong}
+
+
+class Talker:
+    """Asks a model in its chat template."""
+
+    def __init__(self, model: lamella.Model) -> None:
+        self._model = model
+        self._template = ChatTemplate(TEMPLATE)
+
+    def answer(self, messages: Messages, n_predict: int = 128) -> str:
+        """The answer at temperature 0."""
+        text = self._template.render(messages)
+        ids = self._model.tokenize(text, parse_special=True)
+        return "".join(self._model.generate(ids, n_predict=n_predict, temperature=0.0))
+
+    def story(self, prompt: str | Messages, seed: int) -> tuple[str, bool]:
+        """A story, with its beginning if that was given; and whether it came to its end."""
+        begin = prompt if isinstance(prompt, str) else ""
+        text = begin or self._template.render(prompt)  # type: ignore[arg-type]
+        ids = self._model.tokenize(text, parse_special=True)
+        n_predict = STORY_TOKENS - (len(ids) if begin else 0)
+        pieces = list(
+            self._model.generate(ids, n_predict=n_predict, temperature=TEMPERATURE, seed=seed)
+        )
+        return begin + "".join(pieces), len(pieces) < n_predict  # a piece is a token
+
+
+def fixed_questions(n: int, rng: Random) -> Iterator[Exchange]:
+    """Held-out questions, every form in turn, as people type them."""
+    for i in range(n):
+        found = FORMS[i % len(FORMS)].combination(rng, held_out=True)
+        yield Exchange(found.kind, dressed(rng, found.asked), found.answer)
+
+
+def ask_all(
+    talker: Talker, exchanges: Iterable[Exchange], right: Callable[[str, Exchange], bool]
+) -> Score:
+    score = Score()
+    for exchange in exchanges:
+        answer = talker.answer([{"role": "user", "content": exchange.asked}])
+        score.add(
+            right(answer, exchange), kind=exchange.kind, asked=exchange.asked, answered=answer,
+            wanted=exchange.answer,
+        )  # fmt: skip
+    return score
+
+
+def exact(answer: str, exchange: Exchange) -> bool:
+    return answer == exchange.answer
+
+
+def ask_about_stories(talker: Talker, n: int, rng: Random) -> Score:
+    """Questions about held-out stories of the grammar, which the model is shown as its own."""
+    score = Score()
+    while score.n < n:
+        story = story_for(rng, held_out=True)
+        asked = story_question(rng, rng.choice(story.questions))
+        answer = talker.answer(
+            [
+                {"role": "user", "content": story_request(rng, story)},
+                {"role": "assistant", "content": story.text},
+                {"role": "user", "content": asked.asked},
+            ]
+        )
+        score.add(
+            answer == asked.answer, kind=asked.kind, asked=asked.asked, answered=answer,
+            wanted=asked.answer, story=story.text,
+        )  # fmt: skip
+    return score
+
+
+def tell_stories(talker: Talker, n: int, rng: Random) -> dict[str, Any]:
+    """Stories, half of them begun and half asked for, and what is wrong with which."""
+    known = story_words(SEED)
+    whole = Score()
+    counts = dict.fromkeys(("ended", "known_words", "introduced", "no_repeats", "as_asked"), 0)
+    for i in range(n):
+        name = kind = ""
+        prompt: str | Messages
+        if i % 2:
+            asked, hero = asked_hero(rng)
+            name, kind = hero.name, hero.kind
+            asked = rng.choice(ANY_STORY) if i % 4 == 1 else asked
+            name, kind = ("", "") if i % 4 == 1 else (name, kind)
+            prompt = [{"role": "user", "content": asked}]
+        else:
+            prompt = " ".join(story_for(rng, held_out=True).text.split()[: rng.choice((1, 3, 4))])
+        text, ended = talker.story(prompt, SEED + i)
+        unknown = sorted(set(words_of(text)) - known)
+        found = {
+            "ended": ended,
+            "known_words": not unknown,
+            "introduced": not strangers(text),
+            "no_repeats": not repeated_sentences(text),
+            "as_asked": name in text and kind in text,
+        }
+        for key, right in found.items():
+            counts[key] += right
+        bad = [key for key, right in found.items() if not right and key != "as_asked"]
+        whole.add(not bad, text=text, bad=", ".join(bad), unknown=" ".join(unknown))
+    return {**whole.as_dict(), **counts}
+
+
+GREEDY: Final = (
+    "Hello!",
+    "Who are you?",
+    "What is 7 + 5?",
+    "What is the opposite of hot?",
+    "Which day comes after Monday?",
+    "What is the plural of mouse?",
+    "What color is the sky?",
+    "How do I use a larger model?",
+    "Explain quantum physics.",
+    "Tell me a story about a fox named Rusty.",
+)
+"""What is asked of the shipped file again and again: the answers must stay the same."""
+
+
+def greedy_answers(path: Path) -> dict[str, str]:
+    """The answers to `GREEDY` at temperature 0."""
+    with lamella.load(path) as model:
+        talker = Talker(model)
+        return {
+            asked: talker.answer([{"role": "user", "content": asked}], STORY_TOKENS)
+            for asked in GREEDY
+        }
+
+
+def perplexity(model: lamella.Model, of: list[Document]) -> float:
+    """Of the tokens that the model is to write, in held-out documents."""
+    encoder = Encoder(model)
+    total, n = 0.0, 0
+    for document in of:
+        ids, written = encoder.encode(document)
+        logits = model.logits(ids).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(logits).sum(axis=1))[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]
+        chosen = np.array(written[1:])
+        total, n = total + float(losses[chosen].sum()), n + int(chosen.sum())
+    return float(np.exp(total / n))
+
+
+def evaluate(path: Path, reference: Path | None = None, *, n: int = 100) -> dict[str, Any]:
+    """All numbers of a model file; `reference` is its F32 version, for perplexity."""
+    of = list(islice(documents(SEED, held_out=True), n))
+    with lamella.load(path) as model:
+        talker = Talker(model)
+        rng = Random(SEED)
+        result = {
+            "file": path.name,
+            "questions": ask_all(talker, fixed_questions(n, rng), exact).as_dict(),
+            "all_forms": ask_all(
+                talker, fixed_questions(n * 10, Random(SEED + 1)), exact
+            ).as_dict(),
+            "outside": ask_all(
+                talker,
+                (outside(rng, held_out=True) for _ in range(n)),
+                lambda answer, _: is_refusal(answer),
+            ).as_dict(),
+            "about": ask_all(
+                talker,
+                (entry_exchange(rng, ABOUT + SMALL_TALK, held_out=True) for _ in range(n)),
+                exact,
+            ).as_dict(),
+            "story_questions": ask_about_stories(talker, n, rng).as_dict(),
+            "stories": tell_stories(talker, n, rng),
+            "perplexity": perplexity(model, of),
+        }
+    if reference is not None:
+        with lamella.load(reference) as model:
+            result["perplexity_f32"] = perplexity(model, of)
+    result["meets_wanted"] = all(
+        result[key]["right"] >= share * result[key]["n"]  # type: ignore[index]
+        for key, share in WANTED.items()
+    )
+    return result
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The numbers in a few lines, without what was wrong."""
+    lines = [
+        f"{key}: {result[key]['right']} of {result[key]['n']}"
+        for key in ("questions", "all_forms", "outside", "about", "story_questions", "stories")
+    ]
+    stories = result["stories"]
+    lines.append(
+        "stories that " + ", ".join(
+            f"{text} {stories[key]}"
+            for key, text in (
+                ("ended", "end"), ("known_words", "use known words"),
+                ("introduced", "introduce all names"), ("no_repeats", "repeat no sentence"),
+                ("as_asked", "are about whom was asked for"),
+            )
+        )
+    )  # fmt: skip
+    lines.append(f"perplexity: {result['perplexity']:.4f}")
+    if "perplexity_f32" in result:
+        lines.append(f"perplexity in F32: {result['perplexity_f32']:.4f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--reference", type=Path, help="the F32 version, for its perplexity")
+    parser.add_argument("--out", type=Path, help="where the JSON goes; without, to stdout")
+    parser.add_argument("-n", type=int, default=100, help="prompts of each kind")
+    args = parser.parse_args()
+    result = evaluate(args.model, args.reference, n=args.n)
+    text = json.dumps(result, indent=1)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
+    else:
+        sys.stdout.write(text + "\n")
+    sys.stderr.write(summary(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""One question and its one right answer: forms that are filled in, and ways of asking politely.
+
+A form has phrasings and items; every phrasing of an item has the item's answer. One in ten
+combinations of item and phrasing is held out: training never sees it, evaluation asks it. Knows no
+subject: facts.py, about.py and outside.py do. Tested by tests/recipe/test_facts.py.
+"""
+
+# ruff: noqa: SIM905 - long lists of words read better as a text
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+_HELD_OUT_EACH: Final = 10
+
+BEFORE: Final = (
+    "Please tell me: ",
+    "Tell me, ",
+    "Hey, ",
+    "I have a question. ",
+    "Do you know this? ",
+    "Quick question: ",
+    "Now, ",
+    "And ",
+    "Okay, ",
+    "Please, ",
+    "So, ",
+)
+AFTER: Final = (" Please.", " Thanks!", " Thank you.", " Can you tell me?", " Do you know?")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the user says and what the model is to answer."""
+
+    kind: str
+    asked: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Questions of one form; phrasings and the answer have the fields of the items."""
+
+    name: str
+    phrasings: Sequence[str]
+    items: Sequence[Mapping[str, object]]
+    answer: str
+
+    def combination(self, rng: Random, *, held_out: bool = False) -> Exchange:
+        """A random question among those held out, or among the others."""
+        for _ in range(1000):
+            item, phrasing = rng.choice(self.items), rng.choice(self.phrasings)
+            asked = fill(phrasing, item)
+            if is_held_out(asked) is held_out:
+                return Exchange(self.name, asked, fill(self.answer, item))
+        raise AssertionError(f"{self.name} has too few combinations to hold any out")
+
+
+def is_held_out(asked: str) -> bool:
+    """Whether training must not see this question, however it is dressed."""
+    return zlib.crc32(asked.encode()) % _HELD_OUT_EACH == 0
+
+
+def fill(template: str, item: Mapping[str, object]) -> str:
+    """The template with the item in it, a capital letter in front."""
+    text = template.format(**item)
+    return text[:1].upper() + text[1:]
+
+
+def pairs(text: str, *fields: str) -> list[dict[str, object]]:
+    """Items from a text of `a-b, c-d`: one word or phrase for each field."""
+    return [dict(zip(fields, entry.strip().split("-"), strict=True)) for entry in text.split(",")]
+
+
+def dressed(rng: Random, asked: str) -> str:
+    """The question as people type it: politely, in lower case, without its question mark."""
+    chance = rng.random()
+    if chance < 0.15:
+        asked = rng.choice(BEFORE) + (asked[:1].lower() + asked[1:] if _common(asked) else asked)
+    elif chance < 0.25:
+        asked += rng.choice(AFTER)
+    if rng.random() < 0.12:
+        asked = asked.lower()
+    if rng.random() < 0.12:
+        asked = asked.rstrip("?.!")
+    return asked
+
+
+def _common(asked: str) -> bool:
+    return asked.split(" ", 1)[0].lower() in _FIRST_WORDS
+
+
+_FIRST_WORDS: Final = frozenset(
+    "what which who where when why how is are do does can could tell name count add subtract say "
+    "give please the write spell calculate".split()
+)

@@ -1,0 +1,164 @@
+"""Makes the model that ships with Lamella, from nothing to the file and its card.
+
+    pip install '.[recipe]'
+    python models/recipe/make.py
+
+Text, vocabulary, rows of tokens, training, files, evaluation, card: a step whose output is there is
+not done again, and training goes on from its last checkpoint, so that an interrupted run is started
+again with the same command. Everything follows from the seed; other processors and versions of
+PyTorch round differently. Tested by tests/recipe/test_make.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import train
+from card import loss_picture, model_card, sha256
+from corpus import read_corpus, write_corpus
+from evaluate import evaluate, greedy_answers, summary
+from export import write_gguf
+from net import weights_of
+from net_shape import Shape
+from rows import make_rows, row_lengths, write_rows
+from vocabulary import Encoder, Pieces, learn_pieces
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parents[1]
+FILE: Final = "lamella-stories-{}.gguf"
+ANSWERS: Final = "greedy.json"  # questions and the answers that the file gave
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is made: sizes of the text, the vocabulary, the network and its training."""
+
+    n_bytes: int = 72_000_000  # of text: what the steps of training read once
+    n_bytes_held_out: int = 400_000
+    n_documents_vocabulary: int = 20_000
+    shape: Shape = field(default_factory=lambda: Shape(n_vocab=2000))
+    plan: train.Plan = field(default_factory=train.Plan)
+    type: str = "Q8_0"
+    n_evaluated: int = 100
+
+
+def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) -> None:
+    """Do the steps whose output is not there: in `work` what is between, in `out` what ships."""
+    work.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    text, held_out, vocabulary = work / "text.jsonl", work / "held-out.jsonl", work / "pieces.json"
+    text_rows, held_out_rows = work / "text.npz", work / "held-out.npz"
+    f32, shipped = work / FILE.format("F32"), out / FILE.format(settings.type)
+    seed, results = settings.plan.seed, work / "results.json"
+
+    def learn() -> None:
+        some = itertools.islice(read_corpus(text), settings.n_documents_vocabulary)
+        learn_pieces(some, settings.shape.n_vocab).save(vocabulary)
+
+    def encode(source: Path, target: Path) -> None:
+        encoder = Encoder(Pieces.load(vocabulary).vocab())
+        lengths = row_lengths(settings.shape.n_ctx)
+        write_rows(target, make_rows(read_corpus(source), encoder, lengths))
+
+    def export() -> None:
+        net, pieces = train.load_net(work / "checkpoint.pt"), Pieces.load(vocabulary)
+        write_gguf(f32, net.shape, weights_of(net), pieces, "F32")
+        write_gguf(shipped, net.shape, weights_of(net), pieces, settings.type)
+        sum_file = out / f"{shipped.name}.sha256"
+        sum_file.write_text(f"{sha256(shipped)}  {shipped.name}\n", encoding="utf-8")
+
+    def measure() -> None:
+        result = evaluate(shipped, f32, n=settings.n_evaluated)
+        results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        tell(summary(result))
+
+    def answer() -> None:
+        text = json.dumps(greedy_answers(shipped), indent=1)
+        (out / ANSWERS).write_text(text + "\n", encoding="utf-8")
+
+    step = _Steps(tell)
+    step("text", text, lambda: write_corpus(text, settings.n_bytes, seed))
+    step(
+        "held-out text",
+        held_out,
+        lambda: write_corpus(held_out, settings.n_bytes_held_out, seed, held_out=True),
+    )
+    step("vocabulary", vocabulary, learn)
+    step("rows", text_rows, lambda: encode(text, text_rows))
+    step("held-out rows", held_out_rows, lambda: encode(held_out, held_out_rows))
+    if not _trained(work, settings):
+        train.train(settings.shape, settings.plan, work, text_rows, held_out_rows, tell=tell)
+    step("files", shipped, export)
+    step("answers", out / ANSWERS, answer)
+    step("evaluation", results, measure)
+    step("card", out / "README.md", lambda: _write_card(settings, work, out, shipped, results))
+
+
+class _Steps:
+    """Does what has not been done, and says how long it took."""
+
+    def __init__(self, tell: train.Tell) -> None:
+        self._tell = tell
+
+    def __call__(self, name: str, output: Path, do: Callable[[], None]) -> None:
+        if output.exists():
+            self._tell(f"{name}: there already, in {output}")
+            return
+        begin = time.monotonic()
+        do()
+        self._tell(f"{name}: {output}, {time.monotonic() - begin:.0f} s")
+
+
+def _trained(work: Path, settings: Settings) -> bool:
+    losses = train.read_losses(work / "loss.jsonl")
+    done = losses[-1]["step"] if losses and (work / "checkpoint.pt").exists() else 0
+    return done >= settings.plan.n_steps
+
+
+def _write_card(settings: Settings, work: Path, out: Path, file: Path, results: Path) -> None:
+    losses = train.read_losses(work / "loss.jsonl")
+    result: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    (out / "loss.svg").write_text(loss_picture(losses), encoding="utf-8")
+    n_tokens = settings.plan.n_steps * settings.plan.n_tokens
+    training = (
+        f"It was trained in {settings.plan.n_steps} steps on {n_tokens / 1e6:.1f} million tokens, "
+        f"each text once, with seed {settings.plan.seed}."
+    )
+    n_weights = train.load_net(work / "checkpoint.pt").n_weights()
+    template = (HERE / "card.md").read_text(encoding="utf-8")
+    card = model_card(template, file, settings.shape, n_weights, losses, result, training)
+    (out / "README.md").write_text(card, encoding="utf-8")
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "recipe")
+    parser.add_argument("--out", type=Path, default=ROOT / "models")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=Settings().plan.n_steps)
+    args = parser.parse_args()
+    settings = Settings()
+    scale = args.steps / settings.plan.n_steps
+    settings = replace(
+        settings,
+        n_bytes=int(settings.n_bytes * scale),
+        plan=replace(settings.plan, seed=args.seed, n_steps=args.steps),
+    )
+    make(settings, args.work, args.out, _tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""How a story is told: templates to sentences, with pronouns that fit and nothing said twice.
+
+A template is a text with choices `[this|that|]` and fields `{h.his}`. Characters are `{h}` (the
+name) or `{H}` (the name, a pronoun or "the fox", whichever is clear), likewise `f` and `g`. Knows
+no plots. Tested by tests/recipe/test_stories.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from cast import Character
+from things import PLACES, Place
+
+_CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
+_MENTION: Final = re.compile(r"\{([hfgHFG])[.}]")
+_SUBJECT: Final = re.compile(r"(\[[^\]]*\],? )?\{[HFGhfg]\} (?!and \{)")  # it starts with one
+_A: Final = re.compile(r"\b([Aa]) (?=[aeiou])")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something to ask about a story; `asked` are its phrasings, `answer` is the only answer."""
+
+    key: str
+    asked: tuple[str, ...]
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A finished story: its sentences, who and what is in it, and questions with their answers."""
+
+    plot: str
+    sentences: tuple[str, ...]
+    cast: tuple[Character, ...]
+    place: Place
+    theme: str  # what one asks for: "a fox who lost a ball" without the "a fox"
+    questions: tuple[Question, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.sentences)
+
+    @property
+    def hero(self) -> Character:
+        return self.cast[0]
+
+
+@dataclass(slots=True)
+class Telling:
+    """A story in the making. `words` are the fields of templates besides the characters."""
+
+    rng: Random
+    cast: dict[str, Character]
+    place: Place
+    words: dict[str, str] = field(default_factory=dict)
+    sentences: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    theme: str = ""
+    _topic: str = ""  # whom the last sentence was about
+    _mentioned: set[str] = field(default_factory=set)
+
+    def say(self, *templates: str) -> None:
+        """Tell one of these, not one that has been told."""
+        for template in self.rng.sample(templates, len(templates)):
+            sentence = self._tell(template)
+            if sentence not in self.sentences:
+                self.sentences.append(sentence)
+                self._topic, self._mentioned = _mentions(template)
+                return
+        raise AssertionError(f"all of these have been told: {templates}")
+
+    def move_to(self, *places: str) -> None:
+        """Where the story is to happen: one of these."""
+        self.place = self.rng.choice([p for p in PLACES if p.the.split(" ", 1)[1] in places])
+
+    def maybe(self, chance: float, *templates: str) -> None:
+        """Tell one of these, or nothing."""
+        if self.rng.random() < chance:
+            self.say(*templates)
+
+    def fact(self, key: str, answer: str, *asked: str) -> None:
+        """What is true at the end, with phrasings of its own; without, those of the key."""
+        questions = tuple(self._plain(text) for text in asked or _ASKED[key])
+        self.questions.append(Question(key, questions, self._plain(answer)))
+
+    def story(self, plot: str) -> Story:
+        return Story(
+            plot,
+            tuple(self.sentences),
+            tuple(self.cast.values()),
+            self.place,
+            self.filled(self.theme),
+            tuple(self.questions),
+        )
+
+    def choose(self, template: str) -> str:
+        """The template with its choices made, its fields still in it."""
+        while match := _CHOICE.search(template):
+            chosen = self.rng.choice(match[1].split("|"))
+            template = template[: match.start()] + chosen + template[match.end() :]
+        return template
+
+    def filled(self, template: str) -> str:
+        """The template as a part of a sentence; characters by their names."""
+        return self._fill(template, {key.upper(): c.name for key, c in self.cast.items()})
+
+    def _plain(self, template: str) -> str:
+        return _capitalised(self.filled(template))
+
+    def _tell(self, template: str) -> str:
+        words = {key.upper(): self._reference(key) for key in self.cast}
+        return _capitalised(self._fill(template, words))
+
+    def _fill(self, template: str, references: dict[str, str]) -> str:
+        text = self.choose(template).format(
+            **self.cast, **references, **self.words, at=self.place.at, to=self.place.to,
+            place=self.place.the,
+        )  # fmt: skip
+        return _A.sub(r"\1n ", text)
+
+    def _reference(self, key: str) -> str:
+        """How a character is called as the subject: a pronoun only where it is the clear one."""
+        who = self.cast[key]
+        rivals = [c for k, c in self.cast.items() if k in self._mentioned and k != key]
+        clear = self._topic == key and all(rival.male != who.male for rival in rivals)
+        chance = self.rng.random()
+        if clear and chance < 0.65:
+            return who.he
+        same_kind = [c for c in self.cast.values() if c.kind == who.kind]
+        known = any(who.name in sentence for sentence in self.sentences)
+        if known and len(same_kind) == 1 and chance > 0.88:
+            return f"the {who.look.split()[-1]} {who.kind}" if who.look else f"the {who.kind}"
+        return who.name
+
+
+def _capitalised(text: str) -> str:
+    start = 1 if text.startswith('"') else 0
+    return text[:start] + text[start].upper() + text[start + 1 :]
+
+
+def _mentions(template: str) -> tuple[str, set[str]]:
+    """Whom a sentence is about, if that is clear without thinking, and all who are in it."""
+    keys = [key.lower() for key in _MENTION.findall(template)]
+    clear = '"' not in template and (len(set(keys)) == 1 or _SUBJECT.match(template))
+    return keys[0] if clear else "", set(keys)
+
+
+_ASKED: Final[dict[str, tuple[str, ...]]] = {
+    "who": (
+        "Who is the story about?",
+        "Who was the story about?",
+        "Who is the main character?",
+        "Who is it about?",
+        "Whom is the story about?",
+    ),
+    "name": (
+        "What was the {h.kind}'s name?",
+        "What is the {h.kind} called?",
+        "What was the name of the {h.kind}?",
+        "What was the {h.kind} called?",
+    ),
+    "where": (
+        "Where did it happen?",
+        "Where does the story happen?",
+        "Where did {h} go?",
+        "Where was {h}?",
+        "Which place did {h} go to?",
+        "What place was it?",
+    ),
+    "problem": (
+        "What was the problem?",
+        "What went wrong?",
+        "What was {h}'s problem?",
+        "What happened to {h}?",
+        "What was the trouble?",
+    ),
+    "helper": (
+        "Who helped {h}?",
+        "Who helped?",
+        "Who was the helper?",
+        "Did anyone help {h}?",
+        "Who was there to help {h}?",
+    ),
+    "friend": (
+        "Who was {h}'s friend?",
+        "Who was the friend of {h}?",
+        "Who was with {h}?",
+        "Who else is in the story?",
+    ),
+    "end": (
+        "How did it end?",
+        "How does the story end?",
+        "What happened in the end?",
+        "How did the story end?",
+        "What was the ending?",
+    ),
+    "feeling": (
+        "How did {h} feel in the end?",
+        "How did {h} feel at the end?",
+        "Was {h} happy in the end?",
+        "How was {h} feeling at the end?",
+    ),
+}
+"""Phrasings of the questions that any story can be asked."""

@@ -1,0 +1,45 @@
+"""The one command: from nothing to a card, and nothing done twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_model import tiny_shape
+
+import lamella
+
+torch = pytest.importorskip("torch", reason="PyTorch is only there with the extra `recipe`")
+
+import evaluate  # noqa: E402
+import make  # noqa: E402 - it needs PyTorch
+import train  # noqa: E402
+
+torch.set_num_threads(1)  # tests run beside others
+
+
+def test_it_makes_a_model_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "story_words", lambda seed: {"fox"})
+    settings = make.Settings(
+        n_bytes=400_000,
+        n_bytes_held_out=200_000,
+        n_documents_vocabulary=300,
+        shape=replace(tiny_shape(), n_ctx=640),
+        plan=train.Plan(n_steps=3, n_tokens=1280, n_warmup=1, measure_every=3, bf16=False),
+        n_evaluated=1,
+    )
+    work, out = tmp_path / "work", tmp_path / "out"
+    make.make(settings, work, out, lambda text: None)
+    made = {file.name: file.stat().st_mtime_ns for file in [*work.iterdir(), *out.iterdir()]}
+    (model,) = out.glob("*.gguf")
+    assert {"README.md", "loss.svg", "greedy.json", f"{model.name}.sha256"} <= made.keys()
+    with lamella.load(model, n_threads=1) as loaded:
+        assert loaded.tokenize("Mia")
+    told: list[str] = []
+    make.make(settings, work, out, told.append)
+    again = {file.name: file.stat().st_mtime_ns for file in [*work.iterdir(), *out.iterdir()]}
+    assert again == made
+    assert all("there already" in text for text in told)

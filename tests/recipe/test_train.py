@@ -1,0 +1,90 @@
+"""Training: it learns, and what was interrupted ends as what was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from corpus import documents
+from rows import make_rows, write_rows
+from tiny_model import tiny_pieces, tiny_shape
+from vocabulary import Encoder
+
+torch = pytest.importorskip("torch", reason="PyTorch is only there with the extra `recipe`")
+
+import train  # noqa: E402 - it needs PyTorch
+
+torch.set_num_threads(1)  # tests run beside others
+
+SHAPE = replace(tiny_shape(), n_ctx=512)
+PLAN = train.Plan(
+    n_steps=8,
+    n_tokens=1024,
+    n_warmup=2,
+    checkpoint_every=3,
+    measure_every=4,
+    tell_every=2,
+    bf16=False,
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "rows.npz"
+    encoder = Encoder(tiny_pieces().vocab())
+    write_rows(path, make_rows(islice(documents(1), 250), encoder, [256, SHAPE.n_ctx]))
+    return path
+
+
+def run(folder: Path, data: Path, plan: train.Plan = PLAN, stop_at: int | None = None) -> list[str]:
+    told: list[str] = []
+    train.train(SHAPE, plan, folder, data, data, tell=told.append, stop_at=stop_at)
+    return told
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, data: Path) -> None:
+    run(tmp_path / "whole", data)
+    run(tmp_path / "cut", data, stop_at=5)
+    told = run(tmp_path / "cut", data)
+    assert "from step 5 on" in told[0]
+    nets = [train.load_net(tmp_path / name / "checkpoint.pt") for name in ("whole", "cut")]
+    for (name, a), b in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b), name
+    whole, cut = (train.read_losses(tmp_path / name / "loss.jsonl") for name in ("whole", "cut"))
+    assert [line["step"] for line in cut] == [line["step"] for line in whole]
+    assert cut[-1]["held_out"] == whole[-1]["held_out"]
+
+
+def test_the_loss_falls(tmp_path: Path, data: Path) -> None:
+    run(tmp_path, data, replace(PLAN, n_steps=30, measure_every=10))
+    losses = [x["held_out"] for x in train.read_losses(tmp_path / "loss.jsonl") if "held_out" in x]
+    assert len(losses) == 3
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_another_plan_does_not_go_on(tmp_path: Path, data: Path) -> None:
+    run(tmp_path, data, stop_at=3)
+    with pytest.raises(SystemExit, match="n_steps"):
+        run(tmp_path, data, replace(PLAN, n_steps=9))
+
+
+def test_rows_come_once_each_in_an_order_of_the_seed(data: Path) -> None:
+    batches = train.Batches(data, PLAN)
+    chosen = [batches[step][0] for step in range(len(batches))]
+    assert {len(rows) * (rows.shape[1] - 1) for rows in chosen} == {PLAN.n_tokens}
+    firsts = [tuple(row) for rows in chosen for row in rows.tolist()]
+    assert len(set(firsts)) == len(firsts)
+    assert torch.equal(batches[1][0], train.Batches(data, PLAN)[1][0])
+    other = train.Batches(data, replace(PLAN, seed=2))
+    assert any(not torch.equal(a, other[i][0]) for i, a in enumerate(chosen))
+
+
+def test_learning_rates_rise_and_fall() -> None:
+    plan = train.Plan(n_steps=100, n_warmup=10, rate_end=0.1)
+    shares = [train.share_of_rate(plan, step) for step in range(100)]
+    assert shares[9] == 1
+    assert shares[:10] == sorted(shares[:10])
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert shares[-1] == pytest.approx(0.1, abs=0.01)
