@@ -1,7 +1,8 @@
 """`lamella explain`: the splits and nodes of a model's graph, where each runs and why.
 
 The graph is placed and measured as for a loaded model, but nothing is loaded. It goes to stdout as
-text, JSON or DOT, or into a page for a browser. Tested by tests/cli/test_explain_command.py.
+text, JSON or DOT, or into a page for a browser; to stderr goes what the plan says, also that the
+model does not fit: that is no error here. Tested by tests/cli/test_explain_command.py.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import json
 import sys
 from pathlib import Path
 
-from ..base.errors import RequestError
+from ..base.errors import DoesNotFitError, PlacementError, RequestError
+from ..base.log import get_logger
+from ..model.gguf import open_gguf
 from ..model.graphs import bucket
-from ..model.plan import Dry
+from ..model.plan import Dry, open_dry
 from ..sched.describe import draw, lines
 from ..sched.explain import explain
-from ..server.planning import open_dry
+from ..server.planning import Prepared, hold_to, prepare
 from .explain_page import page
 from .flags import add_model_flags, instance_params
+
+log = get_logger("explain")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +43,13 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         RequestError: more tokens than a ubatch has, or a file that cannot be written.
     """
-    with open_dry(instance_params(args, header_only=True)) as dry:
+    params = instance_params(args, header_only=True)
+    prepared = prepare(params)
+    _tell(prepared, params.placement)
+    with (
+        open_gguf(params.path, header_only=True) as file,
+        open_dry(file, prepared.model_params, prepared.context_params) as dry,
+    ):
         n, what = _graph(dry, args.ubatch)
         scheduled = dry.context.plan_graph(n, 1)
         explanation = explain(scheduled)
@@ -58,6 +69,14 @@ def main(args: argparse.Namespace) -> int:
         told = sys.stderr if args.json or args.dot else sys.stdout  # stdout is for programs then
         told.write(f"wrote {args.html}\n")
     return 0
+
+
+def _tell(prepared: Prepared, placement: str) -> None:
+    """What loading the model would tell, or refuse."""
+    try:
+        hold_to(prepared, placement)
+    except (DoesNotFitError, PlacementError) as e:
+        log.warning(str(e))
 
 
 def _graph(dry: Dry, n_tokens: int | None) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -32,16 +33,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bandwidth",
         type=bandwidths,
-        default={},
+        action="extend",
+        default=[],
         metavar="DEV=GB/s,...",
         help="how fast devices read their memory, like SIM0=936 (measured where that can be)",
     )
     add_model_flags(parser, argument=True)
 
 
-def bandwidths(text: str) -> dict[str, float]:
-    """`--bandwidth`: bytes per second by the name of the device, in capitals."""
-    found: dict[str, float] = {}
+def bandwidths(text: str) -> list[tuple[str, float]]:
+    """`--bandwidth`: devices by their names in capitals, and their bytes per second."""
+    found: list[tuple[str, float]] = []
     for item in text.split(","):
         name, _, number = (part.strip() for part in item.partition("="))
         try:
@@ -52,7 +54,7 @@ def bandwidths(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(
                 f"{item!r}: must be a device and its GB/s, like CPU=40 or SIM0=936"
             )
-        found[name.upper()] = speed * GB
+        found.append((name.upper(), speed * GB))
     return found
 
 
@@ -61,10 +63,14 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         DoesNotFitError, PlacementError: once the plan is printed.
-        RequestError: a bandwidth for a device that the model does not use.
+        RequestError: a bandwidth for a device that the model does not use, or two for one.
     """
+    given = dict(args.bandwidth)
+    if len(given) < len(args.bandwidth):
+        twice = next(name for name, n in Counter(n for n, _ in args.bandwidth).items() if n > 1)
+        raise RequestError(f"--bandwidth: {twice} is given twice; give each device once")
     prepared = prepare(instance_params(args, header_only=True))
-    speeds = _speeds(prepared, args.bandwidth)
+    speeds = _speeds(prepared, given)
     if args.json:
         sys.stdout.write(json.dumps(as_json(prepared.plan, speeds)) + "\n")
     else:

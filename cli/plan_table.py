@@ -20,6 +20,11 @@ from .bench_table import count_text, size_text
 WIDTH: Final = 100
 LABEL: Final = 9  # characters
 GB: Final = 10**9
+SIMULATED: Final = (
+    "computes with the CPU's kernels, takes no large batches over from the CPU and has no driver. "
+    "A real GPU of that size also needs 128 MiB for its driver and, with layers on the CPU, memory "
+    "to take batches over"
+)
 
 
 class Speed(NamedTuple):
@@ -143,7 +148,7 @@ def _speed(plan: ModelPlan, speeds: Speeds) -> Table:
             _size(sum(d.n_bytes_read for d in devices)),
             _size(sum(d.n_bytes_kv for d in devices)),
             "" if speed is None else f"{speed / GB:.1f} GB/s",
-            *(_rate(ceiling(devices, speeds, n)) for n in (0, plan.n_ctx)),
+            *(_rate(devices, speeds, n) for n in (0, plan.n_ctx)),
         )
     return table
 
@@ -172,6 +177,7 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
             for o in plan.overrides
         ],
         "note": list(plan.notes),
+        "simulated": _simulated(plan),
     }
 
 
@@ -179,8 +185,19 @@ def _size(n: int) -> str:
     return size_text(n) if n else "-"
 
 
-def _rate(tokens_per_s: float | None) -> str:
+def _rate(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> str:
+    """A ceiling; "-" if there is nothing to read, "?" if nobody knows how fast."""
+    devices = list(devices)
+    if not any(d.n_bytes_read or n_before * d.n_bytes_kv for d in devices):
+        return "-"
+    tokens_per_s = ceiling(devices, speeds, n_before)
     return "?" if tokens_per_s is None else f"{tokens_per_s:.1f}"
+
+
+def _simulated(plan: ModelPlan) -> list[str]:
+    """What a plan for simulated devices does not say of real ones."""
+    names = [d.name for d in plan.devices if d.description.startswith("simulated ")]
+    return [f"{', '.join(names)}: {SIMULATED}"] if names else []
 
 
 def _plural(n: int, what: str) -> str:

@@ -66,10 +66,5 @@ def server_model(instance: Instance, alias: str, sampling: SamplingParams) -> Se
         meta=instance.meta,
         sampling=sampling,
         displaced={"decode": plan.decode.displaced, "prefill": plan.prefill.displaced},
-        buffer_bytes={
-            (memory.buffer_type, usage): n
-            for device in plan.devices
-            for memory in device.memory
-            for usage, n in memory.by_usage().items()
-        },
+        buffer_bytes=instance.context.buffer_bytes,
     )

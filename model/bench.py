@@ -165,7 +165,8 @@ class Bench:
 def model_card(context: Context) -> ModelCard:
     """What the model of a context costs, with its KV pool."""
     model = context.model
-    weights = {id(t): t for t in model.weights.values()}.values()  # tied ones once
+    # tied ones once, though each kind of memory has them
+    weights = {model.origins[name]: t for name, t in model.weights.items()}.values()
     n_read = n_mul_adds = 0.0
     for t in _used_by_products(model):
         used = _share_used(model, t)

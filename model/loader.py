@@ -8,7 +8,7 @@ Knows no graph and no context. Tested by tests/model/test_loader_*.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,6 +62,8 @@ class LoadedModel:
         arch: builds its graphs.
         hp: its hyperparameters.
         weights: by name, as `arch` wants them; in buffers of usage WEIGHTS.
+        origins: of the weights, by name: the file's tensor, the first one if there are several.
+            Tied weights have the same, also if they are in several kinds of memory.
         homes: of the weights, by name.
         params: how it was placed.
         layers: the device of each layer, and of the output as the last one.
@@ -83,6 +85,7 @@ class LoadedModel:
         self.hp = hp
         self.homes = dict(homes)
         self.weights: dict[str, Tensor] = {}
+        self.origins: dict[str, str] = {}
         self.params = params
         self.layers = layer_devices(hp.n_layer, params)
         used = {home.device for home in homes.values()}.union(self.layers)
@@ -95,6 +98,11 @@ class LoadedModel:
     def kv_home(self, il: int) -> Device:
         """The device on which layer `il` runs, and with it its keys and values."""
         return self.layers[il]
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """Where its weights lie."""
+        return tuple(self._buffers)
 
     def free(self) -> None:
         """Give the weights' memory back. Twice is fine."""
@@ -246,6 +254,7 @@ def _allocate(
             sources[shared[key]] = weight
             by_buft.setdefault(buft, []).append(shared[key])
         model.weights[name] = shared[key]
+        model.origins[name] = weight.parts[0].name
     for buft, tensors in by_buft.items():
         try:
             model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS)

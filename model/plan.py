@@ -281,6 +281,6 @@ def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, dry: Dry) -> GraphPlan
         len(scheduled.graph.nodes),
         scheduled.n_splits,
         len(copies),
-        sum(copy.src.nbytes for copy in copies),
+        sum(copy.nbytes for copy in copies),
         tuple(displaced(scheduled, dry.model, dry.context.params.kv_on_device)),
     )

@@ -183,7 +183,7 @@ class _Explainer:
             from_device=t.src_backend.name,
             device=self.scheduled.splits[split].backend.name,
             split=split,
-            n_bytes=_bytes_copied(t),
+            n_bytes=t.nbytes,
             ahead=t.src in self.scheduled.splits[split].copied,
             step=self.step_index[t.dst],
             place=self._place(t.dst),
@@ -291,11 +291,3 @@ def _copy_kind(t: Transfer) -> str:
     if is_weight(t.src):
         return "weight"
     return "data" if t.src.op is Op.NONE else "activation"
-
-
-def _bytes_copied(t: Transfer) -> int:
-    """Of experts at most: each row of the choice may want others."""
-    if t.expert_node is None:
-        return t.src.nbytes
-    ids = t.expert_node.src[2]
-    return min(ids.n_elements, t.src.ne[2]) * t.src.nb[2]

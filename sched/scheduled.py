@@ -28,6 +28,14 @@ class Transfer:
     is_graph_input: bool
     expert_node: Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied; of experts at most, as each row of the choice may want others."""
+        if self.expert_node is None:
+            return self.src.nbytes
+        ids = self.expert_node.src[2]
+        return min(ids.n_elements, self.src.ne[2]) * self.src.nb[2]
+
 
 @dataclass(slots=True, eq=False)
 class ScheduledSplit:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ..alloc.buffer import UNLIMITED, BufferType
+from ..alloc.buffer import UNLIMITED, Buffer, BufferType
 from ..alloc.gallocr import GraphAllocator
 from ..base.errors import SchedulingError
 from ..base.log import debug_log, get_logger
@@ -247,6 +247,11 @@ class Scheduler:
     def work_sizes(self) -> list[int]:
         """Bytes of scratch memory by backend."""
         return [0 if b.work is None else b.work.size for b in self.backends]
+
+    def buffers(self) -> list[Buffer]:
+        """Compute and scratch memory that is allocated now."""
+        compute = [buffer for chunks in self._galloc.buffers for buffer in chunks]
+        return compute + [work for b in self.backends if (work := b.work) is not None]
 
     def poison(self) -> None:
         """Wait for all work, then overwrite compute and scratch memory: floats become NaN, integers

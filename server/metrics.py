@@ -135,7 +135,7 @@ def _memory(model: ServerModel) -> Iterator[Metric]:
     pool = model.engine.context.pool
     yield GaugeMetricFamily("lamella_kv_pages_free", "Pages that no request has", pool.n_free)
     yield GaugeMetricFamily("lamella_kv_pages", "Pages of the KV pool", pool.n_pages)
-    yield _buffers(model.buffer_bytes)
+    yield _buffers(model.buffer_bytes())
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:

@@ -8,7 +8,6 @@ and prints nothing. Tested by tests/server/test_planning.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -23,8 +22,7 @@ from ..model.context import ContextParams
 from ..model.displaced import refuse, summary
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.placement import ModelParams, layer_devices, moe_overrides
-from ..model.plan import DevicePlan, Dry, ModelPlan, make_plan, plan_devices
-from ..model.plan import open_dry as open_dry_model
+from ..model.plan import DevicePlan, ModelPlan, make_plan, open_dry, plan_devices
 from .params import InstanceParams, parse_kv_type
 
 log = get_logger("planning")
@@ -62,17 +60,6 @@ def prepare(
         context_params = _context_params(params, n_threads, n_threads_batch)
         fitting = _Fitting(file, model_params, context_params, params)
         return fitting.run()
-
-
-@contextmanager
-def open_dry(params: InstanceParams) -> Iterator[Dry]:
-    """The model of a plan and its context, without memory. Raises as `prepare`."""
-    plan = prepare(params)
-    with (
-        open_gguf(params.path, header_only=True) as file,
-        open_dry_model(file, plan.model_params, plan.context_params) as dry,
-    ):
-        yield dry
 
 
 def hold_to(prepared: Prepared, placement: str) -> None:
@@ -301,7 +288,7 @@ class _Fitting:
         return prepared
 
     def _measure(self, choice: Choice) -> Prepared:
-        with open_dry_model(self._file, *choice) as dry:
+        with open_dry(self._file, *choice) as dry:
             plan, reserved = make_plan(dry), dry.context.reserved()
         return Prepared(
             plan, choice.model_params, replace(choice.context_params, reserved=reserved)
@@ -309,10 +296,10 @@ class _Fitting:
 
     def _sketch(self, choice: Choice) -> Devices:
         """The devices of `choice`, which may need more."""
-        with open_dry_model(self._file, *choice, sketch=True) as dry:
+        with open_dry(self._file, *choice, sketch=True) as dry:
             devices, pipelined = plan_devices(dry), not dry.context.no_pipeline
         if pipelined and not self._fits(devices):
-            with open_dry_model(self._file, *choice.without_pipeline(), sketch=True) as dry:
+            with open_dry(self._file, *choice.without_pipeline(), sketch=True) as dry:
                 return plan_devices(dry)
         return devices
 

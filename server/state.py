@@ -43,7 +43,8 @@ class ServerModel:
     `n_ctx` is what one request may use, in tokens; `n_parallel` how many run at once. `meta` is
     shown by /v1/models: vocab_type, n_vocab, n_ctx_train, n_embd, n_params, size (bytes).
     `sampling` holds the values for fields that a request leaves out. For the metrics: `displaced`
-    nodes of the graphs "decode" and "prefill", `buffer_bytes` by buffer type and usage.
+    nodes of the graphs "decode" and "prefill", and what gives the bytes that are allocated, by
+    buffer type and usage; `buffer_bytes` is called from any thread.
     """
 
     engine: Engine
@@ -56,7 +57,7 @@ class ServerModel:
     meta: Mapping[str, int | str] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     displaced: Mapping[str, Sequence[Displaced]] = field(default_factory=dict)
-    buffer_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    buffer_bytes: Callable[[], Mapping[tuple[str, str], int]] = dict
 
 
 class ServerState:

@@ -11,7 +11,9 @@ import pytest
 from commands import lamella, tiny_model
 from tiny_models import TINY, write_model
 
+from lamella.graph import Op, Tensor
 from lamella.kernels.cpu.packed.buffer import RepackBufferType
+from lamella.kernels.sim import SimDevice
 from lamella.sched.describe import COLUMNS
 
 SPLIT = ("-dev", "sim", "-ngl", "2")
@@ -52,6 +54,33 @@ def test_the_devices_of_a_split_model(model: Path) -> None:
     causes = {n["name"]: n["cause"] for n in found["nodes"]}
     assert causes["attn_norm-1"] == "1.wgt1"
     assert {b["buffer_type"] for b in found["memory"]} == {"SIM0", "CPU"}
+
+
+def test_what_the_plan_says_goes_to_stderr(model: Path) -> None:
+    done = lamella("explain", model, "-dev", "sim:200KiB", "-fitt", "0", "-c", 64, "-ub", 16)
+    assert done.returncode == 0 and done.stdout.startswith("tiny.gguf, decode step\n")
+    assert re.search(r"^lamella: \d of 3 layers are on SIM0: more does not fit$", done.stderr, re.M)
+    done = lamella("explain", model, "-dev", "sim:1KiB", "-ngl", "all", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["n_nodes"]
+    assert done.stderr.startswith("lamella: the model does not fit: SIM0 lacks ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_displaced_nodes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = SimDevice.supports_op
+
+    def supports_op(self: SimDevice, op: Tensor) -> bool:
+        return op.op is not Op.RMS_NORM and plain(self, op)
+
+    monkeypatch.setattr(SimDevice, "supports_op", supports_op)
+    for rule, begin in (("strict", "placement is strict, and "), ("warn", ""), ("auto", None)):
+        done = lamella("explain", model, *SPLIT, "--placement", rule)
+        assert done.returncode == 0 and done.stdout
+        if begin is None:
+            assert not done.stderr
+        else:
+            assert done.stderr.startswith(f"lamella: {begin}")
+            assert "RMS_NORM nodes run on CPU, not on SIM0" in done.stderr
 
 
 def test_the_graph_of_a_prompt(model: Path) -> None:
@@ -142,7 +171,7 @@ def test_one_form_at_a_time(model: Path) -> None:
 def test_help() -> None:
     done = lamella("explain", "--help")
     assert done.returncode == 0
-    assert "usage: lamella explain MODEL [options]" in done.stdout
+    assert "usage: lamella explain (MODEL | -hf REPO) [options]" in done.stdout
     for flag in ("--ubatch N", "--html FILE", "--json", "--dot", "-ngl", "--cpu-moe"):
         assert flag in done.stdout
 

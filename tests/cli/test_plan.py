@@ -100,6 +100,8 @@ def test_the_table(model: Path) -> None:
     assert "\npipeline  off: there are fewer than two devices beside the CPU\n" in text
     assert "\ndisplaced no nodes\n" in text
     assert "note" not in text
+    assert "\nsimulated SIM0: computes with the CPU's kernels, takes no large batches over" in text
+    assert "simulated" not in table(model, *SMALL, "-dev", "none")
     assert gpu["n_layers"] + cpu["n_layers"] == found["n_layers"] == N_LAYER + 1
 
 
@@ -150,6 +152,40 @@ def test_memory_without_a_limit(model: Path) -> None:
     assert gpu["free"] is None and gpu["capacity"] is None
 
 
+def test_nothing_to_read_is_not_unknown(model: Path) -> None:
+    """Keys and values of a layer on a device, but of an empty context."""
+    args = ("-dev", "sim", "-ngl", "all", "--no-kv-offload")
+    for speed, full in ((FAST, r"[\d.]+"), (("--bandwidth", "SIM0=4"), r"\?")):
+        done = lamella("plan", model, *SMALL, *args, *speed)
+        cpu = rows(done.stdout, "decode")["CPU"]
+        assert cpu[0] == "-" and cpu[-2] == "-", done.stdout
+        assert re.fullmatch(full, cpu[-1]) or speed is not FAST
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+def test_the_header_counts_what_the_file_has(name: str, tmp_path: Path) -> None:
+    write_model(replace(TINY[name], tied=True), tmp_path / "tied.gguf")
+    with open_gguf(tmp_path / "tied.gguf") as file:
+        n = sum(info.nbytes for info in file.tensors.values())
+    for device in ("none", "sim", "sim:1GiB:2"):
+        assert plan(tmp_path / "tied.gguf", "-dev", device)["n_bytes"] == n
+
+
+def test_plan_and_explain_count_the_same_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts those that may be used."""
+    monkeypatch.setattr(SimDevice, "offload_op", lambda self, op: op.op is Op.MUL_MAT_ID)
+    write_model(TINY["mixtral"], tmp_path / "experts.gguf")
+    args = (tmp_path / "experts.gguf", *SMALL, "-dev", "sim", "--cpu-moe", "--no-repack")
+    found = plan(*args)
+    for graph, n in (("decode", 1), ("prefill", 32)):
+        done = lamella("explain", *args, "--ubatch", n, "--json")
+        told = json.loads(done.stdout)
+        assert any(copy["kind"] == "experts" for copy in told["copies"])
+        assert found[graph]["n_bytes_copied"] == told["bytes_copied"]
+
+
 def test_ceilings_of_all_devices_add_up(model: Path) -> None:
     args = ("plan", model, *SMALL, "-dev", "sim", "-ngl", "3", "--json")
     found = json.loads(lamella(*args, "--bandwidth", "cpu=40, SIM0=1000").stdout)
@@ -162,6 +198,9 @@ def test_ceilings_of_all_devices_add_up(model: Path) -> None:
             seconds += n / speed
         assert found[name] == pytest.approx(1 / seconds)
     assert gpu["bandwidth"] == 1000e9 and gpu["bandwidth_source"] == "given"
+    # in flags of their own as well
+    again = json.loads(lamella(*args, "--bandwidth", "SIM0=1000", "--bandwidth", "CPU=40").stdout)
+    assert again["decode_ceiling"] == found["decode_ceiling"]
 
 
 def test_what_is_not_given_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +432,8 @@ def test_flags_that_cannot_be_read(model: Path, args: list[str], told: str) -> N
     ("args", "told"),
     [
         (["--bandwidth", "SIM0=4"], "--bandwidth: SIM0 is none of CPU"),
+        (["--bandwidth", "CPU=4,cpu=5"], "--bandwidth: CPU is given twice"),
+        (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "--bandwidth: CPU is given twice"),
         (["-dev", "sim:0x"], "no device is called 'sim:0x'; there are: CPU, none"),
         (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
         (["-c", "-1"], "n_ctx is -1: must lie in 0"),

@@ -125,6 +125,17 @@ def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) 
     assert experts.n_bytes_read == plain.n_bytes_read + 4 * added
 
 
+def test_tied_weights_in_two_kinds_of_memory_are_counted_once(tmp_path: Path) -> None:
+    write_model(TINY["llama-tied"], tmp_path / "tied.gguf")
+    cards = []
+    for device in ("none", "sim"):
+        with open_bench(tmp_path / "tied.gguf", TESTS[:1], n_threads=1, devices=(device,)) as bench:
+            weights = bench.context.model.weights
+            cards.append(bench.card())
+    assert weights["output.weight"] is not weights["token_embd.weight"]
+    assert cards[0] == cards[1]
+
+
 @pytest.mark.parametrize(
     ("numbers", "complaint"),
     [

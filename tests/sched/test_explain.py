@@ -318,7 +318,9 @@ def test_experts_count_as_those_that_may_be_used() -> None:
         # the choice is made in a split of its own
         scheduler = Scheduler(null.backends)
         scheduler.set_tensor_backend(ids.root, null.by_name["CPU"])
-        e = explain(scheduler.alloc_graph(Graph(y)))
+        scheduled = scheduler.alloc_graph(Graph(y))
+        e = explain(scheduled)
+        assert e.bytes_copied == sum(t.nbytes for run in scheduled.runs for t in run.transfers)
         (copy,) = [c for c in e.copies if c.source == "experts"]
         assert (copy.kind, copy.n_bytes) == ("experts", n_used * experts.nb[2])
 

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families as parse
 from tiny_models import TINY, write_model
 
+from lamella.alloc.buffer import Buffer, BufferType, NullBuffer, Usage
 from lamella.cli.serve import server_model
 from lamella.model.displaced import Displaced
 from lamella.model.sampling import SamplingParams
@@ -197,7 +198,7 @@ def test_displaced_nodes_and_buffers() -> None:
                 "decode": [displaced("1.wgt0")],
                 "prefill": [displaced("1.wgt0"), displaced("1.wgt0"), displaced("2.sup", 'a"b')],
             },
-            buffer_bytes={("CPU", "weights"): 7, ("SIM0", "compute"): 2**40},
+            buffer_bytes=lambda: {("CPU", "weights"): 7, ("SIM0", "compute"): 2**40},
         )
 
     with running(model, WITH_METRICS) as server:
@@ -235,3 +236,36 @@ def test_a_real_model(tmp_path: Path) -> None:
     assert built + reused == after["llamacpp:n_decode_total"] == 6
     assert reused >= 4
     assert after["lamella_kv_pages"] == 2
+
+
+def test_bytes_are_those_that_are_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that were planned: they follow what grows."""
+    made: list[Buffer] = []
+    plain = BufferType.alloc_buffer
+
+    def alloc_buffer(self: BufferType, size: int) -> Buffer:
+        made.append(plain(self, size))
+        return made[-1]
+
+    write_model(TINY["llama-tied"], tmp_path / "m.gguf")
+    params = InstanceParams(path=tmp_path / "m.gguf", n_ctx=64, devices=("sim",), n_gpu_layers=2)
+    monkeypatch.setattr(BufferType, "alloc_buffer", alloc_buffer)
+    instance = open_instance(params)
+    with running(lambda: server_model(instance, "m", SamplingParams()), WITH_METRICS) as server:
+        found, before = scrape(server), list(made)
+        instance.context._backends[instance.model.devices[0]].workspace(1 << 20)
+        grown = scrape(server)
+    expected: Samples = {}
+    for buffer in before:
+        if buffer.size and not buffer.freed and not isinstance(buffer, NullBuffer):
+            use = "kv" if buffer.usage is Usage.ANY else buffer.usage.value
+            name = f"lamella_buffer_bytes{{buffer_type={buffer.buft.name},usage={use}}}"
+            expected[name] = expected.get(name, 0) + buffer.size
+    told = {name: n for name, n in found.items() if name.startswith("lamella_buffer_bytes") and n}
+    assert told == expected
+    assert grown["lamella_buffer_bytes{buffer_type=SIM0,usage=work}"] == 1 << 20
+    assert instance.context.buffer_bytes()
+    instance.close()
+    assert instance.context.buffer_bytes() == {}
