@@ -107,9 +107,12 @@ def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
 
     For a process of its own: after the first signal both are ignored.
     """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         asyncio.run(_until_signal(config, load))
     except LamellaError as error:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         _say(f"error: {error}")
         # as all commands: 2 for what its plan does not allow
         return 2 if isinstance(error, DoesNotFitError | PlacementError) else 1

@@ -88,7 +88,7 @@ def test_every_op_and_kernel_has_a_case() -> None:
     called = {k.name for node in nodes for call in calls_of(node) for k in call.kernels()}
     assert {node.op for node in nodes} >= set(TABLE)
     assert {node.op for node in nodes if find(node) is PACKED.get(node.op)} >= set(PACKED)
-    unused = set(KERNELS) - called - {"pool_run", "pool_worker", "pool_stop"}
+    unused = set(KERNELS) - called - {"pool_run", "pool_run_timed", "pool_worker", "pool_stop"}
     # those of chains of ops: tests/kernels/test_cpu_fusion.py
     chains = (NORM_MUL, ADD_NORM_MUL, ROPE_SET_ROWS)
     unused -= {k.name for kernels in chains for k in kernels.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -94,6 +95,12 @@ def test_an_address_that_cannot_be(host: str, port: int) -> None:
 def test_run_server_says_why_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_server(ServerConfig(port=99999), make_model) == 1
     assert capsys.readouterr().err.startswith("lamella: error: cannot listen on 127.0.0.1")
+
+
+def test_a_server_that_cannot_start_leaves_signals_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run_server(ServerConfig(port=99999), make_model) == 1
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def test_keys() -> None:
