@@ -27,7 +27,7 @@ from ..model.bench import Bench, BenchTest, open_bench
 from ..server.params import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
 from .download import model_path
-from .flags import ALL_LAYERS, add_model_flag, add_offload_flags
+from .flags import add_model_flag, add_offload_flags
 from .start import StartProgress
 
 MAX_TOKENS: Final = 1 << 20  # of a part of a test
@@ -105,7 +105,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
             metavar="TYPE",
             help=f"type of cached {what}: f32, f16, bf16, q8_0 (f16)",
         )
-    add_offload_flags(parser.add_argument_group("where it runs"))
+    add_offload_flags(parser.add_argument_group("where it runs"), layers="all")
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
@@ -153,6 +153,8 @@ def main(args: argparse.Namespace) -> int:
     tests = list(_tests(args))
     if not tests:
         args.parser.error("there is nothing to test: -p and -n are 0, and there is no -pg")
+    if args.gpu_layers is None:
+        args.parser.error("-ngl auto: a test makes no plan, so it needs a number, or all")
     args.model = model_path(args)
     result = None
     for n_threads in args.threads or (default_threads(),):
@@ -202,7 +204,7 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                     type_v=args.cache_type_v,
                     poll=args.poll,
                     devices=args.device,
-                    n_gpu_layers=ALL_LAYERS if args.gpu_layers is None else args.gpu_layers,
+                    n_gpu_layers=args.gpu_layers,
                     split_mode=args.split_mode,
                     main_gpu=args.main_gpu,
                     tensor_split=args.tensor_split,

@@ -245,8 +245,8 @@ def add_devices_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_offload_flags(group: argparse._ArgumentGroup) -> None:
-    """What devices take over from the CPU."""
+def add_offload_flags(group: argparse._ArgumentGroup, layers: str = "auto") -> None:
+    """What devices take over from the CPU; by default, so many layers."""
     add_devices_flag(group)
     add = group.add_argument
     add(
@@ -254,10 +254,10 @@ def add_offload_flags(group: argparse._ArgumentGroup) -> None:
         "--gpu-layers",
         "--n-gpu-layers",
         type=number_of_layers,
-        default=None,
+        default=number_of_layers(layers),
         metavar="N",
         help="layers for the devices, from the last one on: a number, all, or auto: as many as "
-        "fit (auto)",
+        f"fit ({layers})",
     )
     add(
         "-sm",

@@ -147,6 +147,7 @@ def test_each_test_is_warmed_up_just_before_it_is_measured(
         (["-ctk", "q9"], "argument -ctk/--cache-type-k: type is 'q9': must be one of f32, f16"),
         (["--poll", "101"], "argument --poll: 101 must lie in 0..100"),
         (["-p", "0", "-n", "0"], "there is nothing to test: -p and -n are 0, and there is no -pg"),
+        (["-ngl", "auto"], "-ngl auto: a test makes no plan, so it needs a number, or all"),
         (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
     ],
 )
