@@ -141,19 +141,6 @@ class Scheduler:
         chunks = [[buffer.size for buffer in chunks] for chunks in self._galloc.buffers]
         return Reserved(self.n_copies, chunks, self.work_sizes())
 
-    def reserve_size(self, graph: Graph) -> list[int]:
-        """Bytes of compute memory, by backend, that `reserve` would need. Allocates none, resets.
-
-        Backends that share a buffer type share its memory, counted for the first of them.
-        """
-        try:
-            _, order = self._split(graph, 0)
-            sizes = self._galloc.measure(order.graph, order.node_ids, order.leaf_ids)
-        finally:
-            graph.restore()
-        self.reset()
-        return [sum(chunks) for chunks in sizes]
-
     def alloc_graph(self, graph: Graph, copy_index: int | None = None) -> ScheduledGraph:
         """Assign, split and place a graph, and let each backend compile its splits into plans.
 

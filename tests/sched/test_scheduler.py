@@ -35,14 +35,17 @@ def values(t: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("null", [Null(0), Null(2), Null(1, accel=True)])
-def test_reserve_size_is_what_reserve_takes(null: Null) -> None:
+def test_sizes_of_another_scheduler_are_enough(null: Null) -> None:
+    graph, known = product(100, 3), Scheduler(null.backends)
+    known.reserve(graph)
+    assert sum(known.buffer_sizes()) > 0
     scheduler = Scheduler(null.backends)
-    graph = product(100, 3)
-    sizes = scheduler.reserve_size(graph)
-    assert sum(sizes) > 0
-    assert scheduler.buffer_sizes() == [0] * len(sizes)
-    scheduler.reserve(graph)
-    assert scheduler.buffer_sizes() == sizes
+    assert sum(scheduler.buffer_sizes()) == 0
+    scheduler.reserve_sizes(known.reserved())
+    assert scheduler.buffer_sizes() == known.buffer_sizes()
+    scheduler.alloc_graph(graph)
+    assert scheduler.reserved() == known.reserved()
+    graph.restore()
     assert all(t.buffer is None for t in (*graph.nodes, *graph.leafs))
 
 

@@ -199,7 +199,7 @@ def test_a_backend_that_fails_to_optimize_leaves_the_graph_as_it_was(n_copies: i
 
     scheduler = Scheduler(optimizing(null, fail), parallel=n_copies > 1)
     graph = Graph(a)
-    for attempt in (scheduler.alloc_graph, scheduler.reserve, scheduler.reserve_size):
+    for attempt in (scheduler.alloc_graph, scheduler.reserve):
         scheduler.set_tensor_backend(a, scheduler.backends[0])
         with pytest.raises(RuntimeError, match="broken"):
             attempt(graph)
