@@ -57,7 +57,7 @@ def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
         for exchange in story_chat(rng, held_out=held_out):
             messages += _messages(exchange)
     else:
-        for _ in range(rng.choice((1, 1, 1, 2, 3, 4, 6))):
+        for _ in range(rng.choice((1, 1, 2, 3, 4, 6))):
             messages += _messages(simple_exchange(rng, held_out=held_out))
     return messages
 
@@ -65,11 +65,11 @@ def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
 def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
     """One question and its answer, of any subject but stories."""
     chance = rng.random()
-    if chance < 0.65:
+    if chance < 0.72:
         found = rng.choice(FORMS_BY_WEIGHT).combination(rng, held_out=held_out)
-    elif chance < 0.81:
+    elif chance < 0.84:
         return outside(rng, held_out=held_out)
-    elif chance < 0.91:
+    elif chance < 0.92:
         found = entry_exchange(rng, ABOUT, held_out=held_out)
     elif chance < 0.98:
         return entry_exchange(rng, SMALL_TALK, held_out=held_out)
@@ -80,13 +80,14 @@ def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
 
 # what has the most to learn, or was learned last, is asked more often
 _WEIGHTS: Final = {
-    **dict.fromkeys(("sum", "difference"), 8),
-    **dict.fromkeys(("sum_in_words", "difference_in_words"), 6),
-    **dict.fromkeys(("opposite", "spell"), 4),
-    **dict.fromkeys(("larger", "smaller", "count", "first_letter", "last_letter", "plural"), 3),
-    **dict.fromkeys(("color", "count_to", "rhyme", "kind", "baby", "home"), 2),
-    **dict.fromkeys(("number_after", "number_before", "letter_after", "letter_before"), 2),
-    **dict.fromkeys(("day_before", "month_after", "month_before", "month_number"), 2),
+    **dict.fromkeys(("sum", "difference", "sum_in_words", "difference_in_words"), 9),
+    **dict.fromkeys(("opposite", "spell"), 6),
+    **dict.fromkeys(("letter_after", "letter_before", "number_after", "number_before"), 5),
+    **dict.fromkeys(("larger", "smaller", "count", "count_to"), 4),
+    **dict.fromkeys(("first_letter", "last_letter", "plural", "rhyme"), 4),
+    **dict.fromkeys(("day_before", "month_after", "month_before", "month_number"), 4),
+    **dict.fromkeys(("color", "kind", "baby", "home", "animal_bigger", "thing_larger"), 3),
+    **dict.fromkeys(("day_after", "animal_smaller", "thing_smaller"), 2),
 }
 FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.get(form.name, 1)))
 

@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
-from about import ABOUT, SMALL_TALK, entry_exchange
+from about import ABOUT, SMALL_TALK, Entry
 from chats import ANY_STORY, asked_hero, story_question, story_request
 from corpus import Document, documents, story_words
 from exchanges import Exchange, dressed
@@ -88,6 +88,13 @@ def fixed_questions(n: int, rng: Random) -> Iterator[Exchange]:
     for i in range(n):
         found = FORMS[i % len(FORMS)].combination(rng, held_out=True)
         yield Exchange(found.kind, dressed(rng, found.asked), found.answer)
+
+
+def about_questions(entries: Iterable[Entry]) -> Iterator[Exchange]:
+    """Everything that is held out, once."""
+    for entry in entries:
+        for asked in entry.held_out:
+            yield Exchange(entry.name, asked, entry.answer)
 
 
 def ask_all(
@@ -216,9 +223,7 @@ def evaluate(path: Path, reference: Path | None = None, *, n: int = 100) -> dict
                 lambda answer, _: is_refusal(answer),
             ).as_dict(),
             "about": ask_all(
-                talker,
-                (entry_exchange(rng, ABOUT + SMALL_TALK, held_out=True) for _ in range(n)),
-                exact,
+                talker, islice(about_questions(ABOUT + SMALL_TALK), n), exact
             ).as_dict(),
             "story_questions": ask_about_stories(talker, n, rng).as_dict(),
             "stories": tell_stories(talker, n, rng),

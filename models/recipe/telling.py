@@ -21,6 +21,14 @@ _SUBJECT: Final = re.compile(r"(\[[^\]]*\],? )?\{[HFGhfg]\} (?!and \{)")  # it s
 _A: Final = re.compile(r"\b([Aa]) (?=[aeiou])")
 
 
+def choose(rng: Random, template: str) -> str:
+    """The template with one of each `[a|b]` chosen, its fields still in it."""
+    while match := _CHOICE.search(template):
+        chosen = rng.choice(match[1].split("|"))
+        template = template[: match.start()] + chosen + template[match.end() :]
+    return template
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Something to ask about a story; `asked` are its phrasings, `answer` is the only answer."""
@@ -98,13 +106,6 @@ class Telling:
             tuple(self.questions),
         )
 
-    def choose(self, template: str) -> str:
-        """The template with its choices made, its fields still in it."""
-        while match := _CHOICE.search(template):
-            chosen = self.rng.choice(match[1].split("|"))
-            template = template[: match.start()] + chosen + template[match.end() :]
-        return template
-
     def filled(self, template: str) -> str:
         """The template as a part of a sentence; characters by their names."""
         return self._fill(template, {key.upper(): c.name for key, c in self.cast.items()})
@@ -117,7 +118,7 @@ class Telling:
         return _capitalised(self._fill(template, words))
 
     def _fill(self, template: str, references: dict[str, str]) -> str:
-        text = self.choose(template).format(
+        text = choose(self.rng, template).format(
             **self.cast, **references, **self.words, at=self.place.at, to=self.place.to,
             place=self.place.the,
         )  # fmt: skip

@@ -9,7 +9,6 @@ tests/recipe/test_train.py.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -28,14 +27,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a network is trained. Learning rates rise over `n_warmup` steps and fall as a cosine."""
+    """How a network is trained. Learning rates rise over `n_warmup` steps, stay, and fall in the
+    last steps: a run of more steps is the same up to where the shorter one begins to fall.
+    """
 
     n_steps: int = 6000
     n_tokens: int = 4096  # in a step, all of them in rows of one length
     rate: float = 4e-3  # AdamW's, for the embedding and the norms
     rate_muon: float = 2e-2
-    rate_end: float = 0.05  # what is left of both at the end
     n_warmup: int = 100
+    falling: float = 0.35  # share of the steps in which the rates fall to nothing
     weight_decay: float = 0.05
     clip: float = 1.0
     bf16: bool | None = None  # None: where this machine multiplies faster in it
@@ -173,10 +174,9 @@ def _set_rates(optimizers: list[torch.optim.Optimizer], plan: Plan, step: int) -
 
 def share_of_rate(plan: Plan, step: int) -> float:
     """What share of the learning rates a step uses, above 0 and up to 1."""
-    if step < plan.n_warmup:
-        return (step + 1) / plan.n_warmup
-    done = (step - plan.n_warmup) / max(1, plan.n_steps - plan.n_warmup)
-    return plan.rate_end + (1 - plan.rate_end) * (1 + math.cos(math.pi * done)) / 2
+    rising = (step + 1) / max(1, plan.n_warmup)
+    falling = (plan.n_steps - step) / (plan.falling * plan.n_steps + 1)
+    return min(1.0, rising, falling)
 
 
 def faster_in_bf16() -> bool:

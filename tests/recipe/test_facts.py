@@ -6,23 +6,12 @@ import re
 from random import Random
 
 import pytest
-from about import ABOUT, SMALL_TALK, entry_exchange, introduction
-from exchanges import Form, dressed, fill, is_held_out
+from about import ABOUT, SMALL_TALK
+from exchanges import Form, dressed, is_held_out
 from facts import FORMS, NUMBERS
 from facts_words import OPPOSITES, PLURALS
 from outside import ANSWERS, is_refusal, made_up_word, outside
-
-
-def everything(form: Form) -> list[tuple[str, str]]:
-    return [
-        (fill(phrasing, item), fill(form.answer, item))
-        for item in form.items
-        for phrasing in form.phrasings
-    ]
-
-
-def plain(asked: str) -> str:
-    return asked.lower().strip(" ?.!")
+from phrases import everything, plain, said
 
 
 def test_a_question_has_one_answer() -> None:
@@ -30,14 +19,14 @@ def test_a_question_has_one_answer() -> None:
     for form in FORMS:
         for asked, answer in everything(form):
             assert answers.setdefault(plain(asked), answer) == answer, asked
-    for _, phrasings, answer in ABOUT + SMALL_TALK:
-        for asked in phrasings:
-            assert answers.setdefault(plain(asked), answer) == answer, asked
+    for entry in ABOUT + SMALL_TALK:
+        for asked in said(entry):
+            assert answers.setdefault(plain(asked), entry.answer) == entry.answer, asked
 
 
 def test_questions_out_of_reach_have_no_other_answer() -> None:
     known = {plain(asked) for form in FORMS for asked, _ in everything(form)}
-    known |= {plain(asked) for _, phrasings, _ in ABOUT + SMALL_TALK for asked in phrasings}
+    known |= {plain(asked) for entry in ABOUT + SMALL_TALK for asked in said(entry)}
     rng = Random(1)
     for _ in range(5000):
         asked = outside(rng).asked
@@ -88,16 +77,6 @@ def test_tables_have_each_word_once() -> None:
     for table in (OPPOSITES, PLURALS):
         words = [item["x"] for item in table]
         assert len(set(words)) == len(words)
-
-
-def test_entries_of_both_kinds_can_be_drawn() -> None:
-    rng = Random(1)
-    for held_out in (False, True):
-        for _ in range(100):
-            exchange = entry_exchange(rng, ABOUT + SMALL_TALK, held_out=held_out)
-            assert is_held_out(exchange.asked) is held_out
-    hello = introduction(rng)
-    assert hello.answer.removeprefix("Nice to meet you, ")[:-1] in hello.asked
 
 
 def test_refusals_are_one_sentence_with_both_ways() -> None:

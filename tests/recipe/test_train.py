@@ -82,9 +82,11 @@ def test_rows_come_once_each_in_an_order_of_the_seed(data: Path) -> None:
 
 
 def test_learning_rates_rise_and_fall() -> None:
-    plan = train.Plan(n_steps=100, n_warmup=10, rate_end=0.1)
+    plan = train.Plan(n_steps=100, n_warmup=10, falling=0.3)
     shares = [train.share_of_rate(plan, step) for step in range(100)]
-    assert shares[9] == 1
     assert shares[:10] == sorted(shares[:10])
-    assert shares[10:] == sorted(shares[10:], reverse=True)
-    assert shares[-1] == pytest.approx(0.1, abs=0.01)
+    assert shares[9:70] == [1] * 61
+    assert shares[69:] == sorted(shares[69:], reverse=True)
+    assert 0 < shares[-1] < 0.05
+    longer = [train.share_of_rate(replace(plan, n_steps=200), step) for step in range(70)]
+    assert longer == shares[:70]
