@@ -83,6 +83,7 @@ class _Session:
     def __init__(self, conversation: Conversation, interactive: bool) -> None:
         self._conversation = conversation
         self._interactive = interactive
+        self._left_out = False  # and the user knows
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: self._say(HELP),
             "/reset": self._reset,
@@ -131,6 +132,7 @@ class _Session:
             raise RequestError(f"there is no command {name}; there are {known}") from None
 
     def _print_answer(self, pieces: Iterator[str]) -> None:
+        self._tell_left_out()
         try:
             for piece in pieces:
                 sys.stdout.write(piece)
@@ -140,6 +142,13 @@ class _Session:
         finally:
             sys.stdout.write("\n")
             sys.stdout.flush()
+
+    def _tell_left_out(self) -> None:
+        """Once a conversation: that it has outgrown the context."""
+        left_out = self._conversation.n_left_out > 0
+        if left_out and not self._left_out:
+            self._say("the conversation has outgrown the context: its beginning is left out")
+        self._left_out = left_out
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()

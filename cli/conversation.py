@@ -1,6 +1,7 @@
 """A conversation with a model: messages, and answers that become one.
 
-Knows nothing of terminals. Tested by tests/cli/test_chat.py.
+One that outgrows the context goes on without its beginning. Knows nothing of terminals.
+Tested by tests/cli/test_chat.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from ..base.errors import RequestError
 from ..model.sampling import SamplingParams
@@ -16,9 +18,14 @@ from ..server.text import Generation, generate
 
 Message = dict[str, str]
 
+ROOM: Final = 4  # one part in so many of the context is kept for the answer
+
 
 class Conversation:
-    """Messages in order; `sampling` may be changed between answers."""
+    """Messages in order; `sampling` may be changed between answers.
+
+    `n_left_out` of them, after the system prompt, did not fit when the last question was answered.
+    """
 
     def __init__(
         self,
@@ -40,12 +47,13 @@ class Conversation:
     def reset(self) -> None:
         """Forget all but the system prompt."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self.n_left_out = 0
 
     def ask(self, text: str) -> Iterator[str]:
         """Add a question and answer it, in pieces. An answer cut short stays as it is then.
 
         Raises:
-            ContextSizeError: the conversation has become too long; the question is not kept.
+            ContextSizeError: the question alone is too long; it is not kept.
         """
         self.messages.append({"role": "user", "content": text})
         try:
@@ -68,17 +76,36 @@ class Conversation:
 
     def _answer(self) -> Iterator[str]:
         instance = self._instance
-        text = instance.chat.render(self.messages, add_generation_prompt=True)
-        prompt = instance.vocab.tokenize(instance.vocab.without_bos(text), parse_special=True)
         generation = generate(
             instance.engine,
             instance.vocab,
-            prompt,
+            self._prompt(),
             self.sampling,
             n_predict=self.n_predict,
             ignore_eos=self.ignore_eos,
         )
         return self._pieces(generation)
+
+    def _prompt(self) -> list[int]:
+        """What the model reads: the messages, from the first question on that leaves room for an
+        answer.
+        """
+        head = self.messages[:1] if self.messages[0]["role"] == "system" else []
+        rest = self.messages[len(head) :]
+        n_max = self._instance.n_ctx - self._instance.n_ctx // ROOM
+        asked = [i for i, m in enumerate(rest) if m["role"] == "user" and i > self.n_left_out]
+        ids = self._ids(head + rest[self.n_left_out :])
+        for begin in asked:
+            if len(ids) <= n_max:
+                break
+            self.n_left_out = begin
+            ids = self._ids(head + rest[begin:])
+        return ids
+
+    def _ids(self, messages: list[Message]) -> list[int]:
+        vocab = self._instance.vocab
+        text = self._instance.chat.render(messages, add_generation_prompt=True)
+        return vocab.tokenize(vocab.without_bos(text), parse_special=True)
 
     def _pieces(self, generation: Generation) -> Iterator[str]:
         answer = ""
@@ -120,6 +147,7 @@ class Conversation:
         if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
             raise RequestError(f'{path} is no saved conversation: it has no list of "messages"')
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
+        self.n_left_out = 0
 
 
 def _is_message(m: object) -> bool:

@@ -15,6 +15,11 @@ from pathlib import Path
 import pytest
 from commands import LAMELLA, lamella, tiny_model
 
+from lamella.cli.conversation import Conversation
+from lamella.model.sampling import SamplingParams
+from lamella.server.instance import open_instance
+from lamella.server.params import InstanceParams
+
 NEWLINE = 3 + 10  # the byte token of it
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
 
@@ -93,10 +98,47 @@ def test_parameters_can_be_set(model: Path) -> None:
     assert "top_k=40" in done.stderr
 
 
-def test_a_conversation_that_is_too_long_is_an_error_and_not_the_end(model: Path) -> None:
+def test_a_question_that_is_too_long_is_an_error_and_not_the_end(model: Path) -> None:
     done = chat(model, "-c", "32", lines="a b c d e f g h i j k l m n o p q r s t\n/reset\n")
     assert "the context holds 32" in done.stderr
     assert done.returncode == 0
+
+
+def test_a_conversation_that_outgrows_the_context_loses_its_beginning(
+    model: Path, tmp_path: Path
+) -> None:
+    lines = "".join(f"{word} is all\n" for word in ["one", "two", "three", "four", "five"])
+    file = tmp_path / "talk.json"
+    done = chat(
+        model, "-c", "96", "-sys", "be", "--chat-template", PLAIN, lines=f"{lines}/save {file}\n"
+    )
+    assert len(answers(done)) == 5
+    assert done.stderr.count("has outgrown the context: its beginning is left out") == 1
+    assert len(json.loads(file.read_text())["messages"]) == 11  # nothing is forgotten
+
+
+def test_as_much_of_a_conversation_is_read_as_leaves_room(model: Path) -> None:
+    params = InstanceParams(path=model, n_ctx=96, devices=["none"], chat_template=PLAIN)
+    with open_instance(params) as instance:
+        talk = Conversation(instance, SamplingParams(temperature=0.0), system="be", n_predict=4)
+
+        def n_read(n_left_out: int) -> int:
+            read = [talk.messages[0], *talk.messages[1 + n_left_out : -1]]
+            text = instance.chat.render(read, add_generation_prompt=True)
+            return len(instance.vocab.tokenize(text, parse_special=True))
+
+        left_out = []
+        for word in ["one", "two", "three", "four", "five", "six"]:
+            list(talk.ask(f"{word} is all"))
+            left_out.append(talk.n_left_out)
+            assert n_read(talk.n_left_out) <= 72
+            assert talk.n_left_out == 0 or n_read(talk.n_left_out - 2) > 72
+        assert left_out == sorted(left_out)
+        assert left_out[-1] > left_out[0] == 0
+        again = "".join(talk.regenerate())
+        assert talk.messages[-1]["content"] == again
+        talk.reset()
+        assert talk.n_left_out == 0
 
 
 class Terminal:
