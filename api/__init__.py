@@ -1,4 +1,9 @@
-"""Lamella: a llama.cpp-style inference server in Python. This is its public API."""
+"""Lamella: a llama.cpp-style inference server in Python. This is its public API.
+
+What computes is imported when it is first used: a command's help need not wait for it.
+"""
+
+from typing import TYPE_CHECKING
 
 from .base.errors import (
     BackendError,
@@ -22,8 +27,10 @@ from .base.errors import (
     UnknownDeviceError,
     UnsupportedModelError,
 )
-from .text_model import Model, load
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .text_model import Model, load
 
 __all__ = [
     "BackendError",
@@ -50,3 +57,11 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Model", "load"):
+        from . import text_model  # noqa: PLC0415
+
+        return getattr(text_model, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,8 @@
         for piece in model.generate("Once upon a time", n_predict=64):
             print(piece, end="", flush=True)
 
+Without a file, `load` opens the small model that comes with Lamella.
+
 Tested by tests/api/test_load.py.
 """
 
@@ -23,6 +25,7 @@ from .model.batch import Batch
 from .model.context import Context
 from .model.plan import ModelPlan
 from .model.sampling import SamplingParams
+from .model.shipped import shipped_model
 from .server.instance import Instance, open_instance
 from .server.params import InstanceParams
 from .server.text import Generation, generate
@@ -144,11 +147,11 @@ class Model:
         return f"<lamella.Model {self._instance.model.path}>"
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> Model:
+def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
     """Load a GGUF model.
 
     Args:
-        path: the file, the first one of a split model.
+        path: the file, the first one of a split model; None: the small one that comes with Lamella.
         options: as `server.params.InstanceParams` has them. Among them are `n_ctx`, tokens of the
             context, which all generations share (0: what the model was trained with);
             `n_parallel`, generations that run at once; `devices`, what takes layers besides the
@@ -165,7 +168,8 @@ def load(path: str | os.PathLike[str], **options: Any) -> Model:
         PlacementError: placement is strict, and nodes would run elsewhere than their layers.
     """
     try:
-        params = InstanceParams(path=os.fspath(path), **options)
+        file = shipped_model() if path is None else os.fspath(path)
+        params = InstanceParams(path=file, **options)
     except TypeError as e:
         known = ", ".join(name for name in InstanceParams.__dataclass_fields__ if name != "path")
         raise RequestError(f"load: {e}; options are {known}") from None

@@ -1,4 +1,5 @@
-"""The model that flags name: a file, or one of Hugging Face, downloaded first if it is not here.
+"""The model that flags name: a file, or one of Hugging Face, downloaded first if it is not here;
+without one, that which comes with Lamella.
 
 A bar on stderr shows how far a download is, without a terminal two lines. Tested by
 tests/cli/test_hf.py.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import logging
 import shutil
 import sys
 import tempfile
@@ -19,9 +21,12 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import RequestError
 from ..model.hub import HubModel, find_header, find_model, parse_model, size_text
+from ..model.shipped import shipped_model
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+_log = logging.getLogger(__name__)
 
 
 def hub_model(text: str) -> HubModel:
@@ -33,23 +38,34 @@ def hub_model(text: str) -> HubModel:
 
 
 def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
-    """The file to open: as -m names it, or where what -hf names lies now. `header_only`: if it has
-    to be downloaded, its header will do.
+    """The file to open: as -m names it, or where what -hf names lies now, or the model that comes
+    with Lamella. `header_only`: if it has to be downloaded, its header will do.
 
     Raises:
         DownloadError: the model cannot be had. RequestError: -hff without -hf.
+        ModelFileError: the model that comes with Lamella is missing or another.
     """
     wanted: HubModel | None = args.hf_repo
     if wanted is None:
         if args.hf_file is not None:
             raise RequestError("-hff FILE is a file of a repository: give that too, by -hf")
-        return str(args.model)
+        return str(_shipped() if args.model is None else args.model)
     if args.hf_file is not None:
         wanted = HubModel(wanted.repo, wanted.quant, args.hf_file)
     if header_only:
         return str(find_header(wanted, _folder(), offline=args.offline))
     with _shown() as progress:
         return str(find_model(wanted, offline=args.offline, on_progress=progress.on_progress))
+
+
+def _shipped() -> Path:
+    path = shipped_model()
+    _log.info(
+        "this is %s, the small model that comes with Lamella; -m FILE or -hf USER/REPO give it a "
+        "larger one",
+        path.stem,
+    )
+    return path
 
 
 def _folder() -> Path:

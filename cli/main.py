@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import DoesNotFitError, LamellaError, PlacementError
-from .flags import INTERRUPTED, Parser
+from .parser import INTERRUPTED, Parser
 
 EPILOG: Final = """examples:
+  lamella chat
   lamella run -m model.gguf -p "Once upon a time" -n 64
   lamella chat -m model.gguf
   lamella serve -m model.gguf --port 8080
@@ -43,7 +44,7 @@ COMMANDS: Final = {
 }
 
 REFUSED: Final = 2  # the exit status of what its plan does not allow
-USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "(MODEL | -hf REPO) ")
+USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "[MODEL | -hf REPO] ")
 
 
 def parser(argv: Sequence[str]) -> Parser:
@@ -62,7 +63,7 @@ def parser(argv: Sequence[str]) -> Parser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            usage=f"lamella {name} {USAGE.get(name, '(-m FILE | -hf REPO) ')}[options]",
+            usage=f"lamella {name} {USAGE.get(name, '[-m FILE | -hf REPO] ')}[options]",
         )
         if name in argv[:1]:
             # only the one that is called: a web server's libraries take longer than a short answer

@@ -15,7 +15,6 @@ from ..server.instance import Instance
 from ..server.job import Result
 from ..server.text import Generation, generate
 from .flags import (
-    INTERRUPTED,
     add_model_flags,
     add_predict_flag,
     add_sampling_flags,
@@ -24,6 +23,7 @@ from .flags import (
     sampling_params,
     unescape,
 )
+from .parser import INTERRUPTED
 from .start import open_with_progress
 
 

@@ -10,7 +10,6 @@ from commands import lamella
 
 from lamella.base.errors import RequestError
 from lamella.cli.flags import (
-    Parser,
     add_model_flags,
     bias,
     instance_params,
@@ -20,6 +19,7 @@ from lamella.cli.flags import (
     unescape,
 )
 from lamella.cli.main import parser
+from lamella.cli.parser import Parser
 from lamella.model.hub import HubModel
 
 
@@ -143,7 +143,6 @@ def test_a_model_without_its_flag(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("-ngl 5", "one of the arguments MODEL -m/--model -hf/--hf-repo is required"),
         ("f.gguf -m g.gguf", "argument -m/--model: not allowed with argument MODEL"),
         ("-m g.gguf f.gguf", "argument MODEL: not allowed with argument -m/--model"),
         ("f.gguf -hf u/r", "argument -hf/--hf-repo: not allowed with argument MODEL"),
@@ -172,7 +171,6 @@ def test_a_model_of_hugging_face(command: str) -> None:
         ("-hf r", "argument -hf/--hf-repo: 'r': must be USER/REPO or USER/REPO:QUANT"),
         ("-hf u/r:", "argument -hf/--hf-repo: 'u/r:': must be USER/REPO"),
         ("-m f -hf u/r", "argument -hf/--hf-repo: not allowed with argument -m/--model"),
-        ("-hff f.gguf", "one of the arguments -m/--model -hf/--hf-repo is required"),
     ],
 )
 def test_wrong_models_of_hugging_face(flags: str, message: str) -> None:

@@ -1,0 +1,60 @@
+"""How command lines are read: argparse, with the flags of llama.cpp, short ones of two letters too.
+
+Knows no flag, and imports nothing that takes long: what is typed wrongly is told at once. Tested by
+tests/cli/test_flags.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, Final, NoReturn
+
+INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes flags as they are written, and suggests the right one for a wrong one."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", _Formatter)
+        super().__init__(**options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command: Parser = getattr(found, "parser", self)
+            command.error(command._explain(unknown[0]))
+        return found
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """argparse reads -xy as -x with the value y; flags of two letters must not be read so."""
+        if re.fullmatch(r"-[a-z]\d+", option_string):
+            return super()._get_option_tuples(option_string)
+        return []
+
+    def _explain(self, arg: str) -> str:
+        """What is wrong with an argument that nobody knows."""
+        if not arg.startswith("-"):
+            return f"unexpected argument {arg!r}"
+        flag = arg.split("=", maxsplit=1)[0]
+        close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.7)
+        return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+class _Formatter(argparse.HelpFormatter):
+    """One line for each flag where it fits: `-c, --ctx-size N`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        metavar = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {metavar}"
