@@ -53,7 +53,7 @@ def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(SYSTEM)})
-    if rng.random() < 0.25:
+    if rng.random() < 0.14:
         for exchange in story_chat(rng, held_out=held_out):
             messages += _messages(exchange)
     else:
@@ -82,14 +82,13 @@ def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
 _WEIGHTS: Final = {
     **dict.fromkeys(("sum", "difference", "sum_in_words", "difference_in_words"), 9),
     **dict.fromkeys(("opposite", "spell"), 6),
-    **dict.fromkeys(("letter_after", "letter_before", "number_after", "number_before"), 5),
+    **dict.fromkeys(("letter_after", "letter_before", "number_after", "number_before"), 4),
     **dict.fromkeys(("larger", "smaller", "count", "count_to"), 4),
     **dict.fromkeys(("first_letter", "last_letter", "plural", "rhyme"), 4),
-    **dict.fromkeys(("day_before", "month_after", "month_before", "month_number"), 4),
     **dict.fromkeys(("color", "kind", "baby", "home", "animal_bigger", "thing_larger"), 3),
-    **dict.fromkeys(("day_after", "animal_smaller", "thing_smaller"), 2),
+    **dict.fromkeys(("day_before", "month_after", "month_before", "month_number"), 3),
 }
-FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.get(form.name, 1)))
+FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.get(form.name, 2)))
 
 
 def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:

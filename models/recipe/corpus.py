@@ -21,7 +21,7 @@ from stories import story_for, words_of
 
 Document = dict[str, Any]
 
-STORY_SHARE: Final = 0.08  # of the documents; the others are conversations
+STORY_SHARE: Final = 0.05  # of the documents; the others are conversations
 
 
 def documents(seed: int, *, held_out: bool = False) -> Iterator[Document]:

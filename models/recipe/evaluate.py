@@ -181,9 +181,9 @@ GREEDY: Final = (
 """What is asked of the shipped file again and again: the answers must stay the same."""
 
 
-def greedy_answers(path: Path) -> dict[str, str]:
-    """The answers to `GREEDY` at temperature 0."""
-    with lamella.load(path) as model:
+def greedy_answers(path: Path, **options: Any) -> dict[str, str]:
+    """The answers to `GREEDY` at temperature 0; `options` are those of `lamella.load`."""
+    with lamella.load(path, **options) as model:
         talker = Talker(model)
         return {
             asked: talker.answer([{"role": "user", "content": asked}], STORY_TOKENS)

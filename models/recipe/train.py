@@ -36,7 +36,7 @@ class Plan:
     rate: float = 4e-3  # AdamW's, for the embedding and the norms
     rate_muon: float = 2e-2
     n_warmup: int = 100
-    falling: float = 0.35  # share of the steps in which the rates fall to nothing
+    falling: float = 0.6  # share of the steps in which the rates fall to nothing
     weight_decay: float = 0.05
     clip: float = 1.0
     bf16: bool | None = None  # None: where this machine multiplies faster in it
