@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,9 +71,12 @@ def model_card(
     n_weights: int,
     losses: Sequence[Mapping[str, float]],
     result: Mapping[str, Any],
+    answers: Mapping[str, str],
     training: str,
 ) -> str:
-    """The card: the template's fields filled in. `training` says how long on what."""
+    """The card: the template's fields filled in. `answers` are shown, by what was asked; `training`
+    says how long on what.
+    """
     stories = result["stories"]
     fields: dict[str, object] = {
         "file": file.name,
@@ -86,6 +89,8 @@ def model_card(
         "held_out": f"{next(x['held_out'] for x in reversed(losses) if 'held_out' in x):.3f}",
         "perplexity": f"{result['perplexity']:.4f}",
         "perplexity_f32": f"{result.get('perplexity_f32', math.nan):.4f}",
+        "answers": _table(("you", "the model"), answers.items()),
+        "wrong": _wrong(result["all_forms"]["wrong"]),
         "examples": _examples(stories),
         **{f"n_{key}": stories[key] for key in _STORY_KEYS},
     }
@@ -94,7 +99,20 @@ def model_card(
     return template.format(**fields)
 
 
+_N_SHOWN: Final = 10
 _STORY_KEYS: Final = ("ended", "known_words", "introduced", "no_repeats", "as_asked")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _wrong(wrong: Sequence[Mapping[str, str]]) -> str:
+    if not wrong:
+        return "None was."
+    rows = ((x["asked"], x["answered"], x["wanted"]) for x in wrong[:_N_SHOWN])
+    return _table(("question", "answer", "right"), rows)
 
 
 def _examples(stories: Mapping[str, Any]) -> str:

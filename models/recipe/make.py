@@ -134,7 +134,8 @@ def _write_card(settings: Settings, work: Path, out: Path, file: Path, results: 
     )
     n_weights = train.load_net(work / "checkpoint.pt").n_weights()
     template = (HERE / "card.md").read_text(encoding="utf-8")
-    card = model_card(template, file, settings.shape, n_weights, losses, result, training)
+    answers: dict[str, str] = json.loads((out / ANSWERS).read_text(encoding="utf-8"))
+    card = model_card(template, file, settings.shape, n_weights, losses, result, answers, training)
     (out / "README.md").write_text(card, encoding="utf-8")
 
 

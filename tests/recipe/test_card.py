@@ -14,7 +14,7 @@ LOSSES = [
     {"step": 20.0, "loss": 2.0, "held_out": 1.9},
     {"step": 30.0, "loss": 1.0},
 ]
-SCORE = {"n": 4, "right": 3, "wrong": []}
+SCORE = {"n": 4, "right": 3, "wrong": [{"asked": "1 + 1", "answered": "3.", "wanted": "2."}]}
 STORIES = {
     **SCORE,
     "wrong": [{"text": "He ran. He ran.", "bad": "no_repeats"}],
@@ -42,9 +42,14 @@ def test_the_card_tells_the_numbers(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"weights")
     template = (Path(card.__file__).parent / "card.md").read_text("utf-8")
-    text = card.model_card(template, file, Shape(2000), 4_450_000, LOSSES, RESULT, "Trained.")
+    answers = {"Hello!": "Hello to you!"}
+    text = card.model_card(
+        template, file, Shape(2000), 4_450_000, LOSSES, RESULT, answers, "Trained."
+    )
     assert "{" not in text
     assert "3 of 4" in text
     assert hashlib.sha256(b"weights").hexdigest() in text
     assert "4.45 million" in text
     assert "He ran. He ran." in text
+    assert "| Hello! | Hello to you! |" in text
+    assert "| 1 + 1 | 3. | 2. |" in text
