@@ -89,7 +89,8 @@ class Model:
             prompt: what to continue.
             n_predict: most tokens to generate; -1: until the model ends or the context is full.
             stop: texts that end the generation; they are not part of it.
-            sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...
+            sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...; what is not given
+                is as the model's file recommends.
 
         Raises:
             RequestError: an argument that cannot be.
@@ -97,7 +98,7 @@ class Model:
         """
         instance = self._open()
         try:
-            params = SamplingParams(**sampling)
+            params = instance.sampling(sampling)
         except TypeError as e:
             known = ", ".join(SamplingParams.__dataclass_fields__)
             raise RequestError(f"generate: {e}; sampling arguments are {known}") from None

@@ -28,7 +28,7 @@ from .flags import (
     add_sampling_flags,
     add_template_flags,
     instance_params,
-    sampling_params,
+    sampling_given,
     unescape,
 )
 from .start import open_with_progress
@@ -58,12 +58,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
-    sampling = sampling_params(args)
+    given = sampling_given(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
     with open_with_progress(instance_params(args)) as instance:
         conversation = Conversation(
             instance,
-            sampling,
+            instance.sampling(given),
             system=system,
             n_predict=args.predict,
             ignore_eos=args.ignore_eos,

@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ..base.errors import RequestError
 from ..kernels.cpu.pool import POLL
@@ -366,27 +366,25 @@ _SAMPLING: Final[Sequence[tuple[str, str, type, str]]] = (
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen."""
+    """How tokens are chosen; what is not given has no value, for the model's file may have one."""
     defaults = SamplingParams()
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling", "What the model's file recommends comes before the defaults shown."
+    )
     group.add_argument(
         "-s",
         "--seed",
         type=int,
-        default=-1,
         metavar="N",
-        help="of the random numbers; -1: another one each time",
+        help="of the random numbers; -1: another one each time (-1)",
     )
     for flag, field, type, text in _SAMPLING:
         default = getattr(defaults, field)
-        group.add_argument(
-            flag, dest=field, type=type, default=default, metavar="N", help=f"{text} ({default:g})"
-        )
+        group.add_argument(flag, dest=field, type=type, metavar="N", help=f"{text} ({default:g})")
     group.add_argument(
         "--samplers",
         type=lambda text: tuple(text.split(";")),
         metavar="A;B",
-        default=defaults.samplers,
         help=f"the chain, in order ({';'.join(defaults.samplers)})",
     )
     group.add_argument(
@@ -394,7 +392,6 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         "--logit-bias",
         type=bias,
         action="append",
-        default=[],
         metavar="ID+BIAS",
         help="make a token likelier, or 15043-inf impossible",
     )
@@ -403,19 +400,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """How to sample, from the flags.
+def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `SamplingParams` that flags have set.
 
     Raises:
         RequestError: a value that cannot be.
     """
-    fields = {field: getattr(args, field) for _, field, _, _ in _SAMPLING}
-    return SamplingParams(
-        seed=args.seed,
-        samplers=args.samplers,
-        logit_bias=tuple(args.logit_bias),
-        **fields,
-    )
+    fields = ("seed", "samplers", "logit_bias", *(field for _, field, _, _ in _SAMPLING))
+    given = {field: getattr(args, field) for field in fields}
+    given = {field: value for field, value in given.items() if value is not None}
+    SamplingParams(**given)  # wrong ones are told before a model is opened
+    return given
 
 
 def unescape(text: str) -> str:

@@ -20,7 +20,7 @@ from .flags import (
     add_sampling_flags,
     instance_params,
     read_text,
-    sampling_params,
+    sampling_given,
     unescape,
 )
 from .parser import INTERRUPTED
@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Continue the prompt; the exit status."""
-    text, sampling = _prompt(args), sampling_params(args)
+    text, given = _prompt(args), sampling_given(args)
     watch = None
     if args.trace_tensors is not None:
         watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
             instance.engine,
             instance.vocab,
             prompt,
-            sampling,
+            instance.sampling(given),
             n_predict=args.predict,
             stop=args.stop,
             ignore_eos=args.ignore_eos,

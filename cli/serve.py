@@ -14,7 +14,7 @@ from .flags import (
     add_template_flags,
     instance_params,
     names,
-    sampling_params,
+    sampling_given,
 )
 from .start import open_with_progress
 
@@ -40,11 +40,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit status."""
-    params, sampling = instance_params(args), sampling_params(args)
+    given = sampling_given(args)  # first: a wrong value must not be told after a download
+    params = instance_params(args)
 
     def load() -> ServerModel:
         instance = open_with_progress(params)
-        return server_model(instance, args.alias or instance.alias, sampling)
+        return server_model(instance, args.alias or instance.alias, instance.sampling(given))
 
     config = ServerConfig(
         host=args.host, port=args.port, api_keys=args.api_key, metrics=args.metrics

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..base.errors import ModelFileError
 from ..base.log import get_logger
@@ -19,7 +19,7 @@ from ..model.context import Context
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import LoadedModel, load_model
 from ..model.plan import ModelPlan
-from ..model.sampling import load_kernels
+from ..model.sampling import SamplingParams, load_kernels, recommended_sampling
 from ..model.vocab import Vocab, load_vocab
 from .engine import Engine
 from .params import InstanceParams
@@ -39,6 +39,7 @@ class Instance:
         model, context, vocab, engine: its parts; the engine has been started.
         chat: renders conversations into prompts.
         meta: what /v1/models tells about the model.
+        recommended: fields of `SamplingParams` for which the file has values of its own.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Instance:
         self.vocab = parts.vocab
         self.chat = parts.chat
         self.meta: Mapping[str, int | str] = {**parts.meta, "n_ctx": context.n_ctx}
+        self.recommended = parts.recommended
         self.engine = Engine(context, self.vocab, n_parallel=params.n_parallel)
         self.engine.start()
 
@@ -68,6 +70,14 @@ class Instance:
     def alias(self) -> str:
         """The name by which clients see the model: the file's, without its ending."""
         return self.model.path.stem
+
+    def sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Sampling with these fields; the others are as the file recommends.
+
+        Raises:
+            RequestError: a value that cannot be. TypeError: a field that there is not.
+        """
+        return SamplingParams(**{**self.recommended, **given})
 
     def close(self) -> None:
         """End all generations and free everything. Twice is fine."""
@@ -94,6 +104,7 @@ class FileParts(NamedTuple):
     vocab: Vocab
     chat: ChatTemplate
     meta: Mapping[str, int | str]
+    recommended: Mapping[str, Any]
 
 
 def open_instance(
@@ -117,6 +128,9 @@ def open_instance(
     parts = _read_parts(params)
     if not (params.devices or prepared.model_params.devices):
         log.info(f"CUDA is not used: {cuda_registry().reason}")
+    if parts.recommended:
+        values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())
+        log.info(f"sampling, unless told otherwise, as the file recommends: {values}")
     hold_to(prepared, params.placement)
     load_kernels(on_compile)  # of the samplers: no request shall wait for them
     model = load_model(params.path, prepared.model_params)
@@ -144,7 +158,7 @@ def _read_parts(params: InstanceParams) -> FileParts:
             )
         except ModelFileError as e:
             raise type(e)(f"{file.path}: {e}") from None
-        return FileParts(vocab, chat, _meta(file, vocab))
+        return FileParts(vocab, chat, _meta(file, vocab), recommended_sampling(file.metadata))
 
 
 def _text(vocab: Vocab, token: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from .native import load_kernels
 from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
+from .recommended import recommended_sampling
 from .sampler import Sampler, SamplerVocab
 from .softmax import log_softmax
 
@@ -12,5 +13,6 @@ __all__ = [
     "SamplingParams",
     "load_kernels",
     "log_softmax",
+    "recommended_sampling",
     "samplers_from_chars",
 ]

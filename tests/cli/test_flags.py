@@ -14,13 +14,14 @@ from lamella.cli.flags import (
     bias,
     instance_params,
     overrides,
-    sampling_params,
+    sampling_given,
     shares,
     unescape,
 )
 from lamella.cli.main import parser
 from lamella.cli.parser import Parser
 from lamella.model.hub import HubModel
+from lamella.model.sampling import SamplingParams
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -54,7 +55,9 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
 
 def test_sampling_flags() -> None:
     flags = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --typical 0.8 -s 7 --samplers top_k;temp"
-    params = sampling_params(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
+    given = sampling_given(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
+    assert len(given) == 8  # no defaults: the model's file may have its own
+    params = SamplingParams(**given)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)
     assert (params.typical_p, params.seed, params.samplers) == (0.8, 7, ("top_k", "temperature"))
     assert params.logit_bias == ((5, -math.inf), (6, 1.5))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from commands import LAMELLA, lamella, tiny_model
 from golden_data import golden_cases, model_path
+from tiny_models import TINY, write_model
 
 from lamella.kernels import devices
 from lamella.kernels.cuda.device import CudaRegistry
@@ -213,3 +214,14 @@ def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
         assert process.wait(timeout=20) == 1
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_the_file_s_own_sampling_holds_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "recommends.gguf"
+    write_model(TINY["llama"], path, metadata={"general.sampling.temp": 0.0})
+    run = ["run", "-m", path, "-p", "ab", "-n", "12"]
+    plain, greedy = lamella(*run, terminal=True), lamella(*run, "--temp", "0")
+    assert plain.stdout == greedy.stdout
+    assert "as the file recommends: temperature 0.0" in plain.stderr
+    hot = [lamella(*run, "--temp", "5", "-s", seed).stdout for seed in (1, 2)]
+    assert hot[0] != hot[1]

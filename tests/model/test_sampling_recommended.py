@@ -1,0 +1,76 @@
+"""What a file recommends for sampling: its values, wrong ones, and who follows them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TINY, write_model
+
+import lamella
+from lamella.model.gguf import open_gguf
+from lamella.model.sampling import SamplingParams, recommended_sampling
+from lamella.server.instance import open_instance
+from lamella.server.params import InstanceParams
+
+
+def recommended(path: Path, **values: Any) -> dict[str, Any]:
+    metadata = {f"general.sampling.{key}": value for key, value in values.items()}
+    write_model(TINY["llama"], path, metadata=metadata)
+    with open_gguf(path) as file:
+        return recommended_sampling(file.metadata)
+
+
+def test_all_keys(tmp_path: Path) -> None:
+    numbers = {"temp": 0.6, "top_p": 0.9, "min_p": 0.1, "xtc_probability": 0.5}
+    numbers |= {"xtc_threshold": 0.2, "penalty_repeat": 1.1, "top_k": 20, "penalty_last_n": 5}
+    found = recommended(tmp_path / "m.gguf", **numbers, sequence="top_k;temperature", mirostat=0)
+    assert found == {
+        "temperature": 0.6,  # as it was written, not as a 32-bit float
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "repeat_penalty": 1.1,
+        "top_k": 20,
+        "repeat_last_n": 5,
+        "samplers": ("top_k", "temperature"),
+    }
+
+
+def test_most_files_recommend_nothing(tmp_path: Path) -> None:
+    assert recommended(tmp_path / "m.gguf") == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("temp", "hot", "general.sampling.temp is not followed: temperature is 'hot'"),
+        ("temp", float("nan"), "temperature is nan"),
+        ("top_k", [1, 2], "top_k is "),
+        ("sequence", "top_k;magic", "samplers is 'magic'"),
+        ("sequence", 7, "samplers is 7"),
+        ("mirostat", 2, "general.sampling.mirostat is not followed: Lamella does not have it"),
+    ],
+)
+def test_what_cannot_be_is_told_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object, told: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "lamella"):
+        found = recommended(tmp_path / "m.gguf", top_p=0.5, **{key: value})
+    assert found == {"top_p": 0.5}
+    assert told in caplog.text
+
+
+def test_it_holds_for_what_nobody_has_set(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    recommended(path, temp=0.0, top_k=3)
+    with open_instance(InstanceParams(path=path, devices=["none"])) as instance:
+        assert instance.sampling({}) == SamplingParams(temperature=0.0, top_k=3)
+        given = {"temperature": 0.7, "min_p": 0.2}
+        assert instance.sampling(given) == SamplingParams(temperature=0.7, top_k=3, min_p=0.2)
+    with lamella.load(path, devices=["none"]) as model:
+        greedy, again = (list(model.generate("ab", n_predict=8)) for _ in range(2))
+        assert greedy == again == list(model.generate("ab", n_predict=8, temperature=0.0))
