@@ -4,6 +4,7 @@ An entry is what one may say and the one answer to all of it; `[a|b]` is either.
 `asked`, evaluation from `held_out`. Tested by tests/recipe/test_about.py.
 """
 
+# ruff: noqa: RUF001 - some of it is in other languages
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -146,6 +147,9 @@ ABOUT: Final = (
             "What do I do for a [larger|bigger] model?", "How [can|do] I [run|load] a GGUF file?",
             "How can I get a larger model?", "Give me a [larger|bigger|better|smarter] model.",
             "How do I run another model?", "What about a larger model?",
+            "How [do|can] I [use|run|load] [Llama|Llama 3|Qwen|Mistral|Gemma|ChatGPT|DeepSeek]?",
+            "Can [I|Lamella] [use|run] [Llama|Llama 3|Qwen|Mistral|Gemma|DeepSeek|TinyLlama]?",
+            "Can you be [smarter|larger|better]?", "Why not use a larger model?",
         ),
         ("How could I use a larger model?", "How would I load a bigger model?",
          "How can I switch to a larger model?", "Is it possible to use another model?",
@@ -179,6 +183,13 @@ ABOUT: Final = (
         ),
         ("How do I run Lamella as a server?", "Is there an API for this?",
          "Can I start a server?")),
+    Entry("about_gpu", "Lamella computes on the processor and, if there are any, on NVIDIA GPUs.", (
+            "Does Lamella [support|use|need|run on] [CUDA|GPUs|a GPU|my GPU|graphics cards]?",
+            "Do you [use|need|run on] [CUDA|a GPU|my GPU|the GPU|graphics cards]?",
+            "[Can|How do|How can] I use [my|a|the] GPU?", "Does this run on a GPU?", "GPU?", "CUDA",
+            "[What|Which] hardware [do I need|does Lamella need|can I use]?",
+        ),
+        ("Is my GPU used?", "Can Lamella use my graphics card?")),
     Entry("about_python", "In Python, import lamella and open a model with lamella.load.", (
             "How [do|can] I use [Lamella|this|you] [from|in|with] Python?",
             "[Can|May] I use [this|Lamella|you] in Python?", "Is there a Python [library|package]?",
@@ -220,7 +231,12 @@ ABOUT: Final = (
             "Do you speak [German|French|Spanish|English|Chinese|Italian|Russian|Japanese]?",
             "Can you speak [another language|German|French|Spanish|Chinese|English]?",
             "Do you know [German|French|Spanish|English]?", "Which language do you speak?",
-            "Sprechen Sie Deutsch?", "Parlez-vous Francais?",
+            "Sprechen Sie Deutsch?", "Parlez-vous francais?", "Wie geht es dir?", "Guten Tag",
+            "Habla espanol?", "Hola, que tal?", "Bonjour", "Comment ca va?", "Wer bist du?",
+            "Ciao, come stai?", "Ni hao", "Konnichiwa", "Erzähl mir eine Geschichte.", "Qui es-tu?",
+            "Was ist das?", "¿Quién eres?", "¿Cómo estás?", "Ça va?", "你好", "你是谁？",
+            "请讲一个故事", "こんにちは", "안녕하세요", "Привет", "Как дела?", "Кто ты?", "مرحبا",
+            "नमस्ते", "Γειά σου",
         ),
         ("What languages can you speak?", "How many languages do you know?")),
     Entry("about_free", "Lamella and I are free, under the MIT license.", (
@@ -239,7 +255,7 @@ SMALL_TALK: Final = (
             "[Hello|Hi|Hey] Lamella[|!]", "[Hi|Hello], nice to meet you[|.|!]", "Yo", "Howdy",
             "Hello, [you|friend|my friend|little model]!", "[hi|hello] again", "Hello hello",
             "Hello, can you hear me?", "Is anybody there?", "Test", "Are you there?", "Welcome!",
-            "Hello [world|World][|!]", "Testing", "Nice to meet you[|.|!]", "Hallo", "Hola",
+            "Hello [world|World][|!]", "Testing", "Nice to meet you[|.|!]", "Heya", "hi", "hello",
         ),
         ("Hey, Lamella!", "Good morning to you!", "Hello there, friend!", "Hello, are you there?")),
     Entry("how_are_you", "I am fine, thank you! What would you like to hear?", (

@@ -6,12 +6,13 @@ tests/recipe/test_chats.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from about import ABOUT, SMALL_TALK, entry_exchange, introduction
 from cast import Character, random_character, with_article
-from exchanges import Exchange, dressed
+from exchanges import Exchange, dressed, typed
 from facts import FORMS
 from outside import outside
 from stories import story_for
@@ -53,29 +54,32 @@ def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(SYSTEM)})
-    if rng.random() < 0.14:
-        for exchange in story_chat(rng, held_out=held_out):
+    for _ in range(rng.choice((1, 1, 2, 3, 4, 6))):
+        if rng.random() < 0.06:
+            exchanges = story_chat(rng, held_out=held_out)
+        else:
+            exchanges = [simple_exchange(rng, held_out=held_out)]
+        for exchange in exchanges:
             messages += _messages(exchange)
-    else:
-        for _ in range(rng.choice((1, 1, 2, 3, 4, 6))):
-            messages += _messages(simple_exchange(rng, held_out=held_out))
     return messages
 
 
 def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
     """One question and its answer, of any subject but stories."""
     chance = rng.random()
-    if chance < 0.72:
+    if chance < 0.7:
         found = rng.choice(FORMS_BY_WEIGHT).combination(rng, held_out=held_out)
-    elif chance < 0.84:
-        return outside(rng, held_out=held_out)
-    elif chance < 0.92:
+        return replace(found, asked=dressed(rng, found.asked))
+    if chance < 0.8:
         found = entry_exchange(rng, ABOUT, held_out=held_out)
+        return replace(found, asked=dressed(rng, found.asked))
+    if chance < 0.86:
+        found = entry_exchange(rng, SMALL_TALK, held_out=held_out)
     elif chance < 0.98:
-        return entry_exchange(rng, SMALL_TALK, held_out=held_out)
+        found = outside(rng, held_out=held_out)
     else:
-        return introduction(rng)
-    return Exchange(found.kind, dressed(rng, found.asked), found.answer)
+        found = introduction(rng)
+    return replace(found, asked=typed(rng, found.asked))
 
 
 # what has the most to learn, or was learned last, is asked more often
@@ -94,7 +98,7 @@ FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.ge
 def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:
     """A story that is asked for, then questions about it, maybe more."""
     story = story_for(rng, held_out=held_out)
-    chat = [Exchange("story", story_request(rng, story), story.text)]
+    chat = [Exchange("story", typed(rng, story_request(rng, story)), story.text)]
     n_asked = min(rng.choice((1, 2, 3, 4, 5)), len(story.questions))
     for question in rng.sample(story.questions, n_asked):
         if rng.random() < 0.12:
@@ -102,7 +106,7 @@ def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:
         chat.append(story_question(rng, question))
     if rng.random() < 0.12:
         other = story_for(rng, held_out=held_out)
-        chat.append(Exchange("story", rng.choice(ANOTHER), other.text))
+        chat.append(Exchange("story", typed(rng, rng.choice(ANOTHER)), other.text))
         chat += [story_question(rng, question) for question in rng.sample(other.questions, 2)]
     return chat
 

@@ -3,8 +3,8 @@
     python models/recipe/evaluate.py models/lamella-stories-Q8_0.gguf [--reference F32.gguf]
 
 Questions are asked at temperature 0 and answers must be exact. Stories are sampled as `lamella
-chat` does, with fixed seeds. The numbers are those of the model card. Tested by
-tests/recipe/test_evaluate.py.
+chat` does, as the file recommends, with fixed seeds. The numbers are those of the model card.
+Tested by tests/recipe/test_evaluate.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from lamella.model.chat import ChatTemplate
 
 SEED: Final = 1000
 STORY_TOKENS: Final = 300  # a story must have ended by then
-TEMPERATURE: Final = 0.8
 WANTED: Final = {"questions": 0.95, "stories": 0.95}
 
 Messages = list[dict[str, str]]
@@ -77,9 +76,7 @@ class Talker:
         text = begin or self._template.render(prompt)  # type: ignore[arg-type]
         ids = self._model.tokenize(text, parse_special=True)
         n_predict = STORY_TOKENS - (len(ids) if begin else 0)
-        pieces = list(
-            self._model.generate(ids, n_predict=n_predict, temperature=TEMPERATURE, seed=seed)
-        )
+        pieces = list(self._model.generate(ids, n_predict=n_predict, seed=seed))
         return begin + "".join(pieces), len(pieces) < n_predict  # a piece is a token
 
 

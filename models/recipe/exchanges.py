@@ -28,6 +28,8 @@ BEFORE: Final = (
     "Okay, ",
     "Please, ",
     "So, ",
+    "Hi, ",
+    "Hello! ",
 )
 AFTER: Final = (" Please.", " Thanks!", " Thank you.", " Can you tell me?", " Do you know?")
 
@@ -77,17 +79,24 @@ def pairs(text: str, *fields: str) -> list[dict[str, object]]:
 
 
 def dressed(rng: Random, asked: str) -> str:
-    """The question as people type it: politely, in lower case, without its question mark."""
+    """The question as people ask it: politely or not, and typed as they type."""
     chance = rng.random()
     if chance < 0.15:
         asked = rng.choice(BEFORE) + (asked[:1].lower() + asked[1:] if _common(asked) else asked)
     elif chance < 0.25:
         asked += rng.choice(AFTER)
-    if rng.random() < 0.12:
-        asked = asked.lower()
-    if rng.random() < 0.12:
-        asked = asked.rstrip("?.!")
-    return asked
+    return typed(rng, asked)
+
+
+def typed(rng: Random, text: str) -> str:
+    """The text as people type it: in lower case, without its last mark, without apostrophes."""
+    if rng.random() < 0.2:
+        text = text.lower()
+    if rng.random() < 0.2:
+        text = text.rstrip("?.!") or text
+    if rng.random() < 0.1:
+        text = text.replace("'", "")
+    return text
 
 
 def _common(asked: str) -> bool:

@@ -23,6 +23,7 @@ DESCRIPTION: Final = (
     "A small model that comes with Lamella: it tells children's stories, talks about them, and "
     "answers simple questions. Trained from models/recipe on text that a program wrote."
 )
+TEMPERATURE: Final = 0.5  # recommended: questions want less than 0.8, stories do not need more
 TYPES: Final = {
     "F32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     "Q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
@@ -70,6 +71,7 @@ def _write_general(writer: GGUFWriter, n_weights: int, file_type: LlamaFileType)
     writer.add_license_name("MIT License")
     writer.add_languages(["en"])
     writer.add_tags(["text-generation", "stories", "chat"])
+    writer.add_sampling_temp(TEMPERATURE)
     writer.add_file_type(file_type)
     if file_type is not LlamaFileType.ALL_F32:
         writer.add_quantization_version(2)

@@ -31,7 +31,7 @@ class Plan:
     last steps: a run of more steps is the same up to where the shorter one begins to fall.
     """
 
-    n_steps: int = 6000
+    n_steps: int = 5000
     n_tokens: int = 4096  # in a step, all of them in rows of one length
     rate: float = 4e-3  # AdamW's, for the embedding and the norms
     rate_muon: float = 2e-2

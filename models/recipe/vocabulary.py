@@ -58,7 +58,8 @@ class Pieces:
 
 def learn_pieces(documents: Iterable[Document], n_pieces: int) -> Pieces:
     """The pieces of a text. The same ones every time: one thread, no sampling."""
-    lines = [line for document in documents for text in texts(document) for line in [text] if line]
+    # what is not ASCII comes as bytes: it is only ever read, and as a sign that it is not English
+    lines = [text for document in documents for text in texts(document) if text.isascii()]
     lines += [role for role in ROLES for _ in range(len(lines) // 10)]  # they head every turn
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
