@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import threading
@@ -20,39 +19,11 @@ import pytest
 from commands import LAMELLA, tiny_model
 from golden_data import golden_cases, model_path
 from make_model import Shape, Type
+from serving import Server
 
 N_CLIENTS = 8
 # of quantised models: whole blocks of 256
 SHAPE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=512)
-
-
-class Server:
-    """A running `lamella serve`."""
-
-    def __init__(self, model: Path, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [*LAMELLA, "serve", "-m", str(model), "--port", "0", *args],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if "listening on" in line:
-                self.url = line.split()[-1]
-                break
-
-    def post(self, path: str, **body: Any) -> Any:
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data)
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.loads(reply.read())
-
-    def stop(self) -> int:
-        """SIGTERM; the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=30)
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")

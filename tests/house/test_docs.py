@@ -16,7 +16,10 @@ from house import read, room_sources
 from lamella.sched.assignment import CAUSES
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md"),
+    *(ROOT / "models" / "recipe" / "README.md", *sorted((ROOT / "docs").glob("*.md"))),
+]
 
 
 def test_the_scheduler_s_example_prints_what_it_shows() -> None:
@@ -39,13 +42,13 @@ def test_the_tour_explains_every_cause() -> None:
     assert told == CAUSES
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_links_and_folders_exist(document: Path) -> None:
     text = document.read_text("utf-8")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert (document.parent / target).exists(), target
-    rooms = "tests|docs|scripts|base|graph|alloc|sched|kernels|model|server|cli|api"
-    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", text):
+    folders = "tests|docs|scripts|base|graph|alloc|sched|kernels|model|models|server|cli|api"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
         assert (ROOT / path).exists(), path
 
 

@@ -1,4 +1,4 @@
-"""The wheel holds every file of every room, under `lamella/`, and nothing else."""
+"""The wheel holds every file of every room and the model that ships, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from house import ROOMS, ROOT, repository_files
 
 # what a room may hold beside code and what the code reads: pages for those who read the source
 NOT_INSTALLED = {".md"}
+# the model that ships: its file and sum, its card with the picture
+SHIPPED = {"lamella-stories-Q8_0.gguf", "lamella-stories-Q8_0.gguf.sha256", "README.md", "loss.svg"}
 
 
 def installed_as(file: PurePosixPath) -> str:
@@ -54,6 +56,7 @@ def test_the_wheel_holds_every_file_of_every_room(
     rooms = [file for file in checkout if file.parts[0] in ROOMS]
     wanted = {installed_as(file) for file in rooms if file.suffix not in NOT_INSTALLED}
     assert {"lamella/__init__.py", "lamella/py.typed", "lamella/graph/ops/data.py"} <= wanted
+    wanted |= {f"lamella/models/{name}" for name in SHIPPED}
     packed = {name for name in wheel if not re.match(r"lamella-[^/]+\.dist-info/", name)}
     assert sorted(wanted - packed) == []
     assert sorted(packed - wanted) == []

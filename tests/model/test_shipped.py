@@ -1,0 +1,87 @@
+"""The model that comes with Lamella: the file that was shipped, what it holds, what it answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import evaluate
+import pytest
+from card import sha256
+
+import lamella
+from lamella.model.gguf import open_gguf
+from lamella.model.shipped import FOLDER, NAME, shipped_model
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
+
+
+def test_the_file_is_the_one_whose_sum_is_stored() -> None:
+    path = shipped_model()
+    assert path == ROOT / "models" / NAME
+    assert path.stat().st_size <= 6_000_000
+    assert path.with_name(f"{NAME}.sha256").read_text("ascii") == f"{sha256(path)}  {NAME}\n"
+    assert sha256(path) in (ROOT / "models" / "README.md").read_text("utf-8")
+
+
+def test_the_file_says_what_it_is() -> None:
+    with open_gguf(shipped_model()) as file:
+        meta = file.metadata
+        assert meta.str("general.architecture") == "llama"
+        assert meta.str("general.name") == "Lamella Stories"
+        assert meta.str("general.license") == "mit"
+        assert "comes with Lamella" in meta.str("general.description")
+        assert 1000 <= len(meta.strings("tokenizer.ggml.tokens")) <= 2000
+        assert "<|im_start|>" in meta.str("tokenizer.chat_template")
+        assert {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"} <= set(meta)
+        n_weights = sum(math.prod(tensor.ne) for tensor in file.tensors.values())
+        assert 3e6 <= n_weights <= 8e6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": ["none"]},
+        {"devices": ["none"], "repack": False},
+        # unpacked: a simulated device has the bits of those kernels, and in a story two words can
+        # be as likely as each other
+        {"devices": ["sim"], "n_gpu_layers": 3, "repack": False},
+        {"devices": ["sim"], "n_gpu_layers": -1},
+    ],
+    ids=["cpu", "unpacked", "sim+cpu", "sim"],
+)
+def test_greedy_answers_are_those_stored(options: dict[str, object]) -> None:
+    assert tuple(ANSWERS) == evaluate.GREEDY
+    assert evaluate.greedy_answers(shipped_model(), **options) == ANSWERS
+
+
+def test_load_without_a_file_opens_it() -> None:
+    with lamella.load(n_ctx=64, devices=["none"]) as model:
+        assert NAME in repr(model)
+
+
+def test_a_changed_file_is_told(tmp_path: Path) -> None:
+    for name in (NAME, f"{NAME}.sha256"):
+        shutil.copy(FOLDER / name, tmp_path)
+    assert shipped_model(tmp_path) == tmp_path / NAME
+    with (tmp_path / NAME).open("r+b") as file:
+        file.seek(1_000_000)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(lamella.ModelFileError) as error:
+        shipped_model(tmp_path)
+    for part in (str(tmp_path / NAME), sha256(tmp_path / NAME), "must be", "-m FILE"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("missing", [NAME, f"{NAME}.sha256"])
+def test_a_missing_file_is_told(tmp_path: Path, missing: str) -> None:
+    for name in {NAME, f"{NAME}.sha256"} - {missing}:
+        shutil.copy(FOLDER / name, tmp_path)
+    with pytest.raises(lamella.ModelFileError, match="cannot be read: No such file") as error:
+        shipped_model(tmp_path)
+    assert str(tmp_path / missing) in str(error.value)
