@@ -46,6 +46,7 @@ def loss_picture(losses: Sequence[Mapping[str, float]]) -> str:
         f'<path d="M{MARGIN},{MARGIN}V{bottom}H{right}" fill="none" stroke="#444"/>{ticks}'
         f'<polyline points="{line}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
         f'<g fill="#c2452d">{dots}</g>'
+        f'<text x="{MARGIN}" y="{MARGIN - 14}">loss, nats a token</text>'
         f'<text x="{right}" y="{bottom + 20}" text-anchor="end">{last:.0f} steps</text>'
         f'<text x="{right}" y="{MARGIN}" text-anchor="end" fill="#3b6fb6">training</text>'
         f'<text x="{right}" y="{MARGIN + 16}" text-anchor="end" fill="#c2452d">held out</text>'
