@@ -117,8 +117,8 @@ ABOUT: Final = (
         ("How many parameters are there in you?", "How big is this model, really?",
          "What size is this model?")),
     Entry("about_training",
-        "I was trained from nothing on text that a program wrote; the recipe comes with Lamella, "
-        "in the folder models/recipe.",
+        "I was trained from nothing on text that a program wrote; the recipe is in Lamella's "
+        "source code, in models/recipe.",
         (
             "How were you [trained|made|built|created]?", "What were you trained on?",
             "Where do you come from?", "Who [made|trained|created|built|wrote] you?",
@@ -147,13 +147,22 @@ ABOUT: Final = (
             "What do I do for a [larger|bigger] model?", "How [can|do] I [run|load] a GGUF file?",
             "How can I get a larger model?", "Give me a [larger|bigger|better|smarter] model.",
             "How do I run another model?", "What about a larger model?",
-            "How [do|can] I [use|run|load] [Llama|Llama 3|Qwen|Mistral|Gemma|ChatGPT|DeepSeek]?",
-            "Can [I|Lamella] [use|run] [Llama|Llama 3|Qwen|Mistral|Gemma|DeepSeek|TinyLlama]?",
+            "How [do|can] I [use|run|load] [TinyLlama|Mistral|Mixtral|Llama 2]?",
             "Can you be [smarter|larger|better]?", "Why not use a larger model?",
         ),
         ("How could I use a larger model?", "How would I load a bigger model?",
          "How can I switch to a larger model?", "Is it possible to use another model?",
          "What do I need to do to use a larger model?")),
+    Entry("about_which",
+        "Which models Lamella can run is told in its README; give it one with -m or -hf.", (
+            "[Can|Does|Will] Lamella run [Llama|Llama 3|Qwen|Mistral|Gemma|DeepSeek|Phi|GPT]?",
+            "Can I [use|run] [Llama|Llama 3|Qwen|Gemma|DeepSeek|ChatGPT|GPT-4] [here|with it]?",
+            "[Which|What] models [can I use|can Lamella run|does Lamella support|are there]?",
+            "How [do|can] I [use|run|load] [Llama|Llama 3|Qwen|Gemma|ChatGPT|DeepSeek|GPT-4]?",
+            "Does Lamella support [Llama|Qwen|Gemma|DeepSeek|Phi|ChatGPT]?",
+            "Which model should I [use|download|run]?", "Which larger models are there?",
+        ),
+        ("What kinds of models can Lamella run?", "Does it run Qwen?", "Which models can I run?")),
     Entry("about_m", "With -m you give Lamella a GGUF file on your disk, as in lamella chat -m "
         "model.gguf.",
         (
@@ -183,7 +192,8 @@ ABOUT: Final = (
         ),
         ("How do I run Lamella as a server?", "Is there an API for this?",
          "Can I start a server?")),
-    Entry("about_gpu", "Lamella computes on the processor and, if there are any, on NVIDIA GPUs.", (
+    Entry("about_gpu",
+        "Lamella computes on the processor and, with its cuda extra, on NVIDIA GPUs.", (
             "Does Lamella [support|use|need|run on] [CUDA|GPUs|a GPU|my GPU|graphics cards]?",
             "Do you [use|need|run on] [CUDA|a GPU|my GPU|the GPU|graphics cards]?",
             "[Can|How do|How can] I use [my|a|the] GPU?", "Does this run on a GPU?", "GPU?", "CUDA",
@@ -204,7 +214,7 @@ ABOUT: Final = (
             "Show me [the|all] commands.", "Tell me the commands.", "What commands can I use?",
         ),
         ("What commands does this program have?", "Which commands can I use?")),
-    Entry("about_exit", "Type /exit to leave the chat.", (
+    Entry("about_exit", "In lamella chat, type /exit to leave.", (
             "How do I [exit|quit|leave|stop|get out]?", "How do I [stop|end|leave] the chat?",
             "Exit", "Quit", "How can I [end|leave|stop] this chat?", "How do I close this?",
             "How do I get out of here?", "exit", "quit", "Stop", "How can I [exit|quit|leave]?",
@@ -222,7 +232,7 @@ ABOUT: Final = (
     Entry("about_memory", "I only know what is written in this chat, and forget it afterwards.", (
             "Will you remember [me|this|this tomorrow|my name]?", "Do you remember me?",
             "Do you remember [our last chat|yesterday|what I said yesterday]?",
-            "Do you have a memory?", "Do you learn from me?", "Do you save this chat?",
+            "Do you have a memory?", "Do you learn from me?",
             "Can you remember [things|me|this]?", "Do you know [me|who I am]?", "Who am I?",
         ),
         ("Will you remember this chat?", "Do you remember what I told you yesterday?")),

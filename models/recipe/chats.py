@@ -29,6 +29,16 @@ ANY_STORY: Final = (
     "Read me a story.", "Tell me something nice.", "tell me a story please",
 )  # fmt: skip
 
+# what evaluation asks, and training never sees
+ANY_STORY_HELD_OUT: Final = (
+    "Let me hear a story.", "Can I have a story?", "Give me a short story.", "How about a story?",
+    "Would you tell a story?",
+)  # fmt: skip
+STORY_ABOUT_HELD_OUT: Final = (
+    "Can I hear a story about {}?", "Let me hear a story about {}.", "Give me a story about {}.",
+    "How about a story about {}?",
+)  # fmt: skip
+
 ANOTHER: Final = (
     "Tell me another one.", "Another story, please.", "One more!", "Tell me one more story.",
     "Another one", "Can I have another story?", "Again, please.", "More stories!",
@@ -98,7 +108,7 @@ FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.ge
 def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:
     """A story that is asked for, then questions about it, maybe more."""
     story = story_for(rng, held_out=held_out)
-    chat = [Exchange("story", typed(rng, story_request(rng, story)), story.text)]
+    chat = [Exchange("story", typed(rng, story_request(rng, story, held_out=held_out)), story.text)]
     n_asked = min(rng.choice((1, 2, 3, 4, 5)), len(story.questions))
     for question in rng.sample(story.questions, n_asked):
         if rng.random() < 0.12:
@@ -117,10 +127,10 @@ def story_question(rng: Random, question: Question) -> Exchange:
     )
 
 
-def story_request(rng: Random, story: Story) -> str:
+def story_request(rng: Random, story: Story, *, held_out: bool = False) -> str:
     """How one asks for this story: for any, or for something that is in it."""
     if rng.random() < 0.3:
-        return rng.choice(ANY_STORY)
+        return rng.choice(ANY_STORY_HELD_OUT if held_out else ANY_STORY)
     hero, friend = story.hero, story.cast[1]
     subject = rng.choice(
         (
@@ -134,13 +144,13 @@ def story_request(rng: Random, story: Story) -> str:
             f"{hero.a_kind} {story.place.at}",
         )
     )
-    return rng.choice(STORY_ABOUT).format(subject)
+    return rng.choice(STORY_ABOUT_HELD_OUT if held_out else STORY_ABOUT).format(subject)
 
 
 def asked_hero(rng: Random) -> tuple[str, Character]:
-    """A request for a story about a hero, and that hero."""
+    """A held-out request for a story about a hero, and that hero."""
     hero = random_character(rng)
-    return rng.choice(STORY_ABOUT).format(f"{hero.a_kind} named {hero.name}"), hero
+    return rng.choice(STORY_ABOUT_HELD_OUT).format(f"{hero.a_kind} named {hero.name}"), hero
 
 
 def _messages(exchange: Exchange) -> list[Message]:

@@ -8,6 +8,7 @@ subject: facts.py, about.py and outside.py do. Tested by tests/recipe/test_facts
 # ruff: noqa: SIM905 - long lists of words read better as a text
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,14 @@ class Form:
 
 
 def is_held_out(asked: str) -> bool:
-    """Whether training must not see this question, however it is dressed."""
-    return zlib.crc32(asked.encode()) % _HELD_OUT_EACH == 0
+    """Whether training must not see this question, however it is dressed or typed."""
+    return zlib.crc32(_core(asked).encode()) % _HELD_OUT_EACH == 0
+
+
+def _core(asked: str) -> str:
+    """What is left of a question without case, marks, short forms and politeness."""
+    text = re.sub(r"[^a-z0-9 +-]", "", asked.lower().replace("what's", "what is"))
+    return re.sub(r"^(please |can you |could you |do you know |tell me )+", "", text).strip()
 
 
 def fill(template: str, item: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cast import with_article
 from exchanges import Form, pairs
 from facts_words import WORD_FORMS
 
@@ -30,6 +31,13 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ORDINALS: Final = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 )
+_LEGS: Final = {
+    0: "fish snake worm whale snail",
+    2: "bird duck hen owl goose chicken penguin person crow",
+    4: "dog cat cow horse pig sheep goat mouse rabbit fox bear lion frog elephant wolf deer tiger",
+    6: "ant bee fly butterfly beetle",
+    8: "spider",
+}
 LARGEST: Final = 20  # what is added, subtracted, compared and counted
 
 
@@ -321,17 +329,23 @@ ORDER_FORMS: Final = (
             "sides does a square have-A square has 4 sides., "
             "wheels does a bicycle have-A bicycle has 2 wheels., "
             "wheels does a car have-A car has 4 wheels., "
-            "legs does a dog have-A dog has 4 legs., "
-            "legs does a bird have-A bird has 2 legs., "
-            "legs does a spider have-A spider has 8 legs., "
-            "legs does an ant have-An ant has 6 legs., "
-            "legs does a fish have-A fish has 0 legs., "
-            "legs does a horse have-A horse has 4 legs., "
             "ears does a cat have-A cat has 2 ears., "
             "eyes do you have as a person-A person has 2 eyes.",
             "x", "y",
         ),
         "{y}",
+    ),
+    Form(
+        "legs",
+        ("How many legs does {ax} have?", "How many legs has {ax}?",
+         "What is the number of legs of {ax}?", "How many legs does one {x} have?",
+         "Tell me how many legs {ax} has."),
+        [
+            {"x": x, "ax": with_article(x), "n": n}
+            for n, animals in _LEGS.items()
+            for x in animals.split()
+        ],
+        "{ax} has {n} legs.",
     ),
     Form(
         "list",

@@ -198,8 +198,8 @@ WORD_FORMS: Final = (
             "What is the name for a baby {x}?", "How do you call a young {x}?",
             "What is a young {x} called?",
         ),
-        BABIES,
-        "A baby {x} is called a {y}.",
+        [{**item, "ay": with_article(str(item["y"]))} for item in BABIES],
+        "A baby {x} is called {ay}.",
     ),
     Form(
         "home",

@@ -41,7 +41,7 @@ ANSWERS: Final = "greedy.json"  # questions and the answers that the file gave
 class Settings:
     """What is made: sizes of the text, the vocabulary, the network and its training."""
 
-    n_bytes: int = 62_000_000  # of text: what the steps of training read once
+    n_bytes: int = 50_000_000  # of text: what the steps of training read once
     n_bytes_held_out: int = 400_000
     n_documents_vocabulary: int = 20_000
     shape: Shape = field(default_factory=lambda: Shape(n_vocab=2000))

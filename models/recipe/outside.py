@@ -13,6 +13,7 @@ from random import Random
 from typing import Final
 
 from exchanges import Exchange
+from facts import FORMS
 
 ANSWERS: Final = (
     "That is beyond me, but Lamella can run a larger model that knows more: give it one with -m "
@@ -47,7 +48,8 @@ _SHAPES: Final = (
     "{y} - {c}", "{a} * {b}", "{c} / {b}", "{c}+{y}", "What is {a} percent of {c}?",
     "Which is bigger, {c} or {y}?", "Count to {y}.", "Convert {c} miles to kilometers.",
     "Count to {c}.", "What comes after {c}?", "Is {c} even or odd?", "What is {c} + {a}?",
-    "What is {a} plus {c}?", "What is {c} minus {a}?", "Which is bigger, {c} or {a}?",
+    "What is {a} plus {c}?", "What is {c} minus {a}?", "{a} + {b} + {a}", "How many {t} are there?",
+    "How many {m} are there?", "Which is bigger, {c} or {a}?",
     "Tell me a story about {t}.", "Write a story about {m}.", "A story about {u}, please.",
     "Can you tell me a story about {m}?", "Tell me a story about {n}.",
     "What time is it?", "What is the date today?", "What day is it today?",
@@ -60,7 +62,8 @@ _SHAPES: Final = (
     "What is the plural of {m}?", "What is the opposite of {m}?", "What color is {m}?",
     "What does {m} mean?", "What rhymes with {m}?", "How do you spell {m}?", "What is {m}?",
     "Who is {m}?", "Where is {m}?", "Tell me about {m}.", "Explain {m}.", "Define {m}.",
-    "What does a {m} say?", "Spell {m}.", "Spell {t}.", "What is {t} in German?",
+    "What does a {m} say?", "Spell {m}.", "How many legs does a {m} have?",
+    "Spell {t}.", "What is {t} in German?",
     "Where does a {m} live?", "What is a baby {m} called?",
     "Which is bigger, {m} or {o}?", "What is the first letter of {m}?", "{m}", "{m} {o}",
     "{o} {m}?",
@@ -133,11 +136,18 @@ _NEAR_SHAPES: Final = (
     "What is the price of a {}?", "Where is my {}?", "Can I eat a {}?", "How old is a {}?",
 )  # fmt: skip
 _NEAR_WORDS: Final = _list(
-    "shirt, telephone, robot, wizard, door, letter, lamp, computer, printer, doctor, teacher, "
-    "neighbor, number, name, secret, minute, window, bottle, pocket, carpet, picture, hammer, "
+    "telephone, robot, wizard, door, letter, lamp, computer, printer, doctor, teacher, "
+    "neighbor, number, name, secret, minute, window, bottle, pocket, carpet, picture, "
     "ladder, candle, pillow, mirror, ticket, wallet, engine, statue, museum, stadium, factory"
 )
 
+
+def near_misses() -> list[str]:
+    """Questions of forms that have answers, about what has none."""
+    return [shape.format(word) for shape in _NEAR_SHAPES for word in _NEAR_WORDS]
+
+
+_NEAR: Final = near_misses()
 _STARTS: Final = (
     "b br c ch cl d dr f fl g gl gr h j k kl l m n p pl pr qu r s sh sk sl st t tr v w z".split()
 )
@@ -145,19 +155,34 @@ _MIDDLES: Final = "a e i o u ai au ea ee ie oa oo ou y".split()
 _ENDS: Final = "b ck d ft g l ll m mp n nd ng nk nt p r rd rk rm rn s sh sk ss st t th x z".split()
 
 
+_KNOWN: Final = frozenset(
+    word
+    for form in FORMS
+    for item in form.items
+    for value in item.values()
+    for word in str(value).lower().split()
+)
+
+
 def made_up_word(rng: Random) -> str:
-    """A word of two or three syllables that hardly any text has."""
+    """A word of one to three syllables that no question knows."""
+    while (word := _syllables(rng)).lower() in _KNOWN:
+        pass
+    return word.capitalize() if rng.random() < 0.3 else word
+
+
+def _syllables(rng: Random) -> str:
     word = "".join(rng.choice(_STARTS) + rng.choice(_MIDDLES) for _ in range(rng.choice((1, 1, 2))))
     word += rng.choice(_ENDS)
     if rng.random() < 0.4:
         word += rng.choice(("a", "o", "y", "er", "ing", "ion", "ism", "ium", "us", "able"))
-    return word.capitalize() if rng.random() < 0.3 else word
+    return word
 
 
 def outside(rng: Random, *, held_out: bool = False) -> Exchange:
     """A question beyond reach. Held out are whole topics, people and made-up words."""
     if rng.random() < 0.08 and not held_out:
-        return Exchange("outside", _near_miss(rng), rng.choice(ANSWERS))
+        return Exchange("outside", rng.choice(_NEAR), rng.choice(ANSWERS))
     words = {
         "t": _topic(rng, _TOPICS, held_out),
         "u": _topic(rng, _TOPICS, held_out),
@@ -175,11 +200,6 @@ def outside(rng: Random, *, held_out: bool = False) -> Exchange:
         shape = rng.choice(_SHAPES)
         if not held_out or "{t}" in shape or "{n}" in shape:
             return Exchange("outside", shape.format(**words), rng.choice(ANSWERS))
-
-
-def _near_miss(rng: Random) -> str:
-    """A question of a form that has answers, about something that has none."""
-    return rng.choice(_NEAR_SHAPES).format(rng.choice(_NEAR_WORDS))
 
 
 def _topic(rng: Random, topics: list[str], held_out: bool) -> str:

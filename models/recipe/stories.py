@@ -91,8 +91,9 @@ def repeated_sentences(text: str) -> list[str]:
 
 
 def strangers(text: str) -> list[str]:
-    """Names in a text that are not introduced where they first appear."""
-    return [name for name in _in_order(_WORD.findall(text)) if not _introduced(name, text)]
+    """Names in a text that are not introduced where they first appear, or once more later."""
+    names = _in_order(_WORD.findall(text))
+    return [name for name in names if not _introduced(name, text) or _introduced_again(name, text)]
 
 
 def _in_order(words: Iterable[str]) -> list[str]:
@@ -103,4 +104,12 @@ def _introduced(name: str, text: str) -> bool:
     match = re.search(rf"\b{name}\b", text)
     assert match is not None
     before, after = text[: match.start()], text[match.end() :]
-    return before.endswith((" named ", " called ")) or bool(re.match(r"(, an? | was an? )", after))
+    named = re.search(_NAMED + "$", before)
+    return named is not None or bool(re.match(r"(, an? | was an? )", after))
+
+
+def _introduced_again(name: str, text: str) -> bool:
+    return len(re.findall(rf"{_NAMED}{name}\b", text)) > 1
+
+
+_NAMED: Final = r"\b[Aa]n? (?:[a-z]+[ -])+(?:named|called) "  # a little fox named ...

@@ -31,7 +31,7 @@ class Plan:
     last steps: a run of more steps is the same up to where the shorter one begins to fall.
     """
 
-    n_steps: int = 5000
+    n_steps: int = 4500
     n_tokens: int = 4096  # in a step, all of them in rows of one length
     rate: float = 4e-3  # AdamW's, for the embedding and the norms
     rate_muon: float = 2e-2
@@ -66,8 +66,7 @@ def train(
     torch.manual_seed(plan.seed)
     net = Net(shape)
     optimizers = make_optimizers(net, plan)
-    begin = _resume(folder, net, optimizers, plan)
-    bf16 = faster_in_bf16() if plan.bf16 is None else plan.bf16
+    begin, bf16 = _resume(folder, net, optimizers, plan)
     tell(
         f"{net.n_weights() / 1e6:.2f} million weights, {plan.n_tokens} tokens a step, "
         f"{'bf16' if bf16 else 'f32'}, {torch.get_num_threads()} threads, from step {begin} on"
@@ -89,7 +88,7 @@ def train(
             measured = mean_loss(net, held_out, bf16=bf16)
         progress.step(done, loss.item(), measured)
         if done % plan.checkpoint_every == 0 or done in (plan.n_steps, stop_at):
-            _save(folder, net, optimizers, plan, done)
+            _save(folder, net, optimizers, plan, done, bf16)
     return net
 
 
@@ -236,10 +235,16 @@ def read_losses(path: Path) -> list[dict[str, float]]:
 
 
 def _save(
-    folder: Path, net: Net, optimizers: list[torch.optim.Optimizer], plan: Plan, step: int
+    folder: Path,
+    net: Net,
+    optimizers: list[torch.optim.Optimizer],
+    plan: Plan,
+    step: int,
+    bf16: bool,
 ) -> None:
     state = {
         "step": step,
+        "bf16": bf16,
         "plan": asdict(plan),
         "shape": asdict(net.shape),
         "net": net.state_dict(),
@@ -250,12 +255,16 @@ def _save(
     part.replace(folder / "checkpoint.pt")
 
 
-def _resume(folder: Path, net: Net, optimizers: list[torch.optim.Optimizer], plan: Plan) -> int:
-    """The step to go on from: that of the checkpoint, whose state is taken, or 0."""
+def _resume(
+    folder: Path, net: Net, optimizers: list[torch.optim.Optimizer], plan: Plan
+) -> tuple[int, bool]:
+    """The step to go on from, that of the checkpoint, whose state is taken, or 0; and whether to
+    multiply in bf16, which is decided once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "checkpoint.pt"
     if not path.exists():
-        return 0
+        return 0, faster_in_bf16() if plan.bf16 is None else plan.bf16
     state = torch.load(path, weights_only=True)
     for name, mine in (("plan", asdict(plan)), ("shape", asdict(net.shape))):
         changed = sorted(_changes(state[name], mine))
@@ -268,7 +277,8 @@ def _resume(folder: Path, net: Net, optimizers: list[torch.optim.Optimizer], pla
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     step: int = state["step"]
-    return step
+    bf16: bool = state["bf16"]
+    return step, bf16
 
 
 def _changes(saved: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
