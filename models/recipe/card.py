@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from export import TEMPERATURE
 from net_shape import Shape
 
 WIDTH: Final = 640
@@ -85,6 +86,7 @@ def model_card(
         "sha256": sha256(file),
         "weights": f"{n_weights / 1e6:.2f}",
         "shape": shape,
+        "temperature": TEMPERATURE,
         "training": training,
         "loss": f"{losses[-1]['loss']:.3f}",
         "held_out": f"{next(x['held_out'] for x in reversed(losses) if 'held_out' in x):.3f}",

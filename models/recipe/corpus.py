@@ -54,6 +54,13 @@ def write_corpus(path: Path, n_bytes: int, seed: int, *, held_out: bool = False)
     part.replace(path)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file; it is complete or not there."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
 def read_corpus(path: Path) -> Iterator[Document]:
     with path.open(encoding="utf-8") as file:
         for line in file:

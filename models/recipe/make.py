@@ -3,10 +3,11 @@
     pip install '.[recipe]'
     python models/recipe/make.py
 
-Text, vocabulary, rows of tokens, training, files, evaluation, card: a step whose output is there is
-not done again, and training goes on from its last checkpoint, so that an interrupted run is started
-again with the same command. Everything follows from the seed; other processors and versions of
-PyTorch round differently. Tested by tests/recipe/test_make.py.
+Text, vocabulary, rows of tokens, training, files, evaluation, card: a step whose output is in the
+working folder is not done again, and training goes on from its last checkpoint, so that an
+interrupted run is started again with the same command. In the end what ships is copied to
+`models/`. Everything follows from the seed; other processors and versions of PyTorch round
+differently. Tested by tests/recipe/test_make.py.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import train
 from card import loss_picture, model_card, sha256
-from corpus import read_corpus, write_corpus
+from corpus import read_corpus, write_corpus, write_whole
 from evaluate import evaluate, greedy_answers, summary
 from export import write_gguf
 from net import weights_of
@@ -35,6 +37,7 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 FILE: Final = "lamella-stories-{}.gguf"
 ANSWERS: Final = "greedy.json"  # questions and the answers that the file gave
+PICTURE: Final = "loss.svg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,17 @@ class Settings:
 
 
 def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) -> None:
-    """Do the steps whose output is not there: in `work` what is between, in `out` what ships."""
+    """Do the steps whose output is not in `work`, and copy what ships to `out`.
+
+    Raises:
+        SystemExit: `work` was begun with other settings.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
+    _keep_to(settings, work / "settings.json")
     text, held_out, vocabulary = work / "text.jsonl", work / "held-out.jsonl", work / "pieces.json"
     text_rows, held_out_rows = work / "text.npz", work / "held-out.npz"
-    f32, shipped = work / FILE.format("F32"), out / FILE.format(settings.type)
+    f32, shipped = work / FILE.format("F32"), work / FILE.format(settings.type)
+    sum_file, answers, card = work / f"{shipped.name}.sha256", work / ANSWERS, work / "README.md"
     seed, results = settings.plan.seed, work / "results.json"
 
     def learn() -> None:
@@ -72,17 +80,14 @@ def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) ->
         net, pieces = train.load_net(work / "checkpoint.pt"), Pieces.load(vocabulary)
         write_gguf(f32, net.shape, weights_of(net), pieces, "F32")
         write_gguf(shipped, net.shape, weights_of(net), pieces, settings.type)
-        sum_file = out / f"{shipped.name}.sha256"
-        sum_file.write_text(f"{sha256(shipped)}  {shipped.name}\n", encoding="utf-8")
 
     def measure() -> None:
         result = evaluate(shipped, f32, n=settings.n_evaluated)
-        results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_whole(results, json.dumps(result, indent=1) + "\n")
         tell(summary(result))
 
     def answer() -> None:
-        text = json.dumps(greedy_answers(shipped), indent=1)
-        (out / ANSWERS).write_text(text + "\n", encoding="utf-8")
+        write_whole(answers, json.dumps(greedy_answers(shipped), indent=1) + "\n")
 
     step = _Steps(tell)
     step("text", text, lambda: write_corpus(text, settings.n_bytes, seed))
@@ -97,9 +102,29 @@ def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) ->
     if not _trained(work, settings):
         train.train(settings.shape, settings.plan, work, text_rows, held_out_rows, tell=tell)
     step("files", shipped, export)
-    step("answers", out / ANSWERS, answer)
+    step("sum", sum_file, lambda: write_whole(sum_file, f"{sha256(shipped)}  {shipped.name}\n"))
+    step("answers", answers, answer)
     step("evaluation", results, measure)
-    step("card", out / "README.md", lambda: _write_card(settings, work, out, shipped, results))
+    step("card", card, lambda: _write_card(settings, work, shipped))
+    out.mkdir(parents=True, exist_ok=True)
+    for file in (shipped, sum_file, answers, card, work / PICTURE):
+        shutil.copy(file, out)
+
+
+def _keep_to(settings: Settings, path: Path) -> None:
+    """What is between belongs to the settings it was made with."""
+    mine = json.loads(json.dumps(asdict(settings)))
+    if not path.exists():
+        write_whole(path, json.dumps(mine, indent=1) + "\n")
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    changed = sorted(train.changes(kept, mine)) + sorted(
+        f"plan.{name}" for name in train.changes(kept["plan"], mine["plan"])
+    )
+    if changed:
+        raise SystemExit(
+            f"{path.parent} was begun with another {', '.join(changed)}: use the same, "
+            "another folder (--work), or delete it"
+        )
 
 
 class _Steps:
@@ -123,20 +148,20 @@ def _trained(work: Path, settings: Settings) -> bool:
     return done >= settings.plan.n_steps
 
 
-def _write_card(settings: Settings, work: Path, out: Path, file: Path, results: Path) -> None:
+def _write_card(settings: Settings, work: Path, file: Path) -> None:
     losses = train.read_losses(work / "loss.jsonl")
-    result: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
-    (out / "loss.svg").write_text(loss_picture(losses), encoding="utf-8")
+    result: dict[str, Any] = json.loads((work / "results.json").read_text(encoding="utf-8"))
+    write_whole(work / PICTURE, loss_picture(losses))
     n_tokens = settings.plan.n_steps * settings.plan.n_tokens
     training = (
         f"It was trained in {settings.plan.n_steps} steps on {n_tokens / 1e6:.1f} million tokens, "
-        f"each text once, with seed {settings.plan.seed}."
+        f"no text twice, with seed {settings.plan.seed}."
     )
     n_weights = train.load_net(work / "checkpoint.pt").n_weights()
     template = (HERE / "card.md").read_text(encoding="utf-8")
-    answers: dict[str, str] = json.loads((out / ANSWERS).read_text(encoding="utf-8"))
+    answers: dict[str, str] = json.loads((work / ANSWERS).read_text(encoding="utf-8"))
     card = model_card(template, file, settings.shape, n_weights, losses, result, answers, training)
-    (out / "README.md").write_text(card, encoding="utf-8")
+    write_whole(work / "README.md", card)
 
 
 def _tell(text: str) -> None:
@@ -159,6 +184,9 @@ def main() -> None:
         plan=replace(settings.plan, seed=args.seed, n_steps=args.steps),
     )
     make(settings, args.work, args.out, _tell)
+    results = json.loads((args.work / "results.json").read_text(encoding="utf-8"))
+    if not results["meets_wanted"]:
+        raise SystemExit("the model is not as good as is wanted: see evaluate.py")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a network is trained. Learning rates rise over `n_warmup` steps, stay, and fall in the
-    last steps: a run of more steps is the same up to where the shorter one begins to fall.
-    """
+    """How a network is trained. Learning rates rise over `n_warmup` steps, stay, and fall."""
 
     n_steps: int = 4500
     n_tokens: int = 4096  # in a step, all of them in rows of one length
@@ -267,7 +265,7 @@ def _resume(
         return 0, faster_in_bf16() if plan.bf16 is None else plan.bf16
     state = torch.load(path, weights_only=True)
     for name, mine in (("plan", asdict(plan)), ("shape", asdict(net.shape))):
-        changed = sorted(_changes(state[name], mine))
+        changed = sorted(changes(state[name], mine))
         if changed:
             raise SystemExit(
                 f"{path} was trained with another {', '.join(changed)}: "
@@ -281,7 +279,8 @@ def _resume(
     return step, bf16
 
 
-def _changes(saved: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
+def changes(saved: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
+    """The names whose values differ."""
     return (key for key in mine if saved.get(key) != mine[key])
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import sentencepiece
-from corpus import Document, texts
+from corpus import Document, texts, write_whole
 
 from lamella.model.chat import CHATML, ChatTemplate
 from lamella.model.spm import SpmEncoder, TokenType
@@ -39,7 +39,7 @@ class Pieces:
 
     def save(self, path: Path) -> None:
         data = {"texts": self.texts, "scores": self.scores, "types": self.types}
-        path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+        write_whole(path, json.dumps(data, ensure_ascii=False))
 
     @classmethod
     def load(cls, path: Path) -> Pieces:

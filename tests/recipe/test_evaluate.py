@@ -9,6 +9,7 @@ from random import Random
 
 import evaluate
 import pytest
+from cast import Character
 from exchanges import Exchange
 from facts import FORMS
 from stories import words_of
@@ -28,7 +29,8 @@ class Knowing:
 def test_questions_are_of_every_form() -> None:
     asked = list(evaluate.fixed_questions(100, Random(1)))
     assert len(asked) == 100
-    assert set(Counter(x.kind for x in asked)) == {form.name for form in FORMS}
+    about = {"about_lamella", "about_larger", "about_m", "about_hf", "about_serve"}
+    assert set(Counter(x.kind for x in asked)) == {form.name for form in FORMS} | about
 
 
 def test_answers_must_be_exact() -> None:
@@ -47,6 +49,8 @@ def test_answers_must_be_exact() -> None:
         ("A fox named Tom was quantum.", True, "known_words"),
         ("A fox was with Tom.", True, "introduced"),
         ("He ran. He sat. He ran.", True, "no_repeats"),
+        ('A fox sat. "Wait," called Tom.', True, "introduced"),
+        ("A fox named Tom was with a fox named Tom.", True, "introduced"),
     ],
 )
 def test_faults_of_stories_are_counted(
@@ -57,7 +61,10 @@ def test_faults_of_stories_are_counted(
             return text, ended
 
     words = set(words_of("a fox named Tom was happy with; he ran, sat"))
+    words |= set(words_of("wait, called"))
     monkeypatch.setattr(evaluate, "story_words", lambda seed: words)
+    hero = Character("Tom", "fox", "", male=True)
+    monkeypatch.setattr(evaluate, "asked_hero", lambda rng: ("A fox named Tom, please.", hero))
     found = evaluate.tell_stories(Telling({}), 2, Random(1))  # type: ignore[arg-type]
     assert found["right"] == (0 if bad else 2)
     assert {wrong["bad"] for wrong in found["wrong"]} == ({bad} if bad else set())
