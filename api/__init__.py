@@ -59,6 +59,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name in ("Model", "load"):
         from . import text_model  # noqa: PLC0415

@@ -55,11 +55,13 @@ class Conversation:
         Raises:
             ContextSizeError: the question alone is too long; it is not kept.
         """
+        n_left_out = self.n_left_out
         self.messages.append({"role": "user", "content": text})
         try:
             return self._answer()
         except BaseException:
             self.messages.pop()
+            self.n_left_out = n_left_out
             raise
 
     def regenerate(self) -> Iterator[str]:
@@ -87,19 +89,21 @@ class Conversation:
         return self._pieces(generation)
 
     def _prompt(self) -> list[int]:
-        """What the model reads: the messages, from the first question on that leaves room for an
-        answer.
+        """What the model reads: the messages, if they leave room for an answer; else those from a
+        question on that leaves half of the context, as all of them have to be read again then.
         """
         head = self.messages[:1] if self.messages[0]["role"] == "system" else []
         rest = self.messages[len(head) :]
         n_max = self._instance.n_ctx - self._instance.n_ctx // ROOM
-        asked = [i for i, m in enumerate(rest) if m["role"] == "user" and i > self.n_left_out]
         ids = self._ids(head + rest[self.n_left_out :])
+        if len(ids) <= n_max:
+            return ids
+        asked = [i for i, m in enumerate(rest) if m["role"] == "user" and i > self.n_left_out]
         for begin in asked:
-            if len(ids) <= n_max:
-                break
             self.n_left_out = begin
             ids = self._ids(head + rest[begin:])
+            if len(ids) <= self._instance.n_ctx // 2:
+                break
         return ids
 
     def _ids(self, messages: list[Message]) -> list[int]:

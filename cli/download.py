@@ -61,8 +61,8 @@ def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
 def _shipped() -> Path:
     path = shipped_model()
     _log.info(
-        "this is %s, the small model that comes with Lamella; -m FILE or -hf USER/REPO give it a "
-        "larger one",
+        "this is %s, the small model that comes with Lamella: it goes on with stories, and answers "
+        "in a chat; for a larger one, -m FILE or -hf USER/REPO",
         path.stem,
     )
     return path

@@ -17,7 +17,7 @@ from lamella.model.shipped import shipped_model
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
 SERVE = str(ROOT / "scripts" / "serve")
-NOTE = "this is lamella-stories-Q8_0, the small model that comes with Lamella; -m FILE or -hf"
+NOTE = "this is lamella-stories-Q8_0, the small model that comes with Lamella: it goes on with"
 
 
 def test_run_and_chat_use_it() -> None:

@@ -30,6 +30,7 @@ def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_package_has_what_it_says() -> None:
+    assert set(package.__all__) <= set(dir(package))
     assert {name for name in package.__all__ if getattr(package, name) is None} == set()
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = package.lode
