@@ -187,18 +187,21 @@ GREEDY: Final = (
     "What color is the sky?",
     "How do I use a larger model?",
     "Explain quantum physics.",
-    "Tell me a story about a fox named Rusty.",
+    "Name the months of the year.",
 )
-"""What is asked of the shipped file again and again: the answers must stay the same."""
+"""What is asked of the shipped file again and again, on all devices: the answers must stay."""
+
+STORY: Final = "Tell me a story about a fox named Rusty."
+"""Its answer must stay where the arithmetic does: in a story, words are as likely as others."""
 
 
 def greedy_answers(path: Path, **options: Any) -> dict[str, str]:
-    """The answers to `GREEDY` at temperature 0; `options` are those of `lamella.load`."""
+    """The answers to `GREEDY` and `STORY` at temperature 0; `options` are of `lamella.load`."""
     with lamella.load(path, **options) as model:
         talker = Talker(model)
         return {
             asked: talker.answer([{"role": "user", "content": asked}], STORY_TOKENS)
-            for asked in GREEDY
+            for asked in (*GREEDY, STORY)
         }
 
 
