@@ -23,7 +23,7 @@ import numpy as np
 from about import ABOUT, SMALL_TALK, Entry, entry_exchange
 from chats import ANY_STORY_HELD_OUT, asked_hero, story_question, story_request
 from corpus import Document, documents, story_words
-from exchanges import Exchange, dressed
+from exchanges import Exchange, Form, dressed
 from facts import FORMS
 from outside import is_refusal, outside
 from stories import repeated_sentences, sentences_of, story_for, strangers, words_of
@@ -88,7 +88,7 @@ class Talker:
 
 def fixed_questions(n: int, rng: Random) -> Iterator[Exchange]:
     """Held-out questions, every form in turn, as people type them."""
-    forms = (*FORMS, *ABOUT_LAMELLA)
+    forms: tuple[Form | Entry, ...] = (*FORMS, *ABOUT_LAMELLA)
     for i in range(n):
         form = forms[i % len(forms)]
         if isinstance(form, Entry):
