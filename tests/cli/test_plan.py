@@ -450,5 +450,5 @@ def test_values_that_cannot_be(model: Path, args: list[str], told: str) -> None:
 def test_a_model_is_needed() -> None:
     done = lamella("plan")
     assert done.returncode == 2
-    assert "lamella plan (MODEL | -hf REPO)" in lamella("plan", "--help").stdout
+    assert "lamella plan [MODEL | -hf REPO]" in lamella("plan", "--help").stdout
     assert "MODEL" in done.stderr or "model" in done.stderr
