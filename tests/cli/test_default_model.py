@@ -37,6 +37,7 @@ def test_other_commands_too(command: str) -> None:
     done = lamella(command, "-dev", "none")
     assert done.returncode == 0
     assert done.stdout.startswith("lamella-stories-Q8_0.gguf")
+    assert f"usage: lamella {command} [MODEL | -hf REPO] [options]" in lamella(command, "-h").stdout
 
 
 def test_a_broken_one_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

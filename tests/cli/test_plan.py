@@ -445,10 +445,3 @@ def test_values_that_cannot_be(model: Path, args: list[str], told: str) -> None:
     done = lamella("plan", model, "-dev", "none", *args)
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("lamella: error: ") and told in done.stderr
-
-
-def test_a_model_is_needed() -> None:
-    done = lamella("plan")
-    assert done.returncode == 2
-    assert "lamella plan [MODEL | -hf REPO]" in lamella("plan", "--help").stdout
-    assert "MODEL" in done.stderr or "model" in done.stderr
