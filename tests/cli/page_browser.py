@@ -5,6 +5,7 @@ Tests skip where it, its driver or selenium is not installed.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ class Browser:
             time.sleep(0.02)
 
     def text(self, selector: str) -> str:
+        self.wait(f"document.querySelector({json.dumps(selector)}) !== null")  # a page may be slow
         text: str = self.js("document.querySelector(arguments[0]).textContent", selector)
         return text
 
