@@ -44,7 +44,7 @@ PICTURE: Final = "loss.svg"
 class Settings:
     """What is made: sizes of the text, the vocabulary, the network and its training."""
 
-    n_bytes: int = 50_000_000  # of text: what the steps of training read once
+    n_bytes: int = 50_000_000  # of text: the steps of training read no part of it twice
     n_bytes_held_out: int = 400_000
     n_documents_vocabulary: int = 20_000
     shape: Shape = field(default_factory=lambda: Shape(n_vocab=2000))
