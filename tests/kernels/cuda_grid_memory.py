@@ -1,5 +1,5 @@
-"""Memory of a GPU that tests play on the host: real addresses, poisoned, between pages that nobody
-may touch.
+"""Memory of a GPU that tests play on the host: real addresses, poisoned, each allocation between
+guards that nobody may touch.
 
 Tested by tests/kernels/test_cuda_grid.py.
 """
@@ -17,6 +17,7 @@ from lamella.base.errors import BackendError
 POISON: Final = 0xFF  # floats of it are NaN, integers -1
 ALIGNMENT: Final = 256
 PAGE: Final = mmap.PAGESIZE
+GUARD: Final = 1 << 20  # bytes on either side, so that a wild index faults and harms nobody else
 N_FREED: Final = 256  # ranges kept out of reach after they were freed
 
 _C: Final = ctypes.CDLL(None, use_errno=True)
@@ -45,13 +46,13 @@ class Memory:
     def alloc(self, size: int) -> int:
         rounded = max(_round_up(size, ALIGNMENT), ALIGNMENT)
         inner = _round_up(rounded, PAGE)
-        pages = _map(inner + 2 * PAGE)
-        begin = pages + PAGE
+        pages = _map(inner + 2 * GUARD)
+        begin = pages + GUARD
         _C.mprotect(begin, inner, mmap.PROT_READ | mmap.PROT_WRITE)
         ctypes.memset(begin, POISON, inner)
         address = begin + inner - rounded
         self.sizes[address] = size
-        self._pages[address] = pages, inner + 2 * PAGE
+        self._pages[address] = pages, inner + 2 * GUARD
         insort(self._addresses, address)
         self.used += size
         return address
@@ -62,7 +63,7 @@ class Memory:
         if size is None:
             raise BackendError(f"CUDA_ERROR_INVALID_VALUE: nothing is allocated at {address:#x}")
         pages, n = self._pages.pop(address)
-        slack = ctypes.string_at(address + size, pages + n - PAGE - address - size)
+        slack = ctypes.string_at(address + size, pages + n - GUARD - address - size)
         del self.sizes[address]
         self._addresses.remove(address)
         self.used -= size

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 #define GRID_EXPORT extern "C" __attribute__((visibility("default")))
 #define GRID_COLD static __attribute__((noinline, cold, unused))
@@ -238,11 +237,10 @@ GRID_COLD Fiber *new_fiber() {
     Fiber &f = large->fibers[n_fibers++];
     if (!f.stack) {
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        void *at = mmap(nullptr, page + STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
+        void *at = mmap(nullptr, 2 * STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (at == MAP_FAILED) error("no memory for the thread's stack");
-        mprotect(at, page, PROT_NONE);  // what is too deep faults
-        f.stack = static_cast<char *>(at) + page;
+        mprotect(at, STACK, PROT_NONE);  // what is too deep faults, also past a large array
+        f.stack = static_cast<char *>(at) + STACK;
     }
     prepare(f.context, f.stack, fiber_main);
     return &f;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from cuda_grid import GridCompiler, needs_compiler
 from cuda_grid_compiler import folder
+from cuda_grid_memory import Memory
 from cuda_run import run_kernel
 from reference_run import Array
 
@@ -238,6 +240,17 @@ def test_a_warp_that_is_not_whole() -> None:
         run_kernel(TOY, "toy_wrong", [], [3], block=40, reverse=True)
     with pytest.raises(BackendError, match="blocks of 129 threads, it is made for 128"):
         run_kernel(TOY, "toy_wrong", [], [3], block=129)
+
+
+def test_a_wild_write_meets_nothing_of_others() -> None:
+    memory, others, arrays, near = Memory(), [], [], 64 * 1024
+    for _ in range(32):  # the kernel puts mappings side by side
+        others.append(mmap.mmap(-1, 16 * mmap.PAGESIZE))
+        arrays.append(memory.alloc(256))
+    for other in others:
+        at = np.frombuffer(other, np.uint8).ctypes.data
+        assert all(at + len(other) <= a - near or a + near <= at for a in arrays)
+    memory.close()
 
 
 def test_writing_behind_an_array() -> None:
