@@ -27,7 +27,7 @@ from .planning import CompileProgress, LoadProgress, hold_to, prepare
 
 log = get_logger("instance")
 
-SPM_VOCAB: Final = 1  # llama.cpp's LLAMA_VOCAB_TYPE_SPM
+VOCAB_TYPES: Final = {"llama": 1, "gpt2": 2}  # llama.cpp's LLAMA_VOCAB_TYPE_SPM, _BPE
 
 
 class Instance:
@@ -176,7 +176,7 @@ def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
     arch = file.metadata.str("general.architecture")
     tensors = file.tensors.values()
     return {
-        "vocab_type": SPM_VOCAB,
+        "vocab_type": VOCAB_TYPES[file.metadata.str("tokenizer.ggml.model")],
         "n_vocab": vocab.n_tokens,
         "n_ctx_train": file.metadata.int(f"{arch}.context_length"),
         "n_embd": file.metadata.int(f"{arch}.embedding_length"),

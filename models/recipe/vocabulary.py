@@ -20,8 +20,8 @@ import sentencepiece
 from corpus import Document, texts, write_whole
 
 from lamella.model.chat import CHATML, ChatTemplate
-from lamella.model.spm import SpmEncoder, TokenType
-from lamella.model.vocab import SpecialTokens, Vocab
+from lamella.model.vocab import SpecialTokens, TokenType, Vocab
+from lamella.model.vocab.spm import SpmEncoder
 
 UNK, BOS, EOS, TURN, END = range(5)
 SPECIAL: Final = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFValueType, GGUFWriter
 
-from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.base.errors import ModelFileError
 from lamella.model.gguf import open_gguf
 from lamella.model.vocab import Vocab, load_vocab
 
@@ -27,8 +27,9 @@ def loaded(path: Path) -> Iterator[Vocab]:
         yield load_vocab(file.metadata)
 
 
-def test_llama_spm_gives_the_expected_ids_and_the_text_back() -> None:
-    path = SHARED / "vocab" / "ggml-vocab-llama-spm.gguf"
+@pytest.mark.parametrize("kind", ["spm", "bpe"])
+def test_llama_s_vocabularies_give_the_expected_ids_and_the_text_back(kind: str) -> None:
+    path = SHARED / "vocab" / f"ggml-vocab-llama-{kind}.gguf"
     with loaded(path) as v:
         texts = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
         lines = Path(f"{path}.out").read_text("utf-8").split("\n")
@@ -37,6 +38,9 @@ def test_llama_spm_gives_the_expected_ids_and_the_text_back() -> None:
             ids = v.tokenize(text, add_special=False)
             assert ids == [int(id) for id in line.split()], text
             assert v.detokenize(ids) == text
+            stream = v.stream()
+            streamed = "".join(map(stream.push, ids)) + stream.flush()
+            assert streamed.removeprefix(" " if kind == "spm" else "") == text
 
 
 def test_llama_spm_s_special_tokens() -> None:
@@ -58,10 +62,17 @@ def test_stories260k_s_prompts_and_texts(name: str) -> None:
             assert text == case["greedy_text"]
 
 
-def test_a_bpe_vocabulary_is_unsupported() -> None:
-    path = SHARED / "vocab" / "ggml-vocab-llama-bpe.gguf"
-    with pytest.raises(UnsupportedModelError, match="gpt2"), loaded(path):
-        pass
+def test_llama_bpe_s_special_tokens() -> None:
+    with loaded(SHARED / "vocab" / "ggml-vocab-llama-bpe.gguf") as v:
+        assert (v.n_tokens, v.bos, v.eos, v.unk) == (128256, 128000, 128001, None)
+        assert (v.add_bos, v.add_eos, v.eot) == (True, False, 128009)
+        assert {v.text(id) for id in v.eog} == {"<|end_of_text|>", "<|eot_id|>"}
+        turn = "<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+        ids = v.tokenize(turn, parse_special=True)
+        assert ids == [128000, 128006, 882, 128007, 271, 9906, 128009]
+        assert v.detokenize(ids) == "user\n\nHello"
+        assert v.detokenize(ids, special=True) == "<|begin_of_text|>" + turn
+        assert not set(ids[1:2] + ids[3:4] + ids[6:]) & set(v.tokenize(turn))
 
 
 @pytest.fixture

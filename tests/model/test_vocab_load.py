@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, metadata, normal, vocab
+from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, bpe, metadata, normal, vocab
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.model.vocab import Vocab, load_vocab
@@ -103,8 +103,49 @@ def test_a_token_that_is_to_be_added_must_be_there() -> None:
 
 
 def test_other_kinds_of_vocabularies_are_unsupported() -> None:
-    with pytest.raises(UnsupportedModelError, match="'gpt2', supported vocabularies: 'llama'"):
-        vocab(model="gpt2")
+    with pytest.raises(UnsupportedModelError, match=r"'bert', supported .*: 'llama' .*, 'gpt2'"):
+        vocab(model="bert")
+
+
+def test_what_a_bpe_file_need_not_say() -> None:
+    v = bpe("a b", token_type=None)
+    assert (v.bos, v.eos, v.unk, v.eot, v.eog) == (None, None, None, None, frozenset())
+    assert (v.add_bos, v.add_eos, v.add_space_prefix) == (False, False, False)
+    assert v.tokenize("ab") == [256]
+
+
+def test_whether_bos_is_added_is_the_way_s_default() -> None:
+    more: list[Token] = [("<|begin|>", 0, CTRL)]
+    values: dict[str, object] = {"bos_token_id": 256}
+    assert bpe(more=more, pre="llama-bpe", **values).tokenize("a") == [256, ord("a")]
+    assert bpe(more=more, pre="qwen2", **values).tokenize("a") == [ord("a")]
+    assert bpe(more=more, pre="qwen2", add_bos_token=True, **values).tokenize("a")[0] == 256
+    with pytest.raises(ModelFileError, match="add_bos_token is true, but there is no such token"):
+        bpe(pre="llama-bpe")
+
+
+def test_the_ends_of_a_turn_are_found_in_bpe_files_too() -> None:
+    v = bpe(more=[("<|im_end|>", 0, N), ("<|endoftext|>", 0, CTRL)], pre="qwen2", eos_token_id=257)
+    assert (v.eos, v.eot) == (257, 256)
+    assert v.eog == {256, 257}
+    assert v.tokenize("<|im_end|>", parse_special=True) == [256]
+
+
+def test_a_way_to_cut_text_that_is_not_known_is_named() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"pre is 'kimi-k2', .* llama-bpe, .* qwen2, "):
+        bpe(pre="kimi-k2")
+
+
+def test_a_file_without_a_way_takes_the_default_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert len(bpe("1 2", "12 3", pre=None).tokenize("12345")) == 3
+    assert "tokenizer.ggml.pre is missing: text is cut into words as by 'default'" in caplog.text
+
+
+def test_a_bpe_file_needs_its_merges() -> None:
+    with pytest.raises(ModelFileError, match="merges is missing"):
+        bpe(merges=None)
 
 
 def test_files_repeat_tokens_and_leave_them_empty() -> None:

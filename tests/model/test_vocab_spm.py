@@ -10,7 +10,7 @@ import pytest
 from vocab_makers import BYTE_TOKENS, CTRL, HEAD, UNUSED, USER, N, Token, normal, texts, vocab
 
 from lamella.base.errors import ModelFileError, RequestError
-from lamella.model.spm import SpmEncoder
+from lamella.model.vocab.spm import SpmEncoder
 
 
 def merged(text: str, scores: dict[str, float]) -> list[str]:

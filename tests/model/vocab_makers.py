@@ -1,4 +1,4 @@
-"""Small SPM vocabularies for tests, and metadata that is only a dict."""
+"""Small vocabularies for tests, and metadata that is only a dict."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lamella.base.errors import ModelFileError
-from lamella.model.spm import TokenType
-from lamella.model.vocab import Vocab, load_vocab
+from lamella.model.vocab import TokenType, Vocab, load_vocab
+from lamella.model.vocab.bpe import BYTES
 
 N, UNK, CTRL, USER, UNUSED, BYTE = (
     int(TokenType.NORMAL),
@@ -39,7 +39,7 @@ class DictMetadata:
             raise ModelFileError(f"{key} is missing")
         return default[0]
 
-    int = bool = str = bytes_strings = ints = floats = _get
+    int = bool = str = strings = bytes_strings = ints = floats = _get
 
 
 def metadata(tokens: Sequence[Token], /, **values: object) -> DictMetadata:
@@ -57,6 +57,18 @@ def metadata(tokens: Sequence[Token], /, **values: object) -> DictMetadata:
 def vocab(*tokens: Token, **values: object) -> Vocab:
     """`<unk>`, `<s>`, `</s>`, all bytes, then `tokens`; a value of None leaves its key out."""
     return load_vocab(metadata([*HEAD, *BYTE_TOKENS, *tokens], **values))
+
+
+def bpe(*merges: str, more: Sequence[Token] = (), **values: object) -> Vocab:
+    """A BPE vocabulary: all bytes by their numbers, what the merges make in their order, `more`."""
+    made = [merge.replace(" ", "") for merge in merges]
+    tokens = [*sorted(BYTES, key=BYTES.__getitem__), *dict.fromkeys(made)]
+    return load_vocab(
+        metadata(
+            [*((text, 0.0, N) for text in tokens), *more],
+            **{"model": "gpt2", "pre": "gpt-2", "merges": list(merges), "scores": None} | values,
+        )
+    )
 
 
 def normal(*texts: str) -> list[Token]:

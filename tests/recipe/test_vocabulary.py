@@ -14,7 +14,8 @@ from tiny_model import tiny_pieces
 from vocabulary import BOS, END, EOS, SPECIAL, TEMPLATE, TURN, Encoder, Pieces, learn_pieces
 
 from lamella.model.chat import ChatTemplate
-from lamella.model.spm import BYTES, TokenType
+from lamella.model.vocab import TokenType
+from lamella.model.vocab.spm import BYTES
 
 SOME = list(islice(documents(11), 200))
 

@@ -4,14 +4,13 @@ A GGUF file holds what a sentencepiece model file holds, in other arrays. The `M
 is written here by hand, for the few fields that matter are less code than protobuf's runtime is
 (fields: sentencepiece_model.proto of google/sentencepiece; wire format: protobuf.dev, "Encoding").
 
-Knows no special tokens, no space prefix and nothing of the way back to text: model/vocab.py does.
+Knows no special tokens and no space prefix: model/vocab/vocab.py does.
 Tests: tests/model/test_vocab_spm.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
@@ -19,24 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from sentencepiece import SentencePieceProcessor
 
-from ..base.errors import ModelFileError, RequestError
+from ...base.errors import ModelFileError, RequestError
+from .vocab import TokenType
 
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
 
 BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
 """What a token of type BYTE stands for, by its text."""
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; 1 to 6 are sentencepiece's own numbers too."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 class SpmEncoder:
@@ -65,6 +53,10 @@ class SpmEncoder:
         Raises:
             ModelFileError: sentencepiece refuses the vocabulary.
         """
+        self.pieces = [
+            BYTES[token] if type == TokenType.BYTE else token.replace(SPACE.encode(), b" ")
+            for token, type in zip(tokens, types, strict=True)
+        ]
         self._unk = unk
         self._none = len(tokens)  # the id of the unknown piece, added behind all others
         has_bytes = not BYTES.keys() - set(tokens)

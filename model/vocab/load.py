@@ -1,0 +1,99 @@
+"""The vocabulary of a model file, of the kind that the file names.
+
+As llama.cpp's `load` (src/llama-vocab.cpp), but what cannot be is an error that names it.
+Tests: tests/model/test_vocab_load.py, tests/model/test_vocab_files.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...base.errors import ModelFileError, UnsupportedModelError
+from ...base.log import get_logger
+from .bpe import BpeEncoder
+from .metadata import VocabMetadata, key
+from .special import special_tokens
+from .spm import BYTES, SpmEncoder
+from .vocab import TokenType, Vocab, ids_of_types
+from .words import PRE_TOKENIZERS
+
+logger = get_logger("vocab")
+
+
+def load_vocab(metadata: VocabMetadata) -> Vocab:
+    """The vocabulary of a model file.
+
+    Raises:
+        ModelFileError: a key is missing or has a value that cannot be.
+        UnsupportedModelError: a vocabulary of another kind than SPM and BPE, or a BPE one whose
+            text is cut into words in a way that is not known.
+    """
+    kinds = {"llama": _load_spm, "gpt2": _load_bpe}
+    kind = metadata.str(key("model"))
+    if kind not in kinds:
+        raise UnsupportedModelError(
+            f"{key('model')} is {kind!r}, supported vocabularies: 'llama' (SPM), 'gpt2' (BPE)"
+        )
+    tokens = metadata.bytes_strings(key("tokens"))
+    if not tokens:
+        raise ModelFileError(f"{key('tokens')} is empty")
+    types = metadata.ints(key("token_type"), None)
+    types = [int(TokenType.NORMAL)] * len(tokens) if types is None else list(types)
+    _check_length("token_type", len(types), len(tokens))
+    for id in ids_of_types(types, *set(types) - set(TokenType)):
+        raise ModelFileError(
+            f"{key('token_type')}[{id}] is {types[id]}, it must be one of "
+            + ", ".join(f"{type.value} ({type.name})" for type in TokenType)
+        )
+    return kinds[kind](metadata, tokens, types)
+
+
+def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    scores = metadata.floats(key("scores"), None)
+    if scores is None:
+        scores = np.zeros(len(tokens), np.float32)
+    _check_length("scores", len(scores), len(tokens))
+    if np.isnan(scores).any():
+        raise ModelFileError(f"{key('scores')}[{np.isnan(scores).argmax()}] is not a number")
+    for id in ids_of_types(types, TokenType.BYTE):
+        if tokens[id] not in BYTES:
+            raise ModelFileError(
+                f"{key('tokens')}[{id}] is {tokens[id][:40]!r}, "
+                "the text of a BYTE token must be from <0x00> to <0xFF>"
+            )
+    default_ids = {"unknown": 0, "bos": 1, "eos": 2}
+    special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=True)
+    return Vocab(
+        tokens,
+        types,
+        SpmEncoder(tokens, scores, types, special.unk),
+        special,
+        add_space_prefix=metadata.bool(key("add_space_prefix"), True),
+    )
+
+
+def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    name = metadata.str(key("pre"), "")
+    if not name:
+        logger.warning("%s is missing: text is cut into words as by 'default'", key("pre"))
+    pre = PRE_TOKENIZERS.get(name or "default")
+    if pre is None:
+        raise UnsupportedModelError(
+            f"{key('pre')} is {name!r}, supported are: {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    # llama.cpp takes token 11 for BOS and EOS where a file names none: Falcon's, and no other's
+    special = special_tokens(metadata, tokens, types, default_ids={}, add_bos=pre.add_bos)
+    return Vocab(
+        tokens,
+        types,
+        BpeEncoder(tokens, types, metadata.strings(key("merges")), pre),
+        special,
+        add_space_prefix=metadata.bool(key("add_space_prefix"), False),
+    )
+
+
+def _check_length(name: str, n: int, n_tokens: int) -> None:
+    if n != n_tokens:
+        raise ModelFileError(f"{key(name)} has {n} elements for {n_tokens} tokens")

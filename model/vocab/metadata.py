@@ -1,0 +1,33 @@
+"""What a vocabulary reads of a file's metadata."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+
+class VocabMetadata(Protocol):
+    """What is read of a file's metadata; `model.gguf.Metadata` is one.
+
+    All raise ModelFileError: the key is missing and has no default, or its type is another.
+    """
+
+    def int(self, key: builtins.str, default: builtins.int | None, /) -> builtins.int | None: ...
+    def bool(self, key: builtins.str, default: builtins.bool, /) -> builtins.bool: ...
+    @overload
+    def str(self, key: builtins.str, /) -> builtins.str: ...
+    @overload
+    def str(self, key: builtins.str, default: builtins.str, /) -> builtins.str: ...
+    def strings(self, key: builtins.str, /) -> Sequence[builtins.str]: ...
+    def bytes_strings(self, key: builtins.str, /) -> Sequence[bytes]: ...
+    def ints(self, key: builtins.str, default: None, /) -> Sequence[builtins.int] | None: ...
+    def floats(self, key: builtins.str, default: None, /) -> npt.NDArray[np.float32] | None: ...
+
+
+def key(name: str) -> str:
+    """The full name of a vocabulary's key."""
+    return f"tokenizer.ggml.{name}"

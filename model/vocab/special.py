@@ -1,0 +1,108 @@
+"""Which tokens have a meaning of their own: as the file says, else by their texts.
+
+As llama.cpp's `load` (src/llama-vocab.cpp). Knows no text and no merging.
+Tests: tests/model/test_vocab_load.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ...base.errors import ModelFileError
+from .metadata import VocabMetadata, key
+from .vocab import SpecialTokens, TokenType
+
+# The texts by which llama.cpp finds tokens that a file gives no ids for.
+_TEXTS: Final = {
+    "eot": [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<\uff5cend▁of▁sentence\uff5c>",
+        "<end_of_utterance>",
+    ],
+    "eom": ["<|eom_id|>"],
+    "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+    "fim_sep": ["<|file_sep|>"],
+}
+# Those that end a generation whatever ids the file gives.
+_EOG_TEXTS: Final = [
+    *_TEXTS["eot"],
+    *_TEXTS["eom"],
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+]
+
+
+def special_tokens(
+    metadata: VocabMetadata,
+    tokens: Sequence[bytes],
+    types: list[int],
+    *,
+    default_ids: Mapping[str, int],
+    add_bos: bool,
+) -> SpecialTokens:
+    """The special ids. Those found by their texts become control tokens, in `types` too.
+
+    Args:
+        default_ids: of "bos", "eos" and "unknown", where the file does not say, as far as there are
+            so many tokens.
+        add_bos: whether text begins with BOS, where the file does not say.
+
+    Raises:
+        ModelFileError: an id is outside the vocabulary, or one that is to be added is not there.
+    """
+
+    def stated(name: str) -> int | None:
+        id = _stated_id(metadata, name, len(tokens))
+        default = default_ids.get(name, len(tokens))
+        return default if id is None and default < len(tokens) else id
+
+    ids = {name: stated(name) for name in ("bos", "eos", "unknown", *_TEXTS)}
+    id_of = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))
+    for name, texts in _TEXTS.items():
+        found = [id_of[text.encode()] for text in texts if text.encode() in id_of]
+        if ids[name] is None and found:
+            ids[name] = found[0]
+            types[found[0]] = TokenType.CONTROL
+    ends = [id_of[text.encode()] for text in _EOG_TEXTS if text.encode() in id_of]
+    for id in ends:
+        types[id] = TokenType.CONTROL
+    ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
+    special = SpecialTokens(
+        bos=ids["bos"],
+        eos=ids["eos"],
+        eot=ids["eot"],
+        unk=ids["unknown"],
+        add_bos=metadata.bool(key("add_bos_token"), add_bos),
+        add_eos=metadata.bool(key("add_eos_token"), False),
+        eog=frozenset(ends),
+    )
+    for name, add in (("bos", special.add_bos), ("eos", special.add_eos)):
+        if add and ids[name] is None:
+            raise ModelFileError(f"{key(f'add_{name}_token')} is true, but there is no such token")
+    return special
+
+
+def _stated_id(metadata: VocabMetadata, name: str, n_tokens: int) -> int | None:
+    full_name = key(f"{name}_token_id")
+    id = metadata.int(full_name, None)
+    if id is not None and not 0 <= id < n_tokens:
+        raise ModelFileError(f"{full_name} is {id}, it must be 0 to {n_tokens - 1}")
+    return id

@@ -1,0 +1,162 @@
+"""Merging in the order of a list, against a plain statement of the rule, and what files hold."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from vocab_makers import CTRL, UNK, USER, N, Token, bpe, texts
+
+from lamella.base.errors import ModelFileError, RequestError
+from lamella.model.vocab import TokenType
+from lamella.model.vocab.bpe import BYTES, BpeEncoder
+from lamella.model.vocab.words import PRE_TOKENIZERS, PreTokenizer
+
+CHARACTERS = {byte: character for character, byte in BYTES.items()}
+
+
+def parts(text: str, *merges: str, **values: object) -> list[str]:
+    v = bpe(*merges, **values)  # type: ignore[arg-type]
+    return texts(v, v.tokenize(text, add_special=False))
+
+
+def merged(word: str, merges: list[str]) -> list[str]:
+    """BPE's rule: of all neighbours in the list the first pair, of equals the left."""
+    symbols = list(word)
+    while True:
+        pairs = [
+            (merges.index(f"{a} {b}"), i)
+            for i, (a, b) in enumerate(pairwise(symbols))
+            if f"{a} {b}" in merges
+        ]
+        if not pairs:
+            return symbols
+        i = min(pairs)[1]
+        symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
+
+
+def test_random_merges_give_what_the_rule_gives() -> None:
+    chance = random.Random(1)
+    for _ in range(60):
+        symbols, merges = list("abc"), []
+        for _ in range(chance.randrange(1, 12)):
+            left, right = chance.choice(symbols), chance.choice(symbols)
+            merges.append(f"{left} {right}")
+            symbols.append(left + right)
+        v = bpe(*merges)
+        for _ in range(20):
+            word = "".join(chance.choices("abc", k=chance.randrange(1, 16)))
+            assert texts(v, v.tokenize(word, add_special=False)) == merged(word, merges)
+
+
+def test_every_text_comes_back() -> None:
+    v = bpe("Ġ a", "c a", "f Ã", "fÃ ©", "ca fÃ©")
+    assert texts(v, v.tokenize(" a café", add_special=False)) == ["Ġa", "Ġ", "cafÃ©"]
+    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x3000), 0x1F600, 0x10FFFF]))
+    for text in (everything, "", " ", "  \n\n x", "\0", "naïve 二十 🙂"):
+        ids = v.tokenize(text, add_special=False)
+        assert v.detokenize(ids) == text
+        stream = v.stream()
+        assert "".join(map(stream.push, ids)) + stream.flush() == text
+
+
+def test_a_token_may_be_half_a_character() -> None:
+    v = bpe()
+    ids = v.tokenize("é", add_special=False)
+    assert [v.piece(id) for id in ids] == [b"\xc3", b"\xa9"]
+    stream = v.stream()
+    assert [stream.push(id) for id in ids] == ["", "é"]
+
+
+def test_words_that_are_tokens_are_merged_no_further_where_the_way_says_so() -> None:
+    merges = ["a b", "b c"]
+    more: list[Token] = [("abc", 0, N)]
+    assert parts("abc", *merges, more=more) == ["ab", "c"]
+    assert parts("abc", *merges, more=more, pre="llama-bpe", add_bos_token=False) == ["abc"]
+
+
+def test_merges_never_reach_over_the_end_of_a_word() -> None:
+    assert parts("ab ab", "a b", "b Ġ", "ab Ġ") == ["ab", "Ġ", "ab"]
+    assert parts("12", "1 2", pre="gpt-2") == ["12"]
+    assert parts("12", "1 2", pre="qwen2") == ["1", "2"]
+
+
+def test_control_tokens_are_found_in_no_text() -> None:
+    more: list[Token] = [("ab", 0, CTRL), ("cd", 0, UNK), ("ef", 0, USER)]
+    merges = ["a b", "c d", "e f"]
+    v = bpe(more=more, merges=merges)
+    assert texts(v, v.tokenize("abcdef", add_special=False)) == ["a", "b", "c", "d", "ef"]
+    ids = v.tokenize("abcdef", add_special=False, parse_special=True)
+    assert texts(v, ids) == ["ab", "cd", "ef"]
+    assert v.detokenize(ids) == "ef"
+    assert v.detokenize(ids, special=True) == "abcdef"
+
+
+def test_no_space_is_put_in_front_unless_the_file_says_so() -> None:
+    assert parts("a<x>a", more=[("<x>", 0, USER)]) == ["a", "<x>", "a"]
+    assert parts("a<x>a", more=[("<x>", 0, USER)], add_space_prefix=True) == [
+        "Ġ", "a", "<x>", "Ġ", "a",
+    ]  # fmt: skip
+
+
+def test_files_repeat_tokens_and_merges_and_have_merges_of_nothing() -> None:
+    more: list[Token] = [("ab", 0, N), ("bc", 0, N), ("a", 0, N), ("bc", 0, N), ("", 0, N)]
+    v = bpe(more=more, merges=["b c", "a b", "b c", "q zz", "x y"])
+    ids = v.tokenize("abcxy", add_special=False)
+    assert texts(v, ids) == ["a", "bc", "x", "y"]
+    assert ids[:2] == [ord("a"), 257]  # the first of those that are equal
+
+
+def test_a_text_that_is_not_in_bytes_stands_for_itself() -> None:
+    v = bpe(more=[("日本", 0, N), (b"\xff\xfe", 0, N), ("a b", 0, N)])
+    assert [v.piece(id) for id in range(v.n_tokens - 3, v.n_tokens)] == [
+        "日本".encode(), b"\xff\xfe", b"a b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("merge", ["", "ab", "a\tb"])
+def test_a_merge_that_is_no_pair_is_named(merge: str) -> None:
+    with pytest.raises(ModelFileError, match=r"merges\[1\] is .* must be two tokens"):
+        bpe(merges=["a b", merge])
+
+
+def test_a_byte_without_a_token_is_an_error_not_a_hole() -> None:
+    tokens = [character.encode() for character in BYTES if character != "z"]
+    encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
+    assert len(encoder.encode("abc")) == 3
+    with pytest.raises(RequestError, match="the byte 0x7A, for which the vocabulary has no token"):
+        encoder.encode("abz")
+
+
+def test_what_no_text_can_hold_may_be_missing() -> None:
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    tokens = [character.encode() for character, byte in BYTES.items() if byte not in never]
+    encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
+    text = "".join(map(chr, [*range(0xD800), 0xFFFF, 0x10FFFF]))
+    assert len(encoder.encode(text)) == len(text.encode())
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_a_long_text_is_cut_where_a_word_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(1)
+    text = "".join(chance.choices("ab    \n\n1'é\u0301二.=\r\t", k=20_000))
+    spaces = ("Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "Ġ Ċ", "Ċ Ġ", "ĉ Ġ", "č Ċ")
+    v = bpe("a b", *spaces, "Ġ a", ". Ċ", "1 1", "ĊĊ a", pre=name, add_bos_token=False)
+    whole = v.tokenize(text)
+    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 100)
+    assert v.tokenize(text) == whole
+
+
+def test_a_text_of_one_word_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 100)
+    for text in (" " * 1001, "a" * 1001, "aé" * 500, "\n" * 100, "", " a" * 50):
+        v = bpe("Ġ Ġ", "ĠĠ ĠĠ", pre="qwen2")
+        assert v.detokenize(v.tokenize(text)) == text
+
+
+def test_the_bytes_characters_are_gpt_2_s() -> None:
+    assert len(BYTES) == len(set(BYTES.values())) == 256
+    assert [CHARACTERS[byte] for byte in (0x20, 0x0A, 0x09, 0x21, 0xAD, 0xFF, 0x00)] == [
+        "Ġ", "Ċ", "ĉ", "!", "Ń", "ÿ", "Ā",
+    ]  # fmt: skip

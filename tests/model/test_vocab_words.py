@@ -1,0 +1,66 @@
+"""How texts are cut into words, by the name of the way: the words of each model's tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamella.model.vocab.bpe import BYTES, BpeEncoder
+from lamella.model.vocab.words import PRE_TOKENIZERS
+
+TEXT = "I've  3456 cats, it'S\n\n café-Straße (x=1)!!\n 二十 \t x "
+
+
+def words(name: str, text: str) -> list[str]:
+    encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
+    return [bytes(BYTES[c] for c in word).decode() for word in encoder.words(text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt-2", ["I", "'ve", " ", " 3456", " cats", ",", " it", "'", "S", "\n\n", " café",
+                   "-", "Straße", " (", "x", "=", "1", ")!!", "\n", " 二十", " \t", " x", " "]),
+        ("smollm", ["I", "'ve", "  ", "3", "4", "5", "6", " cats", ",", " it", "'", "S", "\n\n",
+                    " café", "-", "Straße", " (", "x", "=", "1", ")!!", "\n", " 二十", " \t",
+                    " x", " "]),
+        ("llama-bpe", ["I", "'ve", " ", " ", "345", "6", " cats", ",", " it", "'S", "\n\n",
+                       " café", "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x",
+                       " "]),
+        ("qwen2", ["I", "'ve", " ", " ", "3", "4", "5", "6", " cats", ",", " it", "'S", "\n\n",
+                   " café", "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x", " "]),
+        ("tekken", ["I", "'ve", " ", " ", "3", "4", "5", "6", " cats", ",", " it", "'S", "\n\n",
+                    " café", "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x", " "]),
+        ("gpt-4o", ["I've", " ", " ", "345", "6", " cats", ",", " it'S", "\n\n", " café",
+                    "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x", " "]),
+        # a sign takes only letters of ASCII along
+        ("deepseek-v3", ["I", "'ve", "  ", "345", "6", " cats", ",", " it", "'S", "\n\n", " café",
+                         "-Stra", "ße", " (", "x", "=", "1", ")!!\n", " ", "二十", " \t", " x",
+                         " "]),
+        ("deepseek-coder", ["I", "'", "ve", "  ", "3", "4", "5", "6", " cats", ",", " it", "'",
+                            "S", "\n", "\n", " café", "-", "Straße", " (", "x", "=", "1", ")!!",
+                            "\n", " ", "二十", " \t", " x", " "]),
+        ("falcon", ["I", "'", "ve", " ", " ", "345", "6", " cats", ",", " it", "'", "S", "\n\n",
+                    " café", "-", "Straße", " ", "(", "x", "=", "1", ")!!", "\n", " 二十", " \t",
+                    " x", " "]),
+        ("default", ["I", "'", "ve", " ", " ", "345", "6", " cats", ",", " it", "'", "S", "\n\n",
+                     " café", "-", "Straße", " ", "(", "x", "=", "1", ")!!", "\n", " 二十",
+                     " \t", " x", " "]),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_text(name: str, expected: list[str]) -> None:
+    assert words(name, TEXT) == expected
+
+
+def test_a_capital_ends_a_word_of_tekken_and_gpt_4o() -> None:
+    for name in ("tekken", "gpt-4o"):
+        assert words(name, "camelCase ÉcoleÀ HTTPServer ABC") == [
+            "camel", "Case", " École", "À", " HTTPServer", " ABC",
+        ]  # fmt: skip
+    assert words("qwen2", "camelCase ÉcoleÀ") == ["camelCase", " ÉcoleÀ"]
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_nothing_of_a_text_is_lost(name: str) -> None:
+    text = TEXT + "".join(map(chr, [*range(1, 0x250), 0x200B, 0x3000, 0xE000, 0x1F600, 0x10FFFF]))
+    assert "".join(words(name, text)) == text
+    assert words(name, "") == []
