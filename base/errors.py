@@ -152,7 +152,7 @@ class ContextSizeError(RequestError):
     def __str__(self) -> str:
         return (
             f"the prompt has {self.n_prompt_tokens} tokens, the context holds {self.n_ctx}: "
-            "shorten it or make the context larger (-c)"
+            "shorten it, or make the context larger (-c) if the model was trained with more"
         )
 
 

@@ -153,7 +153,7 @@ def main(args: argparse.Namespace) -> int:
     tests = list(_tests(args))
     if not tests:
         args.parser.error("there is nothing to test: -p and -n are 0, and there is no -pg")
-    if args.gpu_layers is None:
+    if args.n_gpu_layers is None:
         args.parser.error("-ngl auto: a test makes no plan, so it needs a number, or all")
     args.model = model_path(args)
     result = None
@@ -204,7 +204,7 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
                     type_v=args.cache_type_v,
                     poll=args.poll,
                     devices=args.device,
-                    n_gpu_layers=args.gpu_layers,
+                    n_gpu_layers=args.n_gpu_layers,
                     split_mode=args.split_mode,
                     main_gpu=args.main_gpu,
                     tensor_split=args.tensor_split,

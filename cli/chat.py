@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
             instance,
             instance.sampling(given),
             system=system,
-            n_predict=args.predict,
+            n_predict=args.n_predict,
             ignore_eos=args.ignore_eos,
         )
         session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())

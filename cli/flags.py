@@ -1,6 +1,7 @@
 """The flags that commands share, by llama-server's names, and what they make.
 
-Knows how a flag is written; what a value means is checked where it is used.
+Knows how a flag is written; what a value means is checked where it is used. A flag's `dest` is the
+field that it sets, so that an error of the field can name the flag (`Parser.in_flags`).
 Tested by tests/cli/test_flags.py.
 """
 
@@ -94,6 +95,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) 
     add(
         "-c",
         "--ctx-size",
+        dest="n_ctx",
         type=int,
         default=0,
         metavar="N",
@@ -102,6 +104,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) 
     add(
         "-b",
         "--batch-size",
+        dest="n_batch",
         type=int,
         default=2048,
         metavar="N",
@@ -110,6 +113,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) 
     add(
         "-ub",
         "--ubatch-size",
+        dest="n_ubatch",
         type=int,
         default=512,
         metavar="N",
@@ -118,14 +122,23 @@ def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) 
     add(
         "-ctk",
         "--cache-type-k",
+        dest="type_k",
         default="f16",
         metavar="TYPE",
         help="type of cached keys: f32, f16, bf16, q8_0 (f16)",
     )
-    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of cached values (f16)")
+    add(
+        "-ctv",
+        "--cache-type-v",
+        dest="type_v",
+        default="f16",
+        metavar="TYPE",
+        help="type of cached values (f16)",
+    )
     add(
         "-np",
         "--parallel",
+        dest="n_parallel",
         type=int,
         default=4,
         metavar="N",
@@ -160,10 +173,18 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     """Where it runs."""
     group = parser.add_argument_group("where it runs")
     add = group.add_argument
-    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (one for each core)")
+    add(
+        "-t",
+        "--threads",
+        dest="n_threads",
+        type=int,
+        metavar="N",
+        help="threads of the CPU (one for each core)",
+    )
     add(
         "-tb",
         "--threads-batch",
+        dest="n_threads_batch",
         type=int,
         metavar="N",
         help="threads for prompts and for several sequences at once (as -t)",
@@ -205,6 +226,7 @@ def add_offload_flags(group: argparse._ArgumentGroup, layers: str = "auto") -> N
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
+        dest="n_gpu_layers",
         type=number_of_layers,
         default=number_of_layers(layers),
         metavar="N",
@@ -286,6 +308,7 @@ def add_predict_flag(group: argparse._ArgumentGroup) -> None:
         "-n",
         "--predict",
         "--n-predict",
+        dest="n_predict",
         type=int,
         default=-1,
         metavar="N",
@@ -308,20 +331,20 @@ def instance_params(args: argparse.Namespace, *, header_only: bool = False) -> I
     """
     params = InstanceParams(
         path="",
-        n_ctx=args.ctx_size,
-        n_batch=args.batch_size,
-        n_ubatch=args.ubatch_size,
-        n_parallel=args.parallel,
-        n_threads=args.threads,
-        n_threads_batch=args.threads_batch,
+        n_ctx=args.n_ctx,
+        n_batch=args.n_batch,
+        n_ubatch=args.n_ubatch,
+        n_parallel=args.n_parallel,
+        n_threads=args.n_threads,
+        n_threads_batch=args.n_threads_batch,
         poll=args.poll,
-        n_gpu_layers=args.gpu_layers,
+        n_gpu_layers=args.n_gpu_layers,
         devices=args.device,
         split_mode=args.split_mode,
         main_gpu=args.main_gpu,
         tensor_split=args.tensor_split,
-        type_k=args.cache_type_k,
-        type_v=args.cache_type_v,
+        type_k=args.type_k,
+        type_v=args.type_v,
         kv_offload=not args.no_kv_offload,
         op_offload=not args.no_op_offload,
         repack=not args.no_repack,

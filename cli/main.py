@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.errors import DoesNotFitError, LamellaError, PlacementError
+from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
 from .parser import INTERRUPTED, Parser
 
 EPILOG: Final = """examples:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser(argv).parse_args(argv)
         # what is good to know: for who looks on, and in the log of a server
         _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.tells else logging.WARNING)
-        status: int = args.command(args)
+        status = _run(args)
         sys.stdout.flush()
         return status
     except LamellaError as e:
@@ -96,6 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(e, BrokenPipeError):  # a reader who has had enough is no error
             sys.stderr.write(f"lamella: error: {e}\n")
         return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Call the command. What is wrong with a field is told of the flag, which is what was typed."""
+    try:
+        status: int = args.command(args)
+        return status
+    except RequestError as e:
+        raise RequestError(args.parser.in_flags(str(e))) from e
 
 
 def _open_closed_streams() -> None:

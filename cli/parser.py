@@ -35,6 +35,16 @@ class Parser(argparse.ArgumentParser):
             return super()._get_option_tuples(option_string)
         return []
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A wrong name, of a command for instance, gets the nearest instead of a list."""
+        names = list(action.choices or ())
+        if names and value not in names:
+            close = difflib.get_close_matches(value, names, n=1)
+            if close:
+                text = f"invalid choice: {value!r}; did you mean {close[0]}?"
+                raise argparse.ArgumentError(action, text)
+        super()._check_value(action, value)
+
     def _explain(self, arg: str) -> str:
         """What is wrong with an argument that nobody knows."""
         if not arg.startswith("-"):
@@ -42,6 +52,15 @@ class Parser(argparse.ArgumentParser):
         flag = arg.split("=", maxsplit=1)[0]
         close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.7)
         return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
+
+    def in_flags(self, message: str) -> str:
+        """`message` with a flag's name for that of the field it sets, if it begins with one."""
+        field = re.split(r"\W", message, maxsplit=1)[0]
+        rest = message.removeprefix(field)
+        for action in self._actions:
+            if action.dest == field and re.match(r":| is | has | -?\d", rest):
+                return "/".join(action.option_strings or [field]) + rest
+        return message
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Final
 
 from ..base.errors import CancelledError, RequestError
 from ..model.watch import TensorWatch
 from ..server.instance import Instance
-from ..server.job import Result
+from ..server.job import Result, StopType
 from ..server.text import Generation, generate
 from .flags import (
     add_model_flags,
@@ -25,6 +26,11 @@ from .flags import (
 )
 from .parser import INTERRUPTED
 from .start import open_with_progress
+
+NO_TEXT: Final = (
+    "lamella: the model ended at once and wrote nothing: `lamella run` continues a text, "
+    "`lamella chat` asks questions\n"
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
             instance.vocab,
             prompt,
             instance.sampling(given),
-            n_predict=args.predict,
+            n_predict=args.n_predict,
             stop=args.stop,
             ignore_eos=args.ignore_eos,
         )
@@ -82,6 +88,8 @@ def main(args: argparse.Namespace) -> int:
             if args.json:
                 sys.stdout.write(json.dumps(_report(instance, prompt, pieces, result)) + "\n")
             sys.stderr.write(summary(result) + "\n")
+            if result.stop_type is StopType.EOS and not pieces:
+                sys.stderr.write(NO_TEXT)
         return status
 
 

@@ -317,6 +317,11 @@ class _Fitting:
         why = f"more does not fit; {room}" if self._target else "more does not fit"
         if plan.n_ctx < wanted:
             yield f"the context has {plan.n_ctx} tokens, not {wanted}: {why}"
+        if plan.n_ctx > plan.n_ctx_train:
+            yield (
+                f"the context has {plan.n_ctx} tokens, the model was trained with "
+                f"{plan.n_ctx_train}: text beyond that is likely to be poor"
+            )
         if self._params.fit and self._params.n_ctx:
             yield "--fit does not change a context that was given with -c"
         if not chosen.context_params.pipeline:

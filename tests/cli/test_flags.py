@@ -195,7 +195,7 @@ def test_a_wrong_value_is_told_before_a_download(monkeypatch: pytest.MonkeyPatch
 
 def test_numbers_may_follow_a_letter() -> None:
     args = parsed("run", "-m", "f", "-n5", "-t2")
-    assert (args.predict, args.threads) == (5, 2)
+    assert (args.n_predict, args.n_threads) == (5, 2)
 
 
 @pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hfd", "-lv", "-cram"])
@@ -218,6 +218,33 @@ def test_suggestions(flag: str, meant: str) -> None:
 @pytest.mark.parametrize("flag", ["--mlock", "--jinja", "--slots", "--zzz"])
 def test_no_suggestion_is_better_than_a_wild_one(flag: str) -> None:
     assert lamella("run", "-m", "f", flag).stderr.startswith(f"lamella run: unknown flag {flag}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [("serv", "serve"), ("server", "serve"), ("rnu", "run"), ("Chat", "chat"), ("doc", "doctor")],
+)
+def test_suggested_commands(command: str, meant: str) -> None:
+    done = lamella(command, "-m", "f")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"lamella: argument COMMAND: invalid choice: {command!r}; did you mean {meant}?\n"
+        "See `lamella --help`.\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["quantize", "f.gguf", "list", ""])
+def test_a_command_like_no_other_gets_the_list(command: str) -> None:
+    done = lamella(command)
+    assert done.returncode == 2
+    assert f"argument COMMAND: invalid choice: {command!r} (choose from " in done.stderr
+    assert "doctor" in done.stderr and "did you mean" not in done.stderr
+
+
+def test_a_value_that_was_nearly_right() -> None:
+    done = lamella("run", "-m", "f", "--placement", "strickt")
+    assert done.returncode == 2
+    assert "--placement: invalid choice: 'strickt'; did you mean strict?" in done.stderr
 
 
 def test_values() -> None:

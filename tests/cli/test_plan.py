@@ -410,6 +410,23 @@ def test_as_many_layers_as_fit_and_a_context_that_fits(model: Path) -> None:
     assert told.returncode == 0
 
 
+def test_more_context_than_the_model_was_trained_with_is_told(model: Path) -> None:
+    note = (
+        "the context has 1025 tokens, the model was trained with 1024: text beyond that is likely "
+        "to be poor"
+    )
+    args = ("-ub", "32", "-t", "2", "-dev", "none")
+    for n_ctx in ("0", "1024"):
+        assert plan(model, *args, "-c", n_ctx)["notes"] == []
+    larger = (*args, "-c", "1025")
+    assert plan(model, *larger)["notes"] == [note]
+    assert "\nnote      the context has 1025 tokens, the model was" in table(model, *larger)
+    for asked in ("run -p a -n 1", "chat", "explain"):
+        done = lamella(*asked.split(), "-m", model, *larger)
+        assert done.returncode == 0
+        assert done.stderr.splitlines().count(f"lamella: {note}") == 1
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -436,9 +453,9 @@ def test_flags_that_cannot_be_read(model: Path, args: list[str], told: str) -> N
         (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "--bandwidth: CPU is given twice"),
         (["-dev", "sim:0x"], "no device is called 'sim:0x'; there are: CPU, none"),
         (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
-        (["-c", "-1"], "n_ctx is -1: must lie in 0"),
-        (["-fitt", "-1"], "fit_target is -1"),
-        (["-ctk", "q3"], "type_k is 'q3': must be one of f32, f16, bf16, q8_0"),
+        (["-c", "-1"], "-c/--ctx-size is -1: must lie in 0"),
+        (["-fitt", "-1"], "-fitt/--fit-target is -1: must lie in 0"),
+        (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f32, f16, bf16, q8_0"),
     ],
 )
 def test_values_that_cannot_be(model: Path, args: list[str], told: str) -> None:

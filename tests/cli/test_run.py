@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +70,30 @@ def test_text_is_on_stdout_and_timings_on_stderr(model: Path) -> None:
     assert report["seed"] == 3
 
 
+NO_TEXT = (
+    "lamella: the model ended at once and wrote nothing: `lamella run` continues a text, "
+    "`lamella chat` asks questions\n"
+)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_model_that_ends_at_once_is_told(terminal: bool) -> None:
+    """The one that ships does, if it is asked a question."""
+    done = lamella("run", "-p", "Who are you?", "--temp", "0", terminal=terminal)
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert done.stderr.endswith(f"\n{NO_TEXT}") and done.stderr.count(NO_TEXT) == 1
+    report = lamella("run", "-p", "Who are you?", "--temp", "0", "--json", terminal=terminal)
+    assert json.loads(report.stdout)["tokens"] == []
+    assert report.stderr.endswith(NO_TEXT)
+
+
+def test_no_text_that_was_asked_for_is_not_told(model: Path) -> None:
+    for args in (["-n", "0"], ["-n", "1"], ["-n", "9", "-r", "a", "-r", " ", "-r", "b"]):
+        done = lamella("run", "-m", model, "-p", "a", "--ignore-eos", "-s", "1", *args)
+        assert done.returncode == 0
+        assert "ended at once" not in done.stderr
+
+
 def test_prompts_from_files_and_pipes(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("a\nb")
@@ -126,17 +149,32 @@ def test_tensors_that_are_not_there(model: Path) -> None:
     [
         (["-m", "nowhere.gguf"], "nowhere.gguf"),
         (["-m", __file__], "not a GGUF"),
-        (["-ctk", "q4_7"], "type_k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
-        (["-t", "0"], "n_threads is 0: must lie in 1..512"),
+        (["-ctk", "q4_7"], "-ctk/--cache-type-k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
+        (["-t", "0"], "-t/--threads is 0: must lie in 1..512"),
         (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
         (["-dev", "CUDA99"], "no device is called 'CUDA99'; there are: CPU, none, "),
-        (["-dev", "sim:1GiB:2", "-sm", "none", "-mg", "2"], "main_gpu is 2: there are 0 (SIM0), 1"),
-        (["-sm", "row"], "split_mode is 'row': must be one of layer, none; a layer is computed"),
-        (["-mg", "-1"], "main_gpu is -1: must lie in 0.."),
-        (["--top-k", "3", "--samplers", "top_k;magic"], "magic"),
+        (
+            ["-dev", "sim:1GiB:2", "-sm", "none", "-mg", "2"],
+            "-mg/--main-gpu is 2: there are 0 (SIM0), 1",
+        ),
+        (
+            ["-sm", "row"],
+            "-sm/--split-mode is 'row': must be one of layer, none; a layer is computed",
+        ),
+        (["-mg", "-1"], "-mg/--main-gpu is -1: must lie in 0.."),
+        (["--top-k", "3", "--samplers", "top_k;magic"], "error: --samplers is 'magic', allowed: "),
         (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
-        (["-c", "4", "-p", "a b c d e"], "the context holds 4"),
-        (["-ub", "0"], "n_ubatch is 0: must lie in 1.."),
+        (["-f", "model"], "error: model cannot be read"),  # a file that is called as a flag is
+        (["-n", "-2"], "-n/--predict/--n-predict -2: must be -1 (no limit) or more"),
+        (["--repeat-penalty", "0"], "error: --repeat-penalty is 0.0, allowed: "),
+        (["-l", "99999+1"], "-l/--logit-bias: token 99999, allowed: 0 to "),
+        (["-ts", "1,2,3", "-dev", "sim"], "-ts/--tensor-split has 3 shares for 1 devices"),
+        (
+            ["-c", "4", "-p", "a b c d e"],
+            "the context holds 4: shorten it, or make the context larger (-c) if the model was "
+            "trained with more\n",
+        ),
+        (["-ub", "0"], "-ub/--ubatch-size is 0: must lie in 1.."),
     ],
 )
 def test_what_goes_wrong_is_one_line(model: Path, args: list[str], complaint: str) -> None:
@@ -195,12 +233,13 @@ def test_ctrl_c_ends_it_quietly(model: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        try:
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert time.monotonic() - begin < 5
 
 
 def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
@@ -211,7 +250,10 @@ def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(timeout=20) == 1
+        try:
+            assert process.wait(timeout=30) == 1
+        finally:
+            process.kill()
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 

