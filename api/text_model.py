@@ -81,6 +81,7 @@ class Model:
         *,
         n_predict: int = -1,
         stop: str | Sequence[str] = (),
+        cache_prompt: bool = True,
         **sampling: Any,
     ) -> Iterator[str]:
         """Continue a prompt, a text or token ids; yields the text in pieces as it comes.
@@ -89,6 +90,8 @@ class Model:
             prompt: what to continue.
             n_predict: most tokens to generate; -1: until the model ends or the context is full.
             stop: texts that end the generation; they are not part of it.
+            cache_prompt: begin with what earlier generations have evaluated of the prompt; the text
+                is the same.
             sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...; what is not given
                 is as the model's file recommends.
 
@@ -108,7 +111,13 @@ class Model:
             if not isinstance(text, str):
                 raise RequestError(f"stop: {text!r} is no text")
         generation = generate(
-            instance.engine, instance.vocab, ids, params, n_predict=n_predict, stop=stops
+            instance.engine,
+            instance.vocab,
+            ids,
+            params,
+            n_predict=n_predict,
+            stop=stops,
+            cache_prompt=cache_prompt,
         )
         return self._texts(generation)  # under way already: errors come before the first `next`
 

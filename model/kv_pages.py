@@ -13,6 +13,7 @@ Tests: tests/model/test_kv_pages.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ class CellCopy(NamedTuple):
     src_cell: int
     dst_cell: int
     n: int
+
+
+def _nothing_kept(n: int) -> None:
+    raise AssertionError(f"{n} pages are to be evicted, but none is kept")
 
 
 class PagePool:
@@ -49,20 +54,59 @@ class PagePool:
         self._n_refs = np.zeros(self.n_pages + 1, np.int32)
         self._released: list[int] = []  # a stack of pages that were given back
         self._n_used = 0  # pages 1.._n_used were given out at some time
+        self._is_kept = np.zeros(self.n_pages + 1, np.bool_)  # `keep` has a reference
+        self._n_evictable = 0  # pages with no other one
+        self.evict: Callable[[int], None] = _nothing_kept  # `drop` so many of these
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
     def n_free(self) -> int:
-        """Pages that no sequence refers to."""
+        """Pages that no sequence refers to, those that are only kept included."""
+        return self._n_idle + self._n_evictable
+
+    @property
+    def _n_idle(self) -> int:
         return len(self._released) + self.n_pages - self._n_used
 
     def new_sequence(self) -> KVSequence:
         """An empty sequence. It owns no page until `append`."""
         return KVSequence(self)
 
+    def sequence_of(self, pages: I32Array, n: int) -> KVSequence:
+        """A sequence that shares `pages`, which hold its first `n` positions: exactly so many."""
+        assert len(pages) == -(-n // self.page_size), f"{n} positions in {len(pages)} pages"
+        self._share(pages)
+        seq = KVSequence(self)
+        seq._extend(pages)
+        seq.length = seq._n_ready = n
+        return seq
+
+    def keep(self, page: int) -> None:
+        """Have a reference to a page, besides those of sequences, one of which has it now. Once no
+        sequence has, it counts as free: `evict` is called when it is needed."""
+        assert self._n_refs[page] > 0, f"page {page} is nobody's"
+        assert not self._is_kept[page], f"page {page} is kept already"
+        self._n_refs[page] += 1
+        self._is_kept[page] = True
+
+    def drop(self, page: int) -> None:
+        """Give the reference of `keep` back."""
+        assert self._is_kept[page], f"page {page} is not kept"
+        self._n_evictable -= self.is_evictable(page)
+        self._is_kept[page] = False
+        self._n_refs[page] -= 1
+        if self._n_refs[page] == 0:
+            self._released.append(page)
+
+    def is_evictable(self, page: int) -> bool:
+        """Whether a page is kept, and no sequence has it."""
+        return bool(self._is_kept[page] and self._n_refs[page] == 1)
+
     def _take(self, n: int) -> list[int]:
         if n > self.n_free:
             raise OutOfMemoryError("the KV pool", n, self.n_free, "pages")
+        if n > self._n_idle:
+            self.evict(n - self._n_idle)
         n_again = min(n, len(self._released))
         pages = self._released[len(self._released) - n_again :]
         del self._released[len(self._released) - n_again :]
@@ -72,10 +116,15 @@ class PagePool:
         return pages
 
     def _share(self, pages: I32Array) -> None:
+        self._n_evictable -= self._count_evictable(pages)
         self._n_refs[pages] += 1  # the pages of a sequence are distinct
+
+    def _count_evictable(self, pages: I32Array) -> int:
+        return int(np.count_nonzero(self._is_kept[pages] & (self._n_refs[pages] == 1)))
 
     def _release(self, pages: I32Array) -> None:
         self._n_refs[pages] -= 1
+        self._n_evictable += self._count_evictable(pages)
         assert not (self._n_refs[pages] < 0).any(), f"a page of {pages} was given back twice"
         self._released.extend(pages[self._n_refs[pages] == 0].tolist())
 
@@ -161,13 +210,8 @@ class KVSequence:
         """
         n = self.length if n is None else n
         self._check_range(0, n)
-        pages = self._table[: -(-n // self.pool.page_size)]
-        self.pool._share(pages)
-        child = KVSequence(self.pool)
-        child._extend(pages)
-        child.length = child._n_ready = n
         self._n_ready = self.length
-        return child
+        return self.pool.sequence_of(self._table[: -(-n // self.pool.page_size)], n)
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` positions.

@@ -60,6 +60,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     probs: list[TokenProbs] = field(default_factory=list)
     result: Result | None = None
+    n_cached: int = 0  # prompt tokens that need no evaluation, once that is known
     # seconds of time.perf_counter; the prompt ends with the first token
     t_start: float = field(default_factory=time.perf_counter)
     t_first: float = 0.0
@@ -88,8 +89,8 @@ class Choice:
             return self.result.timings
         t_first = self.t_first or self.t_last
         return Timings(
-            cache_n=0,
-            prompt_n=len(self.prompt),
+            cache_n=self.n_cached,
+            prompt_n=len(self.prompt) - self.n_cached,
             prompt_ms=1e3 * (t_first - self.t_start),
             predicted_n=len(self.tokens),
             predicted_ms=1e3 * (self.t_last - t_first),
@@ -123,7 +124,7 @@ class Bridge:
                 emit=say,
                 end=say,
                 error=say,
-                progress=partial(self._progress, choice.index) if body.return_progress else None,
+                progress=partial(self._progress, choice, body.return_progress),
                 stop=body.stop,
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,
@@ -133,6 +134,7 @@ class Bridge:
                 sampling=choice.sampling,
                 sink=sink,
                 n_predict=body.n_predict,
+                cache_prompt=body.cache_prompt,
                 ignore_eos=body.ignore_eos,
                 t_max_predict_ms=max(body.t_max_predict_ms, 0),
             )
@@ -174,8 +176,12 @@ class Bridge:
         if closed:  # the client went away while its prompt was tokenised in a thread
             self._engine.cancel(ticket)
 
-    def _progress(self, index: int, n_processed: int, n_total: int) -> None:
-        self._say(index, Progress(n_processed, n_total))
+    def _progress(
+        self, choice: Choice, is_wanted: bool, n_processed: int, n_total: int, n_cached: int
+    ) -> None:
+        choice.n_cached = n_cached
+        if is_wanted:
+            self._say(choice.index, Progress(n_processed, n_total))
 
     def _say(self, index: int, event: Event | LamellaError) -> None:
         """Runs on the engine's thread."""

@@ -2,8 +2,9 @@
 
 A step drops what was cancelled, admits waiting jobs, and decodes one batch: a token of every
 decoding sequence, then chunks of prompts up to `n_ubatch` tokens, so that no step takes longer than
-one ubatch. When the KV pool is full the youngest sequence is preempted: it waits in front of all
-others until it fits as a whole, and is computed again, to the same bits. The oldest always goes on.
+one ubatch. What a sequence begins with and the pool still holds is not computed again. When the
+pool is full the youngest sequence is preempted: it waits in front of all others until it fits as a
+whole, and goes on to the same bits. The oldest always goes on.
 
 Knows token ids only: no text, no HTTP. No fault of one job ends the thread or another job.
 Tests: tests/server/test_engine.py, test_engine_limits.py, test_engine_faults.py,
@@ -34,6 +35,8 @@ from ..base.errors import (
 from ..base.log import get_logger
 from ..model.batch import Batch
 from ..model.context import Context
+from ..model.kv_pages import KVSequence
+from ..model.kv_prefix import PrefixTree
 from ..model.outputs import Row
 from ..model.sampling import Sampler, SamplingParams
 from ..model.vocab import Vocab
@@ -88,6 +91,7 @@ class Engine:
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.counters = Counters()
+        self._prefixes = PrefixTree(pool)  # the thread's own
         # a sequence alone always finds the pages for that many tokens
         self.n_ctx = min(context.n_ctx, pool.n_pages * pool.page_size)
         self._running: list[Ticket] = []  # oldest first; the thread's own
@@ -286,15 +290,17 @@ class Engine:
         for ticket, row in zip(step.outputs, rows, strict=True):
             self._decoded(ticket, row)
 
-    def _land(self) -> None:
+    def _land(self) -> bool:
         """Wait for what the context computes, before one of those leaves who have tokens there: an
-        error of it is theirs, not that of who comes next."""
+        error of it is theirs, not that of who comes next. False: there was one."""
         if self._in_flight:
             try:
                 self.context.synchronize()
                 self._in_flight = []
             except Exception as e:
                 self._lose(e)
+                return False
+        return True
 
     def _lose(self, error: Exception) -> None:
         """Fail all whose tokens were being computed: nobody knows which of them were."""
@@ -315,15 +321,50 @@ class Engine:
         """
         while self._waiting and len(self._running) < self.n_parallel:
             ticket = self._waiting[0]
-            seq = self.context.pool.new_sequence()
-            if self._running and not seq.can_append(len(ticket.tokens) + 1):
+            seq = self._known_prefix(ticket)
+            if self._running and (
+                not seq.can_append(len(ticket.tokens) + 1 - seq.length)
+                or self._is_evaluated_now(ticket, seq.length)
+            ):
+                seq.free()
                 return
             with self._changed:
                 self._waiting.popleft()
-            ticket.seq = seq
             self._running.append(ticket)
-            ticket.t_start = ticket.t_start or time.perf_counter()
-            self._guard(ticket, partial(self.context.append, seq, len(ticket.tokens)))
+            ticket.enter(seq, time.perf_counter())
+            self._guard(ticket, partial(self.context.append, seq, len(ticket.tokens) - seq.length))
+
+    def _known_prefix(self, ticket: Ticket) -> KVSequence:
+        """A sequence with what the pool holds of a ticket's tokens, but for the last: its logits
+        are wanted."""
+        if not ticket.job.cache_prompt:
+            return self.context.pool.new_sequence()
+        tokens = ticket.tokens
+        seq = self._prefixes.find(tokens[:-1])
+        if not seq.can_append(len(tokens) + 1 - seq.length):
+            # the page that is shared in part costs one more, until it is copied
+            seq.truncate(seq.length - seq.length % seq.pool.page_size)
+        return seq
+
+    def _is_evaluated_now(self, ticket: Ticket, n_known: int) -> bool:
+        """Whether a running job is at the next page of a ticket's tokens, or comes to it: to wait
+        for it costs nothing, as prompts are evaluated one after the other."""
+        size = self.context.pool.page_size
+        end = (n_known // size + 1) * size
+        return ticket.job.cache_prompt and any(
+            not other.decoding
+            and not other.settled
+            and other.job.cache_prompt
+            and len(other.tokens) >= end < len(ticket.tokens)
+            and other.tokens[:end] == ticket.tokens[:end]
+            for other in self._running
+        )
+
+    def _remember(self, ticket: Ticket, *, ended: bool) -> None:
+        """Keep what was evaluated of a ticket, as long as nobody needs its pages."""
+        if ticket.seq is not None and ticket.job.cache_prompt:
+            tokens = ticket.tokens[: ticket.n_evaluated]
+            self._prefixes.insert(tokens, ticket.seq, ended=ended)
 
     def _add_decoding(self, step: Step) -> None:
         for ticket in tuple(self._running):  # making room shortens the list, from its young end
@@ -354,6 +395,7 @@ class Engine:
             self._land()
         if ticket.seq is not None:  # else it has just failed
             self._running.remove(ticket)
+            self._remember(ticket, ended=True)
             ticket.leave()
             with self._changed:
                 self._waiting.appendleft(ticket)
@@ -379,7 +421,8 @@ class Engine:
         job = ticket.job
         if ticket.n_predicted == 0 and not ticket.settled:
             n_prompt = len(job.prompt)
-            self._guard(ticket, partial(job.sink.progress, ticket.n_done, n_prompt))
+            progress = partial(job.sink.progress, ticket.n_done, n_prompt, ticket.n_cached)
+            self._guard(ticket, progress)
             if ticket.n_done == n_prompt and job.n_predict == 0:
                 self._land()
                 if not ticket.settled:
@@ -415,6 +458,7 @@ class Engine:
     def _begin_predicting(self, ticket: Ticket) -> None:
         ticket.t_first = time.perf_counter()
         self.counters.prompt_done(ticket)
+        self._remember(ticket, ended=False)  # for those who come before this one has ended
 
     def _is_late(self, ticket: Ticket, token: int) -> bool:
         """llama-server's rule for t_max_predict_ms: a generation has a line before time is up."""
@@ -429,7 +473,7 @@ class Engine:
     def _finish(self, ticket: Ticket, stop_type: StopType) -> None:
         if self._settle(ticket):
             ticket.t_end = time.perf_counter()
-            self._release(ticket)
+            self._release(ticket, is_sound=True)
             _tell(ticket.job.sink.finished, ticket.result(stop_type))
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
@@ -437,7 +481,7 @@ class Engine:
         logger.error("a generation failed: %s", known, exc_info=error)
         for ticket in tickets:
             if self._settle(ticket):
-                self._release(ticket)
+                self._release(ticket, is_sound=False)
                 _tell(ticket.job.sink.failed, known)
 
     def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
@@ -454,12 +498,15 @@ class Engine:
             was_open, ticket.settled = not ticket.settled, True
         return was_open
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, ticket: Ticket, *, is_sound: bool) -> None:
+        """`is_sound`: as far as is known, its pages hold what they should."""
         if ticket in self._in_flight:
-            self._land()
+            is_sound &= self._land()
         self.counters.ended(ticket)
         if ticket.seq is not None:
             self._running.remove(ticket)
+            if is_sound:
+                self._remember(ticket, ended=True)
             ticket.leave()
 
     def _drop_cancelled(self) -> None:
@@ -469,7 +516,7 @@ class Engine:
                 if ticket.seq is None:
                     self._waiting.remove(ticket)
         for ticket in cancelled:
-            self._release(ticket)
+            self._release(ticket, is_sound=True)
             _tell(ticket.job.sink.failed, CancelledError("the request was cancelled"))
 
     def _drain(self) -> None:
@@ -483,7 +530,7 @@ class Engine:
             for ticket in tickets:
                 ticket.settled = True
         for ticket in tickets:
-            self._release(ticket)
+            self._release(ticket, is_sound=False)
             _tell(ticket.job.sink.failed, CancelledError("the engine was closed"))
         for _, future in calls:
             future.set_exception(ClosedError("the engine is closed"))

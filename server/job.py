@@ -84,8 +84,9 @@ class Sink(Protocol):
     def needs_logits(self) -> bool:
         """Whether `token` must be given all logits; always the same."""
 
-    def progress(self, n_processed: int, n_total: int) -> None:
-        """`n_processed` prompt tokens are evaluated; starts over if the job was preempted."""
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
+        """`n_processed` prompt tokens are evaluated, `n_cached` of them by other jobs; starts over
+        if the job was preempted."""
 
     def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         """One new token, never one that ends the generation.
@@ -110,5 +111,6 @@ class Job:
     sampling: SamplingParams
     sink: Sink
     n_predict: int = -1  # most tokens to predict; -1: until the model ends or the context is full
+    cache_prompt: bool = True  # begin with what others have evaluated of it, and leave it to them
     ignore_eos: bool = False  # tokens that end a generation are never sampled
     t_max_predict_ms: float = 0  # since the first token, once there is a new line; 0: for ever

@@ -57,7 +57,7 @@ class Replies(ABC):
         if isinstance(event, Progress):
             found["prompt_progress"] = {
                 "total": event.n_total,
-                "cache": 0,
+                "cache": choice.n_cached,
                 "processed": event.n_processed,
                 "time_ms": round(1e3 * (choice.t_last - choice.t_start)),
             }

@@ -164,9 +164,8 @@ class GenerationBody(Body):
     timings_per_token: bool = False
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int = Field(default=30, ge=-1, le=INT32_MAX)
-    # nothing to choose: prompts are evaluated anew each time, and places are all alike
     cache_prompt: bool = True
-    id_slot: int = Field(default=-1, ge=-1)
+    id_slot: int = Field(default=-1, ge=-1)  # nothing to choose: places are all alike
 
     @model_validator(mode="before")
     @classmethod

@@ -97,7 +97,7 @@ class TextSink:
         emit: Callable[[Piece], object],
         end: Callable[[Result], object],
         error: Callable[[LamellaError], object],
-        progress: Callable[[int, int], object] | None = None,
+        progress: Callable[[int, int, int], object] | None = None,
         stop: Sequence[str] = (),
         n_probs: int = 0,
         post_sampling_probs: bool = False,
@@ -119,10 +119,10 @@ class TextSink:
         self._tokens: list[tuple[int, int, TokenProbs | None]] = []
         self._stopping_word = ""
 
-    def progress(self, n_processed: int, n_total: int) -> None:
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
         """See `Sink.progress`."""
         if self._progress is not None:
-            self._progress(n_processed, n_total)
+            self._progress(n_processed, n_total, n_cached)
 
     @property
     def needs_logits(self) -> bool:
@@ -255,6 +255,7 @@ def generate(
     n_predict: int = -1,
     stop: Sequence[str] = (),
     n_probs: int = 0,
+    cache_prompt: bool = True,
     ignore_eos: bool = False,
 ) -> Generation:
     """Submit a tokenised prompt and iterate over what the model makes of it.
@@ -269,6 +270,7 @@ def generate(
         sampling=sampling,
         sink=sink,
         n_predict=n_predict,
+        cache_prompt=cache_prompt,
         ignore_eos=ignore_eos,
     )
     return Generation(engine, engine.submit(job), news)

@@ -40,7 +40,7 @@ class Ticket:
         self.n_top = 0 if job.sink.needs_logits else sampler.n_top
         self.tokens = list(job.prompt)  # and what was predicted, so that all can be recomputed
         self.seq: KVSequence | None = None  # None while it waits
-        self.n_cached = 0
+        self.n_cached = 0  # of the prompt: known when it started first
         self.n_done = 0  # tokens evaluated, while not decoding
         self.decoding = False  # all tokens but the last, a predicted one, are evaluated
         self.has_new_line = False
@@ -53,6 +53,19 @@ class Ticket:
     def n_predicted(self) -> int:
         """Tokens sampled so far."""
         return len(self.tokens) - len(self.job.prompt)
+
+    @property
+    def n_evaluated(self) -> int:
+        """Tokens whose keys and values its sequence holds."""
+        return len(self.tokens) - 1 if self.decoding else self.n_done
+
+    def enter(self, seq: KVSequence, now: float) -> None:
+        """Start, for the first time or again, with a sequence that holds its first tokens."""
+        self.seq = seq
+        self.n_done = seq.length
+        if not self.t_start:
+            self.t_start = now
+            self.n_cached = seq.length
 
     def leave(self) -> None:
         """Give the pages back; tokens, sampler and clock stay for another start."""

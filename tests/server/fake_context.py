@@ -121,6 +121,19 @@ def _largest(logits: F32Array, n: int) -> TopLogits:
     return TopLogits(ids, logits[ids])
 
 
+class Clock:
+    """In place of the engine's module `time`: it goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class Recorder:
     """A sink that writes down what it is told. `on_token` may object, or raise."""
 
@@ -134,7 +147,7 @@ class Recorder:
         self.ends: list[Result | LamellaError] = []
         self.ended = threading.Event()
 
-    def progress(self, n_processed: int, n_total: int) -> None:
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
         assert not self.ends
         self.progressed.append((n_processed, n_total))
 
@@ -176,7 +189,12 @@ def sampling(seed: int = 1) -> SamplingParams:
 
 
 def job(
-    sink: Recorder, *prompt: int, seed: int = 1, n_predict: int = -1, ignore_eos: bool = False
+    sink: Recorder,
+    *prompt: int,
+    seed: int = 1,
+    n_predict: int = -1,
+    ignore_eos: bool = False,
+    cache_prompt: bool = True,
 ) -> Job:
     return Job(
         prompt=prompt or (7, 8, 9),
@@ -184,6 +202,7 @@ def job(
         sink=sink,
         n_predict=n_predict,
         ignore_eos=ignore_eos,
+        cache_prompt=cache_prompt,
     )
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 
 import numpy as np
 import pytest
-from fake_context import EOS, FakeContext, Recorder, expected, job, make_engine, running, sampling
+from fake_context import (
+    EOS,
+    Clock,
+    FakeContext,
+    Recorder,
+    expected,
+    job,
+    make_engine,
+    running,
+    sampling,
+)
 
 from lamella.base.errors import RequestError
 from lamella.model.context import Context
@@ -213,18 +222,16 @@ def test_timings_of_nothing_are_zero(predicted_n: int) -> None:
     assert set(timings.as_dict().values()) == {0, predicted_n}
 
 
-def test_time_is_split_at_the_first_token() -> None:
-    context = FakeContext(n_ubatch=8)
-    sink = Recorder()
+def test_time_is_split_at_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, context, sink = Clock(), FakeContext(n_ubatch=8), Recorder()
+    monkeypatch.setattr("lamella.server.engine.time", clock)
     naps = {1: 0.02, 2: 0.02, 3: 0.05}  # two chunks of prompt, one token after the first
-    context.on_decode = lambda step: time.sleep(naps.get(step, 0))
+    context.on_decode = lambda step: clock.wait(naps.get(step, 0))
     with running(context, job(sink, *[5] * 12, n_predict=2, ignore_eos=True)):
         timings = sink.result().timings
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (0, 12, 2)
-    assert timings.prompt_ms >= 40
-    assert timings.predicted_ms >= 50
-    assert timings.prompt_ms < 1e3
-    assert timings.predicted_ms < 1e3
+    assert timings.prompt_ms == pytest.approx(40)
+    assert timings.predicted_ms == pytest.approx(50)
 
 
 def test_logits_are_those_the_token_was_chosen_from() -> None:

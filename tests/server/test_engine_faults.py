@@ -53,7 +53,7 @@ class Broken(Recorder):
         if where == self.where:
             raise self.raised
 
-    def progress(self, n_processed: int, n_total: int) -> None:
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
         self.fail_at("progress")
 
     def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
@@ -293,14 +293,24 @@ def test_a_fault_outside_of_decode_fails_the_running_jobs() -> None:
 # --- closing ---
 
 
+def begin_to_close(engine: Engine) -> threading.Thread:
+    """The thread in which `close` has begun, and waits for the step that runs."""
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    while not engine._closed:
+        closer.join(0.001)
+    return closer
+
+
 def test_closing_cancels_what_runs_and_what_waits() -> None:
     context = Gate(4)
     sinks = [Recorder() for _ in range(4)]
     jobs = [job(s, ignore_eos=True) for s in sinks]
     with running(context, *jobs, n_parallel=2) as engine:
         assert context.reached.wait(WAIT_S)
+        closer = begin_to_close(engine)
         context.opened.set()
-        engine.close()
+        closer.join(WAIT_S)
         for sink in sinks:
             assert isinstance(sink.error(), CancelledError)
         engine.close()
@@ -373,13 +383,10 @@ def test_a_call_that_the_engine_did_not_come_to_is_refused() -> None:
                 errors.append(e)
 
         caller = threading.Thread(target=call)
-        closer = threading.Thread(target=engine.close)
         caller.start()
         while not engine._calls:
             caller.join(0.001)
-        closer.start()
-        while not engine._closed:
-            closer.join(0.001)
+        closer = begin_to_close(engine)
         context.opened.set()
         caller.join(WAIT_S)
         closer.join(WAIT_S)

@@ -59,10 +59,13 @@ def watched(path: Path, n_ctx: int = 512) -> Iterator[tuple[Watch, Engine]]:
         yield watch, engine
 
 
-def generate(engine: Engine, prompt: Sequence[int], n_predict: int = 6) -> Recorder:
+def generate(
+    engine: Engine, prompt: Sequence[int], n_predict: int = 6, *, cache_prompt: bool = True
+) -> Recorder:
     """Submit a job; its sink."""
     sink = Recorder(needs_logits=False)
-    engine.submit(job(sink, *prompt, n_predict=n_predict, ignore_eos=True))
+    wanted = job(sink, *prompt, n_predict=n_predict, ignore_eos=True, cache_prompt=cache_prompt)
+    engine.submit(wanted)
     return sink
 
 
@@ -101,7 +104,7 @@ def test_steps_of_a_prompt_overlap(path: Path) -> None:
         generate(engine, PROMPT).result()  # builds the graphs
         watch.clear()
         watch.on_begin = hold
-        sink = generate(engine, PROMPT)
+        sink = generate(engine, PROMPT, cache_prompt=False)
         sink.result()
         assert sink.tokens == expected
         assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
@@ -136,7 +139,7 @@ def test_a_failure_in_flight_is_told_to_whose_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
-    """The next job gets neither its pages too early nor its error."""
+    """The next job gets neither its pages too early nor its error, nor what it left undone."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
         engine.n_parallel = 1
@@ -150,6 +153,10 @@ def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
         assert isinstance(sink.error(), CancelledError)
         other.result()
         assert other.tokens == expected
+        watch.on_begin = lambda name, n: None
+        again = generate(engine, PROMPT)
+        assert (again.result().n_cached == 0) == fails
+        assert again.tokens == alone(path, PROMPT)
 
 
 def test_a_prompt_alone_that_fails_has_not_ended_well(path: Path) -> None:

@@ -42,10 +42,13 @@ class Case:
 
 
 def make_case(rng: random.Random, n_ctx: int) -> Case:
+    """Two of three begin alike."""
     n_prompt = min(rng.choice([1, 3, 8, 20, 40]), n_ctx - 1)
     n_wanted = rng.choice([3, 10, 1000])
+    n_alike = rng.choice([0, rng.randrange(n_prompt), n_prompt])
+    alike = random.Random(1)
     return Case(
-        prompt=tuple(rng.randint(3, 30) for _ in range(n_prompt)),
+        prompt=tuple((alike if i < n_alike else rng).randint(3, 30) for i in range(n_prompt)),
         seed=rng.randint(0, 99),
         n_predict=rng.choice([1, 5, 25, 60]),
         n_wanted=n_wanted,

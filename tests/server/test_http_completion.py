@@ -164,7 +164,8 @@ def test_only_the_fields_asked_for(server: RunningServer) -> None:
 
 
 def test_the_openai_completion(server: RunningServer) -> None:
-    reply = server.ok("/v1/completions", prompt="abc", temperature=0, max_tokens=5, model="x")
+    body = {"prompt": "abc", "temperature": 0, "max_tokens": 5, "model": "x"}
+    reply = server.ok("/v1/completions", **body, cache_prompt=False)
     assert reply.pop("id").startswith("chatcmpl-")
     assert reply.pop("created") > 1_700_000_000
     assert reply.pop("timings").keys() == TIMINGS
@@ -182,6 +183,22 @@ def test_the_openai_completion(server: RunningServer) -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
+    again = server.ok("/v1/completions", **body)  # what others have left changes nothing
+    assert again["choices"] == [choice]
+
+
+def test_what_a_prompt_begins_with_is_evaluated_once(server: RunningServer) -> None:
+    body = {"prompt": "zyxwv", "n_predict": 4, "temperature": 0}
+    first = server.ok("/completion", **body)
+    again = server.ok("/completion", **body)
+    assert again["timings"]["cache_n"] == 5  # with BOS; the last one is evaluated
+    assert again["timings"]["prompt_n"] == 1
+    anew = server.ok("/completion", **body, cache_prompt=False)
+    assert (anew["timings"]["cache_n"], anew["timings"]["prompt_n"]) == (0, 6)
+    assert first["content"] == again["content"] == anew["content"]
+    assert first["tokens_evaluated"] == again["tokens_evaluated"] == 6
+    chat = server.ok("/v1/completions", prompt="zyxwv", max_tokens=1)
+    assert chat["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])

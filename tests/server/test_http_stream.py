@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -129,11 +132,16 @@ def test_several_choices_share_a_stream(server: RunningServer) -> None:
 
 
 def test_progress_of_the_prompt(server: RunningServer) -> None:
-    events = stream(server, "/completion", prompt="a" * 49, return_progress=True)
+    anew = {"return_progress": True, "cache_prompt": False}
+    events = stream(server, "/completion", prompt="a" * 49, **anew)
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert [p["processed"] for p in progress] == [16, 32, 48, 50]
     assert {(p["total"], p["cache"]) for p in progress} == {(50, 0)}
     assert all(p["time_ms"] >= 0 for p in progress)
+    server.ok("/completion", prompt="a" * 49, n_predict=0)
+    events = stream(server, "/completion", prompt="a" * 49 + "b" * 10, return_progress=True)
+    progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert [(p["processed"], p["total"], p["cache"]) for p in progress] == [(60, 60, 50)]
     chat = stream(server, "/v1/chat/completions", return_progress=True)
     assert chat[0]["choices"][0]["delta"]["role"] == "assistant"
     assert "prompt_progress" in chat[1]
@@ -208,11 +216,16 @@ def test_a_silent_stream_is_pinged() -> None:
     gate = Gate(context, 3)
     body = {"prompt": "a", "stream": True, "n_predict": 5, "sse_ping_interval": 1, "seed": 1}
     body["ignore_eos"] = True
-    replies: list[Reply] = []
-    with running(lambda: make_model(context)) as server:
-        client = threading.Thread(target=lambda: replies.append(server.post("/completion", body)))
-        client.start()
-        threading.Timer(1.3, gate.open).start()
-        client.join(WAIT_S)
-    assert replies[0].raw.count(b":\n\n") == 1
-    assert replies[0].events[-1]["stop"] is True
+    raw, ping = b"", b":\n\n"
+    with running(lambda: make_model(context)) as server, closing(server.connect()) as client:
+        begin = time.monotonic()
+        client.request("POST", "/completion", json.dumps(body))
+        response = client.getresponse()
+        while not raw.endswith(ping) and (part := response.read1()):
+            raw += part
+        assert raw.startswith(b"data: ") and raw.endswith(b"\n\n" + ping)
+        assert time.monotonic() - begin >= 1  # and not sooner
+        gate.open()
+        raw += response.read()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+    assert Reply(200, headers, raw).events[-1]["stop"] is True

@@ -103,8 +103,8 @@ def test_counters_after_requests(server: RunningServer) -> None:
     server.ok("/completion", prompt="a" * 20, n_predict=5, ignore_eos=True)
     server.ok("/completion", prompt="abc", n_predict=0)
     found = scrape(server)
-    assert found["llamacpp:prompt_tokens_total"] == 21 + 4
-    assert found["llamacpp:prompt_tokens_cached_total"] == 0
+    assert found["llamacpp:prompt_tokens_total"] == 21 + 2
+    assert found["llamacpp:prompt_tokens_cached_total"] == 2  # BOS and "a"
     assert found["llamacpp:tokens_predicted_total"] == 5
     assert found["llamacpp:n_decode_total"] == 2 + 4 + 1
     assert found["llamacpp:n_tokens_max"] == 21 + 5

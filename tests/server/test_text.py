@@ -42,7 +42,7 @@ class Listener:
     pieces: list[Piece] = field(default_factory=list)
     ends: list[Result] = field(default_factory=list)
     errors: list[LamellaError] = field(default_factory=list)
-    progressed: list[tuple[int, int]] = field(default_factory=list)
+    progressed: list[tuple[int, int, int]] = field(default_factory=list)
 
     def sink(self, *stop: str, n_probs: int = 0, post_sampling_probs: bool = False) -> TextSink:
         return TextSink(
@@ -50,7 +50,7 @@ class Listener:
             emit=self.pieces.append,
             end=self.ends.append,
             error=self.errors.append,
-            progress=lambda n, total: self.progressed.append((n, total)),
+            progress=lambda *numbers: self.progressed.append(numbers),
             stop=stop,
             n_probs=n_probs,
             post_sampling_probs=post_sampling_probs,
@@ -297,8 +297,8 @@ def test_probabilities_stay_with_their_tokens() -> None:
 def test_failures_and_progress_are_passed_on() -> None:
     heard = Listener()
     sink = heard.sink()
-    sink.progress(3, 7)
+    sink.progress(3, 7, 2)
     error = BackendError("gone")
     sink.failed(error)
-    assert (heard.progressed, heard.errors) == ([(3, 7)], [error])
+    assert (heard.progressed, heard.errors) == ([(3, 7, 2)], [error])
     assert (heard.pieces, heard.ends) == ([], [])
