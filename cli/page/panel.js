@@ -21,7 +21,7 @@ function swatch(cause) {
 // two lines for why a split begins, or three
 const ROW_HEIGHT = { node: 24, split: E.splits.some((s) => s.why.length > 98) ? 82 : 64, copy: 24 };
 const list = $("list"), rows = $("rows");
-let listKey = "";
+let listKey = "", rowsKey = "";
 
 function copiesShown() {
   if (!isFiltered()) return E.copies.map((copy) => copy.index);
@@ -44,13 +44,16 @@ function drawList() {
   listKey = newKey;
   const first = Math.max(Math.floor(list.scrollTop / height) - 4, 0);
   const last = Math.min(first + Math.ceil(list.clientHeight / height) + 8, items.length);
-  rows.replaceChildren(...items.slice(first, last).map((i, j) => row(i, (first + j) * height, height)));
+  rows.dataset.items = items.length;
+  const inView = items.slice(first, last), newRowsKey = `${newKey} ${first} ${inView}`;
+  if (newRowsKey === rowsKey) return; // a click is lost if its row is replaced before it ends
+  rowsKey = newRowsKey;
+  rows.replaceChildren(...inView.map((i, j) => row(i, (first + j) * height, height)));
   if (!items.length) {
     const none = { node: "No node is left by the filters.", split: "No split has nodes that the filters leave." };
     rows.append(el("div", { cls: "empty", text: none[state.tab]
       || (E.copies.length ? "No copy is read by what the filters leave." : "Nothing is copied.") }));
   }
-  rows.dataset.items = items.length;
 }
 
 function scrollToPinned(items, height) {

@@ -349,6 +349,20 @@ def test_only_the_rows_in_view_exist(browser: Browser, tmp_path: Path) -> None:
     assert n_listed(browser) == sum("blk.40." in n.why for n in e.nodes)
 
 
+def test_rows_stay_while_others_are_pointed_at(browser: Browser, tmp_path: Path) -> None:
+    """A click that begins on a row ends on it."""
+    show(browser, tmp_path, small())
+    browser.click('[data-tab="node"]')
+    row = "document.querySelector('#rows [data-index=\"1\"]')"
+    browser.js(f"void (window.kept = {row})")
+    browser.js("hover({kind: 'node', index: 2})")
+    browser.settle()
+    assert browser.js(f"window.kept === {row}")
+    browser.js("pin({kind: 'node', index: 1})")
+    browser.settle()
+    assert browser.js(f"{row}.classList.contains('pinned')")
+
+
 def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, small(), title=HOSTILE)
     assert browser.text("h1") == HOSTILE
