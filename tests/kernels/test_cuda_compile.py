@@ -230,16 +230,20 @@ def test_ctrl_c_still_interrupts_waits() -> None:
     def press() -> None:
         time.sleep(0.05)  # until the main thread waits
         signal.pthread_kill(main, signal.SIGINT)
-        if not interrupted.wait(5):
+        if not interrupted.wait(20):
             too_late.set()
             lock.release()
 
     interrupted = threading.Event()
     presser = threading.Thread(target=press)
-    lock.acquire()
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def wait() -> None:
+        presser.start()
         lock.acquire()
+
+    lock.acquire()
+    with pytest.raises(KeyboardInterrupt):
+        wait()
     interrupted.set()
     presser.join()
     assert not too_late.is_set()

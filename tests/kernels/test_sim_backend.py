@@ -27,8 +27,8 @@ from lamella.sched import DeviceType
 from lamella.sched.backend import Backend, Event
 from lamella.sched.null import NullBackend, NullBufferType, NullDevice
 
-pytestmark = pytest.mark.timeout(20)
-SOON = 5.0
+pytestmark = pytest.mark.timeout(60)
+SOON = 20.0
 
 F32 = npt.NDArray[np.float32]
 Open = Callable[[SimDevice], SimBackend]

@@ -12,8 +12,8 @@ from lamella.base.errors import BackendError
 from lamella.kernels.sim.stream import InlineStream, SimEvent, Stream, WorkerStream
 
 # nothing here takes time: what waits longer waits forever
-pytestmark = pytest.mark.timeout(20)
-SOON = 5.0
+pytestmark = pytest.mark.timeout(60)
+SOON = 20.0
 
 
 @pytest.fixture

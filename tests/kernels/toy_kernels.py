@@ -14,7 +14,7 @@ import pytest
 from lamella.kernels.cpu import jit, params
 from lamella.kernels.cpu.jit import Kernel, kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, ThreadPool
-from lamella.kernels.cpu.simd import atomic_add, load_i64, store_i64
+from lamella.kernels.cpu.simd import atomic_add, atomic_load, load_i64, store_i64
 
 Words = npt.NDArray[np.int64]
 
@@ -45,6 +45,15 @@ def test_spin(p, ith, nth):
     """Stay busy for as many steps as the word says, a different time in each thread."""
     for _ in range(load_i64(p) * (ith + 1)):
         atomic_add(p + 8 * (1 + ith), 1)  # which LLVM does not shorten
+
+
+@kernel
+def test_await(p, ith, nth):
+    """Wait until word 0 is not 0, or for some seconds; word 1 + ith becomes 1 if it was not."""
+    for _ in range(1_000_000_000):
+        if atomic_load(p) != 0:
+            store_i64(p + 8 * (1 + ith), 1)
+            break
 
 
 # --- for plans: the rest get a block of parameters ---
@@ -139,9 +148,9 @@ def test_arrive(p, ith, nth):
 
 
 TOYS = [
-    *(test_count, test_pass_on, test_spin, test_tell_work),
-    *(test_put_work, test_get_work, test_fail_at, test_echo),
-    *(test_fill, test_double, test_take, test_arrive),
+    *(test_count, test_pass_on, test_spin, test_await),
+    *(test_tell_work, test_put_work, test_get_work, test_fail_at),
+    *(test_echo, test_fill, test_double, test_take, test_arrive),
 ]
 
 

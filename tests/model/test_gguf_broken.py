@@ -332,9 +332,9 @@ def test_absurd_numbers_cost_no_memory_and_no_time(tmp_path: Path) -> None:
                 with suppress(ModelFileError):
                     open_gguf(path).close()
 
-    begin = time.perf_counter()
+    begin = time.thread_time()  # of this thread: others use the machine, too
     assert peak_bytes(open_all) < 1 << 16
-    assert time.perf_counter() - begin < 10
+    assert time.thread_time() - begin < 10
 
 
 @pytest.mark.parametrize("kind", ["keys", "strings", "arrays", "tensors"])

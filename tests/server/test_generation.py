@@ -81,10 +81,18 @@ def test_the_result_comes_last(engine: Engine) -> None:
     assert generation.result.n_predicted
 
 
-def test_leaving_the_loop_cancels(engine: Engine) -> None:
+def test_leaving_the_loop_cancels(engine: Engine, context: FakeContext) -> None:
+    left = threading.Event()
+
+    def hold(step: int) -> None:
+        if step == 100:  # it would go on to the 500th
+            assert left.wait(WAIT_S)
+
+    context.on_decode = hold
     generation = start(engine, 500, ignore_eos=True)
     for _ in generation:
         break
+    left.set()
     assert becomes_idle(engine)
     with pytest.raises(CancelledError):
         list(generation)
@@ -103,8 +111,16 @@ def test_an_exception_in_the_loop_cancels(engine: Engine) -> None:
 
 
 def test_cancelling_ends_the_iteration(engine: Engine, context: FakeContext) -> None:
+    started = threading.Event()
+
+    def cancel(step: int) -> None:
+        if step == 10:
+            assert started.wait(WAIT_S)
+            generation.cancel()
+
+    context.on_decode = cancel
     generation = start(engine, 500, ignore_eos=True)
-    context.on_decode = lambda step: generation.cancel() if step == 10 else None
+    started.set()
     with pytest.raises(CancelledError):
         list(generation)
     generation.cancel()

@@ -6,20 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
+from aiohttp import web
 from fake_context import WAIT_S, FakeContext
 from http_world import Reply, RunningServer, listening, make_model, running
 
 from lamella.base.errors import ModelFileError, RequestError
+from lamella.server import app
 from lamella.server.app import run_server
 from lamella.server.state import ServerConfig, ServerModel
-
-
-def free_port() -> int:
-    with running() as server:
-        return server.port
 
 
 def eventually(check: Callable[[], bool]) -> None:
@@ -29,27 +25,26 @@ def eventually(check: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_while_it_loads_everything_is_unavailable() -> None:
-    model = make_model()
-    early = RunningServer(model, free_port())
-    go_on = threading.Event()
+def test_while_it_loads_everything_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = app._listen
+    ports: list[int] = []
     replies: list[Reply] = []
 
-    def load() -> ServerModel:
-        assert go_on.wait(WAIT_S)
-        return model
+    async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
+        await plain(runner, config)
+        ports.append(runner.addresses[0][1])
 
-    def ask() -> None:
-        eventually(lambda: _listens(early))
+    def load() -> ServerModel:
+        model = make_model()
+        early = RunningServer(model, ports[0])
         replies.extend([early.get("/health"), early.post("/completion", {"prompt": "a"})])
         replies.extend([early.get("/nothing"), early.get("/v1/models")])
-        go_on.set()
+        return model
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with listening(load, ServerConfig(port=early.port)):
-        asking.join()
-        assert early.get("/health").status == 200
+    monkeypatch.setattr(app, "_listen", listen)
+    with running(load) as server:
+        assert server.get("/health").status == 200
+        assert ports == [server.port]
     assert len(replies) == 4
     for reply in replies:
         assert reply.error == {
@@ -57,15 +52,6 @@ def test_while_it_loads_everything_is_unavailable() -> None:
             "message": "Loading model",
             "type": "unavailable_error",
         }
-
-
-def _listens(server: RunningServer) -> bool:
-    with closing(server.connect()) as connection:
-        try:
-            connection.connect()
-        except ConnectionRefusedError:
-            return False
-        return True
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
@@ -142,14 +128,19 @@ def test_cors_and_server_headers() -> None:
         assert "access-control-allow-origin" not in plain.headers
 
 
-def test_stopping_ends_running_generations() -> None:
+def test_stopping_ends_running_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "N_HANDLER_SECONDS", WAIT_S)  # however slow the machine is
     context = FakeContext()
     in_step, go_on = threading.Event(), threading.Event()
 
     def on_decode(step: int) -> None:
         if step == 3:
             in_step.set()
-            go_on.wait(WAIT_S)
+            assert go_on.wait(WAIT_S)
+
+    def let_go() -> None:
+        eventually(lambda: server.model.engine._closed)
+        go_on.set()
 
     context.on_decode = on_decode
     replies = []
@@ -158,6 +149,6 @@ def test_stopping_ends_running_generations() -> None:
         thread = threading.Thread(target=lambda: replies.append(server.post("/completion", body)))
         thread.start()
         assert in_step.wait(WAIT_S)
-        threading.Timer(0.1, go_on.set).start()
+        threading.Thread(target=let_go).start()
     thread.join(WAIT_S)
     assert replies[0].error["type"] == "unavailable_error"

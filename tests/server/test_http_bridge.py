@@ -27,7 +27,9 @@ def body(n_predict: int = 5) -> GenerationBody:
 
 
 async def settled(model: ServerModel) -> None:
-    while model.engine.n_running + model.engine.n_waiting:
+    """Between two steps nobody has just left a place and is not told yet."""
+    engine = model.engine
+    while await asyncio.to_thread(engine.call, lambda c: engine.n_running + engine.n_waiting):
         await asyncio.sleep(0.005)
 
 
@@ -150,7 +152,15 @@ def test_those_submitted_before_one_is_refused_are_cancelled_with_the_request() 
 
 
 def test_too_many_requests_are_told_to_come_again() -> None:
-    with running(lambda: make_model(n_parallel=1, max_waiting=2)) as server:
+    context, go_on = FakeContext(), threading.Event()
+
+    def wait(step: int) -> None:
+        assert go_on.wait(WAIT_S)
+
+    context.on_decode = wait
+    with running(lambda: make_model(context, n_parallel=1, max_waiting=2)) as server:
         error = server.post("/completion", {"prompt": ["a"] * 9}).error
         assert (error["code"], error["type"]) == (503, "unavailable_error")
+        go_on.set()
+        asyncio.run(settled(server.model))  # those before the refused one have left
         assert server.ok("/completion", prompt="a", n_predict=1)

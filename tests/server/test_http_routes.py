@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 
 import pytest
-from http_world import N_BLOCKING_SECONDS, HttpVocab, RunningServer, make_model, running
+from http_world import THREAD, HttpVocab, RunningServer, make_model, running
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,15 @@ def test_apply_template(server: RunningServer) -> None:
     assert prompt != open_end["prompt"]
 
 
-class SlowVocab(HttpVocab):
-    """Takes as long for a long text as a real vocabulary may for a very long one."""
+class WatchedVocab(HttpVocab):
+    """Notes which threads it is asked in to tokenise a long text: a real one may take seconds."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
 
     def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
-        time.sleep(2 * N_BLOCKING_SECONDS if len(text) > 5000 else 0)
+        if len(text) > 5000:
+            self.threads.add(threading.current_thread().name)
         return super().tokenize(text, add_special)
 
 
@@ -97,5 +101,7 @@ class SlowVocab(HttpVocab):
     ],
 )
 def test_long_texts_do_not_block_the_event_loop(path: str, body: object) -> None:
-    with running(lambda: make_model(vocab=SlowVocab())) as server:
+    vocab = WatchedVocab()
+    with running(lambda: make_model(vocab=vocab)) as server:
         assert server.post(path, body).status in (200, 400)
+    assert vocab.threads and THREAD not in vocab.threads
