@@ -39,7 +39,7 @@ class BpeEncoder:
     """Merges neighbours, the pair that is first in the list first and the leftmost of equals.
 
     The ids are llama.cpp's (`llm_tokenizer_bpe_session`) but for control and unknown tokens, which
-    are never found in text.
+    are never found in text, and for what words.py does otherwise. As there, text is not normalised.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class BpeEncoder:
             if type not in out_of_reach and "\N{REPLACEMENT CHARACTER}" not in text:
                 ids.setdefault(text, id)
         self._missing = {byte for character, byte in BYTES.items() if character not in ids}
-        self._tokenizer = Tokenizer(_model(ids, merges, ignore_merges=pre.ignore_merges))
+        model = BPE(ids, _pairs(merges, ids), ignore_merges=pre.ignore_merges)
+        self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         as_characters = ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = InOrder([*cuts, as_characters])
@@ -99,19 +100,23 @@ def _parts(text: str) -> Iterator[str]:
     """Parts for a call each: one holds Python's lock, needs a hundred bytes a character, and gives
     up at a word of millions of them.
 
-    A part ends between a word and a space, where every way to cut text ends a word; in a text
-    without such places it ends anywhere.
+    A part ends between a letter or a digit and a space or a new line, where every way to cut text
+    ends a word; in a text without such places it ends anywhere.
     """
     begin = 0
     while len(text) - begin > N_PART:
         end = begin + N_PART
-        at = text.rfind(" ", begin, end)
-        while at > begin and text[at - 1].isspace():
-            at = text.rfind(" ", begin, at)
+        at = _last_blank(text, begin, end)
+        while at > begin and not text[at - 1].isalnum():
+            at = _last_blank(text, begin, at)
         end = at if at > begin else end
         yield text[begin:end]
         begin = end
     yield text[begin:]
+
+
+def _last_blank(text: str, begin: int, end: int) -> int:
+    return max(text.rfind(" ", begin, end), text.rfind("\n", begin, end))
 
 
 def _piece(text: str, token: bytes) -> bytes:
@@ -121,7 +126,8 @@ def _piece(text: str, token: bytes) -> bytes:
         return token
 
 
-def _model(ids: dict[str, int], merges: Sequence[str], *, ignore_merges: bool) -> BPE:
+def _pairs(merges: Sequence[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges of tokens to tokens: the library takes no others, and fails at some."""
     pairs = []
     for merge in dict.fromkeys(merges):  # of equal ones the first counts
         left, space, right = merge.partition(" ")
@@ -130,9 +136,6 @@ def _model(ids: dict[str, int], merges: Sequence[str], *, ignore_merges: bool) -
                 f"tokenizer.ggml.merges[{merges.index(merge)}] is {merge[:40]!r}, "
                 "it must be two tokens with a space between them"
             )
-        pairs.append((left, right))
-    try:
-        return BPE(ids, pairs, ignore_merges=ignore_merges)
-    except Exception:  # a merge of, or to, what is no token: looked for only now, for it takes long
-        known = [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
-        return BPE(ids, known, ignore_merges=ignore_merges)
+        if left in ids and right in ids and left + right in ids:
+            pairs.append((left, right))
+    return pairs

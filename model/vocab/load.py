@@ -83,14 +83,17 @@ def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
         raise UnsupportedModelError(
             f"{key('pre')} is {name!r}, supported are: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    # llama.cpp takes token 11 for BOS and EOS where a file names none: Falcon's, and no other's
-    special = special_tokens(metadata, tokens, types, default_ids={}, add_bos=pre.add_bos)
+    # llama.cpp takes Falcon's token for BOS and EOS wherever a file names none
+    default_ids = {"bos": 11, "eos": 11} if name.startswith("falcon") else {}
+    has_bos = "bos" in default_ids or metadata.int(key("bos_token_id"), None) is not None
+    add_bos = pre.add_bos and has_bos
+    special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=add_bos)
     return Vocab(
         tokens,
         types,
         BpeEncoder(tokens, types, metadata.strings(key("merges")), pre),
         special,
-        add_space_prefix=metadata.bool(key("add_space_prefix"), False),
+        add_space_prefix=False,
     )
 
 

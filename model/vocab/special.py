@@ -33,6 +33,15 @@ _TEXTS: Final = {
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
     "fim_sep": ["<|file_sep|>"],
 }
+# Those around a text that is to be filled in, which are in no text.
+_FILL_TEXTS: Final = [
+    *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim▁begin\uff5c>", "<PRE>"),
+    *("▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim▁hole\uff5c>", "<SUF>"),
+    *("▁<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim▁end\uff5c>", "<MID>"),
+    *("▁<MID>", "<|code_middle|>", "<|middle|>"),
+]
 # Those that end a generation whatever ids the file gives.
 _EOG_TEXTS: Final = [
     *_TEXTS["eot"],
@@ -82,7 +91,8 @@ def special_tokens(
             ids[name] = found[0]
             types[found[0]] = TokenType.CONTROL
     ends = [id_of[text.encode()] for text in _EOG_TEXTS if text.encode() in id_of]
-    for id in ends:
+    fill = [id_of[text.encode()] for text in _FILL_TEXTS if text.encode() in id_of]
+    for id in (*ends, *fill):
         types[id] = TokenType.CONTROL
     ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
     special = SpecialTokens(

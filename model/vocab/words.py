@@ -2,8 +2,9 @@
 
 Each way has a name, `tokenizer.ggml.pre`, and regular expressions that are applied one after the
 other: what matches is a word, and so is what lies between. The names and flags are llama.cpp's
-(src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`), the expressions those of the models' own
-tokenizer.json. Tests: tests/model/test_vocab_words.py.
+(src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`); the expressions are those of the models' own
+tokenizer.json, also where llama.cpp comes only near them: tekken, gpt-4o. There are the names that
+models of our architectures have. Tests: tests/model/test_vocab_words.py.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 # as tokenizer.json's (?i:...), but for the long s (U+017F), which llama.cpp takes for no s either
 _CONTRACTION: Final = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_SIGNS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 
-def _gpt4(digits: str, letters: str = r"\p{L}+") -> str:
-    """The expression of GPT-4 (cl100k_base), which most have since, with so many digits a word."""
-    return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}|{_SIGNS}|{_SPACES}"
+def _gpt4(digits: str, line_ends: str = r"[\r\n]*") -> str:
+    """The expression of GPT-4 (cl100k_base), which most have since, with so many digits a word and
+    what a word of signs takes along."""
+    signs = rf" ?[^\s\p{{L}}\p{{N}}]+{line_ends}"
+    return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_SPACES}"
 
 
 def _gpt4o(digits: str, contraction: str) -> str:
@@ -78,9 +80,10 @@ _NAMES: Final[Mapping[PreTokenizer, str]] = {
     ),
     PreTokenizer((_LLAMA_3,)): "dbrx smaug-bpe glm4 chatglm-bpe",
     PreTokenizer((_QWEN_2,)): (
-        "qwen2 deepseek-r1-qwen stablelm2 megrez kormo hunyuan solar-open grok-2"
+        "qwen2 deepseek-r1-qwen stablelm2 megrez kormo f2llmv2 hunyuan solar-open grok-2"
     ),
-    PreTokenizer((_gpt4(r"\p{N}", r"[\p{L}\p{M}]+"),)): "qwen35",
+    PreTokenizer((_gpt4(r"\p{N}", line_ends=""),)): "seed-coder",
+    PreTokenizer((r"\p{N}{1,3}", _gpt4(r"\p{N}+")), ignore_merges=True): "minicpm5",
     PreTokenizer((_gpt4o(r"\p{N}", ""),), ignore_merges=True, add_bos=True): "tekken",
     PreTokenizer((_gpt4o(r"\p{N}{1,3}", _CONTRACTION + "?"),)): "gpt-4o llama4 kanana2",
     PreTokenizer((_GPT2,)): (

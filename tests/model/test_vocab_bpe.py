@@ -10,7 +10,7 @@ from vocab_makers import CTRL, UNK, USER, N, Token, bpe, texts
 
 from lamella.base.errors import ModelFileError, RequestError
 from lamella.model.vocab import TokenType
-from lamella.model.vocab.bpe import BYTES, BpeEncoder
+from lamella.model.vocab.bpe import BYTES, BpeEncoder, _parts
 from lamella.model.vocab.words import PRE_TOKENIZERS, PreTokenizer
 
 CHARACTERS = {byte: character for character, byte in BYTES.items()}
@@ -93,11 +93,16 @@ def test_control_tokens_are_found_in_no_text() -> None:
     assert v.detokenize(ids, special=True) == "abcdef"
 
 
-def test_no_space_is_put_in_front_unless_the_file_says_so() -> None:
-    assert parts("a<x>a", more=[("<x>", 0, USER)]) == ["a", "<x>", "a"]
-    assert parts("a<x>a", more=[("<x>", 0, USER)], add_space_prefix=True) == [
-        "Ġ", "a", "<x>", "Ġ", "a",
-    ]  # fmt: skip
+def test_no_space_is_put_in_front() -> None:
+    more: list[Token] = [("<x>", 0, USER)]
+    for says in (False, True):  # llama.cpp does it for SPM only, too
+        assert parts("a<x>a", more=more, add_space_prefix=says) == ["a", "<x>", "a"]
+
+
+@pytest.mark.parametrize("merges", [["Ġ Ġ"], ["a b", "ab c"], ["< /", "</ s"], ["q zz"]])
+def test_a_merge_may_make_what_is_longer_than_any_token(merges: list[str]) -> None:
+    text = "  abc</s>"
+    assert parts(text, merges=merges) == [CHARACTERS[byte] for byte in text.encode()]
 
 
 def test_files_repeat_tokens_and_merges_and_have_merges_of_nothing() -> None:
@@ -137,15 +142,19 @@ def test_what_no_text_can_hold_may_be_missing() -> None:
     assert len(encoder.encode(text)) == len(text.encode())
 
 
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+WAYS = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
+
+
+@pytest.mark.parametrize("name", WAYS)
 def test_a_long_text_is_cut_where_a_word_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 400)
     chance = random.Random(1)
-    text = "".join(chance.choices("ab    \n\n1'é\u0301二.=\r\t", k=20_000))
-    spaces = ("Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "Ġ Ċ", "Ċ Ġ", "ĉ Ġ", "č Ċ")
-    v = bpe("a b", *spaces, "Ġ a", ". Ċ", "1 1", "ĊĊ a", pre=name, add_bos_token=False)
-    whole = v.tokenize(text)
-    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 100)
-    assert v.tokenize(text) == whole
+    encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
+    for signs in ("ab    \n\n1'é\u0301二.=\r\t", "aB 1 =+<$|` ' -_()二\n"):
+        text = "".join(chance.choices(signs, k=50_000))
+        found = list(_parts(text))
+        assert len(found) > 120
+        assert [w for part in found for w in encoder.words(part)] == encoder.words(text)
 
 
 def test_a_text_of_one_word_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,8 +120,25 @@ def test_whether_bos_is_added_is_the_way_s_default() -> None:
     assert bpe(more=more, pre="llama-bpe", **values).tokenize("a") == [256, ord("a")]
     assert bpe(more=more, pre="qwen2", **values).tokenize("a") == [ord("a")]
     assert bpe(more=more, pre="qwen2", add_bos_token=True, **values).tokenize("a")[0] == 256
+    assert bpe(pre="llama-bpe").tokenize("a") == [ord("a")]  # there is none
     with pytest.raises(ModelFileError, match="add_bos_token is true, but there is no such token"):
-        bpe(pre="llama-bpe")
+        bpe(pre="llama-bpe", add_bos_token=True)
+
+
+def test_falcon_s_bos_and_eos_need_not_be_said() -> None:
+    v = bpe(pre="falcon3")
+    assert (v.bos, v.eos) == (11, 11)
+    assert v.eog == {11}
+    assert v.tokenize("a") == [11, ord("a")]
+
+
+@pytest.mark.parametrize("text", ["<|fim_prefix|>", "<fim_suffix>", "<|fim_middle|>"])
+def test_what_stands_around_a_gap_is_in_no_text(text: str) -> None:
+    v = bpe(more=[(text, 0, USER)])
+    assert v.tokenize(f"a{text}", parse_special=True) == [ord("a"), 256]
+    assert 256 not in v.tokenize(f"a{text}")
+    assert v.piece(256) == b""
+    assert v.eog == frozenset()
 
 
 def test_the_ends_of_a_turn_are_found_in_bpe_files_too() -> None:
