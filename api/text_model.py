@@ -90,8 +90,9 @@ class Model:
             prompt: what to continue.
             n_predict: most tokens to generate; -1: until the model ends or the context is full.
             stop: texts that end the generation; they are not part of it.
-            cache_prompt: begin with what earlier generations have evaluated of the prompt; the text
-                is the same.
+            cache_prompt: begin with what earlier generations have evaluated of the prompt, and
+                leave it to later ones. The text is the same (with layers on a GPU and the CPU: if
+                `op_offload` is off).
             sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...; what is not given
                 is as the model's file recommends.
 

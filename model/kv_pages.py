@@ -32,10 +32,6 @@ class CellCopy(NamedTuple):
     n: int
 
 
-def _nothing_kept(n: int) -> None:
-    raise AssertionError(f"{n} pages are to be evicted, but none is kept")
-
-
 class PagePool:
     """The pages of one pool: `n_pages` to give out, and the scratch page 0 besides.
 
@@ -56,7 +52,7 @@ class PagePool:
         self._n_used = 0  # pages 1.._n_used were given out at some time
         self._is_kept = np.zeros(self.n_pages + 1, np.bool_)  # `keep` has a reference
         self._n_evictable = 0  # pages with no other one
-        self.evict: Callable[[int], None] = _nothing_kept  # `drop` so many of these
+        self.evict: Callable[[int], None] | None = None  # `drop` so many of these
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
@@ -106,7 +102,9 @@ class PagePool:
         if n > self.n_free:
             raise OutOfMemoryError("the KV pool", n, self.n_free, "pages")
         if n > self._n_idle:
+            assert self.evict is not None, "pages are kept, but nobody drops them"
             self.evict(n - self._n_idle)
+            assert n <= self._n_idle, f"{n} pages are wanted, {self._n_idle} were evicted"
         n_again = min(n, len(self._released))
         pages = self._released[len(self._released) - n_again :]
         del self._released[len(self._released) - n_again :]
@@ -141,7 +139,8 @@ class KVSequence:
         self._n_pages = 0
         self._table = np.empty(8, np.int32)  # grows by doubling; the first _n_pages count
         # up to here positions can be reserved with nothing to do: the rest of an own last page.
-        # Only `fork` can make an own page a shared one, and it takes this back.
+        # Only `fork` can make an own page a shared one, and it takes this back; so can `keep`, but
+        # when a page is kept that is not full, the sequence must not go on.
         self._n_ready = 0
 
     def can_append(self, n: int) -> bool:
@@ -257,7 +256,7 @@ class KVSequence:
 
     @property
     def last_is_shared(self) -> bool:
-        """Whether the next position lies in a page that another sequence refers to as well."""
+        """Whether the next position lies in a page that somebody else refers to as well."""
         if self.length % self.pool.page_size == 0:
             return False
         return bool(self.pool._n_refs[self._table[self._n_pages - 1]] > 1)

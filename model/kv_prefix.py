@@ -6,9 +6,9 @@ a page that is not full. The tree has a reference of its own to each page. A pag
 refers to counts as free: when the pool runs short, those used longest ago go first, and ends before
 beginnings.
 
-Keys and values of equal tokens at equal positions are equal to the bit, whoever computed them, so
-that what is reused changes nothing. Knows no tensors and no requests. For one thread at a time.
-Tests: tests/model/test_kv_prefix.py.
+Keys and values of equal tokens at equal positions are equal to the bit, whoever computed them, if
+no device takes large batches over from another: then what is reused changes nothing. Knows no
+tensors and no requests. For one thread at a time. Tests: tests/model/test_kv_prefix.py.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class PrefixTree:
     """What is remembered of a pool's sequences; one for a pool."""
 
     def __init__(self, pool: PagePool) -> None:
+        assert pool.evict is None, "two trees would not know of each other's pages"
         self._pool = pool
         self._n_bytes = TOKEN_BYTES * pool.page_size  # of a full page's key
         self._root = Node(None, b"", 0)
@@ -81,9 +82,9 @@ class PrefixTree:
     def insert(self, tokens: Sequence[int], seq: KVSequence, *, ended: bool) -> None:
         """Remember that the first positions of `seq` hold the keys and values of `tokens`.
 
-        `ended`: the sequence will not go on and is freed next. Else only its full pages are taken,
-        as long as they follow those that the tree had from it, or it from the tree: so whoever has
-        a page has those before it too.
+        `ended`: the sequence will not go on and is freed next. Else only full pages are taken, and
+        only while the tree's pages are the sequence's own: so a page of the tree is never in use
+        without those before it, which eviction rests on.
         """
         assert len(tokens) <= seq.length, f"{len(tokens)} tokens, {seq.length} positions"
         raw, node = _raw(tokens), self._root
@@ -115,7 +116,7 @@ class PrefixTree:
     def _remove(self, node: Node) -> None:
         assert node.parent is not None, "the root is no page"
         assert not node.children, "a page goes only after those that follow it"
-        node.parent.keys.remove(node.key)
+        del node.parent.keys[bisect_left(node.parent.keys, node.key)]
         del node.parent.children[node.key]
         del self._by_age[node]
         self._pool.drop(node.page)
@@ -126,7 +127,8 @@ class PrefixTree:
             node = node.parent
 
     def _evict(self, n: int) -> None:
-        """Free `n` pages that only the tree refers to."""
+        """Free `n` pages that only the tree refers to. A page stands behind those that follow it,
+        and is in use if one of them is: so what goes has nothing left that follows it."""
         victims: list[Node] = []
         for node in self._by_age:
             if self._pool.is_evictable(node.page):

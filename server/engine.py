@@ -8,7 +8,7 @@ whole, and goes on to the same bits. The oldest always goes on.
 
 Knows token ids only: no text, no HTTP. No fault of one job ends the thread or another job.
 Tests: tests/server/test_engine.py, test_engine_limits.py, test_engine_faults.py,
-test_engine_stress.py, test_engine_pipeline.py.
+test_engine_stress.py, test_engine_pipeline.py, test_engine_prefix.py, test_prefix_bits.py.
 """
 
 from __future__ import annotations
@@ -290,17 +290,15 @@ class Engine:
         for ticket, row in zip(step.outputs, rows, strict=True):
             self._decoded(ticket, row)
 
-    def _land(self) -> bool:
-        """Wait for what the context computes, before one of those leaves who have tokens there: an
-        error of it is theirs, not that of who comes next. False: there was one."""
+    def _land(self) -> None:
+        """Wait for what the context computes, before one of those leaves who have tokens there, or
+        somebody comes who waits for it: an error of it is theirs, not that of who comes."""
         if self._in_flight:
             try:
                 self.context.synchronize()
                 self._in_flight = []
             except Exception as e:
                 self._lose(e)
-                return False
-        return True
 
     def _lose(self, error: Exception) -> None:
         """Fail all whose tokens were being computed: nobody knows which of them were."""
@@ -330,6 +328,8 @@ class Engine:
                 return
             with self._changed:
                 self._waiting.popleft()
+            if seq.last_is_shared:
+                self._land()  # its cells are copied, behind what is in flight
             self._running.append(ticket)
             ticket.enter(seq, time.perf_counter())
             self._guard(ticket, partial(self.context.append, seq, len(ticket.tokens) - seq.length))
@@ -348,12 +348,11 @@ class Engine:
 
     def _is_evaluated_now(self, ticket: Ticket, n_known: int) -> bool:
         """Whether a running job is at the next page of a ticket's tokens, or comes to it: to wait
-        for it costs nothing, as prompts are evaluated one after the other."""
+        for it costs a step at most, as prompts are evaluated one after the other."""
         size = self.context.pool.page_size
         end = (n_known // size + 1) * size
         return ticket.job.cache_prompt and any(
             not other.decoding
-            and not other.settled
             and other.job.cache_prompt
             and len(other.tokens) >= end < len(ticket.tokens)
             and other.tokens[:end] == ticket.tokens[:end]
@@ -362,7 +361,7 @@ class Engine:
 
     def _remember(self, ticket: Ticket, *, ended: bool) -> None:
         """Keep what was evaluated of a ticket, as long as nobody needs its pages."""
-        if ticket.seq is not None and ticket.job.cache_prompt:
+        if ticket.seq is not None and ticket.is_sound and ticket.job.cache_prompt:
             tokens = ticket.tokens[: ticket.n_evaluated]
             self._prefixes.insert(tokens, ticket.seq, ended=ended)
 
@@ -421,7 +420,8 @@ class Engine:
         job = ticket.job
         if ticket.n_predicted == 0 and not ticket.settled:
             n_prompt = len(job.prompt)
-            progress = partial(job.sink.progress, ticket.n_done, n_prompt, ticket.n_cached)
+            n_cached = min(ticket.n_cached, ticket.n_done)  # preempted, it may have less
+            progress = partial(job.sink.progress, ticket.n_done, n_prompt, n_cached)
             self._guard(ticket, progress)
             if ticket.n_done == n_prompt and job.n_predict == 0:
                 self._land()
@@ -442,6 +442,8 @@ class Engine:
         sampler.accept(token)
         if ticket.n_predicted == 0:
             self._begin_predicting(ticket)
+        if not ticket.decoding:
+            self._remember(ticket, ended=False)  # for those who come before this one has ended
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self.vocab.eog and not job.ignore_eos:
@@ -458,7 +460,6 @@ class Engine:
     def _begin_predicting(self, ticket: Ticket) -> None:
         ticket.t_first = time.perf_counter()
         self.counters.prompt_done(ticket)
-        self._remember(ticket, ended=False)  # for those who come before this one has ended
 
     def _is_late(self, ticket: Ticket, token: int) -> bool:
         """llama-server's rule for t_max_predict_ms: a generation has a line before time is up."""
@@ -473,15 +474,16 @@ class Engine:
     def _finish(self, ticket: Ticket, stop_type: StopType) -> None:
         if self._settle(ticket):
             ticket.t_end = time.perf_counter()
-            self._release(ticket, is_sound=True)
+            self._release(ticket)
             _tell(ticket.job.sink.finished, ticket.result(stop_type))
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         known = _known(error)
         logger.error("a generation failed: %s", known, exc_info=error)
         for ticket in tickets:
+            ticket.is_sound = False
             if self._settle(ticket):
-                self._release(ticket, is_sound=False)
+                self._release(ticket)
                 _tell(ticket.job.sink.failed, known)
 
     def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
@@ -498,15 +500,13 @@ class Engine:
             was_open, ticket.settled = not ticket.settled, True
         return was_open
 
-    def _release(self, ticket: Ticket, *, is_sound: bool) -> None:
-        """`is_sound`: as far as is known, its pages hold what they should."""
+    def _release(self, ticket: Ticket) -> None:
         if ticket in self._in_flight:
-            is_sound &= self._land()
+            self._land()
         self.counters.ended(ticket)
         if ticket.seq is not None:
             self._running.remove(ticket)
-            if is_sound:
-                self._remember(ticket, ended=True)
+            self._remember(ticket, ended=True)
             ticket.leave()
 
     def _drop_cancelled(self) -> None:
@@ -516,7 +516,7 @@ class Engine:
                 if ticket.seq is None:
                     self._waiting.remove(ticket)
         for ticket in cancelled:
-            self._release(ticket, is_sound=True)
+            self._release(ticket)
             _tell(ticket.job.sink.failed, CancelledError("the request was cancelled"))
 
     def _drain(self) -> None:
@@ -530,7 +530,7 @@ class Engine:
             for ticket in tickets:
                 ticket.settled = True
         for ticket in tickets:
-            self._release(ticket, is_sound=False)
+            self._release(ticket)
             _tell(ticket.job.sink.failed, CancelledError("the engine was closed"))
         for _, future in calls:
             future.set_exception(ClosedError("the engine is closed"))

@@ -85,8 +85,8 @@ class Sink(Protocol):
         """Whether `token` must be given all logits; always the same."""
 
     def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
-        """`n_processed` prompt tokens are evaluated, `n_cached` of them by other jobs; starts over
-        if the job was preempted."""
+        """`n_processed` prompt tokens are evaluated, `n_cached` of them before this job was there;
+        starts over if the job was preempted."""
 
     def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
         """One new token, never one that ends the generation.

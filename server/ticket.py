@@ -19,6 +19,7 @@ class Ticket:
     __slots__ = (
         "decoding",
         "has_new_line",
+        "is_sound",
         "job",
         "n_cached",
         "n_done",
@@ -40,9 +41,10 @@ class Ticket:
         self.n_top = 0 if job.sink.needs_logits else sampler.n_top
         self.tokens = list(job.prompt)  # and what was predicted, so that all can be recomputed
         self.seq: KVSequence | None = None  # None while it waits
-        self.n_cached = 0  # of the prompt: known when it started first
+        self.n_cached = 0  # tokens that were there when it started first
         self.n_done = 0  # tokens evaluated, while not decoding
         self.decoding = False  # all tokens but the last, a predicted one, are evaluated
+        self.is_sound = True  # its cells hold what they should: no step of its tokens has failed
         self.has_new_line = False
         self.truncated = False
         self.settled = False  # how it ends is decided: finished, failed or cancelled

@@ -77,6 +77,20 @@ def test_seeds_decide(model: lamella.Model) -> None:
     assert text(1) != text(2)
 
 
+def test_what_was_evaluated_before_changes_nothing(model: lamella.Model) -> None:
+    def run(cache_prompt: bool) -> tuple[str, int]:
+        """The text, and the tokens of the prompt that were evaluated."""
+        before = model._open().engine.counters.n_prompt
+        pieces = model.generate("a b c d", n_predict=8, seed=1, cache_prompt=cache_prompt)
+        return "".join(pieces), model._open().engine.counters.n_prompt - before
+
+    text, n = run(False)
+    assert n == len(model.tokenize("a b c d"))
+    assert run(True)[0] == text
+    assert run(True) == (text, 1)
+    assert run(False) == (text, n)
+
+
 def test_generations_of_several_threads_are_what_they_are_alone(model: lamella.Model) -> None:
     def text(i: int) -> str:
         return "".join(model.generate("abcdef"[: 1 + i % 5], n_predict=20, seed=i))

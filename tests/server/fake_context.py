@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from lamella.base.errors import LamellaError
+from lamella.base.errors import BackendError, LamellaError
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence, PagePool
@@ -114,6 +114,48 @@ class FakeContext:
             for n in range(end - run.n_outputs + 1, end + 1):
                 rows.append(fake_logits(self.content[run.seq.cells(0, n)]))
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+
+
+class PipelineContext(FakeContext):
+    """One that computes batches without outputs later, and may fail at that: `fails` says so."""
+
+    def __init__(self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4) -> None:
+        super().__init__(n_ctx, n_ubatch=n_ubatch, page_size=page_size)
+        self.pending: list[tuple[npt.NDArray[np.int32], list[int]]] = []  # cells, tokens
+        self.fails: Callable[[], bool] = lambda: False
+
+    def append(self, seq: KVSequence, n: int) -> None:
+        if self.in_flight and seq.last_is_shared:
+            self.synchronize()
+        super().append(seq, n)
+
+    def synchronize(self) -> None:
+        pending, self.pending, self.in_flight = self.pending, [], False
+        for cells, tokens in pending:
+            self.content[cells] = tokens
+        if pending and self.fails():
+            self._spoil(pending)
+            raise BackendError("what was in flight has failed")
+
+    def decode(self, batch: Batch) -> F32Array:
+        now = [(r.seq.cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
+        self.pending += [(cells, list(tokens)) for cells, tokens in now]
+        try:
+            if batch.n_outputs:
+                self.synchronize()
+            rows = super().decode(batch)
+        except BackendError:
+            self._spoil([*self.pending, *now])
+            self.pending, self.in_flight = [], False
+            raise
+        self.in_flight = bool(self.pending)
+        if self.in_flight:
+            self._spoil(now)  # not there yet
+        return rows
+
+    def _spoil(self, what: Sequence[tuple[npt.NDArray[np.int32], list[int]]]) -> None:
+        for cells, _ in what:
+            self.content[cells] = -2
 
 
 def _largest(logits: F32Array, n: int) -> TopLogits:

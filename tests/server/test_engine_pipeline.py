@@ -159,6 +159,27 @@ def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
         assert again.tokens == alone(path, PROMPT)
 
 
+def test_who_copies_a_page_gets_no_error_of_what_is_in_flight(path: Path) -> None:
+    """It waits for what may be writing the page; what fails then is told to whose it is."""
+    long = [3 + i * 7 % 50 for i in range(12 * N_UBATCH)]
+    expected = {job: alone(path, job) for job in (tuple(long), (*OTHER, 11, 12))}
+    with watched(path) as (watch, engine):
+        generate(engine, OTHER).result()  # leaves a page that is not full
+        watch.clear()
+        hold = Hold(watch, 2, fails=True)
+        sink = generate(engine, long)
+        assert hold.reached.wait(WAIT_S)
+        other = generate(engine, (*OTHER, 11, 12))
+        hold.let_go.set()
+        assert other.result().n_cached >= len(OTHER)
+        assert other.tokens == expected[*OTHER, 11, 12]
+        assert "on fire" in str(sink.error())
+        assert sink.tokens == []
+        again = generate(engine, long)
+        assert again.result().n_cached == 0
+        assert again.tokens == expected[tuple(long)]
+
+
 def test_a_prompt_alone_that_fails_has_not_ended_well(path: Path) -> None:
     """Without a token to predict nobody reads an output: what is in flight may fail still."""
     with watched(path) as (watch, engine):

@@ -80,14 +80,18 @@ def test_prompts_only_and_tokens_only() -> None:
 
 def test_a_job_that_runs_shares_its_full_pages() -> None:
     context, first, second = FakeContext(), Recorder(), Recorder()
-    with running(context, job(first, *PROMPT, 9, n_predict=30, ignore_eos=True)) as engine:
-        context.on_decode = lambda step: None
-        started = Recorder(lambda n: n < 1)
-        engine.submit(job(started, 7, ignore_eos=True))
-        started.result()  # the first has begun to predict long ago, or now
-        engine.submit(job(second, *PROMPT, 9, n_predict=30, ignore_eos=True))
-        assert second.result().n_cached >= len(PROMPT)
-        first.result()
+
+    def submit(step: int) -> None:
+        if step == 5:  # the first job is at its third token
+            engine.submit(job(second, *PROMPT, 9, n_predict=30, ignore_eos=True))
+
+    context.on_decode = submit
+    engine = make_engine(context)
+    engine.submit(job(first, *PROMPT, 9, n_predict=30, ignore_eos=True))
+    engine.start()
+    assert second.result().n_cached == len(PROMPT)
+    first.result()
+    engine.close()
     assert first.tokens == second.tokens == whole((*PROMPT, 9), 30)
 
 
@@ -151,17 +155,23 @@ def test_a_cancelled_job_leaves_what_it_has_evaluated() -> None:
     engine.close()
 
 
-def test_a_step_that_failed_leaves_nothing() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_step_that_failed_leaves_nothing(is_cancelled: bool) -> None:
     context, sink = FakeContext(n_ubatch=8), Recorder()
+    engine = make_engine(context)
+    ticket = engine.submit(job(sink, *PROMPT))
 
     def fail(step: int) -> None:
         if step == 2:
+            if is_cancelled:  # while the step is computed
+                engine.cancel(ticket)
             raise BackendError("the device is gone")
 
     context.on_decode = fail
-    with running(context, job(sink, *PROMPT)) as engine:
-        assert isinstance(sink.error(), BackendError)
-        assert generate(engine, PROMPT).n_cached == 0
+    engine.start()
+    assert isinstance(sink.error(), CancelledError if is_cancelled else BackendError)
+    assert generate(engine, PROMPT).n_cached == 0
+    engine.close()
 
 
 def test_what_is_remembered_makes_room_for_what_runs() -> None:
@@ -191,9 +201,12 @@ def test_a_preempted_job_tells_what_was_cached_when_it_started_first() -> None:
         job(a, *[5] * 4, seed=1, n_predict=24, ignore_eos=True),
         job(b, *[6] * 14, seed=2, n_predict=12, ignore_eos=True),
     ]
-    with running(FakeContext(32), *jobs, n_parallel=2):
+    context = FakeContext(32)
+    with running(context, *jobs, n_parallel=2):
         assert a.result().n_cached == b.result().n_cached == 0
     assert b.tokens == whole([6] * 14, 12, seed=2)
+    again = [n for step in context.steps for _, pos, n, _ in step if n > 1 and pos == 4]
+    assert len(again) == 1  # its first page was still there
 
 
 def test_progress_begins_behind_what_is_cached() -> None:

@@ -20,6 +20,7 @@ PLACES = {
     "cpu": InstanceParams(path="", devices=("none",)),
     "cpu-q8": InstanceParams(path="", devices=("none",), type_k="q8_0", type_v="q8_0"),
     "sim": InstanceParams(path="", devices=("sim",), n_gpu_layers=-1),
+    # the device takes no large chunks over: who computes a token may not depend on its neighbours
     "sim+cpu": InstanceParams(path="", devices=("sim",), n_gpu_layers=1, op_offload=False),
     "two": InstanceParams(path="", devices=("sim", "sim"), n_gpu_layers=-1),
 }
