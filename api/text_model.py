@@ -23,12 +23,12 @@ import numpy.typing as npt
 from .base.errors import ClosedError, ContextSizeError, RequestError
 from .model.batch import Batch
 from .model.context import Context
-from .model.plan import ModelPlan
 from .model.sampling import SamplingParams
 from .model.shipped import shipped_model
-from .server.instance import Instance, open_instance
-from .server.params import InstanceParams
-from .server.text import Generation, generate
+from .runtime.instance import Instance, open_instance
+from .runtime.params import InstanceParams
+from .runtime.plan import ModelPlan
+from .runtime.text import Generation, generate
 
 
 class Model:

@@ -34,7 +34,7 @@ from lamella.kernels.cuda.device import CudaDevice, find_cuda
 from lamella.kernels.cuda.driver import Gpu
 from lamella.kernels.cuda.params import ERROR, N_WORDS, PARAMS
 from lamella.kernels.cuda.table import Kernel, Source
-from lamella.model.bench import BenchTest, open_bench
+from lamella.observe.bench import BenchTest, open_bench
 
 CEILING: Final = Source(str(Path(__file__).with_name("ceiling.cu").resolve()))
 COLD_BYTES: Final = 256 << 20  # more than any device's cache

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lamella.kernels.cpu.threads import peak_memory
-from lamella.model.bench import BenchTest, open_bench
+from lamella.observe.bench import BenchTest, open_bench
 
 N_UBATCH = 512
 

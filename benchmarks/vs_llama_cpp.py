@@ -33,7 +33,7 @@ from make_model import SHAPES, TYPES, Type, write_model
 
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.cpu.threads import default_threads
-from lamella.model.bench import BenchTest
+from lamella.observe.bench import BenchTest
 
 ENGINES: Final = ("llama.cpp", "lamella")
 STORIES: Final = "stories260K"  # a real model, to be put beside the others by hand

@@ -23,8 +23,8 @@ from ..graph.types import GGMLType
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.cpu.pool import POLL
 from ..kernels.cpu.threads import default_threads, peak_memory
-from ..model.bench import Bench, BenchTest, open_bench
-from ..server.params import LIMITS, parse_kv_type
+from ..observe.bench import Bench, BenchTest, open_bench
+from ..runtime.params import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
 from .download import model_path
 from .flags import add_model_flag, add_offload_flags

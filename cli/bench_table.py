@@ -14,7 +14,8 @@ from typing import Final
 
 from ..kernels.cpu.ceiling import Ceiling
 from ..kernels.cpu.device import processor_name
-from ..model.bench import BenchTest, ModelCard
+from ..model.card import ModelCard
+from ..observe.bench import BenchTest, rate_ceiling
 
 # name, width, and whether numbers stand to the right
 Columns = Sequence[tuple[str, int, bool]]
@@ -67,7 +68,7 @@ class Result:
             return None
         rate = self.ceiling.int8_per_s if self.card.is_quantized else self.ceiling.f32_per_s
         near = self.ceiling.near_bytes_per_s
-        return self.card.ceiling(self.test, near, rate, self.n_ubatch)
+        return rate_ceiling(self.card, self.test, near, rate, self.n_ubatch)
 
 
 def card_lines(result: Result) -> Iterator[str]:

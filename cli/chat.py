@@ -20,7 +20,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..model.sampling import SamplingParams
-from ..server.instance import Instance
+from ..runtime.instance import Instance
 from .conversation import Conversation
 from .flags import (
     add_model_flags,

@@ -13,8 +13,8 @@ from typing import Final
 
 from ..base.errors import RequestError
 from ..model.sampling import SamplingParams
-from ..server.instance import Instance
-from ..server.text import Generation, generate
+from ..runtime.instance import Instance
+from ..runtime.text import Generation, generate
 
 Message = dict[str, str]
 

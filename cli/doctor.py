@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import cuda_registry, find_devices
-from ..kernels.self_test import Check, self_test
+from ..observe.self_test import Check, self_test
 from .bench_table import Columns, table_head, table_line
 from .flags import add_devices_flag
 from .machine import Machine, lines, look

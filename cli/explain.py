@@ -16,10 +16,10 @@ from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import get_logger
 from ..model.gguf import open_gguf
 from ..model.graphs import bucket
-from ..model.plan import Dry, open_dry
+from ..runtime.fit import Prepared, hold_to, prepare
+from ..runtime.plan import Dry, open_dry
 from ..sched.describe import draw, lines
 from ..sched.explain import explain
-from ..server.planning import Prepared, hold_to, prepare
 from .explain_page import page
 from .flags import add_model_flags, instance_params
 

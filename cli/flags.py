@@ -16,7 +16,7 @@ from typing import Any, Final
 from ..base.errors import RequestError
 from ..kernels.cpu.pool import POLL
 from ..model.sampling import SamplingParams
-from ..server.params import PLACEMENTS, InstanceParams
+from ..runtime.params import PLACEMENTS, InstanceParams
 from .download import hub_model, model_path
 
 ALL_LAYERS: Final = -1

@@ -20,9 +20,9 @@ from rich.console import Console
 from ..alloc.buffer import UNLIMITED
 from ..base.errors import LamellaError, RequestError
 from ..kernels.bandwidth import memory_bandwidth
-from ..model.displaced import summary
-from ..model.plan import DevicePlan, GraphPlan, ModelPlan
-from ..server.planning import Prepared, check, prepare
+from ..runtime.displaced import summary
+from ..runtime.fit import Prepared, check, prepare
+from ..runtime.plan import DevicePlan, GraphPlan, ModelPlan
 from .flags import add_model_flags, instance_params
 from .plan_table import GB, WIDTH, Speed, Speeds, ceiling, show
 

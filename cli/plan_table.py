@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..alloc.buffer import UNLIMITED
-from ..model.displaced import summary
-from ..model.plan import DevicePlan, ModelPlan
+from ..runtime.displaced import summary
+from ..runtime.plan import DevicePlan, ModelPlan
 from .bench_table import count_text, size_text
 
 WIDTH: Final = 100

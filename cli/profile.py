@@ -17,14 +17,14 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..base.errors import RequestError
-from ..model.bench import BenchTest
 from ..model.context import Context
 from ..model.loader import load_model
-from ..model.profile import Records, Steps
-from ..model.profile_sums import PhaseSums, sum_up
-from ..model.profile_trace import chrome_trace
-from ..server.params import InstanceParams
-from ..server.planning import hold_to, prepare
+from ..observe.bench import BenchTest
+from ..observe.profile import Records, Steps
+from ..observe.profile_sums import PhaseSums, sum_up
+from ..observe.profile_trace import chrome_trace
+from ..runtime.fit import hold_to, prepare
+from ..runtime.params import InstanceParams
 from .bench import number
 from .flags import add_model_flags, instance_params
 from .profile_table import lines

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ..model.profile_sums import NodeSum, PhaseSums, Sum
+from ..observe.profile_sums import NodeSum, PhaseSums, Sum
 from .bench_table import size_text, table_head, table_line
 
 Row = Sequence[str]

@@ -11,10 +11,10 @@ import sys
 from typing import Final
 
 from ..base.errors import CancelledError, RequestError
-from ..model.watch import TensorWatch
-from ..server.instance import Instance
-from ..server.job import Result, StopType
-from ..server.text import Generation, generate
+from ..observe.watch import TensorWatch
+from ..runtime.engine.job import Result, StopType
+from ..runtime.instance import Instance
+from ..runtime.text import Generation, generate
 from .flags import (
     add_model_flags,
     add_predict_flag,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ..model.sampling import SamplingParams
+from ..runtime.instance import Instance
 from ..server.app import run_server
-from ..server.instance import Instance
 from ..server.state import ServerConfig, ServerModel
 from .flags import (
     add_model_flags,

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from ..server.instance import Instance, open_instance
-from ..server.params import InstanceParams
+from ..runtime.instance import Instance, open_instance
+from ..runtime.params import InstanceParams
 
 QUIET_S: Final = 0.5  # what takes less is not worth a bar
 

@@ -1,1 +1,1 @@
-"""server: the engine that batches requests, and HTTP in front of it."""
+"""server: HTTP in front of the engine."""

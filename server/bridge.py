@@ -20,11 +20,11 @@ from typing import Final
 
 from ..base.errors import LamellaError
 from ..model.sampling import SamplingParams
-from .engine import Engine
-from .job import Job, Result, Timings
+from ..runtime.engine.engine import Engine
+from ..runtime.engine.job import Job, Result, Timings
+from ..runtime.engine.ticket import Ticket
+from ..runtime.text import Piece, TextSink, TokenProbs
 from .schema import GenerationBody
-from .text import Piece, TextSink, TokenProbs
-from .ticket import Ticket
 
 N_REPORTS_MAX: Final = 32  # that are handed over in one go
 

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .counters import Counters
-from .engine import Engine
+from ..runtime.engine.counters import Counters
+from ..runtime.engine.engine import Engine
 from .state import ServerModel, ServerState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -18,11 +18,11 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from ..model.sampling import SamplingParams
+from ..runtime.engine.job import Result, StopType
+from ..runtime.text import Piece, TokenProb, TokenProbs
 from .bridge import Choice, Event, Progress
-from .job import Result, StopType
 from .schema import GenerationBody
 from .state import ServerModel
-from .text import Piece, TokenProb, TokenProbs
 
 SYSTEM_FINGERPRINT: Final = f"lamella-{version('lamella')}"
 

@@ -17,10 +17,10 @@ from typing import Final
 from aiohttp import web
 
 from ..model.chat import ChatTemplate
-from ..model.displaced import Displaced
 from ..model.sampling import SamplingParams
 from ..model.vocab import Vocab
-from .engine import Engine
+from ..runtime.displaced import Displaced
+from ..runtime.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from commands import lamella, tiny_model
 from lamella.base.errors import BackendError
 from lamella.cli import bench, bench_table
 from lamella.kernels.cpu.ceiling import Ceiling
-from lamella.model.bench import Bench, BenchTest, ModelCard
+from lamella.model.card import ModelCard
+from lamella.observe.bench import Bench, BenchTest
 
 CEILING = Ceiling(bytes_per_s=40e9, near_bytes_per_s=200e9, int8_per_s=900e9, f32_per_s=200e9)
 CARD = ModelCard(

@@ -18,8 +18,8 @@ from commands import LAMELLA, lamella, tiny_model
 from lamella.base.errors import ContextSizeError
 from lamella.cli.conversation import Conversation
 from lamella.model.sampling import SamplingParams
-from lamella.server.instance import open_instance
-from lamella.server.params import InstanceParams
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
 
 NEWLINE = 3 + 10  # the byte token of it
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"

@@ -25,7 +25,7 @@ from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.gguf import open_gguf
-from lamella.server import planning
+from lamella.runtime import fit as planning
 
 N_LAYER = 4
 FAST = ("--bandwidth", "CPU=40")  # measuring takes time

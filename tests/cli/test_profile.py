@@ -10,7 +10,7 @@ import pytest
 from commands import lamella, tiny_model
 
 from lamella.cli import profile, profile_table
-from lamella.model.profile_sums import PhaseSums
+from lamella.observe.profile_sums import PhaseSums
 
 
 @pytest.fixture(scope="module")

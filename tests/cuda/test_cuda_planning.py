@@ -20,9 +20,9 @@ from lamella.kernels.cuda.device import DRIVER_MARGIN, CudaDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.plan import ModelPlan
-from lamella.server.params import InstanceParams
-from lamella.server.planning import Prepared, prepare
+from lamella.runtime.fit import Prepared, prepare
+from lamella.runtime.params import InstanceParams
+from lamella.runtime.plan import ModelPlan
 
 pytestmark = pytest.mark.timeout(900)
 

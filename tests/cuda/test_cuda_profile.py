@@ -6,9 +6,9 @@ from gpus import Gpus
 from model_files import ModelFiles
 from model_run import opened
 
-from lamella.model.bench import BenchTest
-from lamella.model.profile import Steps
-from lamella.model.profile_sums import sum_up
+from lamella.observe.bench import BenchTest
+from lamella.observe.profile import Steps
+from lamella.observe.profile_sums import sum_up
 from lamella.sched.profile import Profiler
 
 

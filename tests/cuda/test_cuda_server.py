@@ -28,8 +28,8 @@ from lamella.kernels import devices
 from lamella.model import context
 from lamella.model.outputs import Outputs, Row, TopLogits
 from lamella.model.sampling import SamplingParams
-from lamella.server.instance import open_instance
-from lamella.server.params import InstanceParams
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
 
 pytestmark = pytest.mark.timeout(900)
 

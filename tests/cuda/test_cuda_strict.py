@@ -19,7 +19,7 @@ from lamella.model.context import ContextParams, _buckets
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams
 from lamella.model.placement import ModelParams
-from lamella.model.plan import open_dry
+from lamella.runtime.plan import open_dry
 
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from house import read, room_sources
+from house import ROOMS, read, room_sources
 
 from lamella.sched.assignment import CAUSES
 
@@ -47,7 +47,7 @@ def test_links_and_folders_exist(document: Path) -> None:
     text = document.read_text("utf-8")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert (document.parent / target).exists(), target
-    folders = "tests|docs|scripts|base|graph|alloc|sched|kernels|model|models|server|cli|api"
+    folders = "|".join((*ROOMS, "models", "tests", "docs", "scripts"))
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
         assert (ROOT / path).exists(), path
 

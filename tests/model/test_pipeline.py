@@ -30,10 +30,10 @@ from lamella.model.kv_pages import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.pipeline import why_no_pipeline
 from lamella.model.placement import ModelParams
-from lamella.model.plan import open_dry
+from lamella.runtime.fit import hold_to, prepare
+from lamella.runtime.params import InstanceParams
+from lamella.runtime.plan import open_dry
 from lamella.sched.backend import Caps, Device
-from lamella.server.params import InstanceParams
-from lamella.server.planning import hold_to, prepare
 
 N_UBATCH = 8
 RNG = np.random.default_rng(11)

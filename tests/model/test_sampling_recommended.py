@@ -12,8 +12,8 @@ from tiny_models import TINY, write_model
 import lamella
 from lamella.model.gguf import open_gguf
 from lamella.model.sampling import SamplingParams, recommended_sampling
-from lamella.server.instance import open_instance
-from lamella.server.params import InstanceParams
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
 
 
 def recommended(path: Path, **values: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from lamella.model.gguf import open_gguf
 from lamella.model.graphs import DecodeGraph, GraphParams, bucket, build_graph
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
-from lamella.model.plan import open_dry
 from lamella.model.strict import raise_nan
+from lamella.runtime.plan import open_dry
 from lamella.sched.backend import Device
 from lamella.sched.scheduler import MAX_COPIES
 

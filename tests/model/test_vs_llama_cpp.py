@@ -18,7 +18,7 @@ import vs_llama_cpp
 from make_model import SHAPES, TYPES, Shape, Type, write_model
 from vs_llama_cpp import ENGINES, MEMORY, TESTS, WANTED, Worker
 
-from lamella.model.bench import BenchTest
+from lamella.observe.bench import BenchTest
 
 SMALL = Shape(n_embd=64, n_ff=96, n_layer=1, n_head=4, n_head_kv=2, n_vocab=512)
 QUICK = [BenchTest(n_prompt=40), BenchTest(n_gen=2, n_seq=3, n_depth=5)]

@@ -22,8 +22,8 @@ from lamella.base.errors import RequestError
 from lamella.model.chat import ChatTemplate
 from lamella.model.context import Context
 from lamella.model.vocab import Vocab
+from lamella.runtime.engine.engine import Engine
 from lamella.server.app import serve
-from lamella.server.engine import Engine
 from lamella.server.state import ServerConfig, ServerModel
 
 assert VOCAB.n_tokens == len(PIECES)

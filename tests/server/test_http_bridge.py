@@ -11,11 +11,11 @@ from http_world import BOS, make_model, running
 
 from lamella.base.errors import LamellaError, OverloadedError
 from lamella.model.sampling import SamplingParams
+from lamella.runtime.engine.job import Result
+from lamella.runtime.text import Piece
 from lamella.server.bridge import Bridge, Choice, Progress
-from lamella.server.job import Result
 from lamella.server.schema import GenerationBody
 from lamella.server.state import ServerModel
-from lamella.server.text import Piece
 
 
 def choice(index: int = 0) -> Choice:

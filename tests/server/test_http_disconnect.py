@@ -15,8 +15,8 @@ import pytest
 from fake_context import WAIT_S, FakeContext
 from http_world import HttpVocab, RunningServer, make_model, running
 
+from lamella.runtime.engine.engine import Engine
 from lamella.server.bridge import Bridge
-from lamella.server.engine import Engine
 from lamella.server.state import ServerModel
 
 LONG: dict[str, Any] = {"prompt": "a" * 400, "ignore_eos": True}

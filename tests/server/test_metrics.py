@@ -17,10 +17,10 @@ from tiny_models import TINY, write_model
 
 from lamella.alloc.buffer import Buffer, BufferType, NullBuffer, Usage
 from lamella.cli.serve import server_model
-from lamella.model.displaced import Displaced
 from lamella.model.sampling import SamplingParams
-from lamella.server.instance import open_instance
-from lamella.server.params import InstanceParams
+from lamella.runtime.displaced import Displaced
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
 from lamella.server.state import ServerConfig, ServerModel
 
 WITH_METRICS = ServerConfig(port=0, metrics=True)

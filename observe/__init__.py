@@ -1,0 +1,1 @@
+"""observe: what looks at a model and is not needed to run it: profile, bench, self-test, watch."""

@@ -1,0 +1,197 @@
+"""Speed of a model without text: prompts, decoding alone, decoding several sequences together.
+
+    tests = [BenchTest(n_prompt=512), BenchTest(n_gen=128)]
+    with open_bench(path, tests) as bench:
+        seconds = bench.run(tests[0])
+
+The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Knows no flags and
+no tables, and does not repeat anything. Tested by tests/observe/test_bench_model.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from ..base.errors import RequestError
+from ..graph.types import GGMLType
+from ..kernels.cpu.device import CpuDevice
+from ..kernels.cpu.pool import POLL
+from ..kernels.devices import find_devices, split_over
+from ..model.batch import Batch
+from ..model.card import ModelCard, model_card
+from ..model.context import PAGE_SIZE, Context, ContextParams
+from ..model.kv_pages import KVSequence
+from ..model.loader import load_model
+from ..model.placement import ModelParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchTest:
+    """Evaluate a prompt of `n_prompt` tokens, then generate `n_gen` tokens one by one, in `n_seq`
+    sequences together that have `n_depth` tokens before the clock starts.
+
+    Raises:
+        RequestError: a number that cannot be.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_seq: int = 1
+    n_depth: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("n_prompt", 0), ("n_gen", 0), ("n_seq", 1), ("n_depth", 0)):
+            if getattr(self, name) < low:
+                raise RequestError(f"{name} is {getattr(self, name)}: must be at least {low}")
+        if self.n_tokens == 0:
+            raise RequestError("a test has neither a prompt nor tokens to generate")
+
+    @property
+    def name(self) -> str:
+        """The name that llama-bench gives it, and how many sequences if there are several."""
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        parts += [f"tg{self.n_gen}"] if self.n_gen else []
+        depth = f" @ d{self.n_depth}" if self.n_depth else ""
+        return "+".join(parts) + depth + (f" x {self.n_seq}" if self.n_seq > 1 else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are timed, of all sequences."""
+        return self.n_seq * (self.n_prompt + self.n_gen)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the KV pool that it needs: whole pages for each sequence."""
+        n = self.n_depth + self.n_prompt + self.n_gen
+        return self.n_seq * -(-n // PAGE_SIZE) * PAGE_SIZE
+
+
+def rate_ceiling(
+    card: ModelCard, test: BenchTest, bytes_per_s: float, mul_adds_per_s: float, n_ubatch: int
+) -> float:
+    """An estimate of the tokens per second that a machine of these speeds allows: each step
+    takes the time to read, or to multiply, whichever is longer.
+
+    The weights are read once for each `n_ubatch` tokens, the keys and values from before the
+    step once. The products of attention do not count, nor more experts than one token's.
+    """
+
+    def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
+        n_reads = -(-n_tokens // n_ubatch)
+        read = n_reads * card.n_bytes_read + test.n_seq * n_before * card.n_bytes_kv
+        return n_steps * max(read / bytes_per_s, n_tokens * card.n_mul_adds / mul_adds_per_s)
+
+    total = 0.0
+    if test.n_prompt:
+        total += seconds(test.n_seq * test.n_prompt, test.n_depth)
+    if test.n_gen:
+        # on average, a step has half of what is generated before it
+        before = test.n_depth + test.n_prompt + (test.n_gen - 1) / 2
+        total += seconds(test.n_seq, before, test.n_gen)
+    return test.n_tokens / total
+
+
+class Bench:
+    """A model at work for tests; `open_bench` makes it."""
+
+    def __init__(self, context: Context, seed: int = 0) -> None:
+        self.context = context
+        self._rng = np.random.default_rng(seed)
+
+    def run(self, test: BenchTest) -> float:
+        """Run a test once: the seconds it took, without its depth."""
+        pool = self.context.pool
+        seqs = [pool.new_sequence() for _ in range(test.n_seq)]
+        try:
+            if test.n_depth:
+                self._step(seqs, self._draw(test.n_seq, test.n_depth))
+            lengths = [test.n_prompt] * bool(test.n_prompt) + [1] * test.n_gen
+            steps = [self._draw(test.n_seq, n) for n in lengths]  # not in the time of a step
+            begin = perf_counter()
+            for tokens in steps:
+                self._step(seqs, tokens)
+            return perf_counter() - begin
+        finally:
+            for seq in seqs:
+                seq.free()
+
+    def _draw(self, n_seq: int, n: int) -> list[list[int]]:
+        """`n` random tokens of each sequence."""
+        tokens: list[list[int]] = self._rng.integers(0, self.context.n_vocab, (n_seq, n)).tolist()
+        return tokens
+
+    def _step(self, seqs: Sequence[KVSequence], tokens: list[list[int]]) -> None:
+        """Decode tokens of each sequence; the logits of the last ones are read."""
+        batch = Batch()
+        for seq, row in zip(seqs, tokens, strict=True):
+            pos = seq.length
+            self.context.append(seq, len(row))
+            batch.add(row, seq, pos, n_outputs=1)
+        self.context.decode(batch)
+
+    def card(self) -> ModelCard:
+        """What the model costs."""
+        return model_card(self.context)
+
+
+@contextmanager
+def open_bench(
+    path: str | os.PathLike[str],
+    tests: Iterable[BenchTest],
+    *,
+    n_threads: int | None = None,
+    n_ubatch: int = 512,
+    type_k: GGMLType = GGMLType.F16,
+    type_v: GGMLType = GGMLType.F16,
+    poll: int = POLL,
+    devices: Sequence[str] = ("none",),
+    n_gpu_layers: int = -1,
+    split_mode: str = "layer",
+    main_gpu: int = 0,
+    tensor_split: tuple[float, ...] | None = None,
+    kv_offload: bool = True,
+    op_offload: bool = True,
+    on_load: Callable[[int, int], None] | None = None,
+    on_compile: Callable[[int, int, str, float], None] | None = None,
+) -> Iterator[Bench]:
+    """A model in memory, with a KV pool that is large enough for each of the tests.
+
+    The arguments are those of `server.instance.InstanceParams`, but by default only the CPU works.
+
+    Raises:
+        ModelFileError: the file cannot be used. RequestError: a parameter that cannot be.
+        UnknownDeviceError: a device that is not there.
+        OutOfMemoryError: there is too little memory.
+    """
+    tests = list(tests)
+    cpu = CpuDevice(n_threads, on_compile, poll=poll)
+    found = find_devices(devices, cpu, on_compile)
+    model_params = ModelParams(
+        cpu=cpu,
+        devices=tuple(split_over(found, split_mode, main_gpu)),
+        n_gpu_layers=n_gpu_layers,
+        tensor_split=tensor_split,
+        op_offload=op_offload,
+        progress=on_load,
+    )
+    params = ContextParams(
+        n_ctx=max(test.n_cells for test in tests),
+        n_ubatch=n_ubatch,
+        n_seq_max=max(test.n_seq for test in tests),
+        type_k=type_k,
+        type_v=type_v,
+        kv_on_device=kv_offload,
+        op_offload=op_offload,
+    )
+    model = load_model(path, model_params)
+    try:
+        with Context(model, params) as context:
+            yield Bench(context)
+    finally:
+        model.free()

@@ -1,0 +1,140 @@
+"""Where the time of a model's steps goes: a prompt, then tokens one by one, computed three times.
+
+    records = Steps(context).run(n_prompt=512, n_gen=32)
+
+First as always, then with each split and copy timed, then with each kernel call: from the first
+comes the speed, from the second what Python takes, from the third the table of ops. The tokens are
+random, the same each time. `profile_sums.py` sums up what is recorded here, `profile_trace.py`
+writes it for a viewer. Knows no flags and prints nothing.
+Tested by tests/observe/test_profile_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Final
+
+import numpy as np
+
+from ..model.batch import Batch
+from ..model.context import Context, F32Array
+from ..model.kv_pages import KVSequence
+from ..sched.profile import CopyTime, Profiler, SplitTime
+from .bench import BenchTest
+
+N_WARM_UP: Final = 4  # tokens: a graph is built in the first step and used again in the second
+PROMPT: Final = "prompt"
+GENERATION: Final = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call of `Context.decode` with `n_tokens`, and what was timed in it; nanoseconds."""
+
+    phase: str
+    n_tokens: int
+    begin: int
+    end: int
+    splits: list[SplitTime]
+    copies: list[CopyTime]
+
+    @property
+    def ns(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def parts(self) -> list[SplitTime | CopyTime]:
+        """Splits and copies, in the order in which they were made."""
+        parts: list[SplitTime | CopyTime] = [*self.splits, *self.copies]
+        return sorted(parts, key=lambda part: part.begin)
+
+    @property
+    def python_ns(self) -> int:
+        """What neither a split nor a copy took."""
+        return self.ns - sum(part.end - part.begin for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The same steps three times: not watched, with splits and copies timed, with every call
+    timed."""
+
+    plain: list[Step]
+    splits: list[Step]
+    calls: list[Step]
+
+
+class Steps:
+    """Runs the steps of a test on a context, whose pool must have room for its cells."""
+
+    def __init__(self, context: Context, test: BenchTest, seed: int = 0) -> None:
+        self._context = context
+        self._test = test
+        rng = np.random.default_rng(seed)
+        lengths = [test.n_depth, test.n_prompt, *[1] * test.n_gen]
+        self._before, *rest = (rng.integers(0, context.n_vocab, n).tolist() for n in lengths)
+        self._steps: list[list[int]] = [tokens for tokens in rest if tokens]
+
+    def run(self, on_pass: Callable[[str], None] = lambda name: None) -> Records:
+        """Warm up, then run the steps three times; `on_pass` is told before each.
+
+        Raises:
+            BackendError: a device failed. OutOfMemoryError: the pool is too small.
+        """
+        on_pass("warming up")
+        n_first = bool(self._test.n_prompt) + N_WARM_UP
+        self._pass(None, n_first)
+        self._pass(Profiler(each_call=True), n_first)  # what only profiles need is compiled now
+        on_pass("running")
+        plain = self._pass(None)
+        on_pass("timing splits")
+        splits = self._pass(Profiler())
+        on_pass("timing kernels")
+        return Records(plain, splits, self._pass(Profiler(each_call=True)))
+
+    def logits(self, profiler: Profiler | None) -> list[F32Array]:
+        """The logits of each step, with or without a profiler: they have the same bits."""
+        found: list[F32Array] = []
+        self._pass(profiler, found=found)
+        return found
+
+    def _pass(
+        self,
+        profiler: Profiler | None,
+        n_steps: int | None = None,
+        found: list[F32Array] | None = None,
+    ) -> list[Step]:
+        context = self._context
+        seq = context.pool.new_sequence()
+        try:
+            if self._before:
+                self._decode(seq, self._before)
+            context.set_profiler(profiler)
+            return [self._step(seq, t, profiler, found) for t in self._steps[:n_steps]]
+        finally:
+            context.set_profiler(None)
+            seq.free()
+
+    def _step(
+        self,
+        seq: KVSequence,
+        tokens: list[int],
+        profiler: Profiler | None,
+        found: list[F32Array] | None,
+    ) -> Step:
+        begin = perf_counter_ns()
+        logits = self._decode(seq, tokens)
+        end = perf_counter_ns()
+        if found is not None:
+            found.append(logits)
+        splits, copies = profiler.take() if profiler else ([], [])
+        is_prompt = self._test.n_prompt and tokens is self._steps[0]
+        return Step(PROMPT if is_prompt else GENERATION, len(tokens), begin, end, splits, copies)
+
+    def _decode(self, seq: KVSequence, tokens: list[int]) -> F32Array:
+        batch, pos = Batch(), seq.length
+        self._context.append(seq, len(tokens))
+        batch.add(tokens, seq, pos, n_outputs=1)
+        return self._context.decode(batch)

@@ -1,0 +1,1 @@
+"""engine: many generations at once, one batch per step."""

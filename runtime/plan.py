@@ -1,0 +1,286 @@
+"""The plan of a model: where it would run and what memory it takes, to the byte, from its header.
+
+    with open_gguf(path, header_only=True) as file:
+        with open_dry(file, model_params, context_params) as dry:
+            plan = make_plan(dry)
+
+The weights are placed, the pool is made and graphs are scheduled by the code that also does it when
+a model is loaded, on buffers that have addresses but no memory (`alloc.buffer.measuring`). So what
+a plan says is what is allocated. Not counted: what Python, the vocabulary and compiled kernels
+take; of a GPU, its driver's own memory is a margin beside. Knows no request, prints nothing.
+Tested by tests/runtime/test_fit.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..alloc.buffer import Buffer, BufferType, Usage, measuring
+from ..model.card import bytes_read, model_card
+from ..model.context import Context, ContextParams
+from ..model.gguf import GGUFFile
+from ..model.loader import LoadedModel, place_model
+from ..model.placement import ModelParams
+from ..sched.backend import Device
+from ..sched.measure import MeasuringBackend
+from ..sched.scheduled import ScheduledGraph
+from .displaced import Displaced, displaced
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes in one kind of memory: of weights, keys and values, graphs' tensors, and what backends
+    use beside tensors."""
+
+    buffer_type: str
+    weights: int = 0
+    kv: int = 0
+    compute: int = 0
+    work: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_usage().values())
+
+    def by_usage(self) -> dict[str, int]:
+        return {
+            "weights": self.weights,
+            "kv": self.kv,
+            "compute": self.compute,
+            "work": self.work,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """What a device would hold. `free` and `capacity` are its bytes now, UNLIMITED where nobody
+    knows; `margin` are those that its driver will take. `n_bytes_read` of weights, and `n_bytes_kv`
+    of keys and values for each token that came before, are what it reads for a token."""
+
+    name: str
+    description: str
+    n_layers: int
+    free: int
+    capacity: int
+    margin: int
+    memory: tuple[MemoryPlan, ...]
+    n_bytes_read: int
+    n_bytes_kv: int
+
+    @property
+    def needed(self) -> int:
+        return sum(m.total for m in self.memory)
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes that are missing; 0 if it fits."""
+        return max(0, self.needed + self.margin - self.free)
+
+
+@dataclass(frozen=True, slots=True)
+class OverridePlan:
+    """What an override does: `n_weights` of `n_bytes` match `pattern` first, and are to lie in
+    `buffer_type`: those of the CPU in the best memory that it has for them."""
+
+    pattern: str
+    buffer_type: str
+    n_weights: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """A graph for `n_tokens` tokens: how often its tensors are copied between devices, and how many
+    bytes at most (of experts only those in use are)."""
+
+    n_tokens: int
+    n_nodes: int
+    n_splits: int
+    n_copies: int
+    n_bytes_copied: int
+    displaced: tuple[Displaced, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All that can be known of a model before it is loaded.
+
+    Attributes:
+        path: of its file.
+        name: its architecture and the type of most of its weights.
+        n_bytes, n_params: of all weights, as the file has them.
+        n_layers, n_gpu_layers: with the output as one; those on devices beside the CPU.
+        n_ctx, n_ctx_train, n_ubatch, n_seq_max: cells of the pool, and sizes of a step.
+        devices: the CPU is the last.
+        decode, prefill: a step for one token, and for a whole ubatch.
+        overrides: in the order in which they are tried.
+        no_pipeline: why ubatches run one after the other; "" if they need not.
+        notes: what was chosen because it fits.
+    """
+
+    path: Path
+    name: str
+    n_bytes: int
+    n_params: int
+    n_layers: int
+    n_gpu_layers: int
+    n_ctx: int
+    n_ctx_train: int
+    n_ubatch: int
+    n_seq_max: int
+    devices: tuple[DevicePlan, ...]
+    decode: GraphPlan
+    prefill: GraphPlan
+    overrides: tuple[OverridePlan, ...]
+    no_pipeline: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def n_bytes_kv(self) -> int:
+        """Bytes of keys and values of a token."""
+        return sum(device.n_bytes_kv for device in self.devices)
+
+    @property
+    def displaced(self) -> tuple[Displaced, ...]:
+        """The displaced nodes of both graphs."""
+        return (*self.decode.displaced, *self.prefill.displaced)
+
+    @property
+    def fits(self) -> bool:
+        return not any(device.shortfall for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """A model and its context without memory, and the buffers that they asked for."""
+
+    model: LoadedModel
+    context: Context
+    buffers: Collection[Buffer]
+
+
+class _Sketch(Context):
+    """A context that looks at its largest graphs only: it may need more memory, never less."""
+
+    def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
+        return {(self.n_ubatch, self.n_ubatch, self.n_seq_max)}
+
+
+@contextmanager
+def open_dry(
+    file: GGUFFile,
+    params: ModelParams,
+    context_params: ContextParams,
+    sketch: bool = False,
+) -> Iterator[Dry]:
+    """Place a model as `load_model` and `Context` do, but take no memory and compile nothing.
+    `sketch`: in a fraction of the time, but the context may need more than that.
+
+    Raises:
+        As these, but never OutOfMemoryError.
+    """
+    kind = _Sketch if sketch else Context
+    with measuring() as buffers:
+        model, _ = place_model(file, params)
+        yield Dry(model, kind(model, context_params, MeasuringBackend), buffers)
+
+
+def plan_devices(dry: Dry) -> tuple[DevicePlan, ...]:
+    """What each device of a dry model would hold; the CPU is the last."""
+    return tuple(_device_plan(dry, device) for device in dry.model.devices)
+
+
+def make_plan(dry: Dry, notes: Sequence[str] = ()) -> ModelPlan:
+    """What a dry model tells."""
+    model, context = dry.model, dry.context
+    decode = context.plan_graph(1, 1)
+    prefill = context.plan_graph(context.n_ubatch, 1)
+    card = model_card(context)
+    return ModelPlan(
+        path=model.path,
+        name=card.name,
+        n_bytes=card.n_bytes,
+        n_params=card.n_params,
+        n_layers=len(model.layers),
+        n_gpu_layers=sum(device is not model.params.cpu for device in model.layers),
+        n_ctx=context.n_ctx,
+        n_ctx_train=model.hp.n_ctx_train,
+        n_ubatch=context.n_ubatch,
+        n_seq_max=context.n_seq_max,
+        devices=plan_devices(dry),
+        decode=_graph_plan(decode, 1, dry),
+        prefill=_graph_plan(prefill, context.n_ubatch, dry),
+        overrides=_override_plans(model),
+        no_pipeline=context.no_pipeline,
+        notes=tuple(notes),
+    )
+
+
+def _device_plan(dry: Dry, device: Device) -> DevicePlan:
+    owners = {d.buffer_type: d for d in dry.model.devices}
+    cpu = dry.model.params.cpu
+    bufts: dict[BufferType, dict[Usage, int]] = {}
+    for buffer in dry.buffers:
+        # what is no device's own memory, such as pinned or packed memory, is the host's
+        if buffer.size and not buffer.freed and owners.get(buffer.buft, cpu) is device:
+            uses = bufts.setdefault(buffer.buft, dict.fromkeys(Usage, 0))
+            uses[buffer.usage] += buffer.size
+    free, capacity = device.memory()
+    memory = (
+        MemoryPlan(
+            buft.name, uses[Usage.WEIGHTS], uses[Usage.ANY], uses[Usage.COMPUTE], uses[Usage.WORK]
+        )
+        for buft, uses in bufts.items()
+    )
+    return DevicePlan(
+        device.name,
+        device.description,
+        sum(d is device for d in dry.model.layers),
+        free,
+        capacity,
+        device.driver_margin,
+        # the device's own first, then what it has in others'
+        tuple(sorted(memory, key=lambda m: (m.buffer_type != device.name, m.buffer_type))),
+        bytes_read(dry.model)[device.name],
+        _bytes_kv(dry)[device.name],
+    )
+
+
+def _bytes_kv(dry: Dry) -> dict[str, int]:
+    """Bytes of keys and values of a token, by the name of the device where they lie."""
+    devices = dry.model.devices
+    kv = dict.fromkeys((device.name for device in devices), 0)
+    for il, layer in enumerate(dry.context.kv):
+        home = dry.model.kv_home(il) if dry.context.params.kv_on_device else devices[-1]
+        kv[home.name] += layer.k.nb[1] + layer.v.nb[1]
+    return kv
+
+
+def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:
+    overrides = model.params.overrides
+    found: list[list[int]] = [[] for _ in overrides]
+    for name, weight in model.weights.items():
+        first = (i for i, (pattern, _) in enumerate(overrides) if re.search(pattern, name))
+        i = next(first, None)
+        if i is not None:
+            found[i].append(weight.nbytes)
+    return tuple(
+        OverridePlan(pattern, buft.name, len(sizes), sum(sizes))
+        for (pattern, buft), sizes in zip(overrides, found, strict=True)
+    )
+
+
+def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, dry: Dry) -> GraphPlan:
+    copies = [t for run in scheduled.runs for t in (*run.transfers, *run.ahead)]
+    return GraphPlan(
+        n_tokens,
+        len(scheduled.graph.nodes),
+        scheduled.n_splits,
+        len(copies),
+        sum(copy.nbytes for copy in copies),
+        tuple(displaced(scheduled, dry.model, dry.context.params.kv_on_device)),
+    )

@@ -1,0 +1,149 @@
+"""Tests of a model's speed: what is decoded, what a token costs. No time is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_data import model_path
+from tiny_models import N_VOCAB, TINY, write_model
+
+from lamella.base.errors import RequestError
+from lamella.graph.types import GGMLType
+from lamella.model.batch import Batch
+from lamella.model.context import F32Array
+from lamella.observe import bench as bench_module
+from lamella.observe.bench import Bench, BenchTest, open_bench
+
+TESTS = [
+    BenchTest(n_prompt=40),
+    BenchTest(n_gen=3, n_depth=5),
+    BenchTest(n_prompt=4, n_gen=2, n_seq=3),
+]
+N_EMBD, N_FF, N_LAYER = 64, 96, 2  # of the tiny llama; queries 64, keys and values 32
+N_LAYER_WEIGHTS = N_EMBD * (64 + 32 + 32 + 64) + 3 * N_EMBD * N_FF
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    path = tmp_path_factory.mktemp("bench") / "tiny.gguf"
+    write_model(TINY["llama"], path, GGMLType.F16)
+    with open_bench(path, TESTS, n_threads=1, n_ubatch=32) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("test", "steps"),
+    [
+        (TESTS[0], [(1, 40)]),
+        (TESTS[1], [(1, 5), (1, 1), (1, 1), (1, 1)]),
+        (TESTS[2], [(3, 12), (3, 3), (3, 3)]),
+    ],
+    ids=lambda value: value.name if isinstance(value, BenchTest) else None,
+)
+def test_what_is_decoded(
+    bench: Bench, test: BenchTest, steps: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, batches = bench.context.decode, list[Batch]()
+
+    def spy(batch: Batch) -> F32Array:
+        batches.append(batch)
+        return decode(batch)
+
+    monkeypatch.setattr(bench.context, "decode", spy)
+    n_free = bench.context.pool.n_free
+    assert bench.run(test) > 0
+    assert [(len(batch.runs), len(batch)) for batch in batches] == steps
+    assert all(batch.n_outputs == test.n_seq for batch in batches)
+    assert all(0 <= t < N_VOCAB for batch in batches for run in batch.runs for t in run.tokens)
+    assert bench.context.pool.n_free == n_free  # also the pool is as large as it must be
+
+
+def test_no_token_is_drawn_while_the_clock_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            events.append(name)
+            return call(*args)
+
+        return noted
+
+    monkeypatch.setattr(bench, "_draw", noting("draw", bench._draw))
+    monkeypatch.setattr(bench.context, "decode", noting("decode", bench.context.decode))
+    monkeypatch.setattr(bench_module, "perf_counter", noting("clock", lambda: 0.0))
+    bench.run(BenchTest(n_prompt=4, n_gen=2, n_depth=3))
+    assert events == [
+        *("draw", "decode"),  # the depth
+        *("draw", "draw", "draw"),
+        *("clock", "decode", "decode", "decode", "clock"),
+    ]
+
+
+def test_names() -> None:
+    assert [test.name for test in TESTS] == ["pp40", "tg3 @ d5", "pp4+tg2 x 3"]
+    assert [test.n_tokens for test in TESTS] == [40, 3, 18]
+    assert [test.n_cells for test in TESTS] == [64, 32, 96]
+
+
+def test_what_a_token_costs(bench: Bench) -> None:
+    card = bench.card()
+    matrices = N_LAYER * N_LAYER_WEIGHTS + N_EMBD * N_VOCAB
+    norms = (2 * N_LAYER + 1) * N_EMBD
+    assert card.name == "llama F16"
+    assert card.n_mul_adds == matrices
+    assert card.n_params == matrices + norms + N_EMBD * N_VOCAB
+    assert card.n_bytes_read == 2 * matrices + 4 * norms
+    assert card.n_bytes_kv == N_LAYER * 2 * 32 * 2
+    assert not card.is_quantized
+
+
+def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
+    # its rows of 172 values are no blocks of 32, and stay F32
+    with open_bench(model_path("stories260K-Q4_0"), TESTS, n_threads=1, n_ubatch=32) as opened:
+        card = opened.card()
+    assert (card.name, card.is_quantized) == ("llama Q4_0", True)
+
+
+def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) -> None:
+    cards = {}
+    for name in ("llama", "llama-tied", "mixtral"):
+        path = tmp_path / f"{name}.gguf"
+        write_model(TINY[name], path)
+        with open_bench(path, TESTS[:1], n_threads=1) as opened:
+            cards[name] = opened.card()
+    plain, tied, experts = cards.values()
+    assert tied.n_params == plain.n_params - N_EMBD * N_VOCAB
+    assert tied.n_bytes_read == plain.n_bytes_read
+    # 2 of 4 experts, and what chooses them
+    added = N_LAYER * (3 * N_EMBD * N_FF + 4 * N_EMBD)
+    assert experts.n_mul_adds == plain.n_mul_adds + added
+    assert experts.n_bytes_read == plain.n_bytes_read + 4 * added
+
+
+def test_tied_weights_in_two_kinds_of_memory_are_counted_once(tmp_path: Path) -> None:
+    write_model(TINY["llama-tied"], tmp_path / "tied.gguf")
+    cards = []
+    for device in ("none", "sim"):
+        with open_bench(tmp_path / "tied.gguf", TESTS[:1], n_threads=1, devices=(device,)) as bench:
+            weights = bench.context.model.weights
+            cards.append(bench.card())
+    assert weights["output.weight"] is not weights["token_embd.weight"]
+    assert cards[0] == cards[1]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"n_prompt": -1}, "n_prompt is -1: must be at least 0"),
+        ({"n_gen": 1, "n_seq": 0}, "n_seq is 0: must be at least 1"),
+        ({"n_depth": 5}, "a test has neither a prompt nor tokens to generate"),
+    ],
+)
+def test_tests_that_cannot_be(numbers: dict[str, int], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        BenchTest(**numbers)

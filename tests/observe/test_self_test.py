@@ -1,0 +1,165 @@
+"""The self-test of devices: sound ones pass, and whatever is wrong with one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from cuda_grid import GridCompiler, GridDriver, needs_compiler
+
+from lamella.alloc import Buffer
+from lamella.alloc.buffer import Bytes
+from lamella.base.errors import BackendError
+from lamella.graph import GGMLType, Op, Tensor
+from lamella.kernels.compute import Workspace
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.device import open_cuda
+from lamella.kernels.reference.compute import ReferenceCompute, ReferenceProgram
+from lamella.kernels.sim import SimDevice
+from lamella.observe.self_test import CASES, N_MANY, Check, attention, norm, product, self_test
+from lamella.sched.backend import Device
+
+NAMES = [case.name for case in CASES]
+
+
+def passed(device: Device) -> list[Check]:
+    checks = list(self_test(device))
+    assert [check.name for check in checks] == NAMES
+    for check in checks:
+        assert check.problem == ""
+        assert check.error is not None and check.error <= check.limit
+        assert check.seconds is not None and check.seconds > 0
+    return checks
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_the_cpu(repack: bool) -> None:
+    device = CpuDevice(2, repack=repack)
+    passed(device)
+    assert [buft.used for buft in (device.buffer_type, *device.extra_buffer_types)] == (
+        [0, 0] if repack else [0]
+    )
+
+
+def test_packed_weights_are_used_where_the_device_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, sizes = CpuDevice(1), list[int]()
+    (packed,) = device.extra_buffer_types
+    alloc = packed.alloc_buffer
+
+    def spy(size: int) -> Buffer:
+        sizes.append(size)
+        return alloc(size)
+
+    monkeypatch.setattr(packed, "alloc_buffer", spy)
+    assert [c.problem for c in self_test(device, (product(GGMLType.Q4_0, 1),))] == [""]
+    assert max(sizes) > 0
+
+
+@needs_compiler
+def test_a_gpu() -> None:
+    driver = GridDriver(n_gpus=1)
+    (device,) = open_cuda(lambda: driver, GridCompiler).devices()
+    few = (product(GGMLType.Q4_0, 1), product(GGMLType.Q4_0, N_MANY), norm())
+    assert [check.problem for check in self_test(device, few)] == ["", "", ""]
+    assert driver.grid_gpus[0].live["allocations"] == 0
+
+
+# --- what is wrong ---
+
+
+class Spoiled(ReferenceProgram):
+    """Runs a program, then something else."""
+
+    def __init__(self, right: ReferenceProgram, spoil: Callable[[], None]) -> None:
+        super().__init__(())
+        self.right = right
+        self.spoil = spoil
+
+    def __call__(self) -> None:
+        self.right()
+        self.spoil()
+
+
+class Wrong(ReferenceCompute):
+    """Computes one op with `change` made to its result; how often, `n_done` says."""
+
+    def __init__(self, op: Op, change: Callable[[Bytes, int], None]) -> None:
+        self.op = op
+        self.change = change
+        self.n_done = 0
+
+    def compile(
+        self,
+        nodes: Sequence[Tensor],
+        memory_of: Callable[[Tensor, Tensor], Bytes],
+        use_counts: Mapping[Tensor, int] | None = None,
+        workspace: Workspace | None = None,
+    ) -> ReferenceProgram:
+        right = super().compile(nodes, memory_of, use_counts, workspace)
+
+        def spoil() -> None:
+            for node in nodes:
+                if node.op is self.op:
+                    self.n_done += 1
+                    memory = memory_of(node, node)
+                    self.change(memory[node.offset : node.offset + node.nbytes], self.n_done)
+
+        return Spoiled(right, spoil)
+
+
+def problems(op: Op, change: Callable[[Bytes, int], None]) -> dict[str, str]:
+    device = SimDevice("SIM0", compute=lambda: Wrong(op, change))
+    return {check.name: check.problem for check in self_test(device, CASES[:1] + CASES[-3:])}
+
+
+def add_a_little(result: Bytes, n_done: int) -> None:
+    result.view(np.float32)[-1] += 0.1
+
+
+def test_a_wrong_value_is_found() -> None:
+    for op, wrong in (
+        (Op.MUL_MAT, "Q4_0 product, 1 token"),
+        (Op.FLASH_ATTN_EXT, "attention, 1 token"),
+        (Op.MUL, "norm"),
+    ):
+        found = problems(op, add_a_little)
+        assert "is allowed" in found[wrong] and found[wrong].startswith("differs by "), found
+        assert (found["norm"] == "") is (op is not Op.MUL)
+
+
+def test_nan_is_found() -> None:
+    def spoil(result: Bytes, n_done: int) -> None:
+        result.view(np.float32)[5] = np.nan
+
+    assert problems(Op.MUL, spoil)["norm"] == "differs by inf, 1e-05 is allowed"
+
+
+def test_runs_that_differ_are_found() -> None:
+    def change_sometimes(result: Bytes, n_done: int) -> None:
+        result[0] ^= n_done & 1  # one bit, far below what is allowed
+
+    assert problems(Op.MUL, change_sometimes)["norm"] == "two runs gave different results"
+
+
+def test_a_device_that_fails_is_told_of_and_the_rest_goes_on() -> None:
+    def fail(result: Bytes, n_done: int) -> None:
+        raise BackendError("the GPU has fallen off the bus")
+
+    found = problems(Op.FLASH_ATTN_EXT, fail)
+    assert "fallen off the bus" in found["attention, 1 token"]
+    assert found["norm"] == ""
+
+
+def test_what_a_device_cannot_do_is_told() -> None:
+    weak = SimDevice("SIM0", ops=set(Op) - {Op.FLASH_ATTN_EXT})
+    small = SimDevice("SIM1", memory=1000)
+    (check,) = self_test(weak, (attention(1),))
+    assert check == Check(
+        "attention, 1 token", None, 2e-3, None, "there is no kernel for FLASH_ATTN_EXT"
+    )
+    (check,) = self_test(small, (norm(),))
+    assert check.problem.startswith("out of memory: SIM1 cannot give ")
+    assert small.buffer_type.used == 0

@@ -1,0 +1,284 @@
+"""A context, a vocabulary and a sink that stand in for real ones under the engine.
+
+The context keeps token ids in its cells, and its logits are a hash of all tokens that a sequence's
+cells hold: a wrong cell, position or order changes what is generated. `expected` generates the same
+without an engine.
+"""
+
+from __future__ import annotations
+
+import codecs
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lamella.base.errors import BackendError, LamellaError
+from lamella.model.batch import Batch
+from lamella.model.context import Context
+from lamella.model.kv_pages import KVSequence, PagePool
+from lamella.model.outputs import F32Array, Row, TopLogits
+from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.vocab import Vocab
+from lamella.runtime.engine.engine import Engine
+from lamella.runtime.engine.job import Job, Result
+
+EOS = 2
+PIECES = [b"", b"", b"", b"\n", "é".encode()[:1], "é".encode()[1:], b" the", b"ab", b"bc", b"c"]
+PIECES += [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz ,.!?"]
+N_VOCAB = len(PIECES)
+WAIT_S = 20.0  # for what happens within milliseconds
+
+
+class FakeDecoder:
+    def __init__(self) -> None:
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        return self.utf8.decode(PIECES[id])
+
+    def flush(self) -> str:
+        return self.utf8.decode(b"", final=True)
+
+
+class FakeVocab:
+    n_tokens = N_VOCAB
+    eog = frozenset({EOS})
+
+    def tokenize(self, text: str, **_: bool) -> list[int]:
+        return [PIECES.index(bytes([c])) for c in text.encode() if bytes([c]) in PIECES]
+
+    def detokenize(self, ids: Sequence[int], **_: bool) -> str:
+        return b"".join(PIECES[i] for i in ids).decode("utf-8", "replace")
+
+    def piece(self, id: int, **_: bool) -> bytes:
+        return PIECES[id]
+
+    def stream(self) -> FakeDecoder:
+        return FakeDecoder()
+
+
+VOCAB = cast(Vocab, FakeVocab())
+
+
+def fake_logits(history: npt.NDArray[np.int64]) -> F32Array:
+    """[n_vocab] logits that depend on every token before, and on their order."""
+    rng = np.random.default_rng(zlib.crc32(history.tobytes()))
+    return rng.standard_normal(N_VOCAB).astype(np.float32) * 2
+
+
+class FakeContext:
+    """`on_decode` is called with the step's number, from 1 on, before each decode. `tops`: like a
+    context whose logits lie on a device, it gives the largest where they are enough."""
+
+    def __init__(
+        self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4, tops: bool = False
+    ) -> None:
+        self.n_graphs_built = self.n_reused = 0
+        self.in_flight = False
+        self.n_ctx = n_ctx
+        self.n_ubatch = n_ubatch
+        self.n_seq_max = 64
+        self.n_vocab = N_VOCAB
+        self.pool = PagePool(n_ctx, page_size=page_size)
+        self.content = np.full(self.pool.n_cells_total, -1, np.int64)
+        self.tops = tops
+        self.n_wanted: list[list[int]] = []  # n_top of each output, by step
+        self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
+        self.on_decode: Callable[[int], None] = lambda step: None
+
+    def append(self, seq: KVSequence, n: int) -> None:
+        for src, dst, n_cells in seq.append(n):
+            self.content[dst : dst + n_cells] = self.content[src : src + n_cells]
+
+    def decode_rows(self, batch: Batch) -> list[Row]:
+        n_tops = [r.n_top for r in batch.runs for _ in range(r.n_outputs)]
+        self.n_wanted.append(n_tops)
+        rows = zip(self.decode(batch), n_tops, strict=True)
+        return [_largest(row, n) if self.tops and n else row for row, n in rows]
+
+    def decode(self, batch: Batch) -> F32Array:
+        self.steps.append(
+            [(int(r.seq.cells(0, 1)[0]), r.pos, len(r.tokens), r.n_outputs) for r in batch.runs]
+        )
+        self.on_decode(len(self.steps))
+        for run in batch.runs:
+            self.content[run.seq.cells(run.pos, run.pos + len(run.tokens))] = run.tokens
+        rows = []
+        for run in batch.runs:
+            end = run.pos + len(run.tokens)
+            for n in range(end - run.n_outputs + 1, end + 1):
+                rows.append(fake_logits(self.content[run.seq.cells(0, n)]))
+        return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+
+
+class PipelineContext(FakeContext):
+    """One that computes batches without outputs later, and may fail at that: `fails` says so."""
+
+    def __init__(self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4) -> None:
+        super().__init__(n_ctx, n_ubatch=n_ubatch, page_size=page_size)
+        self.pending: list[tuple[npt.NDArray[np.int32], list[int]]] = []  # cells, tokens
+        self.fails: Callable[[], bool] = lambda: False
+
+    def append(self, seq: KVSequence, n: int) -> None:
+        if self.in_flight and seq.last_is_shared:
+            self.synchronize()
+        super().append(seq, n)
+
+    def synchronize(self) -> None:
+        pending, self.pending, self.in_flight = self.pending, [], False
+        for cells, tokens in pending:
+            self.content[cells] = tokens
+        if pending and self.fails():
+            self._spoil(pending)
+            raise BackendError("what was in flight has failed")
+
+    def decode(self, batch: Batch) -> F32Array:
+        now = [(r.seq.cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
+        self.pending += [(cells, list(tokens)) for cells, tokens in now]
+        try:
+            if batch.n_outputs:
+                self.synchronize()
+            rows = super().decode(batch)
+        except BackendError:
+            self._spoil([*self.pending, *now])
+            self.pending, self.in_flight = [], False
+            raise
+        self.in_flight = bool(self.pending)
+        if self.in_flight:
+            self._spoil(now)  # not there yet
+        return rows
+
+    def _spoil(self, what: Sequence[tuple[npt.NDArray[np.int32], list[int]]]) -> None:
+        for cells, _ in what:
+            self.content[cells] = -2
+
+
+def _largest(logits: F32Array, n: int) -> TopLogits:
+    ids = np.argsort(-logits, kind="stable")[:n].astype(np.int32)
+    return TopLogits(ids, logits[ids])
+
+
+class Clock:
+    """In place of the engine's module `time`: it goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Recorder:
+    """A sink that writes down what it is told. `on_token` may object, or raise."""
+
+    def __init__(
+        self, on_token: Callable[[int], bool] = lambda n: True, *, needs_logits: bool = True
+    ) -> None:
+        self.on_token = on_token
+        self.needs_logits = needs_logits
+        self.tokens: list[int] = []
+        self.progressed: list[tuple[int, int]] = []
+        self.ends: list[Result | LamellaError] = []
+        self.ended = threading.Event()
+
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
+        assert not self.ends
+        self.progressed.append((n_processed, n_total))
+
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+        assert not self.ends
+        if self.needs_logits:
+            assert isinstance(logits, np.ndarray)
+            assert logits.shape == (N_VOCAB,)
+        self.tokens.append(token)
+        return self.on_token(len(self.tokens))
+
+    def finished(self, result: Result) -> None:
+        self.ends.append(result)
+        self.ended.set()
+
+    def failed(self, error: LamellaError) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+    def wait(self) -> Result | LamellaError:
+        assert self.ended.wait(WAIT_S), "the job did not end"
+        (end,) = self.ends
+        return end
+
+    def result(self) -> Result:
+        end = self.wait()
+        assert isinstance(end, Result), end
+        return end
+
+    def error(self) -> LamellaError:
+        end = self.wait()
+        assert isinstance(end, LamellaError), end
+        return end
+
+
+def sampling(seed: int = 1) -> SamplingParams:
+    """Random enough to make every generation its own, with a memory of the tokens before."""
+    return SamplingParams(seed=seed, repeat_penalty=1.3)
+
+
+def job(
+    sink: Recorder,
+    *prompt: int,
+    seed: int = 1,
+    n_predict: int = -1,
+    ignore_eos: bool = False,
+    cache_prompt: bool = True,
+) -> Job:
+    return Job(
+        prompt=prompt or (7, 8, 9),
+        sampling=sampling(seed),
+        sink=sink,
+        n_predict=n_predict,
+        ignore_eos=ignore_eos,
+        cache_prompt=cache_prompt,
+    )
+
+
+def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[int]:
+    """The tokens a job gets to see, generated without an engine: at most `n_max`, without EOS."""
+    sampler = Sampler(params, VOCAB)
+    tokens = list(prompt)
+    for token in tokens:
+        sampler.accept(token)
+    while len(tokens) < len(prompt) + n_max:
+        token = sampler.sample(fake_logits(np.array(tokens, np.int64)))
+        if token == EOS:
+            break
+        sampler.accept(token)
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+def make_engine(context: FakeContext, n_parallel: int = 4, max_waiting: int = 512) -> Engine:
+    return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, max_waiting=max_waiting)
+
+
+@contextmanager
+def running(
+    context: FakeContext, *jobs: Job, n_parallel: int = 4, max_waiting: int = 512
+) -> Iterator[Engine]:
+    """An engine whose first step sees all of `jobs`; closed in the end, and then without pages."""
+    engine = make_engine(context, n_parallel, max_waiting)
+    for j in jobs:
+        engine.submit(j)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+        assert context.pool.n_free == context.pool.n_pages
+        assert (engine.n_running, engine.n_waiting) == (0, 0)

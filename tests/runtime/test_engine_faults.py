@@ -1,0 +1,430 @@
+"""Cancelling, closing and breaking the engine in every phase: nothing is lost, it goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_context import (
+    WAIT_S,
+    FakeContext,
+    Recorder,
+    expected,
+    job,
+    make_engine,
+    running,
+    sampling,
+)
+
+from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
+from lamella.model.kv_pages import KVSequence
+from lamella.model.outputs import Row
+from lamella.model.sampling import Sampler
+from lamella.runtime.engine.engine import Engine
+from lamella.runtime.engine.job import Result
+from lamella.runtime.engine.ticket import Ticket
+
+
+class Gate(FakeContext):
+    """Stops in front of decode number `n` until it is opened."""
+
+    def __init__(self, n: int, n_ctx: int = 512) -> None:
+        super().__init__(n_ctx)
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.on_decode = lambda step: self.hold() if step == n else None
+
+    def hold(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(WAIT_S)
+
+
+class Broken(Recorder):
+    """Raises in one of its methods."""
+
+    def __init__(self, where: str, error: Exception | None = None) -> None:
+        super().__init__()
+        self.where = where
+        self.raised = error or ValueError("the sink is broken")
+
+    def fail_at(self, where: str) -> None:
+        if where == self.where:
+            raise self.raised
+
+    def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
+        self.fail_at("progress")
+
+    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+        self.fail_at("token")
+        return super().token(token, logits, sampler)
+
+    def finished(self, result: Result) -> None:
+        super().finished(result)
+        self.fail_at("finished")
+
+
+def is_alive(engine: Engine) -> bool:
+    """Whether the engine still does what it should."""
+    sink = Recorder()
+    engine.submit(job(sink, 4, 5, 6, seed=9, n_predict=8))
+    sink.wait()
+    return sink.tokens == expected((4, 5, 6), sampling(9), 8)
+
+
+# --- cancelling ---
+
+LONG = [5] * 100  # seven chunks of prompt
+
+
+PHASES = {"first_chunk": 1, "chunk": 3, "last_chunk": 7, "first_token": 8, "later": 20}
+
+
+@pytest.mark.parametrize("step", PHASES.values(), ids=PHASES)
+def test_a_cancelled_job_is_gone_after_the_step_that_runs(step: int) -> None:
+    context = Gate(step)
+    cancelled, other = Recorder(), Recorder()
+    with running(context) as engine:
+        ticket = engine.submit(job(cancelled, *LONG, ignore_eos=True))
+        assert context.reached.wait(WAIT_S)
+        n_tokens = len(cancelled.tokens)
+        engine.cancel(ticket)
+        engine.cancel(ticket)
+        engine.submit(job(other, 6, n_predict=2, ignore_eos=True))
+        context.opened.set()
+        assert isinstance(cancelled.error(), CancelledError)
+        assert len(cancelled.tokens) == n_tokens
+        other.result()
+        assert [len(s) for s in context.steps] == [1] * (step + 2)
+        assert is_alive(engine)
+
+
+def test_a_waiting_job_can_be_cancelled() -> None:
+    context = Gate(3)
+    first, waiting, last = Recorder(), Recorder(), Recorder()
+    with running(context, n_parallel=1) as engine:
+        engine.submit(job(first, n_predict=5, ignore_eos=True))
+        ticket = engine.submit(job(waiting))
+        engine.submit(job(last, 4, 5, seed=2, n_predict=5))
+        assert context.reached.wait(WAIT_S)
+        engine.cancel(ticket)
+        context.opened.set()
+        assert isinstance(waiting.error(), CancelledError)
+        assert first.result().n_predicted == 5
+        last.result()
+    assert last.tokens == expected((4, 5), sampling(2), 5)
+    assert waiting.tokens == []
+
+
+def test_a_preempted_job_can_be_cancelled() -> None:
+    context = FakeContext(32)
+    a, b = Recorder(), Recorder()
+    engine = make_engine(context)
+    engine.submit(job(a, 5, n_predict=28, ignore_eos=True))
+    ticket = engine.submit(job(b, 6, n_predict=28, ignore_eos=True))
+    context.on_decode = lambda step: engine.cancel(ticket) if step == 20 else None
+    engine.start()
+    assert a.result().n_predicted == 28
+    assert isinstance(b.error(), CancelledError)
+    assert 0 < len(b.tokens) < 20  # it was waiting for the second time
+    engine.close()
+    assert isinstance(b.error(), CancelledError)  # still the only one
+    assert context.pool.n_free == context.pool.n_pages
+
+
+def test_a_job_cancelled_while_it_gets_no_pages_is_gone() -> None:
+    class Full(FakeContext):
+        def append(self, seq: KVSequence, n: int) -> None:
+            if n == 7:
+                engine.cancel(ticket)
+                raise OutOfMemoryError("KV pool", 1, 0)
+            super().append(seq, n)
+
+    cancelled, other = Recorder(), Recorder()
+    engine = make_engine(Full())
+    engine.submit(job(other, n_predict=5, ignore_eos=True))
+    ticket = engine.submit(job(cancelled, *[5] * 7))
+    engine.start()
+    assert isinstance(cancelled.error(), CancelledError)
+    assert other.result().n_predicted == 5
+    engine.close()
+
+
+def test_a_sink_can_cancel_its_own_job() -> None:
+    tickets: list[Ticket] = []
+    with running(FakeContext()) as engine:
+
+        def cancel(n: int) -> bool:
+            if n == 4:
+                engine.cancel(tickets[0])
+            return True
+
+        sink = Recorder(cancel)
+        started = threading.Event()
+        engine.submit(job(Recorder(lambda n: started.wait(WAIT_S)), n_predict=1))
+        tickets.append(engine.submit(job(sink, ignore_eos=True)))
+        started.set()
+        assert isinstance(sink.error(), CancelledError)
+        assert len(sink.tokens) == 4
+
+
+def test_cancelling_a_job_that_has_ended_does_nothing() -> None:
+    sink = Recorder()
+    with running(FakeContext()) as engine:
+        ticket = engine.submit(job(sink, n_predict=2))
+        result = sink.result()
+        engine.cancel(ticket)
+        assert is_alive(engine)
+    assert sink.ends == [result]
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize("where", ["progress", "token", "finished"])
+def test_a_broken_sink_harms_nobody_else(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    broken, other = Broken(where), Recorder()
+    jobs = [job(broken, n_predict=1), job(other, 4, 5, seed=2, n_predict=9)]
+    with caplog.at_level(logging.ERROR, "lamella.server"), running(FakeContext(), *jobs) as engine:
+        end = broken.wait()
+        other.result()
+        assert is_alive(engine)
+    assert other.tokens == expected((4, 5), sampling(2), 9)
+    assert isinstance(end, Result if where == "finished" else BackendError)
+    assert "the sink is broken" in caplog.text
+
+
+def test_a_sink_that_cannot_even_be_told_of_its_failure_harms_nobody() -> None:
+    class Hopeless(Broken):
+        def failed(self, error: object) -> None:
+            self.ended.set()
+            raise RuntimeError("once more")
+
+    sink = Hopeless("token")
+    with running(FakeContext(), job(sink)) as engine:
+        assert sink.ended.wait(WAIT_S)
+        assert is_alive(engine)
+
+
+def fail_decode(context: FakeContext, error: Exception, at: int) -> None:
+    def raising(step: int) -> None:
+        if step == at:
+            raise error
+
+    context.on_decode = raising
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize(
+    "error", [BackendError("the device is gone"), ZeroDivisionError("oops"), MemoryError()]
+)
+def test_a_failing_step_fails_its_jobs_and_the_engine_goes_on(error: Exception, at: int) -> None:
+    context = FakeContext(n_ubatch=4)
+    fail_decode(context, error, at)
+    sinks = [Recorder() for _ in range(3)]
+    jobs = [job(s, *[5] * 3, seed=i, ignore_eos=True) for i, s in enumerate(sinks[:2])]
+    with running(context, *jobs, n_parallel=2) as engine:
+        engine.submit(job(sinks[2], 6, n_predict=3, ignore_eos=True))
+        for sink in sinks[:2]:
+            failure = sink.error()
+            assert isinstance(failure, BackendError)
+            assert failure is error or failure.__cause__ is error
+        assert sinks[2].result().n_predicted == 3
+        assert is_alive(engine)
+
+
+def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
+    context = FakeContext(n_ubatch=4)
+    fail_decode(context, BackendError("the device is gone"), at=1)
+    hit, spared = Recorder(), Recorder()
+    jobs = [job(hit, *[5] * 8), job(spared, 6, 7, seed=4, n_predict=6)]
+    with running(context, *jobs):
+        hit.error()
+        spared.result()
+    assert spared.tokens == expected((6, 7), sampling(4), 6)
+
+
+def test_a_sampler_that_raises_fails_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sampler.sample
+
+    def raising(self: Sampler, logits: Row) -> int:
+        if self.seed == 13:
+            raise FloatingPointError("no candidates left")
+        return sample(self, logits)
+
+    monkeypatch.setattr(Sampler, "sample", raising)
+    broken, other = Recorder(), Recorder()
+    jobs = [job(broken, seed=13), job(other, 4, 5, seed=2, n_predict=9)]
+    with running(FakeContext(), *jobs):
+        assert "no candidates left" in str(broken.error())
+        other.result()
+    assert other.tokens == expected((4, 5), sampling(2), 9)
+
+
+def test_memory_that_is_missing_at_admission_fails_the_job() -> None:
+    class Full(FakeContext):
+        def append(self, seq: KVSequence, n: int) -> None:
+            if n == 7:
+                raise OutOfMemoryError("KV pool", 1, 0)
+            super().append(seq, n)
+
+    sink = Recorder()
+    with running(Full(), job(sink, *[5] * 7)) as engine:
+        assert isinstance(sink.error(), OutOfMemoryError)
+        assert is_alive(engine)
+
+
+def test_a_fault_outside_of_decode_fails_the_running_jobs() -> None:
+    class Strange(FakeContext):
+        def append(self, seq: KVSequence, n: int) -> None:
+            if seq.length == 5:
+                raise RuntimeError("a fault of our own")
+            super().append(seq, n)
+
+    sink = Recorder()
+    with running(Strange(), job(sink, *[5] * 4, ignore_eos=True)) as engine:
+        assert "a fault of our own" in str(sink.error())
+        last = Recorder()
+        engine.submit(job(last, *[5] * 6, n_predict=3, ignore_eos=True))
+        assert last.result().n_predicted == 3
+
+
+# --- closing ---
+
+
+def begin_to_close(engine: Engine) -> threading.Thread:
+    """The thread in which `close` has begun, and waits for the step that runs."""
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    while not engine._closed:
+        closer.join(0.001)
+    return closer
+
+
+def test_closing_cancels_what_runs_and_what_waits() -> None:
+    context = Gate(4)
+    sinks = [Recorder() for _ in range(4)]
+    jobs = [job(s, ignore_eos=True) for s in sinks]
+    with running(context, *jobs, n_parallel=2) as engine:
+        assert context.reached.wait(WAIT_S)
+        closer = begin_to_close(engine)
+        context.opened.set()
+        closer.join(WAIT_S)
+        for sink in sinks:
+            assert isinstance(sink.error(), CancelledError)
+        engine.close()
+
+
+def test_closing_before_the_start_and_when_idle() -> None:
+    sink = Recorder()
+    engine = make_engine(FakeContext())
+    engine.submit(job(sink))
+    engine.close()
+    engine.close()
+    assert isinstance(sink.error(), CancelledError)
+    with pytest.raises(ClosedError):
+        engine.start()
+    with running(FakeContext()) as idle:
+        idle.close()
+
+
+def test_a_cancelled_job_is_told_once_when_the_engine_closes() -> None:
+    context = Gate(2)
+    sink = Recorder()
+    with running(context) as engine:
+        ticket = engine.submit(job(sink, ignore_eos=True))
+        assert context.reached.wait(WAIT_S)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        engine.cancel(ticket)
+        context.opened.set()
+        closing.join(WAIT_S)
+    assert isinstance(sink.error(), CancelledError)
+
+
+def test_a_sink_may_close_the_engine() -> None:
+    context = FakeContext()
+    engine = make_engine(context)
+
+    def close(n: int) -> bool:
+        engine.close()
+        return True
+
+    sink = Recorder(close)
+    engine.submit(job(sink, ignore_eos=True))
+    engine.start()
+    assert isinstance(sink.error(), CancelledError)
+    engine.close()
+    assert context.pool.n_free == context.pool.n_pages
+
+
+@pytest.mark.parametrize(
+    "use", [lambda e: e.submit(job(Recorder())), lambda e: e.call(lambda c: None), Engine.start]
+)
+def test_a_closed_engine_says_so(use: Callable[[Engine], Any]) -> None:
+    with running(FakeContext()) as engine:
+        engine.close()
+        with pytest.raises(ClosedError, match="engine is closed"):
+            use(engine)
+
+
+def test_a_call_that_the_engine_did_not_come_to_is_refused() -> None:
+    context = Gate(1)
+    errors: list[BaseException] = []
+    with running(context) as engine:
+        engine.submit(job(Recorder(), ignore_eos=True))
+        assert context.reached.wait(WAIT_S)
+
+        def call() -> None:
+            try:
+                engine.call(lambda c: None)
+            except ClosedError as e:
+                errors.append(e)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        while not engine._calls:
+            caller.join(0.001)
+        closer = begin_to_close(engine)
+        context.opened.set()
+        caller.join(WAIT_S)
+        closer.join(WAIT_S)
+    assert len(errors) == 1
+
+
+def test_a_step_that_does_not_end_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
+    context = Gate(1)
+    sink = Recorder()
+    with running(context) as engine:
+        engine.submit(job(sink))
+        assert context.reached.wait(WAIT_S)
+        with caplog.at_level(logging.ERROR, "lamella.server"):
+            engine.close()
+        assert "did not end within 0.01 s" in caplog.text
+        context.opened.set()
+        monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", WAIT_S)
+    assert isinstance(sink.error(), CancelledError)
+
+
+def test_memory_is_freed_only_when_no_step_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
+    context = Gate(1)
+    engine = make_engine(context)
+    freed = threading.Event()
+    told: list[str] = []
+    engine.when_ended(lambda: told.append("before it was started"))
+    assert told == ["before it was started"]
+    engine.start()
+    engine.submit(job(Recorder(), ignore_eos=True))
+    assert context.reached.wait(WAIT_S)
+    engine.close()  # the step goes on
+    engine.when_ended(freed.set)
+    assert not freed.is_set()
+    context.opened.set()
+    assert freed.wait(WAIT_S)
+    engine.when_ended(lambda: told.append("afterwards"))
+    assert told[-1] == "afterwards"

@@ -1,0 +1,151 @@
+"""Random lives of an engine whose jobs begin alike: every page that is remembered holds what it
+should after every step, whatever was cancelled, preempted or failed, and none is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from fake_context import PipelineContext, Recorder, expected, job, make_engine, sampling
+
+from lamella.base.errors import BackendError, CancelledError
+from lamella.model.kv_prefix import Node
+from lamella.runtime.engine.engine import Engine
+from lamella.runtime.engine.job import Result
+
+
+def nodes_of(engine: Engine) -> list[Node]:
+    found, unseen = [], [engine._prefixes._root]
+    while unseen:
+        node = unseen.pop()
+        found.append(node)
+        unseen += node.children.values()
+    return found[1:]  # without the root
+
+
+def check_pool(engine: Engine, context: PipelineContext) -> None:
+    """The tree's cells, and the books of the pool against all who have a page."""
+    pool, nodes = context.pool, nodes_of(engine)
+    n_refs = np.zeros(pool.n_pages + 1, np.int64)
+    for ticket in engine._running:
+        assert ticket.seq is not None
+        n_refs[ticket.seq.page_numbers()] += 1
+    in_use = n_refs > 0
+    late = {int(cell) for cells, _ in context.pending for cell in cells}
+    ages = {node: age for age, node in enumerate(engine._prefixes._by_age)}
+    for node in nodes:
+        tokens = np.frombuffer(node.key, np.int32)
+        cells = node.page * pool.page_size + np.arange(len(tokens))
+        assert (context.content[cells] == tokens).all()
+        assert late.isdisjoint(cells.tolist())
+        assert node.keys == sorted(node.children)
+        assert len(tokens) == pool.page_size or not node.children
+        for child in node.children.values():
+            assert ages[child] < ages[node]
+            assert in_use[node.page] or not in_use[child.page]
+        n_refs[node.page] += 1
+    assert len(ages) == len(nodes) == len({node.page for node in nodes})
+    assert (n_refs == pool._n_refs).all()
+    assert pool.n_free == pool.n_pages - np.count_nonzero(in_use)
+
+
+class Life:
+    """One engine, its jobs, and what happens to them."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.context = PipelineContext(
+            chance.choice([8, 24, 33, 64, 96]),
+            n_ubatch=chance.choice([1, 2, 5, 16, 64]),
+            page_size=chance.choice([1, 2, 3, 4, 8]),
+        )
+        self.engine = make_engine(self.context, n_parallel=chance.choice([1, 2, 3, 6]))
+        self.p_fail, self.p_cancel = chance.choice([0, 0.02]), chance.choice([0, 0.1])
+        self.context.fails = lambda: chance.random() < 10 * self.p_fail
+        self.context.on_decode = self.on_decode
+        self.base = [chance.randrange(3, 5) for _ in range(100)]
+        self.waiting = [self.new_job() for _ in range(30)]
+        self.ends: list[Callable[[], int]] = []
+
+    def new_job(self) -> Callable[[], None]:
+        chance, n_ctx = self.chance, self.engine.n_ctx
+        n = min(chance.choice([1, 3, 8, 20, 40, n_ctx - 1]), n_ctx - 1)
+        n_alike = chance.choice([0, n, chance.randrange(n + 1)])
+        prompt = self.base[:n_alike] + [chance.randrange(3, 31) for _ in range(n - n_alike)]
+        n_predict, seed = chance.choice([0, 1, 5, 25]), chance.randrange(100)
+        cache_prompt = chance.random() < 0.9
+
+        def submit() -> None:
+            sink = Recorder()
+            new = job(sink, *prompt, seed=seed, n_predict=n_predict, cache_prompt=cache_prompt)
+            self.engine.submit(new)
+
+            def end() -> int:
+                """The tokens that came are right; how many of the prompt were there."""
+                n_max = min(n_predict, n_ctx - n)
+                tokens, how = expected(prompt, sampling(seed), n_max), sink.wait()
+                assert sink.tokens == tokens[: len(sink.tokens)]
+                if isinstance(how, Result):
+                    assert sink.tokens == tokens
+                    assert how.n_cached < n if cache_prompt else how.n_cached == 0
+                    return how.n_cached
+                assert isinstance(how, CancelledError | BackendError)
+                return 0
+
+            self.ends.append(end)
+
+        return submit
+
+    def submit(self) -> None:
+        """The next job, if there is one; from this thread or the engine's."""
+        with suppress(IndexError):
+            self.waiting.pop()()
+
+    def on_decode(self, step: int) -> None:
+        if self.chance.random() < 0.3:
+            self.submit()
+        if self.engine._running and self.chance.random() < self.p_cancel:
+            self.engine.cancel(self.chance.choice(self.engine._running))
+            if self.chance.random() < 10 * self.p_fail:
+                raise BackendError("the device is gone, and so is a client")
+        if self.chance.random() < self.p_fail:
+            raise BackendError("the device is gone")
+
+    def run(self) -> int:
+        """Live it to the end, looking at the pool after every step; prompt tokens found again."""
+        step, wrong = self.engine._step, list[BaseException]()
+
+        def checked_step() -> None:
+            step()
+            try:
+                check_pool(self.engine, self.context)
+            except AssertionError as e:
+                wrong.append(e)
+
+        self.engine._step = checked_step  # type: ignore[method-assign]
+        for _ in range(8):
+            self.submit()
+        self.engine.start()
+        n_cached = n_ended = 0
+        while n_ended < len(self.ends) or self.waiting:
+            if n_ended == len(self.ends):
+                self.submit()
+                continue
+            n_cached += self.ends[n_ended]()
+            n_ended += 1
+        self.engine.close()
+        assert not wrong, wrong[0]
+        assert self.context.pool.n_free == self.context.pool.n_pages
+        return n_cached
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_remembered_is_true_and_nothing_is_lost(seed: int) -> None:
+    Life(seed).run()
+
+
+def test_something_is_found_again() -> None:
+    assert sum(Life(seed).run() for seed in range(100, 110)) > 200

@@ -1,0 +1,129 @@
+"""The engine asks for the largest logits where they are enough, and gets the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_context import FakeContext, Recorder, expected, running
+from tiny_models import TINY, write_model
+
+from lamella.kernels.sim import SimBuffer
+from lamella.model import outputs
+from lamella.model.sampling import SamplingParams
+from lamella.runtime.engine.job import Job
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
+from lamella.runtime.text import Piece, generate
+
+N_VOCAB = 2100
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"top_k": 5, "min_p": 0.2},
+    {"repeat_penalty": 1.3},
+    {"logit_bias": [(5, 3.0)]},
+    {"top_k": 0, "top_p": 0.9},
+    {"samplers": ("top_k", "penalties", "typ_p"), "presence_penalty": 1, "typical_p": 0.7},
+    {"top_k": 200, "temperature": 1.5, "xtc_probability": 0.5},
+]
+FEW = (0, 1, 2, 6, 7)  # those that can do with the largest logits
+
+
+def sampling(i: int) -> SamplingParams:
+    return SamplingParams(seed=i, **PARAMS[i])
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3, 8])
+def test_mixed_jobs_get_what_each_gets_alone(n_parallel: int) -> None:
+    sinks = [Recorder(needs_logits=False) for _ in PARAMS]
+    jobs = [
+        Job(prompt=(3, 4 + i), sampling=sampling(i), sink=sink, n_predict=30)
+        for i, sink in enumerate(sinks)
+    ]
+    with running(FakeContext(tops=True), *jobs, n_parallel=n_parallel):
+        for sink in sinks:
+            sink.result()
+    for i, sink in enumerate(sinks):
+        assert sink.tokens == expected((3, 4 + i), sampling(i), 30)
+
+
+def test_what_is_asked_for() -> None:
+    """Each row by its own job: what its samplers, its bans and its sink need."""
+    context = FakeContext()
+
+    def job(i: int, *, needs_logits: bool = False, ignore_eos: bool = False) -> Job:
+        sink = Recorder(needs_logits=needs_logits)
+        sinks.append(sink)
+        return Job(
+            prompt=(3, 4),
+            sampling=sampling(i),
+            sink=sink,
+            n_predict=1,
+            ignore_eos=ignore_eos,
+        )
+
+    sinks: list[Recorder] = []
+    jobs = [job(0), job(1), job(2), job(3), job(1, needs_logits=True), job(0, ignore_eos=True)]
+    with running(context, *jobs, n_parallel=6):
+        for sink in sinks:
+            sink.result()
+    assert context.n_wanted == [[40, 1, 5, 0, 0, 0]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(replace(TINY["llama"], n_vocab=N_VOCAB), path)
+    return path
+
+
+def run_all(path: Path, wanted: tuple[int, ...], n_probs: int = 0) -> list[list[Piece]]:
+    """The tokens, with probabilities if asked for, of clients that all run at once."""
+    params = InstanceParams(path=path, devices=["sim"], n_ctx=1024, n_parallel=8)
+    with open_instance(params) as instance:
+        generations = [
+            generate(
+                instance.engine,
+                instance.vocab,
+                [1, 20 + i, 30],
+                sampling(i),
+                n_predict=40,
+                n_probs=n_probs,
+            )
+            for i in wanted
+        ]
+        return [list(generation) for generation in generations]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "n_probs"), [(tuple(range(8)), 0), (FEW, 0), (FEW, 2), ((0, 3), 0)]
+)
+def test_on_a_device_the_tokens_are_those_of_whole_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch, wanted: tuple[int, ...], n_probs: int
+) -> None:
+    found = run_all(path, wanted, n_probs)
+    monkeypatch.setattr(outputs, "N_TOPS", ())
+    assert run_all(path, wanted, n_probs) == found
+
+
+def test_a_step_moves_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_bytes = 0
+    read = SimBuffer._read
+
+    def counted(self: SimBuffer, offset: int, size: int) -> object:
+        nonlocal n_bytes
+        n_bytes += size
+        return read(self, offset, size)
+
+    monkeypatch.setattr(SimBuffer, "_read", counted)
+    tokens = run_all(path, (0, 1, 2, 6) * 2)
+    n_tokens = sum(len(piece.tokens) for pieces in tokens for piece in pieces)
+    few, n_bytes = n_bytes, 0
+    monkeypatch.setattr(outputs, "N_TOPS", ())
+    assert run_all(path, (0, 1, 2, 6) * 2) == tokens
+    assert n_tokens > 100
+    assert few <= (n_tokens + 8) * (8 * 64 + 4)  # ends are sampled, but not shown
+    assert n_bytes >= n_tokens * 4 * N_VOCAB

@@ -1,0 +1,502 @@
+"""Plans are exact: what they say is what is allocated, to the byte, and stays so. They hold: what
+fits is loaded, with a byte less it is refused; what is chosen is the most that fits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import TINY, write_model
+
+from lamella.alloc.buffer import BufferType, Usage
+from lamella.base.errors import DoesNotFitError, OutOfMemoryError, PlacementError
+from lamella.base.settings import NO_FUSION, STRICT
+from lamella.graph import GGMLType, Op
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.sim import SimDevice
+from lamella.model.batch import Batch
+from lamella.model.context import PAGE_SIZE, Context
+from lamella.model.gguf import open_gguf
+from lamella.model.loader import load_model
+from lamella.runtime import fit as planning
+from lamella.runtime.fit import CTX_KEPT, CTX_STEP, Prepared, hold_to, prepare
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
+from lamella.runtime.plan import (
+    DevicePlan,
+    Dry,
+    MemoryPlan,
+    ModelPlan,
+    OverridePlan,
+    open_dry,
+    plan_devices,
+)
+
+SMALL: Mapping[str, Any] = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 2}
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "CPU": {},
+    "CPU, one thread for tokens": {"n_threads": 1, "n_threads_batch": 2},
+    "not packed": {"repack": False},
+    "a large ubatch": {"n_ubatch": 512, "n_parallel": 8},
+    "single tokens": {"n_ubatch": 1, "n_parallel": 1},
+    "ubatches of odd sizes": {"n_ubatch": 33, "n_parallel": 3},
+    "ubatches smaller than the batch of sequences": {"n_ubatch": 5, "n_parallel": 8},
+    "one sequence": {"n_parallel": 1},
+    "other types of keys": {"type_k": "f32", "type_v": "bf16"},
+    "q8_0 keys": {"type_k": "q8_0", "type_v": "q8_0"},
+    "a GPU": {"devices": ("sim",)},
+    "some layers": {"devices": ("sim",), "n_gpu_layers": 2},
+    "no layers": {"devices": ("sim",), "n_gpu_layers": 0},
+    "two GPUs": {"devices": ("sim:1GiB:2",)},
+    "two GPUs unevenly": {"devices": ("sim:1GiB:2",), "tensor_split": (3.0, 1.0)},
+    "two GPUs, many sequences": {"devices": ("sim:1GiB:2",), "n_parallel": 8, "n_ubatch": 33},
+    "two GPUs, q8_0 keys": {"devices": ("sim:1GiB:2",), "type_k": "q8_0", "type_v": "q8_0"},
+    "two GPUs and the CPU": {"devices": ("sim:1GiB:2",), "n_gpu_layers": 2},
+    "two GPUs, of which one is used": {
+        **{"devices": ("sim:1GiB:2",), "split_mode": "none", "main_gpu": 1}
+    },
+    "a GPU and weights that are not packed": {
+        **{"devices": ("sim",), "n_gpu_layers": 2, "repack": False}
+    },
+    "no batches taken over": {"devices": ("sim",), "n_gpu_layers": 1, "op_offload": False},
+    "keys on the CPU": {"devices": ("sim",), "kv_offload": False},
+    "overrides": {"devices": ("sim",), "overrides": (("ffn_down", "CPU"),)},
+    "overrides to the other GPU": {
+        **{"devices": ("sim:1GiB:2",), "overrides": (("attn_q", "SIM1"), ("ffn", "SIM0_Host"))}
+    },
+    "experts on the CPU": {"devices": ("sim",), "n_cpu_moe": -1},
+}
+FILES = ("llama", "mixtral Q4_0", "qwen3moe", "qwen2 Q8_0")
+N_LAYER, N_CTX, N_DEEP_VOCAB = 5, 8192, 2000
+
+
+@pytest.fixture(scope="module", params=FILES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    arch, _, type = request.param.partition(" ")
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_model(TINY[arch], path, GGMLType[type or "F32"])
+    return path
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with more layers and a longer context."""
+    path = tmp_path_factory.mktemp("deep") / "deep.gguf"
+    # the output is larger than a layer
+    write_model(replace(TINY["llama"], n_layer=N_LAYER, n_ctx=N_CTX, n_vocab=N_DEEP_VOCAB), path)
+    return path
+
+
+def sim(n_bytes: int, n_gpus: int = 1) -> str:
+    """The name of simulated devices with this memory, exactly."""
+    return f"sim:{n_bytes / 1024:.10f}KiB:{n_gpus}"
+
+
+def allocated(context: Context) -> dict[str, dict[Usage, int]]:
+    """Bytes of all buffers, by buffer type and use, from those who keep them."""
+    found: dict[str, dict[Usage, int]] = {}
+
+    def add(buffers: Any, usage: Usage) -> None:
+        for buffer in buffers:
+            assert not buffer.freed and buffer.usage is usage
+            if buffer.size:
+                uses = found.setdefault(buffer.buft.name, dict.fromkeys(Usage, 0))
+                uses[usage] += buffer.size
+
+    scheduler = context._scheduler
+    assert scheduler is not None
+    add(context.model._buffers, Usage.WEIGHTS)
+    add(context._kv_buffers, Usage.ANY)
+    add(itertools.chain(*scheduler._galloc.buffers), Usage.COMPUTE)
+    add((b.work for b in scheduler.backends if b.work is not None), Usage.WORK)
+    return found
+
+
+def used(context: Context) -> dict[str, int]:
+    """Bytes in use, by buffer type, as these count them."""
+    bufts: set[BufferType] = set()
+    for device in context.model.devices:
+        host = device.host_buffer_type
+        bufts |= {device.buffer_type, *device.extra_buffer_types, *((host,) if host else ())}
+    return {buft.name: buft.used for buft in bufts if buft.used}
+
+
+def planned(prepared: Prepared) -> list[MemoryPlan]:
+    return [m for device in prepared.plan.devices for m in device.memory]
+
+
+def decode_all_kinds(context: Context) -> None:
+    """Prompts, single tokens and several sequences, with and without outputs."""
+    rng = np.random.default_rng(3)
+    seqs = [context.pool.new_sequence() for _ in range(context.n_seq_max)]
+    for lengths in ([1], [7], [40], [1, 1], [3, 1, 9], [1] * 4, [30] * 4, [90], [1]):
+        batch = Batch()
+        for seq, n in zip(seqs, lengths, strict=False):
+            pos = seq.length
+            context.append(seq, n)
+            batch.add(rng.integers(0, context.n_vocab, n).tolist(), seq, pos, n_outputs=n % 3)
+        context.decode(batch)
+    for seq in seqs:
+        seq.free()
+
+
+def check_exact(context: Context, prepared: Prepared) -> None:
+    """Before and after work, all memory is as planned."""
+    for _ in range(2):
+        uses = allocated(context)
+        assert {m.buffer_type: m.total for m in planned(prepared)} == used(context)
+        for m in planned(prepared):
+            found = uses[m.buffer_type]
+            assert m.weights == found[Usage.WEIGHTS]
+            assert m.kv == found[Usage.ANY]
+            assert m.compute == found[Usage.COMPUTE]
+            assert m.work == found[Usage.WORK]
+        decode_all_kinds(context)
+    assert context.no_pipeline == prepared.plan.no_pipeline
+
+
+@contextmanager
+def opened(path: Path, prepared: Prepared) -> Iterator[Context]:
+    """The context of a plan; whatever in it is unexpected is an error."""
+    model = load_model(path, prepared.model_params)
+    try:
+        with STRICT.set(1), Context(model, prepared.context_params) as context:
+            yield context
+    finally:
+        model.free()
+
+
+def prepared_as(path: Path, **params: Any) -> Prepared:
+    return prepare(InstanceParams(path=path, **{**SMALL, **params}))
+
+
+# --- plans are exact ---
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_plan_is_exact(path: Path, name: str) -> None:
+    prepared = prepared_as(path, **CONFIGURATIONS[name])
+    with opened(path, prepared) as context:
+        check_exact(context, prepared)
+    by_itself = replace(prepared.context_params, reserved=None)
+    with opened(path, prepared._replace(context_params=by_itself)) as context:
+        check_exact(context, prepared)
+
+
+@pytest.mark.parametrize("devices", [("none",), ("sim:1GiB:2",)], ids=str)
+def test_a_plan_is_exact_without_fusion(deep: Path, devices: Sequence[str]) -> None:
+    with NO_FUSION.set(1):
+        prepared = prepared_as(deep, devices=devices)
+        with opened(deep, prepared) as context:
+            check_exact(context, prepared)
+
+
+def test_two_gpus_are_pipelined_and_with_too_little_memory_they_are_not(deep: Path) -> None:
+    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
+    roomy = prepared_as(deep, devices=("sim:1GiB:2",), **params)
+    assert not roomy.plan.no_pipeline
+    needed = max(device.needed for device in roomy.plan.devices[:-1])
+    exact = prepared_as(deep, devices=(sim(needed, 2),), **params)
+    assert not exact.plan.no_pipeline and exact.plan.fits
+    tight = prepared_as(deep, devices=(sim(needed - 1, 2),), **params)
+    assert tight.plan.no_pipeline == "its compute buffers do not fit" and tight.plan.fits
+    model = load_model(deep, tight.model_params)
+    with Context(model, tight.context_params) as context:
+        uses = {m.buffer_type: m.total for m in planned(tight)}
+        assert uses == used(context)
+        assert context.no_pipeline == tight.plan.no_pipeline
+    model.free()
+    # if it does not fit without a pipeline either, that is what it lacks memory for
+    small = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    assert small.no_pipeline and not small.fits
+
+
+# --- plans hold ---
+
+
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_what_fits_to_the_byte_is_loaded_and_a_byte_less_is_refused(
+    deep: Path, n_gpus: int
+) -> None:
+    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0,) * n_gpus}
+    roomy = prepared_as(deep, devices=(sim(1 << 30, n_gpus),), **params).plan
+    needed = max(device.needed for device in roomy.devices[:-1])
+    exact = prepared_as(deep, devices=(sim(needed, n_gpus),), **params)
+    hold_to(exact, "warn")
+    with opened(deep, exact) as context:
+        check_exact(context, exact)
+        assert min(d.memory()[0] for d in context.model.devices[:-1]) == 0
+    # what is left to save: the copies of a pipeline
+    without = replace(exact.context_params, pipeline=False)
+    with Context(load_model(deep, exact.model_params), without) as context:
+        needed = max(d.buffer_type.used for d in context.model.devices[:-1])
+        context.model.free()
+    short = prepared_as(deep, devices=(sim(needed - 1, n_gpus),), **params)
+    lacking = [d.shortfall for d in short.plan.devices[:-1]]
+    assert max(lacking) > 0 and not short.plan.fits
+    if n_gpus == 1:
+        assert lacking == [1]
+    with pytest.raises(DoesNotFitError, match=r"SIM\d lacks .*; what may help: fewer layers") as e:
+        open_instance(
+            InstanceParams(path=deep, devices=(sim(needed - 1, n_gpus),), **SMALL, **params)
+        )
+    assert isinstance(e.value, OutOfMemoryError)
+    assert [name for name, _, _ in e.value.short] == [
+        d.name for d in short.plan.devices if d.shortfall
+    ]
+    with pytest.raises(OutOfMemoryError):  # it would not have worked
+        Context(load_model(deep, short.model_params), short.context_params)
+
+
+def test_host_memory_that_is_too_small_is_refused(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = prepared_as(deep).plan.devices[0].needed
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(CpuDevice, "memory", lambda _, free=free: (free, 1 << 40))
+        prepared = prepared_as(deep)
+        assert prepared.plan.fits is fits
+        if not fits:
+            with pytest.raises(DoesNotFitError, match="CPU lacks 1 bytes"):
+                hold_to(prepared, "auto")
+
+
+# --- as many layers as fit ---
+
+
+def needed_by_layers(path: Path, devices: str, **params: Any) -> list[list[int]]:
+    """Bytes on each device, with each number of layers there."""
+    plan = prepared_as(path, devices=(devices,), n_gpu_layers=0, **params).plan
+    found = []
+    for n in range(plan.n_layers + 1):
+        plan = prepared_as(path, devices=(devices,), n_gpu_layers=n, **params).plan
+        assert plan.n_gpu_layers == n
+        found.append([d.needed for d in plan.devices[:-1]])
+    return found
+
+
+@pytest.mark.parametrize("shares", [None, (3.0, 1.0), (1.0, 5.0)], ids=str)
+def test_as_many_layers_as_fit(deep: Path, shares: tuple[float, ...] | None) -> None:
+    """The first of two devices needs less with more layers, once the second has the output."""
+    n_gpus = len(shares or "1")
+    params: Mapping[str, Any] = {"tensor_split": shares, "fit_target": 0}
+    # without a pipeline's copies, which are given up before layers are
+    needed = needed_by_layers(deep, sim(1 << 30, n_gpus), **params)
+    sizes = sorted({n for row in needed[:-1] for n in row})
+    if shares is None:
+        sizes += [0, *(size - 1 for size in sizes if size), 1 << 29]
+    for size in sizes:
+        most = max(n for n, row in enumerate(needed[:-1]) if all(s <= size for s in row))
+        plan = prepared_as(deep, devices=(sim(max(size, 1), n_gpus),), **params).plan
+        assert plan.fits
+        if plan.n_gpu_layers == plan.n_layers:
+            assert all("one after the other" in note for note in plan.notes)
+        else:
+            assert plan.n_gpu_layers == most
+            assert plan.notes[0].startswith(f"{most} of {plan.n_layers} layers are on SIM0")
+
+
+def test_some_memory_is_left_free(deep: Path) -> None:
+    needed = needed_by_layers(deep, "sim")
+    n = len(needed) - 2
+    for spare, chosen in ((0, n), (-1, n - 1)):
+        memory = sim(needed[n][0] + (3 << 20) + spare)
+        plan = prepared_as(deep, devices=(memory,), fit_target=3).plan
+        assert plan.n_gpu_layers == chosen
+        assert plan.devices[0].free - plan.devices[0].needed >= 3 << 20
+    assert prepared_as(deep, devices=("sim:1000MiB",)).plan.n_gpu_layers == 0  # 1 GiB by default
+    assert prepared_as(deep, devices=("sim:2GiB",)).plan.n_gpu_layers == len(needed) - 1
+
+
+def test_a_sketch_needs_no_more_than_the_plan(deep: Path) -> None:
+    for config in CONFIGURATIONS.values():
+        prepared = prepared_as(deep, **config)
+        with (
+            open_gguf(deep) as file,
+            open_dry(file, prepared.model_params, prepared.context_params, sketch=True) as dry,
+        ):
+            pairs = zip(plan_devices(dry), prepared.plan.devices, strict=True)
+            assert all(sketch.needed <= plan.needed for sketch, plan in pairs)
+
+
+def test_a_sketch_that_says_too_little_misleads_nobody(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(dry: Dry) -> Sequence[DevicePlan]:
+        return [replace(device, memory=()) for device in plan_devices(dry)]
+
+    monkeypatch.setattr(planning, "plan_devices", nothing)
+    needed = needed_by_layers(deep, "sim")
+    for n in (1, 2, N_LAYER):
+        plan = prepared_as(deep, devices=(sim(needed[n][0]),), fit_target=0).plan
+        assert (plan.n_gpu_layers, plan.fits) == (n, True)
+
+
+@pytest.mark.parametrize("n", [0, 3, -1])
+def test_a_number_of_layers_is_kept(deep: Path, n: int) -> None:
+    plan = prepared_as(deep, devices=("sim:1KiB",), n_gpu_layers=n).plan
+    assert plan.n_gpu_layers == (plan.n_layers if n < 0 else n)
+    assert plan.fits is (n == 0)
+    assert not plan.notes
+
+
+# --- contexts ---
+
+
+def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path) -> None:
+    def planned(n_ctx: int, free: int = 1 << 30, **params: Any) -> ModelPlan:
+        options = {"n_gpu_layers": -1, "fit_target": 0, **params}
+        return prepared_as(deep, n_ctx=n_ctx, devices=(sim(free),), **options).plan
+
+    assert planned(0).n_ctx == N_CTX == planned(0).n_ctx_train
+    assert planned(768).n_ctx == 768
+    whole, half = planned(0).devices[0].needed, planned(N_CTX // 2).devices[0].needed
+    assert half < whole
+    # it is not made smaller than asked for, and not at all without --fit
+    for n_ctx, fit in ((0, False), (N_CTX, False), (N_CTX, True)):
+        plan = planned(n_ctx, half, fit=fit)
+        given = ("--fit does not change a context that was given with -c",)
+        assert (plan.n_ctx, plan.fits) == (N_CTX, False)
+        assert plan.notes == (given if fit else ())
+    assert planned(0, whole, fit=True).n_ctx == N_CTX
+    for free, n_ctx in ((half, N_CTX // 2), (half - 1, N_CTX // 2 - CTX_STEP)):
+        plan = planned(0, free, fit=True)
+        assert (plan.n_ctx, plan.fits) == (n_ctx, True)
+        assert plan.notes == (f"the context has {n_ctx} tokens, not {N_CTX}: more does not fit",)
+    least = planned(0, 1024, fit=True)
+    assert (least.n_ctx, least.fits) == (CTX_STEP, False)
+
+
+def test_a_context_is_made_smaller_before_layers_leave(deep: Path) -> None:
+    def planned(free: int, **params: Any) -> ModelPlan:
+        options = {"n_ctx": 0, "fit_target": 0, "fit": True, **params}
+        return prepared_as(deep, devices=(sim(free),), **options).plan
+
+    all_layers = [
+        planned(1 << 30, n_ctx=n_ctx, n_gpu_layers=-1).devices[0].needed
+        for n_ctx in (CTX_KEPT, CTX_KEPT + CTX_STEP)
+    ]
+    plan = planned(all_layers[1])
+    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT + CTX_STEP, plan.n_layers)
+    plan = planned(all_layers[0])
+    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT, plan.n_layers)
+    plan = planned(all_layers[0] - 1)
+    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT, plan.n_layers - 1)
+    assert len(plan.notes) == 2 and plan.fits
+
+
+def test_a_short_context_is_not_made_longer_to_fit(tmp_path: Path) -> None:
+    """Of a model of fewer tokens than those by which a context is made smaller."""
+    path = tmp_path / "short.gguf"
+    write_model(replace(TINY["llama"], n_ctx=CTX_STEP // 2), path)
+    small = {"n_ctx": 0, "devices": ("sim:1KiB",), "n_gpu_layers": -1, "fit": True}
+    plan = prepared_as(path, **small).plan
+    assert plan.n_ctx == plan.n_ctx_train == CTX_STEP // 2 and not plan.fits
+
+
+def test_what_leaves_the_gpu_has_to_fit_elsewhere(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --fit, the context also shrinks for the memory of the CPU."""
+    none = prepared_as(deep, n_ctx=CTX_KEPT, devices=("none",)).plan.devices[-1].needed
+    monkeypatch.setattr(CpuDevice, "memory", lambda _: (none - 1, 1 << 40))
+    plan = prepared_as(deep, n_ctx=0, devices=("sim:1KiB",), fit=True, fit_target=0).plan
+    assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (0, CTX_KEPT - CTX_STEP, True)
+
+
+# --- placement ---
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated device cannot normalise."""
+    ops = frozenset(Op) - {Op.RMS_NORM}
+
+    def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
+        return [SimDevice("SIM0", ops=ops, compute=cpu.new_compute)]
+
+    monkeypatch.setattr(planning, "find_devices", found)
+
+
+@pytest.mark.usefixtures("picky")
+def test_strict_placement_refuses_what_would_run_elsewhere(
+    deep: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = InstanceParams(path=deep, **SMALL)
+    prepared = prepare(params)
+    assert prepared.plan.fits and prepared.plan.displaced
+    with pytest.raises(PlacementError, match="RMS_NORM nodes run on CPU, not on SIM0"):
+        open_instance(replace(params, placement="strict"))
+    caplog.clear()
+    hold_to(prepared, "auto")
+    assert not caplog.messages
+    hold_to(prepared, "warn")
+    assert len(caplog.messages) == len({d.kind for d in prepared.plan.displaced})
+    assert "RMS_NORM" in caplog.text
+
+
+def test_overrides_are_told(deep: Path) -> None:
+    overrides = (("ffn_down", "CPU"), ("ffn_(down|up)", "SIM0"), ("nothing", "CPU"))
+    plan = prepared_as(deep, devices=("sim",), overrides=overrides).plan
+    n_bytes = 4 * 64 * 96  # of a matrix
+    assert plan.overrides == (
+        OverridePlan("ffn_down", "CPU", N_LAYER, N_LAYER * n_bytes),
+        OverridePlan("ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes),  # without the first's
+        OverridePlan("nothing", "CPU", 0, 0),
+    )
+    assert plan.devices[-1].n_bytes_read == N_LAYER * n_bytes
+    assert plan.n_gpu_layers == plan.n_layers
+
+
+def test_what_a_token_reads_and_keeps(deep: Path) -> None:
+    plan = prepared_as(deep, devices=("sim",), n_gpu_layers=3).plan
+    gpu, cpu = plan.devices
+    kv = 2 * 2 * 2 * 16  # bytes of an F16 key and a value of a layer
+    assert (gpu.n_bytes_kv, cpu.n_bytes_kv) == (2 * kv, (N_LAYER - 2) * kv)  # and the output
+    assert plan.n_bytes_kv == N_LAYER * kv
+    n_pages = SMALL["n_ctx"] // PAGE_SIZE + 1
+    assert (
+        sum(m.kv for d in plan.devices for m in d.memory) == n_pages * PAGE_SIZE * plan.n_bytes_kv
+    )
+    embedding = plan.n_bytes - gpu.n_bytes_read - cpu.n_bytes_read
+    assert embedding == 4 * 64 * N_DEEP_VOCAB
+    elsewhere = prepared_as(deep, devices=("sim",), kv_offload=False).plan
+    assert [d.n_bytes_kv for d in elsewhere.devices] == [0, N_LAYER * kv]
+
+
+# --- what nobody would want ---
+
+
+def test_a_context_that_fits_is_not_given_up_for_room_that_there_is_not(deep: Path) -> None:
+    needed = prepared_as(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).plan.devices[0].needed
+    small = (sim(needed),)  # less than the 1024 MiB that are to stay free
+    plan = prepared_as(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True).plan
+    assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, True, ())
+    plan = prepared_as(deep, n_ctx=0, devices=small, fit=True).plan  # -ngl auto: no layer fits
+    assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (N_CTX, 0, True)
+    assert plan.notes[0].endswith(
+        "layers are on SIM0: more does not fit; 1024 MiB are to stay free on each device "
+        "(--fit-target)"
+    )
+
+
+def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> None:
+    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
+    roomy = prepared_as(deep, devices=("sim:1GiB:2",), **params).plan
+    tight = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    for with_copies, without in zip(roomy.devices[:-1], tight.devices[:-1], strict=True):
+        assert without.needed < with_copies.needed
+
+
+def test_an_override_that_matches_nothing_is_told(
+    deep: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold_to(prepared_as(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))), "warn")
+    assert [r.message for r in caplog.records] == ["no weight's name matches 'ffn_dwon' (-ot)"]

@@ -1,0 +1,166 @@
+"""Opening a model: what is refused before the weights are read, and what it tells of itself."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TINY, write_model
+
+from lamella.base.errors import LamellaError, ModelFileError, RequestError, UnsupportedModelError
+from lamella.graph import GGMLType
+from lamella.kernels import devices
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda.device import CudaRegistry
+from lamella.runtime import fit as planning
+from lamella.runtime.instance import open_instance
+from lamella.runtime.params import InstanceParams
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.gguf"
+    write_model(TINY["llama-tied"], file, GGMLType.Q8_0)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"n_ctx": -1}, r"n_ctx is -1: must lie in 0\.\."),
+        ({"n_ctx": "x"}, "n_ctx is 'x': must be a whole number"),
+        ({"n_batch": 0}, r"n_batch is 0: must lie in 1\.\."),
+        ({"n_ubatch": 1.5}, r"n_ubatch is 1\.5: must be a whole number"),
+        ({"n_parallel": 0}, r"n_parallel is 0: must lie in 1\.\.1024"),
+        ({"n_threads": 0}, r"n_threads is 0: must lie in 1\.\.512"),
+        ({"n_threads_batch": 513}, r"n_threads_batch is 513: must lie in 1\.\.512"),
+        ({"poll": 101}, r"poll is 101: must lie in 0\.\.100"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all': must be a whole number"),
+        ({"devices": "sim"}, "devices is 'sim': must be a list of names"),
+        ({"devices": ["gpu"]}, "no device is called 'gpu'"),
+        ({"split_mode": "row"}, "split_mode is 'row': must be one of layer, none"),
+        ({"main_gpu": -1}, r"main_gpu is -1: must lie in 0\.\."),
+        (
+            {"devices": ["sim"], "split_mode": "none", "main_gpu": 1},
+            r"main_gpu is 1: there are 0 \(SIM0\)$",
+        ),
+        ({"type_k": "q9"}, "type_k is 'q9': must be one of f32, f16, bf16, q8_0"),
+        ({"chat_template": "{% if %}"}, "line 1"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_weights_are_read(
+    path: Path, params: dict[str, Any], complaint: str
+) -> None:
+    def on_load(done: int, total: int) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.raises(LamellaError, match=complaint) as caught:
+        open_instance(InstanceParams(path=path, **params), on_load=on_load)
+    assert not isinstance(caught.value, ModelFileError)
+
+
+def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bpe.gguf"
+    write_model(TINY["llama"], file)
+    key = b"tokenizer.ggml.model" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    file.write_bytes(file.read_bytes().replace(key + b"llama", key + b"bloom"))
+
+    def on_load(done: int, total: int) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.raises(UnsupportedModelError, match=r"bpe\.gguf: .*'bloom'"):
+        open_instance(InstanceParams(path=file), on_load=on_load)
+
+
+@pytest.mark.parametrize("names", [("none",), ("sim",)])
+def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
+    path: Path, names: tuple[str, ...]
+) -> None:
+    with open_instance(InstanceParams(path=path, devices=names)) as instance:
+        assert instance.alias == "tiny"
+        assert instance.meta["ftype"] == "Q8_0"
+        assert instance.meta["n_ctx"] == instance.n_ctx == 256
+        assert instance.meta["n_params"] == 80192
+        assert 0 < int(instance.meta["size"]) < path.stat().st_size
+
+
+def test_the_main_gpu_alone_is_used(path: Path) -> None:
+    how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_gpu_layers": -1, "n_ctx": 64}
+    for mode, expected in (("layer", ["SIM0", "SIM1", "SIM2"]), ("none", ["SIM1"])):
+        params = InstanceParams(path=path, **how, split_mode=mode, main_gpu=1)
+        with open_instance(params) as opened:
+            assert [d.name for d in opened.model.devices] == [*expected, "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [((), ["CUDA is not used: no driver"]), (("none",), []), (("sim",), [])]
+)
+def test_why_no_gpu_is_used(
+    path: Path,
+    asked: tuple[str, ...],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
+    with (
+        caplog.at_level(logging.INFO, "lamella"),
+        open_instance(InstanceParams(path=path, n_ctx=64, devices=asked)),
+    ):
+        assert caplog.messages == told
+
+
+def test_nothing_stays_open_when_a_late_part_fails(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RequestError("no engine")
+
+    monkeypatch.setattr("lamella.runtime.instance.Engine", fail)
+    for method in ("model.context.Context.close", "model.loader.LoadedModel.free"):
+        monkeypatch.setattr(f"lamella.{method}", lambda self: closed.append(type(self).__name__))
+    with pytest.raises(RequestError, match="no engine"):
+        open_instance(InstanceParams(path=path))
+    assert closed == ["Context", "LoadedModel"]
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "warns"),
+    [
+        ({}, (4, 4), False),
+        ({"n_threads": 2}, (2, 2), False),
+        ({"n_threads": 2, "n_threads_batch": 5}, (2, 5), False),
+        ({"n_threads_batch": 1}, (4, 1), False),
+        ({"n_threads": 8}, (8, 8), False),
+        ({"n_threads": 9}, (8, 8), True),
+        ({"n_threads": 2, "n_threads_batch": 99}, (2, 8), True),
+    ],
+)
+def test_threads(
+    given: dict[str, int],
+    used: tuple[int, int],
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(planning, "default_threads", lambda: 4)
+    monkeypatch.setattr(planning, "usable_cpus", lambda: 8)
+    assert planning._threads(InstanceParams(path="f", **given)) == used  # type: ignore[arg-type]
+    most = max(given.values(), default=0)
+    expected = [f"{most} threads were asked for, 8 can run at once: 8 are used"] if warns else []
+    assert [r.message for r in caplog.records] == expected
+
+
+def test_threads_and_polling_reach_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "usable_cpus", lambda: 3)
+    params = InstanceParams(path=path, n_ctx=64, n_threads=1, n_threads_batch=3, poll=7)
+    with open_instance(params) as opened:
+        cpu = opened.model.devices[-1]
+        assert isinstance(cpu, CpuDevice)
+        assert (cpu.n_threads, cpu.poll) == (3, 7)
+        assert opened.context.params.n_threads == 1
+        assert opened.context.params.n_threads_batch == 3
