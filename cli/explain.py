@@ -18,8 +18,7 @@ from ..model.gguf import open_gguf
 from ..model.graphs import bucket
 from ..runtime.fit import Prepared, hold_to, prepare
 from ..runtime.plan import Dry, open_dry
-from ..sched.describe import draw, lines
-from ..sched.explain import explain
+from ..sched.explain import draw, explain, lines
 from .explain_page import page
 from .flags import add_model_flags, instance_params
 

@@ -11,7 +11,7 @@ import json
 from importlib.resources import files
 from typing import Final
 
-from ..sched.explanation import Explanation
+from ..sched.explain.record import Explanation
 
 SCRIPTS: Final = ("graph", "state", "canvas", "lanes", "memory", "panel", "main")
 

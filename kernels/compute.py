@@ -13,8 +13,7 @@ from typing import Protocol
 from ..alloc.buffer import Buffer, Bytes, buffer_of
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
-from ..sched.backend import KeepAlive
-from ..sched.profile import CallTime
+from ..sched.backend import CallTime, KeepAlive
 from .fusion import UseCounts
 from .steps import AddressOf
 

@@ -25,7 +25,7 @@ from ..alloc.host import read_array
 from ..graph.cost import Cost, Used, cost, data_bytes
 from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import Tensor
-from ..sched.profile import CallTime
+from ..sched.backend import CallTime
 from .steps import Step
 
 DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost does

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import Tensor
-from ..sched.profile import CallTime, SplitTime
+from ..sched.backend import CallTime
+from ..sched.profile import SplitTime
 from .profile import GENERATION, PROMPT, Records, Step
 
 WHOLE_SPLIT: Final = "whole split"  # the kind of what a device computes without telling more

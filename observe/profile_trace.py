@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..graph.tensor import format_shape
-from ..sched.profile import CallTime, CopyTime, SplitTime
+from ..sched.backend import CallTime
+from ..sched.profile import CopyTime, SplitTime
 from .profile import Step
 from .profile_sums import kind_of
 

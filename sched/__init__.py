@@ -12,7 +12,7 @@ from .backend import (
     KeepAlive,
     Registry,
 )
-from .describe import describe, draw
+from .explain import describe, draw
 from .null import NullBackend, NullBufferType, NullDevice
 from .scheduled import ScheduledGraph
 from .scheduler import Scheduler

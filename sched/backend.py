@@ -11,15 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..alloc.buffer import Buffer, BufferType, Bytes, Data, Usage, tensor_read, tensor_set
 from ..base.errors import UnknownDeviceError
+from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from .profile import CallTime
 
 
 class DeviceType(Enum):
@@ -51,6 +49,23 @@ class KeepAlive:
 
     tensor: Tensor
     until: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """A timed kernel call of a plan; times are nanoseconds of `time.perf_counter_ns`.
+
+    `kind` is the op that the call computes, `ADD+RMS_NORM+MUL` for fused ops, `MUL_MAT quantize`
+    for the conversion of a source. `nodes` are the nodes that the call computes or works for. If a
+    node takes several calls, the last one carries the whole `cost`.
+    """
+
+    kind: str
+    kernel: str
+    nodes: tuple[Tensor, ...]
+    cost: Cost
+    begin: int
+    end: int
 
 
 class Registry(ABC):

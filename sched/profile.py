@@ -17,30 +17,12 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
-from ..graph.cost import Cost
 from ..graph.tensor import Tensor
-from .backend import Backend
+from .backend import Backend, CallTime
 from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
 from .split import Split
 
 UsedExperts = dict[Tensor, list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class CallTime:
-    """A kernel call. `kind` is the op that it computes, `ADD+RMS_NORM+MUL` where ops are fused,
-    `MUL_MAT quantize` where a source is brought into another form.
-
-    `nodes` are those that it computes or works for. Where a node takes several calls, the last one
-    has its whole `cost`.
-    """
-
-    kind: str
-    kernel: str
-    nodes: tuple[Tensor, ...]
-    cost: Cost
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ..graph.tensor import Tensor
 from .assignment import Assignment, Machine
 from .backend import Backend, DeviceType
 from .compute import EvalCallback, Executor
-from .describe import describe
+from .explain import describe
 from .passes import assign_backends
 from .profile import Profiler
 from .scheduled import ScheduledGraph

@@ -19,8 +19,7 @@ from ...base.errors import BackendError, OutOfMemoryError
 from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Device, DeviceType, KeepAlive, Registry
-from ...sched.profile import CallTime
+from ...sched.backend import Backend, CallTime, Device, DeviceType, KeepAlive, Registry
 from ..compute import Compute, Program, address_of
 from ..reference.compute import ReferenceCompute
 from .compute import CpuCompute

@@ -20,7 +20,7 @@ from ...alloc.host import HostBufferType
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
-from ...sched.profile import CallTime
+from ...sched.backend import CallTime
 from ..compute import Workspace
 from ..fusion import UseCounts, calls_in_order
 from ..steps import AddressOf, Step, Steps, depends

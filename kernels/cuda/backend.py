@@ -23,8 +23,7 @@ from ...base.errors import BackendError
 from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Event
-from ...sched.profile import CallTime
+from ...sched.backend import Backend, CallTime, Event
 from ..timing import Timing
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle

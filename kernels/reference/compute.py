@@ -10,8 +10,7 @@ from ...alloc.host import array_of
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
-from ...sched.backend import KeepAlive
-from ...sched.profile import CallTime
+from ...sched.backend import CallTime, KeepAlive
 from ..compute import MemoryOf, Workspace
 from ..fusion import UseCounts
 from ..steps import AddressOf

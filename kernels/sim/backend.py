@@ -10,8 +10,7 @@ from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, Event
-from ...sched.profile import CallTime
+from ...sched.backend import Backend, CallTime, Event
 from ..compute import Program
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream

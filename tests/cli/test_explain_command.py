@@ -14,7 +14,7 @@ from tiny_models import TINY, write_model
 from lamella.graph import Op, Tensor
 from lamella.kernels.cpu.packed.buffer import RepackBufferType
 from lamella.kernels.sim import SimDevice
-from lamella.sched.describe import COLUMNS
+from lamella.sched.explain.render import COLUMNS
 
 SPLIT = ("-dev", "sim", "-ngl", "2")
 

@@ -18,7 +18,7 @@ from lamella.cli.explain_page import page
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.sched import DeviceType, NullBufferType, NullDevice, Scheduler
 from lamella.sched.explain import explain
-from lamella.sched.explanation import Explanation
+from lamella.sched.explain.record import Explanation
 
 HOSTILE = (
     "</script></title><img src=x onerror=\"window.hacked='yes'\"><script>window.hacked=1</script>"

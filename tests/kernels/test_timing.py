@@ -18,8 +18,7 @@ from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.sim import SimDevice
 from lamella.kernels.timing import Part, Timing
-from lamella.sched.backend import Backend, Device
-from lamella.sched.profile import CallTime
+from lamella.sched.backend import Backend, CallTime, Device
 
 F32, F16, I32, Q4_0 = GGMLType.F32, GGMLType.F16, GGMLType.I32, GGMLType.Q4_0
 N, N_FF, N_TOKENS, N_EXPERT, N_USED, N_CELLS, PAGE = 64, 96, 3, 4, 2, 128, 32

@@ -17,10 +17,10 @@ from random_graphs import Model, RandomGraph
 from lamella.alloc import Usage
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimDevice
-from lamella.sched import DeviceType, ScheduledGraph, Scheduler, explanation
+from lamella.sched import DeviceType, ScheduledGraph, Scheduler
 from lamella.sched.assignment import CAUSES
-from lamella.sched.explain import explain
-from lamella.sched.explanation import VERSION, Explanation, NodeFacts, Rectangle
+from lamella.sched.explain import explain, record
+from lamella.sched.explain.record import VERSION, Explanation, NodeFacts, Rectangle
 
 
 def node(e: Explanation, name: str) -> NodeFacts:
@@ -159,7 +159,7 @@ def test_as_json() -> None:
 
 def test_every_field_is_documented() -> None:
     told = (Path(__file__).resolve().parents[2] / "docs" / "scheduling.md").read_text("utf-8")
-    for cls in vars(explanation).values():
+    for cls in vars(record).values():
         if is_dataclass(cls):
             for field in fields(cls):
                 assert f"`{field.name}`" in told, f"{cls} {field.name}"

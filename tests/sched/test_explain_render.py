@@ -13,7 +13,7 @@ from random_graphs import Model, RandomGraph
 from lamella.base.settings import DEBUG
 from lamella.graph import Graph, Op, Tensor, ops
 from lamella.sched import ScheduledGraph, Scheduler, describe, draw
-from lamella.sched.describe import COLUMNS, size_text
+from lamella.sched.explain.render import COLUMNS, size_text
 
 
 def two_devices() -> ScheduledGraph:

@@ -1,7 +1,7 @@
 """Explanations of scheduled graphs: plain values that say where everything runs and lies, and why.
 
-`explain.explain` makes them of a scheduled graph, `describe` writes them as text. As JSON they are
-what docs/scheduling.md describes; `VERSION` changes when a program that reads them would break.
+`from_graph` makes them from a scheduled graph, `render` writes them as text. docs/scheduling.md
+describes their JSON; `VERSION` changes when a change would break programs that read it.
 Tested by tests/sched/test_explain.py.
 """
 

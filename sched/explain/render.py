@@ -1,7 +1,7 @@
 """Scheduled graphs for people: as text, written from their explanation, and as a picture.
 
 Each split has a headed block, each node a line that says what and where it is and why, and one with
-what it reads; lines are broken at 120 columns. Tested by tests/sched/test_describe.py.
+what it reads; lines are broken at 120 columns. Tested by tests/sched/test_explain_render.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Final
 
-from ..graph.dot import to_dot
-from ..graph.tensor import Tensor
-from .explain import explain
-from .explanation import Copy, Explanation, NodeFacts, Source, SplitFacts
-from .scheduled import ScheduledGraph
+from ...graph.dot import to_dot
+from ...graph.tensor import Tensor
+from ..scheduled import ScheduledGraph
+from .from_graph import explain
+from .record import Copy, Explanation, NodeFacts, Source, SplitFacts
 
 _COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # one a backend, in turn
 _CPU_COLOR = "#c6dcf2"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..alloc.buffer import Usage
-from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import Tensor
-from .scheduled import ScheduledGraph
+from ...alloc.buffer import Usage
+from ...graph.op import VIEW_OPS, Op
+from ...graph.tensor import Tensor
+from ..scheduled import ScheduledGraph
 
 Original = Callable[[Tensor], Tensor]  # what a source was before it became a copy
 

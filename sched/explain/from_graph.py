@@ -1,18 +1,21 @@
-"""`explain`: what is known of a scheduled graph, as plain values (see `explanation`).
+"""`explain`: makes the record of a scheduled graph.
 
-Reads names, sizes and addresses only, never what lies there: it works as well for graphs that were
-planned in memory that is not there. Tested by tests/sched/test_explain.py.
+Reads names, sizes and addresses only, never a tensor's data: so it also works for graphs that were
+planned in memory that was only measured. Tested by tests/sched/test_explain.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..alloc.layout import Address
-from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import INPUT, Tensor
-from .assignment import CAUSES
-from .explanation import (
+from ...alloc.layout import Address
+from ...graph.op import VIEW_OPS, Op
+from ...graph.tensor import INPUT, Tensor
+from ..assignment import CAUSES
+from ..scheduled import ScheduledGraph, Transfer
+from ..split import Split
+from .reasons import Reasons, is_weight, label, rule_of
+from .record import (
     VERSION,
     ComputeBuffer,
     Copy,
@@ -26,9 +29,6 @@ from .explanation import (
     SplitFacts,
     Step,
 )
-from .reasons import Reasons, is_weight, label, rule_of
-from .scheduled import ScheduledGraph, Transfer
-from .split import Split
 
 
 def explain(scheduled: ScheduledGraph) -> Explanation:
