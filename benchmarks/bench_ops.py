@@ -27,7 +27,7 @@ from lamella.graph import Op
 from lamella.graph.cost import cost
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.cpu.plan import Plan
-from lamella.kernels.cpu.threads import default_threads
+from lamella.kernels.host import default_threads
 
 TRIAL_S = 0.05
 

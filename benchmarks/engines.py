@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lamella.kernels.cpu.threads import peak_memory
+from lamella.kernels.host import peak_memory
 from lamella.observe.bench import BenchTest, open_bench
 
 N_UBATCH = 512

@@ -32,7 +32,7 @@ from typing import Final
 from make_model import SHAPES, TYPES, Type, write_model
 
 from lamella.kernels.cpu.device import processor_name
-from lamella.kernels.cpu.threads import default_threads
+from lamella.kernels.host import default_threads
 from lamella.observe.bench import BenchTest
 
 ENGINES: Final = ("llama.cpp", "lamella")

@@ -22,7 +22,7 @@ from ..base.settings import NO_JIT
 from ..graph.types import GGMLType
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.cpu.pool import POLL
-from ..kernels.cpu.threads import default_threads, peak_memory
+from ..kernels.host import default_threads, peak_memory
 from ..observe.bench import Bench, BenchTest, open_bench
 from ..runtime.params import LIMITS, parse_kv_type
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row

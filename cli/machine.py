@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from ..base.settings import ISA, NO_JIT
 from ..graph import GGMLType, Tensor, ops
+from ..kernels.cpu.compiler.isa import supported_isas
+from ..kernels.cpu.compiler.jit import cache_folder
 from ..kernels.cpu.device import CpuDevice, processor_name
-from ..kernels.cpu.isa import supported_isas
-from ..kernels.cpu.jit import cache_folder
 from ..kernels.cpu.packed.formats import FORMATS
 from ..kernels.cuda.device import CudaDevice, CudaRegistry
 from ..kernels.cuda.table import find

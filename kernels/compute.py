@@ -14,8 +14,8 @@ from ..alloc.buffer import Buffer, Bytes, buffer_of
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.backend import CallTime, KeepAlive
-from .fusion import UseCounts
-from .steps import AddressOf
+from .plan.fusion import UseCounts
+from .plan.steps import AddressOf
 
 MemoryOf = Callable[[Tensor, Tensor], Bytes]
 Workspace = Callable[[int], Buffer]  # scratch memory of at least so many bytes

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from ..base.errors import DoesNotFitError
 from ..base.log import get_logger
 from ..kernels.cpu.device import CpuDevice
-from ..kernels.cpu.threads import default_threads, usable_cpus
 from ..kernels.devices import find_buffer_type, find_devices, split_over
+from ..kernels.host import default_threads, usable_cpus
 from ..model.arch import find_architecture
 from ..model.context import ContextParams
 from ..model.gguf import GGUFFile, open_gguf

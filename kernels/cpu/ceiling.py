@@ -25,13 +25,13 @@ from numba import types
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_empty
 from ...base.errors import BackendError, OutOfMemoryError
-from .jit import Kernel, kernel
+from ..host import host_memory, python_command
+from .compiler.jit import Kernel, kernel
 from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
-from .simd import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
-from .simd_bytes import emit_dot4, fma, pack, unpack
-from .simd_int import i32x16, vector_function
-from .threads import host_memory, python_command
+from .simd.bytes import emit_dot4, fma, pack, unpack
+from .simd.ints import i32x16, vector_function
+from .simd.vectors import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
 NEAR_BYTES: Final = 64 << 20  # of few bytes, that many are read in all

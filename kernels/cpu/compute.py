@@ -12,10 +12,10 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime, KeepAlive
 from ..compute import MemoryOf, Workspace
-from ..fusion import UseCounts, optimize
-from ..steps import AddressOf
-from .isa import target
-from .jit import Progress
+from ..plan.fusion import UseCounts, optimize
+from ..plan.steps import AddressOf
+from .compiler.isa import target
+from .compiler.jit import Progress
 from .plan import Plan, Scratch, steps_of
 from .pool import POLL, ThreadPool
 from .table import FUSERS, find

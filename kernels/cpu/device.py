@@ -21,12 +21,12 @@ from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, CallTime, Device, DeviceType, KeepAlive, Registry
 from ..compute import Compute, Program, address_of
+from ..host import default_threads, host_memory
 from ..reference.compute import ReferenceCompute
+from .compiler.jit import Progress
 from .compute import CpuCompute
-from .jit import Progress
 from .packed.buffer import RepackBuffer, RepackBufferType
 from .pool import POLL
-from .threads import default_threads, host_memory
 
 
 class CpuRegistry(Registry):

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.tensor import Tensor
-from ..steps import MAX_PREPARED
-from .jit import Kernel
-from .simd import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
+from ..plan.steps import MAX_PREPARED
+from .compiler.jit import Kernel
+from .simd.vectors import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
 
 MAX_TENSORS: Final = 7  # a node and up to 6 sources
 TENSOR_WORDS: Final = 9

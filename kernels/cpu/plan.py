@@ -22,12 +22,12 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime
 from ..compute import Workspace
-from ..fusion import UseCounts, calls_in_order
-from ..steps import AddressOf, Step, Steps, depends
-from ..timing import Part, Timing, parts_of
+from ..plan.fusion import UseCounts, calls_in_order
+from ..plan.steps import AddressOf, Step, Steps, depends
+from ..plan.timing import Part, Timing, parts_of
 from . import ops as _ops  # noqa: F401 - fill the tables
 from . import packed as _packed  # noqa: F401
-from .jit import Progress, load_all
+from .compiler.jit import Progress, load_all
 from .params import ERROR, N_WORDS, PREPARED, WORK, Words, write_params
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
 from .table import FUSERS, Call, find

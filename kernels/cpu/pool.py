@@ -26,9 +26,10 @@ from numba import types
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_empty
 from ...base.errors import BackendError, ClosedError
-from .jit import Kernel
-from .native import native
-from .simd import (
+from .compiler.jit import Kernel
+from .compiler.native import native
+from .simd.sync import now_ns, pause
+from .simd.vectors import (
     atomic_add,
     atomic_load,
     atomic_store,
@@ -37,7 +38,6 @@ from .simd import (
     load_i64,
     store_i64,
 )
-from .simd_sync import now_ns, pause
 
 # words of a plan's entry
 FN: Final = 0

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ..fusion import Fusers
-from .jit import Kernel
+from ..plan.fusion import Fusers
+from .compiler.jit import Kernel
 from .params import Param
 
 SMALL: Final = 16384  # elements below which a second thread costs more than it gains

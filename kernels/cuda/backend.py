@@ -24,7 +24,7 @@ from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, CallTime, Event
-from ..timing import Timing
+from ..plan.timing import Timing
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
 from .memory import CudaBuffer, PinnedBuffer

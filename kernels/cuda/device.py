@@ -21,7 +21,7 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, Device, DeviceType, KeepAlive, Registry
 from ..compute import address_of
-from ..fusion import optimize
+from ..plan.fusion import optimize
 from . import ops as _ops  # noqa: F401 - fill the tables
 from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .bindings import CudaDriver

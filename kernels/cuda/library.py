@@ -17,8 +17,8 @@ from time import perf_counter
 
 import platformdirs
 
-from .. import kept
-from ..cpu.threads import usable_cpus
+from .. import disk_cache
+from ..host import usable_cpus
 from . import nvrtc
 from .driver import Compiler, Function, Gpu, Module
 from .nvrtc import FOLDER
@@ -71,9 +71,9 @@ class Library:
         with self._lock:
             wanted = dict.fromkeys(k.source for k in kernels)
             missing = [source for source in wanted if source not in self._modules]
-            images = {s: kept.read(self.folder, file_name(s)) for s in missing}
+            images = {s: disk_cache.read(self.folder, file_name(s)) for s in missing}
             if any(images.values()):
-                kept.mark_used(self.folder)
+                disk_cache.mark_used(self.folder)
             self._compile([s for s in missing if images[s] is None], images)
             for source in missing:
                 image = images[source]
@@ -91,7 +91,7 @@ class Library:
                 for i, future in enumerate(as_completed(under_way)):
                     source = under_way[future]
                     images[source] = future.result()
-                    kept.write(self.folder, file_name(source), future.result())
+                    disk_cache.write(self.folder, file_name(source), future.result())
                     self._tell(i + 1, sources, source, begin)
             except BaseException:
                 pool.shutdown(cancel_futures=True)

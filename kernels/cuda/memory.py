@@ -15,7 +15,7 @@ from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import OutOfMemoryError, TensorAccessError
 from ...graph.tensor import Tensor
-from ..cpu.threads import host_memory
+from ..host import host_memory
 from .driver import Address, Gpu
 
 ALIGNMENT = 256  # as CUDA's own allocations have it: kernels read 16 bytes at a time

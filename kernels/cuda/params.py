@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.tensor import Tensor
-from ..steps import MAX_PREPARED
+from ..plan.steps import MAX_PREPARED
 
 MAX_TENSORS: Final = 7  # a node and up to 6 sources
 TENSOR_WORDS: Final = 9

@@ -16,9 +16,9 @@ import numpy as np
 from ...base.errors import BackendError
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
-from ..fusion import UseCounts, calls_in_order
-from ..steps import AddressOf, Steps
-from ..timing import Part, parts_of
+from ..plan.fusion import UseCounts, calls_in_order
+from ..plan.steps import AddressOf, Steps
+from ..plan.timing import Part, parts_of
 from . import ops as _ops  # noqa: F401 - fill the tables
 from .driver import Address, Function, Gpu, Stream
 from .library import Library

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ..fusion import Fusers
+from ..plan.fusion import Fusers
 from .params import Param
 
 Define = str | int

@@ -12,9 +12,9 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime, KeepAlive
 from ..compute import MemoryOf, Workspace
-from ..fusion import UseCounts
-from ..steps import AddressOf
-from ..timing import Timing, node_part
+from ..plan.fusion import UseCounts
+from ..plan.steps import AddressOf
+from ..plan.timing import Timing, node_part
 from . import KERNELS, Kernel, supports_op
 
 Bound = tuple[Kernel, Tensor, Any, list[Any]]  # a kernel, its node, and arrays over their memory

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...base.settings import NO_JIT
 from ...kernels.cpu import sampling as kernels
-from ...kernels.cpu.jit import Kernel, Progress, load_all
+from ...kernels.cpu.compiler.jit import Kernel, Progress, load_all
 from ...kernels.cpu.sampling import state
 from ..outputs import I32Array
 from .chain import Step, broken, nothing_left

@@ -17,7 +17,7 @@ from cuda_grid import GridCompiler, GridDriver, needs_compiler
 from lamella.cli import doctor, machine
 from lamella.graph import GGMLType
 from lamella.kernels import devices
-from lamella.kernels.cpu.isa import supported_isas
+from lamella.kernels.cpu.compiler.isa import supported_isas
 from lamella.kernels.cuda.device import CudaRegistry, open_cuda
 from lamella.observe import self_test
 from lamella.observe.self_test import Check, norm, product

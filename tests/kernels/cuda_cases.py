@@ -22,7 +22,7 @@ from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.plan import calls_of
 from lamella.kernels.cuda.table import FUSERS, Call, Kernel
-from lamella.kernels.fusion import calls_in_order, optimize
+from lamella.kernels.plan.fusion import calls_in_order, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 

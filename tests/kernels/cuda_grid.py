@@ -49,7 +49,7 @@ from lamella.kernels.cuda.params import (
     TENSOR_WORDS,
 )
 from lamella.kernels.cuda.table import Dim3
-from lamella.kernels.steps import MAX_PREPARED
+from lamella.kernels.plan.steps import MAX_PREPARED
 
 __all__ = ["GridCompiler", "GridDriver", "GridGpu", "has_compiler", "needs_compiler"]
 

@@ -25,7 +25,7 @@ from lamella.kernels.cuda.library import Library
 from lamella.kernels.cuda.params import Param
 from lamella.kernels.cuda.plan import Plan
 from lamella.kernels.cuda.table import Dim3, Kernel, Source, find
-from lamella.kernels.fusion import UseCounts
+from lamella.kernels.plan.fusion import UseCounts
 
 ERROR_WORDS = 3
 

@@ -20,7 +20,7 @@ from reference_run import data, values_of
 from test_cpu_ops import error
 
 from lamella.graph.op import Op
-from lamella.kernels.cpu.jit import Kernel, load_all
+from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.cpu.plan import calls_of
 
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS)

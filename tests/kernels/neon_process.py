@@ -27,8 +27,9 @@ def pretend() -> None:
 def main(names: list[str]) -> None:
     pretend()
     from lamella.graph import GGMLType  # noqa: PLC0415 - instructions are chosen when imported
-    from lamella.kernels.cpu import objects, plan  # noqa: F401, PLC0415
-    from lamella.kernels.cpu.jit import KERNELS  # noqa: PLC0415
+    from lamella.kernels.cpu import plan  # noqa: F401, PLC0415
+    from lamella.kernels.cpu.compiler import objects  # noqa: PLC0415
+    from lamella.kernels.cpu.compiler.jit import KERNELS  # noqa: PLC0415
     from lamella.kernels.cpu.packed.micro import micro_kernel  # noqa: PLC0415
 
     micro_kernel(GGMLType.Q4_0, 4)

@@ -27,7 +27,7 @@ from lamella.graph.tensor import OUTPUT
 from lamella.kernels import devices
 from lamella.kernels.cuda.device import CudaRegistry, open_cuda
 from lamella.kernels.cuda.table import FUSERS
-from lamella.kernels.fusion import find_chains
+from lamella.kernels.plan.fusion import find_chains
 from lamella.observe.bench import BenchTest
 
 F32 = GGMLType.F32

@@ -14,7 +14,7 @@ from lamella.alloc.host import aligned_empty
 from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cpu import ceiling
 from lamella.kernels.cpu.ceiling import CHUNK, N_LEFT, TABLE_BYTES, ceiling_int8, ceiling_read
-from lamella.kernels.cpu.jit import Kernel
+from lamella.kernels.cpu.compiler.jit import Kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 
 

@@ -13,7 +13,7 @@ from reference_run import DECODED, each_type, ids, leaf, normal
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.ops.check import FLOATS
-from lamella.kernels.cpu.encode import ENCODERS
+from lamella.kernels.cpu.codecs.encode import ENCODERS
 from lamella.kernels.cpu.ops.data import PIECE
 from lamella.kernels.cpu.table import SMALL, TABLE
 

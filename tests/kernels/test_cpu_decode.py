@@ -13,9 +13,10 @@ from numba import njit
 from reference_run import DECODED, each_type
 
 from lamella.graph import GGMLType
-from lamella.kernels.cpu import codecs, simd_int
-from lamella.kernels.cpu.decode import DECODERS
-from lamella.kernels.cpu.simd import store_f32x16
+from lamella.kernels.cpu.codecs import rows as codecs
+from lamella.kernels.cpu.codecs.decode import DECODERS
+from lamella.kernels.cpu.simd import ints as simd_int
+from lamella.kernels.cpu.simd.vectors import store_f32x16
 
 QUANTIZED = [t for t in DECODED if t.is_quantized]
 N_BLOCKS = 67

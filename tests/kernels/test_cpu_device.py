@@ -17,8 +17,8 @@ from lamella.base.errors import BackendError, ClosedError, TensorAccessError, Un
 from lamella.base.settings import NO_JIT
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.kernels.cpu import CpuBackend, CpuDevice, CpuRegistry, device, plan
-from lamella.kernels.cpu.jit import Kernel, Progress, load_all
-from lamella.kernels.cpu.threads import default_threads
+from lamella.kernels.cpu.compiler.jit import Kernel, Progress, load_all
+from lamella.kernels.host import default_threads
 from lamella.kernels.reference.compute import ReferenceCompute
 from lamella.kernels.sim.device import SimDevice
 from lamella.sched.backend import DeviceType

@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from reference_run import each_type
 
 from lamella.graph import GGMLType
-from lamella.kernels.cpu.encode import ENCODERS
+from lamella.kernels.cpu.codecs.encode import ENCODERS
 
 QUANTIZED = [t for t in ENCODERS if t.is_quantized]
 

@@ -24,7 +24,7 @@ from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cpu.plan import Plan
 from lamella.kernels.cpu.pool import RUN
 from lamella.kernels.cpu.table import FUSERS, Call, fuses
-from lamella.kernels.fusion import Chain, GateUp, calls_in_order, find_chains, optimize
+from lamella.kernels.plan.fusion import Chain, GateUp, calls_in_order, find_chains, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 

@@ -17,8 +17,8 @@ import pytest
 from llvmlite import binding
 
 from lamella.base.errors import SettingError
-from lamella.kernels.cpu import isa
-from lamella.kernels.cpu.isa import ISAS, host_features, supported_isas, target
+from lamella.kernels.cpu.compiler import isa
+from lamella.kernels.cpu.compiler.isa import ISAS, host_features, supported_isas, target
 
 HERE = Path(__file__).parent
 

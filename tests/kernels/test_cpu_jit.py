@@ -21,10 +21,10 @@ import pytest
 from jit_process import call
 
 from lamella.base.errors import BackendError
-from lamella.kernels import kept
-from lamella.kernels.cpu import jit
-from lamella.kernels.cpu.jit import KERNELS, Kernel, kernel, load_all
-from lamella.kernels.cpu.simd import load_i64, store_i64
+from lamella.kernels import disk_cache
+from lamella.kernels.cpu.compiler import jit
+from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel, kernel, load_all
+from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
 
 NAMES = ["test_add_seven", "test_times_three"]
 COMPILED = [[0, 2, NAMES[0]], [1, 2, NAMES[1]], [2, 2, ""]]
@@ -137,14 +137,14 @@ def test_an_address_loads(folder: Path) -> None:
 def damages() -> dict[str, Callable[[bytes], bytes]]:
     return {
         "empty": lambda raw: b"",
-        "only a digest": lambda raw: raw[: kept.DIGEST_BYTES],
+        "only a digest": lambda raw: raw[: disk_cache.DIGEST_BYTES],
         "cut": lambda raw: raw[: len(raw) // 2],
         "last byte lost": lambda raw: raw[:-1],
         "one bit": lambda raw: raw[:300] + bytes([raw[300] ^ 1]) + raw[301:],
         "zeros": lambda raw: bytes(len(raw)),
         "noise": lambda raw: os.urandom(len(raw)),
         "longer": lambda raw: raw + b"\0",
-        "no digest": lambda raw: raw[kept.DIGEST_BYTES :],
+        "no digest": lambda raw: raw[disk_cache.DIGEST_BYTES :],
     }
 
 
@@ -199,7 +199,7 @@ def test_a_read_only_folder_is_still_read(folder: Path) -> None:
 
 
 def age(folder: Path, days: float) -> None:
-    then = time.time() - days * kept.DAY
+    then = time.time() - days * disk_cache.DAY
     os.utime(folder, (then, then))
 
 
@@ -236,8 +236,8 @@ def test_the_folder_is_named_after_sources_versions_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = tmp_path / "kernels"
-    shutil.copytree(Path(jit.__file__).parents[1], kernels)
-    monkeypatch.setattr(jit, "__file__", str(kernels / "cpu" / "jit.py"))
+    shutil.copytree(Path(jit.__file__).parents[2], kernels)
+    monkeypatch.setattr(jit, "__file__", str(kernels / "cpu" / "compiler" / "jit.py"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     key = jit.cache_folder.__wrapped__
     seen = {key()}
@@ -249,7 +249,7 @@ def test_the_folder_is_named_after_sources_versions_and_processor(
         seen.add(key())
         return not known
 
-    for source in ("cpu/simd.py", "cpu/ops/matrix.py", "quants/layouts.py"):
+    for source in ("cpu/pool.py", "cpu/ops/matrix.py", "plan/steps.py", "quants/layouts.py"):
         with (kernels / source).open("a") as file:
             file.write("#")
         assert is_new(), source

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from lamella.kernels.cpu import jit
-from lamella.kernels.cpu.jit import KERNELS, Kernel
-from lamella.kernels.cpu.native import native
-from lamella.kernels.cpu.simd import load_i64, store_i64
+from lamella.kernels.cpu.compiler import jit
+from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel
+from lamella.kernels.cpu.compiler.native import native
+from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -20,9 +20,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lamella.base.errors import BackendError
-from lamella.kernels.cpu import isa, objects
-from lamella.kernels.cpu.objects import compile_object, load_objects
-from lamella.kernels.cpu.simd import (
+from lamella.kernels.cpu.compiler import isa, objects
+from lamella.kernels.cpu.compiler.objects import compile_object, load_objects
+from lamella.kernels.cpu.simd.vectors import (
     LANES,
     load_f16,
     load_f16_part,

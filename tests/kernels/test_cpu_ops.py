@@ -12,7 +12,7 @@ from reference_run import Array, values_of
 from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
 from lamella.graph.tensor import same_layout
 from lamella.kernels import reference
-from lamella.kernels.cpu.jit import KERNELS
+from lamella.kernels.cpu.compiler.jit import KERNELS
 from lamella.kernels.cpu.ops.fused_norms import ADD_NORM_MUL, NORM_MUL
 from lamella.kernels.cpu.ops.fused_rope import ROPE_SET_ROWS
 from lamella.kernels.cpu.packed.gate_up import GATED_ROWS, mul_mat_gated_packed

@@ -11,9 +11,11 @@ import numpy.typing as npt
 import pytest
 from numba import cfunc, types
 
-from lamella.kernels.cpu import simd, simd_bytes, simd_int
-from lamella.kernels.cpu.isa import host_features
-from lamella.kernels.cpu.simd_int import i32x16, vector_function
+from lamella.kernels.cpu.compiler.isa import host_features
+from lamella.kernels.cpu.simd import bytes as simd_bytes
+from lamella.kernels.cpu.simd import ints as simd_int
+from lamella.kernels.cpu.simd import vectors as simd
+from lamella.kernels.cpu.simd.ints import i32x16, vector_function
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

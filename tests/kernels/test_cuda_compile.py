@@ -16,10 +16,10 @@ from cuda_cases import kernels_in_use
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.kernels.cpu.threads import usable_cpus
 from lamella.kernels.cuda.nvrtc import NvrtcCompiler
 from lamella.kernels.cuda.plan import calls_of
 from lamella.kernels.cuda.table import Source
+from lamella.kernels.host import usable_cpus
 
 ARCH: Final = 90
 OLDEST: Final = 75

@@ -20,7 +20,7 @@ from lamella.kernels.cuda.library import Library
 from lamella.kernels.cuda.params import ERROR, MAX_PARAMS, N_WORDS, PARAMS, SCRATCH
 from lamella.kernels.cuda.plan import ALIGNMENT, Plan, calls_of
 from lamella.kernels.cuda.table import TABLE, Call, Implementation, Kernel, Prepared, Source
-from lamella.kernels.steps import MAX_PREPARED
+from lamella.kernels.plan.steps import MAX_PREPARED
 
 pytestmark = needs_compiler
 

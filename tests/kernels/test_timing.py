@@ -16,8 +16,8 @@ from lamella.graph.cost import Used, cost
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cuda.device import open_cuda
+from lamella.kernels.plan.timing import Part, Timing
 from lamella.kernels.sim import SimDevice
-from lamella.kernels.timing import Part, Timing
 from lamella.sched.backend import Backend, CallTime, Device
 
 F32, F16, I32, Q4_0 = GGMLType.F32, GGMLType.F16, GGMLType.I32, GGMLType.Q4_0

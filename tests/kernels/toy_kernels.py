@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lamella.kernels.cpu import jit, params
-from lamella.kernels.cpu.jit import Kernel, kernel
+from lamella.kernels.cpu import params
+from lamella.kernels.cpu.compiler import jit
+from lamella.kernels.cpu.compiler.jit import Kernel, kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, ThreadPool
-from lamella.kernels.cpu.simd import atomic_add, atomic_load, load_i64, store_i64
+from lamella.kernels.cpu.simd.vectors import atomic_add, atomic_load, load_i64, store_i64
 
 Words = npt.NDArray[np.int64]
 

@@ -15,7 +15,8 @@ from tiny_models import N_VOCAB, TINY, write_model
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
 from lamella.base.settings import NO_REUSE
 from lamella.graph import GGMLType
-from lamella.kernels.cpu import CpuDevice, jit
+from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.devices import find_devices
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams

@@ -25,7 +25,7 @@ from sampling_toys import (
 
 from lamella.base.settings import NO_JIT
 from lamella.kernels.cpu import sampling as kernels
-from lamella.kernels.cpu.jit import KERNELS
+from lamella.kernels.cpu.compiler.jit import KERNELS
 from lamella.kernels.cpu.sampling import state
 from lamella.model.sampling import (
     Sampler,

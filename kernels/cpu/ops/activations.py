@@ -1,7 +1,7 @@
 """Activations and gated units: UNARY and GLU, in vectors of floats.
 
-Exponentials are simd.vexp, so an element's bits depend on nothing but its own value. How operands
-lie in memory is elementwise.py's matter. Tested by tests/kernels/test_cpu_elementwise.py.
+Exponentials are vectors.vexp, so the bits of an element depend on its own value alone.
+elementwise.py knows how operands lie in memory. Tested by tests/kernels/test_cpu_elementwise.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from ....graph.op import GluOp, GluParams, Op, UnaryOp, UnaryParams
 from ....graph.tensor import Tensor
-from ..simd import choose, fma, inlined, splat, vabs, vexp, vmax, vmin, vtanh, zero
+from ..simd.vectors import choose, fma, inlined, splat, vabs, vexp, vmax, vmin, vtanh, zero
 from ..table import Call, implements
 from .elementwise import map_call, map_kernel, pair_call, pair_kernel
 

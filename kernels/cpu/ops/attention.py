@@ -16,9 +16,9 @@ from typing import Final
 from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..jit import kernel
+from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
-from ..simd import inlined, load_i32, merged
+from ..simd.vectors import inlined, load_i32, merged
 from ..table import SMALL, Call, implements
 from .attention_layout import (
     BLOCK,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ..simd import LANES
+from ..simd.vectors import LANES
 
 BLOCK: Final = 32  # positions that a query meets at a time
 PARTITION: Final = 16 * BLOCK  # positions whose sums are kept apart, and then merged

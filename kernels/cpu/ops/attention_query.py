@@ -11,7 +11,8 @@ import math
 from typing import Final
 
 from ..params import data, float_param, nb, ne, row_at
-from ..simd import (
+from ..simd.floats import add_rows, dots, transposed
+from ..simd.vectors import (
     LANES,
     hmax,
     hsum,
@@ -33,7 +34,6 @@ from ..simd import (
     vtanh,
     zero,
 )
-from ..simd_float import add_rows, dots, transposed
 from .attention_layout import (
     BLOCK,
     LARGEST,

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ....graph.types import GGMLType
-from ..jit import Kernel
+from ..compiler.jit import Kernel
 from ..params import data, fail, int_param, nb, ne
-from ..simd import (
+from ..simd.floats import prefetch_line
+from ..simd.ints import call_at
+from ..simd.vectors import (
     LANES,
     inlined,
     join,
@@ -31,8 +33,6 @@ from ..simd import (
     store_f32x16,
     store_i64,
 )
-from ..simd_float import prefetch_line
-from ..simd_int import call_at
 from .attention_layout import K_SIZE, LOAD_K, PAGE_SIZE, RUN_K, RUN_N, RUN_SIZE, RUN_V, VECTOR
 
 LINE: Final = 64  # bytes of a cache line

@@ -12,12 +12,12 @@ from typing import Final
 from ....graph.op import ConcatParams, Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..codecs import is_readable, move, read_row, row_bytes, row_reader
-from ..encode import ENCODERS
-from ..jit import kernel
+from ..codecs.encode import ENCODERS
+from ..codecs.rows import is_readable, move, read_row, row_bytes, row_reader
+from ..compiler.jit import kernel
 from ..params import Param, data, fail, first_of, int_param, n_rows, nb, ne, row, row_at, work
-from ..simd import inlined, load_i32, load_i64
-from ..simd_int import call_at
+from ..simd.ints import call_at
+from ..simd.vectors import inlined, load_i32, load_i64
 from ..table import SMALL, Call, implements
 
 PIECE: Final = 4096  # elements that are converted at a time: a multiple of every block size

@@ -13,9 +13,9 @@ from typing import Any, Final
 from ....graph.op import ClampParams, FillParams, Op, ScaleParams
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..jit import Kernel
+from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
-from ..simd import (
+from ..simd.vectors import (
     LANES,
     inlined,
     load_bf16,

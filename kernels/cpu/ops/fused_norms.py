@@ -12,10 +12,10 @@ from typing import Final
 from ....graph.op import EpsParams, Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ...fusion import AddNormMul, NormMul
-from ..jit import Kernel
+from ...plan.fusion import AddNormMul, NormMul
+from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, n_rows, ne, row
-from ..simd import LANES, inlined, load_f32_part, store_f32_part, zero
+from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, zero
 from ..table import SMALL, Call, fuses
 from .rows import mean_of, norm_factor
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from ....graph.op import RopeMode, RopeParams
 from ....graph.types import GGMLType
-from ...fusion import RopeSetRows
-from ..codecs import move
-from ..jit import Kernel
+from ...plan.fusion import RopeSetRows
+from ..codecs.rows import move
+from ..compiler.jit import Kernel
 from ..params import data, fail, first_of, float_param, int_param, nb, ne, row_at, work
-from ..simd import LANES, load_i32, load_i64
-from ..simd_int import call_at
+from ..simd.ints import call_at
+from ..simd.vectors import LANES, load_i32, load_i64
 from ..table import SMALL, Call, fuses
 from .data import encoder_of, is_writable
 from .rope import (

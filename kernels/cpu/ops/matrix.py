@@ -13,9 +13,9 @@ from typing import Final
 
 from ....graph.op import Op
 from ....graph.tensor import Tensor
-from ..codecs import is_plain, is_readable, read_row, row_bytes, row_reader
-from ..dots import DOT_TILES, TILE, dot
-from ..jit import Kernel, kernel
+from ..codecs.dots import DOT_TILES, TILE, dot
+from ..codecs.rows import is_plain, is_readable, read_row, row_bytes, row_reader
+from ..compiler.jit import Kernel, kernel
 from ..params import (
     data,
     fail,
@@ -29,8 +29,8 @@ from ..params import (
     row_at,
     work,
 )
-from ..simd import inlined, load_i32, store_f32, store_i32
-from ..simd_int import call_at
+from ..simd.ints import call_at
+from ..simd.vectors import inlined, load_i32, store_f32, store_i32
 from ..table import SMALL, Call, Prepared, implements
 
 GROUP_BYTES: Final = 1 << 18  # of decoded weights: no more than the second cache holds

@@ -13,9 +13,9 @@ from typing import Any, Final
 from ....graph.op import DiagMaskParams, EpsParams, Op, SoftMaxParams
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..jit import Kernel, kernel
+from ..compiler.jit import Kernel, kernel
 from ..params import first_of, float_param, int_param, n_rows, ne, row, row_at
-from ..simd import (
+from ..simd.vectors import (
     LANES,
     hmax,
     hsum,

@@ -13,9 +13,9 @@ from typing import Final
 
 from ....graph.op import Op, SortOrder, SortParams
 from ....graph.tensor import Tensor
-from ..jit import kernel
+from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, nb, ne, row, work
-from ..simd import inlined, load_i64, load_u32, store_i32, store_i64
+from ..simd.vectors import inlined, load_i64, load_u32, store_i32, store_i64
 from ..table import Call, implements
 
 N_INSERTED: Final = 64  # elements up to which insertion is faster

@@ -13,11 +13,11 @@ from typing import Final
 from numba import types
 
 from ....graph.tensor import Tensor
-from ..jit import kernel
+from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, ne, prepared, row
-from ..simd import inlined, load_f32, load_f32x16, splat, store_f32, store_i32
-from ..simd_bytes import scaled_to_nearest, sum_lanes
-from ..simd_int import max_abs, store_i32x16_u8
+from ..simd.bytes import scaled_to_nearest, sum_lanes
+from ..simd.ints import max_abs, store_i32x16_u8
+from ..simd.vectors import inlined, load_f32, load_f32x16, splat, store_f32, store_i32
 from ..table import SMALL, Call, Prepared
 from .formats import Format
 from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind

@@ -18,8 +18,8 @@ from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
 from ....alloc.host import aligned_empty
 from ....base.errors import OutOfMemoryError, TensorAccessError
 from ....graph.tensor import Tensor
-from ..native import native
-from ..threads import host_memory
+from ...host import host_memory
+from ..compiler.native import native
 from .formats import FORMATS, format_of
 from .moves import PACK_ROWS, UNPACK_ROWS
 from .tiles import ROWS

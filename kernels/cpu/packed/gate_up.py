@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from ....graph.op import GluParams, Op
 from ....graph.types import GGMLType
-from ...fusion import GateUp
-from ..jit import Kernel, kernel
+from ...plan.fusion import GateUp
+from ..compiler.jit import Kernel, kernel
 from ..ops.activations import GATED
 from ..params import Param, data, int_param, n_rows, ne, prepared, row, take, work
-from ..simd import LANES, inlined, load_f32_part, store_f32_part, store_i64
-from ..simd_int import call_at
+from ..simd.ints import call_at
+from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, store_i64
 from ..table import Call, fuses, is_packed
 from .activations import prepared_columns, width_of
 from .formats import FORMATS

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ....graph.types import GGMLType
-from ..jit import Kernel, family
-from ..simd import load_bf16x16, load_f16x16, load_f32x16
-from ..simd_bytes import prefetch, zero_tile
+from ..compiler.jit import Kernel, family
+from ..simd.bytes import prefetch, zero_tile
+from ..simd.vectors import load_bf16x16, load_f16x16, load_f32x16
 from .formats import FORMATS
 from .tiles import (
     COLUMN_BYTES,

@@ -12,10 +12,12 @@ from typing import Final
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..codecs import row_reader
-from ..jit import Kernel, kernel
+from ..codecs.rows import row_reader
+from ..compiler.jit import Kernel, kernel
 from ..params import Param, data, fail, first_of, int_param, n_rows, nb, ne, row, work
-from ..simd import (
+from ..simd.bytes import bits_to_bytes, interleave_rows
+from ..simd.ints import call_at
+from ..simd.vectors import (
     inlined,
     load_i32,
     load_i64,
@@ -26,8 +28,6 @@ from ..simd import (
     store_u8,
     store_u16,
 )
-from ..simd_bytes import bits_to_bytes, interleave_rows
-from ..simd_int import call_at
 from ..table import SMALL, Call, implements
 from .formats import BITS, BYTE, FORMATS, HALF, RUN_BYTES, WORD, Runs, format_of
 from .tiles import ROWS
@@ -136,8 +136,7 @@ UNPACK_ROWS: Final = Kernel(unpack_rows, 7)
 
 @kernel
 def get_rows_packed(p, ith, nth):
-    """Parameters: those of `formats.Runs.args`, then the decoder of `codecs.row_reader` and its
-    table."""
+    """Parameters: `Runs.args`, then the decoder of `codecs.rows.row_reader` and its table."""
     n, m1, m2 = ne(p, 0, 0), ne(p, 2, 0), ne(p, 2, 1)
     n_blocks, block_bytes, decode = int_param(p, 0), int_param(p, 1), int_param(p, 4)
     group_bytes, rows = ROWS * block_bytes * n_blocks, n_rows(p, 0)

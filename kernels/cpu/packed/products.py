@@ -12,7 +12,7 @@ from typing import Final
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..jit import kernel
+from ..compiler.jit import kernel
 from ..ops.matrix import groups_of_experts
 from ..params import (
     Param,
@@ -28,8 +28,8 @@ from ..params import (
     take,
     work,
 )
-from ..simd import inlined, load_f32, load_i32, store_f32, store_i64
-from ..simd_int import call_at, copy_bytes
+from ..simd.ints import call_at, copy_bytes
+from ..simd.vectors import inlined, load_f32, load_i32, store_f32, store_i64
 from ..table import Call, implements, is_packed
 from .activations import column_bytes, prepared_columns, width_of
 from .formats import FORMATS, Format, format_of

@@ -19,9 +19,8 @@ from typing import Any, Final
 from llvmlite import ir
 from numba import types
 
-from ..isa import has_feature
-from ..simd import f32x16, pointer_to
-from ..simd_bytes import (
+from ..compiler.isa import has_feature
+from ..simd.bytes import (
     emit_dot4,
     emit_dot4_small,
     fma,
@@ -33,7 +32,8 @@ from ..simd_bytes import (
     unpack,
     words,
 )
-from ..simd_int import vector_function
+from ..simd.ints import vector_function
+from ..simd.vectors import f32x16, pointer_to
 
 # of tiles, the widest that is full first: as many sums as registers hold
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)

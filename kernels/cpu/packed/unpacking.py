@@ -13,8 +13,7 @@ from typing import Any, Final
 from gguf import quants
 
 from ....graph.types import GGMLType
-from ..simd import inlined, load_f16x16, load_i8x16, splat
-from ..simd_bytes import (
+from ..simd.bytes import (
     bits,
     bits_of,
     load_bit_planes,
@@ -24,9 +23,10 @@ from ..simd_bytes import (
     unsigned,
     with_bits,
 )
-from ..simd_bytes import load_nibbles as nibbles_at
-from ..simd_bytes import load_words as words_at
-from ..simd_int import load_u8_i32x16, to_f32
+from ..simd.bytes import load_nibbles as nibbles_at
+from ..simd.bytes import load_words as words_at
+from ..simd.ints import load_u8_i32x16, to_f32
+from ..simd.vectors import inlined, load_f16x16, load_i8x16, splat
 from .formats import FORMATS
 from .tiles import COLUMN_BYTES
 

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from ..jit import Kernel, kernel
-from ..simd import call_kernel, inlined, load_f32, load_f64, load_i64
-from ..simd_int import copy_bytes
+from ..compiler.jit import Kernel, kernel
+from ..simd.ints import copy_bytes
+from ..simd.vectors import call_kernel, inlined, load_f32, load_f64, load_i64
 from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
 from .state import (

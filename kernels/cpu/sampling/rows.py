@@ -11,7 +11,9 @@ import math
 import numpy as np
 
 from ..ops.sort import INDEX_BITS, N_INSERTED, insert_each, sort_by_bytes
-from ..simd import (
+from ..simd.ints import f32_of_bits
+from ..simd.scan import count_bits, exp_rounded, f32_bits, mask_ge
+from ..simd.vectors import (
     LANES,
     hmax,
     inlined,
@@ -24,8 +26,6 @@ from ..simd import (
     store_f32_part,
     vmax,
 )
-from ..simd_int import f32_of_bits
-from ..simd_scan import count_bits, exp_rounded, f32_bits, mask_ge
 from .state import LOGITS, SORTED, N, word
 
 _INF = np.float32(math.inf)

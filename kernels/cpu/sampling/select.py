@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from ..jit import kernel
-from ..simd import (
+from ..compiler.jit import kernel
+from ..simd.ints import store_u32
+from ..simd.scan import lowest_bit, mask_nan
+from ..simd.vectors import (
     LANES,
     hmax,
     inlined,
@@ -27,8 +29,6 @@ from ..simd import (
     store_i64,
     vmax,
 )
-from ..simd_int import store_u32
-from ..simd_scan import lowest_bit, mask_nan
 from .rows import id_of, key_of, logit_of, n_reaching, of_order, order_of, part, reaching, sort_keys
 from .state import (
     IDS,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..simd import call_kernel, inlined, load_i32, load_i64, store_i64
-from ..simd_int import copy_bytes
+from ..simd.ints import copy_bytes
+from ..simd.vectors import call_kernel, inlined, load_i32, load_i64, store_i64
 
 # the candidates
 LOGITS: Final = 0  # address of float32s: the ones given, or OWN

@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
-from ..jit import kernel
-from ..simd import (
+from ..compiler.jit import kernel
+from ..simd.ints import store_u32
+from ..simd.vectors import (
     LANES,
     inlined,
     load_f32,
@@ -24,7 +25,6 @@ from ..simd import (
     store_f32,
     store_f32_part,
 )
-from ..simd_int import store_u32
 from .rows import entropy, largest, softmax
 from .select import sort_all
 from .state import (

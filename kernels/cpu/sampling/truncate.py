@@ -11,8 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from ..jit import kernel
-from ..simd import (
+from ..compiler.jit import kernel
+from ..simd.ints import copy_bytes, store_u32
+from ..simd.scan import f32_bits, lowest_bit
+from ..simd.vectors import (
     LANES,
     choose,
     inlined,
@@ -26,8 +28,6 @@ from ..simd import (
     store_f32_part,
     store_i64,
 )
-from ..simd_int import copy_bytes, store_u32
-from ..simd_scan import f32_bits, lowest_bit
 from .rows import entropy, exps, largest, logit_of, n_reaching, reaching, softmax, sort_keys, sum_of
 from .select import sort_all, take
 from .state import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ....graph.op import Op
 from ....graph.tensor import Tensor
-from ...fusion import GateUp
+from ...plan.fusion import GateUp
 from ..table import Call, fuses, implements
 from . import floats, quantized, tensor_core
 

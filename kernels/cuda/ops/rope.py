@@ -15,7 +15,7 @@ from typing import Final
 from ....graph.op import Op, RopeMode, RopeParams
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ...fusion import RopeSetRows
+from ...plan.fusion import RopeSetRows
 from ..params import Param
 from ..table import Call, Kernel, Source, fuses, implements
 from .data import is_writable

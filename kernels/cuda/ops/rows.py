@@ -13,7 +13,7 @@ from typing import Final
 from ....graph.op import EpsParams, Op, SoftMaxParams
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ...fusion import AddNormMul, NormMul
+from ...plan.fusion import AddNormMul, NormMul
 from ..params import Param
 from ..table import Call, Kernel, Source, fuses, implements
 from .elementwise import is_countable

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ....graph.op import GluParams, Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ...fusion import GateUp
+from ...plan.fusion import GateUp
 from ..params import Param
 from ..table import Call, Kernel, Prepared, Source
 from . import quantized

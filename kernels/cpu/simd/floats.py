@@ -3,7 +3,7 @@
 Rows are float32 and whole vectors of 16, some fixed number of bytes apart. A tile is several rows
 with several others at once, as many as the processor has registers for: they share their loads, and
 each element is still added up in one order, so its bits do not depend on the tile. Knows no pages.
-Tested by tests/kernels/test_cpu_simd_float.py.
+Tested by tests/kernels/test_cpu_simd_floats.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final
 from llvmlite import ir
 from numba import types
 
-from .isa import has_feature
-from .simd import LANES, f32x16, pointer_to
-from .simd_bytes import CACHE_LINE, fma, pack, prefetch, spread, unpack
-from .simd_int import vector_function
+from ..compiler.isa import has_feature
+from .bytes import CACHE_LINE, fma, pack, prefetch, spread, unpack
+from .ints import vector_function
+from .vectors import LANES, f32x16, pointer_to
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
@@ -95,7 +95,7 @@ _HALVINGS: Final = (
 
 
 def _sums(b: Any, vectors: Sequence[Any]) -> Any:
-    """Lane i is `simd.hsum` of vector i of 16, bit for bit."""
+    """Lane i is `vectors.hsum` of vector i of 16, bit for bit."""
     # so that the last two steps bring lanes into order
     v = [vectors[4 * group + i] for i in range(4) for group in range(4)]
     for low, high in _HALVINGS:

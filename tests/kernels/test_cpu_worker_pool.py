@@ -17,15 +17,15 @@ from toy_kernels import test_count
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType
-from lamella.kernels.cpu import compile_pool, jit
 from lamella.kernels.cpu import plan as _plan  # noqa: F401 - declares the kernels
-from lamella.kernels.cpu.compile_pool import code_size, compile_all, n_workers
-from lamella.kernels.cpu.compile_worker import compile_kernel
-from lamella.kernels.cpu.jit import KERNELS, Kernel, cache_folder, family, kernel
-from lamella.kernels.cpu.objects import load_objects
+from lamella.kernels.cpu.compiler import jit, worker_pool
+from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel, cache_folder, family, kernel
+from lamella.kernels.cpu.compiler.objects import load_objects
+from lamella.kernels.cpu.compiler.worker import compile_kernel
+from lamella.kernels.cpu.compiler.worker_pool import code_size, compile_all, n_workers
 from lamella.kernels.cpu.packed.micro import micro_kernel
 from lamella.kernels.cpu.plan import calls_of
-from lamella.kernels.cpu.simd import load_i64, store_i64
+from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
 
 # Numba types kernels, mypy does not: they have no annotations
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         processes.append(start(*args, **options))  # type: ignore[call-overload]
         return processes[-1]
 
-    monkeypatch.setattr(compile_pool, "n_workers", lambda n: 1)
+    monkeypatch.setattr(worker_pool, "n_workers", lambda n: 1)
     monkeypatch.setattr(subprocess, "Popen", popen)
     before = dict(KERNELS)
     yield processes
@@ -82,7 +82,7 @@ def compiled(*kernels: Kernel) -> Told:
 
 def by_worker(*kernels: Kernel) -> dict[str, bytes]:
     """What a worker alone makes of kernels."""
-    with compile_pool._Workers(kernels, cache_folder().name) as workers:
+    with worker_pool._Workers(kernels, cache_folder().name) as workers:
         found: dict[str, bytes] = {}
         while len(found) + len(workers._returned) < len(kernels):
             found.update((k.name, data) for k, data in workers.results(wait=True))
@@ -151,7 +151,7 @@ def test_modules_where_the_program_was_started_are_not_taken(
 def test_every_kernel_can_be_made_by_a_worker() -> None:
     micro_kernel(GGMLType.Q4_0, 8)
     # a kernel that is neither declared by imports nor made by a `family` would slow down the start
-    source = "from lamella.kernels.cpu.compile_worker import *; import_all(); print(*KERNELS)"
+    source = "from lamella.kernels.cpu.compiler.worker import *; import_all(); print(*KERNELS)"
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
@@ -219,7 +219,7 @@ def test_what_a_worker_fails_to_make_the_caller_makes(
     command = ["/no/such/program"]
     if source is not None:
         command = [sys.executable, "-c", source.replace("{key!r}", repr(cache_folder().name))]
-    monkeypatch.setattr(compile_pool, "worker_command", lambda: command)
+    monkeypatch.setattr(worker_pool, "worker_command", lambda: command)
     told = compiled(*(KERNELS[name] for name in SMALL))
     assert b"wrong" not in told.objects.values()
 
@@ -240,7 +240,7 @@ def test_an_interruption_ends_the_workers(started: Started) -> None:
 
 
 def test_a_worker_ends_with_its_input(started: Started) -> None:
-    command = compile_pool.worker_command()
+    command = worker_pool.worker_command()
     assert command is not None
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -264,8 +264,8 @@ def test_a_worker_ends_with_its_input(started: Started) -> None:
 def test_as_many_workers_as_are_worth_their_start(
     n_cpus: int, free_mib: int, n_kernels: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_pool, "usable_cpus", lambda: n_cpus)
-    monkeypatch.setattr(compile_pool, "host_memory", lambda: (free_mib << 20, 99999 << 20))
+    monkeypatch.setattr(worker_pool, "usable_cpus", lambda: n_cpus)
+    monkeypatch.setattr(worker_pool, "host_memory", lambda: (free_mib << 20, 99999 << 20))
     assert n_workers(n_kernels) == expected
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert n_workers(n_kernels) == 0

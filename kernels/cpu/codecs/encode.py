@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...graph.types import GGMLType
-from .decode import CODEC_ARGS, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Codec, Function, f32
-from .jit import Kernel
-from .simd import (
+from ....graph.types import GGMLType
+from ..compiler.jit import Kernel
+from ..simd.ints import (
+    clamp,
+    lane_mask,
+    max_abs,
+    round_away,
+    store_i32x16_u8,
+    store_u32,
+    to_i32,
+    truncated,
+)
+from ..simd.vectors import (
     LANES,
     inlined,
     load_f32,
@@ -26,16 +35,7 @@ from .simd import (
     store_f16x16,
     store_i32,
 )
-from .simd_int import (
-    clamp,
-    lane_mask,
-    max_abs,
-    round_away,
-    store_i32x16_u8,
-    store_u32,
-    to_i32,
-    truncated,
-)
+from .decode import CODEC_ARGS, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Codec, Function, f32
 
 ENCODERS: Final[dict[GGMLType, Codec]] = {}
 

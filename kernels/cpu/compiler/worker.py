@@ -1,7 +1,7 @@
-"""A process that compiles kernels for another one: `python -m lamella.kernels.cpu.compile_worker`.
+"""A process that compiles kernels for another one: `python -m lamella.kernels.cpu.compiler.worker`.
 
 It writes the key of its sources, then reads names and recipes of kernels, and answers each with the
-object file, or None. It ends with its input. Tested by tests/kernels/test_cpu_compile_pool.py.
+object file, or None. It ends with its input. Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .jit import KERNELS, Recipe, cache_folder
 
 
 def import_all() -> None:
-    """Import all modules of kernels: they declare them."""
-    package = __package__ or ""
+    """Import all modules of the CPU backend. They declare its kernels."""
+    package, _, _ = (__package__ or "").rpartition(".")
     for module in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(module.name)
 

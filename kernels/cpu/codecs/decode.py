@@ -5,7 +5,7 @@ at `dst`. What works on all types (matrix products, copies) is compiled once and
 through its address, once for a row. The packing is described in `quants.layouts`.
 
 This file has the floats and the blocks of 32 or 64, `decode_k` and `decode_iq` those of 256. With
-`codecs`, which imports them all, `DECODERS` is complete: every type but F32.
+`rows`, which imports them all, `DECODERS` is complete: every type but F32.
 Tested by tests/kernels/test_cpu_decode.py.
 """
 
@@ -20,10 +20,20 @@ import numpy.typing as npt
 from gguf import quants
 from numba import types
 
-from ...graph.types import GGMLType
-from ..quants.layouts import LAYOUTS
-from .jit import Kernel
-from .simd import (
+from ....graph.types import GGMLType
+from ...quants.layouts import LAYOUTS
+from ..compiler.jit import Kernel
+from ..simd.ints import (
+    f32_of_bits,
+    lane_bits,
+    load_i8_2x8,
+    load_u8_i32x16,
+    lookup,
+    low_high,
+    splat_f16,
+    to_f32,
+)
+from ..simd.vectors import (
     LANES,
     inlined,
     load_bf16_part,
@@ -39,16 +49,6 @@ from .simd import (
     store_f32,
     store_f32_part,
     store_f32x16,
-)
-from .simd_int import (
-    f32_of_bits,
-    lane_bits,
-    load_i8_2x8,
-    load_u8_i32x16,
-    lookup,
-    low_high,
-    splat_f16,
-    to_f32,
 )
 
 f32: Final = types.float32

@@ -1,4 +1,4 @@
-"""What threads need to wait for each other, beside the atomic words of `simd.py`.
+"""What threads need to wait for each other, beside the atomic words of `vectors.py`.
 
 Tested by tests/kernels/test_cpu_simd_sync.py.
 """
@@ -13,8 +13,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .isa import ARM, X86, machine
-from .simd import Codegen
+from ..compiler.isa import ARM, X86, machine
+from .vectors import Codegen
 
 # LLVM's names, and what they are given; of ARM's, `yield` is over too soon
 _PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}

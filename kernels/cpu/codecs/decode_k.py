@@ -7,18 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...graph.types import GGMLType
+from ....graph.types import GGMLType
+from ..simd.ints import load_u8_i32x16, to_f32
+from ..simd.vectors import inlined, load_f16, load_i8, load_u8, splat, store_f32, store_f32x16
 from .decode import decoder, f32, offsets
-from .simd import (
-    inlined,
-    load_f16,
-    load_i8,
-    load_u8,
-    splat,
-    store_f32,
-    store_f32x16,
-)
-from .simd_int import load_u8_i32x16, to_f32
 
 Q2_K: Final = offsets(GGMLType.Q2_K)
 Q3_K: Final = offsets(GGMLType.Q3_K)

@@ -1,6 +1,6 @@
-"""Compiled kernels kept on disk, in folders named after all that shapes them.
+"""The disk cache of compiled kernels. A folder is named after all that shapes its kernels.
 
-Each file is a digest, then the data: whoever loads machine code trusts what it is given. A folder
+Each file is a digest, then the data: a damaged file must never be loaded as machine code. A folder
 that cannot be used only costs time. Knows no compiler. Tested by tests/kernels/test_cpu_jit.py.
 """
 
@@ -20,13 +20,13 @@ from ..base.log import get_logger
 
 DIGEST_BYTES: Final = 32
 DAY: Final = 24 * 3600  # seconds
-KEPT_DAYS: Final = 30  # a folder of other kernels that nobody has used for so long is removed
+KEPT_DAYS: Final = 30  # a folder of other kernels that was not used for so long is removed
 
 log = get_logger("kernels")
 
 
 def read(folder: Path, name: str) -> bytes | None:
-    """What a file holds; None if it is not there, or is not what was written."""
+    """The data of a file; None if the file is missing or damaged."""
     try:
         raw = (folder / name).read_bytes()
     except OSError:
@@ -36,7 +36,7 @@ def read(folder: Path, name: str) -> bytes | None:
 
 
 def write(folder: Path, name: str, data: bytes) -> None:
-    """Keep data; where that cannot be done, it only costs the next start."""
+    """Write data to a file. A failure is logged: it only costs time at the next start."""
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -51,12 +51,12 @@ def write(folder: Path, name: str, data: bytes) -> None:
 
 
 def mark_used(folder: Path) -> None:
-    """Let the folder's time tell the day on which it was used."""
+    """Set the folder's time of last use, at most once a day."""
     try:
         if time() - folder.stat().st_mtime > DAY:
             os.utime(folder)
     except OSError:
-        pass  # not ours: nobody removes it either
+        pass  # another user's folder, which we do not remove either
 
 
 def _digest(name: str, data: bytes) -> bytes:
@@ -65,7 +65,7 @@ def _digest(name: str, data: bytes) -> bytes:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove the folders of other kernels, processors or versions that nobody uses any more."""
+    """Remove unused folders of other kernels, processors or versions."""
     for folder in parent.iterdir():
         unused = time() - folder.stat().st_mtime
         if re.fullmatch("[0-9a-f]{16}", folder.name) and unused > KEPT_DAYS * DAY:

@@ -12,18 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import quants
 
-from ...graph.types import GGMLType
-from .decode import decoder, f32, offsets
-from .simd import (
-    inlined,
-    load_f16,
-    load_u8,
-    load_u16,
-    load_u32,
-    splat,
-    store_f32x16,
-)
-from .simd_int import (
+from ....graph.types import GGMLType
+from ..simd.ints import (
     f16_of_bits,
     flip_signs,
     load_i8_2x8,
@@ -33,6 +23,8 @@ from .simd_int import (
     low_high,
     to_f32,
 )
+from ..simd.vectors import inlined, load_f16, load_u8, load_u16, load_u32, splat, store_f32x16
+from .decode import decoder, f32, offsets
 
 Bytes = npt.NDArray[np.int8]
 

@@ -1,6 +1,6 @@
 """The vector vocabulary of searching: comparisons as bits of an int, exponentials rounded once.
 
-Goes with `simd.f32x16`; knows nothing of what is searched for.
+Goes with `vectors.f32x16`; knows nothing of what is searched for.
 Tested by tests/kernels/test_cpu_scan.py.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Final
 from llvmlite import ir
 from numba import types
 
-from .simd import LANES, f32x16
-from .simd_int import call, vector_function
+from .ints import call, vector_function
+from .vectors import LANES, f32x16
 
 _I16, _I32, _I64, _F64 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.DoubleType()
 _V_F32 = ir.VectorType(ir.FloatType(), LANES)

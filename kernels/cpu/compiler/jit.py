@@ -5,7 +5,7 @@
 
     add_f32.address    # compiled or loaded now
 
-Many at once are compiled by several processes (`compile_pool.py`). The cache folder is named after
+Many at once are compiled by several processes (`worker_pool.py`). The cache folder is named after
 all that shapes machine code: the sources of the CPU's kernels, Numba, llvmlite, the processor.
 Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
 """
@@ -25,12 +25,13 @@ import llvmlite
 import numba
 import platformdirs
 
-from ...base.errors import BackendError
-from ..kept import mark_used, read, write
-from .compile_pool import compile_all
+from ....base.errors import BackendError
+from ...disk_cache import mark_used, read, write
 from .isa import target
 from .objects import compile_object, load_objects
+from .worker_pool import compile_all
 
+SOURCES: Final = ("cpu/**/*.py", "plan/*.py", "quants/*.py")  # in kernels/: they shape the code
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
 
 Made = ParamSpec("Made")
@@ -39,12 +40,12 @@ Progress = Callable[[int, int, str, float], None]
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled kernels are kept; each process compiles its own where that cannot be used."""
+    """The folder of compiled kernels. If it cannot be used, each process compiles its own."""
     key = hashlib.sha256()
-    kernels = Path(__file__).parents[1]
-    folders = (kernels.glob("*.py"), kernels.glob("cpu/**/*.py"), kernels.glob("quants/*.py"))
-    for source in sorted(chain(*folders)):
-        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    kernels = Path(__file__).parents[2]
+    for source in sorted(chain(*(kernels.glob(pattern) for pattern in SOURCES))):
+        name = source.relative_to(kernels).as_posix()
+        key.update(name.encode() + b"\0" + source.read_bytes())
     for part in (numba.__version__, llvmlite.__version__, *target()):
         key.update(part.encode() + b"\0")
     return Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]

@@ -15,9 +15,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import models, register_model
 
-from .isa import has_feature
-from .simd import f32x16, pointer_to
-from .simd_int import call, i32x16, vector_function
+from ..compiler.isa import has_feature
+from .ints import call, i32x16, vector_function
+from .vectors import f32x16, pointer_to
 
 BYTES: Final = 64  # of a vector
 CACHE_LINE: Final = 64

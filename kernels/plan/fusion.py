@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final, Generic, TypeVar
 
-from ..graph.graph import Graph
-from ..graph.op import VIEW_OPS, GluParams, Op
-from ..graph.tensor import OUTPUT, Tensor
-from ..sched.backend import KeepAlive
+from ...graph.graph import Graph
+from ...graph.op import VIEW_OPS, GluParams, Op
+from ...graph.tensor import OUTPUT, Tensor
+from ...sched.backend import KeepAlive
 from .steps import AddressOf, CallT, Range, overlaps
 
 UseCounts = Mapping[Tensor, int]  # how often each tensor of a graph is a source

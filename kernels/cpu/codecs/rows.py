@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...graph.tensor import Tensor
-from ...graph.types import GGMLType
+from ....graph.tensor import Tensor
+from ....graph.types import GGMLType
+from ..params import Param, int_param
+from ..simd.ints import call_at, copy_bytes
+from ..simd.vectors import inlined, load_i32, load_u16, store_i32, store_u16
 from . import decode_iq as _decode_iq  # noqa: F401 - declare their decoders
 from . import decode_k as _decode_k  # noqa: F401
 from .decode import DECODERS
-from .params import Param, int_param
-from .simd import (
-    inlined,
-    load_i32,
-    load_u16,
-    store_i32,
-    store_u16,
-)
-from .simd_int import call_at, copy_bytes
 
 LINE: Final = 64
 

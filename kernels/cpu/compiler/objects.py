@@ -21,7 +21,7 @@ from numba.core.codegen import JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from ...base.errors import BackendError
+from ....base.errors import BackendError
 from .isa import target
 
 _LOADED: Final[list[Any]] = []  # LLVM unloads what nothing refers to

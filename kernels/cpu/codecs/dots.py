@@ -12,8 +12,9 @@ from typing import Any, Final
 from llvmlite import ir
 from numba import types
 
-from .jit import Kernel
-from .simd import (
+from ..compiler.jit import Kernel
+from ..simd.ints import call, vector_function
+from ..simd.vectors import (
     LANES,
     add,
     f32x16,
@@ -25,7 +26,6 @@ from .simd import (
     store_f32,
     zero,
 )
-from .simd_int import call, vector_function
 
 TILE: Final = 4  # rows, and columns
 N_ACCUMULATORS: Final = 4

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from numba import cfunc, types
 
-from lamella.kernels.cpu import simd
+from lamella.kernels.cpu.simd import vectors as simd
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 from numba import cfunc, types
 
-from lamella.kernels.cpu import simd, simd_float
+from lamella.kernels.cpu.simd import floats as simd_float
+from lamella.kernels.cpu.simd import vectors as simd
 
 LANES = simd.LANES
 F32Array = npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from ..graph.tensor import Tensor
+from ...graph.tensor import Tensor
 
 MAX_PREPARED: Final = 2  # sources in another form that a call may read
 

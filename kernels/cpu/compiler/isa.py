@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from llvmlite import binding
 
-from ...base.errors import SettingError
-from ...base.settings import ISA
+from ....base.errors import SettingError
+from ....base.settings import ISA
 
 X86: Final = "x86_64"
 ARM: Final = "aarch64"

@@ -1,7 +1,7 @@
 """The vector vocabulary of decoding: small integers in lanes, table lookups, sign bits.
 
-`i32x16` goes with `simd.f32x16`. `&`, `|`, `>>`, `<<`, `+`, `-`, `*` take another vector or an int
-for all lanes; `>>` brings zeros in. Knows no block formats.
+`i32x16` goes with `vectors.f32x16`. `&`, `|`, `>>`, `<<`, `+`, `-`, `*` take another vector, or one
+int for all lanes. `>>` shifts zeros in. Knows no block formats.
 Tested by tests/kernels/test_cpu_decode.py.
 """
 
@@ -18,8 +18,8 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from .isa import has_feature
-from .simd import LANES, Codegen, f16_to_f32, f32x16, pointer_to
+from ..compiler.isa import has_feature
+from .vectors import LANES, Codegen, f16_to_f32, f32x16, pointer_to
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _F32 = ir.FloatType()

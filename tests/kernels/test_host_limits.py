@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lamella.kernels.cpu import threads
-from lamella.kernels.cpu.threads import (
+from lamella.kernels import host
+from lamella.kernels.host import (
     default_threads,
     host_memory,
     peak_memory,
@@ -43,7 +43,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def affinity(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> None:
-    monkeypatch.setattr(threads, "_affinity", lambda: set(cpus))
+    monkeypatch.setattr(host, "_affinity", lambda: set(cpus))
 
 
 # --- processors ---

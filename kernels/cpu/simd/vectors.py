@@ -1,11 +1,11 @@
 """The vector vocabulary of the CPU kernels: loads, stores, arithmetic and conversions for Numba.
 
 Addresses are int64. `f32x16` is LLVM's `<16 x float>`, which LLVM maps to whatever the processor
-has. All of them are IEEE 754's operations, in a fixed order, so a kernel should give the same bits
-on every one: seen with AVX-512, AVX2 and plain x86-64. Names say the type in memory first:
-`load_f16x16` reads halves and gives floats. Any new vector instruction goes here, or to `simd_int`
-if it works on integers in lanes, nowhere else.
-Tested by tests/kernels/test_cpu_simd.py.
+has. All of them are IEEE 754's operations, in a fixed order, so a kernel gives the same bits on
+every processor: tested with AVX-512, AVX2 and plain x86-64. Names say the type in memory first:
+`load_f16x16` reads halves and returns floats. A new vector instruction goes into this package,
+nowhere else: here, or to `ints` if it works on integers in lanes.
+Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from .objects import converts_halves
+from ..compiler.objects import converts_halves
 
 LANES: Final = 16
 

@@ -1,7 +1,7 @@
-"""What this process may use of the machine: processors, memory, processes beside it.
+"""The host: processors and memory that this process may use, and how to start other processes.
 
-A container's limits are those of its control group and of all groups around it, in the files of
-Linux' cgroups version 2 or 1. Tested by tests/kernels/test_cpu_threads.py.
+The limits of a container are those of its control group and of all groups around it. They are read
+from the files of Linux' cgroups, version 2 or 1. Tested by tests/kernels/test_host_limits.py.
 """
 
 from __future__ import annotations

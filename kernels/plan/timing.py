@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..alloc.host import read_array
-from ..graph.cost import Cost, Used, cost, data_bytes
-from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import Tensor
-from ..sched.backend import CallTime
+from ...alloc.host import read_array
+from ...graph.cost import Cost, Used, cost, data_bytes
+from ...graph.op import VIEW_OPS, Op
+from ...graph.tensor import Tensor
+from ...sched.backend import CallTime
 from .steps import Step
 
 DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost does

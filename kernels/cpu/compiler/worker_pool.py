@@ -2,7 +2,7 @@
 
 The caller compiles too. Workers are plain child processes that talk through pipes, so a script
 needs no main guard; they make a kernel by its name, or by its recipe. Where one fails, the caller
-compiles what it had. None outlives the call. Tested by tests/kernels/test_cpu_compile_pool.py.
+compiles what it had. None outlives the call. Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from .threads import host_memory, python_command, usable_cpus
+from ...host import host_memory, python_command, usable_cpus
 
 if TYPE_CHECKING:
     from .jit import Kernel
@@ -166,7 +166,7 @@ def n_workers(n_kernels: int) -> int:
 
 def worker_command() -> list[str] | None:
     """How a worker is started; None where it cannot be."""
-    return python_command("lamella.kernels.cpu.compile_worker")
+    return python_command("lamella.kernels.cpu.compiler.worker")
 
 
 def code_size(function: Callable[..., object]) -> int:

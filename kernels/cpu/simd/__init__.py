@@ -1,0 +1,1 @@
+"""simd: the vector instructions that kernels are written in, for any processor."""
