@@ -7,13 +7,8 @@ one allocation of it. A backend brings its own subclasses. Knows nothing of back
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import Enum
-from itertools import count
 from typing import Final
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +20,6 @@ Bytes = npt.NDArray[np.uint8]
 Data = bytes | bytearray | memoryview | npt.NDArray[np.generic]
 
 UNLIMITED: Final = 2**63 - 1
-NULL_RANGE: Final = 1 << 62  # bytes from one range of addresses without memory to the next
 
 
 class Usage(Enum):
@@ -68,16 +62,11 @@ class BufferType(ABC):
         return tensor.nbytes
 
     def alloc_buffer(self, size: int) -> Buffer:
-        """A new buffer of `size` bytes; of 0 bytes, or while `measuring`, one without memory.
+        """A new buffer of `size` bytes; of 0 bytes, an `EmptyBuffer`.
 
         Raises:
             OutOfMemoryError: names this type, the bytes wanted and, where known, those free.
         """
-        measured = _MEASURED.get()
-        if measured is not None:
-            null = NullBuffer(self, size)
-            measured.add(null)
-            return null
         if size > self.capacity - self.used:
             raise OutOfMemoryError(self.name, size, self.capacity - self.used)
         buffer = self._alloc(size) if size else EmptyBuffer(self)
@@ -217,49 +206,6 @@ class EmptyBuffer(Buffer):
 
     def _copy(self, src: Tensor, dst: Tensor) -> bool:
         return True
-
-
-class NullBuffer(Buffer):
-    """A range of addresses that no other buffer has, without memory: writes are dropped, reads give
-    zeros."""
-
-    def __init__(self, buft: BufferType, size: int) -> None:
-        super().__init__(buft, size)
-        self._address = NULL_RANGE * (1 + next(_NEXT_RANGE))
-
-    @property
-    def address(self) -> int:
-        return self._address
-
-    def _write(self, offset: int, data: Bytes) -> None:
-        pass
-
-    def _read(self, offset: int, size: int) -> Bytes:
-        return np.zeros(size, np.uint8)
-
-    def _fill(self, offset: int, size: int, value: int) -> None:
-        pass
-
-    def _copy(self, src: Tensor, dst: Tensor) -> bool:
-        return True
-
-
-_MEASURED: Final[ContextVar[WeakSet[Buffer] | None]] = ContextVar("measured", default=None)
-_NEXT_RANGE: Final = count()
-
-
-@contextmanager
-def measuring() -> Iterator[WeakSet[Buffer]]:
-    """Within it, this thread's new buffers have addresses, but no memory, and nothing is too large.
-
-    Gives those that somebody keeps; of these, the ones that are not `freed` take memory.
-    """
-    buffers: WeakSet[Buffer] = WeakSet()
-    token = _MEASURED.set(buffers)
-    try:
-        yield buffers
-    finally:
-        _MEASURED.reset(token)
 
 
 def as_bytes(data: Data) -> Bytes:

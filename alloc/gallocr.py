@@ -16,6 +16,7 @@ from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from .buffer import Buffer, BufferType, Usage, view_init
 from .layout import Address, Layout, plan_layout
+from .memory import REAL_MEMORY, Memory
 
 log = get_logger("alloc")
 
@@ -26,9 +27,10 @@ class GraphAllocator:
     Buffer ids, one per node and leaf, index `bufts`; left out, everything lives in the first.
     """
 
-    def __init__(self, bufts: Sequence[BufferType]) -> None:
+    def __init__(self, bufts: Sequence[BufferType], memory: Memory = REAL_MEMORY) -> None:
         assert bufts, "a graph allocator needs a buffer type"
         self.bufts = list(bufts)
+        self.memory = memory
         # ids of the same type stand for the first of them
         self._first = [self.bufts.index(b) for b in self.bufts]
         self.buffers: list[list[Buffer]] = [[] for _ in bufts]
@@ -158,7 +160,7 @@ class GraphAllocator:
         self._drop(buffer_id)  # before the new one is asked for: both may not fit
         try:
             for size in wanted:
-                buffer = buft.alloc_buffer(size)
+                buffer = self.memory.alloc_buffer(buft, size)
                 buffer.usage = Usage.COMPUTE
                 chunks.append(buffer)
         except OutOfMemoryError:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..base.errors import OutOfMemoryError
 from ..graph.tensor import Tensor
 from .buffer import Buffer, BufferType, Usage, tensor_alloc, view_init
+from .memory import REAL_MEMORY, Memory
 
 
 def align(size: int, alignment: int) -> int:
@@ -38,9 +39,12 @@ class TensorAllocator:
 
 
 def alloc_tensors(
-    tensors: Iterable[Tensor], buft: BufferType, usage: Usage = Usage.ANY
+    tensors: Iterable[Tensor],
+    buft: BufferType,
+    usage: Usage = Usage.ANY,
+    memory: Memory = REAL_MEMORY,
 ) -> list[Buffer]:
-    """Allocate every tensor of a list that has no place yet, in buffers of up to `max_size` bytes.
+    """Allocate the tensors that have no place yet, in buffers of up to `max_size` bytes.
 
     Views of allocated tensors get their source's place. A tensor larger than `max_size` gets a
     buffer of its own size: the buffer type manages or refuses.
@@ -53,7 +57,7 @@ def alloc_tensors(
     buffers: list[Buffer] = []
     try:
         for group in _groups(homeless, buft):
-            buffers.append(_alloc_group(group, buft, usage))
+            buffers.append(_alloc_group(group, buft, usage, memory))
     except OutOfMemoryError:
         for t in homeless:
             t.buffer, t.offset = None, 0
@@ -79,9 +83,11 @@ def _groups(tensors: Sequence[Tensor], buft: BufferType) -> list[list[Tensor]]:
     return groups
 
 
-def _alloc_group(tensors: Sequence[Tensor], buft: BufferType, usage: Usage) -> Buffer:
+def _alloc_group(
+    tensors: Sequence[Tensor], buft: BufferType, usage: Usage, memory: Memory
+) -> Buffer:
     size = sum(align(buft.get_alloc_size(t), buft.alignment) for t in tensors)
-    buffer = buft.alloc_buffer(size)
+    buffer = memory.alloc_buffer(buft, size)
     buffer.usage = usage
     allocator = TensorAllocator(buffer)
     for t in tensors:

@@ -17,7 +17,7 @@ from ..base.log import get_logger
 from ..model.gguf import open_gguf
 from ..model.graphs import bucket
 from ..runtime.fit import Prepared, hold_to, prepare
-from ..runtime.plan import Dry, open_dry
+from ..runtime.plan import MeasuredModel, open_measured
 from ..sched.explain import draw, explain, lines
 from .explain_page import page
 from .flags import add_model_flags, instance_params
@@ -45,22 +45,19 @@ def main(args: argparse.Namespace) -> int:
     params = instance_params(args, header_only=True)
     prepared = prepare(params)
     _tell(prepared, params.placement)
-    with (
-        open_gguf(params.path, header_only=True) as file,
-        open_dry(file, prepared.model_params, prepared.context_params) as dry,
-    ):
-        n, what = _graph(dry, args.ubatch)
-        scheduled = dry.context.plan_graph(n, 1)
-        explanation = explain(scheduled)
-        dot = draw(scheduled) if args.dot else ""
-    name = dry.model.path.name
+    with open_gguf(params.path, header_only=True) as file:
+        measured = open_measured(file, prepared.model_params, prepared.context_params)
+    n, what = _graph(measured, args.ubatch)
+    scheduled = measured.context.plan_graph(n, 1)
+    explanation = explain(scheduled)
+    name = measured.model.path.name
     if args.html is not None:
         _write(args.html, page(explanation, name, what))
     if args.json:
         head = {"model": name, "graph": what, "n_tokens": n}
         sys.stdout.write(json.dumps({**head, **explanation.as_json()}) + "\n")
     elif args.dot:
-        sys.stdout.write(dot)
+        sys.stdout.write(draw(scheduled))
     elif args.html is None:
         sys.stdout.write(f"{name}, {what}\n")
         sys.stdout.writelines(f"{line}\n" for line in lines(explanation))
@@ -78,11 +75,11 @@ def _tell(prepared: Prepared, placement: str) -> None:
         log.warning(str(e))
 
 
-def _graph(dry: Dry, n_tokens: int | None) -> tuple[int, str]:
+def _graph(measured: MeasuredModel, n_tokens: int | None) -> tuple[int, str]:
     """The number of tokens of the graph, and what it is."""
     if n_tokens is None:
         return 1, "decode step"
-    most = dry.context.n_ubatch
+    most = measured.context.n_ubatch
     if not 1 <= n_tokens <= most:
         raise RequestError(
             f"--ubatch is {n_tokens}: must be 1 to {most}, the most tokens computed at once (-ub)"

@@ -87,7 +87,7 @@ class Context:
     not. `no_pipeline` says why ubatches run one after the other; "" if they need not. While one may
     still run, `in_flight` is true: what goes wrong there is an error of a later call.
 
-    With `MeasuringBackend`s and while `measuring`, nothing is compiled and no memory is taken.
+    A model in measured memory needs `MeasuredBackend`s; then nothing is compiled or allocated.
 
     Raises:
         RequestError: a parameter that cannot be.
@@ -154,14 +154,20 @@ class Context:
             home = self.model.kv_home(il) if self.params.kv_on_device else self.model.devices[-1]
             homes.setdefault(home, []).extend((k, v))
         for device, tensors in homes.items():
-            self._kv_buffers += alloc_tensors(tensors, device.buffer_type, Usage.ANY)
+            kv = alloc_tensors(tensors, device.buffer_type, Usage.ANY, self.model.memory)
+            self._kv_buffers += kv
         clear_pool(self._kv_buffers)
         return layers
 
     def _reserve(self, parallel: bool) -> None:
         """Open a scheduler, with compute memory large enough for every graph to come."""
         backends = list(self._backends.values())
-        scheduler = Scheduler(backends, parallel=parallel, op_offload=self.params.op_offload)
+        scheduler = Scheduler(
+            backends,
+            parallel=parallel,
+            op_offload=self.params.op_offload,
+            memory=self.model.memory,
+        )
         self._scheduler = scheduler
         known = self.params.reserved
         if known is not None and known.n_copies == scheduler.n_copies:

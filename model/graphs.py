@@ -7,12 +7,13 @@ tokens that read and write the pool's scratch page only. Tested by tests/model/t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import NullBuffer, buffer_of
+from ..alloc.buffer import buffer_of
 from ..alloc.host import HostBuffer
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
@@ -53,7 +54,6 @@ class DecodeGraph:
         self.outputs = Outputs(logits, params.n_top)
         self.graph = Graph(*self.outputs.tensors)
         self._scheduled: ScheduledGraph | None = None
-        self._arrays: dict[str, I32Array] = {}
 
     @property
     def scheduled(self) -> ScheduledGraph:
@@ -65,15 +65,14 @@ class DecodeGraph:
         return params == self.params and scheduler.is_current(self.scheduled)
 
     def schedule(self, scheduler: Scheduler, copy_index: int = 0) -> None:
-        """Place and compile the graph. From then on its inputs have fixed addresses."""
+        """Place and compile the graph, once. From then on its inputs have fixed addresses."""
         self._scheduled = scheduler.alloc_graph(self.graph, copy_index)
-        for name in GraphInputs.__dataclass_fields__:
-            tensor = getattr(self.inputs, name)
-            buffer = buffer_of(tensor)
-            if isinstance(buffer, NullBuffer):
-                continue  # measured: nobody writes there
-            assert isinstance(buffer, HostBuffer), f"{tensor!r} is an input, not in host memory"
-            self._arrays[name] = buffer.array(tensor)[0, 0].view(np.int32)
+
+    @cached_property
+    def _arrays(self) -> dict[str, I32Array]:
+        """The inputs' data in place, int32 [rows, n]; the graph must be scheduled."""
+        names = GraphInputs.__dataclass_fields__
+        return {name: _in_place(getattr(self.inputs, name)) for name in names}
 
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages: all of them each time, as the last
@@ -111,6 +110,13 @@ class DecodeGraph:
                 array[at:] = 0
             seq[at:] = self.params.n_seqs
             table[self.params.n_seqs, 0] = 0
+
+
+def _in_place(tensor: Tensor) -> I32Array:
+    buffer = buffer_of(tensor)
+    assert isinstance(buffer, HostBuffer), f"{tensor!r} is an input, not in host memory"
+    data: I32Array = buffer.array(tensor)[0, 0].view(np.int32)
+    return data
 
 
 def build_graph(

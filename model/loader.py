@@ -18,6 +18,7 @@ import numpy as np
 from ..alloc import Buffer, Usage, alloc_tensors, buffer_of
 from ..alloc.buffer import BufferType, Bytes
 from ..alloc.host import DTYPES
+from ..alloc.memory import REAL_MEMORY, Memory
 from ..base.errors import ModelFileError, OutOfMemoryError, UnsupportedModelError
 from ..base.log import get_logger
 from ..graph import GGMLType, Tensor
@@ -66,6 +67,7 @@ class LoadedModel:
             Tied weights have the same, also if they are in several kinds of memory.
         homes: of the weights, by name.
         params: how it was placed.
+        memory: where its buffers and those of its contexts are allocated.
         layers: the device of each layer, and of the output as the last one.
         devices: those in use, in the order of `ModelParams.devices`; the CPU is always the last.
     """
@@ -77,6 +79,7 @@ class LoadedModel:
         hp: HParams,
         homes: Mapping[str, Home],
         params: ModelParams,
+        memory: Memory,
     ) -> None:
         self.path = file.path
         self.n_bytes = file.n_bytes
@@ -87,6 +90,7 @@ class LoadedModel:
         self.weights: dict[str, Tensor] = {}
         self.origins: dict[str, str] = {}
         self.params = params
+        self.memory = memory
         self.layers = layer_devices(hp.n_layer, params)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also those that take only large batches over, for which weights lie in their pinned memory
@@ -132,15 +136,18 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
 
 
 def place_model(
-    file: GGUFFile, params: ModelParams
+    file: GGUFFile, params: ModelParams, memory: Memory = REAL_MEMORY
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
-    """As `load_model`, of a file that is open, without the weights' data: where that is to come
-    from."""
+    """Place the model of an open file as `load_model` does, without the weights' data.
+
+    Returns:
+        The model, and for each weight its source in the file.
+    """
     arch = find_architecture(file.metadata.str("general.architecture"), file.path)
     hp = arch.hparams(file)
     found = find_weights(file, arch.tensors(hp))
     homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
-    model = LoadedModel(file, arch, hp, homes, params)
+    model = LoadedModel(file, arch, hp, homes, params, memory)
     try:
         return model, _allocate(model, found, params)
     except BaseException:
@@ -257,7 +264,7 @@ def _allocate(
         model.origins[name] = weight.parts[0].name
     for buft, tensors in by_buft.items():
         try:
-            model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS)
+            model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)
         except OutOfMemoryError as e:
             if buft not in params.pinned:
                 raise

@@ -23,7 +23,7 @@ from ..model.gguf import GGUFFile, open_gguf
 from ..model.placement import ModelParams, layer_devices, moe_overrides
 from .displaced import refuse, summary
 from .params import InstanceParams, parse_kv_type
-from .plan import DevicePlan, ModelPlan, make_plan, open_dry, plan_devices
+from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
 
 log = get_logger("planning")
 
@@ -288,19 +288,19 @@ class _Fitting:
         return prepared
 
     def _measure(self, choice: Choice) -> Prepared:
-        with open_dry(self._file, *choice) as dry:
-            plan, reserved = make_plan(dry), dry.context.reserved()
+        measured = open_measured(self._file, *choice)
+        plan, reserved = make_plan(measured), measured.context.reserved()
         return Prepared(
             plan, choice.model_params, replace(choice.context_params, reserved=reserved)
         )
 
     def _sketch(self, choice: Choice) -> Devices:
         """The devices of `choice`, which may need more."""
-        with open_dry(self._file, *choice, sketch=True) as dry:
-            devices, pipelined = plan_devices(dry), not dry.context.no_pipeline
+        sketch = open_measured(self._file, *choice, sketch=True)
+        devices, pipelined = plan_devices(sketch), not sketch.context.no_pipeline
         if pipelined and not self._fits(devices):
-            with open_dry(self._file, *choice.without_pipeline(), sketch=True) as dry:
-                return plan_devices(dry)
+            sketch = open_measured(self._file, *choice.without_pipeline(), sketch=True)
+            return plan_devices(sketch)
         return devices
 
     def _fits(self, devices: Devices) -> bool:

@@ -1,32 +1,32 @@
 """The plan of a model: where it would run and what memory it takes, to the byte, from its header.
 
     with open_gguf(path, header_only=True) as file:
-        with open_dry(file, model_params, context_params) as dry:
-            plan = make_plan(dry)
+        plan = make_plan(open_measured(file, model_params, context_params))
 
-The weights are placed, the pool is made and graphs are scheduled by the code that also does it when
-a model is loaded, on buffers that have addresses but no memory (`alloc.buffer.measuring`). So what
-a plan says is what is allocated. Not counted: what Python, the vocabulary and compiled kernels
-take; of a GPU, its driver's own memory is a margin beside. Knows no request, prints nothing.
+The code that loads a model also makes the plan: it places weights, makes the pool and schedules
+graphs, but in a `MeasuredMemory`, whose buffers have addresses and no memory. So the plan is what
+is allocated. It does not count Python, the vocabulary and compiled kernels; the memory of a GPU's
+driver is a margin of its own. Knows no request, prints nothing.
 Tested by tests/runtime/test_fit.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from ..alloc.buffer import Buffer, BufferType, Usage, measuring
+from ..alloc.buffer import Buffer, BufferType, Usage
+from ..alloc.memory import MeasuredMemory
 from ..model.card import bytes_read, model_card
 from ..model.context import Context, ContextParams
 from ..model.gguf import GGUFFile
 from ..model.loader import LoadedModel, place_model
 from ..model.placement import ModelParams
 from ..sched.backend import Device
-from ..sched.measure import MeasuringBackend
+from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
 from .displaced import Displaced, displaced
 
@@ -155,48 +155,51 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Dry:
-    """A model and its context without memory, and the buffers that they asked for."""
+class MeasuredModel:
+    """A model and its context in measured memory, and the buffers that they allocated there."""
 
     model: LoadedModel
     context: Context
     buffers: Collection[Buffer]
 
 
-class _Sketch(Context):
-    """A context that looks at its largest graphs only: it may need more memory, never less."""
+class _SketchedContext(Context):
+    """A context that reserves for its largest graph only: a full one needs as much or more."""
 
     def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
         return {(self.n_ubatch, self.n_ubatch, self.n_seq_max)}
 
 
-@contextmanager
-def open_dry(
+def open_measured(
     file: GGUFFile,
     params: ModelParams,
     context_params: ContextParams,
     sketch: bool = False,
-) -> Iterator[Dry]:
-    """Place a model as `load_model` and `Context` do, but take no memory and compile nothing.
-    `sketch`: in a fraction of the time, but the context may need more than that.
+) -> MeasuredModel:
+    """Place a model as `load_model` and `Context` do, but allocate and compile nothing.
+
+    Args:
+        sketch: measure the largest graph only, in a fraction of the time; the real context may need
+            more memory than that.
 
     Raises:
-        As these, but never OutOfMemoryError.
+        As `load_model` and `Context`, but never OutOfMemoryError.
     """
-    kind = _Sketch if sketch else Context
-    with measuring() as buffers:
-        model, _ = place_model(file, params)
-        yield Dry(model, kind(model, context_params, MeasuringBackend), buffers)
+    memory = MeasuredMemory()
+    model, _ = place_model(file, params, memory)
+    kind = _SketchedContext if sketch else Context
+    context = kind(model, context_params, partial(MeasuredBackend, memory=memory))
+    return MeasuredModel(model, context, memory.buffers)
 
 
-def plan_devices(dry: Dry) -> tuple[DevicePlan, ...]:
-    """What each device of a dry model would hold; the CPU is the last."""
-    return tuple(_device_plan(dry, device) for device in dry.model.devices)
+def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
+    """The memory that each device would hold; the CPU is the last."""
+    return tuple(_device_plan(measured, device) for device in measured.model.devices)
 
 
-def make_plan(dry: Dry, notes: Sequence[str] = ()) -> ModelPlan:
-    """What a dry model tells."""
-    model, context = dry.model, dry.context
+def make_plan(measured: MeasuredModel, notes: Sequence[str] = ()) -> ModelPlan:
+    """The plan of a measured model."""
+    model, context = measured.model, measured.context
     decode = context.plan_graph(1, 1)
     prefill = context.plan_graph(context.n_ubatch, 1)
     card = model_card(context)
@@ -211,20 +214,20 @@ def make_plan(dry: Dry, notes: Sequence[str] = ()) -> ModelPlan:
         n_ctx_train=model.hp.n_ctx_train,
         n_ubatch=context.n_ubatch,
         n_seq_max=context.n_seq_max,
-        devices=plan_devices(dry),
-        decode=_graph_plan(decode, 1, dry),
-        prefill=_graph_plan(prefill, context.n_ubatch, dry),
+        devices=plan_devices(measured),
+        decode=_graph_plan(decode, 1, measured),
+        prefill=_graph_plan(prefill, context.n_ubatch, measured),
         overrides=_override_plans(model),
         no_pipeline=context.no_pipeline,
         notes=tuple(notes),
     )
 
 
-def _device_plan(dry: Dry, device: Device) -> DevicePlan:
-    owners = {d.buffer_type: d for d in dry.model.devices}
-    cpu = dry.model.params.cpu
+def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
+    owners = {d.buffer_type: d for d in measured.model.devices}
+    cpu = measured.model.params.cpu
     bufts: dict[BufferType, dict[Usage, int]] = {}
-    for buffer in dry.buffers:
+    for buffer in measured.buffers:
         # what is no device's own memory, such as pinned or packed memory, is the host's
         if buffer.size and not buffer.freed and owners.get(buffer.buft, cpu) is device:
             uses = bufts.setdefault(buffer.buft, dict.fromkeys(Usage, 0))
@@ -239,23 +242,23 @@ def _device_plan(dry: Dry, device: Device) -> DevicePlan:
     return DevicePlan(
         device.name,
         device.description,
-        sum(d is device for d in dry.model.layers),
+        sum(d is device for d in measured.model.layers),
         free,
         capacity,
         device.driver_margin,
         # the device's own first, then what it has in others'
         tuple(sorted(memory, key=lambda m: (m.buffer_type != device.name, m.buffer_type))),
-        bytes_read(dry.model)[device.name],
-        _bytes_kv(dry)[device.name],
+        bytes_read(measured.model)[device.name],
+        _bytes_kv(measured)[device.name],
     )
 
 
-def _bytes_kv(dry: Dry) -> dict[str, int]:
+def _bytes_kv(measured: MeasuredModel) -> dict[str, int]:
     """Bytes of keys and values of a token, by the name of the device where they lie."""
-    devices = dry.model.devices
+    devices = measured.model.devices
     kv = dict.fromkeys((device.name for device in devices), 0)
-    for il, layer in enumerate(dry.context.kv):
-        home = dry.model.kv_home(il) if dry.context.params.kv_on_device else devices[-1]
+    for il, layer in enumerate(measured.context.kv):
+        home = measured.model.kv_home(il) if measured.context.params.kv_on_device else devices[-1]
         kv[home.name] += layer.k.nb[1] + layer.v.nb[1]
     return kv
 
@@ -274,7 +277,7 @@ def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:
     )
 
 
-def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, dry: Dry) -> GraphPlan:
+def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, measured: MeasuredModel) -> GraphPlan:
     copies = [t for run in scheduled.runs for t in (*run.transfers, *run.ahead)]
     return GraphPlan(
         n_tokens,
@@ -282,5 +285,5 @@ def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, dry: Dry) -> GraphPlan
         scheduled.n_splits,
         len(copies),
         sum(copy.nbytes for copy in copies),
-        tuple(displaced(scheduled, dry.model, dry.context.params.kv_on_device)),
+        tuple(displaced(scheduled, measured.model, measured.context.params.kv_on_device)),
     )

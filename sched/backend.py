@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from ..alloc.buffer import Buffer, BufferType, Bytes, Data, Usage, tensor_read, tensor_set
+from ..alloc.memory import REAL_MEMORY, Memory
 from ..base.errors import UnknownDeviceError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
@@ -176,7 +177,8 @@ class Backend(ABC):
     and `synchronize` waits for it and raises what went wrong.
     """
 
-    compiles = True  # whether plans are more than numbers
+    compiles = True  # plans are more than numbers
+    memory: Memory = REAL_MEMORY  # where scratch memory is allocated
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -264,7 +266,7 @@ class Backend(ABC):
         those made over a smaller one keep that."""
         if self.work is None or self.work.size < size:
             self.work = None  # if no plan keeps it, it need not fit beside the new one
-            self.work = self.device.buffer_type.alloc_buffer(size)
+            self.work = self.memory.alloc_buffer(self.device.buffer_type, size)
             self.work.usage = Usage.WORK
         return self.work
 

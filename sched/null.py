@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..alloc.buffer import Buffer, BufferType, NullBuffer
+from ..alloc.buffer import Buffer, BufferType
+from ..alloc.memory import NullBuffer
 from ..graph.graph import Graph
 from ..graph.op import Op
 from ..graph.tensor import Tensor

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from ..alloc.buffer import UNLIMITED, Buffer, BufferType
 from ..alloc.gallocr import GraphAllocator
+from ..alloc.memory import REAL_MEMORY, Memory
 from ..base.errors import SchedulingError
 from ..base.log import debug_log, get_logger
 from ..base.settings import DEBUG
@@ -56,6 +57,7 @@ class Scheduler:
         parallel: rotate through 4 copies of every input, so that the next graph can start while
             this one still runs.
         op_offload: let a backend take over ops whose weights lie in host memory, if it wants to.
+        memory: where compute buffers are allocated.
 
     Raises:
         SchedulingError: no backend, the last is no CPU, or a buffer type its backend cannot use.
@@ -67,6 +69,7 @@ class Scheduler:
         buffer_types: Sequence[BufferType] | None = None,
         parallel: bool = False,
         op_offload: bool = True,
+        memory: Memory = REAL_MEMORY,
     ) -> None:
         bufts = buffer_types
         if bufts is None:
@@ -75,7 +78,7 @@ class Scheduler:
         self.backends = list(backends)
         self.n_copies = MAX_COPIES if parallel else 1
         self._machine = Machine(backends, bufts, op_offload)
-        self._galloc = GraphAllocator(bufts)
+        self._galloc = GraphAllocator(bufts, memory)
         self._executor = Executor(self.backends, self.n_copies)
         self._user: dict[Tensor, int] = {}
         self._next_copy = 0

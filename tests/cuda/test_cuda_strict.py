@@ -19,7 +19,7 @@ from lamella.model.context import ContextParams, _buckets
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams
 from lamella.model.placement import ModelParams
-from lamella.runtime.plan import open_dry
+from lamella.runtime.plan import open_measured
 
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
@@ -40,16 +40,13 @@ def test_no_graph_needs_more_than_is_reserved(
     batches that are too small to be taken over are the CPU's."""
     model_params = ModelParams(cpu=cpu(), devices=(gpus.first,), n_gpu_layers=n_gpu_layers)
     params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max)
-    with (
-        open_gguf(path, header_only=True) as file,
-        open_dry(file, model_params, params) as dry,
-        STRICT.set(1),
-    ):
+    with open_gguf(path, header_only=True) as file, STRICT.set(1):
+        context = open_measured(file, model_params, params).context
         tokens, seqs = _buckets(n_ubatch), _buckets(n_seq_max)
         for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
             if n_outputs <= n and n_seqs <= n:
-                for n_top in (0, *dry.context._top_sizes):
-                    dry.context._graph_for(GraphParams(n, n_outputs, n_seqs, n_top))
+                for n_top in (0, *context._top_sizes):
+                    context._graph_for(GraphParams(n, n_outputs, n_seqs, n_top))
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.F32], ids=lambda t: t.name)

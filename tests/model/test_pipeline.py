@@ -32,7 +32,7 @@ from lamella.model.pipeline import why_no_pipeline
 from lamella.model.placement import ModelParams
 from lamella.runtime.fit import hold_to, prepare
 from lamella.runtime.params import InstanceParams
-from lamella.runtime.plan import open_dry
+from lamella.runtime.plan import open_measured
 from lamella.sched.backend import Caps, Device
 
 N_UBATCH = 8
@@ -454,12 +454,10 @@ def test_a_plan_counts_the_copies(path: Path) -> None:
     prepared = prepare(params_of(path, devices=("sim:1GiB:2",)))
     off = replace(prepared.context_params, pipeline=False)
     for params, n_copies in ((prepared.context_params, 4), (off, 1)):
-        with (
-            open_gguf(path, header_only=True) as file,
-            open_dry(file, prepared.model_params, params) as dry,
-        ):
-            scheduled = dry.context.plan_graph(64, 1)
-            assert {len(copies) for copies in scheduled.copies.values()} == {n_copies}
+        with open_gguf(path, header_only=True) as file:
+            measured = open_measured(file, prepared.model_params, params)
+        scheduled = measured.context.plan_graph(64, 1)
+        assert {len(copies) for copies in scheduled.copies.values()} == {n_copies}
 
 
 # --- the benchmark ---

@@ -25,7 +25,7 @@ from lamella.model.graphs import DecodeGraph, GraphParams, bucket, build_graph
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 from lamella.model.strict import raise_nan
-from lamella.runtime.plan import open_dry
+from lamella.runtime.plan import open_measured
 from lamella.sched.backend import Device
 from lamella.sched.scheduler import MAX_COPIES
 
@@ -200,11 +200,8 @@ def test_no_graph_needs_more_than_is_reserved(path: Path, name: str) -> None:
         cpu=cpu, devices=tuple(find_devices(names, cpu)), n_gpu_layers=n_gpu_layers
     )
     params = ContextParams(**{"n_ctx": 4096, "n_ubatch": 64, "n_seq_max": 5, **changes})
-    with (
-        open_gguf(path, header_only=True) as file,
-        open_dry(file, model_params, params) as dry,
-        STRICT.set(1),
-    ):
-        for copy, size in enumerate(all_sizes(dry.context)):
-            dry.context._copy = 0 if dry.context.no_pipeline else copy % MAX_COPIES
-            dry.context._graph_for(size)
+    with open_gguf(path, header_only=True) as file, STRICT.set(1):
+        context = open_measured(file, model_params, params).context
+        for copy, size in enumerate(all_sizes(context)):
+            context._copy = 0 if context.no_pipeline else copy % MAX_COPIES
+            context._graph_for(size)

@@ -30,11 +30,11 @@ from lamella.runtime.instance import open_instance
 from lamella.runtime.params import InstanceParams
 from lamella.runtime.plan import (
     DevicePlan,
-    Dry,
+    MeasuredModel,
     MemoryPlan,
     ModelPlan,
     OverridePlan,
-    open_dry,
+    open_measured,
     plan_devices,
 )
 
@@ -318,19 +318,19 @@ def test_some_memory_is_left_free(deep: Path) -> None:
 def test_a_sketch_needs_no_more_than_the_plan(deep: Path) -> None:
     for config in CONFIGURATIONS.values():
         prepared = prepared_as(deep, **config)
-        with (
-            open_gguf(deep) as file,
-            open_dry(file, prepared.model_params, prepared.context_params, sketch=True) as dry,
-        ):
-            pairs = zip(plan_devices(dry), prepared.plan.devices, strict=True)
-            assert all(sketch.needed <= plan.needed for sketch, plan in pairs)
+        with open_gguf(deep) as file:
+            sketch = open_measured(
+                file, prepared.model_params, prepared.context_params, sketch=True
+            )
+        pairs = zip(plan_devices(sketch), prepared.plan.devices, strict=True)
+        assert all(sketched.needed <= planned.needed for sketched, planned in pairs)
 
 
 def test_a_sketch_that_says_too_little_misleads_nobody(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(dry: Dry) -> Sequence[DevicePlan]:
-        return [replace(device, memory=()) for device in plan_devices(dry)]
+    def nothing(measured: MeasuredModel) -> Sequence[DevicePlan]:
+        return [replace(device, memory=()) for device in plan_devices(measured)]
 
     monkeypatch.setattr(planning, "plan_devices", nothing)
     needed = needed_by_layers(deep, "sim")

@@ -10,7 +10,7 @@ from null_machine import Null, inp, names, weight
 
 from lamella import BackendError, OutOfMemoryError, SchedulingError
 from lamella.alloc import HostBufferType, Usage, tensor_get, tensor_set
-from lamella.alloc.buffer import NullBuffer
+from lamella.alloc.memory import NullBuffer
 from lamella.base.settings import DEBUG
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimDevice
