@@ -7,12 +7,27 @@ ggml_visit_parents). Knows nothing of memory or devices.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from .op import Op
 from .tensor import INPUT, OUTPUT, Tensor, format_shape
 
 _uids = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class Rewrites:
+    """What a scheduler changed in a graph, with the values from before.
+
+    `sources` are (node, index, own source), `flags` are (tensor, own flags), `order` is the graph's
+    own order of nodes, None if unchanged, and `placed` are the tensors that got memory.
+    """
+
+    sources: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
+    flags: list[tuple[Tensor, int]] = field(default_factory=list)
+    order: list[Tensor] | None = None
+    placed: list[Tensor] = field(default_factory=list)
 
 
 class Graph:
@@ -28,8 +43,7 @@ class Graph:
         self.leafs: list[Tensor] = []
         self.use_counts: dict[Tensor, int] = {}
         self.uid = next(_uids)
-        # how to take back what a scheduler did to this graph; it sets this, `restore` calls it
-        self.undo: Callable[[], None] | None = None
+        self.rewrites: Rewrites | None = None  # by the scheduler, until `restore`
         for tensor in outputs:
             self.build_forward_expand(tensor)
 
@@ -66,10 +80,18 @@ class Graph:
             self.nodes.append(tensor)
 
     def restore(self) -> None:
-        """Take back what a scheduler did to this graph: sources it rewrote, places it gave."""
-        if self.undo is not None:
-            self.undo()
-            self.undo = None
+        """Take back everything that a scheduler changed in this graph and its tensors."""
+        rewrites, self.rewrites = self.rewrites, None
+        if rewrites is None:
+            return
+        for node, j, source in reversed(rewrites.sources):
+            node.src[j] = source
+        for tensor, flags in reversed(rewrites.flags):
+            tensor.flags = flags
+        if rewrites.order is not None:
+            self.nodes[: len(rewrites.order)] = rewrites.order
+        for tensor in rewrites.placed:
+            tensor.buffer, tensor.offset = None, 0
 
     def view(self, i0: int, i1: int) -> Graph:
         """The nodes [i0, i1) as a graph of their own, without leafs; use counts are the whole's."""

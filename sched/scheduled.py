@@ -78,7 +78,7 @@ class ScheduledGraph:
         self.copy_index = parts.copy_index
         self.generations = generations
         self.causes = a.causes
-        self.released = False
+        self._rewrites = parts.rewrites
         self.backends = a.machine.backends
         self.buffer_types = a.machine.bufts
         self._ids = a.ids
@@ -86,6 +86,11 @@ class ScheduledGraph:
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}
         experts = _expert_nodes(parts)
         self.runs = [_prepare(parts, split, self.inputs, experts) for split in parts.splits]
+
+    @property
+    def released(self) -> bool:
+        """True once the graph was restored, or scheduled anew."""
+        return self.graph.rewrites is not self._rewrites
 
     @property
     def n_splits(self) -> int:

@@ -262,7 +262,6 @@ class Scheduler:
         graph.restore()
         assignment = assign_backends(Assignment(self._machine, graph, self._user))
         parts = SplitGraph(assignment, self.n_copies, copy_index)
-        graph.undo = parts.undo  # from here on the graph is changed
         pass6_graph_inputs(pass5_split(parts))
         return parts, build_order(parts)
 
@@ -273,20 +272,11 @@ class Scheduler:
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
 
     def _place(self, parts: SplitGraph, order: Order) -> ScheduledGraph:
-        placed = self._galloc.place_graph(order.graph)
+        parts.rewrites.placed = self._galloc.place_graph(order.graph)
         layout = self._galloc.layout
         assert layout is not None, "the graph was placed by it"
         generations = {i: self._galloc.generations[i] for i in layout.buffer_ids}
-        scheduled = ScheduledGraph(parts, order, layout, generations, self)
-
-        def undo() -> None:
-            parts.undo()
-            for tensor in placed:
-                tensor.buffer, tensor.offset = None, 0
-            scheduled.released = True
-
-        scheduled.graph.undo = undo
-        return scheduled
+        return ScheduledGraph(parts, order, layout, generations, self)
 
     def _log(self, scheduled: ScheduledGraph) -> None:
         if DEBUG() >= 3:

@@ -12,11 +12,11 @@ its present one: so they have memory of their own beside those in use, a ring of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..alloc.buffer import Usage
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Rewrites
 from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import BUNDLE, INPUT, OUTPUT, Tensor, dup_layout, view_tensor
 from .assignment import Assignment
@@ -46,7 +46,7 @@ class Split:
 
 
 class SplitGraph:
-    """A graph cut into splits, its copies, and how to take all of it back.
+    """A graph cut into splits, and its copies. `graph.restore` takes the cut back.
 
     `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index;
     `views[tensor, backend_id]` stand for a part of a bundle that was copied, by that part.
@@ -60,31 +60,29 @@ class SplitGraph:
         self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}
         self.views: dict[tuple[Tensor, int], Tensor] = {}
         self.graph_inputs: list[Tensor] = []
-        self.undo_steps: list[Callable[[], None]] = []
-        self.redirected: list[tuple[Tensor, int, Tensor]] = []  # node, index, its own source
+        assert a.graph.rewrites is None, f"graph {a.graph.uid} is scheduled: restore it first"
+        self.rewrites = a.graph.rewrites = Rewrites()
 
     def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
         """The copy that this graph computes with."""
         return self.copies[tensor, backend_id][self.copy_index]
 
-    def undo(self) -> None:
-        """Give nodes their own sources and leafs their own flags again."""
-        for node, j, original in reversed(self.redirected):
-            node.src[j] = original
-        for step in reversed(self.undo_steps):
-            step()
-        self.redirected.clear()
-        self.undo_steps.clear()
-
     def redirect(self, node: Tensor, j: int, copy: Tensor) -> None:
-        self.redirected.append((node, j, node.src[j]))
+        """Let a node read `copy` as its source `j`."""
+        self.rewrites.sources.append((node, j, node.src[j]))
         node.src[j] = copy
 
     def mark_rotating(self, leaf: Tensor) -> None:
         """Keep the memory of a graph input from being reused: another run may still read it."""
-        before = leaf.flags
-        self.undo_steps.append(lambda: setattr(leaf, "flags", before))
+        self.rewrites.flags.append((leaf, leaf.flags))
         leaf.flags |= OUTPUT
+
+    def reorder(self, split: Split, nodes: Sequence[Tensor]) -> None:
+        """Put the nodes of a split in this order."""
+        graph = self.assignment.graph
+        if self.rewrites.order is None:
+            self.rewrites.order = list(graph.nodes)
+        graph.nodes[split.i_start : split.i_end] = nodes
 
 
 # --- pass 5 ---
@@ -275,8 +273,7 @@ def _is_whole_host_weight(src: Tensor) -> bool:
 
 
 def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
-    graph = s.assignment.graph
-    split.graph = graph.view(split.i_start, split.i_end)
+    split.graph = s.assignment.graph.view(split.i_start, split.i_end)
     before = list(split.graph.nodes)
     wishes = split.backend.graph_optimize(split.graph)
     after = split.graph.nodes
@@ -285,9 +282,7 @@ def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
             f"{split.backend.name} changed the set of nodes while optimising"
         )
         _check_order(split, after)
-        span = slice(split.i_start, split.i_end)
-        s.undo_steps.append(lambda: graph.nodes.__setitem__(span, before))
-        graph.nodes[span] = after
+        s.reorder(split, after)
     return wishes
 
 

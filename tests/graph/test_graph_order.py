@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lamella.graph import GGMLType, Graph, Op, Tensor, ops
+from lamella.graph import INPUT, OUTPUT, GGMLType, Graph, Op, Tensor, ops
+from lamella.graph.graph import Rewrites
 from lamella.graph.tensor import view_tensor
 
 GOLDEN = Path(__file__).parents[1] / "data" / "scheduler-cases.jsonl"
@@ -189,12 +190,21 @@ def test_view_shows_part_of_the_nodes() -> None:
 
 
 def test_restore_takes_back_once() -> None:
-    graph, calls = Graph(), []
+    first, second = node(leaf(), name="first"), node(leaf(), name="second")
+    graph, own = Graph(first, second), list(first.src)
+    for _ in range(2):
+        graph.rewrites = Rewrites(order=[first, second])
+        graph.rewrites.sources += [(first, 0, own[0]), (first, 0, second)]
+        graph.rewrites.flags += [(second, 0), (second, INPUT)]
+        graph.rewrites.placed.append(first)
+        graph.nodes = [second, first]
+        first.src[:], second.flags, first.buffer, first.offset = [second], INPUT | OUTPUT, "B", 64
+        graph.restore()
+        assert (graph.nodes, first.src, second.flags) == ([first, second], own, 0)
+        assert (first.buffer, first.offset) == (None, 0)
+    first.flags = OUTPUT
     graph.restore()
-    graph.undo = lambda: calls.append("undone")
-    graph.restore()
-    graph.restore()
-    assert calls == ["undone"]
+    assert first.flags == OUTPUT
 
 
 def test_printed_graph_has_a_line_for_each_tensor() -> None:
