@@ -15,7 +15,7 @@ from ..base.log import debug_log, get_logger
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from .buffer import Buffer, BufferType, Usage, view_init
-from .layout import Address, Layout, plan_layout
+from .layout import Layout, TensorAddress, plan_layout
 from .memory import REAL_MEMORY, Memory
 
 log = get_logger("alloc")
@@ -175,7 +175,7 @@ class GraphAllocator:
             buffer.free()
         chunks.clear()
 
-    def _place(self, tensor: Tensor, address: Address | None) -> None:
+    def _place(self, tensor: Tensor, address: TensorAddress | None) -> None:
         if tensor.view_src is not None:
             view_init(tensor)
             return

@@ -20,7 +20,7 @@ from .dyn_tallocr import DynTensorAllocator
 from .tallocr import align
 
 
-class Address(NamedTuple):
+class TensorAddress(NamedTuple):
     """Where a tensor lies: offset in a chunk of a buffer, and the bytes it may take there.
 
     And when: from the node numbered `first` to the one numbered `last`, both included. `first` is
@@ -45,8 +45,8 @@ class Layout:
     share an address.
     """
 
-    nodes: list[Address | None]
-    leafs: list[Address | None]
+    nodes: list[TensorAddress | None]
+    leafs: list[TensorAddress | None]
     chunk_sizes: list[list[int]]
     node_ids: list[int]
     leaf_ids: list[int]
@@ -81,7 +81,7 @@ def wiring_of(graph: Graph) -> list[int]:
 
 
 def _sizes_fit(
-    planned: Sequence[Address | None], tensors: Sequence[Tensor], bufts: Sequence[BufferType]
+    planned: Sequence[TensorAddress | None], tensors: Sequence[Tensor], bufts: Sequence[BufferType]
 ) -> bool:
     for address, t in zip(planned, tensors, strict=True):
         if t.buffer is not None or t.view_src is not None:
@@ -91,7 +91,7 @@ def _sizes_fit(
     return True
 
 
-class _State:
+class _TensorState:
     """What is known of a tensor while the plan is made."""
 
     __slots__ = (
@@ -120,9 +120,9 @@ class _State:
         self.allocated = False  # it owns its address now
 
 
-class _States(dict[Tensor, _State]):
-    def __missing__(self, tensor: Tensor) -> _State:
-        state = self[tensor] = _State()
+class _TensorStates(dict[Tensor, _TensorState]):
+    def __missing__(self, tensor: Tensor) -> _TensorState:
+        state = self[tensor] = _TensorState()
         return state
 
 
@@ -140,7 +140,7 @@ class _Planner:
     def __init__(self, bufts: Sequence[BufferType]) -> None:
         self.bufts = bufts
         self.allocators = [DynTensorAllocator(b.alignment, b.max_size) for b in bufts]
-        self.states = _States()
+        self.states = _TensorStates()
         self.inplace_src: dict[Tensor, int] = {}
         self.outputs: set[Tensor] = set()  # never freed or written over
         self.step = -1  # the number of the node that is being planned
@@ -200,7 +200,7 @@ class _Planner:
         state.size = size
         state.chunk, state.offset = self.allocators[buffer_id].alloc(size)
 
-    def _reuse_parent(self, node: Tensor, state: _State) -> bool:
+    def _reuse_parent(self, node: Tensor, state: _TensorState) -> bool:
         """Take over the memory of the first source of the same layout that nobody else needs.
 
         A source that is a view never owns memory, so it is never taken over.
@@ -224,7 +224,7 @@ class _Planner:
                 return True
         return False
 
-    def _free_extra_space(self, state: _State, owner: _State) -> None:
+    def _free_extra_space(self, state: _TensorState, owner: _TensorState) -> None:
         """Give back at once what the source took beyond the node's need."""
         allocator = self.allocators[owner.buffer_id]
         keep = align(state.size, allocator.alignment)
@@ -246,14 +246,14 @@ class _Planner:
         else:
             self._free(src, state)
 
-    def _free(self, tensor: Tensor, state: _State) -> None:
+    def _free(self, tensor: Tensor, state: _TensorState) -> None:
         if state.allocated and tensor not in self.outputs:
             self.allocators[state.buffer_id].free(state.chunk, state.offset, state.size)
             state.allocated = False
             state.last = self.step
 
-    def _address(self, tensor: Tensor) -> Address | None:
+    def _address(self, tensor: Tensor) -> TensorAddress | None:
         if tensor.view_src is not None or tensor.buffer is not None:
             return None
         s = self.states[tensor]
-        return Address(s.buffer_id, s.chunk, s.offset, s.size, s.first, s.last)
+        return TensorAddress(s.buffer_id, s.chunk, s.offset, s.size, s.first, s.last)

@@ -1,10 +1,10 @@
-"""What computing nodes costs: bytes that have to move, and multiplications.
+"""The cost of computing nodes: bytes to move, and multiplications.
 
-    cost([gate, up, glu], used).n_bytes   # of a fused chain: what passes between them is free
+    cost([gate, up, glu], used).n_bytes   # a fused chain: tensors inside it are free
 
-Each tensor counts once, with its data alone: not the gaps between rows, not what a kernel keeps
-between calls or reads again. Some costs depend on data: `Used` has them, without it the most that
-the shapes allow counts. Knows no memory and no kernels. Tested by tests/graph/test_cost.py.
+Each tensor counts once, by its data alone: gaps between rows do not count, nor do a kernel's own
+caches and repeated reads. Some costs depend on data: `KnownUse` gives them; without it, the maximum
+for the shapes counts. Knows no memory and no kernels. Tested by tests/graph/test_cost.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ I32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """What the data of nodes' sources says of their cost; None where nobody has looked.
+class KnownUse:
+    """How much of its sources a node uses, as their data says; None if unknown.
 
-    `experts` of a MUL_MAT_ID are used; `cells` of the pool are read by attention, for `pairs` of a
-    token and a position that it attends to.
+    `experts`: those that a MUL_MAT_ID uses. `cells`: those of the pool that attention reads.
+    `pairs`: of a token and a position that it attends to.
     """
 
     experts: int | None = None
@@ -44,12 +44,14 @@ class Cost(NamedTuple):
         return self.n_read + self.n_written
 
 
-def cost(nodes: Sequence[Tensor], used: Used | None = None, kept: Collection[Tensor] = ()) -> Cost:
-    """The cost of computing nodes at once: the last is written, and those of the others in `kept`.
+def cost(
+    nodes: Sequence[Tensor], used: KnownUse | None = None, kept: Collection[Tensor] = ()
+) -> Cost:
+    """The cost of computing nodes as one: the last node and those in `kept` are written.
 
     Views cost nothing.
     """
-    used = used or Used()
+    used = used or KnownUse()
     computed = [node for node in nodes if node.op not in VIEW_OPS and not node.is_empty]
     read: dict[Tensor, int] = {}
     for node in computed:
@@ -65,7 +67,7 @@ def data_bytes(t: Tensor) -> int:
     return 0 if t.is_empty else t.type.row_size(t.ne[0]) * t.n_rows
 
 
-def _read_bytes(node: Tensor, i: int, used: Used) -> int:
+def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
     """Bytes of the i-th source that the node reads."""
     src = node.src[i]
     match node.op, i:
@@ -91,7 +93,7 @@ def _written_bytes(node: Tensor) -> int:
     return data_bytes(node)
 
 
-def _mul_adds(node: Tensor, used: Used) -> int:
+def _mul_adds(node: Tensor, used: KnownUse) -> int:
     if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
         return node.src[0].ne[0] * node.n_elements
     if node.op is Op.FLASH_ATTN_EXT:
@@ -101,5 +103,5 @@ def _mul_adds(node: Tensor, used: Used) -> int:
     return 0
 
 
-def _cells(node: Tensor, used: Used) -> int:
+def _cells(node: Tensor, used: KnownUse) -> int:
     return node.src[1].ne[1] if used.cells is None else used.cells

@@ -33,7 +33,7 @@ from ..sched.backend import Backend, Device
 from ..sched.compute import EvalCallback
 from ..sched.profile import Profiler
 from ..sched.scheduled import ScheduledGraph
-from ..sched.scheduler import Reserved, Scheduler
+from ..sched.scheduler import ReservedSizes, Scheduler
 from .arch.build import KVLayer
 from .batch import Batch, UBatch, cut_batch
 from .graphs import DecodeGraph, GraphParams, bucket, build_graph
@@ -77,7 +77,7 @@ class ContextParams:
     no_pipeline: str = "it was turned off"
     n_threads: int | None = None
     n_threads_batch: int | None = None
-    reserved: Reserved | None = None
+    reserved: ReservedSizes | None = None
 
 
 class Context:
@@ -358,7 +358,7 @@ class Context:
         params = GraphParams(n, bucket(n_outputs, n), bucket(n_seqs, self.n_seq_max), n_top)
         return self._graph_for(params).scheduled
 
-    def reserved(self) -> Reserved:
+    def reserved(self) -> ReservedSizes:
         """What `ContextParams.reserved` of an equal context may be."""
         return self._open_scheduler().reserved()
 

@@ -27,7 +27,7 @@ CAUSES: dict[str, str] = {
 }
 
 
-class Machine:
+class BackendTable:
     """The backends of a scheduler, highest priority first, the last one the CPU.
 
     `bufts[b]` is the memory in which backend b's tensors are placed.
@@ -58,9 +58,9 @@ class Assignment:
     """Which backend each tensor of `graph` is on, and the cause; unassigned tensors are absent."""
 
     def __init__(
-        self, machine: Machine, graph: Graph, user: dict[Tensor, int] | None = None
+        self, table: BackendTable, graph: Graph, user: dict[Tensor, int] | None = None
     ) -> None:
-        self.machine = machine
+        self.table = table
         self.graph = graph
         self.ids: dict[Tensor, int] = dict(user or {})
         self.causes: dict[Tensor, str] = dict.fromkeys(self.ids, "usr")
@@ -80,5 +80,5 @@ class Assignment:
                 owner = self.ids.get(root)
             if owner is None:
                 return False
-            buft = self.machine.bufts[owner]
-        return backend_id in self.machine.readers(buft)
+            buft = self.table.bufts[owner]
+        return backend_id in self.table.readers(buft)

@@ -19,7 +19,7 @@ from ..base.errors import BackendError, LamellaError
 from ..graph.tensor import Tensor
 from .backend import Backend, Event
 from .hazards import Hazards
-from .profile import Profiler, TimedWork, UsedExperts, Work
+from .profile import Profiler, SplitRunner, TimedSplitRunner, UsedExperts
 from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
 from .split import Split
 
@@ -99,21 +99,21 @@ class Executor:
         self._in_flight = graph.layout
 
     def _compute(self, graph: ScheduledGraph) -> None:
-        work = self._work(graph)
+        runner = self._runner(graph)
         previous: Backend | None = None
         used_experts: UsedExperts = {}
         for run in graph.runs:
             backend = run.split.backend
             for transfer in run.transfers:
-                work.transfer(transfer, run, graph.copy_index, used_experts)
+                runner.transfer(transfer, run, graph.copy_index, used_experts)
             if previous is not None and not run.transfers:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
             if run.waits_ahead:
                 backend.wait_copies_ahead()  # first: not for those of the next split
             for transfer in run.ahead:
-                work.copy_ahead(transfer, run)
-            go_on = work.run_split(run.split)
+                runner.copy_ahead(transfer, run)
+            go_on = runner.run_split(run.split)
             self.hazards.used(backend, run.buffers)
             event = self._copy_events[backend][graph.copy_index]
             if event is not None:
@@ -122,12 +122,12 @@ class Executor:
                 return
             previous = backend
 
-    def _work(self, graph: ScheduledGraph) -> Work:
-        """Who copies and computes: this, or what takes the time of it."""
+    def _runner(self, graph: ScheduledGraph) -> SplitRunner:
+        """This executor, or a wrapper that times it for the profiler."""
         if self.profiler is None:
             return self
         each_call = self.profiler.each_call and self.eval_callback is None
-        return TimedWork(self, self.profiler, graph, each_call)
+        return TimedSplitRunner(self, self.profiler, graph, each_call)
 
     def _release_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for the work that reads graph inputs where the user writes them."""

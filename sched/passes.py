@@ -1,7 +1,7 @@
 """Passes 1 to 4: every tensor gets a backend (ggml-backend.cpp, ggml_backend_sched_split_graph).
 
 Each pass takes an assignment and returns it; tensors that have a backend keep it, but for upgrades
-in pass 3. A test of one pass needs only a graph and a `Machine` of null backends.
+in pass 3. A test of one pass needs only a graph and a `BackendTable` of null backends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..alloc.buffer import Buffer, Usage
 from ..base.errors import SchedulingError
 from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import INPUT, Tensor
-from .assignment import Assignment, Machine
+from .assignment import Assignment, BackendTable
 
 # their weights (rope factors, attention sinks) are too small to choose a backend by
 _WEIGHTS_DO_NOT_CHOOSE = frozenset({Op.ROPE, Op.FLASH_ATTN_EXT})
@@ -43,7 +43,7 @@ def pass1_allocated(a: Assignment) -> Assignment:
             _check_viewed(a, leaf, leaf.view_src)
     for tensor in chain(a.graph.leafs, a.graph.nodes):
         if tensor not in ids:
-            found = _from_place(a.machine, tensor) or _from_weights(a.machine, tensor)
+            found = _from_place(a.table, tensor) or _from_weights(a.table, tensor)
             if found is not None:
                 a.set(tensor, *found)
     return a
@@ -56,7 +56,7 @@ def _check_viewed(a: Assignment, leaf: Tensor, source: Tensor) -> None:
         )
 
 
-def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
+def _from_place(table: BackendTable, tensor: Tensor) -> tuple[int, str] | None:
     root = tensor.view_src or tensor
     if root.buffer is not None:
         if root.buffer.usage is Usage.COMPUTE:
@@ -66,7 +66,7 @@ def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
             )
         if root.buffer.usage is Usage.WEIGHTS and tensor.op not in _NO_WRITE:
             raise SchedulingError(f"{tensor!r}: {tensor.op.name} would write into weights {root!r}")
-        backend_id = _first_able(m, root.buffer, tensor)
+        backend_id = _first_able(table, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(
                 f"{tensor!r} lies in a buffer of {root.buffer.buft.name}, and no backend that can "
@@ -76,29 +76,29 @@ def _from_place(m: Machine, tensor: Tensor) -> tuple[int, str] | None:
     if tensor.flags & INPUT:
         if tensor.op in VIEW_OPS and root.op is not Op.NONE:
             raise SchedulingError(f"{tensor!r} cannot be an input: it views {root!r}, a node")
-        return m.last, "1.inp"
+        return table.last, "1.inp"
     return None
 
 
-def _from_weights(m: Machine, node: Tensor) -> tuple[int, str] | None:
+def _from_weights(table: BackendTable, node: Tensor) -> tuple[int, str] | None:
     if node.op in _WEIGHTS_DO_NOT_CHOOSE:
         return None
     for j, src in enumerate(node.src):
         buffer: Buffer | None = src.buffer
         if buffer is not None and buffer.usage is Usage.WEIGHTS:
-            backend_id = _first_able(m, buffer, node)
-            if backend_id == m.last and m.op_offload and buffer.buft.is_host:
-                for b in range(m.last):
-                    if m.supports_op[b](node) and m.backends[b].offload_op(node):
+            backend_id = _first_able(table, buffer, node)
+            if backend_id == table.last and table.op_offload and buffer.buft.is_host:
+                for b in range(table.last):
+                    if table.supports_op[b](node) and table.backends[b].offload_op(node):
                         return b, "1.off"
             return None if backend_id is None else (backend_id, f"1.wgt{j}")
     return None
 
 
-def _first_able(m: Machine, buffer: Buffer, op: Tensor) -> int | None:
+def _first_able(table: BackendTable, buffer: Buffer, op: Tensor) -> int | None:
     """The backend of highest priority that can use this buffer and run this op."""
-    for b in m.readers(buffer.buft):
-        if m.supports_op[b](op):
+    for b in table.readers(buffer.buft):
+        if table.supports_op[b](op):
             return b
     return None
 
@@ -117,13 +117,13 @@ def pass2_expand(a: Assignment) -> Assignment:
 
 
 def _expand(a: Assignment, nodes: Iterable[Tensor], skip_cpu: bool) -> None:
-    ids, m = a.ids, a.machine
+    ids, table = a.ids, a.table
     current: int | None = None
     for node in nodes:
         backend_id = ids.get(node)
         if backend_id is not None:
-            current = None if skip_cpu and backend_id == m.last else backend_id
-        elif current is not None and m.supports_op[current](node):
+            current = None if skip_cpu and backend_id == table.last else backend_id
+        elif current is not None and table.supports_op[current](node):
             a.set(node, current, "2.sup")
 
 
@@ -133,7 +133,7 @@ def _expand(a: Assignment, nodes: Iterable[Tensor], skip_cpu: bool) -> None:
 def pass3_best(a: Assignment) -> Assignment:
     """Give unassigned nodes the backend that can read the most of their sources, and move assigned
     ones to a backend of higher priority over the same memory, if it can read all of theirs."""
-    ids, upgrades = a.ids, a.machine.upgrades
+    ids, upgrades = a.ids, a.table.upgrades
     for node in _computing(a):
         backend_id = ids.get(node)
         if backend_id is None:
@@ -145,7 +145,7 @@ def pass3_best(a: Assignment) -> Assignment:
 
 def _assign_best(a: Assignment, node: Tensor) -> None:
     best = -1
-    for b, supports_op in enumerate(a.machine.supports_op):
+    for b, supports_op in enumerate(a.table.supports_op):
         if supports_op(node):
             n_supported = sum(
                 (src in a.ids or src.view_src in a.ids) and a.buffer_supported(src, b)
@@ -158,7 +158,7 @@ def _assign_best(a: Assignment, node: Tensor) -> None:
 
 def _upgrade(a: Assignment, node: Tensor, candidates: Iterable[int]) -> None:
     for b in candidates:
-        if a.machine.supports_op[b](node) and all(a.buffer_supported(s, b) for s in node.src):
+        if a.table.supports_op[b](node) and all(a.buffer_supported(s, b) for s in node.src):
             a.set(node, b, "3.upg")
             return
 
@@ -197,7 +197,7 @@ def _assign_source(a: Assignment, src: Tensor, node: Tensor) -> None:
 
 
 def _assign_first(a: Assignment, node: Tensor) -> None:
-    for b, supports_op in enumerate(a.machine.supports_op):
+    for b, supports_op in enumerate(a.table.supports_op):
         if supports_op(node):
             a.set(node, b, "2.sup")
             return
@@ -206,7 +206,7 @@ def _assign_first(a: Assignment, node: Tensor) -> None:
         for src in node.src
         if (src.view_src or src).buffer is not None
     )
-    known = ", ".join(b.name for b in a.machine.backends)
+    known = ", ".join(b.name for b in a.table.backends)
     raise SchedulingError(
         f"no backend supports {node.op.name} for {node!r} (allocated sources: {where or 'none'}; "
         f"backends: {known})"
@@ -217,7 +217,7 @@ def _assign_viewed_leaf(a: Assignment, leaf: Tensor) -> None:
     """A leaf that is only reached through views goes with the first node that reads it (ggml aborts
     here), and its views with it."""
     reader = next((n for n in _computing(a) if any((s.view_src or s) is leaf for s in n.src)), None)
-    a.set(leaf, a.machine.last if reader is None else a.ids[reader], "4.cur")
+    a.set(leaf, a.table.last if reader is None else a.ids[reader], "4.cur")
     for node in a.graph.nodes:
         if node.view_src is leaf and a.causes[node] != "usr":
             a.set(node, a.ids[leaf], "4.vsrc")

@@ -67,8 +67,8 @@ class Profiler:
         return taken
 
 
-class Work(Protocol):
-    """The pieces of work that running a graph is made of: see `compute.Executor`."""
+class SplitRunner(Protocol):
+    """Makes the copies of a split and computes its nodes; implemented by `compute.Executor`."""
 
     def transfer(
         self, t: Transfer, run: ScheduledSplit, copy_index: int, used_experts: UsedExperts
@@ -77,16 +77,16 @@ class Work(Protocol):
     def run_split(self, split: Split) -> bool: ...
 
 
-class TimedWork:
-    """Does the work of another, waits for each piece and tells a profiler.
+class TimedSplitRunner:
+    """Wraps a runner: waits for each copy and split, and reports its time to a profiler.
 
-    `each_call`: devices may compute a split call by call.
+    `each_call`: let devices compute a split one kernel call at a time.
     """
 
     def __init__(
-        self, work: Work, profiler: Profiler, graph: ScheduledGraph, each_call: bool
+        self, runner: SplitRunner, profiler: Profiler, graph: ScheduledGraph, each_call: bool
     ) -> None:
-        self._work = work
+        self._runner = runner
         self._profiler = profiler
         self._graph = graph
         self._each_call = each_call
@@ -96,12 +96,12 @@ class TimedWork:
         self, t: Transfer, run: ScheduledSplit, copy_index: int, used_experts: UsedExperts
     ) -> int:
         begin = perf_counter_ns()
-        n_bytes = self._work.transfer(t, run, copy_index, used_experts)
+        n_bytes = self._runner.transfer(t, run, copy_index, used_experts)
         return self._copied(t, run, n_bytes, begin)
 
     def copy_ahead(self, t: Transfer, run: ScheduledSplit) -> int:
         begin = perf_counter_ns()
-        n_bytes = self._work.copy_ahead(t, run)
+        n_bytes = self._runner.copy_ahead(t, run)
         return self._copied(t, run, n_bytes, begin)
 
     def _copied(self, t: Transfer, run: ScheduledSplit, n_bytes: int, begin: int) -> int:
@@ -119,7 +119,7 @@ class TimedWork:
         if self._each_call:
             calls = backend.graph_plan_profile(split.plan)
         else:
-            go_on = self._work.run_split(split)
+            go_on = self._runner.run_split(split)
         _wait(backend)
         end, index = perf_counter_ns(), self._index[split]
         self._profiler.splits.append(SplitTime(self._graph, index, backend.name, begin, end, calls))

@@ -79,8 +79,8 @@ class ScheduledGraph:
         self.generations = generations
         self.causes = a.causes
         self._rewrites = parts.rewrites
-        self.backends = a.machine.backends
-        self.buffer_types = a.machine.bufts
+        self.backends = a.table.backends
+        self.buffer_types = a.table.bufts
         self._ids = a.ids
         self.owner = owner
         self.inputs = {leaf for leaf in a.graph.leafs if leaf.flags & INPUT}
@@ -108,7 +108,7 @@ def _prepare(
 
     def transfer(src: Tensor) -> Transfer:
         copy = parts.copy_of(src, split.backend_id)
-        backend = a.machine.backends[a.ids[src]]
+        backend = a.table.backends[a.ids[src]]
         return Transfer(src, backend, copy, _is_graph_input(src, inputs), experts.get(copy))
 
     transfers = [transfer(src) for src in split.inputs if src not in split.copied]

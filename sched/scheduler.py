@@ -24,7 +24,7 @@ from ..base.settings import DEBUG
 from ..graph.graph import Graph
 from ..graph.op import VIEW_OPS
 from ..graph.tensor import Tensor
-from .assignment import Assignment, Machine
+from .assignment import Assignment, BackendTable
 from .backend import Backend, DeviceType
 from .compute import EvalCallback, Executor
 from .explain import describe
@@ -39,9 +39,9 @@ POISON: Final = 0xFF
 log = get_logger("sched")
 
 
-class Reserved(NamedTuple):
-    """Bytes of compute buffers, chunk by chunk, and of scratch memory, by backend; for so many
-    copies of inputs."""
+class ReservedSizes(NamedTuple):
+    """The bytes that a scheduler reserved: of each chunk of its compute buffers, and of scratch
+    memory, both by backend. They hold for `n_copies` copies of inputs."""
 
     n_copies: int
     compute: Sequence[Sequence[int]]
@@ -77,7 +77,7 @@ class Scheduler:
         _check(backends, bufts)
         self.backends = list(backends)
         self.n_copies = MAX_COPIES if parallel else 1
-        self._machine = Machine(backends, bufts, op_offload)
+        self._table = BackendTable(backends, bufts, op_offload)
         self._galloc = GraphAllocator(bufts, memory)
         self._executor = Executor(self.backends, self.n_copies)
         self._user: dict[Tensor, int] = {}
@@ -127,7 +127,7 @@ class Scheduler:
             graph.restore()
         self.reset()
 
-    def reserve_sizes(self, sizes: Reserved) -> None:
+    def reserve_sizes(self, sizes: ReservedSizes) -> None:
         """Make compute buffers and scratch memory as large as those of another scheduler.
 
         Raises:
@@ -139,10 +139,10 @@ class Scheduler:
             if size:
                 backend.workspace(size)
 
-    def reserved(self) -> Reserved:
+    def reserved(self) -> ReservedSizes:
         """How large they are now."""
         chunks = [[buffer.size for buffer in chunks] for chunks in self._galloc.buffers]
-        return Reserved(self.n_copies, chunks, self.work_sizes())
+        return ReservedSizes(self.n_copies, chunks, self.work_sizes())
 
     def alloc_graph(self, graph: Graph, copy_index: int | None = None) -> ScheduledGraph:
         """Assign, split and place a graph, and let each backend compile its splits into plans.
@@ -260,7 +260,7 @@ class Scheduler:
 
     def _split(self, graph: Graph, copy_index: int) -> tuple[SplitGraph, Order]:
         graph.restore()
-        assignment = assign_backends(Assignment(self._machine, graph, self._user))
+        assignment = assign_backends(Assignment(self._table, graph, self._user))
         parts = SplitGraph(assignment, self.n_copies, copy_index)
         pass6_graph_inputs(pass5_split(parts))
         return parts, build_order(parts)

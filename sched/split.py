@@ -114,7 +114,7 @@ def pass5_split(s: SplitGraph) -> SplitGraph:
 
 
 def _begin(s: SplitGraph, backend_id: int, i: int) -> Split:
-    split = Split(backend_id, s.assignment.machine.backends[backend_id], i)
+    split = Split(backend_id, s.assignment.table.backends[backend_id], i)
     s.splits.append(split)
     return split
 
@@ -160,7 +160,7 @@ def _view_of_copy(s: SplitGraph, src: Tensor, whole: Tensor, backend_id: int) ->
 
 def _copy(s: SplitGraph, src: Tensor, backend_id: int, c: int, cause: str) -> Tensor:
     a = s.assignment
-    copy = dup_layout(src, f"{a.machine.backends[backend_id].name}#{src.name}#{c}")
+    copy = dup_layout(src, f"{a.table.backends[backend_id].name}#{src.name}#{c}")
     if s.n_copies > 1:
         copy.flags = INPUT | OUTPUT  # its memory is never reused, as another run may still read it
     a.set(copy, backend_id, cause)

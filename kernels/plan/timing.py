@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...alloc.host import read_array
-from ...graph.cost import Cost, Used, cost, data_bytes
+from ...graph.cost import Cost, KnownUse, cost, data_bytes
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime
@@ -100,7 +100,7 @@ class Timing:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
-        self._used: dict[int, Used] = {}
+        self._used: dict[int, KnownUse] = {}
         self._data: dict[Tensor, Any] = {}
         self._times: list[tuple[int, int, int]] = []
 
@@ -114,17 +114,19 @@ class Timing:
         if self._parts[i].reads:
             self._used[i] = self._look(self._parts[i].nodes)
 
-    def _look(self, nodes: Sequence[Tensor]) -> Used:
+    def _look(self, nodes: Sequence[Tensor]) -> KnownUse:
         for node in nodes:
             if node.op is Op.MUL_MAT_ID:
-                return Used(experts=int(np.unique(self._read(node.src[2])).size))
+                return KnownUse(experts=int(np.unique(self._read(node.src[2])).size))
             if node.op is Op.FLASH_ATTN_EXT:
                 seq, pos = (self._read(src).reshape(-1) for src in node.src[4:6])
                 ends = {int(s): 0 for s in seq}
                 for s, p in zip(seq.tolist(), pos.tolist(), strict=True):
                     ends[s] = max(ends[s], p + 1)
-                return Used(cells=sum(ends.values()), pairs=int(pos.sum(dtype=np.int64)) + pos.size)
-        return Used()
+                return KnownUse(
+                    cells=sum(ends.values()), pairs=int(pos.sum(dtype=np.int64)) + pos.size
+                )
+        return KnownUse()
 
     def _read(self, tensor: Tensor) -> Any:
         if tensor not in self._data:  # the data of one computation: it is written once

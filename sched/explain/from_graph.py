@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...alloc.layout import Address
+from ...alloc.layout import TensorAddress
 from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import INPUT, Tensor
 from ..assignment import CAUSES
@@ -18,16 +18,16 @@ from .reasons import Reasons, is_weight, label, rule_of
 from .record import (
     VERSION,
     ComputeBuffer,
-    Copy,
+    CopyFacts,
     DeviceFacts,
     Explanation,
     LeafFacts,
     NodeFacts,
+    OrderStep,
     Place,
     Rectangle,
-    Source,
+    SourceFacts,
     SplitFacts,
-    Step,
 )
 
 
@@ -48,7 +48,7 @@ class _Explainer:
         self.transfers = list(_transfers(scheduled))
         self.copy_index = {t.dst: i for i, (_, t) in enumerate(self.transfers)}
         self.parts = {_extent(t): t for t in (*graph.leafs, *graph.nodes) if t.view_src is not None}
-        self.addresses: dict[Tensor, Address] = {}
+        self.addresses: dict[Tensor, TensorAddress] = {}
         for tensors, found in ((order.leafs, layout.leafs), (order.nodes, layout.nodes)):
             for t, address in zip(tensors, found, strict=True):
                 if address is not None:
@@ -105,10 +105,10 @@ class _Explainer:
         i = self.copy_index.get(t)
         return label(t) if i is None else f"the copy of {label(self.transfers[i][1].src)}"
 
-    def _source(self, src: Tensor) -> Source:
+    def _source(self, src: Tensor) -> SourceFacts:
         t = self.original(src)
         kind = "node" if t in self.node_index else "leaf"
-        return Source(
+        return SourceFacts(
             name=label(t),
             kind=kind,
             index=self.node_index.get(t, self.leaf_index.get(t)),
@@ -117,14 +117,14 @@ class _Explainer:
             copy=None if t is src else self.copy_index[src.root],
         )
 
-    def _step(self, t: Tensor) -> Step:
+    def _step(self, t: Tensor) -> OrderStep:
         if t in self.node_index:
-            return Step("node", self.node_index[t])
+            return OrderStep("node", self.node_index[t])
         if t in self.copy_index:
-            return Step("copy", self.copy_index[t])
+            return OrderStep("copy", self.copy_index[t])
         if t.op in VIEW_OPS:
-            return Step("part", self.copy_index[t.root])
-        return Step("keep", None)
+            return OrderStep("part", self.copy_index[t.root])
+        return OrderStep("keep", None)
 
     def _place(self, t: Tensor) -> Place | None:
         buffer = t.buffer
@@ -174,8 +174,8 @@ class _Explainer:
         pairs = [(src, self.original(src)) for src in node.src]
         return [t for src, t in pairs if t is not src and is_weight(t)]
 
-    def _copy(self, i: int, split: int, t: Transfer) -> Copy:
-        return Copy(
+    def _copy(self, i: int, split: int, t: Transfer) -> CopyFacts:
+        return CopyFacts(
             index=i,
             name=t.dst.name,
             source=label(t.src),

@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyFacts:
     """A copy made before a split computes, or `ahead`, while the split before it does.
 
     `kind` says what is copied: "input" of the graph, "weight", "experts" (at most `n_bytes`, as
@@ -76,7 +76,7 @@ class SplitFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFacts:
     """What a node reads: the node or leaf of that index, through the copy of that index, if any."""
 
     name: str
@@ -104,7 +104,7 @@ class NodeFacts:
     cause: str
     why: str
     is_view: bool
-    sources: Sequence[Source]
+    sources: Sequence[SourceFacts]
     place: Place | None
     in_place_of: str | None
 
@@ -126,7 +126,7 @@ class LeafFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OrderStep:
     """A step of the scheduler's own order, in which memory is planned: the "node" or "copy" of that
     index, a "part" of that copy, or a "keep", which only keeps a tensor until it is copied or
     used."""
@@ -140,8 +140,9 @@ class Rectangle:
     """A tensor in a compute buffer: bytes from `offset` on, from step `first` to `last`, both
     included. -1: before the first step; the number of steps: never given back.
 
-    `kind` and `index` as in `Step`, or a "leaf", or a "spare", which other runs of a pipeline use.
-    `over` is the rectangle, by its place in the list, whose memory it takes over in its first step.
+    `kind` and `index` are those of an `OrderStep`, or the kind is "leaf" or "spare" (a copy that
+    other runs of a pipeline use). `over` is the index of the rectangle whose memory it takes over
+    in its first step.
     """
 
     kind: str
@@ -179,10 +180,10 @@ class Explanation:
     devices: Sequence[DeviceFacts]
     causes: dict[str, str]
     splits: Sequence[SplitFacts]
-    copies: Sequence[Copy]
+    copies: Sequence[CopyFacts]
     nodes: Sequence[NodeFacts]
     leafs: Sequence[LeafFacts]
-    steps: Sequence[Step]
+    steps: Sequence[OrderStep]
     memory: Sequence[ComputeBuffer]
 
     def as_json(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ...graph.dot import to_dot
 from ...graph.tensor import Tensor
 from ..scheduled import ScheduledGraph
 from .from_graph import explain
-from .record import Copy, Explanation, NodeFacts, Source, SplitFacts
+from .record import CopyFacts, Explanation, NodeFacts, SourceFacts, SplitFacts
 
 _COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # one a backend, in turn
 _CPU_COLOR = "#c6dcf2"
@@ -84,7 +84,7 @@ def _split_lines(e: Explanation, split: SplitFacts) -> Iterator[str]:
         yield from _broken(f"  copies: {_copy(copy)}", "    ")
 
 
-def _copy(copy: Copy) -> str:
+def _copy(copy: CopyFacts) -> str:
     at_most = "at most " if copy.kind == "experts" else ""
     ahead = ", while the split before computes" if copy.ahead else ""
     return (
@@ -109,7 +109,7 @@ def _node_lines(e: Explanation, node: NodeFacts, widths: Widths) -> Iterator[str
         yield from _broken(f"{_INDENT}<- {sources}{place}", _INDENT + "   ")
 
 
-def _source(e: Explanation, source: Source) -> str:
+def _source(e: Explanation, source: SourceFacts) -> str:
     if source.copy is None:
         return source.name
     copied = e.copies[source.copy].source

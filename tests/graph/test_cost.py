@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.graph.cost import Cost, Used, cost, data_bytes
+from lamella.graph.cost import Cost, KnownUse, cost, data_bytes
 
 F32, F16, I32, Q4_0, Q8_0 = (
     GGMLType.F32,
@@ -51,7 +51,7 @@ def test_only_experts_in_use_are_read() -> None:
     a, ids = leaf(Q4_0, 64, 32, 8), leaf(I32, 2, 3)
     node = ops.mul_mat_id(a, leaf(F32, 64, 1, 3), ids)
     rest, written = 4 * 64 * 3 + 24, 4 * 32 * 2 * 3
-    assert cost([node], Used(experts=4)) == Cost(4 * 32 * ROW + rest, written, 64 * 32 * 6)
+    assert cost([node], KnownUse(experts=4)) == Cost(4 * 32 * ROW + rest, written, 64 * 32 * 6)
     # nobody has looked: one for each choice, but no more than there are
     assert cost([node]).n_read == 6 * 32 * ROW + rest
     many = ops.mul_mat_id(a, leaf(F32, 64, 1, 30), leaf(I32, 2, 30))
@@ -63,7 +63,7 @@ def test_attention_reads_the_cells_it_attends_to() -> None:
     pages, seq, pos = leaf(I32, 20, 2), leaf(I32, 3), leaf(I32, 3)
     node = ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=1.0)
     # tokens at 39 and 40 of one sequence, at 4 of another
-    used = Used(cells=41 + 5, pairs=40 + 41 + 5)
+    used = KnownUse(cells=41 + 5, pairs=40 + 41 + 5)
     read = 4 * 16 * 4 * 3 + 46 * (64 + 34) + 2 * 4 + 12 + 12
     assert cost([node], used) == Cost(read, 4 * 16 * 4 * 3, 86 * 4 * (16 + 16))
     assert cost([node]).n_mul_adds == 3 * 640 * 4 * 32

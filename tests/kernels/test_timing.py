@@ -12,7 +12,7 @@ from lamella.alloc import Usage, alloc_tensors, tensor_get, tensor_set
 from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Tensor, ops
-from lamella.graph.cost import Used, cost
+from lamella.graph.cost import KnownUse, cost
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cuda.device import open_cuda
@@ -168,10 +168,10 @@ def test_costs_that_depend_on_data(make: Make) -> None:
     kinds = by_kind(Layer(make).profile())
     experts = kinds["MUL_MAT_ID"]
     # two of four are in use
-    assert experts[-1].cost == cost(experts[-1].nodes, Used(experts=2))
+    assert experts[-1].cost == cost(experts[-1].nodes, KnownUse(experts=2))
     assert all(call.cost.n_bytes == 0 for call in experts[:-1])
     attention = kinds["FLASH_ATTN_EXT"]
-    used = Used(cells=6 + 41, pairs=6 + 40 + 41)
+    used = KnownUse(cells=6 + 41, pairs=6 + 40 + 41)
     assert attention[-1].cost == cost(attention[-1].nodes, used)
 
 
@@ -212,7 +212,7 @@ def test_data_that_is_still_on_its_way_counts(make: Make) -> None:
     backend.set_tensor_async(ids, three)
     calls = backend.graph_plan_profile(plan)
     backend.free()
-    assert calls[-1].cost == cost([chosen], Used(experts=3))
+    assert calls[-1].cost == cost([chosen], KnownUse(experts=3))
 
 
 @fusing

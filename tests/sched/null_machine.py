@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from lamella.alloc import BufferType, Usage, alloc_tensors
 from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.sched import Backend, DeviceType, NullBufferType, NullDevice
-from lamella.sched.assignment import Assignment, Machine
+from lamella.sched.assignment import Assignment, BackendTable
 
 
 class Null:
@@ -39,12 +39,12 @@ class Null:
         self, graph: Graph, op_offload: bool = True, user: dict[Tensor, int] | None = None
     ) -> Assignment:
         bufts = [b.device.buffer_type for b in self.backends]
-        return Assignment(Machine(self.backends, bufts, op_offload), graph, user)
+        return Assignment(BackendTable(self.backends, bufts, op_offload), graph, user)
 
 
 def placed(a: Assignment, *tensors: Tensor) -> list[tuple[str, str] | None]:
     """(backend, cause) of tensors; None where they are unassigned."""
-    names = [b.name for b in a.machine.backends]
+    names = [b.name for b in a.table.backends]
     return [(names[a.ids[t]], a.causes[t]) if t in a.ids else None for t in tensors]
 
 
