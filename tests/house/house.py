@@ -1,7 +1,8 @@
-"""What the tests of the house share: where the repository lies, its rooms and its files."""
+"""Shared by the tests of the house: the repository's folder, its rooms, its files, its imports."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path, PurePosixPath
 
@@ -39,3 +40,23 @@ def room_sources() -> list[PurePosixPath]:
 
 def read(file: PurePosixPath) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
+
+
+def packages(path: PurePosixPath) -> tuple[str, ...]:
+    """The package that relative imports of a file start from."""
+    room, *inner = path.parent.parts
+    return ("lamella", *inner) if room == "api" else ("lamella", room, *inner)
+
+
+def room_of(module: tuple[str, ...]) -> str:
+    """The room of a module, `lamella` first; what is no room's is the public package's."""
+    return module[1] if len(module) > 1 and module[1] in ROOMS else "api"
+
+
+def relative_targets(node: ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The modules that a relative import means; none if it climbs out of the package."""
+    up = len(package) - (node.level - 1)
+    base = package[: max(up, 0)] + tuple((node.module or "").split(".") if node.module else ())
+    if up < 1:
+        return []
+    return [(*base, alias.name) for alias in node.names] if len(base) == 1 else [base]

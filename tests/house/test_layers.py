@@ -1,4 +1,4 @@
-"""Layers look down only: the import walk; and nobody but the switchboard reads the environment."""
+"""Rooms import only from rooms below them, and only the switchboard reads the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest
-from house import ROOMS, read, room_sources
+from house import ROOMS, packages, read, relative_targets, room_of, room_sources
 
 SWITCHBOARD = PurePosixPath("base/settings.py")
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -19,26 +19,6 @@ def walk(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
     for child in ast.iter_child_nodes(node):
         yield child, function
         yield from walk(child, child.name if isinstance(child, Function) else function)
-
-
-def packages(path: PurePosixPath) -> tuple[str, ...]:
-    """The package that relative imports of a file start from."""
-    room, *inner = path.parent.parts
-    return ("lamella", *inner) if room == "api" else ("lamella", room, *inner)
-
-
-def room_of(module: tuple[str, ...]) -> str:
-    """The room of a module, `lamella` first; what is no room's is the public package's."""
-    return module[1] if len(module) > 1 and module[1] in ROOMS else "api"
-
-
-def relative_targets(node: ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The modules that a relative import means; none if it climbs out of the package."""
-    up = len(package) - (node.level - 1)
-    base = package[: max(up, 0)] + tuple((node.module or "").split(".") if node.module else ())
-    if up < 1:
-        return []
-    return [(*base, alias.name) for alias in node.names] if len(base) == 1 else [base]
 
 
 def absolute_names(node: ast.AST) -> list[str]:
@@ -111,15 +91,14 @@ def environment_uses(path: PurePosixPath, source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", room_sources(), ids=str)
-def test_imports_look_down(path: PurePosixPath) -> None:
-    assert wrong_imports(path, read(path)) == []
+def test_imports_look_down() -> None:
+    assert [fault for path in room_sources() for fault in wrong_imports(path, read(path))] == []
 
 
-@pytest.mark.parametrize("path", room_sources(), ids=str)
-def test_only_the_switchboard_reads_the_environment(path: PurePosixPath) -> None:
-    found = environment_uses(path, read(path))
-    assert bool(found) is (path == SWITCHBOARD), found
+def test_only_the_switchboard_reads_the_environment() -> None:
+    uses = {path: environment_uses(path, read(path)) for path in room_sources()}
+    assert uses.pop(SWITCHBOARD)
+    assert [use for found in uses.values() for use in found] == []
 
 
 def test_the_walk_sees_the_rooms() -> None:

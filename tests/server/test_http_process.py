@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from fake_context import WAIT_S
@@ -22,7 +21,7 @@ from lamella.server.app import N_STOP_SECONDS
 
 PROGRAM = """
 import sys, time
-sys.path.insert(0, {tests!r})
+sys.path = {path!r}
 from fake_context import FakeContext
 from http_world import make_model
 from lamella.base.errors import ModelFileError
@@ -55,8 +54,7 @@ def process(
 ) -> Iterator[subprocess.Popen[str]]:
     """A server process; it is killed in the end if it is still there. Without its `last_resorts` it
     waits for whatever does not end, so that the speed of the machine decides nothing."""
-    tests = str(Path(__file__).parent)
-    code = PROGRAM.format(tests=tests, load=load, on_decode=on_decode, last_resorts=last_resorts)
+    code = PROGRAM.format(path=sys.path, load=load, on_decode=on_decode, last_resorts=last_resorts)
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
     ) as server:

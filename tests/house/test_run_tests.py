@@ -1,0 +1,165 @@
+"""`scripts/test`: the tests it chooses and its arguments for pytest; the options of conftest.py."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_tests
+from house import ROOMS, ROOT
+from run_tests import FOLDERS, affected, pytest_arguments, room_imports, rooms_of_file
+
+MANY = ["--dist=loadfile", "--no-loadscope-reorder"]
+
+
+@pytest.fixture(autouse=True)
+def _three_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tests, "default_processes", lambda: 3)
+    monkeypatch.delenv("LAMELLA_TEST_PROCESSES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], [*MANY, "-n3"]),
+        (["-k", "layers", "-x"], [*MANY, "-n3", "-k", "layers", "-x"]),
+        (["-n", "2"], [*MANY, "-n", "2"]),
+        (["-n2", "--full"], [*MANY, "-n2", "--full"]),
+        (["--slowest-files=10"], [*MANY, "-n3", "--slowest-files=10"]),
+        (["tests/base/test_log.py", "-x"], ["tests/base/test_log.py", "-x"]),
+        (["tests/base/test_log.py::test_a"], ["tests/base/test_log.py::test_a"]),
+        (
+            ["tests/base/a.py", "tests/base/b.py"],
+            [*MANY, "-n3", "tests/base/a.py", "tests/base/b.py"],
+        ),
+        (["--pdb"], ["--pdb"]),
+        (["--only", "alloc"], [*MANY, "-n3", "tests/alloc"]),
+        (["--only", "alloc", "graph", "-x"], [*MANY, "-n3", "tests/alloc", "tests/graph", "-x"]),
+        (["alloc", "--only"], [*MANY, "-n3", "tests/alloc"]),
+        (["house"], [*MANY, "-n3", "tests/house"]),
+        (["--only", "base", "-k", "alloc"], [*MANY, "-n3", "tests/base", "-k", "alloc"]),
+        (["--cuda"], ["--cuda", "tests/cuda"]),
+        (["--cuda", "-x"], ["--cuda", "tests/cuda", "-x"]),
+    ],
+)
+def test_what_pytest_is_called_with(given: list[str], passed: list[str]) -> None:
+    assert pytest_arguments(given) == passed
+
+
+def test_the_environment_sets_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMELLA_TEST_PROCESSES", "5")
+    assert pytest_arguments([]) == [*MANY, "-n5"]
+    assert pytest_arguments(["-n", "2"]) == [*MANY, "-n", "2"]
+
+
+def test_a_room_is_tested_with_the_rooms_that_import_it() -> None:
+    assert affected(["base"])[: len(ROOMS)] == [f"tests/{room}" for room in ROOMS]
+    for i, room in enumerate(ROOMS):
+        folders = {path for path in affected([room]) if not path.endswith(".py")}
+        assert f"tests/{room}" in folders
+        assert not folders & {f"tests/{below}" for below in ROOMS[:i]}
+    assert "tests/runtime" in affected(["alloc"])  # through other rooms
+    assert "tests/server" not in affected(["observe"])
+
+
+def test_files_that_import_an_affected_room_are_chosen_wherever_they_are() -> None:
+    assert "tests/cuda/test_cuda_models.py" in affected(["model"])
+    assert "tests/cuda/test_cuda_models.py" not in affected(["server"])
+    assert "tests/house/test_layers.py" in affected(["api"])
+    assert affected([]) == []
+    assert affected(["recipe"]) == ["tests/recipe"]
+
+
+def test_imports_are_found() -> None:
+    assert room_imports()["graph"] == {"graph", "base"}
+    assert {"model", "runtime"} <= room_imports()["server"]
+
+
+def test_imports_of_helpers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tests, "TESTS", tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "world.py").write_text("import lamella.model.arch\nimport os\n")
+    test = tmp_path / "model" / "test_x.py"
+    test.write_text("from world import x\nfrom lamella.base.log import y\n")
+    assert rooms_of_file(test) == {"model", "base"}
+
+
+def test_every_folder_of_tests_can_be_named() -> None:
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders == set(FOLDERS)
+
+
+def test_help_and_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        pytest_arguments(["--help"])
+    assert stopped.value.code is None
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in ("--only", "--full", "--cuda", "-n N"))
+    assert " ".join(FOLDERS) in text
+    with pytest.raises(SystemExit) as stopped:
+        pytest_arguments(["--only", "-x"])
+    assert stopped.value.code == 2
+    assert "--only needs a room: base graph" in capsys.readouterr().err
+
+
+# --- tests/conftest.py ---
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the conftest.py of all tests and two files, of three tests and a `full` one."""
+    (tmp_path / "tests" / "base").mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    one = "import pytest\ndef test_a(): pass\n@pytest.mark.full\ndef test_b(): pass\n"
+    two = "import time\ndef test_c(): time.sleep(0.2)\ndef test_d(): time.sleep(0.2)\n"
+    (tmp_path / "tests" / "base" / "test_one.py").write_text(one)
+    (tmp_path / "tests" / "base" / "test_two.py").write_text(two)
+    return tmp_path
+
+
+def output(project: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_tests_marked_full_run_with_full(project: Path) -> None:
+    assert "3 passed, 1 deselected" in output(project)
+    assert "4 passed" in output(project, "--full")
+
+
+def test_the_slowest_files_are_printed(project: Path) -> None:
+    shown = output(project, "--slowest-files=1", *MANY, "-n2").split("slowest 1 test files")[1]
+    assert " s  tests/base/test_two.py" in shown
+    assert "test_one" not in shown
+    assert "test files" not in output(project)
+
+
+@pytest.fixture
+def slowest(pytestconfig: pytest.Config) -> tuple[str, ...]:
+    """The list in tests/conftest.py."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    assert conftest is not None
+    return tuple(conftest.SLOWEST)
+
+
+def test_slow_files_come_first(project: Path, slowest: tuple[str, ...]) -> None:
+    file = project / slowest[0]
+    file.parent.mkdir()
+    file.write_text("def test_slow(): pass\n")
+    listed = output(project, "--collect-only", "-q").split()
+    assert listed[:2] == [f"{slowest[0]}::test_slow", "tests/base/test_one.py::test_a"]
+
+
+def test_the_slow_files_exist(slowest: tuple[str, ...]) -> None:
+    assert [file for file in slowest if not (ROOT / file).exists()] == []
