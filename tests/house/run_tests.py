@@ -130,9 +130,8 @@ def pytest_arguments(arguments: Sequence[str]) -> list[str]:
 def main() -> None:
     arguments = pytest_arguments(sys.argv[1:])
     os.chdir(ROOT)
-    # tests start many processes of Lamella: none of them compiles its source files again
+    # the tests start many processes of Lamella, which must not compile its sources each time
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / "build" / "pycache"))
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
 
 
