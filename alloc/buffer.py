@@ -121,8 +121,11 @@ class Buffer(ABC):
         """Called once for every tensor, view or not, that gets its place in this buffer."""
 
     def reset(self) -> None:  # noqa: B027 - optional
-        """Forget what `init_tensor` has attached. For whoever places all tensors of a buffer anew;
-        the graph allocator does not, as earlier graphs stay valid in its buffers."""
+        """Forget what `init_tensor` attached, before all tensors of the buffer are placed anew.
+
+        Part of ggml's buffer interface. The graph allocator does not call it: earlier graphs stay
+        valid in its buffers.
+        """
 
     def set_tensor(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
         """Write `data` at byte `offset` of the tensor.
@@ -145,7 +148,10 @@ class Buffer(ABC):
     def memset_tensor(
         self, tensor: Tensor, value: int, offset: int = 0, size: int | None = None
     ) -> None:
-        """Set `size` bytes (default: to the end) from byte `offset` on to `value`."""
+        """Set `size` bytes (default: to the end) from byte `offset` on to `value`.
+
+        Part of ggml's buffer interface.
+        """
         size = tensor.nbytes - offset if size is None else size
         self._fill(self._locate(tensor, offset, size), size, value)
 

@@ -37,15 +37,6 @@ class GraphAllocator:
         self.generations = [0] * len(bufts)
         self.layout: Layout | None = None
 
-    def measure(
-        self,
-        graph: Graph,
-        node_ids: Sequence[int] | None = None,
-        leaf_ids: Sequence[int] | None = None,
-    ) -> list[list[int]]:
-        """Bytes of each chunk, by buffer id, that `reserve` would need; nothing is allocated."""
-        return self._plan(graph, node_ids, leaf_ids).chunk_sizes
-
     def reserve(
         self,
         graph: Graph,

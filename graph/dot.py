@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .graph import Graph
-from .op import Op
-from .tensor import Tensor, format_shape, is_view_op
+from .op import VIEW_OPS, Op
+from .tensor import Tensor, format_shape
 
 _NO_COPIES: Mapping[Tensor, Tensor] = {}
 
@@ -27,7 +27,7 @@ def to_dot(
     lines = ["digraph lamella {", '  node [style=filled, fontname="monospace"];']
     for t, name in names.items():
         shape = "ellipse" if t.op is Op.NONE else "box"
-        style = "filled,dashed" if is_view_op(t.op) else "filled"
+        style = "filled,dashed" if t.op in VIEW_OPS else "filled"
         what = format_shape(t) if t.op is Op.NONE else f"{t.op.name} {format_shape(t)}"
         fill = color(t) if color else "white"
         label = _escape(f"{t.name}\n{what}")

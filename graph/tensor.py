@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..base.errors import GraphError
-from .op import VIEW_OPS, Op, OpParams
+from .op import Op, OpParams
 from .types import GGMLType
 
 MAX_DIMS: Final = 4
@@ -185,11 +185,6 @@ def _nbytes(type: GGMLType, ne: Shape, nb: Shape) -> int:
 def format_shape(t: Tensor) -> str:
     """`[64, 8] F32`: shape without trailing ones, and type."""
     return f"[{', '.join(str(n) for n in t.ne[: t.n_dims])}] {t.type.name}"
-
-
-def is_view_op(op: Op) -> bool:
-    """True for ops that only look at their source's data: nothing to compute."""
-    return op in VIEW_OPS
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ..alloc.buffer import Buffer, BufferType, Bytes, Data, Usage, tensor_read, tensor_set
+from ..alloc.buffer import Buffer, BufferType, Data, Usage, tensor_set
 from ..alloc.memory import REAL_MEMORY, Memory
 from ..base.errors import UnknownDeviceError
 from ..graph.cost import Cost
@@ -34,13 +34,11 @@ class Caps:
     """What a device can do beyond computing.
 
     `async_`: its backends return before the work is done. `events`: it has events to wait for.
-    `host_buffer`: it has a host buffer type from which copies are fast. `copy_ahead`: it copies
-    weights from host memory while it computes.
+    `copy_ahead`: it copies weights from host memory while it computes.
     """
 
     async_: bool = False
     events: bool = False
-    host_buffer: bool = False
     copy_ahead: bool = False
 
 
@@ -135,10 +133,6 @@ class Device(ABC):
         types). Few ops can use it: ask `supports_op`. Fallback: none."""
         return ()
 
-    def buffer_from_host(self, memory: Bytes) -> Buffer | None:
-        """A buffer over memory the host already has, without a copy. Fallback: None, copy it."""
-        return None
-
     @abstractmethod
     def supports_op(self, op: Tensor) -> bool:
         """Whether the node can be computed here, wherever its tensors lie; always for op NONE."""
@@ -214,11 +208,6 @@ class Backend(ABC):
         Fallback: False, and nothing is done; the caller waits and copies.
         """
         return False
-
-    def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        """Read bytes into `out`, which is filled once synchronised. Fallback: at once."""
-        self.synchronize()
-        tensor_read(tensor, out, offset)
 
     def cpy_tensor_async(
         self,

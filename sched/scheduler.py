@@ -83,7 +83,6 @@ class Scheduler:
         self._user: dict[Tensor, int] = {}
         self._next_copy = 0
         self._is_alloc = False
-        self.n_splits = 0
         for backend, buft in zip(self.backends, bufts, strict=True):
             debug_log(log, 1, _introduce(backend, buft))
 
@@ -170,7 +169,6 @@ class Scheduler:
         except BaseException:
             graph.restore()
             raise
-        self.n_splits = len(parts.splits)
         self._is_alloc = True
         self._log(scheduled)
         return scheduled

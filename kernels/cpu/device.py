@@ -13,7 +13,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
+from ...alloc.buffer import BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer, HostBufferType
 from ...base.errors import BackendError, OutOfMemoryError
 from ...base.settings import NO_JIT
@@ -92,9 +92,6 @@ class CpuDevice(Device):
     @property
     def extra_buffer_types(self) -> Sequence[BufferType]:
         return self._repack
-
-    def buffer_from_host(self, memory: Bytes) -> Buffer:
-        return HostBuffer(self._buffer_type, memory)
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         return self._support.optimize(graph)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ...alloc.buffer import Buffer, Bytes, Data, Usage, as_bytes, buffer_of
+from ...alloc.buffer import Buffer, Data, Usage, as_bytes, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
 from ...base.settings import NO_FUSION
@@ -220,11 +220,6 @@ class CudaBackend(Backend):
         if raw.size:
             at = self._here(tensor, offset, raw.size)
             self.gpu.write_async(at, raw.ctypes.data, raw.size, self.stream)
-
-    def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        if out.size:
-            at = self._here(tensor, offset, out.size)
-            self.gpu.read_async(out.ctypes.data, at, out.size, self.stream)
 
     def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
         source, size = buffer_of(src), src.nbytes

@@ -43,7 +43,7 @@ class CudaDevice(Device):
     """One GPU. `progress` is told which kernels are compiled on their first use."""
 
     type = DeviceType.GPU
-    caps = Caps(async_=True, events=True, host_buffer=True, copy_ahead=True)
+    caps = Caps(async_=True, events=True, copy_ahead=True)
     kernels_by_size = True
     driver_margin = DRIVER_MARGIN
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from ...graph import GGMLType, Op, Tensor
-from ...graph.tensor import is_view_op
+from ...graph.op import VIEW_OPS
 from . import attention, data, elementwise, matrix, rows
 from .arrays import Kernel, can_dequantize, can_quantize
 
@@ -28,7 +28,7 @@ KERNELS: Final[dict[Op, Kernel]] = {
 
 def supports_op(node: Tensor) -> bool:
     """True if there is a kernel for the node's op and types, or nothing to compute."""
-    if node.op is Op.NONE or is_view_op(node.op):
+    if node.op is Op.NONE or node.op in VIEW_OPS:
         return True
     if node.op not in KERNELS or not all(_has_whole_rows(t) for t in (node, *node.src)):
         return False

@@ -98,12 +98,6 @@ class SimBackend(Backend):
         self.set_tensor_async(dst, tensor_get(src))
         return True
 
-    def get_tensor_async(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        def get() -> None:
-            out[:] = tensor_get(tensor, offset, out.size)
-
-        self._copying(out.size, get)
-
     def cpy_tensor_async(self, src_backend: Backend, src: Tensor, dst: Tensor) -> bool:
         can = self.is_async and self.device.async_copies
         if not can or device_memory(buffer_of(src)) is None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from ...alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes
-from ...alloc.host import HostBuffer, HostBufferType
+from ...alloc.buffer import UNLIMITED, BufferType
+from ...alloc.host import HostBufferType
 from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
@@ -71,7 +71,6 @@ class SimDevice(Device):
         self.caps = Caps(
             async_=async_,
             events=async_ and events,
-            host_buffer=not is_cpu,
             copy_ahead=async_ and async_copies,
         )
         self._buffer_type = buffer_type or own(name, capacity=memory)
@@ -99,11 +98,6 @@ class SimDevice(Device):
     @property
     def host_buffer_type(self) -> BufferType | None:
         return self._host_buffer_type
-
-    def buffer_from_host(self, memory: Bytes) -> Buffer | None:
-        if not self._buffer_type.is_host:
-            return None
-        return HostBuffer(self._buffer_type, memory)
 
     def supports_op(self, op: Tensor) -> bool:
         return op.op in self._ops and self._support.supports(op)

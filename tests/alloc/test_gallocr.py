@@ -1,4 +1,4 @@
-"""The graph allocator: measuring, reserving, placing, and when a graph has to be planned anew."""
+"""The graph allocator: reserving, placing, and when a graph has to be planned anew."""
 
 from __future__ import annotations
 
@@ -32,38 +32,19 @@ def is_untouched(graph: Graph) -> bool:
     return not any(t.buffer is not None or t.offset for t in (*graph.leafs, *graph.nodes))
 
 
-# --- measuring ---
+# --- reserving ---
 
 
-def test_measuring_allocates_nothing() -> None:
-    buft = host(max_size=48, capacity=0)
-    galloc, graph = GraphAllocator([buft]), chain(8)
-    assert galloc.measure(graph) == [[32, 32]]
-    assert (buft.used, galloc.buffers, galloc.layout) == (0, [[]], None)
-    assert is_untouched(graph)
-
-
-def test_measured_is_what_is_reserved() -> None:
+def test_the_layout_is_what_is_reserved() -> None:
     bufts = [host("A", max_size=64), host("B")]
     galloc, graph = GraphAllocator(bufts), chain(12, 5)
-    ids = [0, 1, 0, 1, 0], [1]
-    sizes = galloc.measure(graph, *ids)
-    galloc.reserve(graph, *ids)
+    galloc.reserve(graph, [0, 1, 0, 1, 0], [1])
+    assert galloc.layout is not None
+    sizes = galloc.layout.chunk_sizes
     assert [[b.size for b in chunks] for chunks in galloc.buffers] == sizes
     assert galloc.buffer_sizes() == [sum(chunks) for chunks in sizes]
     assert all(sizes)
-
-
-def test_measuring_leaves_the_layout_alone() -> None:
-    galloc, small = GraphAllocator([host()]), chain(4)
-    galloc.reserve(small)
-    layout = galloc.layout
-    assert galloc.measure(chain(100)) == [[800]]
-    assert galloc.layout is layout
-    assert galloc.generations == [0]
-
-
-# --- reserving ---
+    assert is_untouched(graph)
 
 
 def test_every_tensor_lives_in_the_type_of_its_id() -> None:

@@ -13,7 +13,7 @@ from memory_types import PaddingBufferType, allocated, hold, leaf
 
 from lamella.alloc import GraphAllocator, HostBufferType
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
-from lamella.graph.tensor import is_view_op
+from lamella.graph.op import VIEW_OPS
 
 MAY_WORK_IN_PLACE = {
     Op.FILL,
@@ -35,7 +35,7 @@ MAY_WORK_IN_PLACE = {
     Op.CLAMP,
     Op.SOFT_MAX,
 }
-COMPUTING_OPS = [op for op in Op if op is not Op.NONE and not is_view_op(op)]
+COMPUTING_OPS = [op for op in Op if op is not Op.NONE and op not in VIEW_OPS]
 
 
 def shared(a: Tensor, b: Tensor) -> bool:

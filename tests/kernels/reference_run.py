@@ -17,7 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from lamella.alloc import array_of
 from lamella.graph import GGMLType, Op, Tensor
-from lamella.graph.tensor import is_view_op
+from lamella.graph.op import VIEW_OPS
 from lamella.kernels.reference import KERNELS, supports_op
 from lamella.kernels.reference.arrays import can_dequantize, can_quantize
 
@@ -110,7 +110,7 @@ def compute(node: Tensor, over: Tensor | None = None, shift: int = 0) -> Tensor:
             compute(src)
     locate(node, over, shift)
     assert supports_op(node)
-    if node.op is not Op.NONE and not is_view_op(node.op):
+    if node.op is not Op.NONE and node.op not in VIEW_OPS:
         KERNELS[node.op](node, data(node), [data(src) for src in node.src])
     _check_guards(node.root)
     return node

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lamella.alloc import HostBuffer, alloc_tensors, tensor_get, tensor_set
+from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.alloc.buffer import Buffer, BufferType
 from lamella.base.errors import BackendError, ClosedError, TensorAccessError, UnknownDeviceError
 from lamella.base.settings import NO_JIT
@@ -125,13 +125,6 @@ def test_ops_it_supports(no_jit: int) -> None:
         cpu = CpuDevice(1)
         supports = cpu.init_backend().supports_op
         assert all(map(supports, (x, ops.transpose(x), ops.sqr(x), ops.mul_mat(x, x))))
-
-
-def test_memory_of_the_host_is_used_in_place() -> None:
-    memory = np.arange(8, dtype=np.float32).view(np.uint8)
-    buffer = CpuDevice(1).buffer_from_host(memory)
-    assert isinstance(buffer, HostBuffer)
-    assert np.shares_memory(buffer.memory, memory)
 
 
 # --- computing ---

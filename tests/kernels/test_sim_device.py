@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 
-from lamella.alloc import HostBuffer, HostBufferType, tensor_alloc, tensor_get, tensor_set
+from lamella.alloc import HostBuffer, HostBufferType
 from lamella.base.errors import UnknownDeviceError
 from lamella.graph import GGMLType, Op, Tensor, ops
 from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice, SimRegistry
@@ -22,7 +21,7 @@ def leaf(*ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
 def test_a_gpu_has_memory_of_its_own() -> None:
     gpu = SimDevice("SIM0", memory=2**30)
     assert (gpu.name, gpu.type) == ("SIM0", DeviceType.GPU)
-    assert gpu.caps == Caps(async_=True, events=True, host_buffer=True, copy_ahead=True)
+    assert gpu.caps == Caps(async_=True, events=True, copy_ahead=True)
     assert isinstance(gpu.buffer_type, SimBufferType)
     assert (gpu.buffer_type.name, gpu.buffer_type.capacity) == ("SIM0", 2**30)
     assert "gpu" in gpu.description
@@ -30,7 +29,7 @@ def test_a_gpu_has_memory_of_its_own() -> None:
 
 def test_a_cpu_uses_host_memory() -> None:
     cpu = SimDevice("CPU", DeviceType.CPU)
-    assert cpu.caps == Caps(async_=False, events=False, host_buffer=False)
+    assert cpu.caps == Caps(async_=False, events=False, copy_ahead=False)
     assert isinstance(cpu.buffer_type, HostBufferType)
     assert cpu.buffer_type.is_host
     assert cpu.host_buffer_type is None
@@ -94,38 +93,6 @@ def test_which_ops_it_takes_over() -> None:
     assert device.offload_op(ops.sqr(x))
     assert not device.offload_op(ops.scale(x, 2))
     assert not SimDevice("SIM1").offload_op(ops.sqr(x))
-
-
-# --- memory the host has already ---
-
-
-def test_a_cpu_takes_memory_as_it_is() -> None:
-    cpu = SimDevice("CPU", DeviceType.CPU, memory=1000)
-    memory = np.zeros(64, np.uint8)
-    buffer = cpu.buffer_from_host(memory)
-    assert buffer is not None
-    assert (buffer.buft, buffer.size) == (cpu.buffer_type, 64)
-    x = leaf(4)
-    tensor_alloc(buffer, x, 0)
-    tensor_set(x, np.full(4, 3, np.float32))
-    assert memory[:16].view(np.float32).tolist() == [3] * 4
-    memory[:16] = 0
-    assert set(tensor_get(x)) == {0}
-
-
-def test_a_gpu_does_not() -> None:
-    assert SimDevice("SIM0").buffer_from_host(np.zeros(64, np.uint8)) is None
-    host = HostBufferType("CPU")
-    assert SimDevice("SIM1", buffer_type=host).buffer_from_host(np.zeros(8, np.uint8)) is not None
-
-
-def test_memory_the_host_brought_comes_not_back_as_the_devices() -> None:
-    """It never was: there cannot be more free than there is."""
-    cpu = SimDevice("CPU", DeviceType.CPU, memory=1000)
-    buffer = cpu.buffer_from_host(np.zeros(64, np.uint8))
-    assert buffer is not None
-    buffer.free()
-    assert cpu.memory() == (1000, 1000)
 
 
 # --- time ---
