@@ -1,27 +1,27 @@
-"""The one tree of errors: all that a user, a file or a machine can get wrong raises from here.
+"""The error tree: every error caused by a user, a file or a machine is one of these.
 
     LamellaError
-    ├── GraphError          an op was given tensors whose shapes or types do not fit it
-    ├── SettingError        an environment switch has a value that cannot be read
-    ├── StrictError         with LAMELLA_STRICT=1: something that is slow or wrong, but no failure
+    ├── GraphError          the shapes or types of an op's sources are invalid
+    ├── SettingError        an environment switch has an invalid value
+    ├── StrictError         with LAMELLA_STRICT=1: a run did something slow or unsafe
     ├── ReserveError        a graph does not fit the layout that was reserved
-    ├── OutOfMemoryError    a buffer could not be had; names the buffer type, wanted and free bytes
-    │   └── DoesNotFitError        a plan says that a model does not fit; names what devices lack
-    ├── TensorAccessError   memory was asked for that is not there, or not readable from here
-    ├── UnknownDeviceError  a device name that no registry has; lists those there are
-    ├── SchedulingError     an op has no backend that can run it where its tensors lie
-    │   └── PlacementError         strict placement: nodes cannot run where their layers are
-    ├── BackendError        a device failed while it was computing
+    ├── OutOfMemoryError    a buffer cannot be allocated; names its type, wanted and free bytes
+    │   └── DoesNotFitError        a model does not fit; names what each device lacks
+    ├── TensorAccessError   access outside a tensor, or to memory out of reach
+    ├── UnknownDeviceError  no device has this name; lists the devices there are
+    ├── SchedulingError     no backend can run an op where its tensors lie
+    │   └── PlacementError         strict placement: a node cannot run where its layer is
+    ├── BackendError        a device failed while computing
     ├── ModelFileError      a model file is missing or broken; names file, place and cause
-    │   ├── UnsupportedModelError  an architecture, type or vocabulary that Lamella cannot run
-    │   └── DownloadError          a model cannot be had from the hub; names cause and remedy
-    ├── RequestError        a caller asked for what cannot be done: a wrong value, a wrong name
+    │   ├── UnsupportedModelError  an architecture, type or vocabulary not supported
+    │   └── DownloadError          a download failed; names cause and remedy
+    ├── RequestError        a request has an invalid or unknown parameter
     │   └── ContextSizeError       a prompt does not fit the context
     ├── OverloadedError     too many requests are waiting
     ├── CancelledError      the caller cancelled the work
     └── ClosedError         a model or an engine was used after it was closed
 
-A message names the thing, the value found and the values allowed. `assert` is for our own
+A message names the thing, the value found and the values allowed. `assert` guards Lamella's own
 invariants only.
 """
 
@@ -31,38 +31,37 @@ from collections.abc import Sequence
 
 
 class LamellaError(Exception):
-    """Root of the tree: catch this to catch everything Lamella raises on purpose."""
+    """The root of the tree: catch it to catch every error that Lamella raises on purpose."""
 
 
 class GraphError(LamellaError):
-    """An op builder refused its arguments. The message names the op, both shapes and the rule."""
+    """An op builder refused its arguments; names the op, the shapes and the rule."""
 
 
 class SettingError(LamellaError):
-    """An environment switch holds a value that its type does not allow."""
+    """An environment switch has a value that its type does not allow."""
 
 
 class StrictError(LamellaError):
-    """LAMELLA_STRICT=1 found what a run must not do: move memory, build a graph again, compute with
-    what nobody has written."""
+    """LAMELLA_STRICT=1 found a run that moved memory, built a graph again, or read memory that was
+    never written."""
 
 
 class ReserveError(LamellaError):
-    """A graph does not fit the layout its allocator reserved, and `reserve` has to be called."""
+    """A graph does not fit the layout that its allocator reserved; call `reserve`."""
 
 
 class OutOfMemoryError(LamellaError):
     """A buffer could not be allocated.
 
-    `where` is the buffer type's name, `wanted` the bytes asked for, `free` the bytes that were left
-    (None where the device cannot tell); a pool counts in another `unit`. Nothing else is lost:
-    smaller requests still succeed.
+    `where` is the name of the buffer type, `wanted` the bytes requested, `free` the bytes left
+    (None if unknown). A pool counts in another `unit`. Smaller requests may still succeed.
     """
 
     def __init__(
         self, where: str, wanted: int, free: int | None = None, unit: str = "bytes"
     ) -> None:
-        super().__init__(where, wanted, free, unit)  # all of them, so that it can be pickled
+        super().__init__(where, wanted, free, unit)  # all arguments, for pickling
         self.where = where
         self.wanted = wanted
         self.free = free
@@ -74,15 +73,15 @@ class OutOfMemoryError(LamellaError):
 
 
 class DoesNotFitError(OutOfMemoryError):
-    """A plan says that a model does not fit, so it is not loaded.
+    """A plan shows that a model does not fit, so it is not loaded.
 
-    `short` are (device, bytes needed, bytes free) of those that lack memory; `advice` is what may
-    help.
+    `short` lists (device, bytes needed, bytes free) of each device that lacks memory; `advice` says
+    what may help.
     """
 
     def __init__(self, short: Sequence[tuple[str, int, int]], advice: str = "") -> None:
         super().__init__(*short[0])
-        self.args = short, advice  # so that it can be pickled
+        self.args = short, advice  # for pickling
         self.short = short
         self.advice = advice
 
@@ -96,7 +95,7 @@ class DoesNotFitError(OutOfMemoryError):
 
 
 def _shown(n: int) -> str:
-    """Bytes in the largest unit that they fill."""
+    """A number of bytes in the largest unit of which there is at least one."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if n >= 1 << power:
             return f"{n / (1 << power):.2f} {unit}"
@@ -104,20 +103,22 @@ def _shown(n: int) -> str:
 
 
 class TensorAccessError(LamellaError):
-    """A read or write outside a tensor, of an unallocated tensor, or of memory not reachable."""
+    """A read or write outside a tensor, of an unallocated tensor, or of memory out of reach."""
 
 
 class UnknownDeviceError(LamellaError):
-    """A device was asked for by a name that does not exist."""
+    """No device has the requested name; lists the devices there are."""
 
 
 class SchedulingError(LamellaError):
-    """No backend can run an op where its tensors lie. Names the tensor, the op and the reason."""
+    """No backend can run an op where its tensors lie; names the tensor, the op and the reason."""
 
 
 class PlacementError(SchedulingError):
-    """Nodes would run elsewhere than the placement of their layers says, and that was not allowed.
-    Names op, devices and cause of each kind, an example, and what would change it."""
+    """With strict placement, nodes would run on another device than their layer's.
+
+    For each kind of node it names the op, the devices, the cause, an example and a remedy.
+    """
 
 
 class BackendError(LamellaError):
@@ -125,20 +126,19 @@ class BackendError(LamellaError):
 
 
 class ModelFileError(LamellaError):
-    """A model file cannot be used. Names the file, where in it, what was found and expected."""
+    """A model file is missing or broken; names file, place, found and expected value."""
 
 
 class UnsupportedModelError(ModelFileError):
-    """A sound file, of a kind that Lamella cannot run; lists the kinds it can."""
+    """The file is sound, but Lamella does not support its kind; lists the supported kinds."""
 
 
 class DownloadError(ModelFileError):
-    """A model cannot be had from the hub, nor from its cache. Names the repository, what is wrong
-    and what helps."""
+    """Neither the hub nor its cache has the model; names the repository, the cause and a remedy."""
 
 
 class RequestError(LamellaError):
-    """A request or argument that cannot be fulfilled; names it, its value and what is allowed."""
+    """A request or an argument is invalid; names it, its value and the allowed values."""
 
 
 class ContextSizeError(RequestError):
@@ -157,7 +157,7 @@ class ContextSizeError(RequestError):
 
 
 class OverloadedError(LamellaError):
-    """Too many requests are waiting already; the same request may succeed later."""
+    """Too many requests are waiting; the same request may succeed later."""
 
 
 class CancelledError(LamellaError):
@@ -165,4 +165,4 @@ class CancelledError(LamellaError):
 
 
 class ClosedError(LamellaError):
-    """Something was used after it had been closed."""
+    """A model or an engine was used after it was closed."""

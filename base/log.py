@@ -1,4 +1,4 @@
-"""Logging: one logger per room, silent until the application or LAMELLA_DEBUG asks for it."""
+"""Logging: one logger per room, silent until the application or LAMELLA_DEBUG turns it on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .settings import DEBUG
 
 
 def get_logger(room: str) -> logging.Logger:
-    """The logger of a room, `lamella.<room>`. It emits nothing by itself."""
+    """The logger of a room, `lamella.<room>`. It emits nothing until a handler is set up."""
     logger = logging.getLogger(f"lamella.{room}")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
@@ -16,7 +16,7 @@ def get_logger(room: str) -> logging.Logger:
 
 
 def debug_log(logger: logging.Logger, level: int, text: str) -> None:
-    """Log `text` if LAMELLA_DEBUG is at least `level`; to stderr unless handlers are set up."""
+    """Log `text` if LAMELLA_DEBUG is at least `level`; to stderr if there are no handlers."""
     if DEBUG() < level:
         return
     root = logging.getLogger("lamella")

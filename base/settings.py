@@ -1,7 +1,7 @@
-"""The switchboard: every environment switch is declared here; nobody else reads the environment.
+"""The switchboard: it declares every environment switch, and no other module reads the environment.
 
-A switch has a name, a default and one sentence. `SWITCHES` lists them all; a test compares
-`docs/settings.md` with it. Inside a `with`, a switch takes another value:
+A switch has a name, a default and one sentence. `SWITCHES` lists all switches; a test compares
+`docs/settings.md` with it. A `with` block can give a switch another value:
 
     with DEBUG.set(3):
         scheduler.alloc_graph(graph)
@@ -19,7 +19,7 @@ SWITCHES: dict[str, Switch | TextSwitch] = {}
 
 
 class Switch:
-    """One environment switch, a number. 0 always means off."""
+    """An environment switch with a number; 0 always means off."""
 
     def __init__(self, name: str, default: int, sentence: str) -> None:
         assert name not in SWITCHES, f"switch {name} is declared twice"
@@ -30,10 +30,10 @@ class Switch:
         SWITCHES[name] = self
 
     def __call__(self) -> int:
-        """The value in force.
+        """The current value.
 
         Raises:
-            SettingError: the environment holds something that is no number.
+            SettingError: the environment variable is not a whole number.
         """
         if self._override is not None:
             return self._override
@@ -47,7 +47,7 @@ class Switch:
 
     @contextmanager
     def set(self, value: int) -> Iterator[None]:
-        """Use `value` for the length of a `with` block."""
+        """Use `value` inside a `with` block."""
         before, self._override = self._override, value
         try:
             yield
@@ -56,7 +56,7 @@ class Switch:
 
 
 class TextSwitch:
-    """One environment switch that is a name; empty where it is not set."""
+    """An environment switch with a name; empty if it is not set."""
 
     default = ""
 
@@ -67,7 +67,7 @@ class TextSwitch:
         SWITCHES[name] = self
 
     def __call__(self) -> str:
-        """The value in force; whoever asks knows which ones there are."""
+        """The current value; the caller checks it."""
         return os.environ.get(self.name, self.default).strip()
 
 
@@ -80,26 +80,26 @@ DEBUG = Switch(
 NO_JIT = Switch(
     "LAMELLA_NO_JIT",
     0,
-    "1 computes with the NumPy reference kernels: nothing is compiled, and everything is slow.",
+    "1 computes with the NumPy reference kernels: nothing is compiled, everything is slow.",
 )
 NO_FUSION = Switch(
     "LAMELLA_NO_FUSION",
     0,
-    "1 computes each node by a kernel of its own, and none together with its neighbours.",
+    "1 computes each node with its own kernel, and fuses none.",
 )
 NO_REUSE = Switch(
     "LAMELLA_NO_REUSE",
     0,
-    "1 builds and schedules every graph anew instead of reusing those of earlier steps.",
+    "1 builds and schedules every graph anew and reuses none.",
 )
 STRICT = Switch(
     "LAMELLA_STRICT",
     0,
-    "1 makes errors of what is only slow or may go unseen: compute memory that moves, a graph "
-    "built again, results from memory that nobody has written.",
+    "1 raises an error for silent problems: compute memory that moves, a graph built again, "
+    "results from memory that was never written.",
 )
 ISA = TextSwitch(
     "LAMELLA_ISA",
-    "Instructions that CPU kernels are compiled for: avx512_vnni, avx512, avx2_vnni, avx2, "
-    "neon_i8mm, neon_dotprod or generic; by default all that the processor has.",
+    "Instruction set of CPU kernels: avx512_vnni, avx512, avx2_vnni, avx2, neon_i8mm, "
+    "neon_dotprod or generic; by default the best that the processor has.",
 )

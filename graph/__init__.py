@@ -1,4 +1,4 @@
-"""graph: types, tensors, ops with their shape rules, graphs. Knows nothing of memory or devices."""
+"""graph: types, tensors, ops with their shape rules, graphs. Does not know memory or devices."""
 
 from . import ops
 from .dot import to_dot

@@ -33,7 +33,7 @@ class KnownUse:
 
 
 class Cost(NamedTuple):
-    """Bytes read and written; multiplications with addition of matrix products and attention."""
+    """Bytes read and written, and multiply-adds of matrix products and attention."""
 
     n_read: int = 0
     n_written: int = 0
@@ -63,12 +63,12 @@ def cost(
 
 
 def data_bytes(t: Tensor) -> int:
-    """Bytes of a tensor's elements, without gaps."""
+    """The bytes of a tensor's elements, without gaps."""
     return 0 if t.is_empty else t.type.row_size(t.ne[0]) * t.n_rows
 
 
 def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
-    """Bytes of the i-th source that the node reads."""
+    """The bytes that the node reads of its i-th source."""
     src = node.src[i]
     match node.op, i:
         case Op.GET_ROWS, 0:

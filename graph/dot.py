@@ -20,8 +20,8 @@ def to_dot(
 
     Args:
         graph: what to draw.
-        color: fill colour of a tensor, for instance by device; white where None.
-        copies: further leafs, each with the tensor it is a copy of; a dashed arrow joins the two.
+        color: fill color of a tensor, for instance by device; None: all white.
+        copies: further leafs, each with the tensor that it copies; a dashed arrow joins the two.
     """
     names = {t: f"t{i}" for i, t in enumerate([*graph.leafs, *graph.nodes, *copies])}
     lines = ["digraph lamella {", '  node [style=filled, fontname="monospace"];']

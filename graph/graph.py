@@ -1,7 +1,7 @@
-"""Graphs: nodes in the order they are computed, leafs, and who uses what.
+"""Graphs: nodes in the order of their computation, leafs, and use counts.
 
 The order is ggml's: depth first from each expanded tensor, sources left to right (`ggml.c`,
-ggml_visit_parents). Knows nothing of memory or devices.
+ggml_visit_parents). Does not know memory or devices. Tested by tests/graph/test_graph_order.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rewrites:
 class Graph:
     """A computation graph.
 
-    `nodes` are computed in order, `leafs` are what they read from outside, `use_counts` how often
-    each tensor is a source of a node here. `uid` is unique to each graph built and changes with
-    every expansion.
+    `nodes` are computed in order. `leafs` are the tensors that no node computes. `use_counts` says
+    how often each tensor is a source of a node. `uid` is unique among graphs and changes with every
+    expansion.
     """
 
     def __init__(self, *outputs: Tensor) -> None:
@@ -43,12 +43,12 @@ class Graph:
         self.leafs: list[Tensor] = []
         self.use_counts: dict[Tensor, int] = {}
         self.uid = next(_uids)
-        self.rewrites: Rewrites | None = None  # by the scheduler, until `restore`
+        self.rewrites: Rewrites | None = None  # set by a scheduler, cleared by `restore`
         for tensor in outputs:
             self.build_forward_expand(tensor)
 
     def build_forward_expand(self, tensor: Tensor) -> None:
-        """Add `tensor` and everything it needs, in ggml's order. Nameless tensors get a name."""
+        """Add `tensor` and all its sources, in ggml's order. Tensors without a name get one."""
         uses = self.use_counts
         self.uid = next(_uids)
         if tensor in uses:
@@ -94,7 +94,7 @@ class Graph:
             tensor.buffer, tensor.offset = None, 0
 
     def view(self, i0: int, i1: int) -> Graph:
-        """The nodes [i0, i1) as a graph of their own, without leafs; use counts are the whole's."""
+        """A graph of the nodes [i0, i1), without leafs; it shares the use counts of this graph."""
         part = Graph()
         part.nodes = self.nodes[i0:i1]
         part.use_counts = self.use_counts

@@ -1,6 +1,7 @@
-"""The ops a node can have, by ggml's names, and their parameters.
+"""The ops of nodes, by ggml's names, and their parameters.
 
-Shape and type rules are in `ops/`; what an op computes is in the docstring of its builder there.
+`ops/` has the builders with shape and type rules; the docstring of a builder says what its op
+computes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Op(IntEnum):
-    """What a node computes. NONE marks a leaf: an input, a weight or a constant."""
+    """The computation of a node. NONE marks a leaf: an input, a weight or a constant."""
 
     NONE = 0
     # element by element
@@ -50,7 +51,7 @@ class Op(IntEnum):
     CPY = auto()
     CONT = auto()
     DUP = auto()
-    # views: no data of their own, nothing to compute
+    # views: without data of their own, nothing to compute
     VIEW = auto()
     RESHAPE = auto()
     PERMUTE = auto()
@@ -59,7 +60,7 @@ class Op(IntEnum):
 
 VIEW_OPS = frozenset({Op.VIEW, Op.RESHAPE, Op.PERMUTE, Op.TRANSPOSE})
 
-# ops that may write over a source of the same layout (ggml-alloc.c, ggml_op_can_inplace)
+# ops that may overwrite a source of the same layout (ggml-alloc.c, ggml_op_can_inplace)
 INPLACE_OPS = frozenset(
     {
         Op.FILL,
@@ -110,14 +111,14 @@ class GluOp(IntEnum):
 
 
 class RopeMode(IntEnum):
-    """Which two elements of a head a rotation pairs (ggml.h, GGML_ROPE_TYPE_*)."""
+    """The pairs of elements of a head that are rotated (ggml.h, GGML_ROPE_TYPE_*)."""
 
     NORMAL = 0  # neighbours: (0, 1), (2, 3), ...
     NEOX = 2  # halves: (0, n/2), (1, n/2 + 1), ...
 
 
 class SortOrder(IntEnum):
-    """Order of an ARGSORT."""
+    """The order of an ARGSORT."""
 
     ASC = 0
     DESC = 1
@@ -150,13 +151,13 @@ class FillParams(NamedTuple):
 
 
 class UnaryParams(NamedTuple):
-    """UNARY: which function."""
+    """UNARY: its function."""
 
     op: UnaryOp
 
 
 class GluParams(NamedTuple):
-    """GLU: which gate; `swapped` takes the second half of a single source as the gate."""
+    """GLU: its gate; with `swapped` the second half of a single source is the gate."""
 
     op: GluOp
     swapped: bool
@@ -193,7 +194,7 @@ class AttnParams(NamedTuple):
 
 
 class SortParams(NamedTuple):
-    """ARGSORT: which order."""
+    """ARGSORT: its order."""
 
     order: SortOrder
 

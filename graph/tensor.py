@@ -1,8 +1,8 @@
-"""Tensors: shape, strides, type, and how a value comes about (op, sources, view source).
+"""Tensors: shape, strides, type, and how their value is computed (op, sources, view source).
 
-A tensor is a description. It has data once an allocator gave it a `buffer` and an `offset` in it;
-this room never looks inside a buffer. `ne[0]` is the fastest dimension, `nb[i]` the stride of
-dimension i in bytes.
+A tensor is a description. It has data once an allocator sets its `buffer` and its `offset` there;
+this room never looks inside a buffer. `ne[0]` is the fastest dimension, `nb[i]` is the stride of
+dimension i in bytes. Tested by tests/graph/test_tensor.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_DIMS: Final = 4
 
 # Tensor.flags
 INPUT: Final = 1  # written by the user before each computation
-OUTPUT: Final = 2  # read by the user afterwards: its memory is never reused
-BUNDLE: Final = 4  # an input whose parts, views, are copied to a device all at once
+OUTPUT: Final = 2  # read by the user after it: its memory is never reused
+BUNDLE: Final = 4  # an input of several parts (views), copied to a device as a whole
 
 Shape = tuple[int, int, int, int]
 
@@ -27,9 +27,9 @@ Shape = tuple[int, int, int, int]
 class Tensor:
     """A node or leaf of a graph.
 
-    `view_src` is the tensor that owns the data (never a view itself), `view_offs` the offset in it
-    in bytes. `buffer` and `offset` say where the data lies once it is allocated; `offset` counts
-    from the buffer's start. `ne`, `nb` and `nbytes` never change.
+    `view_src` is the tensor that owns the data (never a view itself), `view_offs` the byte offset
+    there. `buffer` and `offset` say where the data lies, once allocated; `offset` counts from the
+    start of the buffer. `ne`, `nb` and `nbytes` never change.
     """
 
     __slots__ = (
@@ -76,13 +76,13 @@ class Tensor:
         self.view_src: Tensor | None = view_src
         self.view_offs: int = view_offs
         self.flags = flags
-        self.buffer: Any = None  # an alloc.Buffer, which this room does not know
+        self.buffer: Any = None  # an alloc.Buffer, a class that this room does not know
         self.offset = 0
         self.name = name
         if view_src is not None and view_offs + self.nbytes > view_src.nbytes:
             raise GraphError(
                 f"{name or op.name.lower()}: {list(ne)} of {self.nbytes} bytes from byte "
-                f"{view_offs} on leaves {view_src!r} of {view_src.nbytes} bytes"
+                f"{view_offs} on does not fit in {view_src!r} of {view_src.nbytes} bytes"
             )
 
     @property
@@ -92,7 +92,7 @@ class Tensor:
 
     @property
     def n_dims(self) -> int:
-        """Number of dimensions, trailing ones left out; at least 1."""
+        """The number of dimensions without trailing ones; at least 1."""
         return max((i + 1 for i in range(MAX_DIMS) if self.ne[i] > 1), default=1)
 
     @property
@@ -109,7 +109,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """True if no gap lies between elements; the stride of a dimension of 1 does not matter."""
+        """True if there are no gaps between elements; strides of dimensions of 1 do not matter."""
         return all(
             nb == want or n == 1
             for n, nb, want in zip(
@@ -122,7 +122,7 @@ class Tensor:
 
     @property
     def has_contiguous_rows(self) -> bool:
-        """True if a row (dimension 0) has no gaps."""
+        """True if rows (dimension 0) have no gaps."""
         return self.nb[0] == self.type.type_size or self.ne[0] == self.type.block_size
 
     @property
@@ -130,22 +130,22 @@ class Tensor:
         return self.nb[0] > self.nb[1] and not self.is_empty
 
     def set_input(self) -> Tensor:
-        """Flag as written by the user; returns the tensor."""
+        """Mark as written by the user; returns the tensor."""
         self.flags |= INPUT
         return self
 
     def set_bundle(self) -> Tensor:
-        """Flag as an input of several parts, which are views of it; returns the tensor."""
+        """Mark as an input whose parts are views of it; returns the tensor."""
         self.flags |= INPUT | BUNDLE
         return self
 
     def set_output(self) -> Tensor:
-        """Flag as read by the user; returns the tensor."""
+        """Mark as read by the user; returns the tensor."""
         self.flags |= OUTPUT
         return self
 
     def named(self, name: str) -> Tensor:
-        """Give a name; returns the tensor."""
+        """Set the name; returns the tensor."""
         self.name = name
         return self
 
@@ -154,7 +154,7 @@ class Tensor:
 
 
 def contiguous_strides(type: GGMLType, ne: Shape) -> Shape:
-    """Strides in bytes of a tensor without gaps."""
+    """The strides in bytes of a tensor without gaps."""
     nb1 = ne[0] // type.block_size * type.type_size
     nb2 = nb1 * ne[1]
     return (type.type_size, nb1, nb2, nb2 * ne[2])
@@ -163,7 +163,7 @@ def contiguous_strides(type: GGMLType, ne: Shape) -> Shape:
 def _shape(type: GGMLType, ne: Sequence[int], what: str) -> Shape:
     if not 1 <= len(ne) <= MAX_DIMS or any(n < 0 for n in ne):
         raise GraphError(
-            f"{what}: shape {list(ne)} must have 1 to {MAX_DIMS} dimensions, none below 0"
+            f"{what}: shape {list(ne)} must have 1 to {MAX_DIMS} dimensions, none negative"
         )
     if ne[0] % type.block_size:
         raise GraphError(
@@ -183,7 +183,7 @@ def _nbytes(type: GGMLType, ne: Shape, nb: Shape) -> int:
 
 
 def format_shape(t: Tensor) -> str:
-    """`[64, 8] F32`: shape without trailing ones, and type."""
+    """The shape without trailing ones, and the type: `[64, 8] F32`."""
     return f"[{', '.join(str(n) for n in t.ne[: t.n_dims])}] {t.type.name}"
 
 
@@ -197,14 +197,14 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def can_repeat(a: Tensor, b: Tensor) -> bool:
-    """True if `a`, repeated whole times along each dimension, has the shape of `b`."""
+    """True if whole repetitions of `a` along each dimension give the shape of `b`."""
     if a.is_empty:
         return b.is_empty
     return all(nb % na == 0 for na, nb in zip(a.ne, b.ne, strict=True))
 
 
 def view_tensor(src: Tensor, name: str = "") -> Tensor:
-    """A leaf that looks at all of `src` (op NONE): the scheduler's dependency nodes."""
+    """A leaf (op NONE) that views all of `src`: the scheduler's dependency nodes."""
     view = dup_layout(src, name or f"{src.name} (view)")
     view.view_src, view.view_offs = src.root, src.view_offs
     return view
@@ -212,7 +212,7 @@ def view_tensor(src: Tensor, name: str = "") -> Tensor:
 
 def dup_layout(src: Tensor, name: str) -> Tensor:
     """A leaf of the same type, shape and strides as `src`, without data."""
-    # not through __init__: what it would check and compute is known from src
+    # without __init__: src has already been checked
     leaf = Tensor.__new__(Tensor)
     leaf.type, leaf.ne, leaf.nb, leaf.nbytes = src.type, src.ne, src.nb, src.nbytes
     leaf.op, leaf.params, leaf.src, leaf.flags, leaf.name = Op.NONE, None, [], 0, name

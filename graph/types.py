@@ -1,7 +1,7 @@
-"""Tensor types: every GGML type with the size of its block in elements and in bytes.
+"""Tensor types: every GGML type, with its block size in elements and in bytes.
 
-The figures are ggml's (`ggml.c`, type_traits); at import they are checked against the `gguf`
-package. Knows nothing of how a block is packed: that is `kernels.quants`.
+The sizes are ggml's (`ggml.c`, type_traits), checked against the `gguf` package at import. How a
+block is packed is in `kernels.quants`. Tested by tests/graph/test_types.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from gguf.constants import GGML_QUANT_SIZES
 
 
 class GGMLType(IntEnum):
-    """A tensor type. Its value is the number that stands in a GGUF file.
+    """A tensor type. Its value is its number in a GGUF file.
 
-    `block_size` is the number of elements in a block (1: not quantised), `type_size` its bytes.
+    `block_size` is the number of elements in a block (1: not quantized), `type_size` its bytes.
     """
 
     block_size: int
@@ -67,18 +67,18 @@ class GGMLType(IntEnum):
         return self.block_size > 1
 
     def row_size(self, n: int) -> int:
-        """Bytes of a row of `n` elements; `n` must be a multiple of the block size."""
-        assert n % self.block_size == 0, f"a row of {n} elements is no whole {self.name} blocks"
+        """The bytes of a row of `n` elements; `n` must be a multiple of the block size."""
+        assert n % self.block_size == 0, f"{n} elements are not a multiple of {self.name} blocks"
         return n // self.block_size * self.type_size
 
 
 def check_against(sizes: dict[int, tuple[int, int]]) -> None:
-    """Compare the table with (block size, type size) by type number from an outside source.
+    """Compare the table with the (block size, type size) of another source, by type number.
 
-    Types that only one side knows are no error: a newer `gguf` may read files that Lamella refuses.
+    Types that only one side knows are ignored: a newer `gguf` may read files that Lamella refuses.
 
     Raises:
-        RuntimeError: both sides know a type and disagree about its size.
+        RuntimeError: the two sources have different sizes for a type.
     """
     for t in GGMLType:
         theirs = sizes.get(int(t), (t.block_size, t.type_size))

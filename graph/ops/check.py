@@ -1,4 +1,4 @@
-"""How op builders refuse: one error that names the op, the tensors' shapes, and the rule."""
+"""The checks of op builders: one error that names the op, the tensors' shapes and the rule."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def require_float(op: str, what: str, t: Tensor) -> None:
 
 
 def is_matrix_type(type: GGMLType) -> bool:
-    """True for what a weight matrix can be: a float type or a quantised one."""
+    """True for the types of weight matrices: float and quantized types."""
     return type in FLOATS or type.is_quantized

@@ -1,4 +1,4 @@
-"""Builders of ops that move data, and of views, which move nothing."""
+"""Builders of ops that move data, and of views."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .check import FLOATS, is_matrix_type, require, require_type
 
 
 def view(a: Tensor, ne: Sequence[int], nb: Sequence[int] | None = None, offset: int = 0) -> Tensor:
-    """Look at part of a: shape `ne`, strides `nb` in bytes, from byte `offset` of a on.
+    """A view of part of a: shape `ne`, strides `nb` in bytes, from byte `offset` of a on.
 
-    Left-out strides are contiguous ones. `nb` may leave out trailing dimensions and nb[0] is a's.
+    Without `nb`, strides are contiguous. `nb` may omit trailing dimensions; nb[0] must be a's.
 
     Raises:
-        GraphError: the view would leave the tensor that owns the data.
+        GraphError: the view does not fit in the tensor that owns the data.
     """
     require(offset >= 0, "view", f"offset {offset} must not be negative", a)
     strides = None
     if nb is not None:
         ok = 0 < len(ne) <= len(nb) <= MAX_DIMS and all(n >= 0 for n in nb)
-        require(ok, "view", f"strides {list(nb)} must be one for each of {list(ne)}", a)
+        require(ok, "view", f"strides {list(nb)} must have one entry for each of {list(ne)}", a)
         first = nb[0] == a.nb[0]
-        require(first, "view", f"stride nb[0] = {nb[0]} must be that of a, {a.nb[0]}", a)
+        require(first, "view", f"stride nb[0] = {nb[0]} must equal a.nb[0] = {a.nb[0]}", a)
         strides = _complete(a.type, ne, nb)
     return Tensor(a.type, ne, nb=strides, op=Op.VIEW, src=(a,), view_src=a, view_offs=offset)
 
@@ -34,7 +34,7 @@ def reshape(a: Tensor, ne: Sequence[int]) -> Tensor:
     require(a.is_contiguous, "reshape", "a must be contiguous", a)
     shape = Tensor(a.type, ne, op=Op.RESHAPE)
     same = shape.n_elements == a.n_elements
-    require(same, "reshape", "both shapes must have as many elements", a, shape)
+    require(same, "reshape", "both shapes must have the same number of elements", a, shape)
     return Tensor(a.type, ne, op=Op.RESHAPE, src=(a,), view_src=a)
 
 
@@ -48,15 +48,15 @@ def permute(a: Tensor, axes: Sequence[int]) -> Tensor:
     require(
         not a.type.is_quantized or axes[0] == 0,
         "permute",
-        "the first dimension of a quantised tensor must stay",
+        "the first dimension of a quantized tensor must stay first",
         a,
     )
     return Tensor(a.type, ne, nb=_strides(nb), op=Op.PERMUTE, src=(a,), view_src=a)
 
 
 def transpose(a: Tensor) -> Tensor:
-    """Exchange the first two dimensions."""
-    require(not a.type.is_quantized, "transpose", "a must not be quantised", a)
+    """Swap the first two dimensions."""
+    require(not a.type.is_quantized, "transpose", "a must not be quantized", a)
     ne = (a.ne[1], a.ne[0], a.ne[2], a.ne[3])
     nb = (a.nb[1], a.nb[0], a.nb[2], a.nb[3])
     return Tensor(a.type, ne, nb=nb, op=Op.TRANSPOSE, src=(a,), view_src=a)
@@ -66,7 +66,7 @@ def cont(a: Tensor, ne: Sequence[int] | None = None) -> Tensor:
     """A contiguous copy of a, in shape `ne` if given."""
     result = Tensor(a.type, a.ne if ne is None else ne, op=Op.CONT, src=(a,))
     same = result.n_elements == a.n_elements
-    require(same, "cont", "both shapes must have as many elements", a, result)
+    require(same, "cont", "both shapes must have the same number of elements", a, result)
     return result
 
 
@@ -79,45 +79,45 @@ def cpy(a: Tensor, b: Tensor) -> Tensor:
     """Write a into b, converting the type; the result is a view of b.
 
     Raises:
-        GraphError: other number of elements, or a type that cannot be converted.
+        GraphError: the numbers of elements differ, or the type cannot be converted.
     """
-    require(a.n_elements == b.n_elements, "cpy", "both must have as many elements", a, b)
+    require(a.n_elements == b.n_elements, "cpy", "both must have the same number of elements", a, b)
     _require_convertible("cpy", a, b.type)
     return Tensor(b.type, b.ne, nb=b.nb, op=Op.CPY, src=(a, b), view_src=b)
 
 
 def cast(a: Tensor, type: GGMLType) -> Tensor:
-    """A contiguous copy of a in another type: a CPY into memory of its own."""
+    """A contiguous copy of a in another type: a CPY into new memory."""
     _require_convertible("cast", a, type)
     return Tensor(type, a.ne, op=Op.CPY, src=(a,))
 
 
 def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """a followed by b along `dim`."""
-    require(0 <= dim < MAX_DIMS, "concat", f"dim {dim} must lie in 0..3", a, b)
+    require(0 <= dim < MAX_DIMS, "concat", f"dim {dim} must be 0 to 3", a, b)
     others = all(a.ne[i] == b.ne[i] for i in range(MAX_DIMS) if i != dim)
     require(others, "concat", f"all dimensions but {dim} must be equal", a, b)
     require(a.type is b.type, "concat", "types must be equal", a, b)
-    require(not a.type.is_quantized, "concat", "types must not be quantised", a, b)
+    require(not a.type.is_quantized, "concat", "types must not be quantized", a, b)
     ne = [n + b.ne[i] if i == dim else n for i, n in enumerate(a.ne)]
     return Tensor(a.type, ne, op=Op.CONCAT, params=ConcatParams(dim), src=(a, b))
 
 
 def repeat(a: Tensor, ne: Sequence[int]) -> Tensor:
-    """a repeated whole times along each dimension, to shape `ne`."""
-    require(not a.type.is_quantized, "repeat", "a must not be quantised", a)
+    """Whole repetitions of a along each dimension, to shape `ne`."""
+    require(not a.type.is_quantized, "repeat", "a must not be quantized", a)
     result = Tensor(a.type, ne, op=Op.REPEAT, src=(a,))
-    require(can_repeat(a, result), "repeat", "a must fit whole times into the result", a, result)
+    require(can_repeat(a, result), "repeat", "the result must be whole repetitions of a", a, result)
     return result
 
 
 def get_rows(a: Tensor, ids: Tensor) -> Tensor:
-    """Rows of a by index, dequantised: a [n, n_rows, i, j], ids I32 [m, i, j] -> F32 [n, m, i, j].
+    """Rows of a by index, as floats: a [n, n_rows, i, j], ids I32 [m, i, j] -> F32 [n, m, i, j].
 
-    I32 stays I32.
+    Quantized rows are dequantized; I32 stays I32.
     """
     readable = is_matrix_type(a.type) or a.type is GGMLType.I32
-    require(readable, "get_rows", f"a must be a float, quantised or I32, not {a.type.name}", a)
+    require(readable, "get_rows", f"a must be a float, quantized or I32 type, not {a.type.name}", a)
     require_type("get_rows", "ids", ids, GGMLType.I32)
     fits = ids.ne[3] == 1 and a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2]
     require(fits, "get_rows", "a.ne[2:] must equal ids.ne[1:3]", a, ids)
@@ -126,7 +126,7 @@ def get_rows(a: Tensor, ids: Tensor) -> Tensor:
 
 
 def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """Write the rows of b into rows `ids` of a, converting to its type; the result is a view of a.
+    """Write the rows of b into rows `ids` of a, converted to its type; the result is a view of a.
 
     Args:
         a: destination [n, n_rows, i, j].
@@ -136,7 +136,7 @@ def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     require_type("set_rows", "b", b, GGMLType.F32)
     require_type("set_rows", "ids", ids, GGMLType.I64, GGMLType.I32)
     rows = a.ne[0] == b.ne[0] and a.ne[2] == b.ne[2] and a.ne[3] == b.ne[3]
-    require(rows, "set_rows", "a and b must be equal but for ne[1]", a, b)
+    require(rows, "set_rows", "a and b must have equal dimensions except ne[1]", a, b)
     fits = (
         ids.ne[3] == 1
         and not ids.is_empty
@@ -144,11 +144,12 @@ def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         and b.ne[2] % ids.ne[1] == 0
         and b.ne[3] % ids.ne[2] == 0
     )
-    require(fits, "set_rows", "ids must have b.ne[1] rows and divisors of b.ne[2:]", b, ids)
+    rule = "ids.ne[0] must equal b.ne[1], and ids.ne[1:3] must divide b.ne[2:]"
+    require(fits, "set_rows", rule, b, ids)
     rows = a.has_contiguous_rows and b.has_contiguous_rows
     require(rows, "set_rows", "rows must be contiguous", a, b)
     _require_convertible("set_rows", b, a.type)
-    # ggml's source order: what is written, where, into what
+    # ggml's source order: data, row numbers, destination
     return Tensor(a.type, a.ne, nb=a.nb, op=Op.SET_ROWS, src=(b, ids, a), view_src=a)
 
 
@@ -161,11 +162,11 @@ def _require_convertible(op: str, a: Tensor, type: GGMLType) -> None:
     )
     require(ok, op, f"{a.type.name} cannot be converted to {type.name}", a)
     whole = a.ne[0] % type.block_size == 0
-    require(whole, op, f"rows must be whole blocks of {type.block_size} for {type.name}", a)
+    require(whole, op, f"ne[0] must be a multiple of {type.block_size} for {type.name}", a)
 
 
 def _complete(type: GGMLType, ne: Sequence[int], nb: Sequence[int]) -> Shape:
-    """Strides of left-out trailing dimensions: as if those before had no gaps."""
+    """Add the strides of omitted trailing dimensions, without gaps after the given ones."""
     counts = [ne[0] // type.block_size, *ne[1:], 1, 1, 1]
     strides = list(nb)
     while len(strides) < MAX_DIMS:

@@ -1,4 +1,4 @@
-"""Builders of ops that work element by element: arithmetic, activations and their gated forms."""
+"""Builders of element-wise ops: arithmetic, activations and gated activations."""
 
 from __future__ import annotations
 
@@ -95,39 +95,39 @@ def relu(a: Tensor) -> Tensor:
 
 
 def glu(a: Tensor, b: Tensor | None, op: GluOp, swapped: bool = False) -> Tensor:
-    """A gated linear unit (arXiv 2002.05202): f(a) * b, with f the activation `op` stands for.
+    """A gated linear unit (arXiv 2002.05202): f(a) * b, where f is the activation of `op`.
 
-    Without b, the first half of each row of a is the gate and the second the value; `swapped`
-    exchanges them.
+    Without b, the first half of each row of a is the gate and the second half the value; `swapped`
+    reverses the two.
 
     Raises:
-        GraphError: b has another shape or type than a; an odd row without b; rows with gaps.
+        GraphError: b differs from a in shape or type; without b, a.ne[0] is odd; rows have gaps.
     """
     name = op.name.lower()
     require_float(name, "a", a)
     require(a.has_contiguous_rows, name, "rows must be contiguous", a)
     if b is None:
-        require(a.ne[0] % 2 == 0, name, "ne[0] must be even, as it holds gate and value", a)
+        require(a.ne[0] % 2 == 0, name, "ne[0] must be even: a row holds gate and value", a)
         ne = (a.ne[0] // 2, *a.ne[1:])
         return Tensor(a.type, ne, op=Op.GLU, params=GluParams(op, swapped), src=(a,))
     require(same_shape(a, b) and a.type is b.type, name, "shapes and types must be equal", a, b)
     require(b.has_contiguous_rows, name, "rows must be contiguous", b)
-    require(not swapped, name, "swapped is for a single source that holds both halves", a, b)
+    require(not swapped, name, "swapped needs a single source that holds both halves", a, b)
     return Tensor(a.type, a.ne, op=Op.GLU, params=GluParams(op, False), src=(a, b))
 
 
 def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """silu(a) * b; without b both are halves of a."""
+    """silu(a) * b; without b, gate and value are the halves of a."""
     return glu(a, b, GluOp.SWIGLU)
 
 
 def geglu(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """gelu(a) * b; without b both are halves of a."""
+    """gelu(a) * b; without b, gate and value are the halves of a."""
     return glu(a, b, GluOp.GEGLU)
 
 
 def reglu(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """relu(a) * b; without b both are halves of a."""
+    """relu(a) * b; without b, gate and value are the halves of a."""
     return glu(a, b, GluOp.REGLU)
 
 
@@ -135,7 +135,7 @@ def _binary(op: Op, a: Tensor, b: Tensor) -> Tensor:
     name = op.name.lower()
     require_float(name, "a", a)
     require_float(name, "b", b)
-    require(can_repeat(b, a), name, "b must repeat whole times to the shape of a", a, b)
+    require(can_repeat(b, a), name, "the shape of a must be whole repetitions of b", a, b)
     return Tensor(a.type, a.ne, op=op, src=(a, b))
 
 

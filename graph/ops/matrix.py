@@ -9,11 +9,11 @@ from .check import is_matrix_type, require, require_float, require_type
 
 
 def mul_mat(a: Tensor, b: Tensor) -> Tensor:
-    """Rows of a times rows of b: a [k, n, x, y], b [k, m, i, j] -> F32 [n, m, i, j].
+    """Products of rows of a and rows of b: a [k, n, x, y], b [k, m, i, j] -> F32 [n, m, i, j].
 
-    x divides i and y divides j: a is repeated over the batches of b.
+    x must divide i, and y must divide j: a is repeated over the batches of b.
     """
-    rule = "ne[0] must be equal and a.ne[2:] divide b.ne[2:]"
+    rule = "ne[0] must be equal, and a.ne[2:] must divide b.ne[2:]"
     fits = (
         a.ne[0] == b.ne[0]
         and a.ne[2] > 0
@@ -32,7 +32,7 @@ def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
 
     Args:
         a: [k, n, n_expert].
-        b: [k, x, n_tokens], x dividing n_used: 1 gives every expert of a token the same row.
+        b: [k, x, n_tokens], where x divides n_used; with x = 1 all experts of a token get one row.
         ids: I32 [n_used, n_tokens], the experts of each token.
 
     Returns:
@@ -41,11 +41,11 @@ def mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     require_type("mul_mat_id", "ids", ids, GGMLType.I32)
     require_float("mul_mat_id", "b", b)
     flat = a.ne[3] == 1 and b.ne[3] == 1 and ids.ne[2] == 1 and ids.ne[3] == 1
-    require(flat, "mul_mat_id", "a and b have three dimensions, ids two", a, b, ids)
+    require(flat, "mul_mat_id", "a and b must have at most three dimensions, ids two", a, b, ids)
     require(a.ne[0] == b.ne[0], "mul_mat_id", "ne[0] must be equal", a, b)
     _require_matrix("mul_mat_id", a, b)
     tokens = ids.ne[1] == b.ne[2] and b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0
-    rule = "ids.ne[1] must equal b.ne[2], and b.ne[1] divide ids.ne[0]"
+    rule = "ids.ne[1] must equal b.ne[2], and b.ne[1] must divide ids.ne[0]"
     require(tokens, "mul_mat_id", rule, b, ids)
     ne = (a.ne[1], ids.ne[0], b.ne[2])
     return Tensor(GGMLType.F32, ne, op=Op.MUL_MAT_ID, src=(a, b, ids))
@@ -69,20 +69,20 @@ def flash_attn_ext(
     Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to
     positions j = 0..pos[t]; position j lies in cell
     pages[j // page_size, seq[t]] * page_size + j % page_size. Heads share K and V in groups of
-    n_head / n_head_kv. To see this step's own tokens, k and v are the results of the SET_ROWS that
-    wrote them.
+    n_head / n_head_kv. For attention to this step's own tokens, k and v must be the results of the
+    SET_ROWS that wrote them.
 
     Args:
         q: F32 [head_dim, n_head, n_tokens].
         k: [head_dim * n_head_kv, n_cells], a float type or Q8_0.
         v: [head_dim_v * n_head_kv, n_cells], likewise.
-        pages: I32 [n_pages, n_seqs], the page table: page numbers in the pool.
+        pages: I32 [n_pages, n_seqs], the page table: numbers of pages in the pool.
         seq: I32 [n_tokens].
         pos: I32 [n_tokens].
         page_size: cells in a page.
         scale: factor of the scores.
-        max_bias: above 0, ALiBi: slope(head) * (j - pos[t]) is added to the scores.
-        softcap: above 0, scores are softcap * tanh(scores * scale / softcap).
+        max_bias: if above 0, ALiBi adds slope(head) * (j - pos[t]) to the scores.
+        softcap: if above 0, scores are softcap * tanh(scores * scale / softcap).
 
     Returns:
         F32 [head_dim_v, n_head, n_tokens].
@@ -94,20 +94,21 @@ def flash_attn_ext(
         require_type(op, what, pool, *kinds)
         require(pool.ne[2] == 1 and pool.ne[3] == 1, op, f"{what} must be a matrix", pool)
     head_dim, n_head, n_tokens = q.ne[:3]
-    require(q.ne[3] == 1 and head_dim > 0 and n_head > 0, op, "q has three dimensions", q)
+    rule = "q must have three dimensions, ne[0] and ne[1] above 0"
+    require(q.ne[3] == 1 and head_dim > 0 and n_head > 0, op, rule, q)
     n_head_kv = k.ne[0] // head_dim
     shared = k.ne[0] % head_dim == 0 and n_head_kv > 0 and n_head % n_head_kv == 0
-    require(shared, op, "k.ne[0] must hold a divisor of n_head heads of q.ne[0]", q, k)
+    require(shared, op, "k.ne[0] must be q.ne[0] times a divisor of n_head", q, k)
     require(
         v.ne[0] > 0 and v.ne[0] % n_head_kv == 0,
         op,
-        f"v must hold {n_head_kv} heads, as k does",
+        f"v must have {n_head_kv} heads, like k",
         k,
         v,
     )
-    require(k.ne[1] == v.ne[1], op, "k and v must have as many cells", k, v)
+    require(k.ne[1] == v.ne[1], op, "k and v must have the same number of cells", k, v)
     whole = page_size > 0 and k.ne[1] % page_size == 0
-    require(whole, op, f"cells must be whole pages of {page_size}", k)
+    require(whole, op, f"the number of cells must be a multiple of page_size {page_size}", k)
     require_type(op, "pages", pages, GGMLType.I32)
     require(pages.ne[2] == 1 and pages.ne[3] == 1, op, "pages must be a matrix", pages)
     for what, t in (("seq", seq), ("pos", pos)):
@@ -121,6 +122,6 @@ def flash_attn_ext(
 
 
 def _require_matrix(op: str, a: Tensor, b: Tensor) -> None:
-    rule = f"a must be a float or quantised, not {a.type.name}"
+    rule = f"a must be a float or quantized type, not {a.type.name}"
     require(is_matrix_type(a.type), op, rule, a, b)
     require(not a.is_transposed, op, "a must not be transposed", a, b)

@@ -1,4 +1,4 @@
-"""Builders of ops that work along rows: norms, softmax, rotary embedding, sorting, sums, masks."""
+"""Builders of ops along rows: norms, softmax, rotary embedding, sorting, sums, masks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def soft_max(
 
     Args:
         a: F32 [n_kv, n_tokens, n_head, n], contiguous.
-        mask: F32 or F16 [n_kv, >= n_tokens, m, k] with m dividing n_head, k dividing n; added to
-            the scores.
+        mask: F32 or F16 [n_kv, >= n_tokens, m, k], added to the scores; m must divide n_head, and k
+            must divide n.
         scale: factor of a.
-        max_bias: above 0, heads weigh the mask with ALiBi slopes (arXiv 2108.12409), else with 1.
+        max_bias: if above 0, the mask is scaled by each head's ALiBi slope (arXiv 2108.12409).
     """
     require_type("soft_max", "a", a, GGMLType.F32)
     require(a.is_contiguous, "soft_max", "a must be contiguous", a)
@@ -55,7 +55,7 @@ def soft_max(
         and a.ne[2] % mask.ne[2] == 0
         and a.ne[3] % mask.ne[3] == 0
     )
-    rule = "the mask needs ne[0] of a, at least ne[1] of a, and divisors of its ne[2] and ne[3]"
+    rule = "the mask must have ne[0] of a, ne[1] of a or more, and divisors of a.ne[2:]"
     require(fits, "soft_max", rule, a, mask)
     return Tensor(a.type, a.ne, op=Op.SOFT_MAX, params=params, src=(a, mask))
 
@@ -77,8 +77,8 @@ def rope(
 ) -> Tensor:
     """Rotate the first `n_dims` elements of each head by its token's position (arXiv 2104.09864).
 
-    Linear scaling is freq_scale = 1 / factor; YaRN is ext_factor > 0 (arXiv 2309.00071); llama3
-    scaling comes as `freq_factors`, by which each pair's frequency is divided.
+    Linear scaling is freq_scale = 1 / factor. YaRN is ext_factor > 0 (arXiv 2309.00071). llama3's
+    scaling is `freq_factors`: each pair's frequency is divided by its factor.
 
     Args:
         a: F32 or F16 [head_dim, n_head, n_tokens, n].
@@ -99,7 +99,8 @@ def rope(
     if freq_factors is not None:
         require_type("rope", "freq_factors", freq_factors, GGMLType.F32)
         enough = freq_factors.ne[0] >= n_dims // 2
-        require(enough, "rope", f"freq_factors must hold n_dims / 2 = {n_dims // 2}", freq_factors)
+        rule = f"freq_factors must have at least {n_dims // 2} elements"
+        require(enough, "rope", rule, freq_factors)
         src.append(freq_factors)
     params = RopeParams(
         n_dims,
@@ -116,23 +117,23 @@ def rope(
 
 
 def argsort(a: Tensor, order: SortOrder = SortOrder.ASC) -> Tensor:
-    """Indices (I32) that sort each row; equal values keep their order."""
+    """The indices (I32) that sort each row; equal values keep their order."""
     require_type("argsort", "a", a, GGMLType.F32)
     return Tensor(GGMLType.I32, a.ne, op=Op.ARGSORT, params=SortParams(order), src=(a,))
 
 
 def argsort_top_k(a: Tensor, k: int) -> Tensor:
-    """Indices (I32) of the k largest of each row, largest first: a view of an argsort."""
+    """The indices (I32) of the k largest of each row, largest first: a view of an argsort."""
     _require_k("argsort_top_k", a, k)
     order = argsort(a, SortOrder.DESC)
     return view(order, (k, *a.ne[1:]), nb=order.nb)
 
 
 def top_k(a: Tensor, k: int) -> Tensor:
-    """Indices (I32) of the k largest of each row [k, ne1, ne2, ne3], without sorting the rest.
+    """The indices (I32) of the k largest of each row [k, ne1, ne2, ne3], without sorting the rest.
 
-    Those of `argsort_top_k` and in its order (ggml leaves it open): largest first, equal values by
-    rising index.
+    The result is that of `argsort_top_k`: largest first, equal values by ascending index. ggml does
+    not define the order.
     """
     require_type("top_k", "a", a, GGMLType.F32)
     _require_k("top_k", a, k)
@@ -146,7 +147,7 @@ def sum_rows(a: Tensor) -> Tensor:
 
 
 def diag_mask_inf(a: Tensor, n_past: int) -> Tensor:
-    """-inf where column i > n_past + row j: no token sees a later one."""
+    """-inf where column i > n_past + row j: no token attends to a later one."""
     return _diag_mask(Op.DIAG_MASK_INF, a, n_past)
 
 
@@ -163,7 +164,7 @@ def _diag_mask(op: Op, a: Tensor, n_past: int) -> Tensor:
 
 
 def _require_k(name: str, a: Tensor, k: int) -> None:
-    require(0 < k <= a.ne[0], name, f"k {k} must lie in 1..ne[0]", a)
+    require(0 < k <= a.ne[0], name, f"k {k} must be 1 to ne[0]", a)
 
 
 def _norm(op: Op, a: Tensor, eps: float) -> Tensor:

@@ -404,20 +404,20 @@ def test_argsort_top_k_sorts_downwards() -> None:
 
 FLOAT = "must be F32 or F16 or BF16, not "
 POOL = "must be F32 or F16 or BF16 or Q8_0, not "
-REPEAT = "b must repeat whole times to the shape of a"
+REPEAT = "the shape of a must be whole repetitions of b"
 ROWS = "rows must be contiguous"
 EQUAL = "shapes and types must be equal"
-COUNT = "both shapes must have as many elements"
-MASK = "the mask needs ne[0] of a, at least ne[1] of a, and divisors of its ne[2] and ne[3]"
+COUNT = "both shapes must have the same number of elements"
+MASK = "the mask must have ne[0] of a, ne[1] of a or more, and divisors of a.ne[2:]"
 POS = "pos must be a vector of a.ne[2] positions"
 EVEN = "must be even and at most ne[0]"
-MUL = "ne[0] must be equal and a.ne[2:] divide b.ne[2:]"
-FLAT = "a and b have three dimensions, ids two"
-TOKENS = "ids.ne[1] must equal b.ne[2], and b.ne[1] divide ids.ne[0]"
-HEADS = "k.ne[0] must hold a divisor of n_head heads of q.ne[0]"
+MUL = "ne[0] must be equal, and a.ne[2:] must divide b.ne[2:]"
+FLAT = "a and b must have at most three dimensions, ids two"
+TOKENS = "ids.ne[1] must equal b.ne[2], and b.ne[1] must divide ids.ne[0]"
+HEADS = "k.ne[0] must be q.ne[0] times a divisor of n_head"
 GET = "a.ne[2:] must equal ids.ne[1:3]"
-SET = "a and b must be equal but for ne[1]"
-IDS = "ids must have b.ne[1] rows and divisors of b.ne[2:]"
+SET = "a and b must have equal dimensions except ne[1]"
+IDS = "ids.ne[0] must equal b.ne[1], and ids.ne[1:3] must divide b.ne[2:]"
 AXES = "must be a permutation of 0, 1, 2, 3"
 
 
@@ -501,7 +501,7 @@ WRONG = [
     *mapped("gelu"),
     *mapped("relu"),
     *gated("glu", GluOp.GEGLU_ERF, by="geglu_erf"),
-    wrong("swapped is for", "glu", "a[4]", "b[4]", GluOp.SWIGLU, swapped=True, by="swiglu"),
+    wrong("swapped needs", "glu", "a[4]", "b[4]", GluOp.SWIGLU, swapped=True, by="swiglu"),
     *gated("swiglu"),
     *gated("geglu"),
     *gated("reglu"),
@@ -528,12 +528,12 @@ WRONG = [
     roped("freq_scale 0 must be above 0", "a", freq_scale=0),
     roped("YaRN (ext_factor 1) needs n_ctx_orig above 0", "a", ext_factor=1),
     roped("freq_factors must be F32, not F16", "ff", freq_factors="ff[32] F16"),
-    roped("freq_factors must hold n_dims / 2 = 32", "ff", freq_factors="ff[31]"),
+    roped("freq_factors must have at least 32 elements", "ff", freq_factors="ff[31]"),
     wrong("a must be F32, not I32", "argsort", "a[64, 8] I32"),
-    wrong("k 0 must lie in 1..ne[0]", "argsort_top_k", "a[64, 8]", 0),
+    wrong("k 0 must be 1 to ne[0]", "argsort_top_k", "a[64, 8]", 0),
     wrong("a must be F32, not I32", "argsort_top_k", "a[64, 8] I32", 5, by="argsort"),
-    wrong("k 0 must lie in 1..ne[0]", "top_k", "a[64, 8]", 0),
-    wrong("k 65 must lie in 1..ne[0]", "top_k", "a[64, 8]", 65),
+    wrong("k 0 must be 1 to ne[0]", "top_k", "a[64, 8]", 0),
+    wrong("k 65 must be 1 to ne[0]", "top_k", "a[64, 8]", 65),
     wrong("a must be F32, not I32", "top_k", "a[64, 8] I32", 5),
     wrong("a must be F32, not I32", "sum_rows", "a[64, 8] I32"),
     *masked("diag_mask_inf"),
@@ -544,7 +544,7 @@ WRONG = [
     wrong(MUL, "mul_mat", "a[4, 4, 1, 2]", "b[4, 4, 2]"),
     wrong(MUL, "mul_mat", "a[4, 4, 0]", "b[4, 4, 0]"),
     wrong(MUL, "mul_mat", "a[4, 4, 1, 0]", "b[4, 4, 1, 0]"),
-    wrong("a must be a float or quantised, not I32", "mul_mat", "a[64, 8] I32", "b[64]"),
+    wrong("a must be a float or quantized type, not I32", "mul_mat", "a[64, 8] I32", "b[64]"),
     wrong("a must not be transposed", "mul_mat", "turned a[64, 8]", "b[64, 2]"),
     wrong("b " + FLOAT + "Q8_0", "mul_mat", "a[64, 8]", "b[64] Q8_0", shows="b"),
     experts("ids must be I32, not I64", "ids", ids="ids[2, 8] I64"),
@@ -554,7 +554,7 @@ WRONG = [
     experts(FLAT, "a b ids", ids="ids[2, 8, 2] I32"),
     experts(FLAT, "a b ids", ids="ids[2, 8, 1, 2] I32"),
     experts("ne[0] must be equal", "a b", b="b[32, 2, 8]"),
-    experts("a must be a float or quantised, not I64", "a b", a="a[64, 16, 4] I64"),
+    experts("a must be a float or quantized type, not I64", "a b", a="a[64, 16, 4] I64"),
     experts("a must not be transposed", "a b", a="turned a[64, 16, 4]"),
     experts(TOKENS, "b ids", b="b[64, 2, 7]"),
     experts(TOKENS, "b ids", b="b[64, 3, 8]"),
@@ -564,18 +564,18 @@ WRONG = [
     flash("v " + POOL + "I32", "v", v="v[64, 96] I32"),
     flash("k must be a matrix", "k", k="k[128, 96, 2]"),
     flash("v must be a matrix", "v", v="v[64, 96, 1, 2]"),
-    flash("q has three dimensions", "q", q="q[64, 8, 5, 2]"),
-    flash("q has three dimensions", "q", q="q[0, 8, 5]"),
-    flash("q has three dimensions", "q", q="q[64, 0, 5]"),
+    flash("q must have three dimensions", "q", q="q[64, 8, 5, 2]"),
+    flash("q must have three dimensions", "q", q="q[0, 8, 5]"),
+    flash("q must have three dimensions", "q", q="q[64, 0, 5]"),
     flash(HEADS, "q k", k="k[96, 96]"),  # no whole heads
     flash(HEADS, "q k", k="k[192, 96]"),  # 3 heads for 8
     flash(HEADS, "q k", k="k[1024, 96]"),  # 16 heads for 8
     flash(HEADS, "q k", k="k[0, 96]"),
-    flash("v must hold 2 heads, as k does", "k v", v="v[65, 96]"),
-    flash("v must hold 2 heads, as k does", "k v", v="v[0, 96]"),
-    flash("k and v must have as many cells", "k v", v="v[64, 64]"),
-    flash("cells must be whole pages of 0", "k", page_size=0),
-    flash("cells must be whole pages of 36", "k", page_size=36),
+    flash("v must have 2 heads, like k", "k v", v="v[65, 96]"),
+    flash("v must have 2 heads, like k", "k v", v="v[0, 96]"),
+    flash("k and v must have the same number of cells", "k v", v="v[64, 64]"),
+    flash("cells must be a multiple of page_size 0", "k", page_size=0),
+    flash("cells must be a multiple of page_size 36", "k", page_size=36),
     flash("pages must be I32, not F32", "pages", pages="pages[3, 2]"),
     flash("pages must be a matrix", "pages", pages="pages[3, 2, 2] I32"),
     flash("pages must be a matrix", "pages", pages="pages[3, 2, 1, 2] I32"),
@@ -600,22 +600,34 @@ WRONG = [
     scatter(IDS, "b ids", ids="ids[7, 2, 3, 2] I32"),
     scatter(IDS, "b ids", ids="ids[7, 0, 3] I32"),
     scatter("F32 cannot be converted to I64", "b", a="a[4, 9, 4, 6] I64"),
-    wrong("both must have as many elements", "cpy", "a[64, 8]", "b[64, 7]"),
+    wrong("both must have the same number of elements", "cpy", "a[64, 8]", "b[64, 7]"),
     wrong("I32 cannot be converted to F16", "cpy", "a[64] I32", "b[64] F16", shows="a"),
     wrong("Q4_0 cannot be converted to Q8_0", "cpy", "a[64] Q4_0", "b[64] Q8_0", shows="a"),
-    wrong("whole blocks of 32 for Q8_0", "cpy", "a[16, 4]", "b[64] Q8_0", shows="a"),
+    wrong("ne[0] must be a multiple of 32 for Q8_0", "cpy", "a[16, 4]", "b[64] Q8_0", shows="a"),
     wrong("Q4_0 cannot be converted to F16", "cast", "a[64, 8] Q4_0", F16),
     wrong("I64 cannot be converted to F32", "cast", "a[64, 8] I64", F32),
     wrong("F32 cannot be converted to I64", "cast", "a[64, 8]", I64),
-    wrong("whole blocks of 32 for Q4_0", "cast", "a[48, 2]", Q4_0),
-    wrong("dim 4 must lie in 0..3", "concat", "a[64, 8]", "b[64, 8]", 4),
-    wrong("dim -1 must lie in 0..3", "concat", "a[64, 8]", "b[64, 8]", -1),
+    wrong("ne[0] must be a multiple of 32 for Q4_0", "cast", "a[48, 2]", Q4_0),
+    wrong("dim 4 must be 0 to 3", "concat", "a[64, 8]", "b[64, 8]", 4),
+    wrong("dim -1 must be 0 to 3", "concat", "a[64, 8]", "b[64, 8]", -1),
     wrong("all dimensions but 0 must be equal", "concat", "a[64, 8]", "b[64, 9]", 0),
     wrong("types must be equal", "concat", "a[64, 8]", "b[64, 8] F16", 1),
-    wrong("types must not be quantised", "concat", "a[64, 8] Q4_0", "b[64, 8] Q4_0", 1),
-    wrong("a must not be quantised", "repeat", "a[64, 8] Q4_0", (64, 16)),
-    wrong("a must fit whole times", "repeat", "a[64, 8]", (64, 12), also="REPEAT[64, 12] F32"),
-    wrong("a must fit whole times", "repeat", "a[64, 0]", (64, 12), also="REPEAT[64, 12] F32"),
+    wrong("types must not be quantized", "concat", "a[64, 8] Q4_0", "b[64, 8] Q4_0", 1),
+    wrong("a must not be quantized", "repeat", "a[64, 8] Q4_0", (64, 16)),
+    wrong(
+        "must be whole repetitions of a",
+        "repeat",
+        "a[64, 8]",
+        (64, 12),
+        also="REPEAT[64, 12] F32",
+    ),
+    wrong(
+        "must be whole repetitions of a",
+        "repeat",
+        "a[64, 0]",
+        (64, 12),
+        also="REPEAT[64, 12] F32",
+    ),
     wrong(COUNT, "cont", "a[64, 8]", (64, 9), also="CONT[64, 9] F32"),
     wrong("a must be contiguous", "reshape", "turned a[64, 8]", (512,)),
     wrong(COUNT, "reshape", "a[64, 8]", (64, 7), also="RESHAPE[64, 7] F32"),
@@ -624,15 +636,15 @@ WRONG = [
     wrong(f"axes [0, 1, 2, 2] {AXES}", "permute", "a[64, 8]", (0, 1, 2, 2)),
     wrong(f"axes [1, 2, 3, 4] {AXES}", "permute", "a[64, 8]", (1, 2, 3, 4)),
     wrong(f"axes [0, 1, 2, -1] {AXES}", "permute", "a[64, 8]", (0, 1, 2, -1)),
-    wrong("dimension of a quantised tensor must stay", "permute", "a[64, 32] Q4_0", (1, 0, 2, 3)),
-    wrong("a must not be quantised", "transpose", "a[64, 32] Q4_0"),
+    wrong("quantized tensor must stay first", "permute", "a[64, 32] Q4_0", (1, 0, 2, 3)),
+    wrong("a must not be quantized", "transpose", "a[64, 32] Q4_0"),
     wrong("offset -4 must not be negative", "view", "a[64, 8]", (4,), None, -4),
-    wrong("strides [4] must be one for each of [4, 4]", "view", "a[64, 8]", (4, 4), (4,)),
-    wrong("strides [4, -4] must be one for each", "view", "a[64, 8]", (4, 4), (4, -4)),
-    wrong("stride nb[0] = 8 must be that of a, 4", "view", "a[64, 8]", (4,), (8,)),
-    wrong("strides [] must be one for each of []", "view", "a[64, 8]", (), ()),
-    wrong("strides [4, 4, 4, 4, 4] must be", "view", "a[64, 8]", (4,), (4, 4, 4, 4, 4)),
-    wrong("from byte 0 on leaves", "view", "a[64, 8]", (64, 9)),
+    wrong("strides [4] must have one entry for each of [4, 4]", "view", "a[64, 8]", (4, 4), (4,)),
+    wrong("strides [4, -4] must have one entry for each", "view", "a[64, 8]", (4, 4), (4, -4)),
+    wrong("stride nb[0] = 8 must equal a.nb[0] = 4", "view", "a[64, 8]", (4,), (8,)),
+    wrong("strides [] must have one entry for each of []", "view", "a[64, 8]", (), ()),
+    wrong("strides [4, 4, 4, 4, 4] must have", "view", "a[64, 8]", (4,), (4, 4, 4, 4, 4)),
+    wrong("from byte 0 on does not fit", "view", "a[64, 8]", (64, 9)),
 ]
 
 

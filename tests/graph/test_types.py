@@ -60,5 +60,5 @@ def test_row_size(type: GGMLType, n: int, size: int) -> None:
 
 
 def test_row_size_wants_whole_blocks() -> None:
-    with pytest.raises(AssertionError, match="48 elements is no whole Q4_0 blocks"):
+    with pytest.raises(AssertionError, match="48 elements are not a multiple of Q4_0 blocks"):
         GGMLType.Q4_0.row_size(48)
