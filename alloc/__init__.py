@@ -1,6 +1,6 @@
 """alloc: buffer types, buffers and their usage; linear, dynamic and graph allocators.
 
-Knows nothing of backends, nor of what ops mean beyond which of them can work in place.
+Does not know backends. Of an op it knows only whether the op can work in place.
 """
 
 from .buffer import (

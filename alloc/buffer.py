@@ -1,7 +1,8 @@
-"""Buffer types and buffers: where tensors' data lies.
+"""Buffer types and buffers: where the data of tensors lies.
 
-A buffer type is a kind of memory (a device's, pinned host memory, a repacked layout); a buffer is
-one allocation of it. A backend brings its own subclasses. Knows nothing of backends or ops.
+A buffer type is a kind of memory (a device's, pinned host memory, a repacked layout). A buffer is
+one allocation of it. Each backend has its own subclasses. Does not know backends or ops. Tested by
+tests/alloc/test_buffers.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ UNLIMITED: Final = 2**63 - 1
 
 
 class Usage(Enum):
-    """What a buffer holds. The scheduler prefers to run an op where its WEIGHTS are; WORK is what
-    backends use beside tensors."""
+    """The contents of a buffer. The scheduler prefers to run an op where its WEIGHTS are. WORK is
+    the memory of backends themselves, without tensors."""
 
     ANY = "any"
     WEIGHTS = "weights"
@@ -35,9 +36,9 @@ class Usage(Enum):
 class BufferType(ABC):
     """A kind of memory.
 
-    `alignment` holds for the offset of every tensor, `max_size` for the bytes of one buffer,
-    `capacity` for those of all its buffers together; `is_host` means that the CPU may read a
-    tensor's bytes in place. `used` counts the bytes of its buffers that are not freed.
+    `alignment` applies to the offset of every tensor. `max_size` limits the bytes of one buffer,
+    `capacity` those of all buffers together. `is_host` means that the CPU can read a tensor's bytes
+    in place. `used` counts the bytes of the buffers that are not freed.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class BufferType(ABC):
         capacity: int = UNLIMITED,
         is_host: bool = False,
     ) -> None:
-        assert alignment.bit_count() == 1, f"alignment {alignment} is no power of two"
+        assert alignment.bit_count() == 1, f"alignment {alignment} is not a power of two"
         self.name = name
         self.alignment = alignment
         self.max_size = max_size
@@ -58,14 +59,14 @@ class BufferType(ABC):
         self.used = 0
 
     def get_alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that `tensor` takes in this kind of memory; at least `tensor.nbytes`."""
+        """The bytes that `tensor` takes in this kind of memory; at least `tensor.nbytes`."""
         return tensor.nbytes
 
     def alloc_buffer(self, size: int) -> Buffer:
-        """A new buffer of `size` bytes; of 0 bytes, an `EmptyBuffer`.
+        """A new buffer of `size` bytes; for 0 bytes, an `EmptyBuffer`.
 
         Raises:
-            OutOfMemoryError: names this type, the bytes wanted and, where known, those free.
+            OutOfMemoryError: names this type, the bytes wanted and, if known, the bytes free.
         """
         if size > self.capacity - self.used:
             raise OutOfMemoryError(self.name, size, self.capacity - self.used)
@@ -82,18 +83,18 @@ class BufferType(ABC):
 
 
 class Buffer(ABC):
-    """One allocation. Subclasses bring the raw verbs; offsets count from the buffer's start."""
+    """One allocation. Subclasses implement the raw verbs; offsets count from the buffer's start."""
 
     def __init__(self, buft: BufferType, size: int) -> None:
         self.buft = buft
         self.size = size
         self.usage = Usage.ANY
-        self.charged = 0  # bytes that count as used of its type; 0 for memory from elsewhere
+        self.charged = 0  # bytes that its type counts as used
         self.freed = False
 
     @property
     def address(self) -> int:
-        """Where its first byte lies, as its device's kernels see it; 0 if there is none."""
+        """The address of the first byte for the device's kernels; 0 if there is none."""
         return 0
 
     # --- raw verbs of the memory ---
@@ -112,13 +113,13 @@ class Buffer(ABC):
     def _fill(self, offset: int, size: int, value: int) -> None: ...
 
     def _copy(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of whatever buffer, into `dst`, of this one; False if that cannot be done."""
+        """Copy `src`, of any buffer, into `dst` of this one. Return False if not possible."""
         return False
 
     # --- verbs on tensors ---
 
     def init_tensor(self, tensor: Tensor) -> None:  # noqa: B027 - optional
-        """Called once for every tensor, view or not, that gets its place in this buffer."""
+        """Called once for every tensor and view that is placed in this buffer."""
 
     def reset(self) -> None:  # noqa: B027 - optional
         """Forget what `init_tensor` attached, before all tensors of the buffer are placed anew.
@@ -131,7 +132,7 @@ class Buffer(ABC):
         """Write `data` at byte `offset` of the tensor.
 
         Raises:
-            TensorAccessError: the tensor does not lie here, or the bytes would leave it.
+            TensorAccessError: the tensor is not in this buffer, or the bytes are outside it.
         """
         raw = as_bytes(data)
         self._write(self._locate(tensor, offset, raw.size), raw)
@@ -142,7 +143,7 @@ class Buffer(ABC):
         return self._read(self._locate(tensor, offset, size), size)
 
     def read_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-        """Copy bytes from byte `offset` of the tensor on into `out`, a flat array, to fill it."""
+        """Fill `out`, a flat array, with bytes of the tensor from byte `offset` on."""
         self._read_into(self._locate(tensor, offset, out.size), out)
 
     def memset_tensor(
@@ -156,7 +157,7 @@ class Buffer(ABC):
         self._fill(self._locate(tensor, offset, size), size, value)
 
     def copy_tensor(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of whatever buffer, into `dst`, of this one. False: go through the host."""
+        """Copy `src`, of any buffer, into `dst` of this one. Return False if not possible."""
         buffer_of(src)._locate(src, 0, src.nbytes)
         self._locate(dst, 0, src.nbytes)
         return self._copy(src, dst)
@@ -166,7 +167,7 @@ class Buffer(ABC):
         self._fill(0, self.size, value)
 
     def free(self) -> None:
-        """Give the memory back. Twice is fine; tensors in it lose their data."""
+        """Free the memory; a second call does nothing. Tensors in it lose their data."""
         if not self.freed:
             self.freed = True
             self.buft.used -= self.charged
@@ -177,16 +178,16 @@ class Buffer(ABC):
             self.free()
 
     def _release(self) -> None:  # noqa: B027 - optional
-        """Let go of the memory."""
+        """Release the memory."""
 
     def _locate(self, tensor: Tensor, offset: int, size: int) -> int:
         if tensor.buffer is not self:
-            raise TensorAccessError(f"{tensor!r} does not lie in this buffer of {self.buft.name}")
+            raise TensorAccessError(f"{tensor!r} is not in this buffer of {self.buft.name}")
         if self.freed:
             raise TensorAccessError(f"{tensor!r}: its buffer of {self.buft.name} has been freed")
         if offset < 0 or size < 0 or offset + size > tensor.nbytes:
             raise TensorAccessError(
-                f"{tensor!r}: bytes {offset}..{offset + size} leave the tensor of "
+                f"{tensor!r}: bytes {offset}..{offset + size} are outside the tensor of "
                 f"{tensor.nbytes} bytes"
             )
         return tensor.offset + offset
@@ -196,7 +197,7 @@ class Buffer(ABC):
 
 
 class EmptyBuffer(Buffer):
-    """A buffer of 0 bytes: tensors without elements lie in it."""
+    """A buffer of 0 bytes, for tensors without elements."""
 
     def __init__(self, buft: BufferType) -> None:
         super().__init__(buft, 0)
@@ -215,17 +216,17 @@ class EmptyBuffer(Buffer):
 
 
 def as_bytes(data: Data) -> Bytes:
-    """Any bytes or array as a flat uint8 array, without a copy where it is contiguous."""
+    """Bytes or an array as a flat uint8 array, without a copy if contiguous."""
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
 
 
 def buffer_of(tensor: Tensor) -> Buffer:
-    """The buffer a tensor lies in.
+    """The buffer of a tensor.
 
     Raises:
-        TensorAccessError: it is not allocated.
+        TensorAccessError: the tensor is not allocated.
     """
     buffer: Buffer | None = tensor.buffer
     if buffer is None:
@@ -234,20 +235,20 @@ def buffer_of(tensor: Tensor) -> Buffer:
 
 
 def tensor_alloc(buffer: Buffer, tensor: Tensor, offset: int) -> None:
-    """Give an unallocated tensor, no view, its place in a buffer."""
-    assert tensor.buffer is None and tensor.view_src is None, f"{tensor!r} has a place"
+    """Place an unallocated tensor, not a view, at an offset of a buffer."""
+    assert tensor.buffer is None and tensor.view_src is None, f"{tensor!r} is placed already"
     size = buffer.buft.get_alloc_size(tensor)
     assert offset % buffer.buft.alignment == 0, f"{tensor!r}: offset {offset} is not aligned"
-    assert offset + size <= buffer.size, f"{tensor!r}: {offset} + {size} leaves {buffer!r}"
+    assert offset + size <= buffer.size, f"{tensor!r}: {offset} + {size} does not fit in {buffer!r}"
     tensor.buffer = buffer
     tensor.offset = offset
     buffer.init_tensor(tensor)
 
 
 def view_init(tensor: Tensor) -> None:
-    """Give a view its place: that of its source, which must have one."""
+    """Place a view where its source lies, which must be placed."""
     source = tensor.view_src
-    assert source is not None and source.buffer is not None, f"{tensor!r}: no source to view"
+    assert source is not None and source.buffer is not None, f"{tensor!r}: its source is not placed"
     tensor.buffer = source.buffer
     tensor.offset = source.offset + tensor.view_offs
     tensor.buffer.init_tensor(tensor)
@@ -264,13 +265,13 @@ def tensor_get(tensor: Tensor, offset: int = 0, size: int | None = None) -> Byte
 
 
 def tensor_read(tensor: Tensor, out: Bytes, offset: int = 0) -> None:
-    """Copy bytes of an allocated tensor into `out`, a flat array, to fill it."""
+    """Fill `out`, a flat array, with bytes of an allocated tensor from byte `offset` on."""
     buffer_of(tensor).read_tensor(tensor, out, offset)
 
 
 def tensor_copy(src: Tensor, dst: Tensor) -> None:
-    """Copy all bytes of `src` to `dst`, of the same layout, wherever both lie; waits until done."""
-    assert src.nbytes == dst.nbytes, f"{src!r} and {dst!r} have other sizes"
+    """Copy all bytes of `src` to `dst`, of the same layout, in any buffers. Returns when done."""
+    assert src.nbytes == dst.nbytes, f"{src!r} and {dst!r} differ in size"
     if src is dst or buffer_of(dst).copy_tensor(src, dst):
         return
     buffer_of(dst).set_tensor(dst, buffer_of(src).get_tensor(src))

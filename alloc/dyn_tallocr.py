@@ -1,7 +1,8 @@
-"""The dynamic tensor allocator: plans offsets for tensors that come and go (ggml_dyn_tallocr).
+"""The dynamic tensor allocator: offsets for tensors of limited lifetime (ggml_dyn_tallocr).
 
-It only counts: no memory is touched. It works in chunks of at most `max_chunk_size` bytes, each of
-which becomes a buffer; a larger tensor gets a chunk of its own size.
+It only counts and touches no memory. It works in chunks of at most `max_chunk_size` bytes; each
+chunk becomes a buffer. A larger tensor gets a chunk of its own size. Tested by
+tests/alloc/test_dyn_tallocr.py.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Final
 from .buffer import UNLIMITED
 from .tallocr import align
 
-MAX_CHUNKS: Final = 16  # the last one is unlimited: the buffer type manages it or reports an error
+MAX_CHUNKS: Final = 16  # the last one is unlimited: the buffer type allocates it or raises an error
 _HALF: Final = UNLIMITED // 2
 
 
 class Chunk:
-    """Free blocks in order of offset, as parallel lists; `max_size` is the most ever in use."""
+    """The free blocks by offset, as parallel lists; `max_size` is the highest end ever in use."""
 
     __slots__ = ("max_size", "offsets", "sizes")
 
@@ -27,7 +28,7 @@ class Chunk:
 
 
 class DynTensorAllocator:
-    """Gives out (chunk, offset) addresses, takes them back, reuses the best fitting block."""
+    """Allocates and frees (chunk, offset) addresses; reuses the block that fits best."""
 
     def __init__(self, alignment: int, max_chunk_size: int) -> None:
         self.alignment = alignment
@@ -36,7 +37,7 @@ class DynTensorAllocator:
 
     @property
     def chunk_sizes(self) -> list[int]:
-        """Bytes that each chunk's buffer needs."""
+        """The bytes that each chunk's buffer needs."""
         return [chunk.max_size for chunk in self.chunks]
 
     def alloc(self, size: int) -> tuple[int, int]:
@@ -58,9 +59,9 @@ class DynTensorAllocator:
         return c, offset
 
     def free(self, c: int, offset: int, size: int) -> None:
-        """Take `size` bytes at (chunk `c`, `offset`) back, merging them with free neighbours."""
+        """Free `size` bytes at (chunk `c`, `offset`), and merge them with free neighbors."""
         if size == 0:
-            return  # no block: one of no bytes would only put the list out of order
+            return  # an empty block would break the order of the list
         size = align(size, self.alignment)
         offsets, sizes = self.chunks[c].offsets, self.chunks[c].sizes
         end = offset + size
@@ -83,8 +84,8 @@ class DynTensorAllocator:
         sizes.insert(at, size)
 
     def _best_fit(self, size: int) -> tuple[int, int]:
-        """Among all blocks but each chunk's last: least waste in a chunk, the later on a tie; the
-        last chunk that has one wins."""
+        """The fitting block with the least waste, as (chunk, index), without each chunk's last
+        block. The last chunk with such a block wins, and in it the later block on a tie."""
         found = -1, -1
         for c, chunk in enumerate(self.chunks):
             best = UNLIMITED
@@ -96,12 +97,13 @@ class DynTensorAllocator:
         return found
 
     def _least_growth(self, size: int) -> tuple[int, int]:
-        """Among the chunks' last blocks: no growth with the least waste, else the least growth."""
+        """The last block of a chunk, as (chunk, index): without growth and with the least waste, or
+        else with the least growth."""
         found, best = (-1, -1), -UNLIMITED
         for c, chunk in enumerate(self.chunks):
             if not chunk.sizes or chunk.sizes[-1] < size:
                 continue
-            # > 0: bytes left over in what is reserved already; < 0: bytes the chunk must grow by
+            # >= 0: bytes left in the reserved part; < 0: bytes that the chunk must grow
             left = chunk.max_size - chunk.offsets[-1] - size
             if (best < 0 and left > best) or 0 <= left < best:
                 found, best = (c, len(chunk.sizes) - 1), left

@@ -1,8 +1,9 @@
 """The graph allocator: reserves compute buffers, then places graphs in them (ggml_gallocr).
 
-A graph that is wired as the one reserved for, and needs no more, is placed at once; another one is
-planned anew, and buffers only ever grow. A placed graph stays valid next to later ones until a
-buffer it uses grows: then that buffer's generation changes.
+A graph fits a layout if it is wired like the reserved one and needs no more memory; then it is
+placed at once. Other graphs are planned anew, and buffers only grow. A placed graph stays valid
+beside later ones until one of its buffers grows, which changes the buffer's generation. Tested by
+tests/alloc/test_gallocr*.py.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ log = get_logger("alloc")
 
 
 class GraphAllocator:
-    """Allocates graphs over one or several buffer types; a type given twice shares one buffer.
+    """Allocates graphs over one or several buffer types; a repeated type shares one buffer.
 
-    Buffer ids, one per node and leaf, index `bufts`; left out, everything lives in the first.
+    A buffer id is an index into `bufts`. Methods take one id for each node and leaf; without ids,
+    everything lies in the first type.
     """
 
     def __init__(self, bufts: Sequence[BufferType], memory: Memory = REAL_MEMORY) -> None:
         assert bufts, "a graph allocator needs a buffer type"
         self.bufts = list(bufts)
         self.memory = memory
-        # ids of the same type stand for the first of them
+        # the first buffer id of each type, which stands for its repetitions
         self._first = [self.bufts.index(b) for b in self.bufts]
         self.buffers: list[list[Buffer]] = [[] for _ in bufts]
         self.generations = [0] * len(bufts)
@@ -43,18 +45,18 @@ class GraphAllocator:
         node_ids: Sequence[int] | None = None,
         leaf_ids: Sequence[int] | None = None,
     ) -> None:
-        """Plan `graph` and grow the buffers to hold it. Work on buffers that grow must be over.
+        """Plan `graph` and grow the buffers to hold it. No work may be in flight in them.
 
         Raises:
-            OutOfMemoryError: the buffer that could not grow is gone, others are kept; graphs that
-                lay in it have to be placed anew, and a smaller one may be reserved.
+            OutOfMemoryError: a buffer could not grow and is freed, the others stay. Graphs in the
+                freed buffer must be placed anew; a smaller graph can still be reserved.
         """
         layout = self._plan(graph, node_ids, leaf_ids)
         self.grow(layout.chunk_sizes)
         self.layout = layout
 
     def grow(self, chunk_sizes: Sequence[Sequence[int]]) -> None:
-        """Grow the buffers to chunks of these bytes, by buffer id. Raises as `reserve`."""
+        """Grow the chunks of each buffer id to these bytes. Raises like `reserve`."""
         self.layout = None
         for buffer_id, sizes in enumerate(chunk_sizes):
             self._grow(buffer_id, sizes)
@@ -65,8 +67,7 @@ class GraphAllocator:
         node_ids: Sequence[int] | None = None,
         leaf_ids: Sequence[int] | None = None,
     ) -> bool:
-        """True if `graph` does not fit the layout reserved last, or a tensor changed its type of
-        buffer."""
+        """True if `graph` does not fit the reserved layout, or a tensor's buffer type changed."""
         layout = self.layout
         if layout is None:
             return True
@@ -77,29 +78,30 @@ class GraphAllocator:
         return not layout.fits(graph, self.bufts)
 
     def alloc_graph(self, graph: Graph) -> list[Tensor]:
-        """Give every tensor of `graph` that has none its place; returns those that got one here.
+        """Place every tensor of `graph` that has no place; return the tensors placed here.
 
-        With a single buffer type, what does not fit is reserved for first.
+        For use without a scheduler: with a single buffer type, a graph that does not fit is
+        reserved first.
 
         Raises:
-            ReserveError: the graph does not fit, and with several buffer types only `reserve` can
-                be told where each tensor lives.
-            OutOfMemoryError: as for `reserve`.
+            ReserveError: the graph does not fit. With several buffer types only `reserve` gets the
+                buffer id of each tensor.
+            OutOfMemoryError: like `reserve`.
         """
         if self.needs_realloc(graph):
             n_types = len(set(self._first))
             if n_types > 1:
                 raise ReserveError(
                     f"graph {graph.uid} of {len(graph.nodes)} nodes and {len(graph.leafs)} leafs "
-                    f"does not fit the layout reserved over {n_types} buffer types: reserve it"
+                    f"does not fit the layout reserved over {n_types} buffer types: call reserve"
                 )
             self.reserve(graph)
         return self.place_graph(graph)
 
     def place_graph(self, graph: Graph) -> list[Tensor]:
-        """As `alloc_graph`, for a graph that is known to fit: `needs_realloc` says no."""
+        """Like `alloc_graph`, for a graph that is known to fit (`needs_realloc` is False)."""
         layout = self.layout
-        assert layout is not None, "nothing has been reserved"
+        assert layout is not None, "nothing is reserved"
         placed: list[Tensor] = []
         try:
             for tensors, addresses in ((graph.leafs, layout.leafs), (graph.nodes, layout.nodes)):
@@ -107,18 +109,18 @@ class GraphAllocator:
                     if tensor.buffer is None:
                         placed.append(tensor)
                         self._place(tensor, address)
-        except BaseException:  # a buffer's init_tensor: nothing is placed then
+        except BaseException:  # of a buffer's init_tensor: undo all places
             for tensor in placed:
                 tensor.buffer, tensor.offset = None, 0
             raise
         return placed
 
     def buffer_sizes(self) -> list[int]:
-        """Bytes reserved by buffer id; a buffer type given twice counts where it is first."""
+        """The bytes reserved for each buffer id; a repeated type counts at its first id."""
         return [sum(b.size for b in chunks) for chunks in self.buffers]
 
     def free(self) -> None:
-        """Give all buffers back."""
+        """Free all buffers."""
         for buffer_id in range(len(self.buffers)):
             self._drop(buffer_id)
         self.layout = None
@@ -140,7 +142,7 @@ class GraphAllocator:
         return [first[i] for i in ids]
 
     def _grow(self, buffer_id: int, sizes: Sequence[int]) -> None:
-        """Replace a buffer whose chunks are too few or too small; no chunk ever shrinks."""
+        """Replace a buffer if it has too few or too small chunks; chunks never shrink."""
         chunks = self.buffers[buffer_id]
         current = [chunk.size for chunk in chunks]
         wanted = [max(pair) for pair in zip_longest(sizes, current, fillvalue=0)]
@@ -148,7 +150,7 @@ class GraphAllocator:
             return
         buft = self.bufts[buffer_id]
         debug_log(log, 1, f"compute buffer of {buft.name}: {wanted} bytes")
-        self._drop(buffer_id)  # before the new one is asked for: both may not fit
+        self._drop(buffer_id)  # first, as both may not fit at once
         try:
             for size in wanted:
                 buffer = self.memory.alloc_buffer(buft, size)

@@ -17,13 +17,12 @@ from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of, tensor_get
 
-# from which on memory is asked for in huge pages: less is lost looking up addresses
-HUGE_BYTES: Final = 4 << 20
+HUGE_BYTES: Final = 4 << 20  # allocations from this size on use huge pages: fewer TLB misses
 
 DTYPES: dict[GGMLType, npt.DTypeLike] = {
     GGMLType.F32: np.float32,
     GGMLType.F16: np.float16,
-    GGMLType.BF16: np.uint16,  # NumPy has no bfloat16: its bits
+    GGMLType.BF16: np.uint16,  # NumPy has no bfloat16: raw bits
     GGMLType.F64: np.float64,
     GGMLType.I8: np.int8,
     GGMLType.I16: np.int16,
@@ -52,7 +51,7 @@ class HostBufferType(BufferType):
 
 
 class HostBuffer(Buffer):
-    """A buffer over `memory`, a flat uint8 array of the host."""
+    """A buffer over `memory`, a flat uint8 array."""
 
     def __init__(self, buft: BufferType, memory: Bytes) -> None:
         super().__init__(buft, memory.size)
@@ -63,7 +62,7 @@ class HostBuffer(Buffer):
         return int(self.memory.ctypes.data)
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic]:
-        """The tensor's data in place, as `array_of` gives it."""
+        """The tensor's data in place: see `array_of`."""
         self._locate(tensor, 0, tensor.nbytes)
         return array_of(tensor, self.memory)
 
@@ -92,11 +91,11 @@ class HostBuffer(Buffer):
 
 
 def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
-    """A flat uint8 array of `size` bytes at an aligned address; large ones in huge pages if the
+    """A flat uint8 array of `size` bytes at an aligned address; large ones use huge pages, if the
     system has them.
 
     Raises:
-        OutOfMemoryError: the host cannot give them; names `where`.
+        OutOfMemoryError: the host has too little memory; names `where`.
     """
     try:
         raw = _mapped(size + alignment) if size >= HUGE_BYTES else None
@@ -109,37 +108,37 @@ def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
 
 
 def _mapped(size: int) -> Bytes | None:
-    """Memory of its own map, in huge pages where that can be asked for; None if it cannot."""
+    """A memory map of its own that asks for huge pages; None if the system has no such advice."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    # private: shared memory, the default, has other rules for huge pages
+    # private: the default, shared memory, has other rules for huge pages
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a system without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)  # which ends the map with the last array over it
+    return np.frombuffer(pages, np.uint8)  # the map ends with the last array over it
 
 
 def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:
     """A tensor as an array of shape (ne[3], ne[2], ne[1], ne[0]) over `memory`, without a copy.
 
-    `memory` holds the tensor's data from byte `tensor.offset` on. A quantised tensor gives rows of
-    packed blocks: uint8 (ne[3], ne[2], ne[1], bytes of a row).
+    `memory` has the tensor's data from byte `tensor.offset` on. For a quantized tensor, the array
+    has rows of packed blocks: uint8 (ne[3], ne[2], ne[1], bytes of a row).
 
     Raises:
-        TensorAccessError: the tensor leaves the memory, for instance because that was freed.
+        TensorAccessError: the tensor is not inside the memory, for instance after `free`.
     """
     return _array_at(tensor, memory, tensor.offset)
 
 
 def read_array(tensor: Tensor) -> npt.NDArray[np.generic]:
-    """A copy of an allocated tensor's data, wherever it lies, as an array like `array_of`'s."""
+    """A copy of an allocated tensor's data, from any buffer, as an array like `array_of`'s."""
     return _array_at(tensor, tensor_get(tensor), 0)
 
 
 def _array_at(tensor: Tensor, memory: Bytes, offset: int) -> npt.NDArray[np.generic]:
-    if offset + tensor.nbytes > memory.size:  # NumPy does not look if there is no memory
+    if offset + tensor.nbytes > memory.size:  # NumPy does not check this for empty memory
         raise TensorAccessError(
-            f"{tensor!r}: bytes {offset}..{offset + tensor.nbytes} leave its memory "
+            f"{tensor!r}: bytes {offset}..{offset + tensor.nbytes} are outside its memory "
             f"of {memory.size} bytes"
         )
     n0, n1, n2, n3 = tensor.ne

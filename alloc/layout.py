@@ -1,8 +1,9 @@
-"""Planning: where every tensor of a graph would lie (ggml-alloc.c, ggml_gallocr_alloc_graph_impl).
+"""Layouts: the place of each tensor of a graph (ggml-alloc.c, ggml_gallocr_alloc_graph_impl).
 
-`plan_layout` walks a graph in order, gives each tensor a buffer id and an address when it is first
-needed and takes the address back after its last use; an op that can work in place takes over a
-source's memory. Nothing is allocated here: a `Layout` is numbers only.
+`plan_layout` walks a graph in order. It gives each tensor a buffer id and an address at its first
+use and frees the address after the last use. An op that can work in place takes over the memory of
+a source. Nothing is allocated here: a `Layout` is numbers only. Tested by
+tests/alloc/test_layout_*.py and test_gallocr_random.py.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .tallocr import align
 
 
 class TensorAddress(NamedTuple):
-    """Where a tensor lies: offset in a chunk of a buffer, and the bytes it may take there.
+    """Where a tensor lies, an offset in a chunk of a buffer and the bytes it may use, and when.
 
-    And when: from the node numbered `first` to the one numbered `last`, both included. `first` is
-    -1 for what is placed before the first node, `last` the number of nodes for what is never given
-    back. A node that works in place takes its address in the last step of the source that had it.
+    The address is in use from node number `first` to node number `last`, both included. `first` is
+    -1 if the tensor is placed before the first node; `last` is the number of nodes if the address
+    is never freed. A node in place takes the address over in the last step of its source.
     """
 
     buffer_id: int
@@ -38,11 +39,11 @@ class TensorAddress(NamedTuple):
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Layout:
-    """The addresses of a graph's tensors; None where a tensor has a place already or is a view.
+    """The addresses of a graph's tensors; None for views and for tensors that are already placed.
 
-    `chunk_sizes[buffer_id]` are the bytes of each chunk. The other fields tell whether the layout
-    fits another graph: `wiring` is its shape as numbers, `inplace` the (node, source) pairs that
-    share an address.
+    `chunk_sizes[buffer_id]` are the bytes of each chunk. The other fields decide whether the layout
+    fits another graph: `wiring` is the graph's structure as numbers, `inplace` lists the (node,
+    source) pairs that share an address.
     """
 
     nodes: list[TensorAddress | None]
@@ -55,11 +56,11 @@ class Layout:
 
     @property
     def buffer_ids(self) -> set[int]:
-        """The buffers that tensors are placed in."""
+        """The buffers in which tensors are placed."""
         return {a.buffer_id for a in (*self.leafs, *self.nodes) if a is not None}
 
     def fits(self, graph: Graph, bufts: Sequence[BufferType]) -> bool:
-        """True if `graph` is wired as the planned one and no tensor needs more bytes."""
+        """True if `graph` is wired like the planned one and no tensor needs more bytes."""
         return (
             len(self.nodes) == len(graph.nodes)
             and len(self.leafs) == len(graph.leafs)
@@ -71,7 +72,7 @@ class Layout:
 
 
 def wiring_of(graph: Graph) -> list[int]:
-    """Ops, flags and sources of a graph as numbers: equal if tensors live equally long."""
+    """Ops, flags and sources of a graph as numbers: if equal, tensors have equal lifetimes."""
     index = {t: i for i, t in enumerate([*graph.leafs, *graph.nodes])}
     wiring = [leaf.flags for leaf in graph.leafs]
     for node in graph.nodes:
@@ -92,7 +93,7 @@ def _sizes_fit(
 
 
 class _TensorState:
-    """What is known of a tensor while the plan is made."""
+    """A tensor during planning (ggml-alloc.c, hash_node)."""
 
     __slots__ = (
         "allocated",
@@ -106,7 +107,7 @@ class _TensorState:
         "size",
     )
 
-    # its address, set when it is allocated; `last` once it is given back
+    # its address, set when it is allocated; `last` is final when it is freed
     buffer_id: int
     chunk: int
     offset: int
@@ -115,8 +116,8 @@ class _TensorState:
     last: int
 
     def __init__(self) -> None:
-        self.n_children = 0  # nodes still to come that read it
-        self.n_views = 0  # views of it that are still in use
+        self.n_children = 0  # readers that are not planned yet
+        self.n_views = 0  # its views that are still in use
         self.allocated = False  # it owns its address now
 
 
@@ -132,7 +133,7 @@ def plan_layout(
     node_ids: Sequence[int],
     leaf_ids: Sequence[int],
 ) -> Layout:
-    """Plan a graph whose i-th node (leaf) lives in buffer type `bufts[node_ids[i]]`."""
+    """Plan a graph: node i lies in buffer type `bufts[node_ids[i]]`, leafs likewise."""
     return _Planner(bufts).plan(graph, list(node_ids), list(leaf_ids))
 
 
@@ -142,12 +143,12 @@ class _Planner:
         self.allocators = [DynTensorAllocator(b.alignment, b.max_size) for b in bufts]
         self.states = _TensorStates()
         self.inplace_src: dict[Tensor, int] = {}
-        self.outputs: set[Tensor] = set()  # never freed or written over
-        self.step = -1  # the number of the node that is being planned
+        self.outputs: set[Tensor] = set()  # never freed, never overwritten
+        self.step = -1  # the number of the current node
         self.n_steps = 0
 
     def plan(self, graph: Graph, node_ids: list[int], leaf_ids: list[int]) -> Layout:
-        # an output that is a view keeps what it looks at
+        # an output that is a view keeps its source
         self.outputs = {t.root for t in chain(graph.leafs, graph.nodes) if t.flags & OUTPUT}
         self.n_steps = len(graph.nodes)
         for leaf, buffer_id in zip(graph.leafs, leaf_ids, strict=True):
@@ -172,10 +173,10 @@ class _Planner:
         )
 
     def _count_uses(self, graph: Graph, node_ids: list[int]) -> None:
-        """Count children and views; place inputs before anything could overwrite them."""
+        """Count children and views. Place inputs first, so that no node overwrites them."""
         states = self.states
         for node, buffer_id in zip(graph.nodes, node_ids, strict=True):
-            # a node without op only keeps its sources alive: it is no view that somebody reads
+            # a node without an op only keeps its sources alive: no node reads it
             if node.view_src is not None and node.op is not Op.NONE:
                 states[node.view_src].n_views += 1
             if node.flags & INPUT:
@@ -201,9 +202,9 @@ class _Planner:
         state.chunk, state.offset = self.allocators[buffer_id].alloc(size)
 
     def _reuse_parent(self, node: Tensor, state: _TensorState) -> bool:
-        """Take over the memory of the first source of the same layout that nobody else needs.
+        """Take over the memory of the first source that has the same layout and no other use.
 
-        A source that is a view never owns memory, so it is never taken over.
+        A view never owns memory, so the memory of a view is not taken over.
         """
         for j, parent in enumerate(node.src):
             owner = self.states[parent]
@@ -225,7 +226,7 @@ class _Planner:
         return False
 
     def _free_extra_space(self, state: _TensorState, owner: _TensorState) -> None:
-        """Give back at once what the source took beyond the node's need."""
+        """Free the bytes of the source that the node does not need."""
         allocator = self.allocators[owner.buffer_id]
         keep = align(state.size, allocator.alignment)
         extra = align(owner.size, allocator.alignment) - keep
@@ -233,7 +234,7 @@ class _Planner:
             allocator.free(owner.chunk, owner.offset + keep, extra)
 
     def _release(self, src: Tensor) -> None:
-        """One use of `src` is over; free it, or the tensor it is a view of, after the last."""
+        """End one use of `src`; after the last one, free it or the tensor that it views."""
         state = self.states[src]
         state.n_children -= 1
         if state.n_children > 0 or state.n_views != 0:

@@ -1,4 +1,7 @@
-"""The linear tensor allocator: one tensor after the other, nothing is ever freed (ggml_tallocr)."""
+"""The linear tensor allocator: places tensors one after another, frees none (ggml_tallocr).
+
+Tested by tests/alloc/test_tallocr.py.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ def align(size: int, alignment: int) -> int:
 
 
 class TensorAllocator:
-    """Hands out the bytes of one buffer in order."""
+    """Places tensors in one buffer, in order."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
         self.offset = 0
 
     def alloc(self, tensor: Tensor) -> None:
-        """Place an unallocated tensor behind the last one.
+        """Place an unallocated tensor after the last one.
 
         Raises:
-            OutOfMemoryError: it does not fit in what is left of the buffer; nothing has changed.
+            OutOfMemoryError: it does not fit in the rest of the buffer; nothing has changed.
         """
         buft = self.buffer.buft
         size = align(buft.get_alloc_size(tensor), buft.alignment)
@@ -46,11 +49,14 @@ def alloc_tensors(
 ) -> list[Buffer]:
     """Allocate the tensors that have no place yet, in buffers of up to `max_size` bytes.
 
-    Views of allocated tensors get their source's place. A tensor larger than `max_size` gets a
-    buffer of its own size: the buffer type manages or refuses.
+    Views get the place of their source. A tensor larger than `max_size` gets a buffer of its own
+    size, which the buffer type allocates or refuses.
+
+    Returns:
+        The new buffers.
 
     Raises:
-        OutOfMemoryError: nothing is allocated then, and every tensor is as it was.
+        OutOfMemoryError: all new buffers are freed again, and every tensor is as before.
     """
     tensors = list(tensors)
     homeless = [t for t in tensors if t.buffer is None and t.view_src is None]
@@ -72,7 +78,7 @@ def alloc_tensors(
 
 def _groups(tensors: Sequence[Tensor], buft: BufferType) -> list[list[Tensor]]:
     groups: list[list[Tensor]] = []
-    room = -1  # none: the first tensor opens the first group
+    room = -1  # the first tensor opens a group
     for t in tensors:
         size = align(buft.get_alloc_size(t), buft.alignment)
         if size > room:

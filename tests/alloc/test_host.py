@@ -122,14 +122,14 @@ def test_blocks_with_gaps_cannot_be_seen() -> None:
 @pytest.mark.parametrize("size", [0, 4, 7])
 def test_arrays_do_not_leave_their_memory(size: int) -> None:
     """NumPy itself does not look at where an array ends if there is no memory at all."""
-    with pytest.raises(TensorAccessError, match=rf"bytes 0\.\.8 leave its memory of {size} bytes"):
+    with pytest.raises(TensorAccessError, match=rf"bytes 0\.\.8 are outside its .* {size} bytes"):
         array_of(leaf("x", 2), np.zeros(size, np.uint8))
 
 
 def test_nor_do_arrays_from_the_middle_of_it() -> None:
     x = leaf("x", 2)
     x.offset = 4
-    with pytest.raises(TensorAccessError, match=r"bytes 4\.\.12 leave its memory of 8 bytes"):
+    with pytest.raises(TensorAccessError, match=r"bytes 4\.\.12 are outside its memory of 8 bytes"):
         array_of(x, np.zeros(8, np.uint8))
 
 
@@ -145,7 +145,7 @@ def test_a_tensor_that_lies_elsewhere_cannot_be_seen() -> None:
     x, y = leaf("x", 4), leaf("y", 4)
     kept = [*alloc_tensors([x], HostBufferType()), *alloc_tensors([y], HostBufferType())]
     assert isinstance(kept[0], HostBuffer)
-    with pytest.raises(TensorAccessError, match="does not lie in this buffer"):
+    with pytest.raises(TensorAccessError, match="is not in this buffer"):
         kept[0].array(y)
     kept[0].free()
     with pytest.raises(TensorAccessError, match="has been freed"):

@@ -320,7 +320,7 @@ def test_bytes_outside_a_tensor_are_refused(opened: Open) -> None:
     backend = opened(SimDevice("SIM0"))
     x, buffer = on(backend.device, 4)
     backend.set_tensor_async(x, bytes(8), offset=12)
-    with pytest.raises(LamellaError, match="leave the tensor of 16 bytes"):
+    with pytest.raises(LamellaError, match="outside the tensor of 16 bytes"):
         backend.synchronize()
     assert not buffer.freed
 

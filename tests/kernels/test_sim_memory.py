@@ -62,9 +62,9 @@ def test_what_was_read_is_a_copy() -> None:
 def test_bytes_outside_a_tensor_are_refused() -> None:
     tensor, buffer = placed(SimBufferType("VRAM"), 4)
     assert buffer.size > tensor.nbytes  # there are some, for the alignment
-    with pytest.raises(TensorAccessError, match="leave the tensor of 16 bytes"):
+    with pytest.raises(TensorAccessError, match="outside the tensor of 16 bytes"):
         tensor_get(tensor, 0, 17)
-    with pytest.raises(TensorAccessError, match="leave the tensor of 16 bytes"):
+    with pytest.raises(TensorAccessError, match="outside the tensor of 16 bytes"):
         tensor_set(tensor, bytes(8), offset=12)
 
 
