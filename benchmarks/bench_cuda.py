@@ -32,11 +32,12 @@ from lamella.graph import GGMLType, Graph, Tensor
 from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.device import CudaDevice, find_cuda
 from lamella.kernels.cuda.driver import Gpu
-from lamella.kernels.cuda.params import ERROR, N_WORDS, PARAMS
-from lamella.kernels.cuda.table import Kernel, Source
+from lamella.kernels.cuda.params import ERROR, N_WORDS
+from lamella.kernels.cuda.table import CudaKernel, CudaSource
+from lamella.kernels.plan.params import PARAMS
 from lamella.observe.bench import BenchTest, open_bench
 
-CEILING: Final = Source(str(Path(__file__).with_name("ceiling.cu").resolve()))
+CEILING: Final = CudaSource(str(Path(__file__).with_name("ceiling.cu").resolve()))
 COLD_BYTES: Final = 256 << 20  # more than any device's cache
 MOST_COPIES: Final = 64
 MOST_BYTES: Final = 4 << 30  # of the copy that is timed
@@ -80,7 +81,7 @@ def measure_ceilings(device: CudaDevice, trials: int) -> Ceilings:
     gpu.free(b)
     rates = []
     for name, ops_of_one in (("rate_s8", 2 * 16 * 8 * 32), ("rate_f16", 2 * 16 * 8 * 16)):
-        function = device.library.function(Kernel(CEILING, name))
+        function = device.library.function(CudaKernel(CEILING, name))
         words, n, blocks = np.zeros(N_WORDS, np.int64), RATE_STEPS, 2 * gpu.info.n_sm
         errors = gpu.alloc(256)
         words[ERROR], words[PARAMS] = errors, n

@@ -24,7 +24,7 @@ from lamella.alloc.buffer import Bytes
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.cuda.driver import GpuInfo
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.table import CudaSource
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams
 from lamella.model.loader import load_model
@@ -87,7 +87,7 @@ class IdleCompiler:
 
     version = "idle"
 
-    def compile(self, source: Source, arch: int) -> bytes:
+    def compile(self, source: CudaSource, arch: int) -> bytes:
         return b"idle"
 
 

@@ -22,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 
 import cpu_run
 from op_cases import OpCase, op_cases
+from reference_run import graph_of
 
 from lamella.graph import Op
 from lamella.graph.cost import cost
 from lamella.kernels.cpu.device import processor_name
-from lamella.kernels.cpu.plan import Plan
+from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.host import default_threads
 
 TRIAL_S = 0.05
@@ -36,7 +37,7 @@ def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
     """Run one case: warm up, find how often fits a trial, take the median."""
     node = case.node()
     cpu_run.prepare(node)
-    plan, pool = Plan([node], cpu_run.address_of, n_threads), cpu_run.pool(n_threads)
+    plan, pool = CpuPlan(graph_of(node), cpu_run.address_of, n_threads), cpu_run.pool(n_threads)
 
     def seconds(n: int) -> float:
         begin = time.perf_counter()

@@ -18,7 +18,7 @@ from ..kernels.cpu.compiler.jit import cache_folder
 from ..kernels.cpu.device import CpuDevice, processor_name
 from ..kernels.cpu.packed.formats import FORMATS
 from ..kernels.cuda.device import CudaDevice, CudaRegistry
-from ..kernels.cuda.table import find
+from ..kernels.cuda.kernel_set import KERNELS
 from .bench_table import size_text
 
 PACKAGES: Final = ("lamella", "numpy", "numba", "cuda-bindings")
@@ -131,8 +131,7 @@ def _product_kernel(type: GGMLType, n_tokens: int) -> str:
     """The name of the kernel that multiplies; "" if there is none."""
     w, x = Tensor(type, (N_TRIED, N_TRIED)), Tensor(GGMLType.F32, (N_TRIED, n_tokens))
     node = ops.mul_mat(w, x)
-    found = find(node)
-    return found.calls(node)[-1].kernel.name if found and found.supports(node) else ""
+    return KERNELS.calls_of(node)[-1].kernel.name if KERNELS.supports(node) else ""
 
 
 # --- as text ---

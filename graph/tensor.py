@@ -8,7 +8,7 @@ dimension i in bytes. Tested by tests/graph/test_tensor.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..base.errors import GraphError
 from .op import Op, OpParams
@@ -22,6 +22,7 @@ OUTPUT: Final = 2  # read by the user after it: its memory is never reused
 BUNDLE: Final = 4  # an input of several parts (views), copied to a device as a whole
 
 Shape = tuple[int, int, int, int]
+Params = TypeVar("Params")
 
 
 class Tensor:
@@ -185,6 +186,12 @@ def _nbytes(type: GGMLType, ne: Shape, nb: Shape) -> int:
 def format_shape(t: Tensor) -> str:
     """The shape without trailing ones, and the type: `[64, 8] F32`."""
     return f"[{', '.join(str(n) for n in t.ne[: t.n_dims])}] {t.type.name}"
+
+
+def params_of(node: Tensor, kind: type[Params]) -> Params:
+    """The node's parameters, which its builder made of this kind."""
+    assert isinstance(node.params, kind), f"{node!r}: {node.params} is no {kind.__name__}"
+    return node.params
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""How a backend computes: what turns a split's nodes into something that runs.
+"""How a backend in memory of this process computes: it turns a split's nodes into a program.
 
-A device that lies in memory of this process, the CPU or a simulated one, brings the memory and the
-order of work; a `Compute` brings the kernels. Knows no buffer types and no threads of its own.
+A device, the CPU or a simulated one, brings the memory and the order of work; a `Compute` brings
+the kernels. Knows no buffer types and no threads of its own.
 Tested by tests/kernels/test_cpu_device.py and tests/kernels/test_sim_backend.py.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..alloc.buffer import Buffer, Bytes, buffer_of
+from ..base.errors import BackendError
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.backend import CallTime, KeepAlive
-from .plan.fusion import UseCounts
 from .plan.steps import AddressOf
 
 MemoryOf = Callable[[Tensor, Tensor], Bytes]
@@ -22,8 +22,16 @@ Workspace = Callable[[int], Buffer]  # scratch memory of at least so many bytes
 
 
 def address_of(node: Tensor, tensor: Tensor) -> int:
-    """Where an allocated tensor lies, whoever asks."""
+    """The address of an allocated tensor, for any node."""
     return buffer_of(tensor).address + tensor.offset
+
+
+def unusable_memory(device: str, node: Tensor, tensor: Tensor) -> BackendError:
+    """The error of a backend that cannot use the memory of a node's tensor."""
+    return BackendError(
+        f"{device} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
+        f"in {buffer_of(tensor).buft.name}"
+    )
 
 
 class Program(Protocol):
@@ -33,7 +41,7 @@ class Program(Protocol):
         """Compute the nodes, in order."""
 
     def profile(self) -> Sequence[CallTime]:
-        """Compute them call by call; how long each took."""
+        """Compute them call by call. Return the time of each call."""
 
 
 class Compute(Protocol):
@@ -43,33 +51,22 @@ class Compute(Protocol):
         """Whether there is a kernel for the node's op, types and layouts."""
 
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        """Order the nodes, and ask for data to be kept: see `Backend.graph_optimize`."""
+        """Order the nodes, and ask to keep data: see `Backend.graph_optimize`."""
 
-    def work_size(
-        self,
-        nodes: Sequence[Tensor],
-        address_of: AddressOf,
-        use_counts: UseCounts | None = None,
-        n_threads: int | None = None,
-    ) -> int:
+    def work_size(self, graph: Graph, address_of: AddressOf, n_threads: int | None = None) -> int:
         """Bytes of scratch memory that `compile` would ask for."""
 
     def set_n_threads(self, n: int | None) -> None:
-        """Let what is compiled from now on run on `n` threads; None: on all."""
+        """Let programs compiled from now on run on `n` threads; None: on all."""
 
     def compile(
-        self,
-        nodes: Sequence[Tensor],
-        memory_of: MemoryOf,
-        use_counts: UseCounts | None = None,
-        workspace: Workspace | None = None,
+        self, graph: Graph, memory_of: MemoryOf, workspace: Workspace | None = None
     ) -> Program:
-        """A program that computes `nodes` in order, as often as it is called.
+        """A program that computes the graph's nodes in order, as often as it is called.
 
         `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
-        of its sources, lies in; it must not move. `use_counts` are those of the whole graph: what
-        is read by one node alone need not be written where that node is computed with it.
-        Scratch memory comes from `workspace`; it is the program's own without.
+        of its sources, lies in; it must not move. Scratch memory comes from `workspace`; without
+        one the program has its own.
         """
 
     def close(self) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ...alloc.buffer import BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer, HostBufferType
-from ...base.errors import BackendError, OutOfMemoryError
+from ...base.errors import OutOfMemoryError
 from ...base.settings import NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, CallTime, Device, DeviceType, KeepAlive, Registry
-from ..compute import Compute, Program, address_of
+from ..compute import Compute, Program, address_of, unusable_memory
 from ..host import default_threads, host_memory
 from ..reference.compute import ReferenceCompute
 from .compiler.jit import Progress
@@ -97,8 +97,7 @@ class CpuDevice(Device):
         return self._support.optimize(graph)
 
     def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
-        counts = graph.use_counts
-        return self._support.work_size(graph.nodes, address_of, counts, n_threads)
+        return self._support.work_size(graph, address_of, n_threads)
 
     def supports_op(self, op: Tensor) -> bool:
         return self._support.supports(op)
@@ -138,8 +137,7 @@ class CpuBackend(Backend):
         self.graph_plan_create(graph)()
 
     def graph_plan_create(self, graph: Graph) -> Program:
-        counts = graph.use_counts
-        return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
+        return self._compute.compile(graph, self._memory_of, self.workspace)
 
     def graph_plan_compute(self, plan: Program) -> None:
         plan()
@@ -150,10 +148,7 @@ class CpuBackend(Backend):
     def _memory_of(self, node: Tensor, tensor: Tensor) -> Bytes:
         buffer = buffer_of(tensor)
         if not isinstance(buffer, HostBuffer | RepackBuffer):
-            raise BackendError(
-                f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
-                f"in {buffer.buft.name}"
-            )
+            raise unusable_memory(self.name, node, tensor)
         return buffer.memory
 
 

@@ -1,59 +1,24 @@
-"""What a kernel is given: one block of 64-bit words for each call, the same for every op.
+"""How CPU kernels read their block of parameters, and the CPU's own words of it.
 
-    p + 0          the node, then its sources: data address, ne[0..3], nb[0..3] each
-    p + WORK ...   scratch memory, where to report an error, sources in another form
-    p + PARAMS     the op's own parameters: int64, float64 or the address of a kernel
-    p + TAKEN      how many items of the call's work threads have taken, or threads have arrived
+    p + 8 * i      word i: see `plan.params` for tensors, prepared sources and the op's parameters
+    WORK ...       scratch memory, where to report an error
+    TAKEN          how many items of the call's work threads have taken, or threads have arrived
 
-Kernels read it with the functions here. A kernel cannot raise: it `fail`s, and the plan's run
-raises for it. Tested by tests/kernels/test_cpu_plan.py.
+A kernel cannot raise: it calls `fail`, and the plan's run raises for it.
+Tested by tests/kernels/test_cpu_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ...graph.tensor import Tensor
-from ..plan.steps import MAX_PREPARED
-from .compiler.jit import Kernel
+from ..plan.params import OWN, PARAMS, PREPARED, TENSOR_WORDS
 from .simd.vectors import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
 
-MAX_TENSORS: Final = 7  # a node and up to 6 sources
-TENSOR_WORDS: Final = 9
-WORK: Final = MAX_TENSORS * TENSOR_WORDS  # shared scratch, each thread's scratch, its size
+WORK: Final = OWN  # shared scratch, each thread's scratch, its size
 ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit
-PREPARED: Final = ERROR + 4  # addresses of sources that were brought into another form
-PARAMS: Final = PREPARED + MAX_PREPARED
-MAX_PARAMS: Final = 16
-TAKEN: Final = PARAMS + MAX_PARAMS + 8  # counts for `take` or `is_last`; a cache line of its own
+TAKEN: Final = ERROR + 4 + 8  # counts for `take` or `is_last`; in a cache line of its own
 N_WORDS: Final = TAKEN + 8
-
-Words = npt.NDArray[np.int64]
-Param = int | float | Kernel  # a kernel stands for its address
-
-
-def write_params(
-    words: Words,
-    node: Tensor,
-    tensors: Sequence[Tensor],
-    params: Sequence[Param],
-    address_of: Callable[[Tensor, Tensor], int],
-) -> None:
-    """Fill a block for a call of `node`: its tensors and the op's parameters."""
-    assert len(tensors) <= MAX_TENSORS and len(params) <= MAX_PARAMS, f"{node!r} has too many"
-    for i, t in enumerate(tensors):
-        at = i * TENSOR_WORDS
-        words[at : at + TENSOR_WORDS] = (address_of(node, t), *t.ne, *t.nb)
-    floats = words.view(np.float64)
-    for i, value in enumerate(params):
-        if isinstance(value, float):
-            floats[PARAMS + i] = value
-        else:
-            words[PARAMS + i] = value.address if isinstance(value, Kernel) else value
 
 
 # --- for kernels ---
@@ -125,8 +90,7 @@ def work(p, ith):
 
 @inlined
 def prepared(p, i):
-    """Address of the `i`-th source that was brought into another form; where to put it, for a
-    kernel that makes one (0)."""
+    """Address of the `i`-th prepared source; of a kernel that makes one, where to put it (0)."""
     return load_i64(p + 8 * (PREPARED + i))
 
 
@@ -138,10 +102,10 @@ def first_of(n, ith, nth):
 
 @inlined
 def take(p, n, nth):
-    """The next of `n` items that no thread has taken yet; n or more: none is left.
+    """The next of `n` items that no thread has taken yet; n or more if none is left.
 
-    Each of the `nth` threads must ask until none is left: the last one to hear so makes the block
-    ready for the next run. Which thread computes an item changes no bit of it.
+    Each of the `nth` threads must ask until none is left. The last one to learn that resets the
+    count for the next run. An item has the same bits on every thread.
     """
     item = atomic_add(p + 8 * TAKEN, 1)
     if item == n + nth - 1:
@@ -151,10 +115,10 @@ def take(p, n, nth):
 
 @inlined
 def is_last(p, nth):
-    """Whether this is the last of `nth` threads to ask: it sees what all others have written.
+    """True for the last of `nth` threads to ask: it sees what all others have written.
 
-    For kernels that do not `take`. Each thread asks once; the last one makes the block ready for
-    the next run.
+    For kernels that do not `take`. Each thread asks once. The last one resets the count for the
+    next run.
     """
     if atomic_add(p + 8 * TAKEN, 1) != nth - 1:
         return False
@@ -166,8 +130,8 @@ def is_last(p, nth):
 def fail(p, value, limit):
     """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
 
-    Reported is one call of a plan that fails, the first one unless several of them need not wait
-    for each other, with any one of its bad indices.
+    A plan reports one failing call, with one of its bad indices: the first call, unless others ran
+    at the same time.
     """
     word = load_i64(p + 8 * ERROR)
     if load_i64(word) == 0:

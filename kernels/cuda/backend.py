@@ -20,15 +20,15 @@ import numpy as np
 from ...alloc.buffer import Buffer, Data, Usage, as_bytes, buffer_of
 from ...alloc.host import HostBuffer
 from ...base.errors import BackendError
-from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, CallTime, Event
+from ..compute import unusable_memory
 from ..plan.timing import Timing
 from .driver import Address, Gpu, GraphExec
 from .driver import Event as CudaHandle
 from .memory import CudaBuffer, PinnedBuffer
-from .plan import Plan
+from .plan import CudaPlan
 
 if TYPE_CHECKING:
     from .device import CudaDevice
@@ -52,10 +52,10 @@ class CudaEvent(Event):
         self._gpu.event_synchronize(self.handle)
 
 
-class CudaPlan:
-    """A plan captured as a CUDA graph; `work` is the memory it uses beside the tensors."""
+class CapturedPlan:
+    """A plan as a CUDA graph; `work` is the memory it uses beside the tensors."""
 
-    def __init__(self, plan: Plan, gpu: Gpu, graph: GraphExec, work: Buffer | None) -> None:
+    def __init__(self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None) -> None:
         self.plan = plan
         self.graph = graph
         self.work = work
@@ -70,8 +70,8 @@ class CudaBackend(Backend):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self.gpu = device.gpu
-        self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
-        self._in_flight: set[CudaPlan] = set()  # whose memory and graphs must stay
+        self._plans: weakref.WeakSet[CudaPlan] = weakref.WeakSet()
+        self._in_flight: set[CapturedPlan] = set()  # whose memory and graphs must stay
         self._freed = False
         self._errors, pinned = (b.alloc_buffer(size) for b, size in device.backend_memory)
         self._errors.usage = pinned.usage = Usage.WORK
@@ -102,7 +102,7 @@ class CudaBackend(Backend):
 
     # --- computing ---
 
-    def graph_plan_create(self, graph: Graph) -> CudaPlan:
+    def graph_plan_create(self, graph: Graph) -> CapturedPlan:
         plan = self._compile(graph)
         try:
             self.gpu.capture_begin(self.stream)
@@ -111,18 +111,18 @@ class CudaBackend(Backend):
         except BaseException:
             self._end_broken_capture()
             raise
-        return CudaPlan(plan, self.gpu, captured, self.work)
+        return CapturedPlan(plan, self.gpu, captured, self.work)
 
     def _end_broken_capture(self) -> None:
         """Let the stream be used again after an error; that one counts, not what it leads to."""
         with suppress(BackendError):
             self.gpu.graph_free(self.gpu.capture_end(self.stream))
 
-    def graph_plan_compute(self, plan: CudaPlan) -> None:
+    def graph_plan_compute(self, plan: CapturedPlan) -> None:
         self._in_flight.add(plan)
         self.gpu.graph_launch(plan.graph, self.stream)
 
-    def graph_plan_profile(self, plan: CudaPlan) -> Sequence[CallTime]:
+    def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
         """Launches come one by one, with an event before and after each: what a short kernel waits
         for the host is in its time."""
         timing = Timing(plan.plan.parts)
@@ -158,20 +158,19 @@ class CudaBackend(Backend):
         self._launch(plan)
         self.synchronize()  # the plan's words and memory are no longer needed
 
-    def _compile(self, graph: Graph) -> Plan:
-        plan = Plan(
-            graph.nodes,
+    def _compile(self, graph: Graph) -> CudaPlan:
+        plan = CudaPlan(
+            graph,
             self._address_of,
             self.device.library,
             lambda size: self.workspace(size).address,
             self._errors_at,
             CALLS,
-            None if NO_FUSION() else graph.use_counts,
         )
         self._plans.add(plan)
         return plan
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, plan: CudaPlan) -> None:
         plan.launch(self.gpu, self.stream)
         self._fetch_errors()
 
@@ -190,10 +189,7 @@ class CudaBackend(Backend):
             return buffer.address + tensor.offset
         if buffer.size == 0:
             return 0
-        raise BackendError(
-            f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
-            f"in {buffer.buft.name}"
-        )
+        raise unusable_memory(self.name, node, tensor)
 
     def synchronize(self) -> None:
         if self._freed:

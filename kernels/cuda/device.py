@@ -15,22 +15,19 @@ from typing import Final
 
 from ...alloc.buffer import BufferType
 from ...base.errors import BackendError
-from ...base.settings import NO_FUSION
 from ...graph.graph import Graph
-from ...graph.op import VIEW_OPS, Op
+from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, Device, DeviceType, KeepAlive, Registry
 from ..compute import address_of
-from ..plan.fusion import optimize
-from . import ops as _ops  # noqa: F401 - fill the tables
 from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .bindings import CudaDriver
 from .driver import Compiler, Driver, Gpu
+from .kernel_set import KERNELS
 from .library import Library, Progress
 from .memory import CudaBufferType, PinnedBufferType
 from .nvrtc import NvrtcCompiler
 from .plan import work_size
-from .table import FUSERS, find
 
 MIN_OFFLOADED: Final = 32  # rows from which on an op is worth copying its weights (ggml-cuda.cu)
 DRIVER_MARGIN: Final = 128 << 20  # more than tests have seen it take, and give back, of an H100
@@ -72,10 +69,7 @@ class CudaDevice(Device):
         return self._host_buffer_type
 
     def supports_op(self, op: Tensor) -> bool:
-        if op.op is Op.NONE or op.op in VIEW_OPS:
-            return True
-        implementation = find(op)
-        return implementation is not None and implementation.supports(op)
+        return KERNELS.supports(op)
 
     def supports_buft(self, buft: BufferType) -> bool:
         return buft is self._buffer_type
@@ -84,10 +78,10 @@ class CudaDevice(Device):
         return _batch_size(op) >= MIN_OFFLOADED and self.supports_op(op)
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        return () if NO_FUSION() else optimize(graph, FUSERS)
+        return KERNELS.optimize(graph)
 
     def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
-        return work_size(graph.nodes, address_of, None if NO_FUSION() else graph.use_counts)
+        return work_size(graph, address_of)
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...alloc.buffer import Bytes
-from .table import Dim3, Source
+from .table import CudaSource, Dim3
 
 Address = int
 Stream = NewType("Stream", int)
@@ -138,7 +138,7 @@ class Compiler(Protocol):
     def version(self) -> str:
         """Name and version: what it compiles differs between them."""
 
-    def compile(self, source: Source, arch: int) -> bytes:
+    def compile(self, source: CudaSource, arch: int) -> bytes:
         """The image of a source's kernels for `Gpu.load`.
 
         Raises:

@@ -22,7 +22,7 @@ from ..host import usable_cpus
 from . import nvrtc
 from .driver import Compiler, Function, Gpu, Module
 from .nvrtc import FOLDER
-from .table import Kernel, Source
+from .table import CudaKernel, CudaSource
 
 Progress = Callable[[int, int, str, float], None]  # done, in all, one under way, seconds
 
@@ -34,8 +34,10 @@ class Library:
         self._gpu = gpu
         self._compiler = compiler
         self.progress = progress
-        self._modules: dict[Source, Module] = {}
-        self._functions: dict[Kernel, tuple[Function, int]] = {}  # with the memory it is allowed
+        self._modules: dict[CudaSource, Module] = {}
+        self._functions: dict[
+            CudaKernel, tuple[Function, int]
+        ] = {}  # with the memory it is allowed
         self._lock = RLock()
 
     @cached_property
@@ -47,7 +49,7 @@ class Library:
             key.update(file.name.encode() + b"\0" + file.read_bytes())
         return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
 
-    def function(self, kernel: Kernel, shared_memory: int = 0) -> Function:
+    def function(self, kernel: CudaKernel, shared_memory: int = 0) -> Function:
         """A kernel, allowed at least that many bytes of dynamic memory for each block.
 
         Raises:
@@ -62,7 +64,7 @@ class Library:
                 self._functions[kernel] = found, shared_memory
             return found
 
-    def load(self, kernels: Iterable[Kernel]) -> None:
+    def load(self, kernels: Iterable[CudaKernel]) -> None:
         """Load the sources of kernels, compiling those that are not on disk.
 
         Raises:
@@ -80,7 +82,7 @@ class Library:
                 assert image is not None, f"{source} was compiled"
                 self._modules[source] = self._gpu.load(image)
 
-    def _compile(self, sources: list[Source], images: dict[Source, bytes | None]) -> None:
+    def _compile(self, sources: list[CudaSource], images: dict[CudaSource, bytes | None]) -> None:
         if not sources:
             return
         begin, arch = perf_counter(), self._gpu.info.arch
@@ -97,7 +99,7 @@ class Library:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _tell(self, done: int, sources: list[Source], source: Source, begin: float) -> None:
+    def _tell(self, done: int, sources: list[CudaSource], source: CudaSource, begin: float) -> None:
         if self.progress:
             self.progress(done, len(sources), str(source), perf_counter() - begin)
 
@@ -110,7 +112,7 @@ class Library:
             self._functions.clear()
 
 
-def file_name(source: Source) -> str:
+def file_name(source: CudaSource) -> str:
     """The name of the file that keeps a source's image."""
     digest = hashlib.sha256(str(source).encode())
     if Path(source.file).is_absolute():  # not one of those that the folder is named after

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.errors import BackendError
-from .table import Source
+from .table import CudaSource
 
 FOLDER: Final = Path(__file__).parent / "src"
 OPTIONS: Final = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
@@ -43,10 +43,10 @@ class NvrtcCompiler:
         """The architectures it compiles for, as in 90 for sm_90."""
         return sorted(self._call("nvrtcGetSupportedArchs"))
 
-    def compile(self, source: Source, arch: int) -> bytes:
+    def compile(self, source: CudaSource, arch: int) -> bytes:
         return self.compile_with_log(source, arch)[0]
 
-    def compile_with_log(self, source: Source, arch: int) -> tuple[bytes, str]:
+    def compile_with_log(self, source: CudaSource, arch: int) -> tuple[bytes, str]:
         """The image and what the compiler says of it: registers, spills.
 
         For an architecture that it does not know, PTX for the newest one before it, which the

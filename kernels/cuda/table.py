@@ -1,26 +1,27 @@
-"""Which CUDA kernels compute which op: the table that `supports_op` and plans are made from.
+"""The CUDA kernels: what is compiled, a kernel call, and the tables of kernels by op and by chain.
 
-Each module of `ops/` adds its ops with `implements`, and its fused chains with `fuses`. Knows no
-memory, no driver and no compiler. Tested by tests/kernels/test_cuda_plan.py.
+Each module of `ops/` adds its ops with `implements`, and its chains with `fuses`. Knows no memory,
+no driver and no compiler. Tested by tests/kernels/test_cuda_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ...graph.op import Op
 from ...graph.tensor import Tensor
+from ..plan.calls import PreparedSource
 from ..plan.fusion import Fusers
-from .params import Param
+from ..plan.op_table import OpTable
 
 Define = str | int
+Param = int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file of `src/` compiled with some definitions: what is compiled, cached and loaded at once.
+class CudaSource:
+    """A file of `src/` and its definitions, which are compiled, cached and loaded at once.
 
     `defines` are (name, value): types and sizes that a kernel must know when it is compiled.
     """
@@ -29,7 +30,7 @@ class Source:
     defines: tuple[tuple[str, Define], ...] = ()
 
     @classmethod
-    def of(cls, file: str, **defines: Define) -> Source:
+    def of(cls, file: str, **defines: Define) -> CudaSource:
         return cls(file, tuple(sorted(defines.items())))
 
     def __str__(self) -> str:
@@ -38,10 +39,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel: the source it is in and its name there."""
+class CudaKernel:
+    """A kernel: its source and its name there."""
 
-    source: Source
+    source: CudaSource
     name: str
 
     def __str__(self) -> str:
@@ -51,77 +52,25 @@ class Kernel:
 Dim3 = tuple[int, int, int]
 
 
-class Prepared(NamedTuple):
-    """A source of a node brought into another form in scratch memory, for all who want it so.
+class CudaCall(NamedTuple):
+    """One launch of a kernel for a node: see `plan.calls.KernelCall`.
 
-    `tensor` is the source, `form` says which form (two of the same tensor and form hold the same
-    bytes), `size` its bytes. `calls` make it: each finds the place in `p.prepared[0]`; its tensors
-    are those of the call that wants it unless given, and it may read nothing but `tensor`.
+    `grid` blocks of `block` threads, each block with `shared_memory` bytes of dynamic memory.
+    `scratch` is in bytes, at `p.scratch`. `p.prepared[i]` is the address of the `i`-th prepared
+    source.
     """
 
-    tensor: Tensor
-    form: Hashable
-    size: int
-    calls: Sequence[Call]
-
-
-class Call(NamedTuple):
-    """One launch of a kernel for a node: `grid` blocks of `block` threads, `shared_memory` bytes of
-    dynamic memory for each.
-
-    `params` are the op's: int64 or float64. `scratch`: bytes of memory for this node's calls
-    alone, in `p.scratch`. `prepared` are the sources that it reads in another form: `p.prepared[i]`
-    is where the i-th lies. `tensors` are what the block of parameters holds, those that are written
-    first: the node and its sources unless they are given.
-    """
-
-    kernel: Kernel
+    kernel: CudaKernel
     grid: Dim3
     block: int
     params: Sequence[Param] = ()
     shared_memory: int = 0
     scratch: int = 0
-    prepared: Sequence[Prepared] = ()
+    prepared: Sequence[PreparedSource[CudaCall]] = ()
     tensors: Sequence[Tensor] = ()
     n_written: int = 1
 
-    def kernels(self) -> list[Kernel]:
-        """All that must be loaded."""
-        before = [k for made in self.prepared for call in made.calls for k in call.kernels()]
-        return [*before, self.kernel]
 
-    @property
-    def shared(self) -> int:
-        """Memory that calls share, so that they must run in order (see `steps`)."""
-        return self.scratch
-
-
-class Implementation(NamedTuple):
-    """How an op is computed: whether a node is supported, and the calls that compute it."""
-
-    supports: Callable[[Tensor], bool]
-    calls: Callable[[Tensor], Sequence[Call]]
-
-
-TABLE: Final[dict[Op, Implementation]] = {}
-FUSERS: Final = Fusers[Call]()
-fuses = FUSERS.fuses
-
-
-def implements(
-    *ops: Op, supports: Callable[[Tensor], bool] = lambda node: True
-) -> Callable[[Callable[[Tensor], Sequence[Call]]], Callable[[Tensor], Sequence[Call]]]:
-    """Declare a function from a node to its calls as the implementation of `ops`."""
-
-    def declare(calls: Callable[[Tensor], Sequence[Call]]) -> Callable[[Tensor], Sequence[Call]]:
-        for op in ops:
-            assert op not in TABLE, f"{op.name} is implemented twice"
-            TABLE[op] = Implementation(supports, calls)
-        return calls
-
-    return declare
-
-
-def find(node: Tensor) -> Implementation | None:
-    """The implementation for a node's op; None if there is none."""
-    return TABLE.get(node.op)
+OPS: Final = OpTable[CudaCall]()
+FUSERS: Final = Fusers[CudaCall]()
+implements, fuses = OPS.implements, FUSERS.fuses

@@ -1,53 +1,23 @@
-"""The steps of a plan: calls in their order, sources in other forms, which steps must wait.
+"""The steps of a plan: calls in their order, prepared sources, which steps must wait.
 
-A source that several nodes read in the same other form (a `Prepared`) is brought into it once:
-it stays in one of a few slots of scratch memory until it is overwritten, or the slot is needed for
-another. A step depends on those before it that write what it touches, or read what it writes.
-Knows addresses, but nothing of what calls compute. Tested by tests/kernels/test_cpu_plan.py.
+A source that several nodes read in the same other form is prepared once: it stays in one of a few
+slots of scratch memory until the source is overwritten, or the slot is needed for another one. A
+step depends on earlier steps that write what it touches, or read what it writes.
+Knows addresses, but not what calls compute. Tested by tests/kernels/test_cpu_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from itertools import accumulate
+from typing import Any, Final, Generic, NamedTuple
 
+from ...base.errors import BackendError
 from ...graph.tensor import Tensor
+from .calls import CallT, PreparedSource
 
-MAX_PREPARED: Final = 2  # sources in another form that a call may read
-
-
-class PreparedLike(Protocol):
-    """A source in another form: see a backend's `table.Prepared`."""
-
-    @property
-    def tensor(self) -> Tensor: ...
-    @property
-    def form(self) -> Hashable: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def calls(self) -> Sequence[Any]: ...
-
-
-class CallLike(Protocol):
-    """What any backend's `table.Call` says of the memory it touches.
-
-    `tensors` are those it touches, the first `n_written` of them written (the node and its sources
-    where there are none); `shared` is not 0 if it uses scratch memory that other calls use too.
-    """
-
-    @property
-    def tensors(self) -> Sequence[Tensor]: ...
-    @property
-    def n_written(self) -> int: ...
-    @property
-    def prepared(self) -> Sequence[PreparedLike]: ...
-    @property
-    def shared(self) -> int: ...
-
-
-CallT = TypeVar("CallT", bound=CallLike)
+MAX_PREPARED: Final = 2  # prepared sources that a call may read
 
 AddressOf = Callable[[Tensor, Tensor], int]
 Range = tuple[int, int]  # of addresses: begin and end
@@ -57,9 +27,9 @@ SHARED: Final = (-1, 0)  # stands for the scratch memory that calls share
 
 @dataclass(slots=True)
 class Step(Generic[CallT]):
-    """A call of a plan, the node that an error of it names, and the memory it touches.
+    """A call of a plan, the node that its errors name, and the memory it touches.
 
-    `slots` are those of its prepared sources; of one that makes such a source, its own.
+    `slots` are those of its prepared sources; of a call that makes one, the slot it writes.
     """
 
     node: Tensor
@@ -72,12 +42,22 @@ class Step(Generic[CallT]):
 
 @dataclass(slots=True)
 class Slot:
-    """A region of scratch memory: how large it must be, what it holds now, when it was used."""
+    """A region of scratch memory for prepared sources: its size, its content, its last use."""
 
     size: int = 0
-    key: Any = None  # of what it holds: see `Steps._key`
+    key: Any = None  # of its content: see `Steps._key`
     source: Range = (NOWHERE, NOWHERE)
     used: int = NOWHERE  # number of the step that used it last
+
+
+class ScratchLayout(NamedTuple):
+    """Where a plan's scratch memory holds what: the memory that calls share, then the slots.
+
+    `slots` are offsets in bytes, as is `size`, the end of all.
+    """
+
+    slots: list[int]
+    size: int
 
 
 @dataclass(slots=True)
@@ -89,7 +69,7 @@ class Steps(Generic[CallT]):
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(MAX_PREPARED)])
 
     def add(self, node: Tensor, call: CallT) -> None:
-        """Append a call for `node`, and before it what makes its prepared sources."""
+        """Append a call for `node`, after the calls that make its prepared sources."""
         slots: list[int] = []
         tensors = call.tensors or (node, *node.src)
         for made in call.prepared:
@@ -100,10 +80,24 @@ class Steps(Generic[CallT]):
         reads += [_slot_range(i) for i in slots]
         self._append(Step(node, call, tensors, slots, reads, writes))
 
+    def scratch_layout(self, alignment: int) -> ScratchLayout:
+        """Where scratch memory and slots lie, at multiples of `alignment` bytes."""
+
+        def aligned(n: int) -> int:
+            return -(-n // alignment) * alignment
+
+        shared = max((aligned(step.call.scratch) for step in self.steps), default=0)
+        ends = list(accumulate((aligned(slot.size) for slot in self.slots), initial=shared))
+        return ScratchLayout(ends[:-1], ends[-1])
+
     def _prepare(
-        self, node: Tensor, tensors: Sequence[Tensor], made: PreparedLike, taken: Sequence[int]
+        self,
+        node: Tensor,
+        tensors: Sequence[Tensor],
+        made: PreparedSource[CallT],
+        taken: Sequence[int],
     ) -> int:
-        """The slot that holds a source in another form, which is put there if it is not yet."""
+        """The slot of a prepared source. Appends the calls that make it if no slot holds it."""
         key = self._key(node, made)
         for i, slot in enumerate(self.slots):
             if slot.key == key:
@@ -114,7 +108,7 @@ class Steps(Generic[CallT]):
         i = min(free, key=lambda i: self.slots[i].used)
         source = self._range(node, made.tensor)
         for call in made.calls:
-            assert not call.prepared, f"{call.kernel}: what is prepared is made of its source alone"
+            assert not call.prepared, f"{call.kernel}: a prepared source needs another one"
             step = Step(node, call, call.tensors or tensors, (i,), [source], [_slot_range(i)])
             self._append(step)
         size = max(self.slots[i].size, made.size)
@@ -122,14 +116,14 @@ class Steps(Generic[CallT]):
         return i
 
     def _append(self, step: Step[CallT]) -> None:
-        if step.call.shared:
+        if step.call.scratch:
             step.writes.append(SHARED)
         self.steps.append(step)
         for slot in self.slots:
             if slot.key is not None and overlaps(slot.source, step.writes):
                 slot.key = None
 
-    def _key(self, node: Tensor, made: PreparedLike) -> Any:
+    def _key(self, node: Tensor, made: PreparedSource[CallT]) -> Any:
         t = made.tensor
         return self.address_of(node, t), t.type, t.ne, t.nb, made.form
 
@@ -143,14 +137,21 @@ def _slot_range(i: int) -> Range:
     return -3 - 2 * i, -2 - 2 * i
 
 
+def index_error(node: Tensor, value: int, limit: int) -> BackendError:
+    """The error that a kernel reports for a node: an index is out of range."""
+    return BackendError(
+        f"{node.op.name.lower()} {node!r}: index {value} must be at least 0 and below {limit}"
+    )
+
+
 def overlaps(a: Range, ranges: Iterable[Range]) -> bool:
-    """Whether a range has bytes in common with any of the others."""
+    """True if a range has bytes in common with any of the others."""
     return any(a[0] < end and begin < a[1] for begin, end in ranges)
 
 
 def depends(step: Step[CallT], earlier: Step[CallT]) -> bool:
-    """Whether a step must come after an earlier one: it touches what that writes, or writes what
-    that reads."""
+    """True if a step must run after an earlier one: that one writes what the step touches, or reads
+    what the step writes."""
     return (
         any(overlaps(r, earlier.writes) for r in step.reads)
         or any(overlaps(r, earlier.writes) for r in step.writes)

@@ -14,12 +14,12 @@ import numpy as np
 from ...graph import GGMLType, Op, Tensor
 from ...graph.op import VIEW_OPS
 from . import attention, data, elementwise, matrix, rows
-from .arrays import Kernel, can_dequantize, can_quantize
+from .arrays import NumpyKernel, can_dequantize, can_quantize
 
 # inf and NaN are results like others (a mask is -inf): NumPy has nothing to warn of
 _QUIET: Final = np.errstate(all="ignore")
 
-KERNELS: Final[dict[Op, Kernel]] = {
+KERNELS: Final[dict[Op, NumpyKernel]] = {
     op: _QUIET(kernel)
     for family in (elementwise, rows, matrix, attention, data)
     for op, kernel in family.KERNELS.items()
@@ -49,4 +49,4 @@ def _has_whole_rows(t: Tensor) -> bool:
     return not t.type.is_quantized or t.has_contiguous_rows
 
 
-__all__ = ["KERNELS", "Kernel", "supports_op"]
+__all__ = ["KERNELS", "NumpyKernel", "supports_op"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from ...graph import GGMLType, Tensor
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
-Kernel = Callable[[Tensor, Array, Sequence[Array]], None]
-Params = TypeVar("Params")
+NumpyKernel = Callable[[Tensor, Array, Sequence[Array]], None]
 
 
 @cache
@@ -72,7 +71,7 @@ def read(node: Tensor, srcs: Sequence[Array], i: int) -> F32Array:
     return to_f32(node.src[i].type, srcs[i])
 
 
-def float_kernel(compute: Callable[..., F32Array]) -> Kernel:
+def float_kernel(compute: Callable[..., F32Array]) -> NumpyKernel:
     """The kernel of compute(node, *sources as float32), which returns all of the node as float32.
 
     The result is complete before it is stored: `dst` may be the memory of a source.
@@ -83,12 +82,6 @@ def float_kernel(compute: Callable[..., F32Array]) -> Kernel:
         store(node.type, dst, compute(node, *values))
 
     return kernel
-
-
-def params_of(node: Tensor, kind: type[Params]) -> Params:
-    """The node's parameters, which its builder made of this kind."""
-    assert isinstance(node.params, kind), f"{node}: params are {node.params}, not {kind.__name__}"
-    return node.params
 
 
 def check_index(node: Tensor, what: str, ids: Array, n: int) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...graph import Tensor
 from ...graph.op import AttnParams, Op
-from .arrays import Array, F32Array, Kernel, check_index, dot, params_of, read, store, to_f32
+from ...graph.tensor import params_of
+from .arrays import Array, F32Array, NumpyKernel, check_index, dot, read, store, to_f32
 from .rows import alibi_slopes, softmax
 
 
@@ -67,4 +68,4 @@ def _capped(p: AttnParams, scores: F32Array) -> F32Array:
     return capped
 
 
-KERNELS: Final[dict[Op, Kernel]] = {Op.FLASH_ATTN_EXT: _flash_attn_ext}
+KERNELS: Final[dict[Op, NumpyKernel]] = {Op.FLASH_ATTN_EXT: _flash_attn_ext}

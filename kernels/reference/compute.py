@@ -1,4 +1,4 @@
-"""Compiling nodes for the reference kernels: each is bound to arrays over its memory."""
+"""Programs of reference kernels: each kernel is bound to arrays over its node's memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime, KeepAlive
 from ..compute import MemoryOf, Workspace
-from ..plan.fusion import UseCounts
 from ..plan.steps import AddressOf
 from ..plan.timing import Timing, node_part
-from . import KERNELS, Kernel, supports_op
+from . import KERNELS, NumpyKernel, supports_op
 
-Bound = tuple[Kernel, Tensor, Any, list[Any]]  # a kernel, its node, and arrays over their memory
+Bound = tuple[
+    NumpyKernel, Tensor, Any, list[Any]
+]  # a kernel, its node, and arrays over their memory
 
 
 class ReferenceProgram:
-    """Nodes whose kernels have their arrays; see `kernels.compute.Program`."""
+    """Kernels with their arrays; see `kernels.compute.Program`."""
 
     def __init__(self, bound: Sequence[Bound]) -> None:
         self._bound = bound
@@ -49,24 +50,14 @@ class ReferenceCompute:
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
         return ()
 
-    def work_size(
-        self,
-        nodes: Sequence[Tensor],
-        address_of: AddressOf,
-        use_counts: UseCounts | None = None,
-        n_threads: int | None = None,
-    ) -> int:
+    def work_size(self, graph: Graph, address_of: AddressOf, n_threads: int | None = None) -> int:
         return 0
 
     def set_n_threads(self, n: int | None) -> None:
         pass
 
     def compile(
-        self,
-        nodes: Sequence[Tensor],
-        memory_of: MemoryOf,
-        use_counts: UseCounts | None = None,
-        workspace: Workspace | None = None,
+        self, graph: Graph, memory_of: MemoryOf, workspace: Workspace | None = None
     ) -> ReferenceProgram:
         return ReferenceProgram(
             [
@@ -76,7 +67,7 @@ class ReferenceCompute:
                     array_of(node, memory_of(node, node)),
                     [array_of(src, memory_of(node, src)) for src in node.src],
                 )
-                for node in nodes
+                for node in graph.nodes
                 if node.op not in VIEW_OPS and node.op is not Op.NONE
             ]
         )

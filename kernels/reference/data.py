@@ -12,8 +12,8 @@ import numpy as np
 
 from ...graph import Tensor
 from ...graph.op import ConcatParams, Op
-from ...graph.tensor import MAX_DIMS
-from .arrays import Array, Kernel, check_index, from_f32, params_of, read, store, tile, to_f32
+from ...graph.tensor import MAX_DIMS, params_of
+from .arrays import Array, NumpyKernel, check_index, from_f32, read, store, tile, to_f32
 
 
 def _get_rows(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
@@ -50,7 +50,7 @@ def _repeat(_: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     dst[...] = tile(srcs[0], dst.shape)
 
 
-KERNELS: Final[dict[Op, Kernel]] = {
+KERNELS: Final[dict[Op, NumpyKernel]] = {
     Op.GET_ROWS: _get_rows,
     Op.SET_ROWS: _set_rows,
     Op.CONCAT: _concat,

@@ -22,7 +22,8 @@ from ...graph.op import (
     UnaryOp,
     UnaryParams,
 )
-from .arrays import F32Array, Kernel, float_kernel, params_of, tile
+from ...graph.tensor import params_of
+from .arrays import F32Array, NumpyKernel, float_kernel, tile
 
 Function = Callable[[F32Array], F32Array]
 
@@ -81,14 +82,14 @@ GATES: Final[dict[GluOp, Function]] = {
 }
 
 
-def _binary(f: Callable[[F32Array, F32Array], F32Array]) -> Kernel:
+def _binary(f: Callable[[F32Array, F32Array], F32Array]) -> NumpyKernel:
     def compute(_: Tensor, a: F32Array, b: F32Array) -> F32Array:
         return f(a, tile(b, a.shape))
 
     return float_kernel(compute)
 
 
-def _map(f: Function) -> Kernel:
+def _map(f: Function) -> NumpyKernel:
     def compute(_: Tensor, x: F32Array) -> F32Array:
         return f(x)
 
@@ -123,7 +124,7 @@ def _glu(node: Tensor, a: F32Array, b: F32Array | None = None) -> F32Array:
     return GATES[p.op](np.ascontiguousarray(a)) * b
 
 
-KERNELS: Final[dict[Op, Kernel]] = {
+KERNELS: Final[dict[Op, NumpyKernel]] = {
     Op.ADD: _binary(np.add),
     Op.SUB: _binary(np.subtract),
     Op.MUL: _binary(np.multiply),

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...graph import GGMLType, Tensor
 from ...graph.op import Op
-from .arrays import Array, F32Array, Kernel, check_index, dot, read, store, to_f32
+from .arrays import Array, F32Array, NumpyKernel, check_index, dot, read, store, to_f32
 
 N_ROWS_DECODED: Final = 256  # at a time, to bound memory
 
@@ -50,4 +50,4 @@ def _products(type: GGMLType, a: Array, x: F32Array) -> F32Array:
     return result
 
 
-KERNELS: Final[dict[Op, Kernel]] = {Op.MUL_MAT: _mul_mat, Op.MUL_MAT_ID: _mul_mat_id}
+KERNELS: Final[dict[Op, NumpyKernel]] = {Op.MUL_MAT: _mul_mat, Op.MUL_MAT_ID: _mul_mat_id}

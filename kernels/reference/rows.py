@@ -24,7 +24,8 @@ from ...graph.op import (
     SortOrder,
     SortParams,
 )
-from .arrays import Array, F32Array, Kernel, float_kernel, params_of, read, store, tile
+from ...graph.tensor import params_of
+from .arrays import Array, F32Array, NumpyKernel, float_kernel, read, store, tile
 
 F64Array = npt.NDArray[np.float64]
 
@@ -159,7 +160,7 @@ def _corr_dim(p: RopeParams, n_rot: float) -> float:
     return float(p.n_dims * np.log(turns) / (2 * np.log(np.float64(p.freq_base))))
 
 
-KERNELS: Final[dict[Op, Kernel]] = {
+KERNELS: Final[dict[Op, NumpyKernel]] = {
     Op.SUM_ROWS: float_kernel(_sum_rows),
     Op.NORM: float_kernel(_norm),
     Op.RMS_NORM: float_kernel(_rms_norm),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...alloc.buffer import Bytes, Data, as_bytes, buffer_of, tensor_copy, tensor_get, tensor_set
 from ...alloc.host import HostBuffer
-from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import Backend, CallTime, Event
-from ..compute import Program
+from ..compute import Program, unusable_memory
 from .memory import device_memory
 from .stream import InlineStream, SimEvent, Stream, WorkerStream
 
@@ -55,8 +54,7 @@ class SimBackend(Backend):
         self.graph_plan_compute(self.graph_plan_create(graph))
 
     def graph_plan_create(self, graph: Graph) -> Program:
-        counts = graph.use_counts
-        return self._compute.compile(graph.nodes, self._memory_of, counts, self.workspace)
+        return self._compute.compile(graph, self._memory_of, self.workspace)
 
     def graph_plan_compute(self, plan: Program) -> None:
         def task() -> None:
@@ -80,10 +78,7 @@ class SimBackend(Backend):
         buffer = buffer_of(tensor)
         memory = device_memory(buffer)
         if memory is None or not self.supports_buft(buffer.buft):
-            raise BackendError(
-                f"{self.name} cannot run {node.op.name} for {node!r}: it cannot use {tensor!r} "
-                f"in {buffer.buft.name}"
-            )
+            raise unusable_memory(self.name, node, tensor)
         return memory
 
     # --- copying ---

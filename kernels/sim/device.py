@@ -112,8 +112,7 @@ class SimDevice(Device):
         return self._support.optimize(graph)
 
     def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
-        counts = graph.use_counts
-        return self._support.work_size(graph.nodes, address_of, counts, n_threads)
+        return self._support.work_size(graph, address_of, n_threads)
 
     def event_new(self) -> Event | None:
         return SimEvent() if self.caps.events else None

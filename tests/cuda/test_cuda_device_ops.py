@@ -22,7 +22,8 @@ from reference_run import Array, ids, values_of
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Op, Tensor, ops
 from lamella.kernels.cuda.backend import CudaBackend
-from lamella.kernels.cuda.table import TABLE, Call, Implementation, Kernel, Source
+from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
+from lamella.kernels.plan.op_table import Implementation
 
 SAMPLE = 12  # without --cuda one case of so many: tests/kernels/test_cuda_ops.py has them all
 
@@ -113,10 +114,10 @@ def test_a_kernel_that_cannot_be_had_leaves_the_device_usable(
 ) -> None:
     path = tmp_path / "odd.cu"
     path.write_text(text)
-    kernel = Kernel(Source(str(path)), "odd")
-    odd = Implementation(lambda node: True, lambda node: [Call(kernel, (1, 1, 1), 32)])
+    kernel = CudaKernel(CudaSource(str(path)), "odd")
+    odd = Implementation(lambda node: True, lambda node: [CudaCall(kernel, (1, 1, 1), 32)])
     with monkeypatch.context() as patched:
-        patched.setitem(TABLE, Op.SCALE, odd)
+        patched.setitem(OPS.entries, Op.SCALE, odd)
         with pytest.raises(BackendError, match=r"odd\.cu|NOT_FOUND"):
             device_run.compute(backend, scaled())
     assert_works(backend)
@@ -126,13 +127,13 @@ def test_a_launch_that_is_refused_leaves_the_device_usable(
     backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of more threads than any device has."""
-    known = TABLE[Op.SCALE]
+    known = OPS.entries[Op.SCALE]
 
-    def calls(node: object) -> list[Call]:
+    def calls(node: object) -> list[CudaCall]:
         return [call._replace(block=4096) for call in known.calls(node)]  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setitem(TABLE, Op.SCALE, Implementation(known.supports, calls))
+        patched.setitem(OPS.entries, Op.SCALE, Implementation(known.supports, calls))
         with pytest.raises(BackendError, match="CUDA_ERROR_"):
             device_run.compute(backend, scaled())
     assert_works(backend)

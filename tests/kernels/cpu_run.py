@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import reference_run
-from reference_run import GUARD, Array, data, locate
+from reference_run import GUARD, Array, data, graph_of, locate
 
 from lamella.graph import Tensor
-from lamella.kernels.cpu import plan
-from lamella.kernels.cpu.plan import Plan
+from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.cpu.pool import ThreadPool
-from lamella.kernels.cpu.table import Call
+from lamella.kernels.cpu.table import CpuCall
+from lamella.kernels.plan.steps import Steps
 
 ALONE: Final = {"group_by_expert"}  # kernels that know no threads
-
-_calls_of: Final = plan.calls_of
 
 
 @cache
@@ -50,8 +49,8 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
     """
     prepare(node, over, shift)
     others = {s.root: s.root.buffer.copy() for s in node.src if s.root.buffer is not node.buffer}
-    with patch.object(plan, "calls_of", _shared_calls):
-        compiled = Plan([node], address_of, n_threads)
+    with all_threads():
+        compiled = CpuPlan(graph_of(node), address_of, n_threads)
     compiled.run(pool(n_threads))
     root = node.root
     end = root.offset + root.nbytes
@@ -62,16 +61,21 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
     return data(node)
 
 
-def _shared_calls(node: Tensor) -> Sequence[Call]:
-    return on_all_threads(_calls_of(node))
+def all_threads() -> AbstractContextManager[Any]:
+    """Let plans share each call among all threads, however small it is."""
+    add = Steps.add
+
+    def add_shared(steps: Steps[CpuCall], node: Tensor, call: CpuCall) -> None:
+        add(steps, node, _on_all_threads([call])[0])
+
+    return patch.object(Steps, "add", add_shared)
 
 
-def on_all_threads(calls: Sequence[Call]) -> Sequence[Call]:
-    """The calls, shared by all threads however small they are."""
+def _on_all_threads(calls: Sequence[CpuCall]) -> Sequence[CpuCall]:
     return [
         call._replace(
             one_thread=call.kernel.name in ALONE,
-            prepared=[q._replace(calls=on_all_threads(q.calls)) for q in call.prepared],
+            prepared=[q._replace(calls=_on_all_threads(q.calls)) for q in call.prepared],
         )
         for call in calls
     ]

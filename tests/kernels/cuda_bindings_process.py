@@ -22,7 +22,7 @@ from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cuda.bindings import CudaDriver, CudaGpu
 from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.cuda.driver import Function, Stream
-from lamella.kernels.cuda.table import Kernel, Source
+from lamella.kernels.cuda.table import CudaKernel, CudaSource
 
 MEMORY = 1 << 20  # of a device
 KIB = 1 << 10
@@ -468,7 +468,7 @@ def compiled_kernels_reach_the_driver() -> None:
     assert device.memory() == (MEMORY, MEMORY)
     log()
     with fails("cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"):
-        device.library.function(Kernel(Source.of("quantize.cu", T="F32"), "quantize_q8"))
+        device.library.function(CudaKernel(CudaSource.of("quantize.cu", T="F32"), "quantize_q8"))
     assert log("cuModuleLoadData")[0].startswith("cuModuleLoadData \x7fELF")
 
 

@@ -18,11 +18,14 @@ import numpy as np
 from op_cases import FLOATS, WEIGHT_TYPES, OpCase, op_cases, rows, weights
 from reference_run import Array, ids, leaf, normal
 
+from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.plan import calls_of
-from lamella.kernels.cuda.table import FUSERS, Call, Kernel
-from lamella.kernels.plan.fusion import calls_in_order, optimize
+from lamella.kernels.cuda.kernel_set import KERNELS
+from lamella.kernels.cuda.table import FUSERS, OPS, CudaCall, CudaKernel
+from lamella.kernels.plan.calls import with_prepared
+from lamella.kernels.plan.kernel_set import KernelSet
+from lamella.kernels.plan.op_table import OpTable
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 
@@ -129,7 +132,7 @@ def model_graphs() -> Sequence[tuple[str, Graph]]:
     return graphs
 
 
-def graph_calls(graph: Graph, fuse: bool = True) -> list[Call]:
+def graph_calls(graph: Graph, fuse: bool = True) -> list[CudaCall]:
     """The calls that compute a graph, all of whose tensors lie apart."""
     places = count(2**40, 2**32)
     where: dict[Tensor, int] = {}
@@ -140,14 +143,15 @@ def graph_calls(graph: Graph, fuse: bool = True) -> list[Call]:
             where[root] = next(places)
         return where[root] + (t.offset - root.offset if t.buffer is not None else t.view_offs)
 
-    if fuse:
-        optimize(graph, FUSERS)
-    counts = graph.use_counts if fuse else None
-    return [c for _, c in calls_in_order(graph.nodes, _calls, counts, FUSERS, address_of)]
+    def table_of(node: Tensor) -> OpTable[CudaCall]:
+        return OPS if OPS.supports(node) else unsupported
 
-
-def _calls(node: Tensor) -> Sequence[Call]:
-    return calls_of(node) if cuda_run.supports(node) else ()
+    unsupported = OpTable[CudaCall]()
+    unsupported.implements(*Op)(lambda node: ())
+    kernels = KernelSet(table_of, FUSERS)
+    with NO_FUSION.set(not fuse):
+        kernels.optimize(graph)
+        return [step.call for step in kernels.steps_of(graph, address_of).steps]
 
 
 def large_nodes() -> Iterator[Tensor]:
@@ -179,15 +183,19 @@ def chain_graphs() -> Iterator[Graph]:
 
 
 @cache
-def kernels_in_use() -> dict[Kernel, str]:
+def kernels_in_use() -> dict[CudaKernel, str]:
     """All kernels that cases and models call, each with the name of one of them."""
-    found: dict[Kernel, str] = {}
+    found: dict[CudaKernel, str] = {}
     calls = [(case.name, c) for case in supported_cases() for c in calls_of(case.node())]
     for name, graph in (*model_graphs(), *(("a chain", graph) for graph in chain_graphs())):
         calls += ((name, c) for fuse in (False, True) for c in graph_calls(graph, fuse))
     for node in filter(cuda_run.supports, large_nodes()):
         calls += ((repr(node), c) for c in calls_of(node))
     for name, call in calls:
-        for kernel in call.kernels():
-            found.setdefault(kernel, name)
+        found.setdefault(call.kernel, name)
     return found
+
+
+def calls_of(node: Tensor) -> Iterator[CudaCall]:
+    """The calls of a node, with those that make their prepared sources."""
+    return with_prepared(KERNELS.calls_of(node))

@@ -40,15 +40,9 @@ from lamella.kernels.cuda.driver import (
     Module,
     Stream,
 )
-from lamella.kernels.cuda.params import (
-    ERROR,
-    MAX_TENSORS,
-    N_WORDS,
-    PREPARED,
-    SCRATCH,
-    TENSOR_WORDS,
-)
+from lamella.kernels.cuda.params import ERROR, N_WORDS, SCRATCH
 from lamella.kernels.cuda.table import Dim3
+from lamella.kernels.plan.params import MAX_TENSORS, PREPARED, TENSOR_WORDS
 from lamella.kernels.plan.steps import MAX_PREPARED
 
 __all__ = ["GridCompiler", "GridDriver", "GridGpu", "has_compiler", "needs_compiler"]

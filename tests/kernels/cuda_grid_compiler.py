@@ -30,7 +30,7 @@ from llvmlite import binding
 
 from lamella.base.errors import BackendError
 from lamella.kernels.cuda import table
-from lamella.kernels.cuda.table import Dim3, Source
+from lamella.kernels.cuda.table import CudaSource, Dim3
 
 SRC: Final = Path(table.__file__).parent / "src"
 HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
@@ -108,7 +108,7 @@ class GridCompiler:
     def version(self) -> str:
         return version()
 
-    def compile(self, source: Source, arch: int) -> bytes:
+    def compile(self, source: CudaSource, arch: int) -> bytes:
         _library_of(source)
         return json.dumps([source.file, source.defines]).encode()
 
@@ -120,7 +120,7 @@ def load(image: bytes) -> Library:
         ValueError: it is none.
     """
     file, defines = json.loads(image)
-    return _load(_library_of(Source(file, tuple((name, value) for name, value in defines))))
+    return _load(_library_of(CudaSource(file, tuple((name, value) for name, value in defines))))
 
 
 @cache
@@ -128,7 +128,7 @@ def _load(path: Path) -> Library:
     return Library(str(path))
 
 
-def _library_of(source: Source) -> Path:
+def _library_of(source: CudaSource) -> Path:
     path = folder() / f"{Path(source.file).stem}-{_key(source)}.so"
     try:
         os.utime(path)
@@ -139,7 +139,7 @@ def _library_of(source: Source) -> Path:
     return path
 
 
-def _compile(source: Source, path: Path) -> None:
+def _compile(source: CudaSource, path: Path) -> None:
     cxx = compiler()
     assert cxx is not None
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
@@ -159,7 +159,7 @@ def _processor() -> tuple[str, str]:
     return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
-def _key(source: Source) -> str:
+def _key(source: CudaSource) -> str:
     key = hashlib.sha256()
     for part in (version(), *flags(), *_processor(), str(source)):
         key.update(str(part).encode() + b"\0")

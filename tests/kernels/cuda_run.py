@@ -15,17 +15,18 @@ import cpu_run
 import numpy as np
 from cuda_grid import GridCompiler, GridDriver
 from cuda_grid_memory import POISON
-from reference_run import GUARD, Array, data
+from reference_run import GUARD, Array, data, graph_of
 
 from lamella.base.errors import BackendError
+from lamella.base.settings import NO_FUSION
 from lamella.graph import Graph, Tensor
 from lamella.graph.op import VIEW_OPS
 from lamella.kernels.cuda import params
+from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.library import Library
-from lamella.kernels.cuda.params import Param
-from lamella.kernels.cuda.plan import Plan
-from lamella.kernels.cuda.table import Dim3, Kernel, Source, find
-from lamella.kernels.plan.fusion import UseCounts
+from lamella.kernels.cuda.plan import CudaPlan
+from lamella.kernels.cuda.table import OPS, CudaKernel, CudaSource, Dim3, Param
+from lamella.kernels.plan.params import PARAMS, PREPARED, TENSOR_WORDS
 
 ERROR_WORDS = 3
 
@@ -96,18 +97,22 @@ class Memory:
 
 def supports(node: Tensor) -> bool:
     """Whether the CUDA kernels compute a node."""
-    implementation = find(node)
-    return implementation is not None and implementation.supports(node)
+    return node.op in OPS.entries and KERNELS.supports(node)
 
 
-def run(nodes: Sequence[Tensor], use_counts: UseCounts | None, reverse: bool = False) -> Plan:
-    """Compute nodes whose memory is in NumPy arrays, `tensor.buffer`, as a plan; nothing else may
+def run_nodes(*nodes: Tensor) -> CudaPlan:
+    """As `run`, of nodes in this order."""
+    return run(graph_of(*nodes))
+
+
+def run(graph: Graph, reverse: bool = False) -> CudaPlan:
+    """Compute a graph whose memory is in NumPy arrays, `tensor.buffer`, as a plan; nothing else may
     be written.
 
     Raises:
         BackendError: a kernel reported a bad index, or misused the device.
     """
-    on = machine(reverse)
+    on, nodes = machine(reverse), graph.nodes
     memory = Memory(on)
     written = {id(n.root.buffer): n.root for n in nodes if n.op not in VIEW_OPS}
     read = {id(s.root.buffer): s.root for n in nodes for s in n.src}
@@ -123,7 +128,7 @@ def run(nodes: Sequence[Tensor], use_counts: UseCounts | None, reverse: bool = F
     def address_of(_: Tensor, t: Tensor) -> int:
         return memory.address(t.root.buffer) + t.offset
 
-    plan = Plan(nodes, address_of, on.library, memory.alloc, error, count(1), use_counts)
+    plan = CudaPlan(graph, address_of, on.library, memory.alloc, error, count(1))
     plan.launch(on.gpu, on.stream)
     on.gpu.stream_synchronize(on.stream)
     for root in written.values():
@@ -155,7 +160,7 @@ def compute(
         reverse: run later warps and lanes first.
     """
     cpu_run.prepare(node, over, shift)
-    run([node], None, reverse)
+    run(graph_of(node), reverse)
     root = node.root
     end = root.offset + root.nbytes
     assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
@@ -165,12 +170,13 @@ def compute(
 
 def run_graph(graph: Graph, fuse: bool = True, reverse: bool = False) -> list[str]:
     """Compute a graph whose nodes have memory (`reference_run.locate`); gives its kernels."""
-    plan = run(graph.nodes, graph.use_counts if fuse else None, reverse)
+    with NO_FUSION.set(not fuse):
+        plan = run(graph, reverse)
     return [step.call.kernel.name for step in plan.steps]
 
 
 def run_kernel(
-    source: Source | str,
+    source: CudaSource | str,
     name: str,
     arrays: Sequence[Array],
     values: Sequence[Param] = (),
@@ -201,7 +207,7 @@ def run_kernel(
     """
     on = machine(reverse)
     memory = Memory(on)
-    source = Source.of(source) if isinstance(source, str) else source
+    source = CudaSource.of(source) if isinstance(source, str) else source
     words = np.zeros(params.N_WORDS, np.int64)
     error = np.zeros(8 * ERROR_WORDS, np.uint8)
     raw = [np.asarray(a).reshape(-1).view(np.uint8) for a in (*arrays, *prepared)]
@@ -211,16 +217,16 @@ def run_kernel(
         ones = 4 - a.ndim
         ne = (*a.shape[::-1], *[1] * ones)
         nb = (*a.strides[::-1], *[a.nbytes] * ones)
-        at = i * params.TENSOR_WORDS
-        words[at : at + params.TENSOR_WORDS] = (memory.address(raw[i]), *ne, *nb)
+        at = i * TENSOR_WORDS
+        words[at : at + TENSOR_WORDS] = (memory.address(raw[i]), *ne, *nb)
     for i in range(len(prepared)):
-        words[params.PREPARED + i] = memory.address(raw[len(arrays) + i])
+        words[PREPARED + i] = memory.address(raw[len(arrays) + i])
     words[params.SCRATCH] = memory.alloc(scratch) if scratch else 0
     words[params.ERROR], words[params.CALL] = memory.address(error), 1
     floats = words.view(np.float64)
     for i, value in enumerate(values):
-        (floats if isinstance(value, float) else words)[params.PARAMS + i] = value
-    function = on.library.function(Kernel(source, name), shared_memory)
+        (floats if isinstance(value, float) else words)[PARAMS + i] = value
+    function = on.library.function(CudaKernel(source, name), shared_memory)
     on.gpu.launch(function, grid, block, shared_memory, words, on.stream)
     on.gpu.stream_synchronize(on.stream)
     for a in raw:

@@ -21,7 +21,8 @@ from test_cpu_ops import error
 
 from lamella.graph.op import Op
 from lamella.kernels.cpu.compiler.jit import Kernel, load_all
-from lamella.kernels.cpu.plan import calls_of
+from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
+from lamella.kernels.plan.calls import with_prepared
 
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS)
 MANY: Final = "flash_attn_ext"  # of large kernels, one for each two types: one of them will do
@@ -29,7 +30,8 @@ ONE: Final = "flash_attn_ext_q8_0_q8_0"
 
 
 def kernels_of(case: OpCase) -> list[Kernel]:
-    return [k for call in calls_of(case.node()) for k in call.kernels()]
+    calls = with_prepared(CPU_KERNELS.calls_of(case.node()))
+    return [k for call in calls for k in call.kernels()]
 
 
 def chosen(which: str) -> Iterator[OpCase]:

@@ -16,7 +16,7 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from lamella.alloc import array_of
-from lamella.graph import GGMLType, Op, Tensor
+from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.graph.op import VIEW_OPS
 from lamella.kernels.reference import KERNELS, supports_op
 from lamella.kernels.reference.arrays import can_dequantize, can_quantize
@@ -124,6 +124,13 @@ def locate(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
         node.buffer, node.offset = over.buffer, over.offset
     else:
         place(node, shift)
+
+
+def graph_of(*nodes: Tensor) -> Graph:
+    """A graph that computes these nodes one by one, in this order."""
+    graph = Graph()
+    graph.nodes = list(nodes)
+    return graph
 
 
 def run(node: Tensor) -> F64Array:

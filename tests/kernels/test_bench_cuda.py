@@ -129,7 +129,7 @@ def test_cases_say_what_their_nodes_cost(case: GpuCase) -> None:
 def test_several_nodes_of_a_case_are_one_chain(case: GpuCase) -> None:
     graph = Graph(case.build(Shapes(), 0))
     nodes = [node for node in graph.nodes if node.op not in VIEW_OPS]
-    chains = find_chains(graph.nodes, graph.use_counts, FUSERS)
+    chains = find_chains(graph, FUSERS)
     assert [list(chain.nodes) for chain, _ in chains] == ([nodes] if len(nodes) > 1 else [])
 
 

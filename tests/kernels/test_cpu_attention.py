@@ -10,12 +10,12 @@ import cpu_run
 import numpy as np
 import pytest
 from cpu_check import check, computed
-from reference_run import Array, data, each_type, ids, leaf, normal, values_of
+from reference_run import Array, data, each_type, graph_of, ids, leaf, normal, values_of
 
 from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, Op, Tensor, ops
-from lamella.kernels.cpu.plan import Plan, calls_of
-from lamella.kernels.cpu.table import TABLE
+from lamella.graph import GGMLType, Tensor, ops
+from lamella.kernels.cpu.kernel_set import KERNELS
+from lamella.kernels.cpu.plan import CpuPlan
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 N_CELLS = 384
@@ -73,8 +73,8 @@ def test_types_of_k_and_v(k: GGMLType, v: GGMLType) -> None:
 def test_every_pair_of_types_is_supported() -> None:
     for k, v in product(KV_TYPES, KV_TYPES):
         node = attention(queries(8, 32), pool(2, 32, k), pool(2, 32, v))
-        assert TABLE[Op.FLASH_ATTN_EXT].supports(node)
-        assert len(calls_of(node)) == 1
+        assert KERNELS.supports(node)
+        assert len(KERNELS.calls_of(node)) == 1
 
 
 @pytest.mark.parametrize("n_head_kv", [1, 2, 3, 4, 6, 12])
@@ -213,7 +213,7 @@ def test_only_few_tokens_of_long_sequences_have_their_partitions_divided() -> No
     build = long_attention(8, 2)
     nodes = {n: build([0] * n, [9] * n) for n in (1, 16, 17)}
     nodes[0] = attention(queries(8, 16), pool(2, 16), pool(2, 16))
-    records = {n: calls_of(node)[0].shared > 0 for n, node in nodes.items()}
+    records = {n: KERNELS.calls_of(node)[0].scratch > 0 for n, node in nodes.items()}
     assert records == {1: True, 16: True, 17: False, 0: False}
 
 
@@ -221,7 +221,7 @@ def test_a_plan_may_be_run_again_with_other_positions() -> None:
     build = long_attention(4, 1)
     node, pos = build([0, 1], [1600, 1100]), np.array([[1600, 1100], [7, 513], [1631, 0], [3, 4]])
     cpu_run.prepare(node)
-    plan = Plan([node], cpu_run.address_of, 3)
+    plan = CpuPlan(graph_of(node), cpu_run.address_of, 3)
     for two in pos:
         data(node.src[5])[...] = two
         plan.run(cpu_run.pool(3))

@@ -15,7 +15,7 @@ from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.ops.check import FLOATS
 from lamella.kernels.cpu.codecs.encode import ENCODERS
 from lamella.kernels.cpu.ops.data import PIECE
-from lamella.kernels.cpu.table import SMALL, TABLE
+from lamella.kernels.cpu.table import OPS, SMALL
 
 PLAIN = [t for t in GGMLType if not t.is_quantized]
 WRITTEN = [GGMLType.F32, *ENCODERS]
@@ -25,7 +25,7 @@ ENCODED_FLOATS = [t for t in WRITTEN if t is not GGMLType.I32]
 def assert_same(make: Callable[[], Tensor], n_threads: int = 1) -> None:
     """The node that `make` builds has the reference's bits."""
     node = make()
-    assert TABLE[node.op].supports(node)
+    assert OPS.supports(node)
     assert cpu_run.compute(node, n_threads).tobytes() == reference_run.bits(make())
 
 
@@ -214,7 +214,7 @@ def test_cpy_of_blocks_into_other_rows() -> None:
     assert_same(lambda: ops.cpy(leaf(normal(4, 96)), leaf(np.zeros((12, 32)), GGMLType.Q8_0)))
     # a block would have to be written in two strides
     node = ops.cpy(a, ops.view(leaf(np.zeros(300)), (16, 12), nb=(4, 80)))
-    assert not TABLE[node.op].supports(node)
+    assert not OPS.supports(node)
 
 
 # --- joins ---
@@ -256,4 +256,4 @@ def test_what_cannot_be_converted_is_not_supported() -> None:
         ops.get_rows(q8_k, ids([0])),
         ops.set_rows(q8_k, x, ids([0, 1])),
     ):
-        assert not TABLE[node.op].supports(node)
+        assert not OPS.supports(node)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import cpu_run
 import numpy as np
@@ -19,12 +18,12 @@ from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, RopeMode, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cpu import plan as plan_module
 from lamella.kernels.cpu.compute import CpuCompute
-from lamella.kernels.cpu.plan import Plan
+from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.cpu.pool import RUN
-from lamella.kernels.cpu.table import FUSERS, Call, fuses
-from lamella.kernels.plan.fusion import Chain, GateUp, calls_in_order, find_chains, optimize
+from lamella.kernels.cpu.table import FUSERS, CpuCall, fuses
+from lamella.kernels.plan.chains import GateUp, NodeChain
+from lamella.kernels.plan.fusion import find_chains, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import ModelParams
 
@@ -53,15 +52,10 @@ def place(*outputs: Tensor) -> Graph:
 
 def run(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
     """Compute a graph, every call on all threads; gives the names of the kernels."""
-    counts = graph.use_counts if fuse else None
-    with patch.object(plan_module, "calls_in_order", _shared_calls):
-        plan = Plan(graph.nodes, address_of, n_threads, use_counts=counts)
+    with cpu_run.all_threads(), NO_FUSION.set(not fuse):
+        plan = CpuPlan(graph, address_of, n_threads)
     plan.run(cpu_run.pool(n_threads))
     return [step.call.kernel.name for step in plan.steps]
-
-
-def _shared_calls(*args: Any) -> list[tuple[Tensor, Call]]:
-    return [(node, cpu_run.on_all_threads([c])[0]) for node, c in calls_in_order(*args)]
 
 
 def assert_same_bits(make: Callable[[], Sequence[Tensor]], kernels: str, n_threads: int) -> None:
@@ -228,35 +222,35 @@ def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(FUSERS, "_fusers", {})
 
     @fuses(GateUp)
-    def decline(chain: GateUp) -> Sequence[Call] | None:
+    def decline(chain: GateUp) -> Sequence[CpuCall] | None:
         asked.append(chain)
         return None
 
     nodes = gate_and_up()
     assert run(place(nodes[-1])) == ["mul_mat", "mul_mat", "swiglu_float"]
     assert [chain.nodes for chain in asked] == [nodes]
-    calls = [Call(RUN, tensors=nodes)]
+    calls = [CpuCall(RUN, tensors=nodes)]
     fuses(GateUp)(lambda chain: calls)
     graph = Graph(nodes[-1])
-    [(chain, found)] = find_chains(graph.nodes, graph.use_counts, FUSERS)
+    [(chain, found)] = find_chains(graph, FUSERS)
     assert isinstance(chain, GateUp) and found is calls
     asked.clear()
     for other in (gate_and_up(same=False)[-1], ops.swiglu(leaf(normal(2, 8)))):
-        assert not find_chains(Graph(other).nodes, Graph(other).use_counts, FUSERS)
+        assert not find_chains(Graph(other), FUSERS)
     gate, up, glu = gate_and_up()
     for graph in (
         Graph(glu, ops.sqr(gate)),
         Graph(glu, ops.sqr(up)),
         Graph(ops.swiglu(gate, gate)),
     ):
-        assert not find_chains(graph.nodes, graph.use_counts, FUSERS)
+        assert not find_chains(graph, FUSERS)
     assert not asked
 
 
 # --- where not to fuse ---
 
 
-def two_chains() -> tuple[Graph, list[Chain]]:
+def two_chains() -> tuple[Graph, list[NodeChain]]:
     """b is computed between a chain's nodes, c is its result."""
     a, other, weight = leaf(normal(4, 32)), leaf(normal(4, 32, seed=1)), leaf(normal(32))
     total = ops.add(a, other)
@@ -265,7 +259,7 @@ def two_chains() -> tuple[Graph, list[Chain]]:
     result = ops.mul(normed, weight)
     graph = Graph(total, normed, between, result)
     graph.build_forward_expand(ops.sqr(total))
-    return graph, [chain for chain, _ in find_chains(graph.nodes, graph.use_counts, FUSERS)]
+    return graph, [chain for chain, _ in find_chains(graph, FUSERS)]
 
 
 FUSED = ["sqr_float", "add_rms_norm_mul_f32", "sqr_float"]
@@ -315,7 +309,6 @@ def test_memory_is_kept_until_the_chain_s_end() -> None:
     assert [(w.tensor, w.until.op) for w in wishes] == [(s, Op.MUL) for s in total.src]
     with NO_FUSION.set(1):
         assert CpuCompute(1).optimize(graph) == ()
-    assert CpuCompute(1, fuses=False).optimize(graph) == ()
     assert CpuCompute(1).optimize(graph) == wishes
 
 
@@ -355,16 +348,16 @@ def test_no_product_moves_before_what_writes_its_sources() -> None:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[CpuPlan]:
     """The plans that are made."""
-    made: list[Plan] = []
+    made: list[CpuPlan] = []
 
-    class Recorded(Plan):
+    class Recorded(CpuPlan):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr("lamella.kernels.cpu.compute.Plan", Recorded)
+    monkeypatch.setattr("lamella.kernels.cpu.compute.CpuPlan", Recorded)
     return made
 
 
@@ -384,7 +377,7 @@ def logits_of(path: Path, n_threads: int, repack: bool) -> tuple[Array, ...]:
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q8_0], ids=["F32", "Q8_0"])
 def test_models_have_the_same_bits(
-    name: str, type: GGMLType, tmp_path: Path, plans: list[Plan]
+    name: str, type: GGMLType, tmp_path: Path, plans: list[CpuPlan]
 ) -> None:
     write_model(TINY[name], tmp_path / "m.gguf", type)
     fused = logits_of(tmp_path / "m.gguf", 2, True)
@@ -400,7 +393,7 @@ def test_models_have_the_same_bits(
         assert a.tobytes() == b.tobytes()
 
 
-def test_chains_are_fused_where_memory_is_planned(tmp_path: Path, plans: list[Plan]) -> None:
+def test_chains_are_fused_where_memory_is_planned(tmp_path: Path, plans: list[CpuPlan]) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf", GGMLType.F32)
     logits_of(tmp_path / "m.gguf", 1, False)
     kernels = names_of(plans[-1])
@@ -417,5 +410,5 @@ def test_nodes_that_are_looked_at_are_computed(tmp_path: Path) -> None:
     normed = ops.rms_norm(x, 1e-5)
     graph = Graph(ops.mul(normed, weight))
     parts = [graph.view(0, 1), graph.view(1, 2)]
-    assert [find_chains(part.nodes, part.use_counts, FUSERS) for part in parts] == [[], []]
-    assert len(find_chains(graph.nodes, graph.use_counts, FUSERS)) == 1
+    assert [find_chains(part, FUSERS) for part in parts] == [[], []]
+    assert len(find_chains(graph, FUSERS)) == 1

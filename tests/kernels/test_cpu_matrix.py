@@ -23,8 +23,7 @@ from reference_run import (
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.ops.check import FLOATS
-from lamella.kernels.cpu.plan import calls_of
-from lamella.kernels.cpu.table import TABLE
+from lamella.kernels.cpu.kernel_set import KERNELS
 
 each_layout = pytest.mark.parametrize("n_threads", [1, 2])
 
@@ -33,7 +32,7 @@ def assert_right(make: Callable[[], Tensor], n_threads: int = 1, error: float = 
     """The node that `make` builds has the reference's values."""
     expected = run(make())
     node = make()
-    assert TABLE[node.op].supports(node)
+    assert KERNELS.supports(node)
     cpu_run.compute(node, n_threads)
     assert_close(values_of(node), expected, error)
 
@@ -75,7 +74,7 @@ def test_bits_do_not_depend_on_threads_rows_or_places() -> None:
     whole = columns_of(ops.mul_mat(leaf(normal(70, 300)), leaf(x)))
     for n_threads, shift in ((2, 0), (3, 4), (8, 36)):
         a = leaf(normal(70, 300), shift=shift)
-        assert len(calls_of(ops.mul_mat(a, leaf(x)))) == 1
+        assert len(KERNELS.calls_of(ops.mul_mat(a, leaf(x)))) == 1
         assert (columns_of(ops.mul_mat(a, leaf(x, shift=8)), n_threads) == whole).all()
     few = leaf(normal(70, 300)[5:9])
     assert (columns_of(ops.mul_mat(few, leaf(x))) == whole[:, 5:9]).all()
@@ -148,7 +147,7 @@ def test_rows_that_compete_in_the_cache() -> None:
 
 def test_experts_share_memory_for_all_pairs() -> None:
     node = ops.mul_mat_id(leaf(normal(5, 8, 32)), leaf(normal(7, 1, 32)), ids(np.zeros((7, 2))))
-    [call] = calls_of(node)
+    [call] = KERNELS.calls_of(node)
     assert [made.size for made in call.prepared] == [4 * (5 + 1 + 14)]
 
 

@@ -13,12 +13,13 @@ from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
 from lamella.graph.tensor import same_layout
 from lamella.kernels import reference
 from lamella.kernels.cpu.compiler.jit import KERNELS
+from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.cpu.ops.fused_norms import ADD_NORM_MUL, NORM_MUL
 from lamella.kernels.cpu.ops.fused_rope import ROPE_SET_ROWS
 from lamella.kernels.cpu.packed.gate_up import GATED_ROWS, mul_mat_gated_packed
 from lamella.kernels.cpu.packed.moves import PACK_ROWS, UNPACK_ROWS
-from lamella.kernels.cpu.plan import calls_of
-from lamella.kernels.cpu.table import PACKED, TABLE, find
+from lamella.kernels.cpu.table import OPS, PACKED
+from lamella.kernels.plan.calls import with_prepared
 
 CASES = op_cases()
 TOKEN_CASES = [case for case in CASES if case.axis is not None and not case.timed]
@@ -85,9 +86,11 @@ def test_in_place_gives_the_same_bits(case: OpCase) -> None:
 
 def test_every_op_and_kernel_has_a_case() -> None:
     nodes = [case.node() for case in CASES]
-    called = {k.name for node in nodes for call in calls_of(node) for k in call.kernels()}
-    assert {node.op for node in nodes} >= set(TABLE)
-    assert {node.op for node in nodes if find(node) is PACKED.get(node.op)} >= set(PACKED)
+    calls = with_prepared(call for node in nodes for call in CPU_KERNELS.calls_of(node))
+    called = {k.name for call in calls for k in call.kernels()}
+    assert {node.op for node in nodes} >= set(OPS.entries)
+    packed = {node.op for node in nodes if CPU_KERNELS.table_of(node) is PACKED}
+    assert packed >= set(PACKED.entries)
     unused = set(KERNELS) - called - {"pool_run", "pool_run_timed", "pool_worker", "pool_stop"}
     # those of chains of ops: tests/kernels/test_cpu_fusion.py
     chains = (NORM_MUL, ADD_NORM_MUL, ROPE_SET_ROWS)
@@ -100,14 +103,12 @@ def test_every_op_and_kernel_has_a_case() -> None:
 
 
 def test_the_cpu_has_every_op_the_reference_has() -> None:
-    assert set(TABLE) == set(reference.KERNELS)
-    assert not set(TABLE) & {*VIEW_OPS, Op.NONE}
+    assert set(OPS.entries) == set(reference.KERNELS)
+    assert not set(OPS.entries) & {*VIEW_OPS, Op.NONE}
 
 
 @each_case
 def test_what_has_a_case_is_supported(case: OpCase) -> None:
     node = case.node()
-    implementation = find(node)
-    assert implementation is not None
-    assert implementation.supports(node)
+    assert CPU_KERNELS.supports(node)
     assert reference.supports_op(node)

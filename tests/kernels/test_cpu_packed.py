@@ -22,11 +22,12 @@ from packed_run import (
 from reference_run import GUARD, Array, data, each_type, ids, leaf, locate, normal
 
 from lamella.base.errors import BackendError
+from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
+from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.packed.formats import FORMATS
 from lamella.kernels.cpu.packed.tiles import WIDTHS
-from lamella.kernels.cpu.plan import Plan
-from lamella.kernels.cpu.table import find
+from lamella.kernels.cpu.plan import CpuPlan
 
 QUANTIZED = [t for t in FORMATS if t.is_quantized]
 COLUMNS = (1, 2, 3, 4, 5, 8, 13, 16, 17, 33)
@@ -58,8 +59,8 @@ def run_graph(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
     """Compute a graph; gives the names of the kernels."""
     for node in graph.nodes:
         locate(node)
-    counts = graph.use_counts if fuse else None
-    plan = Plan(graph.nodes, cpu_run.address_of, n_threads, use_counts=counts)
+    with NO_FUSION.set(not fuse):
+        plan = CpuPlan(graph, cpu_run.address_of, n_threads)
     plan.run(cpu_run.pool(n_threads))
     return [step.call.kernel.name for step in plan.steps]
 
@@ -110,7 +111,7 @@ def test_a_plan_runs_again(type: GGMLType, n_threads: int) -> None:
     node = ops.mul_mat(weights, columns)
     whole = [columns_of(ops.mul_mat(weights, leaf(part))) for part in x]
     run_graph(graph := Graph(node), n_threads)
-    plan = Plan(graph.nodes, cpu_run.address_of, n_threads)
+    plan = CpuPlan(graph, cpu_run.address_of, n_threads)
     for i in range(20):
         data(columns)[...] = x[i % 2]
         data(node)[...] = np.nan
@@ -348,7 +349,7 @@ def test_a_gated_unit_runs_again(n_threads: int) -> None:
     run_graph(graph, 1, fuse=False)
     node = graph.nodes[-1]
     expected = data(node).tobytes()
-    plan = Plan(graph.nodes, cpu_run.address_of, n_threads, use_counts=graph.use_counts)
+    plan = CpuPlan(graph, cpu_run.address_of, n_threads)
     for _ in range(20):
         data(node)[...] = np.nan
         plan.run(cpu_run.pool(n_threads))
@@ -404,17 +405,12 @@ def test_products_of_one_kind_share_their_columns() -> None:
 # --- what there is no kernel for ---
 
 
-def supports(node: Tensor) -> bool:
-    implementation = find(node)
-    return implementation is not None and implementation.supports(node)
-
-
 def test_what_is_supported() -> None:
     a, x = packed(random_weights(GGMLType.Q8_0, 8, 64)), leaf(normal(5, 64))
-    assert supports(ops.mul_mat(a, x))
-    assert supports(ops.get_rows(a, ids([1])))
+    assert KERNELS.supports(ops.mul_mat(a, x))
+    assert KERNELS.supports(ops.get_rows(a, ids([1])))
     experts = packed(random_weights(GGMLType.Q8_0, 3, 8, 64))
-    assert supports(ops.mul_mat_id(experts, leaf(normal(5, 1, 64)), ids(np.zeros((5, 2)))))
+    assert KERNELS.supports(ops.mul_mat_id(experts, leaf(normal(5, 1, 64)), ids(np.zeros((5, 2)))))
     others = {
         "columns of halves": ops.mul_mat(a, leaf(normal(5, 64), GGMLType.F16)),
         "packed columns": ops.mul_mat(a, packed(leaf(normal(5, 64)))),
@@ -432,5 +428,5 @@ def test_what_is_supported() -> None:
         "one expert": ops.mul_mat(ops.view(experts, (64, 8), offset=experts.nb[2]), x),
     }
     for what, node in others.items():
-        assert not supports(node), what
+        assert not KERNELS.supports(node), what
     assert WIDTHS[-1] == 1  # any number of columns has tiles

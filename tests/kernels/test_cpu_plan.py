@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import toy_kernels
 from cpu_run import address_of
+from reference_run import graph_of
 from toy_kernels import Words
 
 from lamella.alloc.buffer import Bytes
@@ -17,10 +18,13 @@ from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.op import Op
 from lamella.kernels.cpu import plan as plan_module
 from lamella.kernels.cpu.compute import CpuCompute
-from lamella.kernels.cpu.params import MAX_PARAMS
-from lamella.kernels.cpu.plan import Plan, calls_of
+from lamella.kernels.cpu.kernel_set import KERNELS
+from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.cpu.pool import BARRIER, POOL_KERNELS
-from lamella.kernels.cpu.table import TABLE, Call, Implementation, Prepared, find, implements
+from lamella.kernels.cpu.table import OPS, CpuCall, implements
+from lamella.kernels.plan.calls import PreparedSource
+from lamella.kernels.plan.op_table import Implementation, OpTable
+from lamella.kernels.plan.params import MAX_PARAMS
 
 Use = Callable[..., Callable[[Words], Tensor]]
 
@@ -36,8 +40,8 @@ def _toys() -> None:
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Let an op be computed by some calls; gives what makes a node of the op."""
 
-    def use(op: Op, *calls: Call) -> Callable[[Words], Tensor]:
-        monkeypatch.setitem(TABLE, op, Implementation(lambda _: True, lambda _: calls))
+    def use(op: Op, *calls: CpuCall) -> Callable[[Words], Tensor]:
+        monkeypatch.setitem(OPS.entries, op, Implementation(lambda _: True, lambda _: calls))
         return lambda words: node_of(op, words)
 
     return use
@@ -51,8 +55,8 @@ def node_of(op: Op, words: Words) -> Tensor:
     return node
 
 
-def run(nodes: Sequence[Tensor], n_threads: int) -> Plan:
-    plan = Plan(nodes, address_of, n_threads)
+def run(nodes: Sequence[Tensor], n_threads: int) -> CpuPlan:
+    plan = CpuPlan(graph_of(*nodes), address_of, n_threads)
     plan.run(cpu_run.pool(n_threads))
     return plan
 
@@ -62,25 +66,27 @@ def run(nodes: Sequence[Tensor], n_threads: int) -> Plan:
 
 def test_a_node_s_tensors_and_parameters(use: Use) -> None:
     words = np.zeros(2, np.int64)
-    node = use(Op.SQR, Call(toy_kernels.test_echo, (-(2**40), 1.5)))(words)
+    node = use(Op.SQR, CpuCall(toy_kernels.test_echo, (-(2**40), 1.5)))(words)
     run([node], 2)
     assert words.tolist() == [-(2**40), 3]
 
 
 def test_parameters_that_do_not_fit(use: Use) -> None:
     words = np.zeros(2, np.int64)
-    most = use(Op.SQR, Call(toy_kernels.test_echo, range(MAX_PARAMS)))(words)
-    Plan([most], address_of, 1)
-    one_more = use(Op.SQR, Call(toy_kernels.test_echo, range(MAX_PARAMS + 1)))(words)
+    most = use(Op.SQR, CpuCall(toy_kernels.test_echo, range(MAX_PARAMS)))(words)
+    CpuPlan(graph_of(most), address_of, 1)
+    one_more = use(Op.SQR, CpuCall(toy_kernels.test_echo, range(MAX_PARAMS + 1)))(words)
     with pytest.raises(AssertionError, match="too many"):
-        Plan([one_more], address_of, 1)
+        CpuPlan(graph_of(one_more), address_of, 1)
 
 
 @each_size
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
 def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
     places = np.zeros((n_threads, 3), np.int64)
-    node = use(Op.SQR, Call(toy_kernels.test_tell_work, work=size, shared=100))(places.reshape(-1))
+    node = use(Op.SQR, CpuCall(toy_kernels.test_tell_work, work=size, scratch=100))(
+        places.reshape(-1)
+    )
     plan = run([node], n_threads)
     assert places[:, 0].tolist() == list(range(n_threads))
     assert (places[:, 1:] % 64 == 0).all()
@@ -94,7 +100,9 @@ def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
 @each_size
 def test_the_last_thread_sees_what_all_have_written(use: Use, n_threads: int) -> None:
     words = np.zeros(1 + n_threads, np.int64)
-    plan = Plan([use(Op.SQR, Call(toy_kernels.test_arrive))(words)], address_of, n_threads)
+    plan = CpuPlan(
+        graph_of(use(Op.SQR, CpuCall(toy_kernels.test_arrive))(words)), address_of, n_threads
+    )
     for i in range(1, 101):
         plan.run(cpu_run.pool(n_threads))
         assert words[0] == n_threads * i * (i + 1) // 2, i
@@ -104,7 +112,7 @@ def test_the_last_thread_sees_what_all_have_written(use: Use, n_threads: int) ->
 def test_scratch_memory_lasts_as_long_as_a_node(use: Use, n_threads: int) -> None:
     found = np.zeros(n_threads, np.int64)
     n_words = 50
-    put = Call(toy_kernels.test_put_work, [n_words], work=8 * n_words, shared=8)
+    put = CpuCall(toy_kernels.test_put_work, [n_words], work=8 * n_words, scratch=8)
     node = use(Op.SQR, put, put._replace(kernel=toy_kernels.test_get_work))(found)
     for _ in range(50):
         found[:] = 0
@@ -115,18 +123,18 @@ def test_scratch_memory_lasts_as_long_as_a_node(use: Use, n_threads: int) -> Non
 def test_scratch_memory_is_for_the_greediest_call(use: Use) -> None:
     words = np.zeros(6, np.int64)
     tell = toy_kernels.test_tell_work
-    small = use(Op.SQR, Call(tell, work=100))(words)
-    large = use(Op.SQRT, Call(tell, shared=1000), Call(tell, work=300, shared=10))(words)
-    none = use(Op.LOG, Call(tell))(words)
-    assert Plan([none], address_of, 2).work_size == 0
-    assert Plan([small], address_of, 2).work_size == 2 * 128
-    assert Plan([small, large, none], address_of, 2).work_size == 1024 + 2 * 320
+    small = use(Op.SQR, CpuCall(tell, work=100))(words)
+    large = use(Op.SQRT, CpuCall(tell, scratch=1000), CpuCall(tell, work=300, scratch=10))(words)
+    none = use(Op.LOG, CpuCall(tell))(words)
+    assert CpuPlan(graph_of(none), address_of, 2).work_size == 0
+    assert CpuPlan(graph_of(small), address_of, 2).work_size == 2 * 128
+    assert CpuPlan(graph_of(small, large, none), address_of, 2).work_size == 1024 + 2 * 320
 
 
 def test_more_scratch_memory_than_there_is(use: Use) -> None:
-    node = use(Op.SQR, Call(toy_kernels.test_tell_work, work=2**61))(np.zeros(6, np.int64))
+    node = use(Op.SQR, CpuCall(toy_kernels.test_tell_work, work=2**61))(np.zeros(6, np.int64))
     with pytest.raises(OutOfMemoryError, match="CPU work buffer"):
-        Plan([node], address_of, 2)
+        CpuPlan(graph_of(node), address_of, 2)
 
 
 # --- order ---
@@ -137,11 +145,11 @@ def test_calls_run_in_order(use: Use, n_threads: int) -> None:
     # each checks what the one before wrote: words outside 0..limit fail
     words = np.zeros(20 * n_threads, np.int64)
     calls = [
-        Call(toy_kernels.test_fail_at, [limit], one_thread=one)
+        CpuCall(toy_kernels.test_fail_at, [limit], one_thread=one)
         for limit, one in enumerate((False, True, True, False, False, True, False), 1)
     ]
     node = use(Op.SQR, *calls)(words)
-    plan = Plan([node, node], address_of, n_threads)
+    plan = CpuPlan(graph_of(node, node), address_of, n_threads)
     for _ in range(200):
         words[:] = 0
         with pytest.raises(BackendError, match="index 7 must be at least 0 and below 1"):
@@ -149,21 +157,21 @@ def test_calls_run_in_order(use: Use, n_threads: int) -> None:
         assert (words == 7).all()
 
 
-def barriers_of(plan: Plan) -> list[int]:
+def barriers_of(plan: CpuPlan) -> list[int]:
     return [int(b) for b in plan._entries[:, BARRIER]]
 
 
 def test_calls_of_one_node_wait_unless_thread_0_does_both(use: Use) -> None:
     one, all_threads = (
-        Call(toy_kernels.test_fail_at, [9], one_thread=o, work=8) for o in (True, False)
+        CpuCall(toy_kernels.test_fail_at, [9], one_thread=o, work=8) for o in (True, False)
     )
     node = use(Op.SQR, one, one, all_threads, all_threads, one)(np.zeros(4, np.int64))
-    plan = Plan([node, node], address_of, 2)
+    plan = CpuPlan(graph_of(node, node), address_of, 2)
     assert barriers_of(plan) == [0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
-    assert barriers_of(Plan([node, node], address_of, 1)) == [0] * 10
+    assert barriers_of(CpuPlan(graph_of(node, node), address_of, 1)) == [0] * 10
 
 
-FILL = Call(toy_kernels.test_fill)
+FILL = CpuCall(toy_kernels.test_fill)
 
 
 def filled(*sources: Tensor, over: Tensor | None = None, shift: int = 0, op: Op = Op.SQR) -> Tensor:
@@ -179,7 +187,7 @@ def test_what_does_not_depend_on_each_other_goes_without_a_barrier(use: Use) -> 
     x = filled()
     q, k, v = (filled(x) for _ in range(3))
     nodes = [x, q, k, v, filled(q), filled(k), filled(v, k), filled(x)]
-    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 0, 1, 0, 0, 0]
+    assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1, 0, 0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("shift", [-24, 0, 24])
@@ -191,16 +199,16 @@ def test_what_touches_the_same_memory_waits(use: Use, shift: int) -> None:
         [filled(x), filled(y, over=x, shift=shift)],  # read, then written
         [x, filled(filled(over=x, shift=shift))],  # written, then read
     ):
-        assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1]
+        assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1]
     for nodes in ([filled(over=x), filled(over=x, shift=32)], [filled(over=x, shift=-32), x]):
-        assert barriers_of(Plan(nodes, address_of, 2)) == [0, 0]
+        assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 0]
 
 
 def test_shared_scratch_memory_is_one_call_s_at_a_time(use: Use) -> None:
-    use(Op.SQR, FILL._replace(shared=8, work=8))
+    use(Op.SQR, FILL._replace(scratch=8, work=8))
     use(Op.SQRT, FILL._replace(work=8))
     nodes = [filled(), filled(), filled(op=Op.SQRT), filled(op=Op.SQRT), filled()]
-    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 0, 1]
+    assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1, 0, 0, 1]
 
 
 def test_a_barrier_is_enough_for_all_before_it(use: Use) -> None:
@@ -210,7 +218,7 @@ def test_a_barrier_is_enough_for_all_before_it(use: Use) -> None:
     alone = filled(x, op=Op.SQRT)
     # alone, and what reads it on the same thread, wait for x; the last two for nothing more
     nodes = [x, alone, filled(alone, op=Op.SQRT), filled(alone), filled(x), filled(alone)]
-    assert barriers_of(Plan(nodes, address_of, 2)) == [0, 1, 0, 1, 0, 0]
+    assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1, 0, 1, 0, 0]
 
 
 def test_calls_that_name_their_tensors(use: Use) -> None:
@@ -218,7 +226,7 @@ def test_calls_that_name_their_tensors(use: Use) -> None:
     use(Op.SQR, FILL._replace(tensors=(y, extra, x), n_written=2))
     use(Op.SQRT, FILL)
     nodes = [y, filled(extra, op=Op.SQRT), filled(x, op=Op.SQRT), filled(over=x, op=Op.SQRT)]
-    plan = Plan(nodes, address_of, 2)
+    plan = CpuPlan(graph_of(*nodes), address_of, 2)
     assert barriers_of(plan) == [0, 1, 0, 1]
     assert plan._blocks[0][[0, 9, 18]].tolist() == [address_of(t, t) for t in (y, extra, x)]
 
@@ -227,7 +235,7 @@ def test_what_there_is_nothing_to_compute_of() -> None:
     x = Tensor(GGMLType.F32, (4, 4))
     empty = ops.sqr(Tensor(GGMLType.F32, (4, 0)))
     for node in (x, ops.transpose(x), ops.reshape(x, [16]), empty):
-        assert calls_of(node) == ()
+        assert KERNELS.calls_of(node) == ()
     plan = run([x, ops.transpose(x), empty], 2)
     assert plan.steps == []
 
@@ -235,13 +243,13 @@ def test_what_there_is_nothing_to_compute_of() -> None:
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 def test_a_plan_runs_on_as_many_threads_as_it_is_for(use: Use, n_threads: int) -> None:
     places = np.full((3, 3), -1)
-    node = use(Op.SQR, Call(toy_kernels.test_tell_work, work=8))(places.reshape(-1))
-    plan = Plan([node], address_of, n_threads)
+    node = use(Op.SQR, CpuCall(toy_kernels.test_tell_work, work=8))(places.reshape(-1))
+    plan = CpuPlan(graph_of(node), address_of, n_threads)
     for _ in range(20):
         plan.run(cpu_run.pool(3))
     assert places[:, 0].tolist() == [0, 1, 2][:n_threads] + [-1] * (3 - n_threads)
     with pytest.raises(AssertionError, match="3 threads, of 2"):
-        Plan([node], address_of, 3).run(cpu_run.pool(2))
+        CpuPlan(graph_of(node), address_of, 3).run(cpu_run.pool(2))
 
 
 # --- errors of kernels ---
@@ -250,8 +258,8 @@ def test_a_plan_runs_on_as_many_threads_as_it_is_for(use: Use, n_threads: int) -
 @each_size
 def test_a_kernel_s_error_is_raised_once(use: Use, n_threads: int) -> None:
     words = np.arange(100)
-    node = use(Op.SQR, Call(toy_kernels.test_fail_at, [90]))(words)
-    plan = Plan([node], address_of, n_threads)
+    node = use(Op.SQR, CpuCall(toy_kernels.test_fail_at, [90]))(words)
+    plan = CpuPlan(graph_of(node), address_of, n_threads)
     pool = cpu_run.pool(n_threads)
     for i in range(5):
         words[:] = np.arange(100)
@@ -267,7 +275,9 @@ def test_a_kernel_s_error_is_raised_once(use: Use, n_threads: int) -> None:
 @each_size
 def test_an_error_of_many_threads_names_one_bad_index(use: Use, n_threads: int) -> None:
     words = np.arange(1000, 1100)
-    plan = Plan([use(Op.SQR, Call(toy_kernels.test_fail_at, [7]))(words)], address_of, n_threads)
+    plan = CpuPlan(
+        graph_of(use(Op.SQR, CpuCall(toy_kernels.test_fail_at, [7]))(words)), address_of, n_threads
+    )
     for _ in range(20):
         with pytest.raises(BackendError, match=r"index 10\d\d must be at least 0 and below 7"):
             plan.run(cpu_run.pool(n_threads))
@@ -277,9 +287,9 @@ def test_the_first_node_that_fails_is_named(use: Use) -> None:
     bad, good = np.array([5, 99]), np.array([5, 6])
     fail = toy_kernels.test_fail_at
     nodes = [
-        use(Op.LOG, Call(fail, [10]))(good),
-        use(Op.SQR, Call(fail, [10]))(bad),
-        use(Op.SQRT, Call(fail, [3]))(bad),
+        use(Op.LOG, CpuCall(fail, [10]))(good),
+        use(Op.SQR, CpuCall(fail, [10]))(bad),
+        use(Op.SQRT, CpuCall(fail, [3]))(bad),
     ]
     with pytest.raises(BackendError, match=r"sqr .*index 99 must .* below 10"):
         run(nodes, 2)
@@ -289,17 +299,17 @@ def test_the_first_node_that_fails_is_named(use: Use) -> None:
 # --- prepared sources ---
 
 
-def doubled(source: Tensor, form: object = "doubled", size: int = 32) -> Prepared:
-    return Prepared(source, form, size, [Call(toy_kernels.test_double)])
+def doubled(source: Tensor, form: object = "doubled", size: int = 32) -> PreparedSource[CpuCall]:
+    return PreparedSource(source, form, size, [CpuCall(toy_kernels.test_double)])
 
 
-READERS: dict[Tensor, Sequence[Call]] = {}
+READERS: dict[Tensor, Sequence[CpuCall]] = {}
 
 
-def reader(x: Tensor, *made: Prepared) -> Tensor:
+def reader(x: Tensor, *made: PreparedSource[CpuCall]) -> Tensor:
     """A node whose words are the sums of those that were prepared."""
     node = filled(x)
-    READERS[node] = [Call(toy_kernels.test_take, [len(made)], prepared=made)]
+    READERS[node] = [CpuCall(toy_kernels.test_take, [len(made)], prepared=made)]
     return node
 
 
@@ -314,14 +324,14 @@ def values(node: Tensor) -> list[int]:
     return [int(v) for v in node.buffer[node.offset :][:32].view(np.int64)]
 
 
-def kernels(plan: Plan) -> list[str]:
+def kernels(plan: CpuPlan) -> list[str]:
     return [step.call.kernel.name.removeprefix("test_") for step in plan.steps]
 
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> None:
     READERS.clear()
-    monkeypatch.setitem(TABLE, Op.SQR, Implementation(lambda _: True, READERS.__getitem__))
+    monkeypatch.setitem(OPS.entries, Op.SQR, Implementation(lambda _: True, READERS.__getitem__))
 
 
 @each_size
@@ -377,7 +387,7 @@ def test_two_sources_for_one_call() -> None:
     assert plan.work_size == 2 * 64
     three = reader(x, *(doubled(x, form) for form in "abc"))
     with pytest.raises(AssertionError, match="more than 2 prepared sources"):
-        Plan([three], address_of, 1)
+        CpuPlan(graph_of(three), address_of, 1)
 
 
 @each_size
@@ -385,7 +395,7 @@ def test_two_sources_for_one_call() -> None:
 @pytest.mark.usefixtures("readers")
 def test_a_source_that_was_written_is_prepared_anew(use: Use, n_threads: int, shift: int) -> None:
     x = source(1, 2, 3, 4)
-    use(Op.SQRT, Call(toy_kernels.test_fill, [7]))
+    use(Op.SQRT, CpuCall(toy_kernels.test_fill, [7]))
     write = filled(over=x, shift=shift, op=Op.SQRT)
     nodes = [reader(x, doubled(x)), write, reader(x, doubled(x))]
     plan = run(nodes, n_threads)
@@ -400,8 +410,8 @@ def test_memory_for_prepared_sources_is_for_the_largest() -> None:
     x, y = source(1, 2, 3, 4), source(1, 2, 3, 4)
     nodes = [reader(x, doubled(x)), reader(y, doubled(y, size=1000)), reader(x, doubled(x, 1, 65))]
     nodes.append(reader(y, doubled(y, 1)))  # where the largest was
-    assert Plan(nodes, address_of, 2).work_size == 128 + 1024
-    assert Plan(nodes[:1], address_of, 2).work_size == 64
+    assert CpuPlan(graph_of(*nodes), address_of, 2).work_size == 128 + 1024
+    assert CpuPlan(graph_of(*nodes[:1]), address_of, 2).work_size == 64
 
 
 # --- tables ---
@@ -419,24 +429,22 @@ def test_packed_weights_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatc
     class Memory:
         buft = Packed()
 
-    monkeypatch.setattr("lamella.kernels.cpu.table.PACKED", {})
-    calls = [Call(toy_kernels.test_fill)]
+    table = OpTable[CpuCall]()
+    monkeypatch.setattr("lamella.kernels.cpu.table.PACKED", table)
+    calls = [CpuCall(toy_kernels.test_fill)]
     weights, x = Tensor(GGMLType.F32, (4, 4)), Tensor(GGMLType.F32, (4, 2))
     view = ops.view(weights, (4, 2))
     nodes = [ops.mul_mat(weights, x), ops.mul_mat(view, x)]
-    assert all(find(node) is TABLE[Op.MUL_MAT] for node in nodes)
+    assert all(KERNELS.table_of(node) is OPS for node in nodes)
     weights.buffer = Memory()
     compute = CpuCompute(1)
     for node in nodes:
-        assert find(node) is None
+        assert KERNELS.table_of(node) is table
         assert not compute.supports(node)
-    monkeypatch.setattr(
-        "lamella.kernels.cpu.table.PACKED",
-        {Op.MUL_MAT: Implementation(lambda n: n is nodes[0], lambda n: calls)},
-    )
+    table.implements(Op.MUL_MAT, supports=lambda n: n is nodes[0])(lambda n: calls)
     assert [compute.supports(node) for node in nodes] == [True, False]
-    assert calls_of(nodes[0]) is calls
-    assert find(ops.add(weights, weights)) is None
+    assert KERNELS.calls_of(nodes[0]) is calls
+    assert not compute.supports(ops.add(weights, weights))
 
 
 # --- compute: plans over memory ---
@@ -449,10 +457,10 @@ def memory_of(_: Tensor, tensor: Tensor) -> Bytes:
 
 def test_compute_keeps_one_pool_and_ends_it(use: Use) -> None:
     words = np.zeros(10, np.int64)
-    node = use(Op.SQR, Call(toy_kernels.test_fail_at, [100]))(words)
+    node = use(Op.SQR, CpuCall(toy_kernels.test_fail_at, [100]))(words)
     compute = CpuCompute(3)
     compute.close()
-    runs = [compute.compile([node], memory_of) for _ in range(2)]
+    runs = [compute.compile(graph_of(node), memory_of) for _ in range(2)]
     for i in range(10):
         runs[i % 2]()
     assert (words == 10).all()
@@ -464,17 +472,17 @@ def test_compute_keeps_one_pool_and_ends_it(use: Use) -> None:
 
 @pytest.mark.parametrize("offset", [0, 16])
 def test_tensors_outside_their_memory_are_refused(use: Use, offset: int) -> None:
-    node = use(Op.SQR, Call(toy_kernels.test_fail_at, [100]))(np.zeros(10, np.int64))
+    node = use(Op.SQR, CpuCall(toy_kernels.test_fail_at, [100]))(np.zeros(10, np.int64))
     compute = CpuCompute(1)
     for t in (node, node.src[0]):
         t.offset, t.buffer = offset, np.zeros(80 + offset, np.uint8)
-    compute.compile([node], memory_of)()
+    compute.compile(graph_of(node), memory_of)()
     for t in (node, node.src[0]):
         whole, t.buffer = t.buffer, t.buffer[:-1]
         with pytest.raises(TensorAccessError, match=f"leaves its memory of {79 + offset} bytes"):
-            compute.compile([node], memory_of)
+            compute.compile(graph_of(node), memory_of)
         t.buffer = whole
-    compute.compile([node], memory_of)()
+    compute.compile(graph_of(node), memory_of)()
     compute.close()
 
 
@@ -482,12 +490,12 @@ def test_progress_is_told_of_a_plan_s_kernels(use: Use, monkeypatch: pytest.Monk
     given = []
     monkeypatch.setattr(plan_module, "load_all", lambda *args: given.append(args))
     echo, fail = toy_kernels.test_echo, toy_kernels.test_fail_at
-    node = use(Op.SQR, Call(echo, (fail, 1.0)), Call(fail))(np.zeros(2, np.int64))
+    node = use(Op.SQR, CpuCall(echo, (fail, 1.0)), CpuCall(fail))(np.zeros(2, np.int64))
 
     def progress(done: int, total: int, name: str, seconds: float) -> None:
         pass
 
-    Plan([node], address_of, 1, progress)
+    CpuPlan(graph_of(node), address_of, 1, progress)
     [(kernels, told)] = given
     assert list(kernels) == [*POOL_KERNELS, echo, fail, fail]
     assert told is progress

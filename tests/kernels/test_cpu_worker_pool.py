@@ -23,9 +23,10 @@ from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel, cache_folder, fami
 from lamella.kernels.cpu.compiler.objects import load_objects
 from lamella.kernels.cpu.compiler.worker import compile_kernel
 from lamella.kernels.cpu.compiler.worker_pool import code_size, compile_all, n_workers
+from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.cpu.packed.micro import micro_kernel
-from lamella.kernels.cpu.plan import calls_of
 from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
+from lamella.kernels.plan.calls import with_prepared
 
 # Numba types kernels, mypy does not: they have no annotations
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -156,7 +157,7 @@ def test_every_kernel_can_be_made_by_a_worker() -> None:
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
     declared = set(done.stdout.split())
-    calls = [call for case in op_cases() for call in calls_of(case.node())]
+    calls = with_prepared(c for case in op_cases() for c in CPU_KERNELS.calls_of(case.node()))
     made = {k for call in calls for k in call.kernels()} | {
         k for k in KERNELS.values() if not k.name.startswith("test_")
     }

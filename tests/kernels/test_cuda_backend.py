@@ -19,25 +19,26 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda import backend as backend_module
 from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.device import CudaDevice, open_cuda
-from lamella.kernels.cuda.table import TABLE, Call, Implementation, Kernel, Source
+from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
+from lamella.kernels.plan.op_table import Implementation
 from lamella.sched import Scheduler
 
 F32 = npt.NDArray[np.float32]
-TOY = Kernel(Source(str(Path(__file__).with_name("toy_scale.cu"))), "toy_scale")
+TOY = CudaKernel(CudaSource(str(Path(__file__).with_name("toy_scale.cu"))), "toy_scale")
 N = 100
 
 pytestmark = needs_compiler
 
 
-def toy_calls(node: Tensor) -> list[Call]:
+def toy_calls(node: Tensor) -> list[CudaCall]:
     assert isinstance(node.params, ScaleParams)
-    return [Call(TOY, (1, 1, 1), 32, (node.params.scale,), scratch=int(node.params.bias))]
+    return [CudaCall(TOY, (1, 1, 1), 32, (node.params.scale,), scratch=int(node.params.bias))]
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCALE is the toy; its bias is how much scratch memory it wants."""
-    monkeypatch.setitem(TABLE, Op.SCALE, Implementation(lambda node: True, toy_calls))
+    monkeypatch.setitem(OPS.entries, Op.SCALE, Implementation(lambda node: True, toy_calls))
 
 
 @pytest.fixture

@@ -12,27 +12,26 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-from cuda_cases import kernels_in_use
+from cuda_cases import calls_of, kernels_in_use
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda.nvrtc import NvrtcCompiler
-from lamella.kernels.cuda.plan import calls_of
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.host import usable_cpus
 
 ARCH: Final = 90
 OLDEST: Final = 75
 OTHERS: Final = (OLDEST, 80, 89, 120)
 STATIC_SHARED: Final = 48 * 1024  # bytes of a block's memory that may have a fixed size
-TOY: Final = Source.of(str(Path(__file__).with_name("toy_cuda.cu")))
+TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
 HOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K, Q8_0, F16)
 HOT_HEADS: Final = (64, 128)  # elements
 LARGEST_HEAD: Final = 256
 
-Key = tuple[Source, int]
+Key = tuple[CudaSource, int]
 
 
 class Compiled(NamedTuple):
@@ -73,8 +72,8 @@ def hot_nodes() -> Iterator[Tensor]:
             yield attention(head_dim, type)
 
 
-def sources_of(node: Tensor) -> set[Source]:
-    return {kernel.source for call in calls_of(node) for kernel in call.kernels()}
+def sources_of(node: Tensor) -> set[CudaSource]:
+    return {call.kernel.source for call in calls_of(node)}
 
 
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
@@ -174,13 +173,13 @@ def test_spills_are_seen(tmp_path: Path) -> None:
         "    for (int i = 0; i < 64; i++) to[i] = x[63 - i] * x[(i * 7) % 64];\n"
         "}\n"
     )
-    assert kernels_of(compile_one((Source.of(str(path)), ARCH)))["spilt"].spilt > 0
+    assert kernels_of(compile_one((CudaSource.of(str(path)), ARCH)))["spilt"].spilt > 0
 
 
 def test_definitions_reach_the_source(tmp_path: Path) -> None:
     path = tmp_path / "named.cu"
     path.write_text('#include "device.cuh"\nKERNEL(NAME, SIZE, 1) {}\n')
-    log = compile_one((Source.of(str(path), NAME="chosen", SIZE=64), ARCH))
+    log = compile_one((CudaSource.of(str(path), NAME="chosen", SIZE=64), ARCH))
     assert set(kernels_of(log)) == {"chosen"}
 
 
@@ -189,13 +188,13 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "wrong.cu"
     path.write_text('#include "device.cuh"\nKERNEL(wrong, 32, 1) { int x = nothing; }\n')
     with pytest.raises(BackendError, match=r"(?s)wrong.cu does not compile for sm_90:.*nothing"):
-        NVRTC.compile(Source.of(str(path)), ARCH)
+        NVRTC.compile(CudaSource.of(str(path)), ARCH)
 
 
 def test_architectures() -> None:
     assert NVRTC is not None
     assert {ARCH, *OTHERS} <= set(NVRTC.archs)
-    rows = Source.of("pairs.cu")
+    rows = CudaSource.of("pairs.cu")
     assert NVRTC.compile(rows, ARCH).startswith(b"\x7fELF")
     newer = NVRTC.compile(rows, ARCH + 1)  # the driver compiles it further
     assert b".target sm_90" in newer

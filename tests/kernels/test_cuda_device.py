@@ -15,11 +15,11 @@ from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cuda.device import CudaDevice, open_cuda
 from lamella.kernels.cuda.driver import Driver, Function
 from lamella.kernels.cuda.library import Library, file_name
-from lamella.kernels.cuda.table import Kernel, Source
+from lamella.kernels.cuda.table import CudaKernel, CudaSource
 from lamella.sched import Caps, DeviceType
 
 MIB = 2**20
-TOY = Source(str(Path(__file__).with_name("toy_scale.cu")))
+TOY = CudaSource(str(Path(__file__).with_name("toy_scale.cu")))
 
 pytestmark = needs_compiler
 
@@ -147,7 +147,7 @@ class Counting(GridCompiler):
         super().__init__()
         self.compiled = []
 
-    def compile(self, source: Source, arch: int) -> bytes:
+    def compile(self, source: CudaSource, arch: int) -> bytes:
         self.compiled.append(source.file)
         return super().compile(source, arch)
 
@@ -165,7 +165,7 @@ def test_a_kernel_is_compiled_once_and_kept(gpu: GridGpu, tmp_path: Path) -> Non
     compiler = Counting()
     told: list[tuple[int, int, str]] = []
     library = Library(gpu, compiler, lambda done, total, name, s: told.append((done, total, name)))
-    kernel = Kernel(TOY, "toy_scale")
+    kernel = CudaKernel(TOY, "toy_scale")
     first = library.function(kernel)
     assert library.function(kernel) == first
     assert allowed(library.function(kernel, 64 << 10)) == 64 << 10
@@ -195,7 +195,7 @@ def test_what_does_not_compile_says_what_and_why(gpu: GridGpu, tmp_path: Path) -
     broken.write_text('#include "device.cuh"\nKERNEL(broken, 32, 1) { no_such_name = 1; }\n')
     library = Library(gpu, GridCompiler())
     with pytest.raises(BackendError, match="no_such_name"):
-        library.function(Kernel(Source(str(broken)), "broken"))
+        library.function(CudaKernel(CudaSource(str(broken)), "broken"))
     assert not gpu_folder(tmp_path).exists()
 
 

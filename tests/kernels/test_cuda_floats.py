@@ -16,9 +16,9 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.op import Op
 from lamella.graph.ops.check import FLOATS
+from lamella.kernels.cuda.kernel_set import KERNELS as CUDA_KERNELS
 from lamella.kernels.cuda.ops import floats
-from lamella.kernels.cuda.plan import calls_of
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.table import CudaSource
 
 pytestmark = needs_compiler
 
@@ -57,7 +57,7 @@ def rows_of(node: Tensor, reverse: bool = False) -> Array:
 
 
 def kernel_of(node: Tensor) -> str:
-    [call] = calls_of(node)
+    [call] = CUDA_KERNELS.calls_of(node)
     return call.kernel.name
 
 
@@ -127,7 +127,7 @@ def test_bits_do_not_depend_on_rounds(
     monkeypatch.setattr(floats, "ROUND_BYTES", 512)
     for n in (1, 7, 12):
         node = ops.mul_mat(a, leaf(x[:n]))
-        *_, round = calls_of(node)[0].params
+        *_, round = CUDA_KERNELS.calls_of(node)[0].params
         assert round < n_chunks or kernel_of(node) == "mul_mat_1"
         assert (rows_of(node) == whole[:n]).all(), n
 
@@ -209,15 +209,16 @@ def test_no_elements_sum_up_to_zero() -> None:
 
 def test_packed_columns_are_shared() -> None:
     x = leaf(normal(20, 64))
-    [one], [other] = (calls_of(ops.mul_mat(leaf(normal(8, 64), F16), x)) for _ in range(2))
+    nodes = [ops.mul_mat(leaf(normal(8, 64), F16), x) for _ in range(2)]
+    [one], [other] = map(CUDA_KERNELS.calls_of, nodes)
     assert one.prepared[0].form == other.prepared[0].form
-    [bf16] = calls_of(ops.mul_mat(leaf(normal(8, 64), BF16), x))
+    [bf16] = CUDA_KERNELS.calls_of(ops.mul_mat(leaf(normal(8, 64), BF16), x))
     assert one.prepared[0].form != bf16.prepared[0].form
 
 
 def test_bf16_without_tensor_cores(monkeypatch: pytest.MonkeyPatch, eager_tiles: None) -> None:
     # as on sm_75: slow, but right, and with bits that do not depend on the batch
-    source = Source.of("mul_mat_f16.cu", T="BF16", BF16_MMA=0)
+    source = CudaSource.of("mul_mat_f16.cu", T="BF16", BF16_MMA=0)
     weights = floats.WEIGHTS[BF16]._replace(source=source)
     monkeypatch.setitem(floats.WEIGHTS, BF16, weights)
     a, x = leaf(normal(21, 300), BF16), normal(70, 300, seed=1)

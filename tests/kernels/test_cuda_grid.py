@@ -16,15 +16,17 @@ from cuda_run import run_kernel
 from reference_run import Array
 
 from lamella.base.errors import BackendError
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.table import CudaSource
 
 pytestmark = needs_compiler
 
 TOY = str(Path(__file__).with_name("toy_cuda.cu"))
-PORTABLE = Source.of(TOY, GRID_PORTABLE=1)  # with the C library's way to change stacks
+PORTABLE = CudaSource.of(TOY, GRID_PORTABLE=1)  # with the C library's way to change stacks
 
 each_order = pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
-each_source = pytest.mark.parametrize("source", [Source.of(TOY), PORTABLE], ids=["", "portable"])
+each_source = pytest.mark.parametrize(
+    "source", [CudaSource.of(TOY), PORTABLE], ids=["", "portable"]
+)
 
 
 # --- lanes ---
@@ -32,7 +34,7 @@ each_source = pytest.mark.parametrize("source", [Source.of(TOY), PORTABLE], ids=
 
 @each_order
 @each_source
-def test_lanes_exchange_values(source: Source, reverse: bool) -> None:
+def test_lanes_exchange_values(source: CudaSource, reverse: bool) -> None:
     out = np.zeros((256, 6), np.int32)
     run_kernel(source, "toy_lanes", [out], grid=(2, 1, 1), block=128, reverse=reverse)
     lane, warp = np.arange(256) % 32, np.arange(256) % 128 // 32 * 100
@@ -150,7 +152,7 @@ def test_matrices_from_the_block_s_memory() -> None:
 
 @each_order
 @each_source
-def test_a_block_sums_up(source: Source, reverse: bool) -> None:
+def test_a_block_sums_up(source: CudaSource, reverse: bool) -> None:
     out = np.zeros(3, np.float32)
     run_kernel(source, "toy_block_sum", [out], [1], grid=(3, 1, 1), block=256, reverse=reverse)
     assert out.tolist() == [sum(range(256)) + 256 * i for i in range(3)]
@@ -226,7 +228,7 @@ WRONG: Sequence[tuple[int, int, str]] = [
 
 @pytest.mark.parametrize(("what", "value", "message"), WRONG)
 @each_source
-def test_misuse_is_reported(source: Source, what: int, value: int, message: str) -> None:
+def test_misuse_is_reported(source: CudaSource, what: int, value: int, message: str) -> None:
     out = np.zeros(64, np.int32)
     with pytest.raises(BackendError, match=message) as e:
         run_kernel(source, "toy_wrong", [out], [what, value], block=128, shared_memory=40)
@@ -266,7 +268,7 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "wrong.cu"
     path.write_text('#include "device.cuh"\nKERNEL(wrong, 32, 1) { int x = nothing; }\n')
     with pytest.raises(BackendError, match=r"(?s)wrong.cu does not compile:.*nothing"):
-        GridCompiler().compile(Source.of(str(path)), 90)
+        GridCompiler().compile(CudaSource.of(str(path)), 90)
 
 
 def test_a_kernel_is_compiled_again_when_what_it_is_made_of_changes(
@@ -284,7 +286,7 @@ def test_a_kernel_is_compiled_again_when_what_it_is_made_of_changes(
         for number, more in ((1, 0), (2, 0), (2, 5)):
             included.write_text(f"#define NUMBER {number}\n")
             cuda_run.forget()
-            run_kernel(Source.of(str(source), MORE=more), "one", [out])
+            run_kernel(CudaSource.of(str(source), MORE=more), "one", [out])
             assert out == number + more
         assert len(list(folder().glob("one-*.so"))) == 3
     finally:

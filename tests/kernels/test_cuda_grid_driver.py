@@ -13,12 +13,13 @@ from cuda_grid import GridCompiler, GridDriver, GridGpu, needs_compiler
 
 from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cuda.driver import Address, Event, Function, Stream
-from lamella.kernels.cuda.params import N_WORDS, PARAMS
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.params import N_WORDS
+from lamella.kernels.cuda.table import CudaSource
+from lamella.kernels.plan.params import PARAMS
 
 pytestmark = needs_compiler
 
-TOY = Source.of(str(Path(__file__).with_name("toy_cuda.cu")))
+TOY = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 N = 8  # numbers that toy_add counts up
 
 

@@ -15,6 +15,7 @@ import pytest
 import reference_run
 from cuda_cases import (
     all_cases,
+    calls_of,
     error,
     kernels_in_use,
     limit_of,
@@ -32,8 +33,7 @@ from lamella.graph import GGMLType
 from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
 from lamella.graph.tensor import same_layout
 from lamella.kernels import reference
-from lamella.kernels.cuda.plan import calls_of
-from lamella.kernels.cuda.table import TABLE
+from lamella.kernels.cuda.table import OPS
 
 # those that model files mostly have; products of others are left to another device
 WEIGHTS: Final = {
@@ -72,7 +72,7 @@ def token_bits(case: OpCase, tokens: Sequence[int], shift: int = 0) -> Array:
 def _compiled(request: pytest.FixtureRequest) -> None:
     """Several kernels are compiled at a time, if most of them are needed."""
     if has_compiler() and len(request.session.items) >= len(CASES):
-        called = {k for case in CASES for c in calls_of(case.node()) for k in c.kernels()}
+        called = {c.kernel for case in CASES for c in calls_of(case.node())}
         with suppress(BackendError):  # tests of the kernel that does not compile say so
             cuda_run.machine().library.load(called)
 
@@ -132,8 +132,8 @@ def test_models_need_no_other_device() -> None:
 
 
 def test_all_ops_are_there() -> None:
-    assert set(TABLE) == set(reference.KERNELS)
-    assert not set(TABLE) & {*VIEW_OPS, Op.NONE}
+    assert set(OPS.entries) == set(reference.KERNELS)
+    assert not set(OPS.entries) & {*VIEW_OPS, Op.NONE}
 
 
 def test_all_cases_are_supported_but_those_of_rare_weights() -> None:

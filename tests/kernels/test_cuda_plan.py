@@ -10,21 +10,25 @@ import cuda_run
 import numpy as np
 import pytest
 from cuda_grid import GridCompiler, GridDriver, needs_compiler
-from reference_run import Array, leaf, locate
+from reference_run import Array, graph_of, leaf, locate
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.graph.op import Op
 from lamella.kernels.cuda import params
+from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.library import Library
-from lamella.kernels.cuda.params import ERROR, MAX_PARAMS, N_WORDS, PARAMS, SCRATCH
-from lamella.kernels.cuda.plan import ALIGNMENT, Plan, calls_of
-from lamella.kernels.cuda.table import TABLE, Call, Implementation, Kernel, Prepared, Source
+from lamella.kernels.cuda.params import ERROR, N_WORDS, SCRATCH
+from lamella.kernels.cuda.plan import ALIGNMENT, CudaPlan
+from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
+from lamella.kernels.plan.calls import PreparedSource
+from lamella.kernels.plan.op_table import Implementation
+from lamella.kernels.plan.params import MAX_PARAMS, PARAMS, PREPARED
 from lamella.kernels.plan.steps import MAX_PREPARED
 
 pytestmark = needs_compiler
 
-TOY = Source.of(str(Path(__file__).with_name("toy_cuda.cu")))
+TOY = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
 Use = Callable[..., Callable[[Array], Tensor]]
 
@@ -33,8 +37,8 @@ Use = Callable[..., Callable[[Array], Tensor]]
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Let an op be computed by some calls; gives what makes a node of the op."""
 
-    def use(op: Op, *calls: Call) -> Callable[[Array], Tensor]:
-        monkeypatch.setitem(TABLE, op, Implementation(lambda _: True, lambda _: calls))
+    def use(op: Op, *calls: CudaCall) -> Callable[[Array], Tensor]:
+        monkeypatch.setitem(OPS.entries, op, Implementation(lambda _: True, lambda _: calls))
         return lambda words: node_of(op, words)
 
     return use
@@ -54,11 +58,11 @@ def call(
     block: int = 32,
     shared_memory: int = 0,
     scratch: int = 0,
-    prepared: Sequence[Prepared] = (),
+    prepared: Sequence[PreparedSource[CudaCall]] = (),
     tensors: Sequence[Tensor] = (),
-) -> Call:
-    kernel = Kernel(TOY, name)
-    return Call(kernel, (1, 1, 1), block, values, shared_memory, scratch, prepared, tensors)
+) -> CudaCall:
+    kernel = CudaKernel(TOY, name)
+    return CudaCall(kernel, (1, 1, 1), block, values, shared_memory, scratch, prepared, tensors)
 
 
 def zeros(n: int) -> Array:
@@ -75,7 +79,7 @@ def test_kernels_find_every_word_where_it_was_put(use: Use) -> None:
     values = [-(2**40), *range(100, 113), 1.25, 7]
     node = use(Op.SQR, call("toy_words", *values, block=1, scratch=100))(found)
     node.src += [t]
-    plan = cuda_run.run([node], None)
+    plan = cuda_run.run_nodes(node)
     words = plan.launches[0].words
     assert found[N_WORDS] == 8 * N_WORDS, "the size of Params"
     assert found[PARAMS + 14] == 5
@@ -92,7 +96,7 @@ def test_kernels_find_every_word_where_it_was_put(use: Use) -> None:
 def test_parameters_that_do_not_fit(use: Use) -> None:
     too_many = use(Op.SQR, call("toy_add", *range(MAX_PARAMS + 1)))(zeros(2))
     with pytest.raises(AssertionError, match="too many"):
-        cuda_run.run([too_many], None)
+        cuda_run.run_nodes(too_many)
 
 
 def test_tensors_that_a_call_names_itself(use: Use) -> None:
@@ -100,9 +104,9 @@ def test_tensors_that_a_call_names_itself(use: Use) -> None:
     node, other = node_of(Op.SQR, found), leaf(np.array([5, 6, 7]), GGMLType.I64)
     node.src += [other]
     use(Op.SQR, call("toy_words", block=1, tensors=(node, other)))
-    cuda_run.run([node], None)
+    cuda_run.run_nodes(node)
     assert found[10:14].tolist() == [3, 1, 1, 1]
-    assert not found[18:SCRATCH].any()
+    assert not found[18:PREPARED].any()
 
 
 # --- order ---
@@ -112,7 +116,7 @@ def test_calls_run_in_order_with_their_memory(use: Use) -> None:
     words = zeros(1)
     calls = [call("toy_count", n, block=64, shared_memory=512) for n in (1, 10, 100)]
     node = use(Op.SQR, *calls)(words)
-    plan = cuda_run.run([node, node], None)
+    plan = cuda_run.run_nodes(node, node)
     assert words[0] == 222
     assert [one.words[params.CALL] for one in plan.launches] == list(range(1, 7))
     assert {one.shared_memory for one in plan.launches} == {512}
@@ -121,14 +125,14 @@ def test_calls_run_in_order_with_their_memory(use: Use) -> None:
 def test_more_memory_for_a_block_than_it_has(use: Use) -> None:
     node = use(Op.SQR, call("toy_count", 1, block=64, shared_memory=2**20))(zeros(1))
     with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE: toy_count: 1048576 bytes"):
-        cuda_run.run([node], None)
+        cuda_run.run_nodes(node)
 
 
 def test_views_leafs_and_empty_tensors_need_no_kernel() -> None:
     x = leaf(np.ones((4, 6)))
     for node in (x, ops.reshape(x, (24,)), ops.sqr(ops.view(x, (6, 0), x.nb[:2]))):
-        assert calls_of(node) == ()
-    assert cuda_run.run([ops.reshape(x, (24,))], None).launches == []
+        assert KERNELS.calls_of(node) == ()
+    assert cuda_run.run_nodes(ops.reshape(x, (24,))).launches == []
 
 
 def test_a_plan_is_captured(use: Use) -> None:
@@ -137,7 +141,7 @@ def test_a_plan_is_captured(use: Use) -> None:
     gpu.fill(address, 0, 8)
     node = use(Op.SQR, call("toy_count", 3, block=64, shared_memory=512))(zeros(1))
     library = Library(gpu, GridCompiler())
-    plan = Plan([node, node], lambda *_: address, library, gpu.alloc, error, count(1))
+    plan = CudaPlan(graph_of(node, node), lambda *_: address, library, gpu.alloc, error, count(1))
     gpu.capture_begin(stream)
     plan.launch(gpu, stream)
     graph = gpu.capture_end(stream)
@@ -155,7 +159,7 @@ def test_a_plan_is_captured(use: Use) -> None:
 def test_scratch_memory_lasts_as_long_as_a_node(use: Use) -> None:
     words, n = zeros(3), 100
     calls = [call(f"toy_{verb}_scratch", 7, n, scratch=8 * n) for verb in ("put", "sum")]
-    plan = cuda_run.run([use(Op.SQR, *calls)(words)], None)
+    plan = cuda_run.run_nodes(use(Op.SQR, *calls)(words))
     assert words[0] == sum(range(7, 7 + n))
     assert words[1] % ALIGNMENT == 0
     assert plan.work_size == 1024
@@ -166,30 +170,30 @@ def test_scratch_memory_is_for_the_greediest_call(use: Use) -> None:
     small = use(Op.SQR, call("toy_sum_scratch", 0, 0, scratch=100))(words)
     large = use(Op.SQRT, *(call("toy_sum_scratch", 0, 0, scratch=n) for n in (1000, 1025)))(words)
     none = use(Op.LOG, call("toy_sum_scratch", 0, 0))(words)
-    sizes = [cuda_run.run(nodes, None).work_size for nodes in ([none], [small], [small, large])]
+    sizes = [cuda_run.run_nodes(*nodes).work_size for nodes in ([none], [small], [small, large])]
     assert sizes == [0, ALIGNMENT, 1280]
 
 
 # --- prepared sources ---
 
 
-def make(x: Tensor, form: int, number: int = 1) -> Prepared:
+def make(x: Tensor, form: int, number: int = 1) -> PreparedSource[CudaCall]:
     """`x`, tensor `number` of the call that wants it, with `form` added."""
-    return Prepared(x, form, 8 * x.n_elements, [call("toy_prepare", form, number)])
+    return PreparedSource(x, form, 8 * x.n_elements, [call("toy_prepare", form, number)])
 
 
 class Sums:
     """Nodes that sum up sources in the forms that are asked for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.wanted: dict[Tensor, list[Prepared]] = {}
+        self.wanted: dict[Tensor, list[PreparedSource[CudaCall]]] = {}
 
-        def calls(node: Tensor) -> Sequence[Call]:
+        def calls(node: Tensor) -> Sequence[CudaCall]:
             return [call("toy_sum_prepared", prepared=self.wanted[node])]
 
-        monkeypatch.setitem(TABLE, Op.SQR, Implementation(lambda _: True, calls))
+        monkeypatch.setitem(OPS.entries, Op.SQR, Implementation(lambda _: True, calls))
 
-    def node(self, *wanted: Prepared) -> Tensor:
+    def node(self, *wanted: PreparedSource[CudaCall]) -> Tensor:
         x = wanted[0].tensor
         node = Tensor(GGMLType.I64, x.ne, op=Op.SQR, src=[x, *(w.tensor for w in wanted[1:])])
         locate(node)
@@ -211,14 +215,14 @@ def numbers(t: Tensor) -> list[int]:
     return list(t.buffer[start : start + t.nbytes].view(np.int64).tolist())
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: CudaPlan) -> list[str]:
     return [step.call.kernel.name.removeprefix("toy_") for step in plan.steps]
 
 
 def test_a_source_is_prepared_once_for_all(sums: Sums) -> None:
     x = integers(*range(40))
     nodes = [sums.node(make(x, 100)) for _ in range(3)]
-    plan = cuda_run.run(nodes, None)
+    plan = cuda_run.run_nodes(*nodes)
     assert names(plan) == ["prepare", *["sum_prepared"] * 3]
     for node in nodes:
         assert numbers(node) == [100 + i for i in range(40)]
@@ -232,7 +236,7 @@ def test_scratch_memory_and_prepared_sources_lie_apart(sums: Sums, use: Use) -> 
     use(Op.LOG, wants)
     other = Tensor(GGMLType.I64, (3,), op=Op.LOG, src=[x])
     locate(other)
-    plan = cuda_run.run([node, other], None)
+    plan = cuda_run.run_nodes(node, other)
     _, scratch, prepared = numbers(other)
     assert scratch == words[1], "calls share it"
     assert prepared == scratch + 512
@@ -243,11 +247,11 @@ def test_two_sources_of_a_call(sums: Sums) -> None:
     x, y = integers(1, 2), integers(30, 40)
     both = sums.node(make(x, 100), make(y, 200, 2))
     other = sums.node(make(y, 200), make(y, 300))
-    plan = cuda_run.run([both, other], None)
+    plan = cuda_run.run_nodes(both, other)
     assert names(plan) == ["prepare", "prepare", "sum_prepared", "prepare", "sum_prepared"]
     assert (numbers(both), numbers(other)) == ([331, 342], [560, 580])
     words = plan.launches[2].words
-    places = words[params.PREPARED : params.PREPARED + MAX_PREPARED]
+    places = words[PREPARED : PREPARED + MAX_PREPARED]
     assert (places % ALIGNMENT == 0).all()
     assert places.min() == words[SCRATCH], "no call has scratch memory of its own"
     assert abs(places[0] - places[1]) >= ALIGNMENT
@@ -259,7 +263,7 @@ def test_a_source_that_was_overwritten_is_prepared_again(sums: Sums, use: Use) -
     use(Op.SQRT, call("toy_count", 5, block=64, shared_memory=512))
     between = Tensor(GGMLType.I64, x.ne, op=Op.SQRT, src=[x], view_src=x)
     locate(between)
-    plan = cuda_run.run([first, between, second], None)
+    plan = cuda_run.run_nodes(first, between, second)
     assert names(plan) == ["prepare", "sum_prepared", "count", "prepare", "sum_prepared"]
     assert (numbers(first), numbers(second)) == ([101, 102], [106, 102])
 
@@ -267,7 +271,7 @@ def test_a_source_that_was_overwritten_is_prepared_again(sums: Sums, use: Use) -
 def test_more_sources_than_a_call_may_have(sums: Sums) -> None:
     node = sums.node(*(make(integers(1), form) for form in range(MAX_PREPARED + 1)))
     with pytest.raises(AssertionError, match="more than 2 prepared sources"):
-        cuda_run.run([node], None)
+        cuda_run.run_nodes(node)
 
 
 # --- bad indices ---
@@ -280,9 +284,9 @@ def test_the_first_bad_index_names_its_node(use: Use) -> None:
     goes_on = use(Op.LOG, call("toy_count", 1, block=64, shared_memory=512))(words)
     message = r"sqrt sqrt\[1\] I64: index 6 must be at least 0 and below 5"
     with pytest.raises(BackendError, match=message):
-        cuda_run.run([good, bad, goes_on], None)
+        cuda_run.run_nodes(good, bad, goes_on)
     assert words[0] == 1
-    cuda_run.run([good], None)
+    cuda_run.run_nodes(good)
 
 
 def test_plans_number_their_calls_together(use: Use) -> None:
@@ -290,7 +294,10 @@ def test_plans_number_their_calls_together(use: Use) -> None:
     address, error = gpu.alloc(8), gpu.alloc(24)
     library, numbers = Library(gpu, GridCompiler()), count(1)
     node = use(Op.SQR, *[call("toy_fail_at", 9, 9)] * 2)(zeros(1))
-    plans = [Plan([node], lambda *_: address, library, gpu.alloc, error, numbers) for _ in range(2)]
+    plans = [
+        CudaPlan(graph_of(node), lambda *_: address, library, gpu.alloc, error, numbers)
+        for _ in range(2)
+    ]
     calls = [one.words[params.CALL] for plan in plans for one in plan.launches]
     assert calls == [1, 2, 3, 4]
     assert plans[0].error_of(3, 9, 9) is None

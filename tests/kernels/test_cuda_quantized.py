@@ -23,7 +23,7 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cuda.ops import quantized, tensor_core
 from lamella.kernels.cuda.ops.activations import q8_column_bytes
-from lamella.kernels.cuda.table import Source
+from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.quants import LAYOUTS
 
 pytestmark = needs_compiler
@@ -444,7 +444,7 @@ def test_a_column_holds_values_scales_and_sums() -> None:
     x = normal(3, 300, seed=1).astype(np.float32)
     size = q8_column_bytes(300)
     made = np.zeros((3, size), np.uint8)
-    source = Source.of("quantize.cu", T="F32")
+    source = CudaSource.of("quantize.cu", T="F32")
     none = np.zeros(1, np.uint8)
     arrays: list[Array] = [none, none, x]
     cuda_run.run_kernel(source, "quantize_q8", arrays, grid=(2, 1, 1), block=128, prepared=[made])

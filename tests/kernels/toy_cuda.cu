@@ -242,13 +242,13 @@ KERNEL(toy_words, 1, 1) {
         for (int j = 0; j < 4; j++) out[n++] = p.t[i].ne[j];
         for (int j = 0; j < 4; j++) out[n++] = p.t[i].nb[j];
     }
-    out[n++] = reinterpret_cast<i64>(p.scratch);
-    out[n++] = reinterpret_cast<i64>(p.error);
-    out[n++] = p.call;
     for (int i = 0; i < 2; i++) out[n++] = reinterpret_cast<i64>(p.prepared[i]);
     for (int i = 0; i < 14; i++) out[n++] = p.param[i].i;
     out[n++] = static_cast<i64>(p.param[14].f * 4);
     out[n++] = p.param[15].i;
+    out[n++] = reinterpret_cast<i64>(p.scratch);
+    out[n++] = reinterpret_cast<i64>(p.error);
+    out[n++] = p.call;
     out[n++] = static_cast<i64>(sizeof(Params));
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from cuda_grid import GridCompiler, GridDriver, needs_compiler
 from lamella.alloc import Buffer
 from lamella.alloc.buffer import Bytes
 from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, Op, Tensor
+from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.kernels.compute import Workspace
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.device import open_cuda
@@ -93,15 +93,14 @@ class Wrong(ReferenceCompute):
 
     def compile(
         self,
-        nodes: Sequence[Tensor],
+        graph: Graph,
         memory_of: Callable[[Tensor, Tensor], Bytes],
-        use_counts: Mapping[Tensor, int] | None = None,
         workspace: Workspace | None = None,
     ) -> ReferenceProgram:
-        right = super().compile(nodes, memory_of, use_counts, workspace)
+        right = super().compile(graph, memory_of, workspace)
 
         def spoil() -> None:
-            for node in nodes:
+            for node in graph.nodes:
                 if node.op is self.op:
                     self.n_done += 1
                     memory = memory_of(node, node)

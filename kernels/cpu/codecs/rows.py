@@ -10,7 +10,8 @@ from typing import Final
 
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..params import Param, int_param
+from ...plan.calls import Param
+from ..params import int_param
 from ..simd.ints import call_at, copy_bytes
 from ..simd.vectors import inlined, load_i32, load_u16, store_i32, store_u16
 from . import decode_iq as _decode_iq  # noqa: F401 - declare their decoders

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from ....graph.op import GluOp, GluParams, Op, UnaryOp, UnaryParams
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
+from ...plan.node_params import glu_operands
 from ..simd.vectors import choose, fma, inlined, splat, vabs, vexp, vmax, vmin, vtanh, zero
-from ..table import Call, implements
+from ..table import CpuCall, implements
 from .elementwise import map_call, map_kernel, pair_call, pair_kernel
 
 GELU: Final = -2 * math.sqrt(2 / math.pi)
@@ -98,17 +99,10 @@ GLU: Final = {op: pair_kernel(f"{op.name.lower()}_float", f) for op, f in GATED.
 
 
 @implements(Op.UNARY)
-def unary(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, UnaryParams)
-    return [map_call(UNARY[node.params.op], node)]
+def unary(node: Tensor) -> Sequence[CpuCall]:
+    return [map_call(UNARY[params_of(node, UnaryParams).op], node)]
 
 
 @implements(Op.GLU)
-def glu(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, GluParams)
-    kernel = GLU[node.params.op]
-    if len(node.src) == 2:
-        return [pair_call(kernel, node)]
-    first, second = 0, node.ne[0] * node.src[0].nb[0]
-    offsets = (second, first) if node.params.swapped else (first, second)
-    return [pair_call(kernel, node, second=1, offsets=offsets)]
+def glu(node: Tensor) -> Sequence[CpuCall]:
+    return [pair_call(GLU[params_of(node, GluParams).op], node, *glu_operands(node))]

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from ....graph.op import AttnParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
 from ..simd.vectors import inlined, load_i32, merged
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
     BLOCK,
     DOTS,
@@ -241,9 +241,8 @@ def _has_whole_rows(node: Tensor) -> bool:
 
 
 @implements(Op.FLASH_ATTN_EXT, supports=_has_whole_rows)
-def _flash_attn_ext(node: Tensor) -> Sequence[Call]:
-    op = node.params
-    assert isinstance(op, AttnParams)
+def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
+    op = params_of(node, AttnParams)
     q, k, v, pages = node.src[:4]
     n_head, n_tokens = q.ne[1:3]
     n_shared = n_head // (k.ne[0] // q.ne[0])
@@ -260,7 +259,7 @@ def _flash_attn_ext(node: Tensor) -> Sequence[Call]:
         *(_bytes(k.type, q.ne[0]), _bytes(v.type, node.ne[0])),
     )
     shared = n_records * n_head * sizes.sums
-    return [Call(flash_attn_ext, params, small, sizes.work, shared)]
+    return [CpuCall(flash_attn_ext, params, small, sizes.work, shared)]
 
 
 def _bytes(type: GGMLType, n: int) -> int:

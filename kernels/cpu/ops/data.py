@@ -10,15 +10,16 @@ from math import gcd
 from typing import Final
 
 from ....graph.op import ConcatParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.calls import Param
 from ..codecs.encode import ENCODERS
 from ..codecs.rows import is_readable, move, read_row, row_bytes, row_reader
 from ..compiler.jit import kernel
-from ..params import Param, data, fail, first_of, int_param, n_rows, nb, ne, row, row_at, work
+from ..params import data, fail, first_of, int_param, n_rows, nb, ne, row, row_at, work
 from ..simd.ints import call_at
 from ..simd.vectors import inlined, load_i32, load_i64
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements
 
 PIECE: Final = 4096  # elements that are converted at a time: a multiple of every block size
 SET_ROWS_PIECE: Final = 64  # elements of a row that one thread writes, likewise of those we encode
@@ -60,13 +61,13 @@ def _can_get_rows(node: Tensor) -> bool:
 
 
 @implements(Op.GET_ROWS, supports=_can_get_rows)
-def _get_rows(node: Tensor) -> Sequence[Call]:
+def _get_rows(node: Tensor) -> Sequence[CpuCall]:
     a = node.src[0]
     reader = row_reader(a)
     if a.type is GGMLType.I32:
         reader = (0, *reader[1:])  # 4 bytes each, as they are
     work_size = 0 if a.has_contiguous_rows else row_bytes(a.ne[0])
-    return [Call(get_rows, reader, one_thread=_is_small(node), work=work_size)]
+    return [CpuCall(get_rows, reader, one_thread=_is_small(node), work=work_size)]
 
 
 @kernel
@@ -105,7 +106,7 @@ def set_rows(p, ith, nth):
 
 
 @implements(Op.SET_ROWS, supports=lambda node: is_writable(node.type))
-def _set_rows(node: Tensor) -> Sequence[Call]:
+def _set_rows(node: Tensor) -> Sequence[CpuCall]:
     b, ids, _ = node.src
     params = (
         *encoder_of(node.type),
@@ -113,7 +114,7 @@ def _set_rows(node: Tensor) -> Sequence[Call]:
         node.type.type_size,
         ids.type.type_size,
     )
-    return [Call(set_rows, params, one_thread=_is_small(b))]
+    return [CpuCall(set_rows, params, one_thread=_is_small(b))]
 
 
 # --- copies ---
@@ -189,15 +190,15 @@ def _can_copy(node: Tensor) -> bool:
 
 
 @implements(Op.CPY, Op.CONT, Op.DUP, supports=_can_copy)
-def _copy(node: Tensor) -> Sequence[Call]:
+def _copy(node: Tensor) -> Sequence[CpuCall]:
     a, n, small = node.src[0], _run(node), _is_small(node)
     if a.type is node.type:
         params = (n, a.type.block_size, a.type.type_size)
-        return [Call(copy_elements, params, one_thread=small)]
+        return [CpuCall(copy_elements, params, one_thread=small)]
     gaps = 0 if node.has_contiguous_rows else node.type.type_size
     blocks = (a.type.block_size, node.type.block_size)
     convert = (n, *blocks, *encoder_of(node.type), gaps, *row_reader(a))
-    return [Call(convert_elements, convert, one_thread=small, work=8 * PIECE)]
+    return [CpuCall(convert_elements, convert, one_thread=small, work=8 * PIECE)]
 
 
 # --- joins ---
@@ -229,10 +230,9 @@ def concat(p, ith, nth):
 
 
 @implements(Op.CONCAT, supports=_is_plain)
-def _concat(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, ConcatParams), f"{node!r}: {node.params}"
-    params = (node.params.dim, node.type.type_size)
-    return [Call(concat, params, one_thread=_is_small(node))]
+def _concat(node: Tensor) -> Sequence[CpuCall]:
+    params = (params_of(node, ConcatParams).dim, node.type.type_size)
+    return [CpuCall(concat, params, one_thread=_is_small(node))]
 
 
 @kernel
@@ -252,5 +252,5 @@ def repeat(p, ith, nth):
 
 
 @implements(Op.REPEAT, supports=_is_plain)
-def _repeat(node: Tensor) -> Sequence[Call]:
-    return [Call(repeat, (node.type.type_size,), one_thread=_is_small(node))]
+def _repeat(node: Tensor) -> Sequence[CpuCall]:
+    return [CpuCall(repeat, (node.type.type_size,), one_thread=_is_small(node))]

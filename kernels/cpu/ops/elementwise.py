@@ -1,8 +1,8 @@
-"""Arithmetic, element by element, of one or two tensors; also what activations.py is built with.
+"""Arithmetic, element by element, of one or two tensors; activations.py is built with it, too.
 
 A kernel works on pieces: rows, or equal parts of tensors without gaps. Elements of other types than
 F32, or with gaps between them, go through the thread's scratch memory as floats. An element's bits
-depend on nothing but its operands. Tested by tests/kernels/test_cpu_elementwise.py.
+depend on its operands alone. Tested by tests/kernels/test_cpu_elementwise.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ....graph.op import ClampParams, FillParams, Op, ScaleParams
+from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
+from ...plan.node_params import is_flat, scalars_of
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
 from ..simd.vectors import (
@@ -32,7 +33,7 @@ from ..simd.vectors import (
     vmin,
     vsqrt,
 )
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements
 
 PIECE: Final = 1024  # elements at most that are computed at once
 
@@ -180,39 +181,31 @@ def pair_kernel(name: str, f: Callable[..., Any]) -> Kernel:
     return Kernel(run)
 
 
-def map_call(kernel: Kernel, node: Tensor, a: float = 0.0, b: float = 0.0) -> Call:
+def map_call(kernel: Kernel, node: Tensor, a: float = 0.0, b: float = 0.0) -> CpuCall:
     """The call of a `map_kernel`."""
     layouts = (_layout(node), _layout(node.src[0]), DIRECT)
-    params = (_is_flat(node, node.src[0]), *layouts, 0, 0, 0, float(a), float(b))
+    params = (is_flat(node, node.src[0]), *layouts, 0, 0, 0, float(a), float(b))
     return _call(kernel, node, params)
 
 
 def pair_call(
     kernel: Kernel, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0)
-) -> Call:
+) -> CpuCall:
     """The call of a `pair_kernel`: operands are source 1 and `second`, `offsets` bytes inside."""
     a, b = node.src[0], node.src[second - 1]
     layouts = (_layout(node), _layout(a), _layout(b, node.ne[0] if second == 2 else b.ne[0]))
-    flat = second == 2 and _is_flat(node, a, b)
+    flat = second == 2 and is_flat(node, a, b)
     return _call(kernel, node, (flat, *layouts, second, *offsets))
 
 
-def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> Call:
-    return Call(kernel, params, one_thread=node.n_elements < SMALL, work=2 * 4 * PIECE)
+def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> CpuCall:
+    return CpuCall(kernel, params, one_thread=node.n_elements < SMALL, work=2 * 4 * PIECE)
 
 
 def _layout(t: Tensor, n: int | None = None) -> int:
     """How the elements of a tensor lie; rows that are not `n` long are to be repeated."""
     direct = t.type is GGMLType.F32 and t.has_contiguous_rows and n in (None, t.ne[0])
     return DIRECT if direct else _LAYOUTS[t.type]
-
-
-def _is_flat(node: Tensor, *operands: Tensor) -> bool:
-    # where rows have one element, is_contiguous does not look at nb[0], which pieces count with
-    return all(
-        t.is_contiguous and t.ne == node.ne and t.nb[0] == t.type.type_size
-        for t in (node, *operands)
-    )
 
 
 # --- ops of two operands ---
@@ -226,7 +219,7 @@ PAIRS: Final = {
 
 
 @implements(*PAIRS)
-def pair(node: Tensor) -> Sequence[Call]:
+def pair(node: Tensor) -> Sequence[CpuCall]:
     return [pair_call(PAIRS[node.op], node)]
 
 
@@ -245,17 +238,5 @@ MAPS: Final = {
 
 
 @implements(*MAPS)
-def maps(node: Tensor) -> Sequence[Call]:
-    return [map_call(MAPS[node.op], node, *_scalars(node))]
-
-
-def _scalars(node: Tensor) -> tuple[float, ...]:
-    match node.params:
-        case ScaleParams(scale, bias):
-            return scale, bias or -0.0  # which changes nothing, where 0.0 makes 0.0 of -0.0
-        case ClampParams(low, high):
-            return low, high
-        case FillParams(value):
-            return (value,)
-        case _:
-            return ()
+def maps(node: Tensor) -> Sequence[CpuCall]:
+    return [map_call(MAPS[node.op], node, *scalars_of(node))]

@@ -1,4 +1,4 @@
-"""Norms with what stands around them: a residual's sum before, the weight behind.
+"""Norms fused with the nodes around them: a residual's sum before, the weight behind.
 
 Each row is read, summed, normed and weighted while it is in the first cache, by the formulas of
 rows.py and elementwise.py, rounded at the same places. Tested by tests/kernels/test_cpu_fusion.py.
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ....graph.op import EpsParams, Op
-from ....graph.tensor import Tensor
-from ....graph.types import GGMLType
-from ...plan.fusion import AddNormMul, NormMul
+from ....graph.op import Op
+from ...plan.chains import AddNormMul, NormMul, is_row_weighted
+from ...plan.node_params import eps_of
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, n_rows, ne, row
 from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, zero
-from ..table import SMALL, Call, fuses
+from ..table import SMALL, CpuCall, fuses
 from .rows import mean_of, norm_factor
 
 
@@ -74,39 +73,27 @@ ADD_NORM_MUL: Final = {
 }
 
 
-def _has_float_rows(*tensors: Tensor) -> bool:
-    return all(t.type is GGMLType.F32 and t.has_contiguous_rows for t in tensors)
-
-
-def _is_weighted(norm: Tensor, mul: Tensor) -> bool:
-    """True if each row is multiplied by the same one."""
-    weight = mul.src[1]
-    whole = weight.ne[0] == mul.ne[0] and weight.n_rows == 1
-    return whole and _has_float_rows(mul, norm.src[0], weight)
-
-
-def _eps(norm: Tensor) -> float:
-    assert isinstance(norm.params, EpsParams), f"{norm!r}: {norm.params}"
-    return norm.params.eps
-
-
 @fuses(NormMul)
-def norm_mul(chain: NormMul) -> Sequence[Call] | None:
+def norm_mul(chain: NormMul) -> Sequence[CpuCall] | None:
     """The result of the product alone."""
-    norm, mul = chain.norm, chain.mul
-    if not _is_weighted(norm, mul):
-        return None
-    tensors, small = (mul, norm.src[0], mul.src[1]), mul.n_elements < SMALL
-    return [Call(NORM_MUL[norm.op], (_eps(norm),), small, tensors=tensors)]
+    return _calls(chain, NORM_MUL[chain.norm.op])
 
 
 @fuses(AddNormMul)
-def add_norm_mul(chain: AddNormMul) -> Sequence[Call] | None:
-    """The sum, if somebody reads it, and the product."""
-    add, norm, mul = chain.nodes
-    a, b = add.src
-    if not _is_weighted(norm, mul) or not _has_float_rows(add, a, b) or b.ne != add.ne:
+def add_norm_mul(chain: AddNormMul) -> Sequence[CpuCall] | None:
+    """The sum, if another node reads it, and the product."""
+    return _calls(chain, ADD_NORM_MUL[chain.norm.op])
+
+
+def _calls(chain: NormMul | AddNormMul, kernel: Kernel) -> Sequence[CpuCall] | None:
+    if not is_row_weighted(chain):
         return None
-    total = add if chain.keeps_sum else mul
-    tensors, small = (mul, total, a, b, mul.src[1]), mul.n_elements < SMALL
-    return [Call(ADD_NORM_MUL[norm.op], (_eps(norm),), small, tensors=tensors, n_written=2)]
+    return [
+        CpuCall(
+            kernel,
+            (eps_of(chain.norm),),
+            one_thread=chain.mul.n_elements < SMALL,
+            tensors=chain.tensors,
+            n_written=chain.n_written,
+        )
+    ]

@@ -1,25 +1,26 @@
 """ROPE straight into the rows of a cache: keys are turned, converted and stored in one go.
 
-Threads divide the heads, so that where an index stands twice the later token stays, as in
-`data.set_rows`; a thread's heads make whole blocks of the cache's type. Tested by
+Threads divide the heads, so that the later token stays if an index occurs twice, as in
+`data.set_rows`. A thread's heads make whole blocks of the cache's type. Tested by
 tests/kernels/test_cpu_fusion.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import gcd
 from typing import Any, Final
 
 from ....graph.op import RopeMode, RopeParams
+from ....graph.tensor import params_of
 from ....graph.types import GGMLType
-from ...plan.fusion import RopeSetRows
+from ...plan.chains import RopeSetRows
+from ...plan.node_params import rope_params
 from ..codecs.rows import move
 from ..compiler.jit import Kernel
 from ..params import data, fail, first_of, float_param, int_param, nb, ne, row_at, work
 from ..simd.ints import call_at
 from ..simd.vectors import LANES, load_i32, load_i64
-from ..table import SMALL, Call, fuses
+from ..table import SMALL, CpuCall, fuses
 from .data import encoder_of, is_writable
 from .rope import (
     MAGNITUDE,
@@ -28,12 +29,10 @@ from .rope import (
     ROTATIONS,
     cos_sin,
     frequencies_of,
-    rope_params,
     rope_work,
 )
 
-# tensors: the cache, then those of ROPE (positions again where there are no factors), indices
-IDS: Final = 4
+IDS: Final = 4  # of `RopeSetRows.tensors`, the row indices
 # parameters behind those of ROPE
 ENCODER: Final = N_ROPE_PARAMS  # and its table
 BLOCK: Final = ENCODER + 2  # elements and bytes of a block of the cache
@@ -84,22 +83,17 @@ ROPE_SET_ROWS: Final = {
 
 
 @fuses(RopeSetRows)
-def rope_set_rows(chain: RopeSetRows) -> Sequence[Call] | None:
+def rope_set_rows(chain: RopeSetRows) -> Sequence[CpuCall] | None:
     """The cache alone."""
-    rope, cache = chain.rope, chain.set_rows
-    if not is_writable(cache.type) or rope.type is not GGMLType.F32:
+    rope, type, unit = chain.rope, chain.set_rows.type, chain.unit
+    if not is_writable(type) or rope.type is not GGMLType.F32 or rope.ne[1] % unit:
         return None
-    assert isinstance(rope.params, RopeParams), f"{rope!r}: {rope.params}"
-    (x, pos, *factors), ids, type = rope.src, cache.src[1], cache.type
-    unit = type.block_size // gcd(type.block_size, rope.ne[0])
-    if rope.ne[1] % unit:
-        return None
+    op, ids = params_of(rope, RopeParams), chain.tensors[IDS]
     params = (
         *rope_params(rope),
         *encoder_of(type),
         *(type.block_size, type.type_size, ids.type.type_size, unit),
     )
-    tensors = (cache, x, pos, *(factors or [pos]), ids)
-    work = rope_work(rope.params.n_dims) + 4 * rope.ne[0] * rope.ne[1]
-    kernel, small = ROPE_SET_ROWS[rope.params.mode], rope.n_elements < SMALL
-    return [Call(kernel, params, small, work, tensors=tensors)]
+    work = rope_work(op.n_dims) + 4 * rope.ne[0] * rope.ne[1]
+    kernel, small = ROPE_SET_ROWS[op.mode], rope.n_elements < SMALL
+    return [CpuCall(kernel, params, small, work, tensors=chain.tensors)]

@@ -13,6 +13,7 @@ from typing import Final
 
 from ....graph.op import Op
 from ....graph.tensor import Tensor
+from ...plan.calls import PreparedSource
 from ..codecs.dots import DOT_TILES, TILE, dot
 from ..codecs.rows import is_plain, is_readable, read_row, row_bytes, row_reader
 from ..compiler.jit import Kernel, kernel
@@ -31,7 +32,7 @@ from ..params import (
 )
 from ..simd.ints import call_at
 from ..simd.vectors import inlined, load_i32, store_f32, store_i32
-from ..table import SMALL, Call, Prepared, implements
+from ..table import SMALL, CpuCall, implements
 
 GROUP_BYTES: Final = 1 << 18  # of decoded weights: no more than the second cache holds
 GROUP_MAX: Final = 32  # rows: enough of them for every thread
@@ -241,24 +242,24 @@ def _group(a: Tensor, n_columns: int) -> int:
     return max(TILE, min(rows, GROUP_MAX))
 
 
-def groups_of_experts(node: Tensor) -> Prepared:
+def groups_of_experts(node: Tensor) -> PreparedSource[CpuCall]:
     """A MUL_MAT_ID's ids as `group_by_expert` sorts them."""
     n_expert, ids = node.src[0].ne[2], node.src[2]
     size = 4 * (n_expert + 1 + ids.n_elements)
-    call = Call(group_by_expert, one_thread=True)
-    return Prepared(ids, (group_by_expert, n_expert), size, [call])
+    call = CpuCall(group_by_expert, one_thread=True)
+    return PreparedSource(ids, (group_by_expert, n_expert), size, [call])
 
 
-def _packed_columns(b: Tensor) -> Prepared:
+def _packed_columns(b: Tensor) -> PreparedSource[CpuCall]:
     """The columns of a product as float32 rows without gaps."""
     size = row_bytes(b.ne[0])
-    call = Call(pack_columns, (size, *row_reader(b)), b.n_elements < SMALL, work=size)
-    return Prepared(b, pack_columns, b.n_rows * size, [call])
+    call = CpuCall(pack_columns, (size, *row_reader(b)), b.n_elements < SMALL, work=size)
+    return PreparedSource(b, pack_columns, b.n_rows * size, [call])
 
 
 def _multiplication(
-    kernel: Kernel, node: Tensor, n_columns: int, prepared: Sequence[Prepared] = ()
-) -> Sequence[Call]:
+    kernel: Kernel, node: Tensor, n_columns: int, prepared: Sequence[PreparedSource[CpuCall]] = ()
+) -> Sequence[CpuCall]:
     """The call of a product, which finds packed columns behind what else is prepared."""
     a, b = node.src[:2]
     size, group, columns = row_bytes(a.ne[0]), _group(a, n_columns), -1
@@ -269,18 +270,18 @@ def _multiplication(
     params = (in_place, group, size, columns, DOT_TILES, *row_reader(a))
     # the rows, and one more for the elements of a row with gaps
     work_size = 0 if in_place else (group + 1) * size
-    return [Call(kernel, params, _is_small(node), work_size, prepared=prepared)]
+    return [CpuCall(kernel, params, _is_small(node), work_size, prepared=prepared)]
 
 
 @implements(Op.MUL_MAT, supports=_can_multiply)
-def _mul_mat(node: Tensor) -> Sequence[Call]:
+def _mul_mat(node: Tensor) -> Sequence[CpuCall]:
     a, b = node.src
     n_columns = b.n_rows // (a.ne[2] * a.ne[3])
     return _multiplication(mul_mat, node, n_columns)
 
 
 @implements(Op.MUL_MAT_ID, supports=_can_multiply)
-def _mul_mat_id(node: Tensor) -> Sequence[Call]:
+def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     a, _, ids = node.src
     n_columns = ids.n_elements // max(a.ne[2], 1)  # of each expert, about
     return _multiplication(mul_mat_id, node, n_columns, [groups_of_experts(node)])

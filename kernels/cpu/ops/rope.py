@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ....graph.op import Op, RopeMode, RopeParams
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.node_params import rope_params
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
 from ..simd.vectors import (
@@ -38,9 +39,9 @@ from ..simd.vectors import (
     vround,
     zero,
 )
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements
 
-# parameters
+# parameters, as `plan.node_params.rope_params` gives them
 N_DIMS: Final = 0
 HAS_FACTORS: Final = 1
 RATIO: Final = 2  # frequency of a pair / that of the one before it
@@ -183,40 +184,11 @@ ROPE: Final = {
 
 
 @implements(Op.ROPE)
-def rope(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, RopeParams)
-    kernel, small = ROPE[node.params.mode, node.type], node.n_elements < SMALL
-    return [Call(kernel, rope_params(node), small, work=rope_work(node.params.n_dims))]
+def rope(node: Tensor) -> Sequence[CpuCall]:
+    op, small = params_of(node, RopeParams), node.n_elements < SMALL
+    return [CpuCall(ROPE[op.mode, node.type], rope_params(node), small, rope_work(op.n_dims))]
 
 
 def rope_work(n_dims: int) -> int:
     """Bytes that a thread needs for frequencies, cosines and sines."""
     return 8 * n_dims + 2 * 4 * (n_dims + LANES)
-
-
-def rope_params(node: Tensor) -> tuple[int | float, ...]:
-    """The parameters of a ROPE's kernels."""
-    p = node.params
-    assert isinstance(p, RopeParams)
-    low, high = _yarn_range(p)
-    magnitude = p.attn_factor
-    if p.ext_factor != 0:
-        magnitude *= 1 - 0.1 * math.log(p.freq_scale)
-    ratio = p.freq_base ** (-2 / p.n_dims)
-    return (
-        *(p.n_dims, len(node.src) > 2),
-        *(ratio, p.freq_scale, p.ext_factor, low, high, magnitude),
-    )
-
-
-def _yarn_range(p: RopeParams) -> tuple[float, float]:
-    """LOW and HIGH, as in ggml's rope_yarn_corr_dims (arXiv 2309.00071)."""
-    if p.ext_factor == 0:
-        return 0.0, 0.0
-
-    def pair_that_turns(n_rot: float) -> float:  # within n_ctx_orig positions
-        turns = p.n_ctx_orig / (n_rot * 2 * math.pi)
-        return p.n_dims * math.log(turns) / (2 * math.log(p.freq_base))
-
-    low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
-    return float(max(0, low)), float(min(p.n_dims - 1, high))

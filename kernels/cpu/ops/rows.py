@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ....graph.op import DiagMaskParams, EpsParams, Op, SoftMaxParams
-from ....graph.tensor import Tensor
+from ....graph.op import Op, SoftMaxParams
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.node_params import diag_mask_of, eps_of, has_whole_rows
 from ..compiler.jit import Kernel, kernel
 from ..params import first_of, float_param, int_param, n_rows, ne, row, row_at
 from ..simd.vectors import (
@@ -30,17 +31,13 @@ from ..simd.vectors import (
     vmax,
     zero,
 )
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements
 
 BLOCK: Final = 1024  # elements that are summed in float32
 
 
-def _has_whole_rows(node: Tensor) -> bool:
-    return all(t.has_contiguous_rows for t in (node, *node.src))
-
-
-def _call(kernel: Kernel, node: Tensor, *params: int | float) -> list[Call]:
-    return [Call(kernel, params, one_thread=node.src[0].n_elements < SMALL)]
+def _call(kernel: Kernel, node: Tensor, *params: int | float) -> list[CpuCall]:
+    return [CpuCall(kernel, params, one_thread=node.src[0].n_elements < SMALL)]
 
 
 # --- sums ---
@@ -75,8 +72,8 @@ def sum_rows_f32(p, ith, nth):
         store_f32(row(p, 0, r), _sum(row(p, 1, r), n, zero()))
 
 
-@implements(Op.SUM_ROWS, supports=_has_whole_rows)
-def sum_rows(node: Tensor) -> Sequence[Call]:
+@implements(Op.SUM_ROWS, supports=has_whole_rows)
+def sum_rows(node: Tensor) -> Sequence[CpuCall]:
     return _call(sum_rows_f32, node)
 
 
@@ -117,10 +114,9 @@ def norm_f32(p, ith, nth):
         _normalize(x, row(p, 0, r), n, mean_of(x, n), float_param(p, 0))
 
 
-@implements(Op.NORM, Op.RMS_NORM, supports=_has_whole_rows)
-def norms(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, EpsParams)
-    return _call(norm_f32 if node.op is Op.NORM else rms_norm_f32, node, node.params.eps)
+@implements(Op.NORM, Op.RMS_NORM, supports=has_whole_rows)
+def norms(node: Tensor) -> Sequence[CpuCall]:
+    return _call(norm_f32 if node.op is Op.NORM else rms_norm_f32, node, eps_of(node))
 
 
 # --- softmax ---
@@ -186,9 +182,9 @@ SOFT_MAX: Final = {
 
 
 @implements(Op.SOFT_MAX)
-def soft_max(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, SoftMaxParams)
-    return _call(SOFT_MAX[node.src[1].type if len(node.src) > 1 else None], node, *node.params)
+def soft_max(node: Tensor) -> Sequence[CpuCall]:
+    mask = node.src[1].type if len(node.src) > 1 else None
+    return _call(SOFT_MAX[mask], node, *params_of(node, SoftMaxParams))
 
 
 # --- masks ---
@@ -206,8 +202,6 @@ def diag_mask_f32(p, ith, nth):
             store_f32_part(out + 4 * i, v, n - i)
 
 
-@implements(Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, supports=_has_whole_rows)
-def diag_mask(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, DiagMaskParams)
-    value = -math.inf if node.op is Op.DIAG_MASK_INF else 0.0
-    return _call(diag_mask_f32, node, node.params.n_past, value)
+@implements(Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, supports=has_whole_rows)
+def diag_mask(node: Tensor) -> Sequence[CpuCall]:
+    return _call(diag_mask_f32, node, *diag_mask_of(node))

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ....graph.op import Op, SortOrder, SortParams
+from ....graph.op import Op
 from ....graph.tensor import Tensor
+from ...plan.node_params import is_descending
 from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, nb, ne, row, work
 from ..simd.vectors import inlined, load_i64, load_u32, store_i32, store_i64
-from ..table import Call, implements
+from ..table import CpuCall, implements
 
 N_INSERTED: Final = 64  # elements up to which insertion is faster
 N_COUNTS: Final = 256  # values of a byte
@@ -128,14 +129,12 @@ def top_k_f32(p, ith, nth):
 
 
 @implements(Op.ARGSORT)
-def argsort(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, SortParams)
-    descending = node.params.order is SortOrder.DESC
-    work = 16 * node.ne[0] + 8 * N_COUNTS
-    return [Call(argsort_f32, (descending,), one_thread=node.n_elements < SMALL, work=work)]
+def argsort(node: Tensor) -> Sequence[CpuCall]:
+    small, work = node.n_elements < SMALL, 16 * node.ne[0] + 8 * N_COUNTS
+    return [CpuCall(argsort_f32, (is_descending(node),), small, work)]
 
 
 @implements(Op.TOP_K)
-def top_k(node: Tensor) -> Sequence[Call]:
+def top_k(node: Tensor) -> Sequence[CpuCall]:
     small = node.src[0].n_elements < SMALL
-    return [Call(top_k_f32, one_thread=small, work=8 * node.ne[0])]
+    return [CpuCall(top_k_f32, one_thread=small, work=8 * node.ne[0])]

@@ -13,12 +13,13 @@ from typing import Final
 from numba import types
 
 from ....graph.tensor import Tensor
+from ...plan.calls import PreparedSource
 from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, ne, prepared, row
 from ..simd.bytes import scaled_to_nearest, sum_lanes
 from ..simd.ints import max_abs, store_i32x16_u8
 from ..simd.vectors import inlined, load_f32, load_f32x16, splat, store_f32, store_i32
-from ..table import SMALL, Call, Prepared
+from ..table import SMALL, CpuCall
 from .formats import Format
 from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind
 
@@ -109,13 +110,13 @@ def column_bytes(form: Format, k: int) -> int:
     return 4 * k if form.kind is None else k // VALUES * COLUMN_BYTES
 
 
-def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> Prepared:
+def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> PreparedSource[CpuCall]:
     """The rows of `x`, a node's second source, as tiles for weights of a format; or each `alone`,
     for those who choose the columns of a tile themselves."""
     small = x.n_elements < SMALL
     if form.kind is None:
-        made = Call(tile_columns, (alone,), one_thread=small)
+        made = CpuCall(tile_columns, (alone,), one_thread=small)
     else:
-        made = Call(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
+        made = CpuCall(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
     size = x.n_rows * column_bytes(form, x.ne[0])
-    return Prepared(x, (made.kernel, made.params), size, [made])
+    return PreparedSource(x, (made.kernel, made.params), size, [made])

@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ....graph.op import GluParams, Op
+from ....graph.tensor import params_of
 from ....graph.types import GGMLType
-from ...plan.fusion import GateUp
+from ...plan.calls import Param
+from ...plan.chains import GateUp
 from ..compiler.jit import Kernel, kernel
 from ..ops.activations import GATED
-from ..params import Param, data, int_param, n_rows, ne, prepared, row, take, work
+from ..params import data, int_param, n_rows, ne, prepared, row, take, work
 from ..simd.ints import call_at
 from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, store_i64
-from ..table import Call, fuses, is_packed
+from ..table import CpuCall, fuses, is_packed
 from .activations import prepared_columns, width_of
 from .formats import FORMATS
 from .products import (
@@ -94,7 +96,7 @@ def mul_mat_gated_packed(p, ith, nth):
 
 
 @fuses(GateUp)
-def gate_up(chain: GateUp) -> Sequence[Call] | None:
+def gate_up(chain: GateUp) -> Sequence[CpuCall] | None:
     gate, up, glu = chain.nodes
     a, b = gate.src[0], up.src[0]
     if gate.op is not Op.MUL_MAT or not (is_packed(a) and is_packed(b)):
@@ -103,17 +105,19 @@ def gate_up(chain: GateUp) -> Sequence[Call] | None:
         return None
     if glu.type is not GGMLType.F32 or not glu.has_contiguous_rows:
         return None
-    assert isinstance(glu.params, GluParams), f"{glu!r}: {glu.params}"
-    form, x = FORMATS[a.type], gate.src[1]
-    params: list[Param] = [*product_params(form, a), GATED_ROWS[glu.params.op]]
-    columns = prepared_columns(form, x)
+    form = FORMATS[a.type]
+    params: list[Param] = [
+        *product_params(form, a),
+        GATED_ROWS[params_of(glu, GluParams).op],
+    ]
+    columns = prepared_columns(form, gate.src[1])
     return [
-        Call(
+        CpuCall(
             mul_mat_gated_packed,
             params,
             is_small(gate),
             SCRATCH_BYTES,
             prepared=[columns],
-            tensors=(glu, a, x, b),
+            tensors=chain.tensors,
         )
     ]

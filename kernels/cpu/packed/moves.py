@@ -12,9 +12,10 @@ from typing import Final
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
+from ...plan.calls import Param
 from ..codecs.rows import row_reader
 from ..compiler.jit import Kernel, kernel
-from ..params import Param, data, fail, first_of, int_param, n_rows, nb, ne, row, work
+from ..params import data, fail, first_of, int_param, n_rows, nb, ne, row, work
 from ..simd.bytes import bits_to_bytes, interleave_rows
 from ..simd.ints import call_at
 from ..simd.vectors import (
@@ -28,7 +29,7 @@ from ..simd.vectors import (
     store_u8,
     store_u16,
 )
-from ..table import SMALL, Call, implements
+from ..table import SMALL, CpuCall, implements_packed
 from .formats import BITS, BYTE, FORMATS, HALF, RUN_BYTES, WORD, Runs, format_of
 from .tiles import ROWS
 
@@ -159,14 +160,14 @@ def _can_get_rows(node: Tensor) -> bool:
     return format_of(a) is not None and a.ne[2] == a.ne[3] == 1 and node.type is GGMLType.F32
 
 
-@implements(Op.GET_ROWS, supports=_can_get_rows, packed=True)
-def _get_rows(node: Tensor) -> Sequence[Call]:
+@implements_packed(Op.GET_ROWS, supports=_can_get_rows)
+def _get_rows(node: Tensor) -> Sequence[CpuCall]:
     a = node.src[0]
     runs = _runs(a.type, a.ne[0])
     decode, table, _, _ = row_reader(a)
     params: list[Param] = [*runs.args, decode, table]
     small = node.n_elements < SMALL
-    return [Call(get_rows_packed, params, one_thread=small, work=a.type.row_size(a.ne[0]))]
+    return [CpuCall(get_rows_packed, params, one_thread=small, work=a.type.row_size(a.ne[0]))]
 
 
 @cache

@@ -12,10 +12,10 @@ from typing import Final
 from ....graph.op import Op
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
+from ...plan.calls import Param
 from ..compiler.jit import kernel
 from ..ops.matrix import groups_of_experts
 from ..params import (
-    Param,
     data,
     first_of,
     int_param,
@@ -30,7 +30,7 @@ from ..params import (
 )
 from ..simd.ints import call_at, copy_bytes
 from ..simd.vectors import inlined, load_f32, load_i32, store_f32, store_i64
-from ..table import Call, implements, is_packed
+from ..table import CpuCall, implements_packed, is_packed
 from .activations import column_bytes, prepared_columns, width_of
 from .formats import FORMATS, Format, format_of
 from .micro import micro_kernel
@@ -196,22 +196,22 @@ def is_small(node: Tensor) -> bool:
     return node.n_elements * node.src[0].ne[0] < SMALL_WORK
 
 
-@implements(Op.MUL_MAT, supports=can_multiply_matrix, packed=True)
-def _mul_mat(node: Tensor) -> Sequence[Call]:
+@implements_packed(Op.MUL_MAT, supports=can_multiply_matrix)
+def _mul_mat(node: Tensor) -> Sequence[CpuCall]:
     a, b = node.src
     form = FORMATS[a.type]
     params, columns = product_params(form, a), prepared_columns(form, b)
-    return [Call(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])]
+    return [CpuCall(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])]
 
 
-@implements(Op.MUL_MAT_ID, supports=_can_multiply, packed=True)
-def _mul_mat_id(node: Tensor) -> Sequence[Call]:
+@implements_packed(Op.MUL_MAT_ID, supports=_can_multiply)
+def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     a, b, ids = node.src
     form, small = FORMATS[a.type], is_small(node)
     params, columns = product_params(form, a), prepared_columns(form, b, alone=True)
     sources = [groups_of_experts(node), columns]
-    shared = ids.n_elements * column_bytes(form, a.ne[0])
+    scratch = ids.n_elements * column_bytes(form, a.ne[0])
     return [
-        Call(gather_columns, params, small, shared=shared, prepared=sources),
-        Call(mul_mat_id_packed, params, small, RESULTS_BYTES, shared, prepared=sources[:1]),
+        CpuCall(gather_columns, params, small, scratch=scratch, prepared=sources),
+        CpuCall(mul_mat_id_packed, params, small, RESULTS_BYTES, scratch, prepared=sources[:1]),
     ]

@@ -10,7 +10,8 @@ from typing import Final
 
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..table import Call, Kernel, Prepared, Source
+from ...plan.calls import PreparedSource
+from ..table import CudaCall, CudaKernel, CudaSource
 
 CHUNK: Final = 256  # values: what is summed before it is added to a product
 BLOCK: Final = 32  # values that have a scale
@@ -35,12 +36,12 @@ def q8_column_bytes(k: int) -> int:
     return n_chunks(k) * (CHUNK // BLOCK) * BLOCK_BYTES
 
 
-def prepared_q8(x: Tensor) -> Prepared:
+def prepared_q8(x: Tensor) -> PreparedSource[CudaCall]:
     """The rows of `x`, counted over dimensions 1, 2, 3, in form q8.
 
     `x` must be tensor 2 of the call that wants it, as it is for a node that has it as src[1].
     """
-    kernel = Kernel(Source.of("quantize.cu", T=x.type.name), "quantize_q8")
+    kernel = CudaKernel(CudaSource.of("quantize.cu", T=x.type.name), "quantize_q8")
     n = -(-n_chunks(x.ne[0]) * x.n_rows // CHUNKS_PER_BLOCK)
-    made = Call(kernel, (n, 1, 1), 32 * CHUNKS_PER_BLOCK)
-    return Prepared(x, "q8", x.n_rows * q8_column_bytes(x.ne[0]), [made])
+    made = CudaCall(kernel, (n, 1, 1), 32 * CHUNKS_PER_BLOCK)
+    return PreparedSource(x, "q8", x.n_rows * q8_column_bytes(x.ne[0]), [made])

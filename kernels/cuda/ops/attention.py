@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ....graph.op import AttnParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ..table import Call, Kernel, Source, implements
+from ..table import CudaCall, CudaKernel, CudaSource, implements
 
 PARTITION: Final = 256  # positions whose sums are kept apart, and then combined
 TILE: Final = 32  # positions that are met at a time on tensor cores
@@ -36,9 +36,9 @@ MAX_SCRATCH: Final = 1 << 25  # bytes of records
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
 TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # that tensor cores get
-COMBINE: Final = Kernel(Source.of("attention_combine.cu"), "attention_combine")
+COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
-ATTENTION_F32: Final = Kernel(Source.of("attention_f32.cu"), "attention_f32")
+ATTENTION_F32: Final = CudaKernel(CudaSource.of("attention_f32.cu"), "attention_f32")
 
 
 class Division(NamedTuple):
@@ -78,8 +78,7 @@ def has_tensor_cores(node: Tensor) -> bool:
 
 
 def _params(node: Tensor) -> AttnParams:
-    assert isinstance(node.params, AttnParams), f"{node!r}: {node.params}"
-    return node.params
+    return params_of(node, AttnParams)
 
 
 # --- how work is divided ---
@@ -134,17 +133,17 @@ def _record_bytes(node: Tensor) -> int:
 
 
 @implements(Op.FLASH_ATTN_EXT, supports=_has_whole_rows)
-def _flash_attn_ext(node: Tensor) -> Sequence[Call]:
+def _flash_attn_ext(node: Tensor) -> Sequence[CudaCall]:
     return calls_of(node, divided(node))
 
 
-def calls_of(node: Tensor, division: Division) -> Sequence[Call]:
+def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
     """The calls that compute a node, with its work so divided."""
     n_warps, n_parts, n_records = division
     q, k, v = node.src[:3]
     params = _kernel_params(node, n_records)
     if n_warps > 0:
-        kernel, threads = Kernel(_source(node), f"attention_{n_warps}"), 32 * n_warps
+        kernel, threads = CudaKernel(_source(node), f"attention_{n_warps}"), 32 * n_warps
         shared_memory = _shared_memory(node, n_warps)
     else:
         kernel, threads = ATTENTION_F32, PARTITION
@@ -152,11 +151,11 @@ def calls_of(node: Tensor, division: Division) -> Sequence[Call]:
         params = (*params, int(k.type), int(v.type))
     scratch = n_records * q.ne[1] * _record_bytes(node)
     grid = (*_blocks(node, n_warps), n_parts)
-    attend = Call(kernel, grid, threads, params, shared_memory, scratch)
+    attend = CudaCall(kernel, grid, threads, params, shared_memory, scratch)
     if n_parts == 1:
         return [attend]
     grid = (q.ne[2], -(-q.ne[1] * node.ne[0] // COMBINE_THREADS), 1)
-    return [attend, Call(COMBINE, grid, COMBINE_THREADS, params, scratch=scratch)]
+    return [attend, CudaCall(COMBINE, grid, COMBINE_THREADS, params, scratch=scratch)]
 
 
 def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
@@ -168,9 +167,9 @@ def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
     return scale, softcap, op.max_bias, op.page_size, n_pages, n_records
 
 
-def _source(node: Tensor) -> Source:
+def _source(node: Tensor) -> CudaSource:
     q, k, v = node.src[:3]
-    return Source.of(
+    return CudaSource.of(
         "attention.cu",
         HEAD_DIM_K=q.ne[0],
         HEAD_DIM_V=node.ne[0],

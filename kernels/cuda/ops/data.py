@@ -12,9 +12,9 @@ from math import gcd
 from typing import Final
 
 from ....graph.op import ConcatParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ..table import Call, Kernel, Source, implements
+from ..table import CudaCall, CudaKernel, CudaSource, implements
 from .elementwise import BLOCK, UNIT, grid_of, is_countable
 
 PLAIN: Final = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32})
@@ -25,12 +25,12 @@ DECODED: Final = ENCODED | {GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K}
 MAX_WORD: Final = 16  # bytes
 MAX_ROW: Final = 2**25  # elements: a grid has few blocks in its second dimension
 
-GET_ROWS: Final = Kernel(Source.of("get_rows.cu"), "get_rows")
-SET_ROWS: Final = Kernel(Source.of("set_rows.cu"), "set_rows")
-COPY: Final = Kernel(Source.of("copy.cu"), "copy")
-REPEAT: Final = Kernel(Source.of("copy.cu"), "repeat")
-CONVERT: Final = Kernel(Source.of("convert.cu"), "convert")
-QUANTIZE: Final = Kernel(Source.of("convert.cu"), "quantize")
+GET_ROWS: Final = CudaKernel(CudaSource.of("get_rows.cu"), "get_rows")
+SET_ROWS: Final = CudaKernel(CudaSource.of("set_rows.cu"), "set_rows")
+COPY: Final = CudaKernel(CudaSource.of("copy.cu"), "copy")
+REPEAT: Final = CudaKernel(CudaSource.of("copy.cu"), "repeat")
+CONVERT: Final = CudaKernel(CudaSource.of("convert.cu"), "convert")
+QUANTIZE: Final = CudaKernel(CudaSource.of("convert.cu"), "quantize")
 
 
 def is_readable(t: Tensor) -> bool:
@@ -51,12 +51,12 @@ def _can_get_rows(node: Tensor) -> bool:
 
 
 @implements(Op.GET_ROWS, supports=_can_get_rows)
-def get_rows(node: Tensor) -> Sequence[Call]:
+def get_rows(node: Tensor) -> Sequence[CudaCall]:
     type = node.src[0].type
     # integers move as floats of the same bits
     type = GGMLType.F32 if type is GGMLType.I32 else type
     grid = (node.n_rows, -(-node.ne[0] // (UNIT * BLOCK)), 1)
-    return [Call(GET_ROWS, grid, BLOCK, (int(type),))]
+    return [CudaCall(GET_ROWS, grid, BLOCK, (int(type),))]
 
 
 def _can_set_rows(node: Tensor) -> bool:
@@ -64,10 +64,10 @@ def _can_set_rows(node: Tensor) -> bool:
 
 
 @implements(Op.SET_ROWS, supports=_can_set_rows)
-def set_rows(node: Tensor) -> Sequence[Call]:
+def set_rows(node: Tensor) -> Sequence[CudaCall]:
     b, ids, _ = node.src
     params = (int(node.type), ids.type.type_size)
-    return [Call(SET_ROWS, (b.n_rows, 1, 1), BLOCK, params)]
+    return [CudaCall(SET_ROWS, (b.n_rows, 1, 1), BLOCK, params)]
 
 
 # --- copies ---
@@ -80,14 +80,14 @@ def _row_elements(t: Tensor) -> int:
 
 
 def _move(
-    kernel: Kernel,
+    kernel: CudaKernel,
     node: Tensor,
     a: Tensor,
     rows: tuple[int, int],
     *,
     offset: int = 0,
     like: int = 0,
-) -> Call:
+) -> CudaCall:
     """The call of a kernel of src/copy.cu: `rows` are bytes of a row of the node and of `a`."""
     in_lines = node.has_contiguous_rows and a.has_contiguous_rows
     size, run = a.type.type_size, gcd(*rows) if in_lines else 0
@@ -95,7 +95,7 @@ def _move(
     total = moved.n_rows * moved.type.row_size(moved.ne[0])
     grid = grid_of(total // (gcd(run, MAX_WORD) or size))
     params = (size, run, *rows, total, offset, like)
-    return Call(kernel, grid, BLOCK, params, tensors=(node, a))
+    return CudaCall(kernel, grid, BLOCK, params, tensors=(node, a))
 
 
 def _can_copy(node: Tensor) -> bool:
@@ -108,16 +108,16 @@ def _can_copy(node: Tensor) -> bool:
 
 
 @implements(Op.CPY, Op.CONT, Op.DUP, supports=_can_copy)
-def copy(node: Tensor) -> Sequence[Call]:
+def copy(node: Tensor) -> Sequence[CudaCall]:
     a, total = node.src[0], node.n_elements
     if a.type is node.type:
         return [_move(COPY, node, a, (_line(node), _line(a)))]
     rows = (_row_elements(node), _row_elements(a))
     params = (int(node.type), int(a.type), *rows, total)
     if node.type.is_quantized:
-        return [Call(QUANTIZE, grid_of(total), BLOCK, params)]
+        return [CudaCall(QUANTIZE, grid_of(total), BLOCK, params)]
     step = UNIT if gcd(*rows) % UNIT == 0 else 1
-    return [Call(CONVERT, grid_of(total // step), BLOCK, (*params, step))]
+    return [CudaCall(CONVERT, grid_of(total // step), BLOCK, (*params, step))]
 
 
 def _line(t: Tensor) -> int:
@@ -133,10 +133,9 @@ def _is_plain(node: Tensor) -> bool:
 
 
 @implements(Op.CONCAT, supports=_is_plain)
-def concat(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, ConcatParams), f"{node!r}: {node.params}"
-    dim, begin = node.params.dim, 0
-    calls: list[Call] = []
+def concat(node: Tensor) -> Sequence[CudaCall]:
+    dim, begin = params_of(node, ConcatParams).dim, 0
+    calls: list[CudaCall] = []
     for a in node.src:
         row = a.type.row_size(a.ne[0])
         if not a.is_empty:
@@ -146,7 +145,7 @@ def concat(node: Tensor) -> Sequence[Call]:
 
 
 @implements(Op.REPEAT, supports=_is_plain)
-def repeat(node: Tensor) -> Sequence[Call]:
+def repeat(node: Tensor) -> Sequence[CudaCall]:
     a = node.src[0]
     rows = (node.type.row_size(node.ne[0]), a.type.row_size(a.ne[0]))
     return [_move(REPEAT, node, a, rows)]

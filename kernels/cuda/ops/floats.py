@@ -15,7 +15,8 @@ from ....graph.op import Op
 from ....graph.ops.check import FLOATS
 from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
-from ..table import Call, Kernel, Prepared, Source
+from ...plan.calls import PreparedSource
+from ..table import CudaCall, CudaKernel, CudaSource
 
 PADDING: Final = 256  # elements: prepared columns are zeros up to a multiple of so many
 PACK_THREADS: Final = 128
@@ -51,7 +52,7 @@ class Tiles(NamedTuple):
 class Weights(NamedTuple):
     """The kernels for weights of one type, `chunk` elements of a row at a time."""
 
-    source: Source
+    source: CudaSource
     chunk: int
     vectors: tuple[Vectors, ...]  # the narrowest first
     tiles: tuple[Tiles, ...]  # the largest first
@@ -61,7 +62,7 @@ class Weights(NamedTuple):
 
 def _half_weights(type: GGMLType) -> Weights:
     return Weights(
-        Source.of("mul_mat_f16.cu", T=type.name),
+        CudaSource.of("mul_mat_f16.cu", T=type.name),
         256,
         (Vectors("mul_mat_8", 16, 8), Vectors("mul_mat_32", 32, 32, packed=True)),
         (
@@ -73,7 +74,7 @@ def _half_weights(type: GGMLType) -> Weights:
     )
 
 
-F32_SOURCE: Final = Source.of("mul_mat_f32.cu")
+F32_SOURCE: Final = CudaSource.of("mul_mat_f32.cu")
 WEIGHTS: Final = {
     GGMLType.F32: Weights(
         F32_SOURCE,
@@ -94,7 +95,7 @@ def supports(node: Tensor) -> bool:
     return a.type in WEIGHTS and a.has_contiguous_rows and b.type in FLOATS
 
 
-def calls(node: Tensor) -> Sequence[Call]:
+def calls(node: Tensor) -> Sequence[CudaCall]:
     """The call of a MUL_MAT or MUL_MAT_ID that `supports` accepts."""
     a, b = node.src[:2]
     weights = WEIGHTS[a.type]
@@ -114,7 +115,9 @@ def calls(node: Tensor) -> Sequence[Call]:
     return [_vectors_call(node, weights, next(enough, weights.vectors[-1]), n, n_groups)]
 
 
-def _vectors_call(node: Tensor, weights: Weights, kernel: Vectors, n: int, n_groups: int) -> Call:
+def _vectors_call(
+    node: Tensor, weights: Weights, kernel: Vectors, n: int, n_groups: int
+) -> CudaCall:
     """`n` columns for each of `n_groups` matrices."""
     n_chunks = max(1, _ceil(node.src[0].ne[0], weights.chunk))
     split = 1 << min(n_chunks, N_WARPS).bit_length() - 1
@@ -128,7 +131,7 @@ def _vectors_call(node: Tensor, weights: Weights, kernel: Vectors, n: int, n_gro
     )
 
 
-def _tiles_call(node: Tensor, weights: Weights, kernel: Tiles, n: int, n_groups: int) -> Call:
+def _tiles_call(node: Tensor, weights: Weights, kernel: Tiles, n: int, n_groups: int) -> CudaCall:
     blocks = _ceil(n, kernel.columns), _ceil(node.src[0].ne[1], kernel.rows)
     return _call(node, weights, kernel, (n, n_groups), blocks, kernel.threads, kernel.shared_memory)
 
@@ -142,18 +145,18 @@ def _call(
     threads: int,
     shared_memory: int,
     params: tuple[int, ...] = (),
-) -> Call:
+) -> CudaCall:
     """A call with `blocks` for the columns and the rows of each matrix."""
     a, b = node.src[:2]
     n, n_groups = columns
-    stride, prepared = 0, tuple[Prepared, ...]()
+    stride, prepared = 0, tuple[PreparedSource[CudaCall], ...]()
     if kernel.packed:
         stride, prepared = _packed_columns(b, weights.source, a.type)
     elif b.type is not GGMLType.F32 or not b.has_contiguous_rows:
         stride, prepared = _packed_columns(b, F32_SOURCE, GGMLType.F32)
     repeat_3 = 1 if a.ne[2] == 1 else b.ne[3] // a.ne[3]
-    return Call(
-        Kernel(weights.source, kernel.name),
+    return CudaCall(
+        CudaKernel(weights.source, kernel.name),
         (blocks[0] * blocks[1] * n_groups, 1, 1),
         threads,
         (n, repeat_3, stride, *blocks, *params),
@@ -162,13 +165,15 @@ def _call(
     )
 
 
-def _packed_columns(b: Tensor, source: Source, type: GGMLType) -> tuple[int, tuple[Prepared, ...]]:
+def _packed_columns(
+    b: Tensor, source: CudaSource, type: GGMLType
+) -> tuple[int, tuple[PreparedSource[CudaCall], ...]]:
     """All columns as rows of `type` without gaps; and bytes from one to the next."""
     k = max(1, _ceil(b.ne[0], PADDING)) * PADDING
     stride = type.row_size(k)
     grid = (b.n_rows, _ceil(k, PACKED_AT_ONCE), 1)
-    call = Call(Kernel(source, "pack_columns"), grid, PACK_THREADS, (stride, int(b.type)))
-    return stride, (Prepared(b, ("columns", type), b.n_rows * stride, [call]),)
+    call = CudaCall(CudaKernel(source, "pack_columns"), grid, PACK_THREADS, (stride, int(b.type)))
+    return stride, (PreparedSource(b, ("columns", type), b.n_rows * stride, [call]),)
 
 
 def _ceil(n: int, d: int) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ....graph.op import Op
 from ....graph.tensor import Tensor
-from ...plan.fusion import GateUp
-from ..table import Call, fuses, implements
+from ...plan.chains import GateUp
+from ..table import CudaCall, fuses, implements
 from . import floats, quantized, tensor_core
 
 
@@ -28,7 +28,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @implements(Op.MUL_MAT, Op.MUL_MAT_ID, supports=_supports)
-def _product(node: Tensor) -> Sequence[Call]:
+def _product(node: Tensor) -> Sequence[CudaCall]:
     if not node.src[0].type.is_quantized:
         return floats.calls(node)
     if _is_few(node) or not tensor_core.supports(node):
@@ -37,7 +37,7 @@ def _product(node: Tensor) -> Sequence[Call]:
 
 
 @fuses(GateUp)
-def _gate_up(chain: GateUp) -> Sequence[Call] | None:
+def _gate_up(chain: GateUp) -> Sequence[CudaCall] | None:
     if not chain.gate.src[0].type.is_quantized:
         return None
     if _is_few(chain.gate):

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ....graph.op import GluParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ...plan.fusion import GateUp
-from ..params import Param
-from ..table import Call, Kernel, Source
+from ...plan.chains import GateUp
+from ..table import CudaCall, CudaKernel, CudaSource, Param
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 
 TYPES: Final = (
@@ -39,14 +38,14 @@ PIECE: Final = 16  # bytes
 COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE
 
 
-class Shape(NamedTuple):
+class BlockShape(NamedTuple):
     """A block's threads and bytes of shared memory."""
 
     threads: int
     shared_memory: int
 
 
-def _shape(type: GGMLType, n_cols: int) -> Shape:
+def _shape(type: GGMLType, n_cols: int) -> BlockShape:
     """Stages of rows and columns for each warp, and sums of chunks, fill the 64 KiB that every
     device has."""
     chunk = CHUNK // type.block_size * type.type_size
@@ -56,7 +55,7 @@ def _shape(type: GGMLType, n_cols: int) -> Shape:
     else:
         warps, n_sums = (8, 64) if chunk <= 192 else (6, 48)
     stage = ROWS * row_slot + n_cols * COLUMN_SLOT
-    return Shape(32 * warps, warps * STAGES * stage + 4 * n_sums * ROWS * n_cols)
+    return BlockShape(32 * warps, warps * STAGES * stage + 4 * n_sums * ROWS * n_cols)
 
 
 def _call(
@@ -66,11 +65,11 @@ def _call(
     n_rows: int,
     tensors: Sequence[Tensor] = (),
     params: Sequence[Param] = (),
-) -> Call:
+) -> CudaCall:
     """A call of blocks of `n_rows` rows and `n_cols` columns, or one pair of token and expert."""
     a, x = node.src[:2]
     threads, shared = _shape(a.type, n_cols)
-    source = Source.of(
+    source = CudaSource.of(
         "mul_mat_vec.cu", TYPE=a.type.name, N_COLS=n_cols, THREADS=threads, SHARED=shared
     )
     tiles = -(-a.ne[1] // n_rows)
@@ -79,8 +78,8 @@ def _call(
     else:
         grid = tiles, node.ne[1], node.ne[2]
     columns = [prepared_q8(x)]
-    return Call(
-        Kernel(source, name), grid, threads, params, shared, prepared=columns, tensors=tensors
+    return CudaCall(
+        CudaKernel(source, name), grid, threads, params, shared, prepared=columns, tensors=tensors
     )
 
 
@@ -99,7 +98,7 @@ def supports(node: Tensor) -> bool:
     return a.type in TYPES and a.has_contiguous_rows and can_prepare_q8(x)
 
 
-def calls(node: Tensor) -> Sequence[Call]:
+def calls(node: Tensor) -> Sequence[CudaCall]:
     """The calls of a MUL_MAT or MUL_MAT_ID."""
     name, n_cols = _name_and_columns("mul_mat", node)
     return [_call(name, node, n_cols, ROWS)]
@@ -112,13 +111,10 @@ def can_gate(chain: GateUp) -> bool:
     return alike and supports(chain.gate) and glu.type is GGMLType.F32 and glu.has_contiguous_rows
 
 
-def gate_up_calls(chain: GateUp) -> Sequence[Call] | None:
-    """The calls of two products and what gates one with the other; None if there is no kernel."""
+def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
+    """The calls of two products and their gated unit; None without a kernel."""
     if not can_gate(chain):
         return None
-    gate, up, glu = chain.nodes
-    assert isinstance(glu.params, GluParams), f"{glu!r}: {glu.params}"
-    name, n_cols = _name_and_columns("gate_up", gate)
-    a, x, *ids = gate.src
-    tensors = (glu, a, x, up.src[0], *ids)
-    return [_call(name, gate, n_cols, ROWS // 2, tensors, (int(glu.params.op),))]
+    name, n_cols = _name_and_columns("gate_up", chain.gate)
+    params = (int(params_of(chain.glu, GluParams).op),)
+    return [_call(name, chain.gate, n_cols, ROWS // 2, chain.tensors, params)]

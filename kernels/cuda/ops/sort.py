@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ....graph.op import Op, SortOrder, SortParams
+from ....graph.op import Op
 from ....graph.tensor import Tensor
-from ..table import Call, Kernel, Source, implements
+from ...plan.node_params import is_descending
+from ..table import CudaCall, CudaKernel, CudaSource, implements
 from .elementwise import BLOCK, is_countable
 
 TILE: Final = 2048  # keys that a block sorts
@@ -22,8 +23,8 @@ MAX_K: Final = 1024  # above, all is sorted
 HELD: Final = 8  # keys of a thread of top_k
 MAX_THREADS: Final = 1024
 
-SORT: Final = Source.of("sort.cu")
-TOP_K: Final = Kernel(Source.of("top_k.cu"), "top_k")
+SORT: Final = CudaSource.of("sort.cu")
+TOP_K: Final = CudaKernel(CudaSource.of("top_k.cu"), "top_k")
 
 
 def _supports(node: Tensor) -> bool:
@@ -32,13 +33,12 @@ def _supports(node: Tensor) -> bool:
 
 
 @implements(Op.ARGSORT, supports=_supports)
-def argsort(node: Tensor) -> Sequence[Call]:
-    assert isinstance(node.params, SortParams), f"{node!r}: {node.params}"
-    return list(_sort(node, node.params.order is SortOrder.DESC))
+def argsort(node: Tensor) -> Sequence[CudaCall]:
+    return list(_sort(node, is_descending(node)))
 
 
 @implements(Op.TOP_K, supports=_supports)
-def top_k(node: Tensor) -> Sequence[Call]:
+def top_k(node: Tensor) -> Sequence[CudaCall]:
     if node.src[0].ne[0] <= TILE or node.ne[0] > MAX_K:
         return list(_sort(node, True))
     return list(_rounds(node))
@@ -51,7 +51,7 @@ def _power_of_two(n: int) -> int:
 # --- sorting all ---
 
 
-def _sort(node: Tensor, descending: bool) -> Iterator[Call]:
+def _sort(node: Tensor, descending: bool) -> Iterator[CudaCall]:
     """As many indices of the sorted rows as the node has, in lots of rows."""
     n, n_rows = node.src[0].ne[0], node.n_rows
     lot = n_rows if n <= TILE else max(1, MAX_SCRATCH // (2 * KEY_BYTES * n))
@@ -59,28 +59,33 @@ def _sort(node: Tensor, descending: bool) -> Iterator[Call]:
         yield from _sort_rows(n, descending, first, min(lot, n_rows - first))
 
 
-def _sort_rows(n: int, descending: bool, first: int, n_rows: int) -> Iterator[Call]:
+def _sort_rows(n: int, descending: bool, first: int, n_rows: int) -> Iterator[CudaCall]:
     scratch = 0 if n <= TILE else 2 * KEY_BYTES * n * n_rows
     keys, run, half = min(_power_of_two(n), TILE), TILE, 0
     params = (descending, first, n_rows)
     tiles = (n_rows, -(-n // TILE), 1)
     threads = max(keys // 2, 32)
     last = int(run >= n)
-    yield Call(
-        Kernel(SORT, "sort_tiles"), tiles, threads, (*params, keys, 0, half, 0, last), 0, scratch
+    yield CudaCall(
+        CudaKernel(SORT, "sort_tiles"),
+        tiles,
+        threads,
+        (*params, keys, 0, half, 0, last),
+        0,
+        scratch,
     )
     while run < n:
         last = int(2 * run >= n)
         merged = (*params, 0, half, 1 - half, run, last)
         grid = (n_rows, -(-n // BLOCK), 1)
-        yield Call(Kernel(SORT, "merge_runs"), grid, BLOCK, merged, 0, scratch)
+        yield CudaCall(CudaKernel(SORT, "merge_runs"), grid, BLOCK, merged, 0, scratch)
         run, half = 2 * run, 1 - half
 
 
 # --- only the largest ---
 
 
-def _rounds(node: Tensor) -> Iterator[Call]:
+def _rounds(node: Tensor) -> Iterator[CudaCall]:
     """Rounds that leave k of each group, until one group is left."""
     k, n, source, to = node.ne[0], node.src[0].ne[0], -1, 0
     threads = _threads(n)
@@ -90,7 +95,7 @@ def _rounds(node: Tensor) -> Iterator[Call]:
         threads = _threads(n)
         n_groups = -(-n // (threads * HELD))
         params = (k, n, source, to, n_keys, n_groups == 1)
-        yield Call(TOP_K, (node.n_rows, n_groups, 1), threads, params, 0, scratch)
+        yield CudaCall(TOP_K, (node.n_rows, n_groups, 1), threads, params, 0, scratch)
         if n_groups == 1:
             return
         n, source, to = n_groups * k, to, 1 - to

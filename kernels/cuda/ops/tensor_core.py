@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ....graph.op import GluParams, Op
-from ....graph.tensor import Tensor
+from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ...plan.fusion import GateUp
-from ..params import Param
-from ..table import Call, Kernel, Prepared, Source
+from ...plan.calls import PreparedSource
+from ...plan.chains import GateUp
+from ..table import CudaCall, CudaKernel, CudaSource, Param
 from . import quantized
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 
@@ -79,12 +79,12 @@ def supports(node: Tensor) -> bool:
     return n_columns // NARROWEST + a.ne[2] * a.ne[3] <= MOST_BLOCKS
 
 
-def calls(node: Tensor) -> Sequence[Call]:
+def calls(node: Tensor) -> Sequence[CudaCall]:
     """The call that computes a product."""
     return [tile_call(node, _tile(node, TILES, 1))]
 
 
-def gate_up_calls(chain: GateUp) -> Sequence[Call] | None:
+def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
     """The call that computes two products and what gates one with the other; None if there is no
     kernel."""
     if not supports(chain.gate) or not quantized.can_gate(chain):
@@ -92,17 +92,16 @@ def gate_up_calls(chain: GateUp) -> Sequence[Call] | None:
     return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2), chain)]
 
 
-def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> Call:
+def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall:
     """A product computed in tiles of a shape, or the chain whose gate it is."""
     a, x, *ids = node.src
     n_matrices, gate = 1, 0
     tensors: tuple[Tensor, ...] = ()
     if chain is not None:
-        assert isinstance(chain.glu.params, GluParams), f"{chain.glu!r}: {chain.glu.params}"
-        n_matrices, gate = 2, int(chain.glu.params.op)
-        tensors = chain.glu, a, x, chain.up.src[0], *ids
+        n_matrices, gate = 2, int(params_of(chain.glu, GluParams).op)
+        tensors = chain.tensors
     stages, stage = _stages(a.type, tile)
-    source = Source.of(
+    source = CudaSource.of(
         "mul_mat_mma.cu",
         TYPE=a.type.name,
         WARPS_M=tile.warps_m,
@@ -125,8 +124,8 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> Call:
     else:
         n_batches = a.ne[2] * a.ne[3]
         grid = n_rows, _ceil(x.n_rows // n_batches, tile.columns), n_batches
-    return Call(
-        Kernel(source, "mul_mat_mma"),
+    return CudaCall(
+        CudaKernel(source, "mul_mat_mma"),
         grid,
         tile.threads,
         params,
@@ -136,13 +135,13 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> Call:
     )
 
 
-def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> Prepared:
+def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSource[CudaCall]:
     """The pairs (token, its i-th expert) by expert; `ids` is tensor number `place`."""
-    kernel = Kernel(Source.of("group_by_expert.cu"), "group_by_expert")
+    kernel = CudaKernel(CudaSource.of("group_by_expert.cu"), "group_by_expert")
     params: Sequence[Param] = (n_experts, place)
-    made = Call(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
+    made = CudaCall(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
     size = 4 * (n_experts + 1 + ids.n_elements)
-    return Prepared(ids, ("by expert", n_experts), size, [made])
+    return PreparedSource(ids, ("by expert", n_experts), size, [made])
 
 
 def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:

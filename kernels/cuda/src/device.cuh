@@ -189,7 +189,7 @@ template <int n> DEVICE void copy_async_wait() {
 
 #endif  // LAMELLA_GRID
 
-// --- parameters: see kernels/cuda/params.py, which fills them ---
+// --- parameters: kernels/plan/params.py and kernels/cuda/params.py say where each word is ---
 
 struct Tensor {
     char *data;
@@ -203,12 +203,12 @@ union Param {
 };
 
 struct Params {
-    Tensor t[7];        // the node, then its sources; or what the call says
-    char *scratch;      // memory of this call alone
+    Tensor t[7];        // the node, then its sources; or the call's own tensors
+    char *prepared[2];  // sources in another form
+    Param param[16];    // of the op
+    char *scratch;      // memory that the node's calls share
     u64 *error;         // where to report a bad index: call, value, limit
     i64 call;           // number of the call, from 1
-    char *prepared[2];  // sources in another form
-    Param param[16];
 };
 
 // Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.

@@ -1,0 +1,76 @@
+"""A kernel call as a plan sees it, on any backend: what it computes with, what memory it touches.
+
+Each backend has a type of call of its own, with what it needs to launch a kernel besides. Knows no
+addresses. Tested by tests/kernels/test_cpu_plan.py and tests/kernels/test_cuda_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ...graph.tensor import Tensor
+
+
+class NamedKernel(Protocol):
+    """A kernel of any backend."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class CompiledKernel(Protocol):
+    """A kernel whose address other kernels call."""
+
+    @property
+    def address(self) -> int: ...
+
+
+Param = int | float | CompiledKernel  # a kernel stands for its address
+
+
+class KernelCall(Protocol):
+    """One call of a kernel for a node.
+
+    `tensors` are those that the call touches, the first `n_written` of them written; without any,
+    the node and its sources. `params` are the op's. `prepared` are the sources that it reads in
+    another form. `scratch` is the size of the scratch memory that it shares with other calls.
+    """
+
+    @property
+    def kernel(self) -> NamedKernel: ...
+    @property
+    def params(self) -> Sequence[Param]: ...
+    @property
+    def tensors(self) -> Sequence[Tensor]: ...
+    @property
+    def n_written(self) -> int: ...
+    @property
+    def prepared(self) -> Sequence[PreparedSource[Any]]: ...
+    @property
+    def scratch(self) -> int: ...
+
+
+CallT = TypeVar("CallT", bound=KernelCall)
+
+
+class PreparedSource(NamedTuple, Generic[CallT]):
+    """A source of a node in another form, in scratch memory, made once for all its readers.
+
+    `tensor` is the source. `form` names the form: two of the same tensor and form hold the same
+    bytes. `size` is in bytes. `calls` make it. They get the tensors of the call that reads it
+    unless they name their own, and may read `tensor` only.
+    """
+
+    tensor: Tensor
+    form: Hashable
+    size: int
+    calls: Sequence[CallT]
+
+
+def with_prepared(calls: Iterable[CallT]) -> Iterator[CallT]:
+    """The calls, each after those that make its prepared sources."""
+    for call in calls:
+        for source in call.prepared:
+            yield from source.calls
+        yield call

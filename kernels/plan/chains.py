@@ -1,0 +1,211 @@
+"""Chains: nodes that one kernel may compute at once, and where a graph has them.
+
+A chain says which tensors a kernel of it reads and writes; backends that have such a kernel fuse it
+(`fusion`). Knows no kernels and no memory. Tested by tests/kernels/test_cpu_fusion.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Final
+
+from ...graph.graph import Graph
+from ...graph.op import GluParams, Op
+from ...graph.tensor import OUTPUT, Tensor
+from ...graph.types import GGMLType
+
+# --- kinds of chains ---
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChain(ABC):
+    """Nodes that one kernel may compute at once."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> tuple[Tensor, ...]:
+        """The nodes in the graph's order, without views."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of a kernel of the chain: the first `n_written` are written, others read."""
+
+    @property
+    def n_written(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class NormMul(NodeChain):
+    """`mul` = `norm`, a NORM or RMS_NORM, times its second source."""
+
+    norm: Tensor
+    mul: Tensor
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return self.norm, self.mul
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The product, the rows, the weight."""
+        return self.mul, self.norm.src[0], self.mul.src[1]
+
+
+@dataclass(frozen=True, slots=True)
+class AddNormMul(NodeChain):
+    """As NormMul, of the sum `add`, which is written too if `keeps_sum`."""
+
+    add: Tensor
+    norm: Tensor
+    mul: Tensor
+    keeps_sum: bool
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return self.add, self.norm, self.mul
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The product, the sum (or the product again), two operands, the weight."""
+        total = self.add if self.keeps_sum else self.mul
+        return self.mul, total, *self.add.src, self.mul.src[1]
+
+    @property
+    def n_written(self) -> int:
+        return 2
+
+
+def is_row_weighted(chain: NormMul | AddNormMul) -> bool:
+    """True if one row weighs all rows, and all of them are float32 without gaps."""
+    weight, rows = chain.mul.src[1], (*chain.tensors, *chain.nodes)
+    one_row = weight.ne[0] == chain.mul.ne[0] and weight.n_rows == 1
+    if isinstance(chain, AddNormMul):
+        one_row = one_row and chain.add.src[1].ne == chain.add.ne
+    return one_row and all(t.type is GGMLType.F32 and t.has_contiguous_rows for t in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSetRows(NodeChain):
+    """`set_rows` writes the heads that `rope` turned, each token's in a row."""
+
+    rope: Tensor
+    set_rows: Tensor
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return self.rope, self.set_rows
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The cache, heads, positions, factors (without any the positions again), row indices."""
+        x, pos, *factors = self.rope.src
+        return self.set_rows, x, pos, *(factors or [pos]), self.set_rows.src[1]
+
+    @property
+    def unit(self) -> int:
+        """Heads that make whole blocks of the cache's type."""
+        block_size = self.set_rows.type.block_size
+        return block_size // gcd(block_size, self.rope.ne[0])
+
+
+@dataclass(frozen=True, slots=True)
+class GateUp(NodeChain):
+    """`glu`, of two MUL_MATs or MUL_MAT_IDs with the same columns (and ids): f(gate) * up."""
+
+    gate: Tensor
+    up: Tensor
+    glu: Tensor
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return self.gate, self.up, self.glu
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The result, the gate's weights, columns, the other weights, ids of a MUL_MAT_ID."""
+        a, x, *ids = self.gate.src
+        return self.glu, a, x, self.up.src[0], *ids
+
+
+# --- where a graph has them ---
+
+
+def matches(graph: Graph) -> Iterator[list[NodeChain]]:
+    """The chains that end at a node, for each node that ends some; the longest first.
+
+    A chain's results have one reader each but for the last, and no user reads them.
+    """
+    uses = _Uses(graph)
+    for node in graph.nodes:
+        if node.is_empty:
+            continue
+        found = (match(node, uses) for match in _MATCHES.get(node.op, ()))
+        if chains := [chain for chain in found if chain is not None]:
+            yield chains
+
+
+class _Uses:
+    """The nodes of a graph and their readers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.place = {node: i for i, node in enumerate(graph.nodes)}
+        self._counts = graph.use_counts
+
+    def is_inner(self, t: Tensor) -> bool:
+        """True for a node of the graph with one reader, which is no user."""
+        return t in self.place and self._counts.get(t) == 1 and not t.flags & OUTPUT
+
+
+def _match_norm_mul(mul: Tensor, uses: _Uses) -> NormMul | None:
+    norm = mul.src[0]
+    if norm.op in (Op.NORM, Op.RMS_NORM) and uses.is_inner(norm):
+        return NormMul(norm, mul)
+    return None
+
+
+def _match_add_norm_mul(mul: Tensor, uses: _Uses) -> AddNormMul | None:
+    chain = _match_norm_mul(mul, uses)
+    if chain is None:
+        return None
+    add = chain.norm.src[0]
+    if add.op is not Op.ADD or add not in uses.place:
+        return None
+    return AddNormMul(add, chain.norm, mul, keeps_sum=not uses.is_inner(add))
+
+
+def _match_rope_set_rows(set_rows: Tensor, uses: _Uses) -> RopeSetRows | None:
+    rows = set_rows.src[0]
+    if rows.op is not Op.RESHAPE or not uses.is_inner(rows):
+        return None
+    rope = rows.src[0]
+    if rope.op is not Op.ROPE or not uses.is_inner(rope):
+        return None
+    head_dim, n_head, n_tokens, _ = rope.ne
+    whole = rows.ne == (head_dim * n_head, n_tokens, 1, 1)
+    return RopeSetRows(rope, set_rows) if whole else None
+
+
+def _match_gate_up(glu: Tensor, uses: _Uses) -> GateUp | None:
+    assert isinstance(glu.params, GluParams), f"{glu!r}: {glu.params}"
+    if len(glu.src) != 2:
+        return None
+    gate, up = glu.src
+    products = gate.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and up.op is gate.op
+    if not products or not uses.is_inner(gate) or not uses.is_inner(up):
+        return None
+    same = all(s is t for s, t in zip(gate.src[1:], up.src[1:], strict=True))
+    if not same or uses.place[gate] > uses.place[up]:
+        return None
+    return GateUp(gate, up, glu)
+
+
+_MATCHES: Final[dict[Op, Sequence[Callable[[Tensor, _Uses], NodeChain | None]]]] = {
+    Op.MUL: (_match_add_norm_mul, _match_norm_mul),
+    Op.SET_ROWS: (_match_rope_set_rows,),
+    Op.GLU: (_match_gate_up,),
+}

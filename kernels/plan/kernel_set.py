@@ -1,0 +1,61 @@
+"""All kernels of a backend: those of single ops, and those of chains of nodes.
+
+    KERNELS = KernelSet(table_of, FUSERS)
+
+    KERNELS.supports(node)
+    KERNELS.optimize(graph)                # before memory is planned
+    KERNELS.steps_of(graph, address_of)    # once addresses are known
+
+A backend declares its kernels and compiles steps; all between is here. Knows no kernels itself.
+Tested by tests/kernels/test_cpu_plan.py and tests/kernels/test_cpu_fusion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from ...base.settings import NO_FUSION
+from ...graph.graph import Graph
+from ...graph.tensor import Tensor
+from ...sched.backend import KeepAlive
+from .calls import CallT
+from .fusion import Fusers, fused_calls, optimize
+from .op_table import OpTable
+from .steps import AddressOf, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet(Generic[CallT]):
+    """What a backend computes with: `table_of` is the table of a node's op, `fusers` the kernels of
+    chains. LAMELLA_NO_FUSION turns chains off."""
+
+    table_of: Callable[[Tensor], OpTable[CallT]]
+    fusers: Fusers[CallT]
+
+    def supports(self, node: Tensor) -> bool:
+        """Whether there are kernels for the node's op, types and layouts."""
+        return self.table_of(node).supports(node)
+
+    def calls_of(self, node: Tensor) -> Sequence[CallT]:
+        """The calls that compute a supported node by itself."""
+        return self.table_of(node).calls_of(node)
+
+    def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
+        """Order the nodes, and ask for the data that chains need: see `Backend.graph_optimize`."""
+        return () if NO_FUSION() else optimize(graph, self.fusers)
+
+    def steps_of(self, graph: Graph, address_of: AddressOf) -> Steps[CallT]:
+        """The steps that compute a graph whose tensors have addresses; nothing is compiled.
+
+        `graph.use_counts` are those of the whole graph: a result that one node alone reads need not
+        be written if both are computed at once.
+        """
+        fused, inner = ({}, set()) if NO_FUSION() else fused_calls(graph, self.fusers, address_of)
+        steps = Steps[CallT](address_of)
+        for node in graph.nodes:
+            if node not in inner:
+                for call in fused.get(node) or self.calls_of(node):
+                    steps.add(node, call)
+        return steps

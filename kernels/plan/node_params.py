@@ -1,0 +1,110 @@
+"""Numbers that kernels of every backend need of a node: from its op's parameters, and its layout.
+
+Each number is computed here once, so that all backends compute the same. Knows no kernels.
+Tested through the ops' tests of each backend.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...graph.op import (
+    ClampParams,
+    DiagMaskParams,
+    EpsParams,
+    FillParams,
+    GluParams,
+    Op,
+    RopeParams,
+    ScaleParams,
+    SortOrder,
+    SortParams,
+)
+from ...graph.tensor import Tensor, params_of
+
+
+def has_whole_rows(node: Tensor) -> bool:
+    """True if no row of the node or its sources has gaps."""
+    return all(t.has_contiguous_rows for t in (node, *node.src))
+
+
+def is_flat(node: Tensor, *operands: Tensor) -> bool:
+    """True if all have the node's shape and no gaps: elements can be counted over all rows."""
+    # where rows have one element, is_contiguous does not look at nb[0]
+    return all(
+        t.is_contiguous and t.ne == node.ne and t.nb[0] == t.type.type_size
+        for t in (node, *operands)
+    )
+
+
+def scalars_of(node: Tensor) -> tuple[float, ...]:
+    """The numbers of an op of one operand: a factor and bias, limits, or a value."""
+    match node.params:
+        case ScaleParams(scale, bias):
+            return scale, bias or -0.0  # adding -0.0 changes nothing, 0.0 would turn -0.0 into 0.0
+        case ClampParams(low, high):
+            return low, high
+        case FillParams(value):
+            return (value,)
+        case _:
+            return ()
+
+
+def eps_of(norm: Tensor) -> float:
+    """What a NORM or RMS_NORM adds to the variance or mean square."""
+    return params_of(norm, EpsParams).eps
+
+
+def diag_mask_of(node: Tensor) -> tuple[int, float]:
+    """A DIAG_MASK's number of past positions, and the value that masks the others."""
+    value = -math.inf if node.op is Op.DIAG_MASK_INF else 0.0
+    return params_of(node, DiagMaskParams).n_past, value
+
+
+def is_descending(node: Tensor) -> bool:
+    """True if an ARGSORT puts the largest first."""
+    return params_of(node, SortParams).order is SortOrder.DESC
+
+
+def glu_operands(node: Tensor) -> tuple[int, tuple[int, int]]:
+    """Where the operands of a GLU are: which tensor is the second one (the first is 1), and the
+    bytes from a row's begin to the elements of each."""
+    if len(node.src) == 2:
+        return 2, (0, 0)
+    half = node.ne[0] * node.src[0].nb[0]
+    return 1, (half, 0) if params_of(node, GluParams).swapped else (0, half)
+
+
+# --- rope ---
+
+
+def rope_params(node: Tensor) -> tuple[int | float, ...]:
+    """The parameters of a ROPE's kernels.
+
+    Elements that turn; whether pairs have factors; the frequency of a pair divided by that of the
+    pair before; YaRN's frequency scale, extrapolation factor, LOW and HIGH; the factor of cosines
+    and sines.
+    """
+    p = params_of(node, RopeParams)
+    low, high = _yarn_range(p)
+    magnitude = p.attn_factor
+    if p.ext_factor != 0:
+        magnitude *= 1 - 0.1 * math.log(p.freq_scale)
+    ratio = float(p.freq_base ** (-2 / p.n_dims))
+    return (
+        *(p.n_dims, len(node.src) > 2),
+        *(ratio, p.freq_scale, p.ext_factor, low, high, magnitude),
+    )
+
+
+def _yarn_range(p: RopeParams) -> tuple[float, float]:
+    """LOW and HIGH, as in ggml's rope_yarn_corr_dims (arXiv 2309.00071)."""
+    if p.ext_factor == 0:
+        return 0.0, 0.0
+
+    def pair_that_turns(n_rot: float) -> float:  # within n_ctx_orig positions
+        turns = p.n_ctx_orig / (n_rot * 2 * math.pi)
+        return p.n_dims * math.log(turns) / (2 * math.log(p.freq_base))
+
+    low, high = math.floor(pair_that_turns(p.beta_fast)), math.ceil(pair_that_turns(p.beta_slow))
+    return float(max(0, low)), float(min(p.n_dims - 1, high))
