@@ -30,9 +30,10 @@ from make_model import SHAPES, write_model
 from lamella.alloc import Buffer, Usage, alloc_tensors, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor
 from lamella.kernels.cuda.backend import CudaBackend
-from lamella.kernels.cuda.device import CudaDevice, find_cuda
+from lamella.kernels.cuda.device import CudaDevice
 from lamella.kernels.cuda.driver import Gpu
 from lamella.kernels.cuda.params import ERROR, N_WORDS
+from lamella.kernels.cuda.registry import find_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
 from lamella.kernels.plan.params import PARAMS
 from lamella.observe.bench import BenchTest, open_bench

@@ -22,8 +22,8 @@ import numpy as np
 
 from lamella.alloc.buffer import Bytes
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.cuda.driver import GpuInfo
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaSource
 from lamella.model.batch import Batch
 from lamella.model.context import Context, ContextParams

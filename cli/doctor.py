@@ -1,6 +1,6 @@
-"""`lamella doctor`: what Lamella can use on this machine, and whether that computes correctly.
+"""`lamella doctor`: what Lamella can use on this machine, and whether it computes correctly.
 
-It is told on stdout, progress on stderr. The exit status is 0 if all devices that a model would use
+Results go to stdout, progress to stderr. The exit status is 0 if all devices that a model would use
 pass their self-test. Tested by tests/cli/test_doctor.py.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..kernels.cpu.device import CpuDevice
-from ..kernels.devices import cuda_registry, find_devices
+from ..kernels.devices import find_devices
 from ..observe.self_test import Check, self_test
 from .bench_table import Columns, table_head, table_line
 from .flags import add_devices_flag
-from .machine import Machine, lines, look
+from .machine import MachineFacts, lines, look
 from .start import StartProgress
 
 COLUMNS: Final[Columns] = (
@@ -35,13 +35,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Look at the machine and test what a model would use; the exit status."""
+    """Look at the machine and test what a model would use. Return the exit status."""
     with StartProgress() as progress:
         # a few kernels are compiled for each test: worth bars, not lines
         on_compile = progress.on_compile if sys.stderr.isatty() else None
         cpu = CpuDevice(progress=on_compile)
         used = [*find_devices(args.device, cpu, on_compile), cpu]
-        machine = look(cpu, cuda_registry())
+        machine = look(cpu)
         tested = {device.name: list(self_test(device)) for device in used}
     if args.json:
         sys.stdout.write(json.dumps(_as_json(machine, tested)) + "\n")
@@ -62,7 +62,7 @@ def _problems(tested: Tested) -> list[str]:
     ]
 
 
-def _lines(machine: Machine, tested: Tested) -> Iterator[str]:
+def _lines(machine: MachineFacts, tested: Tested) -> Iterator[str]:
     yield from lines(machine)
     yield ""
     yield from table_head(COLUMNS)
@@ -81,9 +81,9 @@ def _row(device: str, check: Check) -> str:
     return table_line((device, check.name, time, error, result), COLUMNS)
 
 
-def _as_json(machine: Machine, tested: Tested) -> dict[str, Any]:
+def _as_json(machine: MachineFacts, tested: Tested) -> dict[str, Any]:
     return {
-        **_plain(machine),
+        **machine.as_json(),
         "self_test": {
             device: [_plain(check) for check in checks] for device, checks in tested.items()
         },
@@ -91,12 +91,7 @@ def _as_json(machine: Machine, tested: Tested) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """Named tuples as objects."""
-    if hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and value == float("inf"):
-        return None  # JSON has none
-    return value
+def _plain(check: Check) -> dict[str, Any]:
+    """A check as an object; an infinite error is None, as JSON has no infinity."""
+    error = None if check.error == float("inf") else check.error
+    return {**check._asdict(), "error": error}

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from ..alloc.buffer import UNLIMITED
 from ..base.errors import LamellaError, RequestError
-from ..kernels.bandwidth import memory_bandwidth
 from ..runtime.displaced import summary
 from ..runtime.fit import Prepared, check, prepare
 from ..runtime.plan import DevicePlan, GraphPlan, ModelPlan
@@ -102,7 +101,7 @@ def _measure(device: Any, prepared: Prepared) -> Speed:
     n_threads = prepared.context_params.n_threads
     assert n_threads is not None, "planning has chosen it"
     try:
-        found = memory_bandwidth(device, n_threads)
+        found = device.bandwidth(n_threads)
     except LamellaError as e:
         return Speed(None, f"not measured: {e}")
     if found is None:

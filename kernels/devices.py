@@ -1,6 +1,6 @@
 """Devices by name, as `-dev` and `lamella.load(devices=...)` take them.
 
-    (nothing)         all NVIDIA GPUs that can be used
+    (nothing)         all GPUs that can be used
     none, CPU         no device but the processor, which is always there and always last
     CUDA0             the first NVIDIA GPU
     cuda              all of them; an error if there are none
@@ -8,73 +8,120 @@
     sim:24GiB         one with 24 GiB of memory
     sim:24GiB:2       two of those, SIM0 and SIM1
 
-Memory by name, as `-ot` takes it: that of a device has the device's name, host memory from which a
-device copies fast is called SIM0_Host or CUDA_Host, the CPU's fast layout of weights CPU_REPACK.
-Tested by tests/kernels/test_devices.py.
+Memory by name, as `-ot` takes it: the memory of a device has the device's name, host memory from
+which a device copies fast is called SIM0_Host or CUDA_Host, the CPU's fast layout of weights
+CPU_REPACK.
+
+A package adds devices by an entry point of the group `lamella.backends`: a `Registry`, or a
+function without parameters that returns one. Tested by tests/kernels/test_devices.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from ..alloc.buffer import UNLIMITED, BufferType
-from ..base.errors import RequestError, UnknownDeviceError
-from ..sched.backend import Device
+from ..alloc.buffer import BufferType
+from ..base.errors import BackendError, RequestError, UnknownDeviceError
+from ..base.log import get_logger
+from ..sched.backend import CompileProgress, Device
 from .cpu.device import CpuDevice
-from .cuda.device import CudaDevice, CudaRegistry, find_cuda
-from .sim.device import SimDevice
+from .cuda.registry import find_cuda
+from .registry import Registry
+from .sim.registry import SimRegistry
 
-SIMULATED: Final = "sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)"
-MAX_SIMULATED: Final = 16
+ENTRY_POINTS: Final = "lamella.backends"
+NO_DEVICE: Final = ("cpu", "none")
 SPLIT_MODES: Final = ("layer", "none")
 CUTTING_MODES: Final = ("row", "tensor")  # llama.cpp has them, too
-_SIM: Final = re.compile(r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt]i?b)(?::(?P<count>\d+))?)?")
-_UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
 
-Progress = Callable[[int, int, str, float], None]  # kernels done, in all, one of them, seconds
+log = get_logger("kernels")
+
+
+# --- all families of devices ---
+
+
+def registries() -> list[Registry]:
+    """All families of devices of this machine, but for the processor."""
+    return [find_cuda(), *_plugged_in(), SimRegistry()]
+
+
+@cache
+def _plugged_in() -> tuple[Registry, ...]:
+    """The registries of other packages. A broken one is logged and left out."""
+    found: list[Registry] = []
+    taken = {find_cuda().name.lower(), SimRegistry.name.lower(), *NO_DEVICE}
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            registry = _load(entry)
+            if registry.name.lower() in taken:
+                raise BackendError(f"the name {registry.name!r} is taken")
+        except Exception as e:  # another package's error must not stop the start
+            package = entry.dist.name if entry.dist else entry.value
+            log.warning(
+                f"backend {entry.name!r} of package {package!r} is not used: "
+                f"{type(e).__name__}: {e}"
+            )
+            continue
+        taken.add(registry.name.lower())
+        found.append(registry)
+    return tuple(found)
+
+
+def _load(entry: EntryPoint) -> Registry:
+    registry = entry.load()()
+    if not isinstance(registry, Registry):
+        raise BackendError(f"{entry.value} returns {registry!r}, which is no Registry")
+    registry.devices()  # raises now, if ever
+    return registry
+
+
+def unused_reasons() -> list[str]:
+    """For each family of devices that would be used by default but cannot: why, in one line."""
+    return [f"{r.name} is not used: {r.reason}" for r in registries() if r.by_default and r.reason]
+
+
+# --- devices ---
 
 
 def find_devices(
-    names: Sequence[str], cpu: CpuDevice, progress: Progress | None = None
+    names: Sequence[str], cpu: CpuDevice, progress: CompileProgress | None = None
 ) -> list[Device]:
     """The devices that take layers, in the order they are named; `cpu` is not among them.
 
-    Simulated ones compute with the CPU's kernels, on its threads. `progress` is told which kernels
-    are compiled for GPUs; GPUs are the process's, so the last one given for them is told.
+    Simulated devices compute with the CPU's kernels, on its threads. The devices call `progress`
+    while they compile kernels. GPUs belong to the process: the last `progress` given is called.
 
     Raises:
-        UnknownDeviceError: lists the names there are, and says why there is no GPU.
+        UnknownDeviceError: lists the known names, and says why GPUs are not used.
     """
-    found: list[Device] = []
-    n_simulated = 0
-    for name in names or ("cuda",):
+    families, found = registries(), list[Device]()
+    for name in names or [family.name for family in families if family.by_default]:
         lower = name.strip().lower()
-        if lower in ("cpu", "none"):
+        if lower in NO_DEVICE:
             continue
-        simulated = _simulated(lower, cpu, n_simulated)
-        n_simulated += len(simulated)
-        gpus = [] if simulated else _gpus(lower, find_cuda())
-        if not (simulated or gpus) and names:
-            known = _known(find_cuda())
-            raise UnknownDeviceError(f"no device is called {name!r}; there are: {known}")
-        for gpu in gpus:
-            gpu.library.progress = progress
-        found += [*simulated, *gpus]
+        meant = (family.find(lower, cpu, found) for family in families)
+        devices = next((devices for devices in meant if devices), ())
+        if names and not devices:
+            raise UnknownDeviceError(f"no device is called {name!r}; there are: {_known(families)}")
+        found += devices
+    for device in found:
+        device.progress = progress
     return found
 
 
-def cuda_registry() -> CudaRegistry:
-    """The NVIDIA GPUs that can be used; none, and why in one line."""
-    return find_cuda()
+def _known(families: Sequence[Registry]) -> str:
+    names = ", ".join(["CPU", "none", *(name for r in families for name in r.known_names())])
+    return ". ".join([names, *unused_reasons()])
 
 
 def split_over(devices: Sequence[Device], split_mode: str, main_gpu: int) -> list[Device]:
-    """Those devices that take layers: all in mode "layer", the main one in mode "none".
+    """The devices that take layers: all in mode "layer", the main one in mode "none".
 
     Raises:
-        RequestError: there is no such mode, or no such device; lists those there are.
+        RequestError: the mode or the device is unknown; lists the known ones.
     """
     if split_mode not in SPLIT_MODES:
         why = "; a layer is computed whole, on one device" if split_mode in CUTTING_MODES else ""
@@ -93,7 +140,7 @@ def find_buffer_type(name: str, devices: Sequence[Device], cpu: Device) -> Buffe
     """The memory of that name, in any case, among all that these devices and the CPU bring.
 
     Raises:
-        RequestError: there is none; lists those there are.
+        RequestError: the name is unknown; lists the known ones.
     """
     known: dict[str, BufferType] = {}
     for device in (cpu, *devices):
@@ -106,34 +153,3 @@ def find_buffer_type(name: str, devices: Sequence[Device], cpu: Device) -> Buffe
         there = ", ".join(buft.name for buft in known.values())
         raise RequestError(f"no memory is called {name!r}; there are: {there}")
     return found
-
-
-def _simulated(name: str, cpu: CpuDevice, first: int) -> list[SimDevice]:
-    """The simulated devices of a name, numbered from `first` on; none if it is no such name."""
-    match = _SIM.fullmatch(name)
-    count = int(match["count"] or 1) if match else 0
-    if match is None or not 1 <= count <= MAX_SIMULATED:
-        return []
-    memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
-    return [
-        SimDevice(f"SIM{first + i}", memory=memory, compute=cpu.new_compute) for i in range(count)
-    ]
-
-
-def _gpus(name: str, registry: CudaRegistry) -> list[CudaDevice]:
-    """The GPUs of a name."""
-    return [d for d in registry.devices() if name in ("cuda", d.name.lower())]
-
-
-def _known(registry: CudaRegistry) -> str:
-    """The names there are; why a GPU's is not among them."""
-    gpus = [d.name for d in registry.devices()]
-    names = ", ".join(["CPU", "none", *gpus, *(["cuda"] if gpus else []), SIMULATED])
-    return f"{names}. CUDA is not used: {registry.reason}" if registry.reason else names
-
-
-def parse_size(number: str, unit: str) -> int:
-    """Bytes of a size as in 24 GiB (2**30) or 24 GB (10**9)."""
-    power = _UNITS[unit[0].lower()]
-    base = 2**power if "i" in unit.lower() else 10 ** (power // 10 * 3)
-    return int(float(number) * base)

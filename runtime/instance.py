@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from ..base.errors import ModelFileError
 from ..base.log import get_logger
-from ..kernels.devices import cuda_registry
+from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate
 from ..model.context import Context
@@ -127,7 +127,8 @@ def open_instance(
     prepared = prepare(params, on_load, on_compile)
     parts = _read_parts(params)
     if not (params.devices or prepared.model_params.devices):
-        log.info(f"CUDA is not used: {cuda_registry().reason}")
+        for reason in unused_reasons():
+            log.info(reason)
     if parts.recommended:
         values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())
         log.info(f"sampling, unless told otherwise, as the file recommends: {values}")

@@ -10,7 +10,6 @@ from .backend import (
     DeviceType,
     Event,
     KeepAlive,
-    Registry,
 )
 from .explain import describe, draw
 from .null import NullBackend, NullBufferType, NullDevice
@@ -27,7 +26,6 @@ __all__ = [
     "NullBackend",
     "NullBufferType",
     "NullDevice",
-    "Registry",
     "ScheduledGraph",
     "Scheduler",
     "describe",

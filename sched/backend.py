@@ -1,21 +1,20 @@
-"""The interfaces of a backend: Registry -> Device -> Backend, and Event (ggml-backend-impl.h).
+"""The interfaces of a backend: Device -> Backend, and Event (ggml-backend-impl.h).
 
-A registry lists devices, a device says what it can do and opens backends, a backend is one stream
-of work on its device. Verbs that a backend need not have come with a fallback, stated in their
-docstring. This module knows no computing backend.
+A device says what it can do and opens backends. A backend is one stream of work on its device.
+Optional verbs come with a fallback, which their docstring states. This module knows no computing
+backend; `kernels.registry` lists devices.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..alloc.buffer import Buffer, BufferType, Data, Usage, tensor_set
 from ..alloc.memory import REAL_MEMORY, Memory
-from ..base.errors import UnknownDeviceError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.tensor import Tensor
@@ -67,28 +66,14 @@ class CallTime:
     end: int
 
 
-class Registry(ABC):
-    """A family of devices, for instance all CUDA GPUs."""
+CompileProgress = Callable[[int, int, str, float], None]  # compiled, in all, name of one, seconds
 
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
 
-    @abstractmethod
-    def devices(self) -> Sequence[Device]:
-        """The devices, always in the same order; none where the family cannot be used."""
+class Report(NamedTuple):
+    """What `lamella doctor` shows of a device: facts for JSON, and lines of text."""
 
-    def device(self, name: str) -> Device:
-        """The device of that name.
-
-        Raises:
-            UnknownDeviceError: there is none; the message lists those there are.
-        """
-        for device in self.devices():
-            if device.name == name:
-                return device
-        known = ", ".join(d.name for d in self.devices())
-        raise UnknownDeviceError(f"{self.name} has no device {name!r}, only: {known or 'none'}")
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
 
 
 class Event(ABC):
@@ -100,7 +85,10 @@ class Event(ABC):
 
 
 class Device(ABC):
-    """A device: what it is, what it can run, and the memory it brings."""
+    """A device: what it is, what it can run, and the memory it brings.
+
+    `progress` is called while its kernels are compiled.
+    """
 
     name: str
     description: str
@@ -108,10 +96,24 @@ class Device(ABC):
     caps: Caps = Caps()
     kernels_by_size: bool = False  # a graph of another batch size may need other kernels
     driver_margin: int = 0  # bytes that its driver takes for kernels and graphs
+    progress: CompileProgress | None = None
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes."""
+
+    def bandwidth(self, n_threads: int) -> float | None:
+        """Bytes per second that it reads from its memory, measured in less than a second; None if
+        it is unknown. `n_threads` are those of a CPU. Fallback: None.
+
+        Raises:
+            OutOfMemoryError: there is too little memory for it. BackendError: the device failed.
+        """
+        return None
+
+    def report(self) -> Report:
+        """Facts for `lamella doctor`, besides its memory. Fallback: name and description."""
+        return Report({"name": self.name, "model": self.description}, [self.description])
 
     @abstractmethod
     def init_backend(self) -> Backend:

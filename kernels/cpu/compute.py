@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from ...base.errors import TensorAccessError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import CallTime, KeepAlive
+from ...sched.backend import CallTime, CompileProgress, KeepAlive
 from ..compute import MemoryOf, Workspace
 from ..plan.steps import AddressOf
 from .compiler.isa import target
-from .compiler.jit import Progress
 from .kernel_set import KERNELS
 from .plan import CpuPlan, work_size
 from .pool import POLL, ThreadPool
@@ -39,7 +38,7 @@ class CpuCompute:
     """
 
     def __init__(
-        self, n_threads: int, progress: Progress | None = None, *, poll: int = POLL
+        self, n_threads: int, progress: CompileProgress | None = None, *, poll: int = POLL
     ) -> None:
         target()  # raises if LAMELLA_ISA is invalid
         self.n_threads = n_threads

@@ -1,4 +1,4 @@
-"""The CPU: its registry, device and backend.
+"""The CPU: its device and backend.
 
     cpu = CpuDevice(n_threads=4)
     scheduler = Scheduler([cpu.init_backend()])
@@ -16,31 +16,28 @@ from pathlib import Path
 from ...alloc.buffer import BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer, HostBufferType
 from ...base.errors import OutOfMemoryError
-from ...base.settings import NO_JIT
+from ...base.settings import ISA, NO_JIT
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
-from ...sched.backend import Backend, CallTime, Device, DeviceType, KeepAlive, Registry
+from ...sched.backend import (
+    Backend,
+    CallTime,
+    CompileProgress,
+    Device,
+    DeviceType,
+    KeepAlive,
+    Report,
+)
 from ..compute import Compute, Program, address_of, unusable_memory
 from ..host import default_threads, host_memory
 from ..reference.compute import ReferenceCompute
-from .compiler.jit import Progress
+from .ceiling import measure_read
+from .compiler.isa import supported_isas
+from .compiler.jit import cache_folder
 from .compute import CpuCompute
 from .packed.buffer import RepackBuffer, RepackBufferType
+from .packed.formats import FORMATS
 from .pool import POLL
-
-
-class CpuRegistry(Registry):
-    """The CPU, as a family of one device."""
-
-    def __init__(self, device: CpuDevice) -> None:
-        self._device = device
-
-    @property
-    def name(self) -> str:
-        return "cpu"
-
-    def devices(self) -> Sequence[Device]:
-        return (self._device,)
 
 
 class CpuDevice(Device):
@@ -48,8 +45,8 @@ class CpuDevice(Device):
 
     Args:
         n_threads: threads that compute, by default one for each core the process may use.
-        progress: told which kernels are compiled on their first use.
-        repack: keep weights as the kernels of matrix products want them, where there are some.
+        progress: called while kernels are compiled on their first use.
+        repack: bring weights into the layout of the fast kernels of matrix products.
         poll: how long threads spin for work before they sleep, 0..100.
     """
 
@@ -59,7 +56,7 @@ class CpuDevice(Device):
     def __init__(
         self,
         n_threads: int | None = None,
-        progress: Progress | None = None,
+        progress: CompileProgress | None = None,
         *,
         repack: bool = True,
         poll: int = POLL,
@@ -67,7 +64,7 @@ class CpuDevice(Device):
         self.n_threads = n_threads or default_threads()
         self.poll = poll
         self.description = f"{processor_name()}, {self.n_threads} threads"
-        self._progress = progress
+        self.progress = progress
         self._buffer_type = CpuBufferType("CPU")
         self._support = self.new_compute()
         packs = repack and not NO_JIT()
@@ -77,10 +74,32 @@ class CpuDevice(Device):
         """The kernels a backend of this device computes with."""
         if NO_JIT():
             return ReferenceCompute()
-        return CpuCompute(self.n_threads, self._progress, poll=self.poll)
+        return CpuCompute(self.n_threads, self.progress, poll=self.poll)
 
     def memory(self) -> tuple[int, int]:
         return host_memory()
+
+    def bandwidth(self, n_threads: int) -> float | None:
+        return None if NO_JIT() else measure_read(n_threads)
+
+    def report(self) -> Report:
+        isa = ISA() if ISA() not in ("", "0") else supported_isas()[0]
+        types = [] if NO_JIT() else [type.name for type in FORMATS]
+        folder = None if NO_JIT() else str(cache_folder())
+        name, threads = processor_name(), "threads" if self.n_threads > 1 else "thread"
+        facts = {
+            "name": name,
+            "n_threads": self.n_threads,
+            "isa": isa,
+            "packed_types": types,
+            "kept": folder,
+        }
+        lines = [f"{name}, {self.n_threads} {threads}, {isa}"]
+        if folder is None:
+            lines.append(f"computes with NumPy ({NO_JIT.name})")
+        else:
+            lines += [f"packs weights of {' '.join(types)}", f"keeps kernels in {folder}"]
+        return Report(facts, lines)
 
     def init_backend(self) -> CpuBackend:
         return CpuBackend(self)

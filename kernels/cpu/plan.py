@@ -16,12 +16,12 @@ import numpy as np
 
 from ...alloc.host import HostBufferType
 from ...graph.graph import Graph
-from ...sched.backend import CallTime
+from ...sched.backend import CallTime, CompileProgress
 from ..compute import Workspace
 from ..plan.params import write_params
 from ..plan.steps import AddressOf, Step, Steps, depends, index_error
 from ..plan.timing import Part, Timing, parts_of
-from .compiler.jit import Progress, load_all
+from .compiler.jit import load_all
 from .kernel_set import KERNELS
 from .params import ERROR, N_WORDS, WORK
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
@@ -38,7 +38,7 @@ class CpuPlan:
         graph: Graph,
         address_of: AddressOf,
         n_threads: int,
-        progress: Progress | None = None,
+        progress: CompileProgress | None = None,
         workspace: Workspace | None = None,
     ) -> None:
         steps = KERNELS.steps_of(graph, address_of)

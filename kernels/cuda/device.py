@@ -1,32 +1,24 @@
-"""CUDA devices: what they are, what they can run, and the memory they bring.
-
-    registry = find_cuda()      # no devices, and why, where none can be used
-    scheduler = Scheduler([registry.devices()[0].init_backend(), CpuDevice().init_backend()])
+"""A CUDA device: what it can run, and the memory it brings.
 
 Tested by tests/kernels/test_cuda_device.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Final
 
 from ...alloc.buffer import BufferType
-from ...base.errors import BackendError
 from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ...sched.backend import Caps, Device, DeviceType, KeepAlive, Registry
+from ...sched.backend import Caps, CompileProgress, Device, DeviceType, KeepAlive, Report
 from ..compute import address_of
 from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
-from .bindings import CudaDriver
-from .driver import Compiler, Driver, Gpu
+from .driver import Compiler, Gpu
 from .kernel_set import KERNELS
-from .library import Library, Progress
+from .library import Library
 from .memory import CudaBufferType, PinnedBufferType
-from .nvrtc import NvrtcCompiler
 from .plan import work_size
 
 MIN_OFFLOADED: Final = 32  # rows from which on an op is worth copying its weights (ggml-cuda.cu)
@@ -37,25 +29,44 @@ N_COPIES: Final = 10
 
 
 class CudaDevice(Device):
-    """One GPU. `progress` is told which kernels are compiled on their first use."""
+    """One GPU."""
 
     type = DeviceType.GPU
     caps = Caps(async_=True, events=True, copy_ahead=True)
     kernels_by_size = True
     driver_margin = DRIVER_MARGIN
 
-    def __init__(self, gpu: Gpu, compiler: Compiler, progress: Progress | None = None) -> None:
+    def __init__(
+        self, gpu: Gpu, compiler: Compiler, progress: CompileProgress | None = None
+    ) -> None:
         info = gpu.info
         self.gpu = gpu
         self.name = f"CUDA{info.index}"
         self.description = f"{info.name}, sm_{info.arch}, {info.n_sm} multiprocessors"
-        self.library = Library(gpu, compiler, progress)
+        self.progress = progress
+        self.library = Library(gpu, compiler, self._report_progress)
         self._buffer_type = CudaBufferType(self.name, gpu)
         self._host_buffer_type = PinnedBufferType("CUDA_Host", gpu)
         self._staging = PinnedBufferType(f"{self.name}_Host", gpu)
 
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
+
+    def report(self) -> Report:
+        info, folder = self.gpu.info, str(self.library.folder)
+        facts = {
+            "name": self.name,
+            "model": info.name,
+            "arch": info.arch,
+            "n_sm": info.n_sm,
+            "pci": info.pci,
+            "kept": folder,
+        }
+        return Report(facts, [f"{self.description}, {info.pci}", f"keeps kernels in {folder}"])
+
+    def _report_progress(self, done: int, total: int, name: str, seconds: float) -> None:
+        if self.progress:
+            self.progress(done, total, name, seconds)
 
     def init_backend(self) -> CudaBackend:
         return CudaBackend(self)
@@ -90,12 +101,8 @@ class CudaDevice(Device):
     def event_new(self) -> CudaEvent:
         return CudaEvent(self.gpu)
 
-    def bandwidth(self) -> float:
-        """Bytes per second that it reads and writes in its own memory: the best of some copies.
-
-        Raises:
-            OutOfMemoryError: there is too little memory to copy; BackendError: the device failed.
-        """
+    def bandwidth(self, n_threads: int) -> float:
+        """The fastest of some copies within its memory, read and written bytes counted."""
         n_bytes = min(COPIED_BYTES, self.memory()[0] // 4)
         src, dst = (self._buffer_type.alloc_buffer(max(n_bytes, LEAST_COPIED)) for _ in range(2))
         stream = self.gpu.stream_new()
@@ -126,54 +133,3 @@ def _batch_size(op: Tensor) -> int:
     if op.op in (Op.MUL_MAT_ID, Op.ROPE):
         return op.ne[2]
     return op.n_rows
-
-
-class CudaRegistry(Registry):
-    """All CUDA devices that can be used. `reason` says why there are none."""
-
-    def __init__(self, devices: Sequence[CudaDevice], reason: str = "", versions: str = "") -> None:
-        self._devices = tuple(devices)
-        self.reason = reason
-        self.versions = versions
-
-    @property
-    def name(self) -> str:
-        return "cuda"
-
-    def devices(self) -> Sequence[CudaDevice]:
-        return self._devices
-
-
-def open_cuda(
-    make_driver: Callable[[], Driver] = CudaDriver,
-    make_compiler: Callable[[], Compiler] = NvrtcCompiler,
-    progress: Progress | None = None,
-) -> CudaRegistry:
-    """The machine's CUDA devices; none, with the reason in one line, where they cannot be used."""
-    try:
-        driver = make_driver()
-        gpus = driver.gpus()
-        if not gpus:
-            return CudaRegistry((), "no NVIDIA GPU of compute capability 7.5 or newer is visible")
-        compiler = make_compiler()
-        _check_versions(driver.version, compiler.version)
-    except BackendError as e:
-        return CudaRegistry((), str(e))
-    devices = [CudaDevice(gpu, compiler, progress) for gpu in gpus]
-    return CudaRegistry(devices, versions=f"CUDA driver {driver.version}, {compiler.version}")
-
-
-def _check_versions(driver: str, compiler: str) -> None:
-    """A driver runs what compilers of its own and older major versions of CUDA make."""
-    found = re.search(r"NVRTC (\d+)", compiler)
-    if found and int(found[1]) > int(driver.partition(".")[0]):
-        raise BackendError(
-            f"{compiler} compiles for newer NVIDIA drivers than this one, for CUDA {driver}: "
-            "pip install 'lamella[cuda]'"
-        )
-
-
-@cache
-def find_cuda() -> CudaRegistry:
-    """The machine's CUDA devices, looked for once in the life of the process."""
-    return open_cuda()

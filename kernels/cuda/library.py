@@ -8,7 +8,7 @@ Tested by tests/kernels/test_cuda_device.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from time import perf_counter
 
 import platformdirs
 
+from ...sched.backend import CompileProgress
 from .. import disk_cache
 from ..host import usable_cpus
 from . import nvrtc
@@ -24,16 +25,16 @@ from .driver import Compiler, Function, Gpu, Module
 from .nvrtc import FOLDER
 from .table import CudaKernel, CudaSource
 
-Progress = Callable[[int, int, str, float], None]  # done, in all, one under way, seconds
-
 
 class Library:
     """Kernels by name, compiled when they are first wanted. Safe to use from several threads."""
 
-    def __init__(self, gpu: Gpu, compiler: Compiler, progress: Progress | None = None) -> None:
+    def __init__(
+        self, gpu: Gpu, compiler: Compiler, progress: CompileProgress | None = None
+    ) -> None:
         self._gpu = gpu
         self._compiler = compiler
-        self.progress = progress
+        self._progress = progress
         self._modules: dict[CudaSource, Module] = {}
         self._functions: dict[
             CudaKernel, tuple[Function, int]
@@ -100,8 +101,8 @@ class Library:
                 raise
 
     def _tell(self, done: int, sources: list[CudaSource], source: CudaSource, begin: float) -> None:
-        if self.progress:
-            self.progress(done, len(sources), str(source), perf_counter() - begin)
+        if self._progress:
+            self._progress(done, len(sources), str(source), perf_counter() - begin)
 
     def close(self) -> None:
         """Unload everything. Twice is fine."""

@@ -18,7 +18,7 @@ from ...alloc.host import HostBufferType
 from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ...sched.backend import Caps, Device, DeviceType, Event, KeepAlive, Registry
+from ...sched.backend import Caps, Device, DeviceType, Event, KeepAlive
 from ..compute import Compute, address_of
 from ..reference.compute import ReferenceCompute
 from .backend import SimBackend
@@ -124,17 +124,3 @@ class SimDevice(Device):
             seconds += nbytes / self._bandwidth
         if seconds:
             time.sleep(seconds)
-
-
-class SimRegistry(Registry):
-    """Simulated devices under one name."""
-
-    def __init__(self, devices: Sequence[SimDevice]) -> None:
-        self._devices = tuple(devices)
-
-    @property
-    def name(self) -> str:
-        return "sim"
-
-    def devices(self) -> Sequence[Device]:
-        return self._devices

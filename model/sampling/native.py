@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from ...base.settings import NO_JIT
 from ...kernels.cpu import sampling as kernels
-from ...kernels.cpu.compiler.jit import Kernel, Progress, load_all
+from ...kernels.cpu.compiler.jit import Kernel, load_all
 from ...kernels.cpu.sampling import state
+from ...sched.backend import CompileProgress
 from ..outputs import I32Array
 from .chain import Step, broken, nothing_left
 from .dry import Dry
@@ -50,7 +51,7 @@ _PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
 }
 
 
-def load_kernels(progress: Progress | None = None) -> None:
+def load_kernels(progress: CompileProgress | None = None) -> None:
     """Compile or load what samplers need, so that no request waits for it.
 
     Nothing is done with LAMELLA_NO_JIT. Raises BackendError if a kernel cannot be compiled.

@@ -18,7 +18,7 @@ from lamella.cli import doctor, machine
 from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.kernels.cpu.compiler.isa import supported_isas
-from lamella.kernels.cuda.device import CudaRegistry, open_cuda
+from lamella.kernels.cuda.registry import CudaProducts, CudaRegistry, open_cuda
 from lamella.observe import self_test
 from lamella.observe.self_test import Check, norm, product
 
@@ -142,8 +142,8 @@ def test_only_what_would_be_used_is_tested(driver: GridDriver) -> None:
 
 
 def test_types_without_a_kernel_are_told_of() -> None:
-    products = machine.Products(["Q2_K", "Q3_K"], "", "")
-    assert machine._products_line(products) == "leaves products of Q2_K Q3_K to the CPU"
+    products = CudaProducts(["Q2_K", "Q3_K"], "", "")
+    assert products.line == "leaves products of Q2_K Q3_K to the CPU"
 
 
 # --- what is wrong ---

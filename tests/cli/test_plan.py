@@ -20,7 +20,6 @@ from tiny_models import TINY, write_model
 
 import lamella as api
 from lamella.base.errors import DoesNotFitError, OutOfMemoryError
-from lamella.cli import plan as command
 from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
@@ -210,7 +209,8 @@ def test_what_is_not_given_is_measured(model: Path, monkeypatch: pytest.MonkeyPa
         asked.append((device.name, n_threads))
         return None if device.name == "SIM0" else 10e9
 
-    monkeypatch.setattr(command, "memory_bandwidth", measured)
+    for kind in (SimDevice, CpuDevice):
+        monkeypatch.setattr(kind, "bandwidth", measured)
     args = ("plan", model, *SMALL, "-dev", "sim", "--json")
     gpu, cpu = json.loads(lamella(*args, "-ngl", "3").stdout)["devices"]
     assert asked == [("SIM0", 2), ("CPU", 2)]
@@ -224,7 +224,7 @@ def test_what_is_not_given_is_measured(model: Path, monkeypatch: pytest.MonkeyPa
     def failing(*_: object) -> float:
         raise OutOfMemoryError("memory to measure", 2, 1)
 
-    monkeypatch.setattr(command, "memory_bandwidth", failing)
+    monkeypatch.setattr(CpuDevice, "bandwidth", failing)
     text = lamella(*args[:-1], "-dev", "none").stdout
     assert "bandwidth CPU not measured: out of memory: memory to measure cannot give 2" in text
 

@@ -14,7 +14,7 @@ from golden_data import golden_cases, model_path
 from tiny_models import TINY, write_model
 
 from lamella.kernels import devices
-from lamella.kernels.cuda.device import CudaRegistry
+from lamella.kernels.cuda.registry import CudaRegistry
 
 
 @pytest.fixture(scope="module")

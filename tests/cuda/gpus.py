@@ -14,7 +14,8 @@ from typing import TypeVar
 import pytest
 from cuda_grid import GridCompiler, GridDriver, GridGpu, needs_compiler
 
-from lamella.kernels.cuda.device import CudaDevice, CudaRegistry, find_cuda, open_cuda
+from lamella.kernels.cuda.device import CudaDevice
+from lamella.kernels.cuda.registry import CudaRegistry, find_cuda, open_cuda
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cuda.bindings import CudaDriver, CudaGpu
-from lamella.kernels.cuda.device import open_cuda
 from lamella.kernels.cuda.driver import Function, Stream
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
 
 MEMORY = 1 << 20  # of a device

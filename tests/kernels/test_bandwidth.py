@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from lamella.base.settings import NO_JIT
-from lamella.kernels import bandwidth
-from lamella.kernels.bandwidth import memory_bandwidth
-from lamella.kernels.cpu import CpuDevice, ceiling
+from lamella.kernels.cpu import CpuDevice, ceiling, device
 from lamella.kernels.sim import SimDevice
 
 
 def test_the_processor_s_threads_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "measure_read", lambda n_threads: 5.0 * n_threads)
-    assert memory_bandwidth(CpuDevice(), 2) == 10.0
+    monkeypatch.setattr(device, "measure_read", lambda n_threads: 5.0 * n_threads)
+    assert CpuDevice().bandwidth(2) == 10.0
 
 
 def test_reading_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +19,7 @@ def test_reading_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ceiling.measure_read(2, 1 << 22) > 0
 
 
-def test_nobody_knows_of_what_is_simulated_or_not_compiled() -> None:
-    assert memory_bandwidth(SimDevice("SIM0"), 2) is None
+def test_simulated_devices_and_numpy_s_kernels_have_no_bandwidth() -> None:
+    assert SimDevice("SIM0").bandwidth(2) is None
     with NO_JIT.set(1):
-        assert memory_bandwidth(CpuDevice(), 2) is None
+        assert CpuDevice().bandwidth(2) is None

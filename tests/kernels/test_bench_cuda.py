@@ -25,7 +25,7 @@ from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.graph.op import VIEW_OPS
 from lamella.graph.tensor import OUTPUT
 from lamella.kernels import devices
-from lamella.kernels.cuda.device import CudaRegistry, open_cuda
+from lamella.kernels.cuda.registry import CudaRegistry, open_cuda
 from lamella.kernels.cuda.table import FUSERS
 from lamella.kernels.plan.fusion import find_chains
 from lamella.observe.bench import BenchTest

@@ -13,15 +13,15 @@ import pytest
 
 from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.alloc.buffer import Buffer, BufferType
-from lamella.base.errors import BackendError, ClosedError, TensorAccessError, UnknownDeviceError
+from lamella.base.errors import BackendError, ClosedError, TensorAccessError
 from lamella.base.settings import NO_JIT
 from lamella.graph import GGMLType, Graph, Tensor, ops
-from lamella.kernels.cpu import CpuBackend, CpuDevice, CpuRegistry, device, plan
-from lamella.kernels.cpu.compiler.jit import Kernel, Progress, load_all
+from lamella.kernels.cpu import CpuBackend, CpuDevice, device, plan
+from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.host import default_threads
 from lamella.kernels.reference.compute import ReferenceCompute
 from lamella.kernels.sim.device import SimDevice
-from lamella.sched.backend import DeviceType
+from lamella.sched.backend import CompileProgress, DeviceType
 
 each_kind = pytest.mark.parametrize("no_jit", [0, 1], ids=["compiled", "NumPy"])
 
@@ -99,16 +99,6 @@ def test_as_many_threads_as_the_process_may_use(monkeypatch: pytest.MonkeyPatch)
     assert CpuDevice().n_threads == 1
 
 
-def test_the_registry_finds_it_by_name() -> None:
-    cpu = CpuDevice(1)
-    registry = CpuRegistry(cpu)
-    assert registry.name == "cpu"
-    assert registry.devices() == (cpu,)
-    assert registry.device("CPU") is cpu
-    with pytest.raises(UnknownDeviceError, match="cpu has no device 'CPU1', only: CPU"):
-        registry.device("CPU1")
-
-
 def test_memory_it_can_use() -> None:
     cpu, gpu = CpuDevice(1), SimDevice("SIM0")
     assert cpu.buffer_type.is_host
@@ -176,7 +166,7 @@ def test_without_jit_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_progress_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
-    def loading(kernels: Iterable[Kernel], progress: Progress | None) -> None:
+    def loading(kernels: Iterable[Kernel], progress: CompileProgress | None) -> None:
         told.append(progress)
         load_all(kernels)
 

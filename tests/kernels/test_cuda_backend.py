@@ -18,7 +18,8 @@ from lamella.graph.op import ScaleParams
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda import backend as backend_module
 from lamella.kernels.cuda.backend import CudaBackend
-from lamella.kernels.cuda.device import CudaDevice, open_cuda
+from lamella.kernels.cuda.device import CudaDevice
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
 from lamella.kernels.plan.op_table import Implementation
 from lamella.sched import Scheduler

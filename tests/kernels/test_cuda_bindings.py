@@ -54,7 +54,7 @@ def python(folder: Path, *args: str) -> str:
 
 def reason(folder: Path) -> str:
     """Why CUDA is not used."""
-    code = "from lamella.kernels.cuda.device import open_cuda; print(open_cuda().reason, end='')"
+    code = "from lamella.kernels.cuda.registry import open_cuda; print(open_cuda().reason, end='')"
     return python(folder, "-c", code)
 
 
@@ -87,7 +87,7 @@ def test_no_bindings(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["cuda"] = None
-from lamella.kernels.cuda.device import open_cuda
+from lamella.kernels.cuda.registry import open_cuda
 print(open_cuda().reason, end="")
 """
     told = python(tmp_path, "-c", code)

@@ -12,9 +12,10 @@ from cuda_grid import GridCompiler, GridDriver, GridGpu, needs_compiler
 from lamella.alloc import HostBufferType, Usage, alloc_tensors, tensor_copy, tensor_get, tensor_set
 from lamella.base.errors import BackendError, OutOfMemoryError, TensorAccessError
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.kernels.cuda.device import CudaDevice, open_cuda
+from lamella.kernels.cuda.device import CudaDevice
 from lamella.kernels.cuda.driver import Driver, Function
 from lamella.kernels.cuda.library import Library, file_name
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
 from lamella.sched import Caps, DeviceType
 

@@ -11,13 +11,14 @@ from lamella.alloc.buffer import UNLIMITED
 from lamella.base.errors import BackendError, RequestError, UnknownDeviceError
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.device import CudaDevice, CudaRegistry, open_cuda
+from lamella.kernels.cuda.device import CudaDevice
 from lamella.kernels.cuda.driver import Compiler, Driver, Gpu, GpuInfo
+from lamella.kernels.cuda.registry import CudaRegistry, open_cuda
 from lamella.kernels.devices import (
-    cuda_registry,
     find_buffer_type,
     find_devices,
     split_over,
+    unused_reasons,
 )
 from lamella.kernels.sim import SimDevice
 
@@ -111,7 +112,7 @@ def test_unknown_names_are_refused_with_those_there_are(cpu: CpuDevice, name: st
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_by_name(cpu: CpuDevice, names: list[str], expected: list[str]) -> None:
     assert [d.name for d in find_devices(names, cpu)] == expected
-    assert cuda_registry().reason == ""
+    assert unused_reasons() == []
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -128,12 +129,13 @@ def test_gpus_tell_of_their_kernels_whoever_uses_them_last(
 ) -> None:
     def progress(*_: Any) -> None: ...
 
+    find_devices([], cpu)
     find_devices(["CUDA1"], cpu, progress)
     first, second = two_gpus.devices()
-    assert (first.library.progress, second.library.progress) == (None, progress)
+    assert (first.progress, second.progress) == (None, progress)
     found = find_devices([], cpu, progress)
     assert found == [first, second]  # the process's: nothing is loaded twice
-    assert first.library.progress is progress
+    assert first.progress is progress
     assert isinstance(found[0], CudaDevice)
 
 
@@ -150,7 +152,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (registry(0), "no NVIDIA GPU of compute capability 7.5 or newer is visible"),
     ):
         monkeypatch.setattr(devices, "find_cuda", lambda found=found: found)
-        assert cuda_registry().reason == reason
+        assert unused_reasons() == [f"CUDA is not used: {reason}"]
         assert found.devices() == ()
 
 

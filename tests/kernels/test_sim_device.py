@@ -7,9 +7,8 @@ import time
 import pytest
 
 from lamella.alloc import HostBuffer, HostBufferType
-from lamella.base.errors import UnknownDeviceError
 from lamella.graph import GGMLType, Op, Tensor, ops
-from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice, SimRegistry
+from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice
 from lamella.sched import DeviceType
 from lamella.sched.backend import Caps
 
@@ -115,25 +114,7 @@ def test_work_takes_its_time() -> None:
     assert list(delays) == []  # asked once for each piece of work
 
 
-# --- registries ---
-
-
-def test_a_registry_knows_its_devices_by_name() -> None:
-    devices = [SimDevice("SIM0"), SimDevice("CPU", DeviceType.CPU)]
-    registry = SimRegistry(devices)
-    assert registry.name == "sim"
-    assert list(registry.devices()) == devices
-    assert registry.device("CPU") is devices[1]
-
-
-def test_a_wrong_name_lists_those_there_are() -> None:
-    registry = SimRegistry([SimDevice("SIM0"), SimDevice("CPU", DeviceType.CPU)])
-    with pytest.raises(UnknownDeviceError, match="sim has no device 'SIM1', only: SIM0, CPU"):
-        registry.device("SIM1")
-    with pytest.raises(UnknownDeviceError, match="no device 'sim0', only: SIM0, CPU"):
-        registry.device("sim0")
-    with pytest.raises(UnknownDeviceError, match="only: none"):
-        SimRegistry([]).device("SIM0")
+# --- backends ---
 
 
 def test_a_device_opens_a_backend() -> None:

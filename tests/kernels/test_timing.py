@@ -15,7 +15,7 @@ from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.graph.cost import KnownUse, cost
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compute import CpuCompute
-from lamella.kernels.cuda.device import open_cuda
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.plan.timing import Part, Timing
 from lamella.kernels.sim import SimDevice
 from lamella.sched.backend import Backend, CallTime, Device

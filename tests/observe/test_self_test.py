@@ -14,7 +14,7 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.kernels.compute import Workspace
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.device import open_cuda
+from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.reference.compute import ReferenceCompute, ReferenceProgram
 from lamella.kernels.sim import SimDevice
 from lamella.observe.self_test import CASES, N_MANY, Check, attention, norm, product, self_test

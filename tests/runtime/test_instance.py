@@ -13,7 +13,7 @@ from lamella.base.errors import LamellaError, ModelFileError, RequestError, Unsu
 from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
-from lamella.kernels.cuda.device import CudaRegistry
+from lamella.kernels.cuda.registry import CudaRegistry
 from lamella.runtime import fit as planning
 from lamella.runtime.instance import open_instance
 from lamella.runtime.params import InstanceParams

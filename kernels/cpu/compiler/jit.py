@@ -26,6 +26,7 @@ import numba
 import platformdirs
 
 from ....base.errors import BackendError
+from ....sched.backend import CompileProgress
 from ...disk_cache import mark_used, read, write
 from .isa import target
 from .objects import compile_object, load_objects
@@ -35,7 +36,6 @@ SOURCES: Final = ("cpu/**/*.py", "plan/*.py", "quants/*.py")  # in kernels/: the
 KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
 
 Made = ParamSpec("Made")
-Progress = Callable[[int, int, str, float], None]
 
 
 @cache
@@ -132,7 +132,7 @@ def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
     return one_at_a_time  # type: ignore[return-value]
 
 
-def load_all(kernels: Iterable[Kernel], progress: Progress | None = None) -> None:
+def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None) -> None:
     """Load kernels, compiling those that are not on disk, in several processes if there are many.
 
     `progress(done, total, name of one under way, seconds so far)` is called around compilations.

@@ -1,0 +1,47 @@
+"""A registry: one family of devices, for instance all CUDA GPUs (ggml's backend registry).
+
+`kernels.devices` has the list of all registries. Another package adds its own by an entry point of
+the group `lamella.backends`. Tested by tests/kernels/test_devices.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ..sched.backend import Device, Report
+from .cpu.device import CpuDevice
+
+
+class Registry(ABC):
+    """A family of devices.
+
+    `name`, in any case, names all its devices together. `reason` says in one line why none can be
+    used. Devices are used by default if `by_default`. `packages` are those whose versions matter.
+    """
+
+    name: str
+    reason: str = ""
+    by_default: bool = True
+    packages: Sequence[str] = ()
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """The devices of this machine, always in the same order; none if they cannot be used."""
+
+    def find(self, name: str, cpu: CpuDevice, found: Sequence[Device]) -> Sequence[Device]:
+        """The devices that `name`, in lower case, stands for; none if it is unknown here.
+
+        `cpu` has the kernels for simulated devices. `found` are the devices that were named before.
+        """
+        return [d for d in self.devices() if name in (self.name.lower(), d.name.lower())]
+
+    def known_names(self) -> Sequence[str]:
+        """The names that `find` understands, for people."""
+        devices = [device.name for device in self.devices()]
+        return [*devices, self.name.lower()] if devices else []
+
+    def report(self) -> Report:
+        """The facts that all devices of the family share."""
+        lines = [f"not used: {self.reason}"] if self.reason else []
+        return Report({"reason": self.reason}, lines)

@@ -1,0 +1,55 @@
+"""Simulated devices by name: sim, sim:SIZE, sim:SIZE:COUNT.
+
+Tested by tests/kernels/test_devices.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import Final
+
+from ...alloc.buffer import UNLIMITED
+from ...sched.backend import Device
+from ..cpu.device import CpuDevice
+from ..registry import Registry
+from .device import SimDevice
+
+MAX_DEVICES: Final = 16  # of one name
+_NAME: Final = re.compile(
+    r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt]i?b)(?::(?P<count>\d+))?)?"
+)
+_UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
+
+
+class SimRegistry(Registry):
+    """Simulated devices, which are made when they are named."""
+
+    name = "SIM"
+    by_default = False
+
+    def devices(self) -> Sequence[Device]:
+        return ()
+
+    def known_names(self) -> Sequence[str]:
+        return ("sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)",)
+
+    def find(self, name: str, cpu: CpuDevice, found: Sequence[Device]) -> Sequence[Device]:
+        match = _NAME.fullmatch(name)
+        n = int(match["count"] or 1) if match else 0
+        if match is None or not 1 <= n <= MAX_DEVICES:
+            return ()
+        memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
+        taken = {device.name for device in found}
+        names = (name for i in count() if (name := f"SIM{i}") not in taken)
+        return [
+            SimDevice(name, memory=memory, compute=cpu.new_compute) for name in islice(names, n)
+        ]
+
+
+def parse_size(number: str, unit: str) -> int:
+    """Bytes of a size as in 24 GiB (2**30) or 24 GB (10**9)."""
+    power = _UNITS[unit[0].lower()]
+    base = 2**power if "i" in unit.lower() else 10 ** (power // 10 * 3)
+    return int(float(number) * base)
