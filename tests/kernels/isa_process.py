@@ -1,8 +1,10 @@
-"""For the tests of ISAs: a process that computes op cases with the kernels of LAMELLA_ISA.
+"""A process that computes op cases with the kernels of LAMELLA_ISA, for the tests of ISAs.
 
-Its argument says which cases: `products`, those in which instructions are chosen, or `some`, those
-and every third kernel of the others. Prints JSON: the cases whose results are too far from the
-reference's, and the bits of all of them.
+Its argument chooses the cases:
+`dots`: packed products with one weight type for each way to multiply bytes,
+`some`: products, rows and attention with more types, and every third of the other kernels,
+`all`: everything.
+Prints JSON: the cases whose results are too far from the reference's, and the bits of all of them.
 """
 
 from __future__ import annotations
@@ -19,14 +21,29 @@ from op_cases import OpCase, op_cases
 from reference_run import data, values_of
 from test_cpu_ops import error
 
+from lamella.graph import GGMLType
 from lamella.graph.op import Op
 from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.plan.calls import with_prepared
 
-PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS)
-MANY: Final = "flash_attn_ext"  # of large kernels, one for each two types: one of them will do
-ONE: Final = "flash_attn_ext_q8_0_q8_0"
+PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS, Op.FLASH_ATTN_EXT)
+# packed weights: one type for each way to multiply bytes
+DOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q2_K)
+# besides these: looked up in tables, ternary, scaled by powers of two, and no blocks
+MORE_TYPES: Final = (
+    GGMLType.IQ4_NL,
+    GGMLType.IQ1_M,
+    GGMLType.IQ2_XS,
+    GGMLType.TQ1_0,
+    GGMLType.MXFP4,
+)
+PLAIN_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32, GGMLType.I64)
+TYPES: Final = {
+    "dots": DOT_TYPES,
+    "some": DOT_TYPES + MORE_TYPES + PLAIN_TYPES,
+    "all": tuple(GGMLType),
+}
 
 
 def kernels_of(case: OpCase) -> list[Kernel]:
@@ -37,18 +54,18 @@ def kernels_of(case: OpCase) -> list[Kernel]:
 def chosen(which: str) -> Iterator[OpCase]:
     """The cases of a choice."""
     seen: set[str] = set()
-    n_new = 0
+    n_others = 0
     for case in op_cases():
-        is_product = case.node().op in PRODUCTS
-        if case.timed or not (is_product or which == "some"):
+        node, names = case.node(), {k.name for k in kernels_of(case)}
+        types = TYPES[which]
+        if case.timed or node.src[0].type not in types or node.type not in (*types, GGMLType.F32):
             continue
-        names = {k.name for k in kernels_of(case)}
-        if not names <= seen:
-            n_new += not is_product
-            if any(name.startswith(MANY) for name in names):
-                if ONE not in names:
-                    continue
-            elif not is_product and n_new % 3 != 0:
+        is_packed = any(name.startswith("packed_") for name in names)
+        if which == "dots" and not is_packed:
+            continue
+        if which == "some" and node.op not in PRODUCTS and not names <= seen:
+            n_others += 1
+            if n_others % 3 != 0:
                 continue
         seen |= names
         yield case

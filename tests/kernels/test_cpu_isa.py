@@ -9,7 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import isa_process
 import neon_process
@@ -19,6 +19,7 @@ from llvmlite import binding
 from lamella.base.errors import SettingError
 from lamella.kernels.cpu.compiler import isa
 from lamella.kernels.cpu.compiler.isa import ISAS, host_features, supported_isas, target
+from lamella.kernels.cpu.packed.formats import FORMATS
 
 HERE = Path(__file__).parent
 
@@ -157,18 +158,29 @@ def results(name: str, which: str) -> Any:
     return run(isa_process.__file__, name, which)
 
 
-# compiling takes long: the ISAs that differ in a few instructions get the kernels that have them
-OTHERS = dict.fromkeys(supported_isas()[1:], "products") | {"avx2": "some", "generic": "some"}
+# Compiling takes long. These have the machine code of another one but for their products of bytes
+SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_dotprod")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in OTHERS if name in supported_isas()])
-def test_results_are_right_and_the_same_bits_with_every_isa(name: str) -> None:
-    with_default, with_other = results("", "some"), results(name, OTHERS[name])
+@pytest.mark.parametrize("name", supported_isas()[1:])
+def test_results_are_right_and_the_same_bits_with_every_isa(
+    name: str, pytestconfig: pytest.Config
+) -> None:
+    default, other = "some", "dots" if name in SAME_BUT_DOTS else "some"
+    if pytestconfig.getoption("--full"):
+        default = other = "all"
+    with_default, with_other = results("", default), results(name, other)
     assert with_other["wrong"] == []
     bits = with_default["bits"]
-    assert len(with_other["bits"]) > 50
+    assert len(with_other["bits"]) >= {"dots": 10, "some": 100, "all": 300}[other]
     assert [case for case, found in with_other["bits"].items() if bits[case] != found] == []
+
+
+def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
+    ways = {type: (form.kind, form.offset < 128) for type, form in FORMATS.items() if form.kind}
+    chosen = [ways[type] for type in isa_process.DOT_TYPES]
+    assert sorted(chosen, key=str) == sorted(set(ways.values()), key=str)
 
 
 @pytest.mark.parametrize(

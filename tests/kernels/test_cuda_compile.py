@@ -1,28 +1,37 @@
-"""NVRTC compiles every kernel that op cases and models call, with nothing spilt from registers."""
+"""NVRTC compiles every kernel that op cases and models call, with nothing spilt from registers.
+
+Logs are cached on disk.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import platformdirs
 import pytest
 from cuda_cases import calls_of, kernels_in_use
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
-from lamella.kernels.cuda.nvrtc import NvrtcCompiler
+from lamella.kernels import disk_cache
+from lamella.kernels.cuda import nvrtc
+from lamella.kernels.cuda.nvrtc import FOLDER, NvrtcCompiler
 from lamella.kernels.cuda.table import CudaSource
 from lamella.kernels.host import usable_cpus
 
 ARCH: Final = 90
 OLDEST: Final = 75
-OTHERS: Final = (OLDEST, 80, 89, 120)
+NEWEST: Final = 120
+BETWEEN: Final = (80, 89)
 STATIC_SHARED: Final = 48 * 1024  # bytes of a block's memory that may have a fixed size
 TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
@@ -83,15 +92,22 @@ MAY_SPILL: Final[Mapping[Key, int]] = {
 }
 
 
-def wanted() -> list[Key]:
-    """All sources for one architecture, hot ones for all; of each file the last one for the others,
-    and the first one too where tensor cores are driven in another way."""
+def wanted(full: bool) -> list[Key]:
+    """All sources for one architecture, one of each file for the newest and the oldest one. For the
+    oldest one, which multiplies tiles in its own way, also the hot sources and two of each file.
+
+    `full`: the hot sources and one of each file for every architecture.
+    """
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
-    few = {(same[-1], arch) for same in files for arch in OTHERS}
-    few |= {(same[0], OLDEST) for same in files}
-    few |= {(s, arch) for node in hot_nodes() for s in sources_of(node) for arch in OTHERS}
+    hot = {s for node in hot_nodes() for s in sources_of(node)}
+    few = {(s, OLDEST) for same in files for s in (same[0], same[-1])}
     few |= {(s, OLDEST) for t in (F16, Q8_0) for s in sources_of(attention(LARGEST_HEAD, t))}
+    few |= {(s, OLDEST) for s in hot}
+    few |= {(same[-1], NEWEST) for same in files}
+    if full:
+        few |= {(same[-1], arch) for same in files for arch in BETWEEN}
+        few |= {(s, arch) for s in hot for arch in (*BETWEEN, NEWEST)}
     return [*((s, ARCH) for s in sources), *sorted(few, key=str)]
 
 
@@ -104,12 +120,37 @@ def compile_one(key: Key) -> str:
         return f"error: {e}"
 
 
+@cache
+def logs_folder() -> Path:
+    """Where logs of an earlier run are: what they depend on besides the source file is in its
+    name."""
+    assert NVRTC is not None
+    key = hashlib.sha256(NVRTC.version.encode())
+    for file in (Path(nvrtc.__file__), *sorted(FOLDER.glob("*.cuh"))):
+        key.update(file.name.encode() + b"\0" + file.read_bytes())
+    return Path(platformdirs.user_cache_dir("lamella")) / "nvrtc_logs" / key.hexdigest()[:16]
+
+
+def log_of(key: Key) -> str:
+    """What the compiler says, now or in an earlier run that had the same source."""
+    source, arch = key
+    digest = hashlib.sha256(f"{source} {arch}".encode() + (FOLDER / source.file).read_bytes())
+    name = f"{digest.hexdigest()}.log"
+    known = disk_cache.read(logs_folder(), name)
+    if known is not None:
+        return known.decode()
+    log = compile_one(key)
+    if not log.startswith("error:"):
+        disk_cache.write(logs_folder(), name, log.encode())
+    return log
+
+
 @pytest.fixture(scope="module")
-def logs() -> Mapping[Key, str]:
+def logs(pytestconfig: pytest.Config) -> Mapping[Key, str]:
     """By source and architecture."""
-    keys = wanted()
+    keys = wanted(pytestconfig.getoption("--full"))
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        return dict(zip(keys, pool.map(compile_one, keys), strict=True))
+        return dict(zip(keys, pool.map(log_of, keys), strict=True))
 
 
 def kernels_of(log: str) -> dict[str, Compiled]:
@@ -193,7 +234,7 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
 
 def test_architectures() -> None:
     assert NVRTC is not None
-    assert {ARCH, *OTHERS} <= set(NVRTC.archs)
+    assert {OLDEST, *BETWEEN, ARCH, NEWEST} <= set(NVRTC.archs)
     rows = CudaSource.of("pairs.cu")
     assert NVRTC.compile(rows, ARCH).startswith(b"\x7fELF")
     newer = NVRTC.compile(rows, ARCH + 1)  # the driver compiles it further
