@@ -1,6 +1,6 @@
-"""sched: registry, device, backend and event interfaces, and the scheduler over them.
+"""sched: the interfaces of registries, devices, backends and events, and the scheduler over them.
 
-Knows no computing backend and no model.
+Does not know any computing backend or model.
 """
 
 from .backend import (

@@ -1,4 +1,7 @@
-"""What the passes work on: the backends seen as a table, and an assignment of tensors to them."""
+"""The data of the passes: a table of the backends, and an assignment of tensors to them.
+
+Tested by tests/sched/test_passes.py.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from .backend import Backend
 
-# Every cause, with the sentence that explains it. A weight's cause ends in the index of its source.
+# Every cause with its explanation. The cause of a weight ends with the index of its source.
 CAUSES: dict[str, str] = {
     "usr": "set by hand",
     "1.dst": "its data already lies in memory that this backend can use",
-    "1.vsrc": "it is a view of what 1.dst would find (which always comes first)",
+    "1.vsrc": "it is a view of a tensor that 1.dst would match (1.dst always applies first)",
     "1.inp": "it is an input of the graph, written by the host",
-    "1.off": "its weights lie in host memory, and this backend takes the op over",
-    "1.wgt": "its weights (the source of that index) lie there",
+    "1.off": "its weights lie in host memory, and this backend takes over the op",
+    "1.wgt": "its weights (the source with this index) lie on this backend",
     "2.sup": "it is next to nodes on this backend, which supports it",
-    "3.best": "this backend can read the most of its sources where they lie",
-    "3.upg": "this backend uses the same memory as the one assigned, and has a higher priority",
+    "3.best": "this backend can read the most of its sources without a copy",
+    "3.upg": "this backend uses the same memory as the assigned one, and has a higher priority",
     "4.vsrc": "it is a view of a tensor on this backend",
     "4.cur": "the node that reads it is on this backend",
     "4.cpy": "it is a copy for a split on this backend",
@@ -28,9 +31,9 @@ CAUSES: dict[str, str] = {
 
 
 class BackendTable:
-    """The backends of a scheduler, highest priority first, the last one the CPU.
+    """The backends of a scheduler by priority, highest first; the last one is the CPU.
 
-    `bufts[b]` is the memory in which backend b's tensors are placed.
+    `bufts[b]` is the buffer type for the tensors of backend b.
     """
 
     def __init__(
@@ -41,12 +44,12 @@ class BackendTable:
         self.op_offload = op_offload
         self.last = len(self.backends) - 1
         self.supports_op = [b.supports_op for b in self.backends]
-        # backends of higher priority over the same memory
+        # for each backend, those of higher priority over the same memory
         self.upgrades = [[b for b in range(i) if bufts[b] is bufts[i]] for i in range(len(bufts))]
         self._readers: dict[BufferType, list[int]] = {}
 
     def readers(self, buft: BufferType) -> list[int]:
-        """The backends that can use this kind of memory in place, by priority."""
+        """The backends that can use this kind of memory without a copy, by priority."""
         found = self._readers.get(buft)
         if found is None:
             found = [i for i, b in enumerate(self.backends) if b.supports_buft(buft)]
@@ -55,7 +58,7 @@ class BackendTable:
 
 
 class Assignment:
-    """Which backend each tensor of `graph` is on, and the cause; unassigned tensors are absent."""
+    """The backend and the cause of each tensor of `graph`; unassigned tensors are absent."""
 
     def __init__(
         self, table: BackendTable, graph: Graph, user: dict[Tensor, int] | None = None
@@ -70,7 +73,7 @@ class Assignment:
         self.causes[tensor] = cause
 
     def buffer_supported(self, tensor: Tensor, backend_id: int) -> bool:
-        """Whether a backend can use the tensor where it lies, or will lie."""
+        """True if a backend can use the tensor where it lies, or will lie, without a copy."""
         root = tensor.view_src or tensor
         if root.buffer is not None:
             buft = root.buffer.buft

@@ -1,8 +1,8 @@
 """The interfaces of a backend: Device -> Backend, and Event (ggml-backend-impl.h).
 
-A device says what it can do and opens backends. A backend is one stream of work on its device.
-Optional verbs come with a fallback, which their docstring states. This module knows no computing
-backend; `kernels.registry` lists devices.
+A device describes its abilities and opens backends. A backend is one stream of work on its device.
+An optional verb has a fallback, which its docstring states. Does not know any computing backend;
+`kernels.registry` lists devices. Tested by tests/kernels/test_sim_fallbacks.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..graph.tensor import Tensor
 
 
 class DeviceType(Enum):
-    """What kind of device: a GPU with memory of its own, an accelerator beside the CPU, the CPU."""
+    """The kind of a device: a GPU with its own memory, an accelerator beside the CPU, the CPU."""
 
     GPU = "gpu"
     ACCEL = "accel"
@@ -30,10 +30,10 @@ class DeviceType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What a device can do beyond computing.
+    """The abilities of a device beside computing.
 
-    `async_`: its backends return before the work is done. `events`: it has events to wait for.
-    `copy_ahead`: it copies weights from host memory while it computes.
+    `async_`: its backends return before their work is done. `events`: it has events.
+    `copy_ahead`: it can copy weights from host memory while it computes.
     """
 
     async_: bool = False
@@ -43,7 +43,7 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """A wish from `graph_optimize`: `tensor` must keep its data until `until` is computed."""
+    """A request of `graph_optimize`: `tensor` must keep its data until `until` is computed."""
 
     tensor: Tensor
     until: Tensor
@@ -77,15 +77,15 @@ class Report(NamedTuple):
 
 
 class Event(ABC):
-    """A point in a backend's work. Recorded by `Backend.event_record`; may be recorded again."""
+    """A point in a backend's work. `Backend.event_record` records it, once or more often."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Make the host wait until the point is reached; at once if it was never recorded."""
+        """Wait on the host until the point is reached; return at once if it was never recorded."""
 
 
 class Device(ABC):
-    """A device: what it is, what it can run, and the memory it brings.
+    """A device: its description, the ops that it can run, and its memory.
 
     `progress` is called while its kernels are compiled.
     """
@@ -94,8 +94,8 @@ class Device(ABC):
     description: str
     type: DeviceType
     caps: Caps = Caps()
-    kernels_by_size: bool = False  # a graph of another batch size may need other kernels
-    driver_margin: int = 0  # bytes that its driver takes for kernels and graphs
+    kernels_by_size: bool = False  # another batch size may need other kernels
+    driver_margin: int = 0  # bytes for its driver's kernels and graphs
     progress: CompileProgress | None = None
 
     @abstractmethod
@@ -103,11 +103,12 @@ class Device(ABC):
         """(free, total) bytes."""
 
     def bandwidth(self, n_threads: int) -> float | None:
-        """Bytes per second that it reads from its memory, measured in less than a second; None if
-        it is unknown. `n_threads` are those of a CPU. Fallback: None.
+        """The bytes per second that the device reads from its memory, measured in less than a
+        second; None if unknown. `n_threads` applies to a CPU. Fallback: None.
 
         Raises:
-            OutOfMemoryError: there is too little memory for it. BackendError: the device failed.
+            OutOfMemoryError: the device has too little memory to measure.
+            BackendError: the device failed.
         """
         return None
 
@@ -122,65 +123,65 @@ class Device(ABC):
     @property
     @abstractmethod
     def buffer_type(self) -> BufferType:
-        """The memory its tensors live in by default."""
+        """The default buffer type for its tensors."""
 
     @property
     def host_buffer_type(self) -> BufferType | None:
-        """Host memory from which copies are fast (pinned). Fallback: None, use ordinary memory."""
+        """Pinned host memory, with fast copies. Fallback: None, use ordinary memory."""
         return None
 
     @property
     def extra_buffer_types(self) -> Sequence[BufferType]:
-        """Memory in which weights are faster to compute with, the best first (ggml's extra buffer
-        types). Few ops can use it: ask `supports_op`. Fallback: none."""
+        """Memory in which weights compute faster, the best first (ggml's extra buffer types). Few
+        ops can use it: ask `supports_op`. Fallback: none."""
         return ()
 
     @abstractmethod
     def supports_op(self, op: Tensor) -> bool:
-        """Whether the node can be computed here, wherever its tensors lie; always for op NONE."""
+        """True if the node can be computed here, wherever its tensors lie; always for op NONE."""
 
     @abstractmethod
     def supports_buft(self, buft: BufferType) -> bool:
-        """Whether tensors in this kind of memory can be read and written here, without a copy."""
+        """True if tensors in this kind of memory can be read and written here without a copy."""
 
     def offload_op(self, op: Tensor) -> bool:
-        """Whether the node is worth copying its weights from host memory. Fallback: never."""
+        """True if computing the node here is worth a copy of its weights. Fallback: never."""
         return False
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        """What its backends do in `Backend.graph_optimize`. Fallback: nothing is changed."""
+        """See `Backend.graph_optimize`. Fallback: change nothing."""
         return ()
 
     def work_size(self, graph: Graph, n_threads: int | None = None) -> int:
-        """Bytes of scratch memory of a plan for `graph`, whose tensors have addresses, on that many
-        threads. Fallback: 0."""
+        """The bytes of scratch memory of a plan for `graph` on `n_threads` threads. The graph's
+        tensors must have addresses. Fallback: 0."""
         return 0
 
     @property
     def backend_memory(self) -> Sequence[tuple[BufferType, int]]:
-        """What each of its backends allocates for itself. Fallback: nothing."""
+        """The buffers that each of its backends allocates when opened. Fallback: none."""
         return ()
 
     def event_new(self) -> Event | None:
-        """An event for this device's backends. Fallback: None, callers synchronise."""
+        """A new event for this device's backends. Fallback: None, the caller synchronizes."""
         return None
 
 
 class Backend(ABC):
-    """One stream of work on a device: what is given to it later runs later.
+    """One stream of work on a device: work runs in the order of the calls.
 
-    Where `caps.async_` holds, the async verbs and `graph_compute` return before the work is done,
-    and `synchronize` waits for it and raises what went wrong.
+    With `caps.async_`, the async verbs and `graph_compute` return before the work is done;
+    `synchronize` waits for it and raises its errors.
     """
 
-    compiles = True  # plans are more than numbers
+    compiles = True  # plans are compiled, not only measured
     memory: Memory = REAL_MEMORY  # where scratch memory is allocated
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.n_threads: int | None = None
         self.work: Buffer | None = None  # scratch memory of plans
-        # asked for every node: bound once
+        # bound once, as the scheduler calls them for every node
         self.supports_op = device.supports_op
         self.supports_buft = device.supports_buft
         self.offload_op = device.offload_op
@@ -194,20 +195,20 @@ class Backend(ABC):
         return self.device.caps.async_
 
     def free(self) -> None:
-        """End the stream and give the scratch memory back; twice is fine."""
+        """End the stream and free the scratch memory; a second call does nothing."""
         if self.work is not None:
             self.work.free()
 
     def set_tensor_async(self, tensor: Tensor, data: Data, offset: int = 0) -> None:
-        """Write bytes, which must stay as they are until synchronised. Fallback: at once."""
+        """Write bytes. `data` must not change until `synchronize`. Fallback: write at once."""
         self.synchronize()
         tensor_set(tensor, data, offset)
 
     def set_input_async(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, in host memory, to `dst`, which this backend works on, after all earlier work
-        here. `src` has been read on return, so that the user may write it again.
+        """Copy `src` in host memory to `dst` of this backend, after all earlier work here. On
+        return, `src` has been read, and the user may write it again.
 
-        Fallback: False, and nothing is done; the caller waits and copies.
+        Fallback: return False and do nothing; the caller waits and copies.
         """
         return False
 
@@ -217,58 +218,59 @@ class Backend(ABC):
         src: Tensor,
         dst: Tensor,
     ) -> bool:
-        """Copy `src`, which `src_backend` works on, to `dst`, which this backend works on.
+        """Copy `src` of `src_backend` to `dst` of this backend.
 
-        The copy runs after all earlier work of both backends and before any later work of either;
-        if `src_backend` is synchronous, the caller keeps the source as it is until it has waited.
-        Fallback: False, and nothing is done; the caller synchronises both and copies.
+        The copy runs after all earlier work of both backends, and before all later work of both. If
+        `src_backend` is synchronous, the caller must not change the source until it has waited.
+        Fallback: return False and do nothing; the caller synchronizes both and copies.
         """
         return False
 
     def copy_ahead_async(self, src: Tensor, dst: Tensor) -> None:
-        """Copy `src`, weights in host memory, to `dst` on this device, after all earlier work here
-        but beside later work, until `wait_copies_ahead`. Only where `caps.copy_ahead` holds."""
+        """Copy weights from host memory to `dst` on this device. The copy runs after all earlier
+        work here, but in parallel with later work until `wait_copies_ahead`. Needs
+        `caps.copy_ahead`."""
         raise NotImplementedError(f"{self.name} does not copy ahead")
 
     def wait_copies_ahead(self) -> None:
-        """Let later work here run after all copies made ahead. Only where `caps.copy_ahead`."""
+        """Let later work here run after all copies ahead. Needs `caps.copy_ahead`."""
         raise NotImplementedError(f"{self.name} does not copy ahead")
 
     def synchronize(self) -> None:  # noqa: B027 - optional
-        """Wait until all work is done. Fallback: it is.
+        """Wait until all work is done. Fallback: return, as it is done.
 
         Raises:
-            BackendError: a kernel failed; the work after it was not done.
+            BackendError: a kernel failed; later work was not done.
         """
 
     @abstractmethod
     def graph_compute(self, graph: Graph) -> None:
-        """Compute all nodes in order; every tensor is allocated in memory this backend supports."""
+        """Compute all nodes in order. All tensors must lie in memory that this backend supports."""
 
     def set_n_threads(self, n: int | None) -> None:
-        """Let plans made from now on use `n` of the device's threads, None: all of them.
+        """Let later plans use `n` of the device's threads; None: all of them.
 
-        Results do not depend on it. A backend may have no use for it.
+        Results do not depend on it. A backend may ignore it.
         """
         self.n_threads = n
 
     def workspace(self, size: int) -> Buffer:
-        """Scratch memory of at least so many bytes. Plans share it, as they run one after another;
-        those made over a smaller one keep that."""
+        """Scratch memory of `size` bytes or more. Plans run one after another, so they share it; a
+        plan with smaller scratch memory keeps that."""
         if self.work is None or self.work.size < size:
-            self.work = None  # if no plan keeps it, it need not fit beside the new one
+            self.work = None  # freed first, unless a plan keeps it: both may not fit
             self.work = self.memory.alloc_buffer(self.device.buffer_type, size)
             self.work.usage = Usage.WORK
         return self.work
 
     def graph_reserve(self, graph: Graph) -> None:
-        """Have scratch memory for a plan of `graph`, whose tensors have addresses."""
+        """Allocate scratch memory for a plan of `graph`. Its tensors must have addresses."""
         size = self.device.work_size(graph, self.n_threads)
         if size:
             self.workspace(size)
 
     def graph_plan_create(self, graph: Graph) -> Any:
-        """Compile a graph whose addresses no longer change. Fallback: the plan is the graph."""
+        """Compile a graph with fixed addresses into a plan. Fallback: the plan is the graph."""
         return graph
 
     def graph_plan_compute(self, plan: Any) -> None:
@@ -276,23 +278,24 @@ class Backend(ABC):
         self.graph_compute(plan)
 
     def graph_plan_profile(self, plan: Any) -> Sequence[CallTime]:
-        """Compute a plan, to the same bits, and wait; its kernel calls, each with its time.
+        """Compute a plan, with the same bits, and wait; return its kernel calls with their times.
 
-        Fallback: it is computed as always, and nothing is known of its calls.
+        Fallback: compute as usual, and return no calls.
         """
         self.graph_plan_compute(plan)
         self.synchronize()
         return ()
 
     def graph_optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        """Reorder `graph.nodes` or ask to keep tensors alive, before memory is planned.
+        """Reorder `graph.nodes`, or request that tensors stay alive, before memory is planned.
 
-        The set of nodes must stay, each after its sources. By default as its device says.
+        The set of nodes must stay the same, with each node after its sources. Fallback: call
+        `Device.graph_optimize`.
         """
         return self.device.graph_optimize(graph)
 
     def event_record(self, event: Event) -> None:
-        """Mark the end of the work given so far. Only for events of this device's `event_new`."""
+        """Record the end of the work so far. The event must be from this device's `event_new`."""
         raise NotImplementedError(f"{self.name} has no events")
 
     def event_wait(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """Running a scheduled graph: copies, waits, splits in order (ggml_backend_sched_compute_splits).
 
-Every wait that the memory demands is made: see `hazards`. Once `compute_async` has returned, the
-graph's inputs have been copied or read, and the user may write them again.
+`hazards` orders all work that shares memory. When `compute_async` returns, the graph's inputs have
+been copied or read, and the user may write them again. Tested by tests/sched/test_waits.py.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ EvalCallback = Callable[[Tensor, bool], bool]
 class Executor:
     """Runs scheduled graphs on the backends of one scheduler.
 
-    `eval_callback(node, True)` asks whether the user wants to see a node; if so, it is called again
-    with False once the node is computed, and stops the run by returning False. `profiler` is told
-    how long everything takes, if it is not None.
+    `eval_callback`: see `Scheduler.set_eval_callback`. `profiler`, if not None, receives the times
+    of copies and splits.
     """
 
     def __init__(self, backends: list[Backend], n_copies: int) -> None:
@@ -40,20 +39,21 @@ class Executor:
         self.hazards = Hazards(backends)
         self.eval_callback: EvalCallback | None = None
         self.profiler: Profiler | None = None
-        # with several copies: the last use of each copy's memory on each backend
+        # with several copies: the last use of each copy index on each backend
         self._copy_events: dict[Backend, list[Event | None]] = {
             b: [b.device.event_new() if n_copies > 1 else None for _ in range(n_copies)]
             for b in backends
         }
         self._in_flight: Layout | None = None
-        # whether graphs of several layouts are: copies have places of their own only within one
+        # True if graphs of several layouts are in flight: only within one layout do copies have
+        # memory of their own
         self._is_mixed = False
 
     def compute_async(self, graph: ScheduledGraph) -> None:
         """Start all splits in order; asynchronous backends may still be working on return.
 
         Raises:
-            BackendError: a device failed. All backends have been waited for.
+            BackendError: a device failed; no work is in flight any more.
         """
         try:
             self._enter(graph)
@@ -64,7 +64,7 @@ class Executor:
             raise
 
     def wait_inputs(self, graph: ScheduledGraph) -> None:
-        """Wait for what other graphs have in flight in the buffers of this one's inputs."""
+        """Wait for work of other graphs in the buffers of this graph's inputs."""
         if self._is_mixed or self._in_flight not in (None, graph.layout):
             self.hazards.wait(None, {leaf.buffer for leaf in graph.inputs})
 
@@ -72,7 +72,7 @@ class Executor:
         """Wait for all backends.
 
         Raises:
-            BackendError: a device failed; all others have been waited for.
+            BackendError: a device failed; no work is in flight any more.
         """
         try:
             for backend in self.backends:
@@ -83,7 +83,7 @@ class Executor:
         self._forget()
 
     def _drain(self) -> None:
-        """Wait for all backends after one has failed; the first error is the one to report."""
+        """Wait for all backends after a failure, and ignore further errors."""
         for backend in self.backends:
             with contextlib.suppress(LamellaError):
                 backend.synchronize()
@@ -110,7 +110,7 @@ class Executor:
                 self.hazards.wait_for(backend, previous)
             self.hazards.wait(backend, run.buffers)
             if run.waits_ahead:
-                backend.wait_copies_ahead()  # first: not for those of the next split
+                backend.wait_copies_ahead()  # before starting the copies for the next split
             for transfer in run.ahead:
                 runner.copy_ahead(transfer, run)
             go_on = runner.run_split(run.split)
@@ -132,7 +132,7 @@ class Executor:
     def _release_inputs(self, graph: ScheduledGraph) -> None:
         """Wait for the work that reads graph inputs where the user writes them."""
         if self.n_copies == 1:
-            # an input's memory may be reused after its last reader: all work on its buffer counts
+            # an input's memory may be reused after its last reader: wait for all work on its buffer
             self.hazards.wait(None, {leaf.buffer for leaf in graph.inputs})
             return
         for backend in {run.split.backend for run in graph.runs if run.reads_inputs}:
@@ -151,15 +151,15 @@ class Executor:
         copy_index: int,
         used_experts: UsedExperts,
     ) -> int:
-        """Make a copy for a split; the bytes that are copied.
+        """Make a copy for a split; return the number of bytes copied.
 
-        `used_experts` are those of the graph's choices that have been read so far.
+        `used_experts` caches the experts of the graph's MUL_MAT_ID nodes, by their ids tensor.
         """
         backend = run.split.backend
         source, target = buffer_of(t.src), buffer_of(t.dst)
         event = self._copy_events[backend][copy_index]
         if t.is_graph_input:
-            # read at once: the user may write over it as soon as we return
+            # read at once: the user may overwrite it after `compute_async` returns
             self.hazards.wait(backend, (target,))
             if backend.set_input_async(t.src, t.dst):
                 self.hazards.used(backend, (target,))
@@ -179,8 +179,8 @@ class Executor:
         return t.src.nbytes
 
     def copy_ahead(self, t: Transfer, run: ScheduledSplit) -> int:
-        """Copy weights for a split after this one: their memory is used by nothing that runs until
-        then. The bytes that are copied."""
+        """Copy weights for a later split into memory that is unused until then; return the number
+        of bytes copied."""
         backend, target = run.split.backend, buffer_of(t.dst)
         self.hazards.wait(backend, (target,))
         backend.copy_ahead_async(t.src, t.dst)
@@ -188,9 +188,9 @@ class Executor:
         return t.src.nbytes
 
     def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
-        """Copy a source that the host may read now, once its copy may be overwritten."""
+        """Copy on the host when the copy's memory is free. The source is ready to read."""
         if event is not None and not self._is_mixed:
-            event.synchronize()  # this copy has memory of its own: only its last reader matters
+            event.synchronize()  # its memory is its own: wait only for its last reader
         else:
             self.hazards.wait(None, (target,))
         tensor_copy(t.src, t.dst)
@@ -202,7 +202,7 @@ class Executor:
         run: ScheduledSplit,
         used_experts: UsedExperts,
     ) -> int:
-        """Copy only the experts that `node` uses, neighbours together."""
+        """Copy only the experts that `node` uses, consecutive experts as one; return the bytes."""
         ids = node.src[2]
         ids = next((o.src for o in run.transfers if o.dst is ids), ids)
         if ids not in used_experts:
@@ -217,7 +217,7 @@ class Executor:
     # --- nodes ---
 
     def run_split(self, split: Split) -> bool:
-        """Compute a split's nodes; False if the user wants to stop."""
+        """Compute the nodes of a split; return False if the eval callback stops the run."""
         callback, backend = self.eval_callback, split.backend
         if callback is None:
             backend.graph_plan_compute(split.plan)
@@ -226,7 +226,7 @@ class Executor:
         for i, node in enumerate(nodes):
             wanted = callback(node, True)
             if wanted or i == len(nodes) - 1:
-                # the nodes between two that are wanted are computed together
+                # compute it together with the unwanted nodes before it
                 backend.graph_compute(split.graph.view(begin, i + 1))
                 backend.synchronize()
                 begin = i + 1
@@ -236,9 +236,9 @@ class Executor:
 
 
 def _runs(ids: Sequence[int], n_expert: int, t: Transfer) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive numbers, as (first, last)."""
+    """The runs of consecutive ids, as (first, last)."""
     if ids and not 0 <= ids[0] <= ids[-1] < n_expert:
-        raise BackendError(f"{t.src!r}: experts {ids[0]}..{ids[-1]} leave 0..{n_expert - 1}")
+        raise BackendError(f"{t.src!r}: experts {ids[0]}..{ids[-1]} must be in 0..{n_expert - 1}")
     for _, group in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
         members = [i for _, i in group]
         yield members[0], members[-1]

@@ -1,6 +1,6 @@
-"""Null devices: they decide and have addresses, but no memory and no kernels.
+"""Null devices: they take part in decisions, but have no memory and no kernels.
 
-For planning hardware that is not there, for replaying recorded graphs, and for tests of decisions.
+For replaying recorded graphs, for tests of decisions and for benchmarks of the scheduler.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .backend import Backend, Device, DeviceType
 
 
 class NullBufferType(BufferType):
-    """Memory that is only counted."""
+    """A buffer type whose buffers have addresses but no memory."""
 
     def _alloc(self, size: int) -> Buffer:
         return NullBuffer(self, size)
 
 
 class NullDevice(Device):
-    """A device with settable answers.
+    """A device with given answers.
 
     Args:
         name: of the device and its backends.
         type: gpu, accel or cpu.
         buffer_type: its default memory.
-        bufts: all memory it can use; only its default where None.
-        ops: the ops it supports; all where None. Op NONE is always supported.
-        offload_ops: the ops it wants to take over from the CPU.
+        bufts: all buffer types that it can use; None: only its default.
+        ops: the ops that it supports; None: all. Op NONE is always supported.
+        offload_ops: the ops that it takes over from the CPU.
     """
 
     description = "decides, but does not compute"

@@ -1,7 +1,8 @@
 """Passes 1 to 4: every tensor gets a backend (ggml-backend.cpp, ggml_backend_sched_split_graph).
 
-Each pass takes an assignment and returns it; tensors that have a backend keep it, but for upgrades
-in pass 3. A test of one pass needs only a graph and a `BackendTable` of null backends.
+Each pass takes an assignment and returns it. Assigned tensors keep their backend, except for
+upgrades in pass 3. A test of one pass needs only a graph and a `BackendTable` of null backends.
+Tested by tests/sched/test_passes.py.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import INPUT, Tensor
 from .assignment import Assignment, BackendTable
 
-# their weights (rope factors, attention sinks) are too small to choose a backend by
+# their weights (rope factors, attention sinks) are too small to decide the backend
 _WEIGHTS_DO_NOT_CHOOSE = frozenset({Op.ROPE, Op.FLASH_ATTN_EXT})
 
 _NO_WRITE = VIEW_OPS | {Op.NONE}
 
 
 def assign_backends(a: Assignment) -> Assignment:
-    """Passes 1 to 4 in turn."""
+    """Run passes 1 to 4."""
     return pass4_remaining(pass3_best(pass2_expand(pass1_allocated(a))))
 
 
-# --- pass 1: tensors that have data, graph inputs, and ops that read weights ---
+# --- pass 1: allocated tensors, graph inputs, ops with weights ---
 
 
 def pass1_allocated(a: Assignment) -> Assignment:
-    """Assign what is tied to a place: allocated tensors, graph inputs, ops with weights.
+    """Assign tensors with a fixed place: allocated tensors, graph inputs, ops with weights.
 
     Raises:
-        SchedulingError: an allocated tensor lies where no backend can run its op, in a compute
-            buffer, where another graph put it, or is a weight that a node would write; an input
-            or leaf is a view of what is computed.
+        SchedulingError: an allocated tensor lies where no backend can run its op; it lies in a
+            compute buffer, placed with another graph; it is a weight that a node would write; or
+            an input or leaf is a view of a node.
     """
     ids = a.ids
     for leaf in a.graph.leafs:
@@ -52,7 +53,7 @@ def pass1_allocated(a: Assignment) -> Assignment:
 def _check_viewed(a: Assignment, leaf: Tensor, source: Tensor) -> None:
     if source.buffer is None and (source.op is not Op.NONE or source not in a.graph.use_counts):
         raise SchedulingError(
-            f"{leaf!r} is a view of {source!r}, which is neither allocated nor a leaf of the graph"
+            f"{leaf!r} is a view of {source!r}, which must be allocated, or be a leaf of the graph"
         )
 
 
@@ -61,16 +62,16 @@ def _from_place(table: BackendTable, tensor: Tensor) -> tuple[int, str] | None:
     if root.buffer is not None:
         if root.buffer.usage is Usage.COMPUTE:
             raise SchedulingError(
-                f"{tensor!r} was placed with another graph, whose memory is used again: build it "
-                "anew, or restore() that graph first"
+                f"{tensor!r} was placed with another graph, whose memory is reused: build it "
+                "again, or call restore() of that graph first"
             )
         if root.buffer.usage is Usage.WEIGHTS and tensor.op not in _NO_WRITE:
             raise SchedulingError(f"{tensor!r}: {tensor.op.name} would write into weights {root!r}")
         backend_id = _first_able(table, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(
-                f"{tensor!r} lies in a buffer of {root.buffer.buft.name}, and no backend that can "
-                f"use it there can run {tensor.op.name}"
+                f"{tensor!r} lies in a buffer of {root.buffer.buft.name}, and no backend for this "
+                f"buffer type can run {tensor.op.name}"
             )
         return backend_id, "1.dst"
     if tensor.flags & INPUT:
@@ -96,19 +97,19 @@ def _from_weights(table: BackendTable, node: Tensor) -> tuple[int, str] | None:
 
 
 def _first_able(table: BackendTable, buffer: Buffer, op: Tensor) -> int | None:
-    """The backend of highest priority that can use this buffer and run this op."""
+    """The backend with the highest priority that can use the buffer and run the op."""
     for b in table.readers(buffer.buft):
         if table.supports_op[b](op):
             return b
     return None
 
 
-# --- pass 2: spread backends over neighbouring nodes ---
+# --- pass 2: spread backends over neighboring nodes ---
 
 
 def pass2_expand(a: Assignment) -> Assignment:
-    """Spread assigned backends to unassigned neighbours, down then up: first without the CPU, so
-    that it does not take what another backend could have, then all."""
+    """Spread assigned backends to unassigned neighbors, down and then up. The CPU spreads in a
+    second round, so that it does not take nodes that another backend could have."""
     nodes = _computing(a)
     for skip_cpu in (True, False):
         _expand(a, nodes, skip_cpu)
@@ -131,8 +132,8 @@ def _expand(a: Assignment, nodes: Iterable[Tensor], skip_cpu: bool) -> None:
 
 
 def pass3_best(a: Assignment) -> Assignment:
-    """Give unassigned nodes the backend that can read the most of their sources, and move assigned
-    ones to a backend of higher priority over the same memory, if it can read all of theirs."""
+    """Give each unassigned node the backend that can read the most of its sources. Move an assigned
+    node to a backend of higher priority over the same memory, if it can read all sources."""
     ids, upgrades = a.ids, a.table.upgrades
     for node in _computing(a):
         backend_id = ids.get(node)
@@ -167,8 +168,8 @@ def _upgrade(a: Assignment, node: Tensor, candidates: Iterable[int]) -> None:
 
 
 def pass4_remaining(a: Assignment) -> Assignment:
-    """Views follow their source, sources the node that reads them; what is left goes to the first
-    backend that supports it.
+    """Assign the rest: a view follows its source, a source follows the node that reads it, and any
+    other node goes to the first backend that supports it.
 
     Raises:
         SchedulingError: no backend supports a node's op.
@@ -214,8 +215,8 @@ def _assign_first(a: Assignment, node: Tensor) -> None:
 
 
 def _assign_viewed_leaf(a: Assignment, leaf: Tensor) -> None:
-    """A leaf that is only reached through views goes with the first node that reads it (ggml aborts
-    here), and its views with it."""
+    """Assign a leaf that nodes read only through views, and its views, to the backend of the first
+    node that reads it. ggml aborts here."""
     reader = next((n for n in _computing(a) if any((s.view_src or s) is leaf for s in n.src)), None)
     a.set(leaf, a.table.last if reader is None else a.ids[reader], "4.cur")
     for node in a.graph.nodes:

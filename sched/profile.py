@@ -1,13 +1,13 @@
-"""Where the time goes: each copy, split and kernel call of scheduled graphs, as it is made.
+"""Timing: the time of each copy, split and kernel call of scheduled graphs.
 
     profiler = Profiler(each_call=True)
     scheduler.set_profiler(profiler)
     scheduler.graph_compute(scheduled)
     profiler.splits[0].calls[0].cost.n_bytes
 
-While profiled, everything runs one after the other: each copy and each split is waited for. Without
-a profiler nothing of this runs. Times are nanoseconds of `time.perf_counter_ns`. Knows no backend
-and no model. Tested by tests/sched/test_profile_splits.py.
+With a profiler, all work runs one piece after another, as each copy and each split is waited for.
+Without one, this code does not run. Times are nanoseconds of `time.perf_counter_ns`. Does not know
+any computing backend or model. Tested by tests/sched/test_profile_splits.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UsedExperts = dict[Tensor, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
-    """A copy of `n_bytes` of a tensor to `device`, made before the split of that index: for it, or
-    for a later one."""
+    """A copy of `n_bytes` of a tensor to `device`, made before the split with the index `split`,
+    for this split or a later one."""
 
     name: str
     from_device: str
@@ -41,8 +41,8 @@ class CopyTime:
 
 @dataclass(frozen=True, slots=True)
 class SplitTime:
-    """A split of that index, without its copies. `calls` are its kernel calls, if they were timed
-    and the device can do that."""
+    """The split with the index `split`, without its copies. `calls` are its kernel calls, if they
+    were timed and the device supports it."""
 
     graph: ScheduledGraph
     split: int
@@ -53,7 +53,7 @@ class SplitTime:
 
 
 class Profiler:
-    """Keeps what was timed; `each_call`: kernel calls too, one by one, not only whole splits."""
+    """Collects the times of splits and copies; with `each_call`, of every kernel call too."""
 
     def __init__(self, *, each_call: bool = False) -> None:
         self.each_call = each_call
@@ -61,7 +61,7 @@ class Profiler:
         self.copies: list[CopyTime] = []
 
     def take(self) -> tuple[list[SplitTime], list[CopyTime]]:
-        """What was timed since the last call."""
+        """Return the times since the last call."""
         taken = self.splits, self.copies
         self.splits, self.copies = [], []
         return taken

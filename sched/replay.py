@@ -3,8 +3,8 @@
     python -m lamella.sched.replay CASES.jsonl           # one JSON object a case, in order
     python -m lamella.sched.replay --check CASES.jsonl   # compare with the decisions in the file
 
-A case describes backends, tensors and what was expanded; `docs/replay.md` has the format. Devices
-are null devices: nothing is computed.
+A case describes backends, tensors and the expanded outputs; `docs/replay.md` has the format.
+Devices are null devices: nothing is computed. Tested by tests/sched/test_replay.py.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Json = dict[str, Any]
 
 
 def replay(case: Json) -> Json:
-    """The decisions on one case, or its error, in the form of the file's `expect`.
+    """The decisions on one case, or its error, in the format of the file's `expect`.
 
     Raises:
-        ValueError: the description is not complete, or names something it does not describe.
+        ValueError: the description is incomplete or inconsistent.
     """
     try:
         return {"id": case["id"], **_decisions(_Case(case))}
@@ -48,7 +48,7 @@ def replay(case: Json) -> Json:
 
 
 class _Case:
-    """The objects that a case's description stands for."""
+    """The objects that a case describes."""
 
     def __init__(self, case: Json) -> None:
         limits = {"alignment": case["alignment"], "max_size": case.get("max_size", UNLIMITED)}
@@ -168,16 +168,16 @@ def _allocations(scheduled: ScheduledGraph) -> Iterator[Json]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Replay a file; 1 if `--check` finds a difference, 2 if the file cannot be read."""
+    """Replay a file; return 1 if `--check` finds a difference, 2 if the file is invalid."""
     parser = argparse.ArgumentParser(prog="python -m lamella.sched.replay", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", type=Path, help="cases, one JSON object a line")
-    parser.add_argument("--check", action="store_true", help="compare with what is expected")
+    parser.add_argument("--check", action="store_true", help="compare with the file's decisions")
     args = parser.parse_args(argv)
     try:
         cases = list(_read(args.file))
         return _check(cases) if args.check else _print(cases)
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, ValueError) as e:
@@ -210,7 +210,7 @@ def _check(cases: list[Json]) -> int:
     n_equal = 0
     for case in cases:
         if "expect" not in case and "expect_error" not in case:
-            raise ValueError(f"case {case['id']}: nothing is expected, so nothing can be checked")
+            raise ValueError(f"case {case['id']}: it has no expect, so there is nothing to check")
         differing = differences(case, replay(case))
         n_equal += not differing
         if differing:
@@ -220,7 +220,7 @@ def _check(cases: list[Json]) -> int:
 
 
 def differences(case: Json, got: Json) -> list[str]:
-    """The parts of a case's decisions that are not as recorded."""
+    """The parts of a case's decisions that differ from the recorded ones."""
     if case.get("expect_error"):
         return [] if "error" in got else ["outcome: an error was expected"]
     if "error" in got:

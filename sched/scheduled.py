@@ -1,4 +1,7 @@
-"""Scheduled graphs: what `Scheduler.alloc_graph` returns and `graph_compute` runs, often."""
+"""Scheduled graphs: `Scheduler.alloc_graph` returns them, `graph_compute` runs them.
+
+Tested by tests/sched/test_scheduler.py.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from .split import Order, Split, SplitGraph
 class Transfer:
     """A copy made before a split: `src`, on `src_backend`, to `dst`.
 
-    `is_graph_input`: the source is written by the user, or a view of what is. `expert_node` is the
-    MUL_MAT_ID that reads the copy, if nothing else does and its choice of experts is known before
-    the split runs: then only those experts are copied.
+    `is_graph_input`: the user writes the source, or the source is a view of such a tensor.
+    `expert_node` is the only reader of the copy, a MUL_MAT_ID whose experts are known before the
+    split runs: then only these experts are copied. None for other copies.
     """
 
     src: Tensor
@@ -30,7 +33,7 @@ class Transfer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied; of experts at most, as each row of the choice may want others."""
+        """The bytes copied; for experts the maximum, reached if all chosen experts differ."""
         if self.expert_node is None:
             return self.src.nbytes
         ids = self.expert_node.src[2]
@@ -39,9 +42,13 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class ScheduledSplit:
-    """A split with what running it needs: its copies, the buffers it reads or writes (weights are
-    never written, so they do not count), whether it reads a graph input where the user writes it;
-    the copies for a later split to be made while it computes, and whether it has such itself."""
+    """A split, prepared to run.
+
+    `transfers` are its copies. `buffers` are those that it reads or writes, without weights, which
+    are never written. `reads_inputs`: it reads a graph input where the user writes it. `ahead` are
+    copies for a later split, made while this one computes. `waits_ahead`: some of its own copies
+    were made ahead.
+    """
 
     split: Split
     transfers: list[Transfer]
@@ -52,12 +59,12 @@ class ScheduledSplit:
 
 
 class ScheduledGraph:
-    """A graph with its splits, copies, memory and plans. Several stay valid side by side.
+    """A graph with its splits, copies, memory and plans. Several can be valid at once.
 
-    It ends being valid when a compute buffer it uses moves (its generation is no longer the one in
-    `generations`, by buffer id), or when its graph is scheduled again.
-    `graph` is the user's, its sources redirected to copies; `order` the scheduler's own, with the
-    copies in it; `owner` is the scheduler that made it. `causes` explains every placement (see
+    It becomes invalid when one of its compute buffers moves (the buffer's generation is no longer
+    the one in `generations`, by buffer id), or when its graph is restored or scheduled again.
+    `graph` is the user's graph, with sources redirected to copies. `order` is the scheduler's own
+    graph, including the copies. `owner` is the scheduler. `causes` explains every placement (see
     `assignment.CAUSES`).
     """
 
@@ -97,7 +104,7 @@ class ScheduledGraph:
         return len(self.splits)
 
     def backend_of(self, tensor: Tensor) -> Backend:
-        """The backend a tensor of the graph, or a copy, is on."""
+        """The backend of a tensor of the graph, or of a copy."""
         return self.backends[self._ids[tensor]]
 
 
@@ -117,7 +124,7 @@ def _prepare(
     reads_inputs = False
     for node in split.graph.nodes:
         if node.op in VIEW_OPS:
-            continue  # looks, but does not read
+            continue  # reads no data
         buffers.add(node.buffer)
         for src in node.src:
             buffers.add(src.buffer)
@@ -127,16 +134,16 @@ def _prepare(
 
 
 def _is_graph_input(t: Tensor, inputs: set[Tensor]) -> bool:
-    """True for what the user writes, seen through views; not for what a node writes into it."""
+    """True for a graph input and views of it; False for a node that writes into it."""
     while t.op in VIEW_OPS:
         t = t.src[0]
     return t.op is Op.NONE and t.root in inputs
 
 
 def _expert_nodes(parts: SplitGraph) -> dict[Tensor, Tensor]:
-    """For copies of weights in host memory, the MUL_MAT_ID whose experts are enough to copy.
+    """The MUL_MAT_ID of each copy of experts for which copying the chosen experts is enough.
 
-    It must be the only reader in the whole graph, as later splits use the same copy, and its choice
+    It must be the only reader in the whole graph, as later splits use the same copy. Its choice
     must be known before its split runs.
     """
     splits = {
@@ -162,7 +169,7 @@ def _expert_nodes(parts: SplitGraph) -> dict[Tensor, Tensor]:
 def _has_host_experts(src: Tensor) -> bool:
     buffer = src.buffer
     on_host = buffer is not None and buffer.usage is Usage.WEIGHTS and buffer.buft.is_host
-    return on_host and src.is_contiguous  # else an expert is more than one run of bytes
+    return on_host and src.is_contiguous  # else an expert is not one run of bytes
 
 
 def _chooses_before(node: Tensor, copy: Tensor, split: Split) -> bool:

@@ -1,4 +1,4 @@
-"""The scheduler: decides where each node of a graph runs, places it in memory, runs it.
+"""The scheduler: decides where the nodes of a graph run, places the graph in memory, and runs it.
 
     scheduler = Scheduler([gpu, cpu])
     scheduler.reserve(largest_graph)
@@ -6,8 +6,8 @@
     ... write the inputs ...
     scheduler.graph_compute(scheduled)
 
-Decisions are ggml's (ggml-backend.cpp, ggml_backend_sched_*), recorded with their causes. Knows no
-computing backend and no model.
+Decisions are ggml's (ggml-backend.cpp, ggml_backend_sched_*), recorded with their causes. Does not
+know any computing backend or model. Tested by tests/sched/test_scheduler.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .profile import Profiler
 from .scheduled import ScheduledGraph
 from .split import Order, SplitGraph, build_order, pass5_split, pass6_graph_inputs
 
-MAX_COPIES: Final = 4  # copies of graph inputs that a pipeline rotates through
+MAX_COPIES: Final = 4  # of graph inputs in a pipeline, which rotates through them
 POISON: Final = 0xFF
 
 log = get_logger("sched")
@@ -49,18 +49,20 @@ class ReservedSizes(NamedTuple):
 
 
 class Scheduler:
-    """Splits graphs over several backends, highest priority first, the last one the CPU.
+    """Splits graphs over several backends.
 
     Args:
-        backends: where nodes can run; several may share a buffer type.
-        buffer_types: the memory in which each backend's tensors are placed; its default where None.
+        backends: by priority, highest first; the last one is the CPU. Several may share a buffer
+            type.
+        buffer_types: for the tensors of each backend; None: each backend's default.
         parallel: rotate through 4 copies of every input, so that the next graph can start while
             this one still runs.
-        op_offload: let a backend take over ops whose weights lie in host memory, if it wants to.
+        op_offload: let backends take over ops whose weights lie in host memory (`offload_op`).
         memory: where compute buffers are allocated.
 
     Raises:
-        SchedulingError: no backend, the last is no CPU, or a buffer type its backend cannot use.
+        SchedulingError: there is no backend, the last one is not a CPU, a backend is given twice,
+            or a backend cannot use its buffer type.
     """
 
     def __init__(
@@ -87,15 +89,15 @@ class Scheduler:
             debug_log(log, 1, _introduce(backend, buft))
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
-        """Put a tensor on a backend by hand, until `reset`.
+        """Assign a tensor to a backend by hand, until `reset`.
 
         Raises:
-            SchedulingError: the backend is not one of this scheduler's, or the tensor is a view,
-                which follows its source.
+            SchedulingError: the backend is not one of this scheduler's, or the tensor is a view: a
+                view follows its source.
         """
         if tensor.op in VIEW_OPS:
             raise SchedulingError(
-                f"{tensor!r} is a view and follows its source: put {tensor.root!r} there instead"
+                f"{tensor!r} is a view and follows its source: assign {tensor.root!r} instead"
             )
         if backend not in self.backends:
             known = ", ".join(b.name for b in self.backends)
@@ -103,17 +105,17 @@ class Scheduler:
         self._user[tensor] = self.backends.index(backend)
 
     def reset(self) -> None:
-        """Forget assignments by hand and the last graph; scheduled graphs stay valid."""
+        """Forget the assignments by hand and the last graph. Scheduled graphs stay valid."""
         self._user.clear()
         self._is_alloc = False
 
     def reserve(self, graph: Graph) -> None:
-        """Make compute buffers and scratch memory large enough for `graph`; it stays unallocated.
-        Resets.
+        """Make compute buffers and scratch memory large enough for `graph`, which stays
+        unallocated. Then `reset`.
 
         Raises:
-            SchedulingError: as for `alloc_graph`.
-            OutOfMemoryError: as for `alloc_graph`.
+            SchedulingError: like `alloc_graph`.
+            OutOfMemoryError: like `alloc_graph`.
         """
         self.synchronize()
         try:
@@ -127,10 +129,10 @@ class Scheduler:
         self.reset()
 
     def reserve_sizes(self, sizes: ReservedSizes) -> None:
-        """Make compute buffers and scratch memory as large as those of another scheduler.
+        """Make compute buffers and scratch memory as large as `sizes` of another scheduler.
 
         Raises:
-            OutOfMemoryError: as for `alloc_graph`.
+            OutOfMemoryError: like `alloc_graph`.
         """
         self.synchronize()
         self._galloc.grow(sizes.compute)
@@ -139,23 +141,22 @@ class Scheduler:
                 backend.workspace(size)
 
     def reserved(self) -> ReservedSizes:
-        """How large they are now."""
+        """The current sizes of compute buffers and scratch memory."""
         chunks = [[buffer.size for buffer in chunks] for chunks in self._galloc.buffers]
         return ReservedSizes(self.n_copies, chunks, self.work_sizes())
 
     def alloc_graph(self, graph: Graph, copy_index: int | None = None) -> ScheduledGraph:
-        """Assign, split and place a graph, and let each backend compile its splits into plans.
+        """Assign, split and place a graph, and let backends compile its splits into plans.
 
-        It uses the next copy of its inputs, or the one given. A graph that was scheduled before is
-        taken back first: its old ScheduledGraph ends.
+        The graph uses the copy `copy_index` of its inputs; None: the next one. A graph that was
+        scheduled before is restored first, which ends its old ScheduledGraph. After an error, the
+        graph is as it was before it was scheduled.
 
         Raises:
-            SchedulingError: an op that no backend supports, or a tensor in memory where its op
-                cannot run; the graph is as it was.
-            OutOfMemoryError: a compute buffer cannot grow; the graph is as it was, and smaller
-                graphs can still be scheduled.
+            SchedulingError: no backend supports an op, or a tensor lies where its op cannot run.
+            OutOfMemoryError: a compute buffer cannot grow; smaller graphs can still be scheduled.
             BackendError: a backend cannot compile its split, for instance because a node writes
-                into memory that it cannot use; the graph is as it was.
+                into memory that the backend cannot use.
         """
         if copy_index is None:
             copy_index = self._next_copy
@@ -174,7 +175,7 @@ class Scheduler:
         return scheduled
 
     def is_current(self, scheduled: ScheduledGraph) -> bool:
-        """False once a compute buffer has moved since, or the graph was scheduled anew."""
+        """True until one of its compute buffers moves or its graph is scheduled again."""
         now = self._galloc.generations
         return (
             scheduled.owner is self
@@ -183,16 +184,16 @@ class Scheduler:
         )
 
     def wait_inputs(self, scheduled: ScheduledGraph) -> None:
-        """Wait until the graph's inputs may be written: work of other graphs in flight may still
-        use their memory. Of its own last run, `graph_compute_async` has waited for all it must."""
+        """Wait until the graph's inputs may be written: other graphs in flight may still use their
+        memory. `graph_compute_async` has already waited for the graph's own last run."""
         self._executor.wait_inputs(scheduled)
 
     def graph_compute_async(self, scheduled: ScheduledGraph) -> None:
-        """Start computing. On return the graph's inputs have been read and may be written again;
-        with one copy, their memory may hold its results by then, which are to be read first.
+        """Start computing. On return, the graph's inputs have been read and may be written again.
+        With one copy, results may reuse their memory: read the results before writing inputs.
 
         Raises:
-            SchedulingError: the graph is no longer valid; allocate it again.
+            SchedulingError: the graph is no longer valid: allocate it again.
             BackendError: a device failed.
         """
         if not self.is_current(scheduled):
@@ -206,44 +207,46 @@ class Scheduler:
         self._executor.compute_async(scheduled)
 
     def graph_compute(self, scheduled: ScheduledGraph) -> None:
-        """Compute and wait until everything is done. Raises as `graph_compute_async`."""
+        """Compute, and wait until all work is done. Raises like `graph_compute_async`."""
         self.graph_compute_async(scheduled)
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait for all backends. Without an allocated graph, the next one uses copy 0 again, so
-        that graphs computed one at a time all use the same copy."""
+        """Wait for all backends. After `reset`, the next graph then uses copy 0 again: graphs that
+        are computed one at a time all use the same copy."""
         self._executor.synchronize()
         if not self._is_alloc:
             self._next_copy = 0
 
     def set_eval_callback(self, callback: EvalCallback | None) -> EvalCallback | None:
-        """See nodes as they are computed: `callback(node, ask)` is asked with True which it wants,
-        and called with False after those are computed; False from it then stops the run. Gives the
-        one before."""
+        """Set a callback that sees nodes as they are computed; return the previous one.
+
+        `callback(node, True)` returns True to see the node. Then `callback(node, False)` is called
+        when the node is computed, and returns False to stop the run.
+        """
         before, self._executor.eval_callback = self._executor.eval_callback, callback
         return before
 
     def set_profiler(self, profiler: Profiler | None) -> None:
-        """Take the time of what is computed from now on; None: no longer."""
+        """Time all later work; None: stop timing."""
         self._executor.profiler = profiler
 
     def buffer_sizes(self) -> list[int]:
-        """Bytes of compute memory by backend; shared memory counts for the first that uses it."""
+        """The bytes of compute memory by backend; shared memory counts for its first backend."""
         return self._galloc.buffer_sizes()
 
     def work_sizes(self) -> list[int]:
-        """Bytes of scratch memory by backend."""
+        """The bytes of scratch memory by backend."""
         return [0 if b.work is None else b.work.size for b in self.backends]
 
     def buffers(self) -> list[Buffer]:
-        """Compute and scratch memory that is allocated now."""
+        """The compute and scratch buffers that are allocated now."""
         compute = [buffer for chunks in self._galloc.buffers for buffer in chunks]
         return compute + [work for b in self.backends if (work := b.work) is not None]
 
     def poison(self) -> None:
-        """Wait for all work, then overwrite compute and scratch memory: floats become NaN, integers
-        -1."""
+        """Wait for all work, then overwrite compute and scratch memory: floats become NaN, and
+        integers become -1."""
         self.synchronize()
         for buffer in (b for chunks in self._galloc.buffers for b in chunks):
             buffer.clear(POISON)
@@ -252,7 +255,7 @@ class Scheduler:
                 backend.work.clear(POISON)
 
     def free(self) -> None:
-        """Wait for all work and give the compute memory back; scheduled graphs end."""
+        """Wait for all work and free the compute memory; scheduled graphs become invalid."""
         self.synchronize()
         self._galloc.free()
 
@@ -264,15 +267,15 @@ class Scheduler:
         return parts, build_order(parts)
 
     def _fit(self, order: Order) -> None:
-        """Reserve anew if the graph does not fit the layout, or a tensor changed its memory."""
+        """Reserve again if the graph does not fit the layout, or a tensor changed its memory."""
         if self._galloc.needs_realloc(order.graph, order.node_ids, order.leaf_ids):
-            self._executor.synchronize()  # what is in flight may lie in a buffer that moves
+            self._executor.synchronize()  # work in flight may use a buffer that moves
             self._galloc.reserve(order.graph, order.node_ids, order.leaf_ids)
 
     def _place(self, parts: SplitGraph, order: Order) -> ScheduledGraph:
         parts.rewrites.placed = self._galloc.place_graph(order.graph)
         layout = self._galloc.layout
-        assert layout is not None, "the graph was placed by it"
+        assert layout is not None, "the graph was placed with it"
         generations = {i: self._galloc.generations[i] for i in layout.buffer_ids}
         return ScheduledGraph(parts, order, layout, generations, self)
 
@@ -294,11 +297,11 @@ def _check(backends: Sequence[Backend], bufts: Sequence[BufferType]) -> None:
         raise SchedulingError("a scheduler needs at least one backend")
     if backends[-1].device.type is not DeviceType.CPU:
         raise SchedulingError(
-            f"the last backend must be of type cpu, to run what no other can; "
+            f"the last backend must be of type cpu, as fallback for all ops; "
             f"{backends[-1].name} is of type {backends[-1].device.type.value}"
         )
     if len(set(backends)) != len(backends):
-        raise SchedulingError("a backend is given twice: open another one on its device")
+        raise SchedulingError("a backend is given twice: open a second one on its device")
     if len(bufts) != len(backends):
         raise SchedulingError(f"{len(bufts)} buffer types for {len(backends)} backends")
     for backend, buft in zip(backends, bufts, strict=True):

@@ -1,13 +1,14 @@
-"""Pass 5 cuts a graph into splits and makes the copies they need; pass 6 copies the graph's inputs.
+"""Pass 5 cuts a graph into splits and makes their copies; pass 6 copies the inputs of the graph.
 
-A split is a run of nodes on one backend. What it reads from memory that its backend cannot use is
-one of its inputs: a copy on its own backend, to which its nodes' sources are redirected. Then
-`build_order` makes the scheduler's own graph, in which the copies come before the split that reads
-them and every tensor lives until its last copy is done (ggml-backend.cpp,
+A split is a run of nodes on one backend. Its inputs are the tensors that lie in memory which its
+backend cannot use. Each input gets a copy on the backend, and the sources of nodes are redirected
+to the copy. Then `build_order` makes the scheduler's own graph: copies come before the split that
+reads them, and a tensor lives until its last copy is made (ggml-backend.cpp,
 ggml_backend_sched_split_graph).
 
-Where a backend can copy weights while it computes, those of its next split come before the nodes of
-its present one: so they have memory of their own beside those in use, a ring of two.
+If a backend can copy weights while it computes, the copies for its next split come before the nodes
+of the current split. So they get memory apart from the weights in use, like a ring of two. Tested
+by tests/sched/test_split.py and test_copy_ahead.py.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ MAX_SRC: Final = 10  # sources of a dependency node, as in ggml
 
 
 class Split:
-    """Nodes [i_start, i_end) of the graph, run by one backend after `inputs` were copied to it.
+    """The nodes [i_start, i_end) of the graph, run by one backend after its `inputs` were copied.
 
-    `graph` holds its nodes as the backend ordered them, `plan` what it compiled from them.
-    `ahead` are inputs of the next split on the same backend, to be copied while this one computes;
-    `copied` are those of its own inputs that were.
+    `graph` has its nodes in the backend's order, and `plan` is the backend's plan for them. `ahead`
+    are inputs of the next split on this backend, copied while this split computes. `copied` are its
+    own inputs that were copied ahead.
     """
 
     def __init__(self, backend_id: int, backend: Backend, i_start: int) -> None:
@@ -46,10 +47,10 @@ class Split:
 
 
 class SplitGraph:
-    """A graph cut into splits, and its copies. `graph.restore` takes the cut back.
+    """A graph cut into splits, and its copies. `Graph.restore` takes the cut back.
 
-    `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index;
-    `views[tensor, backend_id]` stand for a part of a bundle that was copied, by that part.
+    `copies[tensor, backend_id]` are the copies of a tensor on a backend, one for each copy index.
+    `views[tensor, backend_id]` replaces a part of a bundle by a view of the bundle's copy.
     """
 
     def __init__(self, a: Assignment, n_copies: int, copy_index: int) -> None:
@@ -64,21 +65,21 @@ class SplitGraph:
         self.rewrites = a.graph.rewrites = Rewrites()
 
     def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
-        """The copy that this graph computes with."""
+        """The copy of a tensor with this graph's copy index."""
         return self.copies[tensor, backend_id][self.copy_index]
 
     def redirect(self, node: Tensor, j: int, copy: Tensor) -> None:
-        """Let a node read `copy` as its source `j`."""
+        """Replace source `j` of a node by `copy`."""
         self.rewrites.sources.append((node, j, node.src[j]))
         node.src[j] = copy
 
     def mark_rotating(self, leaf: Tensor) -> None:
-        """Keep the memory of a graph input from being reused: another run may still read it."""
+        """Keep the memory of a graph input: another run may still read it."""
         self.rewrites.flags.append((leaf, leaf.flags))
         leaf.flags |= OUTPUT
 
     def reorder(self, split: Split, nodes: Sequence[Tensor]) -> None:
-        """Put the nodes of a split in this order."""
+        """Order the nodes of a split like `nodes`."""
         graph = self.assignment.graph
         if self.rewrites.order is None:
             self.rewrites.order = list(graph.nodes)
@@ -89,8 +90,8 @@ class SplitGraph:
 
 
 def pass5_split(s: SplitGraph) -> SplitGraph:
-    """Cut the graph where the backend changes, or where a weight that lies elsewhere comes up once
-    the split has inputs (so that the memory of weights copied before can be reused)."""
+    """Cut the graph where the backend changes. Also cut before a node with weights on another
+    backend, if the split has inputs: then the memory of earlier copied weights can be reused."""
     a = s.assignment
     ids, nodes = a.ids, a.graph.nodes
     split: Split | None = None
@@ -107,7 +108,7 @@ def pass5_split(s: SplitGraph) -> SplitGraph:
             if ids[src] != backend_id and not a.buffer_supported(src, backend_id):
                 _read_through_copy(s, split, node, j)
     if split is None and nodes:
-        split = _begin(s, 0, 0)  # nothing but views: nobody computes anything
+        split = _begin(s, 0, 0)  # only views: nothing to compute
     if split is not None:
         split.i_end = len(nodes)
     return s
@@ -143,7 +144,7 @@ def _read_through_copy(s: SplitGraph, split: Split, node: Tensor, j: int) -> Non
 
 
 def _input_of(src: Tensor) -> Tensor:
-    """What is copied for a source: of a part of a bundle the whole."""
+    """The tensor to copy for a source: a whole bundle for a part of it."""
     t = src
     while t.op in VIEW_OPS:
         t = t.src[0]
@@ -162,7 +163,7 @@ def _copy(s: SplitGraph, src: Tensor, backend_id: int, c: int, cause: str) -> Te
     a = s.assignment
     copy = dup_layout(src, f"{a.table.backends[backend_id].name}#{src.name}#{c}")
     if s.n_copies > 1:
-        copy.flags = INPUT | OUTPUT  # its memory is never reused, as another run may still read it
+        copy.flags = INPUT | OUTPUT  # never reused: another run may still read it
     a.set(copy, backend_id, cause)
     return copy
 
@@ -171,9 +172,9 @@ def _copy(s: SplitGraph, src: Tensor, backend_id: int, c: int, cause: str) -> Te
 
 
 def pass6_graph_inputs(s: SplitGraph) -> SplitGraph:
-    """With several copies, give every graph input as many on its own backend; the input itself is
-    the one of this copy index. Also those no node reads: the graph's composition must not depend
-    on which inputs are used."""
+    """With several copies, give each graph input that many on its own backend. The input itself is
+    the copy with this graph's copy index. Inputs that no node reads get copies too, so that the
+    graph's composition does not depend on which inputs are used."""
     if s.n_copies == 1:
         return s
     a = s.assignment
@@ -186,7 +187,7 @@ def pass6_graph_inputs(s: SplitGraph) -> SplitGraph:
             ]
             s.mark_rotating(leaf)
             for copy in copies:
-                copy.flags = leaf.flags  # a layout must fit whichever of them is the leaf
+                copy.flags = leaf.flags  # so that the layout fits any copy index
             s.copies[leaf, backend_id] = copies
             a.set(leaf, backend_id, "6.cpy")
             s.graph_inputs.append(leaf)
@@ -197,7 +198,7 @@ def pass6_graph_inputs(s: SplitGraph) -> SplitGraph:
 
 
 class Order:
-    """The graph that memory is planned for, with the backend of each node and leaf."""
+    """The scheduler's own graph, for which memory is planned, with the backend of each tensor."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -215,10 +216,10 @@ class Order:
 
 
 def build_order(s: SplitGraph) -> Order:
-    """Offer each split to its backend for optimisation, then lay all nodes and copies in order.
+    """Let backends optimize their splits, and put all nodes and copies in order.
 
-    For every split input there is a dependency view of its source, which keeps it alive until it is
-    copied, then the copy, then the split's nodes.
+    For each input of a split there is a dependency view, which keeps the source alive until it is
+    copied, and then the copy. The nodes of the split follow.
     """
     a = s.assignment
     ids, order = a.ids, Order()
@@ -240,7 +241,7 @@ def build_order(s: SplitGraph) -> Order:
             order.graph.nodes += split.graph.nodes
             order.node_ids += [ids[node] for node in split.graph.nodes]
     if s.n_copies > 1:
-        # rotating copies come first, each at a place of its own
+        # rotating copies come first, each with its own memory
         for src in s.graph_inputs:
             order.add_leafs(s.copies[src, ids[src]], ids[src])
         for split in s.splits:
@@ -252,9 +253,9 @@ def build_order(s: SplitGraph) -> Order:
 
 
 def _choose_ahead(s: SplitGraph) -> None:
-    """Say which weights are copied while the split before theirs computes."""
+    """Choose the weights that are copied while an earlier split computes."""
     if s.n_copies > 1:
-        return  # each copy has memory of its own, for good
+        return  # each copy has its own memory already
     last: dict[Backend, Split] = {}
     for split in s.splits:
         earlier = last.get(split.backend)
@@ -265,8 +266,7 @@ def _choose_ahead(s: SplitGraph) -> None:
 
 
 def _is_whole_host_weight(src: Tensor) -> bool:
-    """True for weights in host memory; of stacked experts only those in use may be copied, which
-    are known later."""
+    """True for weights in host memory, except experts: the used ones are known only later."""
     buffer = src.buffer
     on_host = buffer is not None and buffer.usage is Usage.WEIGHTS and buffer.buft.is_host
     return on_host and src.ne[2] == 1 and src.is_contiguous
@@ -279,7 +279,7 @@ def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
     after = split.graph.nodes
     if after != before:
         assert set(after) == set(before) and len(after) == len(before), (
-            f"{split.backend.name} changed the set of nodes while optimising"
+            f"{split.backend.name} changed the set of nodes while optimizing"
         )
         _check_order(split, after)
         s.reorder(split, after)
@@ -296,14 +296,14 @@ def _check_order(split: Split, nodes: Sequence[Tensor]) -> None:
 def _add_with_wishes(
     order: Order, split: Split, ids: dict[Tensor, int], wishes: Sequence[KeepAlive]
 ) -> None:
-    kept: dict[Tensor, list[Tensor]] = {}
-    for wish in dict.fromkeys(wishes):  # each once
-        kept.setdefault(wish.until, []).append(wish.tensor)
+    keep: dict[Tensor, list[Tensor]] = {}
+    for wish in dict.fromkeys(wishes):  # without repetitions
+        keep.setdefault(wish.until, []).append(wish.tensor)
     for node in split.graph.nodes:
         order.add_node(node, ids[node])
-        tensors = kept.pop(node, [])
+        tensors = keep.pop(node, [])
         for i in range(0, len(tensors), MAX_SRC):
             dependency = view_tensor(tensors[i])
             dependency.src = tensors[i : i + MAX_SRC]
             order.add_node(dependency, ids[node])
-    assert not kept, f"{split.backend.name} wants tensors kept until {list(kept)}, not of its split"
+    assert not keep, f"{split.backend.name}: keep-alive until {list(keep)}, not of its split"

@@ -32,12 +32,12 @@ from .record import (
 
 
 def explain(scheduled: ScheduledGraph) -> Explanation:
-    """Where each node of the graph runs and why, what is copied for it, and where it lies."""
+    """The record of a graph: where its nodes run and lie and why, and the copies that they need."""
     return _Explainer(scheduled).explain()
 
 
 class _Explainer:
-    """Looks tensors up by what they are in the graph: nodes, leafs, copies."""
+    """Finds tensors by their role in the graph: node, leaf or copy."""
 
     def __init__(self, scheduled: ScheduledGraph) -> None:
         self.scheduled = scheduled
@@ -86,10 +86,10 @@ class _Explainer:
             memory=self._memory(),
         )
 
-    # --- what tensors are ---
+    # --- the roles of tensors ---
 
     def original(self, src: Tensor) -> Tensor:
-        """What a source was before it was redirected to a copy, or to a part of one."""
+        """The tensor that a source copies, in whole or in part; else the source itself."""
         i = self.copy_index.get(src)
         if i is not None:
             return self.transfers[i][1].src
@@ -165,7 +165,7 @@ class _Explainer:
                 f"{label(node)} runs on {split.backend.name}, the split before on {before.name}: "
                 f"{self.reasons.why(node)}"
             )
-        # the same device: only weights that lie elsewhere cut there (see pass5_split)
+        # on the same device, only weights on another device begin a split (see pass5_split)
         weights = next((w for node in computing if (w := self._copied_weights(node))), [])
         names = ", ".join(label(w) for w in weights)
         return f"{names} must be copied to {split.backend.name}, and the split before has inputs"
@@ -264,7 +264,7 @@ class _Explainer:
 
 
 def _transfers(scheduled: ScheduledGraph) -> Iterator[tuple[int, Transfer]]:
-    """All copies in the order in which splits need them, each with its split."""
+    """All copies with their split, in the order in which splits need them."""
     ahead: dict[Tensor, Transfer] = {}
     for i, run in enumerate(scheduled.runs):
         own = {t.src: t for t in run.transfers}

@@ -1,7 +1,7 @@
-"""Why a tensor is where it is, as a sentence with the names of what decided it.
+"""The reason for a tensor's place, in words and with the names of the tensors that decided it.
 
-Causes are recorded by the passes; which neighbour or reader it was is looked up in the graph here.
-Tested by tests/sched/test_explain.py.
+The passes record causes. This module finds the deciding neighbor or reader in the graph. Tested by
+tests/sched/test_explain.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ...graph.op import VIEW_OPS, Op
 from ...graph.tensor import Tensor
 from ..scheduled import ScheduledGraph
 
-Original = Callable[[Tensor], Tensor]  # what a source was before it became a copy
+Original = Callable[[Tensor], Tensor]  # from a source to the tensor that it copies
 
 
 def label(t: Tensor) -> str:
-    """What to call a tensor: its name, or its op if it has none."""
+    """A tensor's name, or its op if it has no name."""
     return t.name or t.op.name.lower()
 
 
@@ -28,7 +28,7 @@ def rule_of(cause: str) -> str:
 
 
 class Reasons:
-    """Explains the places of one scheduled graph's tensors."""
+    """The reasons for the places of a scheduled graph's tensors."""
 
     def __init__(self, scheduled: ScheduledGraph, original: Original) -> None:
         self._scheduled = scheduled
@@ -38,26 +38,26 @@ class Reasons:
         self._at = {n: i for i, n in enumerate(self._computing)}
 
     def why(self, t: Tensor) -> str:
-        """The sentence for a tensor of the graph, without a full stop."""
+        """The reason for a tensor of the graph, without a full stop."""
         return _RULES[rule_of(self._scheduled.causes[t])](self, t, self._device(t))
 
     def _device(self, t: Tensor) -> str:
         return self._scheduled.backend_of(t).name
 
     def _lies(self, t: Tensor, device: str) -> str:
-        """Where data that is there already lies."""
+        """The place of data that was allocated before: on a device, or in a buffer type."""
         name: str = t.root.buffer.buft.name
         return f"on {device}" if name == device else f"in {name}"
 
     # --- one for each cause ---
 
     def _by_hand(self, t: Tensor, device: str) -> str:
-        kept = [s.root for s in t.src if _is_kept(s.root)]
-        if not kept:
+        data = [s.root for s in t.src if _is_persistent(s.root)]
+        if not data:
             return "set by hand"
-        names = list(dict.fromkeys(label(t) for t in kept))
+        names = list(dict.fromkeys(label(t) for t in data))
         verb = "lies" if len(names) == 1 else "lie"
-        return f"set by hand; {_listed(names)} {verb} {self._lies(kept[0], device)}"
+        return f"set by hand; {_listed(names)} {verb} {self._lies(data[0], device)}"
 
     def _by_data(self, t: Tensor, device: str) -> str:
         where = self._lies(t, device)
@@ -75,15 +75,15 @@ class Reasons:
     def _by_offload(self, t: Tensor, device: str) -> str:
         weights = next((o for o in map(self._original, t.src) if is_weight(o)), None)
         what = "its weights" if weights is None else f"its weights {label(weights)}"
-        return f"{what} lie in host memory, and {device} takes the op over for a batch this large"
+        return f"{what} lie in host memory, and {device} takes over the op for a batch this large"
 
     def _by_weights(self, t: Tensor, device: str) -> str:
         j = int(self._scheduled.causes[t].removeprefix("1.wgt"))
         weights = self._original(t.src[j])
         return f"its weights {label(weights)} lie {self._lies(weights, device)}"
 
-    def _by_neighbour(self, t: Tensor, device: str) -> str:
-        found = self._neighbour(t)
+    def _by_neighbor(self, t: Tensor, device: str) -> str:
+        found = self._neighbor(t)
         if found is None:
             return f"{device} is the first device that supports {t.op.name}"
         near, step = found
@@ -93,10 +93,10 @@ class Reasons:
     def _by_sources(self, t: Tensor, device: str) -> str:
         here = [label(s) for s in map(self._original, t.src) if self._device(s) == device]
         names = f": {_listed(list(dict.fromkeys(here)))}" if here else ""
-        return f"{device} can read the most of its sources where they lie{names}"
+        return f"{device} can read the most of its sources without a copy{names}"
 
     def _by_upgrade(self, t: Tensor, device: str) -> str:
-        return f"{device} uses the memory of the device it was put on, and has a higher priority"
+        return f"{device} uses the same memory as the assigned device, and has a higher priority"
 
     def _by_view(self, t: Tensor, device: str) -> str:
         return f"it is a view of {label(t.root)} on {device}"
@@ -104,8 +104,8 @@ class Reasons:
     def _by_reader(self, t: Tensor, device: str) -> str:
         readers = (n for n in self._computing if any(self._original(s).root is t for s in n.src))
         reader = next((n for n in readers if self._device(n) == device), None)
-        who = "the node" if reader is None else label(reader)
-        return f"{who}, which reads it, is on {device}"
+        name = "the node" if reader is None else label(reader)
+        return f"{name}, which reads it, is on {device}"
 
     def _by_copy(self, t: Tensor, device: str) -> str:
         return f"it is a copy for a split on {device}"
@@ -113,9 +113,12 @@ class Reasons:
     def _by_rotation(self, t: Tensor, device: str) -> str:
         return "it is one of the copies of a graph input that a pipeline rotates through"
 
-    def _neighbour(self, t: Tensor) -> tuple[Tensor, int] | None:
-        """The node from which its device spread to this one, and in which direction that is: above,
-        as spreading down comes first, or below. None for a view, and for a node all alone."""
+    def _neighbor(self, t: Tensor) -> tuple[Tensor, int] | None:
+        """The node whose device spread to this one, and its direction: -1 above, 1 below.
+
+        Nodes above come first, as pass 2 spreads down first. None for a view, and for a node
+        without such a neighbor.
+        """
         if t not in self._at:
             return None
         for only_next in (True, False):
@@ -126,8 +129,10 @@ class Reasons:
         return None
 
     def _look(self, t: Tensor, step: int, only_next: bool) -> Tensor | None:
-        """The first node in a direction that is on the same device and did not follow others there:
-        only across those that did, or wherever one is."""
+        """The first node in a direction that is on the same device for a reason other than 2.sup.
+
+        `only_next`: stop at the first node on another device.
+        """
         nodes, here = self._computing, self._scheduled.backend_of(t)
         i = self._at[t] + step
         while 0 <= i < len(nodes):
@@ -147,7 +152,7 @@ _RULES: Final[dict[str, Callable[[Reasons, Tensor, str], str]]] = {
     "1.inp": Reasons._by_input,
     "1.off": Reasons._by_offload,
     "1.wgt": Reasons._by_weights,
-    "2.sup": Reasons._by_neighbour,
+    "2.sup": Reasons._by_neighbor,
     "3.best": Reasons._by_sources,
     "3.upg": Reasons._by_upgrade,
     "4.vsrc": Reasons._by_view,
@@ -163,8 +168,8 @@ def is_weight(t: Tensor) -> bool:
     return buffer is not None and buffer.usage is Usage.WEIGHTS
 
 
-def _is_kept(t: Tensor) -> bool:
-    """True for what lies in memory from one run to the next, and is no weight."""
+def _is_persistent(t: Tensor) -> bool:
+    """True for data, other than weights, that stays in memory from one run to the next."""
     return t.op is Op.NONE and t.buffer is not None and t.buffer.usage is Usage.ANY
 
 

@@ -1,4 +1,4 @@
-"""Explanations of scheduled graphs: plain values that say where everything runs and lies, and why.
+"""Explanations of scheduled graphs: plain values for where everything runs and lies, and why.
 
 `from_graph` makes them from a scheduled graph, `render` writes them as text. docs/scheduling.md
 describes their JSON; `VERSION` changes when a change would break programs that read it.
@@ -16,7 +16,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device that the scheduler could use, and the memory in which its tensors are placed."""
+    """A device of the scheduler, and the buffer type of its tensors."""
 
     name: str
     description: str
@@ -26,10 +26,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: `size` bytes from `offset` on in a buffer of that type.
+    """Where a tensor lies: `size` bytes from `offset` on in a buffer of this type.
 
-    `usage` is the buffer's: "compute" for what the graph allocator planned, which then also has
-    the number of the buffer, `chunk`.
+    `usage` is the buffer's. It is "compute" if the graph allocator planned the place; then `chunk`
+    is the number of the buffer.
     """
 
     buffer_type: str
@@ -41,10 +41,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CopyFacts:
-    """A copy made before a split computes, or `ahead`, while the split before it does.
+    """A copy made before a split computes, or, if `ahead`, while the split before it computes.
 
-    `kind` says what is copied: "input" of the graph, "weight", "experts" (at most `n_bytes`, as
-    only those in use are copied), "data" that stays (a cache), "activation". `step` is its place in
+    `kind` is "input" of the graph, "weight", "experts" (`n_bytes` at most, as only used experts are
+    copied), "data" that stays between runs (a cache), or "activation". `step` is an index in
     `Explanation.steps`.
     """
 
@@ -63,8 +63,11 @@ class CopyFacts:
 
 @dataclass(frozen=True, slots=True)
 class SplitFacts:
-    """The nodes `first` to `last` of the graph, which `device` computes after the copies, by index,
-    were made. `why` says why the split begins there; `n_computed` are its nodes without views."""
+    """The nodes `first` to `last` of the graph, which `device` computes after its copies.
+
+    `copies` are indexes. `why` is the reason for its beginning. `n_computed` counts its nodes
+    without views.
+    """
 
     index: int
     device: str
@@ -77,7 +80,7 @@ class SplitFacts:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What a node reads: the node or leaf of that index, through the copy of that index, if any."""
+    """A source of a node: the index of the node or leaf, and of the copy that is read, if any."""
 
     name: str
     kind: str
@@ -89,8 +92,8 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node. `ne` is its shape, ne[0] first; `why` explains its cause with names. A view computes
-    nothing. `in_place_of` names the source whose memory it takes over."""
+    """A node. `ne` is its shape, ne[0] first; `why` is its cause in words. A view computes nothing.
+    `in_place_of` names the source whose memory the node takes over."""
 
     index: int
     step: int
@@ -111,7 +114,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeafFacts:
-    """What no node computes: `kind` is "input" of the graph, "weight", or "data" that stays."""
+    """A leaf: `kind` is "input" of the graph, "weight", or "data" that stays between runs."""
 
     index: int
     name: str
@@ -127,9 +130,11 @@ class LeafFacts:
 
 @dataclass(frozen=True, slots=True)
 class OrderStep:
-    """A step of the scheduler's own order, in which memory is planned: the "node" or "copy" of that
-    index, a "part" of that copy, or a "keep", which only keeps a tensor until it is copied or
-    used."""
+    """A step of the scheduler's own order, in which memory is planned.
+
+    `kind` is the "node" or the "copy" with this index, a "part" of that copy, or "keep", which only
+    keeps a tensor alive until it is copied or used.
+    """
 
     kind: str
     index: int | None
@@ -138,7 +143,7 @@ class OrderStep:
 @dataclass(frozen=True, slots=True)
 class Rectangle:
     """A tensor in a compute buffer: bytes from `offset` on, from step `first` to `last`, both
-    included. -1: before the first step; the number of steps: never given back.
+    included. -1 is before the first step; the number of steps means never freed.
 
     `kind` and `index` are those of an `OrderStep`, or the kind is "leaf" or "spare" (a copy that
     other runs of a pipeline use). `over` is the index of the rectangle whose memory it takes over
@@ -157,8 +162,8 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class ComputeBuffer:
-    """A compute buffer: `size` bytes are planned for graphs like this one, `reserved` is what the
-    buffer has, for the largest."""
+    """A compute buffer: `size` bytes are planned for graphs like this one, and `reserved` bytes are
+    allocated, enough for the largest graph."""
 
     buffer_type: str
     chunk: int
@@ -169,8 +174,8 @@ class ComputeBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All of a scheduled graph. `bytes_copied` is an upper bound where experts are copied;
-    `causes` has the causes that occur, with what they mean."""
+    """A whole scheduled graph. `bytes_copied` is an upper bound if experts are copied; `causes` are
+    the causes that occur, with their meaning."""
 
     version: int
     n_nodes: int
@@ -187,5 +192,5 @@ class Explanation:
     memory: Sequence[ComputeBuffer]
 
     def as_json(self) -> dict[str, Any]:
-        """Lists, strings and numbers only, by the names of the fields."""
+        """The record as lists, strings and numbers, by the names of the fields."""
         return asdict(self)

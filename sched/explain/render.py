@@ -1,7 +1,7 @@
-"""Scheduled graphs for people: as text, written from their explanation, and as a picture.
+"""Scheduled graphs for people: an explanation as text, a graph as a picture.
 
-Each split has a headed block, each node a line that says what and where it is and why, and one with
-what it reads; lines are broken at 120 columns. Tested by tests/sched/test_explain_render.py.
+In the text, each split is a block with a head. Each node has a line with its place and reason, and
+a line with its sources. Lines break at 120 columns. Tested by tests/sched/test_explain_render.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..scheduled import ScheduledGraph
 from .from_graph import explain
 from .record import CopyFacts, Explanation, NodeFacts, SourceFacts, SplitFacts
 
-_COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # one a backend, in turn
+_COLORS = ("#c9e7c4", "#f6d9ae", "#e3cdeb", "#f4c9c9", "#d6d6d6")  # of backends, in turn
 _CPU_COLOR = "#c6dcf2"
 
 COLUMNS: Final = 120
@@ -26,7 +26,7 @@ Widths = tuple[int, int, int, int, int]
 
 
 def draw(scheduled: ScheduledGraph) -> str:
-    """The graph in DOT, coloured by backend (the CPU is blue), with the copies it computes with."""
+    """The graph in DOT, colored by backend (the CPU is blue), with its copies."""
     backends = scheduled.backends
     colors = {b: _COLORS[i % len(_COLORS)] for i, b in enumerate(backends[:-1])}
     copies = {t.dst: t.src for run in scheduled.runs for t in run.transfers}
@@ -38,14 +38,14 @@ def draw(scheduled: ScheduledGraph) -> str:
 
 
 def describe(scheduled: ScheduledGraph) -> str:
-    """What LAMELLA_DEBUG=3 prints of a graph."""
+    """A scheduled graph as text; LAMELLA_DEBUG=3 prints it."""
     return "\n".join(lines(explain(scheduled)))
 
 
 def lines(e: Explanation) -> Iterator[str]:
-    """An explanation as text: its sums, each split with its copies and nodes, then its memory."""
+    """The lines of an explanation: totals, each split with its copies and nodes, memory."""
     for line in _lines(e):
-        # a name in a file may hold what a terminal would obey
+        # names from a file may contain control characters
         yield line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
@@ -67,7 +67,7 @@ def _lines(e: Explanation) -> Iterator[str]:
 
 
 def _widths(e: Explanation) -> Widths:
-    """Columns of a node's op, name, shape, device and cause; very long ones do not widen them."""
+    """The widths of op, name, shape, device and cause of a node, up to a limit each."""
     rows = [(n.op, n.name, _shape(n), n.device, n.cause) for n in e.nodes]
     most = (14, 18, 18, 6, 6)
     op, name, shape, device, cause = (
@@ -117,7 +117,7 @@ def _source(e: Explanation, source: SourceFacts) -> str:
 
 
 def _broken(line: str, indent: str) -> list[str]:
-    """A line as several, if it is too long; names stay whole."""
+    """A line, broken into several if it is too long; names stay whole."""
     return wrap(
         line,
         COLUMNS,
@@ -148,7 +148,7 @@ def _count(n: int, one: str, many: str = "") -> str:
 
 
 def size_text(n: int) -> str:
-    """Bytes as people read them: exact below 10 KiB."""
+    """A number of bytes with a unit; exact below 10 KiB."""
     if n < 10 * 1024:
         return f"{n} bytes"
     value, units = n / 1024, ["KiB", "MiB", "GiB"]

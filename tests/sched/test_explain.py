@@ -230,7 +230,7 @@ def test_nothing_near() -> None:
     null = Null()
     x = leaf(8, name="x")
     e = explain(Scheduler(null.backends).alloc_graph(Graph(ops.sqr(x).named("y"))))
-    assert why(e, "y") == ("3.best", "GPU0 can read the most of its sources where they lie: x")
+    assert why(e, "y") == ("3.best", "GPU0 can read the most of its sources without a copy: x")
     assert why(e, "x") == ("4.cur", "y, which reads it, is on GPU0")
 
 
@@ -260,7 +260,7 @@ def test_an_op_that_is_taken_over_from_the_host() -> None:
     e = explain(Scheduler(null.backends).alloc_graph(Graph(y)))
     assert why(e, "h") == (
         "1.off",
-        "its weights w lie in host memory, and GPU0 takes the op over for a batch this large",
+        "its weights w lie in host memory, and GPU0 takes over the op for a batch this large",
     )
     assert e.splits[1].why == "w2 must be copied to GPU0, and the split before has inputs"
     assert [(c.source, c.kind, c.n_bytes) for c in e.copies] == [
@@ -276,7 +276,7 @@ def test_two_devices_over_one_memory() -> None:
         with random_graph(shared_memory, seed) as (_, e):
             for n in e.nodes:
                 if n.cause == "3.upg":
-                    text = "uses the memory of the device it was put on, and has a higher priority"
+                    text = "uses the same memory as the assigned device, and has a higher priority"
                     assert n.why == f"{n.device} {text}"
                     return
     pytest.fail("no upgrade in 40 graphs")

@@ -123,7 +123,7 @@ def test_a_missing_file_and_a_case_without_expectation(
     file = tmp_path / "cases.jsonl"
     file.write_text(json.dumps({k: v for k, v in RECORDED[0].items() if k != "expect"}))
     assert main(["--check", str(file)]) == 2
-    assert "nothing is expected" in capsys.readouterr().err
+    assert "it has no expect" in capsys.readouterr().err
 
 
 def test_a_setting_that_cannot_be_read(

@@ -198,7 +198,7 @@ def test_views_cannot_be_put_elsewhere_than_their_source() -> None:
     """A copy of one could be wanted before what it looks at is computed."""
     null = Null()
     view = ops.view(inp(4, name="x"), (2,)).named("v")
-    with pytest.raises(SchedulingError, match=r"v\[2\] F32 is a view .* put x\[4\] F32 there"):
+    with pytest.raises(SchedulingError, match=r"v\[2\] F32 is a view .* assign x\[4\] F32 instead"):
         Scheduler(null.backends).set_tensor_backend(view, null.backends[0])
 
 
