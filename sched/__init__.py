@@ -1,4 +1,4 @@
-"""sched: the interfaces of registries, devices, backends and events, and the scheduler over them.
+"""sched: the interfaces of devices, backends and events, and the scheduler over them.
 
 Does not know any computing backend or model.
 """
