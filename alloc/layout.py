@@ -14,8 +14,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from ..graph.graph import Graph
-from ..graph.op import INPLACE_OPS, Op
-from ..graph.tensor import INPUT, OUTPUT, Tensor, same_layout
+from ..graph.op import Op
+from ..graph.tensor import INPUT, OUTPUT, Tensor, inplace_sources, same_layout
 from .buffer import BufferType
 from .dyn_tallocr import DynTensorAllocator
 from .tallocr import align
@@ -194,7 +194,7 @@ class _Planner:
             return
         state.allocated = True
         state.first, state.last = self.step, self.n_steps
-        if tensor.op in INPLACE_OPS and self._reuse_parent(tensor, state):
+        if self._reuse_parent(tensor, state):
             return
         size = self.bufts[buffer_id].get_alloc_size(tensor)
         state.buffer_id = buffer_id
@@ -206,7 +206,7 @@ class _Planner:
 
         A view never owns memory, so the memory of a view is not taken over.
         """
-        for j, parent in enumerate(node.src):
+        for j, parent in enumerate(inplace_sources(node)):
             owner = self.states[parent]
             if (
                 owner.allocated

@@ -75,6 +75,8 @@ def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
             return src.type.row_size(src.ne[0]) * node.n_rows
         case (Op.SET_ROWS, 2) | (Op.CPY, 1):
             return 0  # written, not read
+        case Op.ADD_ID, 1:
+            return src.type.row_size(src.ne[0]) * min(src.ne[1], node.src[2].n_elements)
         case Op.MUL_MAT_ID, 0:
             most = min(src.ne[2], node.src[2].n_elements)
             return data_bytes(src) // src.ne[2] * (most if used.experts is None else used.experts)

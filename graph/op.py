@@ -27,7 +27,6 @@ class Op(IntEnum):
     FILL = auto()
     UNARY = auto()
     GLU = auto()
-    ADD1 = auto()
     ADD_ID = auto()
     # along rows
     SUM_ROWS = auto()
@@ -69,7 +68,6 @@ INPLACE_OPS = frozenset(
         Op.DIAG_MASK_INF,
         Op.ADD,
         Op.ADD_ID,
-        Op.ADD1,
         Op.SUB,
         Op.MUL,
         Op.DIV,

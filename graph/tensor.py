@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from ..base.errors import GraphError
-from .op import Op, OpParams
+from .op import INPLACE_OPS, Op, OpParams
 from .types import GGMLType
 
 MAX_DIMS: Final = 4
@@ -192,6 +192,14 @@ def params_of(node: Tensor, kind: type[Params]) -> Params:
     """The node's parameters, which its builder made of this kind."""
     assert isinstance(node.params, kind), f"{node!r}: {node.params} is no {kind.__name__}"
     return node.params
+
+
+def inplace_sources(node: Tensor) -> Sequence[Tensor]:
+    """The sources that the node may write over if they have its layout."""
+    if node.op not in INPLACE_OPS:
+        return ()
+    # ADD_ID reads the rows of the other sources in any order
+    return node.src[:1] if node.op is Op.ADD_ID else node.src
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

@@ -20,6 +20,7 @@ from .data import (
 )
 from .elementwise import (
     add,
+    add_id,
     clamp,
     div,
     fill,
@@ -54,6 +55,7 @@ from .rows import (
 
 __all__ = [
     "add",
+    "add_id",
     "argsort",
     "argsort_top_k",
     "cast",

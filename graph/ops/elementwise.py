@@ -14,7 +14,8 @@ from ..op import (
     UnaryParams,
 )
 from ..tensor import Tensor, can_repeat, same_shape
-from .check import require, require_float
+from ..types import GGMLType
+from .check import require, require_float, require_type
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -35,6 +36,24 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 def div(a: Tensor, b: Tensor) -> Tensor:
     """a / b, with b repeated to the shape of a."""
     return _binary(Op.DIV, a, b)
+
+
+def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """a + rows of b, one chosen for each row of a: the biases of experts.
+
+    Args:
+        a: [n, n_used, n_tokens].
+        b: [n, n_expert].
+        ids: I32 [n_used, n_tokens], the experts of each token.
+    """
+    require_float("add_id", "a", a)
+    require_float("add_id", "b", b)
+    require_type("add_id", "ids", ids, GGMLType.I32)
+    flat = a.ne[3] == 1 and b.ne[2:] == ids.ne[2:] == (1, 1)
+    require(flat, "add_id", "a must have at most three dimensions, b and ids two", a, b, ids)
+    require(a.ne[0] == b.ne[0], "add_id", "ne[0] must be equal", a, b)
+    require(ids.ne[:2] == a.ne[1:3], "add_id", "ids.ne[:2] must equal a.ne[1:3]", a, ids)
+    return Tensor(a.type, a.ne, op=Op.ADD_ID, src=(a, b, ids))
 
 
 def scale(a: Tensor, s: float, bias: float = 0.0) -> Tensor:

@@ -6,7 +6,7 @@ Tested by tests/kernels/test_reference_elementwise.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from ...graph.op import (
     UnaryParams,
 )
 from ...graph.tensor import params_of
-from .arrays import F32Array, NumpyKernel, float_kernel, tile
+from .arrays import Array, F32Array, NumpyKernel, check_index, float_kernel, read, store, tile
 
 Function = Callable[[F32Array], F32Array]
 
@@ -89,6 +89,13 @@ def _binary(f: Callable[[F32Array, F32Array], F32Array]) -> NumpyKernel:
     return float_kernel(compute)
 
 
+def _add_id(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
+    ids = srcs[2]
+    check_index(node, "expert", ids, node.src[1].ne[1])
+    biases = read(node, srcs, 1)[0, 0]
+    store(node.type, dst, read(node, srcs, 0) + biases[ids[0, 0]])
+
+
 def _map(f: Function) -> NumpyKernel:
     def compute(_: Tensor, x: F32Array) -> F32Array:
         return f(x)
@@ -129,6 +136,7 @@ KERNELS: Final[dict[Op, NumpyKernel]] = {
     Op.SUB: _binary(np.subtract),
     Op.MUL: _binary(np.multiply),
     Op.DIV: _binary(np.divide),
+    Op.ADD_ID: _add_id,
     Op.SCALE: float_kernel(_scale),
     Op.SQR: _map(np.square),
     Op.SQRT: _map(np.sqrt),

@@ -22,7 +22,6 @@ MAY_WORK_IN_PLACE = {
     Op.DIAG_MASK_INF,
     Op.ADD,
     Op.ADD_ID,
-    Op.ADD1,
     Op.SUB,
     Op.MUL,
     Op.DIV,
@@ -67,6 +66,18 @@ def test_a_leaf_may_be_taken_over() -> None:
 
 
 # --- which source ---
+
+
+def test_only_the_first_source_is_taken_over_if_others_are_read_in_any_order() -> None:
+    ids = leaf("ids", 1, type=GGMLType.I32)
+    a, b = ops.cont(leaf("x", 4)), ops.cont(leaf("y", 4))
+    node = ops.add_id(a.set_output(), b, ids)
+    allocated(node)
+    assert not shared(node, a) and not shared(node, b)
+    a, b = ops.cont(leaf("x", 4)), ops.cont(leaf("y", 4))
+    node = ops.add_id(a, b, ids)
+    allocated(node)
+    assert shared(node, a)
 
 
 def test_the_first_source_that_can_be_taken_is_taken() -> None:

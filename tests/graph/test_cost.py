@@ -58,6 +58,12 @@ def test_only_experts_in_use_are_read() -> None:
     assert cost([many]).n_read == 8 * 32 * ROW + 4 * 64 * 30 + 4 * 60
 
 
+def test_only_rows_of_chosen_experts_are_read() -> None:
+    for n_expert, n_read in ((4, 4), (50, 6)):
+        node = ops.add_id(leaf(F32, 64, 2, 3), leaf(F16, 64, n_expert), leaf(I32, 2, 3))
+        assert cost([node]) == Cost(4 * 64 * 6 + 2 * 64 * n_read + 4 * 6, 4 * 64 * 6)
+
+
 def test_attention_reads_the_cells_it_attends_to() -> None:
     q, k, v = leaf(F32, 16, 4, 3), leaf(F16, 32, 640), leaf(Q8_0, 32, 640)
     pages, seq, pos = leaf(I32, 20, 2), leaf(I32, 3), leaf(I32, 3)

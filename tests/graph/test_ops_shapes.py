@@ -156,12 +156,15 @@ FLASH: dict[str, Any] = {
     "scale": 0.125,
 }
 EXPERTS: dict[str, Any] = {"a": "a[64, 16, 4]", "b": "b[64, 2, 8]", "ids": "ids[2, 8] I32"}
+BIASES: dict[str, Any] = {"a": "a[64, 2, 8] F16", "b": "b[64, 4]", "ids": "ids[2, 8] I32"}
 SCATTER: dict[str, Any] = {"a": "a[4, 9, 4, 6]", "b": "b[4, 7, 4, 6]", "ids": "ids[7, 2, 3] I32"}
 
 RIGHT = [
     right("ADD[64, 8] F32", "add", "a[64, 8]", "b[64]"),
     right("ADD[64, 0] F32", "add", "a[64, 0]", "b[64]"),
     right("ADD[8, 64] F32", "add", "turned a[8, 64]", "turned b[8, 64]"),
+    right("ADD_ID[64, 2, 8] F16", "add_id", **BIASES),
+    right("ADD_ID[64, 2, 8] F32", "add_id", **BIASES | {"a": "turned a[64, 2, 8]"}),
     right("SUB[64, 8] F32", "sub", "a[64, 8]", "b[1]"),
     right("MUL[4, 6, 2] F16", "mul", "a[4, 6, 2] F16", "b[2, 3, 2]"),
     right("DIV[64] F32", "div", "a[64]", "b[64] BF16"),
@@ -471,6 +474,10 @@ def roped(rule: str, shows: str, **changed: Any) -> Wrong:
     return wrong(rule, "rope", **ROPE | changed, shows=shows)
 
 
+def biases(rule: str, shows: str, **changed: str) -> Wrong:
+    return wrong(rule, "add_id", **BIASES | changed, shows=shows)
+
+
 def experts(rule: str, shows: str, **changed: str) -> Wrong:
     return wrong(rule, "mul_mat_id", **EXPERTS | changed, shows=shows)
 
@@ -485,6 +492,15 @@ def scatter(rule: str, shows: str, **changed: str) -> Wrong:
 
 WRONG = [
     *binary("add"),
+    biases("a " + FLOAT + "I32", "a", a="a[64, 2, 8] I32"),
+    biases("b " + FLOAT + "Q8_0", "b", b="b[64, 4] Q8_0"),
+    biases("ids must be I32, not I64", "ids", ids="ids[2, 8] I64"),
+    biases("a must have at most three dimensions", "a b ids", a="a[64, 2, 8, 2]"),
+    biases("b and ids two", "a b ids", b="b[64, 4, 2]"),
+    biases("b and ids two", "a b ids", ids="ids[2, 8, 1, 2] I32"),
+    biases("ne[0] must be equal", "a b", b="b[32, 4]"),
+    biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[2, 7] I32"),
+    biases("ids.ne[:2] must equal a.ne[1:3]", "a ids", ids="ids[1, 8] I32"),
     *binary("sub"),
     *binary("mul"),
     *binary("div"),

@@ -27,6 +27,9 @@ FLOATS: Final = (F32, F16, BF16)
 WEIGHT_TYPES: Final = tuple(DECODED)
 WRITTEN: Final = (*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
 
+EXPERTS: Final = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])  # of each token
+MANY_EXPERTS: Final = np.arange(64 * 8).reshape(64, 8) * 7 % 32
+
 Tokens = Sequence[int]
 Build = Callable[[Tokens], Tensor]
 
@@ -177,6 +180,26 @@ def binary_cases() -> Iterator[OpCase]:
             ),
             axis=2,
         )
+    for type in FLOATS:
+        yield OpCase(
+            f"add_id {type.name}",
+            lambda t, type=type: ops.add_id(  # type: ignore[misc]
+                leaf(numbers(5, 2, 45)[t], type),
+                leaf(numbers(4, 45, seed=3), type),
+                ids(EXPERTS[t]),
+            ),
+            axis=2,
+            limit={F32: 1e-12, F16: 1e-6, BF16: 1e-4}[type],
+        )
+    yield OpCase(
+        "add_id 2048x8x64",
+        lambda t: ops.add_id(
+            leaf(numbers(64, 8, 2048)[t]), leaf(numbers(32, 2048, seed=3)), ids(MANY_EXPERTS[t])
+        ),
+        axis=2,
+        n_tokens=64,
+        timed=True,
+    )
     yield OpCase(
         "add 2048x512",
         lambda t: ops.add(rows(t, 2048, 512), rows(t, 2048, 512, seed=3)),
@@ -332,8 +355,7 @@ def matrix_cases() -> Iterator[OpCase]:
 
 
 def _experts(t: Tokens, type: GGMLType, k: int, make: Callable[..., Tensor] = weights) -> Tensor:
-    chosen = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])[t]
-    return ops.mul_mat_id(make(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(chosen))
+    return ops.mul_mat_id(make(type, 4, 7, k), leaf(numbers(5, 1, k)[t]), ids(EXPERTS[t]))
 
 
 def packed_cases() -> Iterator[OpCase]:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from cuda_check import FLOATS, Build, check, check_in_place, computed
 from cuda_grid import needs_compiler
-from reference_run import Array, each_type, leaf, normal, values_of
+from op_cases import EXPERTS
+from reference_run import Array, each_type, ids, leaf, normal, values_of
 
+from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
 from lamella.kernels.cuda.ops import elementwise
 
@@ -65,6 +67,28 @@ def test_binary_of_strided_operands(op: Build, type: GGMLType) -> None:
     whole = leaf(normal(5, 60), type)
     part = ops.view(whole, (20, 5), nb=(type.type_size, whole.nb[1]), offset=8)
     check(op, part, part)
+
+
+@each_type(FLOATS)
+def test_a_row_chosen_for_each_row(type: GGMLType) -> None:
+    for n in (7, 1027):
+        a = leaf(normal(5, 2, n), type)
+        for b_type in FLOATS:
+            check(ops.add_id, a, leaf(normal(4, n, seed=1), b_type), ids(EXPERTS))
+        turned = ops.permute(a, (0, 2, 1, 3)), ops.transpose(leaf(normal(n, 4, seed=1)))
+        check(ops.add_id, *turned, ids(EXPERTS.T))
+        check_in_place(ops.add_id, a, leaf(normal(4, n, seed=1)), ids(EXPERTS))
+    # as many chosen rows as rows: still not element by element
+    b = leaf(normal(2, 7, seed=1), type)
+    check(ops.add_id, leaf(normal(1, 2, 7), type), b, ops.transpose(ids([[1], [0]])))
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
+def test_a_chosen_row_that_is_not_there(bad: int) -> None:
+    chosen = np.where(EXPERTS == 2, bad, EXPERTS)
+    node = ops.add_id(leaf(normal(5, 2, 40)), leaf(normal(4, 40)), ids(chosen))
+    with pytest.raises(BackendError, match=f"add_id.*: index {bad} must be at least 0 and below 4"):
+        computed(node)
 
 
 @each_type(FLOATS)

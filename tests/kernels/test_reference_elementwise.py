@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from op_cases import EXPERTS
 from reference_run import (
     ERROR,
     F64Array,
@@ -14,12 +15,14 @@ from reference_run import (
     compute,
     data,
     each_type,
+    ids,
     leaf,
     normal,
     run,
     values_of,
 )
 
+from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
 from lamella.graph.ops.check import FLOATS
 
@@ -75,6 +78,23 @@ def test_binary_of_strided_sources(build: Builder) -> None:
 def test_binary_of_nothing(build: Builder) -> None:
     empty = leaf(np.zeros((2, 0, 4)))
     assert run(build(empty, leaf(np.zeros((0, 4))))).shape == (1, 2, 0, 4)
+
+
+@each_type(FLOATS)
+def test_a_row_chosen_for_each_row(type: GGMLType) -> None:
+    a, b = leaf(normal(5, 2, 8), type), leaf(normal(4, 8, seed=1))
+    chosen = ids(EXPERTS)
+    expected = values_of(a)
+    for token, used in np.ndindex(5, 2):
+        expected[0, token, used] += values_of(b)[0, 0, EXPERTS[token, used]]
+    assert_close(run(ops.add_id(a, b, chosen)), expected, ERROR[type])
+
+
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_a_chosen_row_that_is_not_there(bad: int) -> None:
+    node = ops.add_id(leaf(normal(1, 2, 8)), leaf(normal(4, 8)), ids([[0, bad]]))
+    with pytest.raises(BackendError, match=f"add_id .*: expert {bad} must be at least 0 and below"):
+        run(node)
 
 
 def test_division_by_zero_is_inf_or_nan() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from reference_run import bits, compute, data, ids, leaf, normal
 
-from lamella.graph import GGMLType, Op, RopeMode, Tensor, UnaryOp, ops
+from lamella.graph import GGMLType, RopeMode, Tensor, UnaryOp, ops
 from lamella.graph.op import INPLACE_OPS
 
 Case = Callable[[Tensor], Tensor]
 
 POS = ids([3, 0, 77])
+CHOSEN = ids(np.arange(12).reshape(3, 4) % 9)
 MASK = leaf(np.triu(np.full((3, 16), -np.inf), 14))
 
 # each makes a node of a (16, 4, 3), F32 unless said otherwise
@@ -23,6 +24,9 @@ CASES: dict[str, Case] = {
     "sub": lambda a: ops.sub(a, leaf(normal(3, 1, 1, seed=1))),
     "mul": lambda a: ops.mul(a, leaf(normal(16, seed=1))),
     "div": lambda a: ops.div(a, leaf(normal(3, 4, 16, seed=1))),
+    "add_id": lambda a: ops.add_id(
+        a, leaf(normal(9, 16, seed=1)), ids(np.arange(12).reshape(3, 4) % 9)
+    ),
     "scale": lambda a: ops.scale(a, 0.7, 0.1),
     "sqr": ops.sqr,
     "sqrt": ops.sqrt,
@@ -53,7 +57,7 @@ TYPED: dict[str, tuple[Case, GGMLType]] = {
 
 def test_every_inplace_op_has_a_case() -> None:
     a = leaf(normal(3, 4, 16))
-    assert {case(a).op for case in CASES.values()} == INPLACE_OPS - {Op.ADD1, Op.ADD_ID}
+    assert {case(a).op for case in CASES.values()} == INPLACE_OPS
 
 
 @pytest.mark.parametrize("name", TYPED)

@@ -15,7 +15,7 @@ from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.node_params import is_flat, scalars_of
 from ..compiler.jit import Kernel
-from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
+from ..params import data, fail, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
 from ..simd.vectors import (
     LANES,
     inlined,
@@ -23,6 +23,7 @@ from ..simd.vectors import (
     load_f16,
     load_f32,
     load_f32_part,
+    load_i32,
     splat,
     store_bf16,
     store_f16,
@@ -155,8 +156,14 @@ def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
     return Kernel(run)
 
 
-def pair_kernel(name: str, f: Callable[..., Any]) -> Kernel:
-    """A kernel of two operands: f(x, y) of vectors."""
+def pair_kernel(
+    name: str, f: Callable[..., Any], second_piece: Callable[..., Any] = piece
+) -> Kernel:
+    """A kernel of two operands: f(x, y) of vectors.
+
+    `second_piece(p, i, r)` is the address of piece `r` in the second operand, tensor `i`; 0: none,
+    the piece is left out.
+    """
 
     def run(p, ith, nth):
         scratch = work(p, ith)
@@ -164,8 +171,10 @@ def pair_kernel(name: str, f: Callable[..., Any]) -> Kernel:
         second = int_param(p, SECOND)
         pieces = n_pieces(p)
         for r in range(first_of(pieces, ith, nth), first_of(pieces, ith + 1, nth)):
-            x = piece(p, 1, r) + int_param(p, OFFSET)
-            y = piece(p, second, r) + int_param(p, OFFSET + 1)
+            x, y = piece(p, 1, r) + int_param(p, OFFSET), second_piece(p, second, r)
+            if y == 0:
+                continue
+            y += int_param(p, OFFSET + 1)
             out, size = piece(p, 0, r), piece_size(p, r)
             for start in range(0, size, PIECE):
                 n = min(PIECE, size - start)
@@ -221,6 +230,26 @@ PAIRS: Final = {
 @implements(*PAIRS)
 def pair(node: Tensor) -> Sequence[CpuCall]:
     return [pair_call(PAIRS[node.op], node)]
+
+
+@inlined
+def _chosen_row(p, i, r):
+    """Address of the row of tensor `i` that tensor 3 chooses for row `r` of the node."""
+    n1 = ne(p, 0, 1)
+    index = load_i32(data(p, 3) + r % n1 * nb(p, 3, 0) + r // n1 * nb(p, 3, 1))
+    if 0 <= index < ne(p, i, 1):
+        return data(p, i) + index * nb(p, i, 1)
+    fail(p, index, ne(p, i, 1))
+    return 0
+
+
+ADD_ID: Final = pair_kernel("add_id_float", inlined(lambda x, y: x + y), _chosen_row)
+
+
+@implements(Op.ADD_ID)
+def add_id(node: Tensor) -> Sequence[CpuCall]:
+    call = pair_call(ADD_ID, node)
+    return [call._replace(params=(0, *call.params[1:]))]  # rows must be rows
 
 
 # --- ops of one operand ---

@@ -84,6 +84,11 @@ def pairs(node: Tensor) -> Sequence[CudaCall]:
     return _pair(node.op.name.lower(), node)
 
 
+@implements(Op.ADD_ID, supports=_supports)
+def add_id(node: Tensor) -> Sequence[CudaCall]:
+    return _pair("add_id", node)
+
+
 @implements(Op.GLU, supports=_supports)
 def glu(node: Tensor) -> Sequence[CudaCall]:
     return _pair("glu", node, *glu_operands(node), gate=int(params_of(node, GluParams).op))

@@ -64,6 +64,28 @@ KERNEL(div_float, THREADS, 4) {
     pair(p, [](float x, float y) { return x / y; });
 }
 
+// The second operand's row is the one that tensor 3, of int32, chooses.
+KERNEL(add_id_float, THREADS, 4) {
+    const Tensor &out = p.t[0], &a = p.t[1], &b = p.t[2], &ids = p.t[3];
+    const int type = static_cast<int>(p.param[TYPE].i);
+    const int second = static_cast<int>(p.param[SECOND_TYPE].i);
+    const Units units = units_of(out, false);
+    for (u32 u = thread_of_grid(); u < units.count; u += threads_of_grid()) {
+        Place place = place_of(units, u);
+        int index = *reinterpret_cast<const int *>(at(ids, place.i1 * ids.nb[0], place.i2, 0, 0));
+        if (index < 0 || index >= b.ne[1]) {
+            if (place.i0 == 0) fail(p, index, b.ne[1]);
+            continue;
+        }
+        float x[UNIT], y[UNIT];
+        load_unit(type, row_at(a, place) + place.i0 * a.nb[0], a.nb[0], place.n, x);
+        load_unit(second, at(b, place.i0 * b.nb[0], index, 0, 0), b.nb[0], place.n, y);
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) x[k] += y[k];
+        store_unit(type, row_at(out, place) + place.i0 * out.nb[0], out.nb[0], place.n, x);
+    }
+}
+
 KERNEL(glu_float, THREADS, 4) {
     int op = static_cast<int>(p.param[GATE].i);
     pair(p, [=](float x, float y) { return glu(op, x, y); });
