@@ -27,7 +27,7 @@ class Memory:
         """A new buffer of `size` bytes.
 
         Raises:
-            OutOfMemoryError: as `BufferType.alloc_buffer`.
+            OutOfMemoryError: like `BufferType.alloc_buffer`.
         """
         return buft.alloc_buffer(size)
 

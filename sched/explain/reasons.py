@@ -163,7 +163,7 @@ _RULES: Final[dict[str, Callable[[Reasons, Tensor, str], str]]] = {
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether a tensor lies in a buffer of weights."""
+    """True if a tensor lies in a buffer of weights."""
     buffer = t.root.buffer
     return buffer is not None and buffer.usage is Usage.WEIGHTS
 
