@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from make_model import Shape, Type, write_model
 
-from lamella.graph import Op, Tensor
+from lamella.graph import Graph, Op, Tensor
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
@@ -49,9 +49,9 @@ class SlowCompute:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def compile(self, nodes: Sequence[Tensor], *args: Any) -> Callable[[], None]:
-        program = self._inner.compile(nodes, *args)
-        seconds = sum(map(_n_flops, nodes)) / self._flops
+    def compile(self, graph: Graph, *args: Any) -> Callable[[], None]:
+        program = self._inner.compile(graph, *args)
+        seconds = sum(map(_n_flops, graph.nodes)) / self._flops
 
         def run() -> None:
             end = time.perf_counter() + seconds
