@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .base.errors import ClosedError, ContextSizeError, RequestError
+from .base.options import declarations
 from .model.batch import Batch
 from .model.context import Context
 from .model.sampling import SamplingParams
 from .model.shipped import shipped_model
-from .runtime.instance import Instance, open_instance
-from .runtime.params import InstanceParams
+from .runtime.instance import Instance
+from .runtime.open import open_instance
+from .runtime.params import OpenParams
 from .runtime.plan import ModelPlan
 from .runtime.text import Generation, generate
 
@@ -102,9 +104,9 @@ class Model:
         """
         instance = self._open()
         try:
-            params = instance.sampling(sampling)
+            params = instance.sampling_params(sampling)
         except TypeError as e:
-            known = ", ".join(SamplingParams.__dataclass_fields__)
+            known = ", ".join(declarations(SamplingParams))
             raise RequestError(f"generate: {e}; sampling arguments are {known}") from None
         ids = self.tokenize(prompt) if isinstance(prompt, str) else _whole_numbers("prompt", prompt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -155,7 +157,7 @@ class Model:
     def __repr__(self) -> str:
         if self._instance is None:
             return "<lamella.Model, closed>"
-        return f"<lamella.Model {self._instance.model.path}>"
+        return f"<lamella.Model {self._instance.path}>"
 
 
 def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
@@ -163,9 +165,9 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
 
     Args:
         path: the file, the first one of a split model; None: the small one that comes with Lamella.
-        options: as `server.params.InstanceParams` has them. Among them are `n_ctx`, tokens of the
-            context, which all generations share (0: what the model was trained with);
-            `n_parallel`, generations that run at once; `devices`, what takes layers besides the
+        options: those of `lamella.runtime.params.OpenParams`. Among them are `n_ctx`, tokens of
+            the context, which all generations share (0: what the model was trained with);
+            `n_parallel`, generations that run at once; `devices`, which take layers besides the
             CPU, as in ["CUDA0"], ["none"], ["sim:24GiB"] (all NVIDIA GPUs); `n_gpu_layers`, how
             many layers they take (None: what fits, -1: all); `n_threads` of the CPU; `type_k` and
             `type_v` of the cached keys and values; `placement`, "strict" to refuse what cannot run
@@ -178,13 +180,8 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
             OutOfMemoryError: it has become so since.
         PlacementError: placement is strict, and nodes would run elsewhere than their layers.
     """
-    try:
-        file = shipped_model() if path is None else os.fspath(path)
-        params = InstanceParams(path=file, **options)
-    except TypeError as e:
-        known = ", ".join(name for name in InstanceParams.__dataclass_fields__ if name != "path")
-        raise RequestError(f"load: {e}; options are {known}") from None
-    return Model(open_instance(params))
+    file = shipped_model() if path is None else os.fspath(path)
+    return Model(open_instance(OpenParams.make({**options, "path": file})))
 
 
 def _whole_numbers(what: str, ids: Sequence[int]) -> list[int]:

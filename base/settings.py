@@ -71,6 +71,11 @@ class TextSwitch:
         return os.environ.get(self.name, self.default).strip()
 
 
+def environment(name: str) -> str:
+    """The text of an environment variable that an option declares; "" if it is not set."""
+    return os.environ.get(name, "")
+
+
 DEBUG = Switch(
     "LAMELLA_DEBUG",
     0,

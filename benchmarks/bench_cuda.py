@@ -37,6 +37,7 @@ from lamella.kernels.cuda.registry import find_cuda
 from lamella.kernels.cuda.table import CudaKernel, CudaSource
 from lamella.kernels.plan.params import PARAMS
 from lamella.observe.bench import BenchTest, open_bench
+from lamella.runtime.params import OpenParams
 
 CEILING: Final = CudaSource(str(Path(__file__).with_name("ceiling.cu").resolve()))
 COLD_BYTES: Final = 256 << 20  # more than any device's cache
@@ -182,7 +183,9 @@ def bench_models(device: CudaDevice, models: Sequence[str], trials: int) -> list
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_model(SHAPES[shape], GGMLQuantizationType[type], path)
-        with open_bench(path, MODEL_TESTS, devices=[device.name], n_ubatch=2048) as bench:
+        options = {"devices": [device.name], "n_gpu_layers": -1, "n_ubatch": 2048}
+        params = OpenParams.make({"path": path, **options})
+        with open_bench(params, MODEL_TESTS) as bench:
             for test in MODEL_TESTS:
                 bench.run(test)
                 rate = test.n_tokens / statistics.median(bench.run(test) for _ in range(trials))

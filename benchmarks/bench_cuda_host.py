@@ -26,9 +26,10 @@ from lamella.kernels.cuda.driver import GpuInfo
 from lamella.kernels.cuda.registry import open_cuda
 from lamella.kernels.cuda.table import CudaSource
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 
 MEMORY = 1 << 40  # bytes that it says it has; addresses are reserved, and most never touched
 
@@ -94,7 +95,7 @@ class IdleCompiler:
 def microseconds(path: str, n_steps: int, trials: int) -> list[float]:
     """Time of a decode step of one sequence, in each trial."""
     devices = open_cuda(IdleDriver, IdleCompiler).devices()
-    model = load_model(path, ModelParams(cpu=CpuDevice(), devices=tuple(devices)))
+    model = load_model(path, Placement(cpu=CpuDevice(), devices=tuple(devices)))
     n_ctx = (trials + 1) * n_steps
     with Context(model, ContextParams(n_ctx=n_ctx, n_ubatch=32)) as context:
         seq, pos, found = context.pool.new_sequence(), 0, []

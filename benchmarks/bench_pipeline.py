@@ -31,9 +31,10 @@ from lamella.graph import Graph, Op, Tensor
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams, PlacementParams
+from lamella.model.placement import Placement
 
 SHAPE = Shape(n_embd=64, n_ff=256, n_layer=8, n_head=4, n_head_kv=2, n_vocab=512)
 N_UBATCH = 64
@@ -74,7 +75,9 @@ def open_model(path: Path, gflops: float) -> LoadedModel:
     devices = tuple(SimDevice(f"SIM{i}", compute=compute) for i in (0, 1))
     # half of the layers each; the output counts as one
     split = (SHAPE.n_layer / 2, SHAPE.n_layer / 2 + 1)
-    return load_model(path, ModelParams(cpu=cpu, devices=devices, tensor_split=split))
+    return load_model(
+        path, Placement(cpu=cpu, devices=devices, params=PlacementParams(tensor_split=split))
+    )
 
 
 def prefill(context: Context, tokens: Sequence[int]) -> tuple[float, bytes]:
@@ -96,8 +99,8 @@ def measure(model: LoadedModel, n_ubatches: int, trials: int) -> dict[str, Any]:
     tokens = np.random.default_rng(0).integers(0, SHAPE.n_vocab, n_tokens).tolist()
 
     def open_context(pipeline: bool) -> Context:
-        params = ContextParams(n_ctx=n_tokens, n_ubatch=N_UBATCH, n_seq_max=1, pipeline=pipeline)
-        return Context(model, params)
+        params = ContextParams(n_ctx=n_tokens, n_ubatch=N_UBATCH, n_parallel=1)
+        return Context(model, params, no_pipeline="" if pipeline else "it was turned off")
 
     with open_context(True) as four, open_context(False) as one:
         assert not four.no_pipeline, four.no_pipeline

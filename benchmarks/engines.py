@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from lamella.kernels.host import peak_memory
 from lamella.observe.bench import BenchTest, open_bench
+from lamella.runtime.params import OpenParams
 
 N_UBATCH = 512
 
@@ -139,7 +140,8 @@ def open_engine(
     if name == "llama.cpp":
         yield LlamaCpp(path, n_threads, tests)
     else:
-        with open_bench(path, tests, n_threads=n_threads, n_ubatch=N_UBATCH) as bench:
+        options = {"devices": ("none",), "n_threads": n_threads, "n_ubatch": N_UBATCH}
+        with open_bench(OpenParams.make({"path": path, **options}), tests) as bench:
             yield bench
 
 

@@ -10,25 +10,22 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from ..base.errors import LamellaError, RequestError
+from ..base.errors import LamellaError
 from ..base.settings import NO_JIT
-from ..graph.types import GGMLType
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
-from ..kernels.cpu.pool import POLL
 from ..kernels.host import default_threads, peak_memory
-from ..observe.bench import Bench, BenchTest, open_bench
-from ..runtime.params import LIMITS, parse_kv_type
+from ..model.params import ALL_LAYERS, ContextParams, PlacementParams
+from ..observe.bench import Bench, BenchTest, bench_params
+from ..runtime.params import ModelParams, OpenParams
 from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
-from .download import model_path
-from .flags import add_model_flag, add_offload_flags
-from .start import StartProgress
+from .flags import add_model_flag, add_options, given, open_params
+from .start import opened_with_progress
 
 MAX_TOKENS: Final = 1 << 20  # of a part of a test
 N_GEN_WARM_UP: Final = 4  # a graph is built in the first step and used again in the second
@@ -52,7 +49,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "-npl",
         "--n-parallel",
-        type=numbers(*LIMITS["n_parallel"]),
+        dest="n_seqs",
+        type=numbers(1, 1024),
         default=(1,),
         metavar=n,
         help="sequences that generate together; all their tokens count (1)",
@@ -65,47 +63,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="runs of each test, after one to warm up (5)",
     )
+    add(
+        "-t",
+        "--threads",
+        dest="thread_counts",
+        type=numbers(1, 512),
+        metavar="N,...",
+        help="threads of the CPU (one for each core)",
+    )
     add("--json", action="store_true", help="print a JSON object for each test, no table")
     _add_model_flags(parser)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    add_model_flag(group)
-    add = group.add_argument
-    add(
-        "-t",
-        "--threads",
-        type=numbers(*LIMITS["n_threads"]),
-        default=None,
-        metavar="N,...",
-        help="threads of the CPU (one for each core)",
-    )
-    add(
-        "-ub",
-        "--ubatch-size",
-        type=number(1, MAX_TOKENS),
-        default=512,
-        metavar="N",
-        help="most tokens computed at once (512)",
-    )
-    add(
-        "--poll",
-        type=number(*LIMITS["poll"]),
-        default=POLL,
-        metavar="N",
-        help=f"how long threads wait awake, 0 to 100 ({POLL})",
-    )
-    for flag, name, what in (("-ctk", "k", "keys"), ("-ctv", "v", "values")):
-        add(
-            flag,
-            f"--cache-type-{name}",
-            type=kv_type,
-            default=GGMLType.F16,
-            metavar="TYPE",
-            help=f"type of cached {what}: f32, f16, bf16, q8_0 (f16)",
-        )
-    add_offload_flags(parser.add_argument_group("where it runs"), layers="all")
+    add_model_flag(parser.add_argument_group(ModelParams.title))
+    add_options(parser, ContextParams, without=("n_ctx", "n_parallel"))
+    # layers on devices are all, so that a result does not depend on what else uses their memory
+    add_options(parser, PlacementParams, without=("n_threads",), defaults={"n_gpu_layers": "all"})
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
@@ -137,14 +111,6 @@ def prompt_and_gen(text: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def kv_type(text: str) -> GGMLType:
-    """`-ctk`, `-ctv`."""
-    try:
-        return parse_kv_type("type", text)
-    except RequestError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-
-
 # --- running ---
 
 
@@ -153,12 +119,11 @@ def main(args: argparse.Namespace) -> int:
     tests = list(_tests(args))
     if not tests:
         args.parser.error("there is nothing to test: -p and -n are 0, and there is no -pg")
-    if args.n_gpu_layers is None:
-        args.parser.error("-ngl auto: a test makes no plan, so it needs a number, or all")
-    args.model = model_path(args)
+    params = bench_params(open_params(args, _layers(args)), tests)
     result = None
-    for n_threads in args.threads or (default_threads(),):
-        for i, result in enumerate(_run(args, tests, n_threads)):
+    for n_threads in args.thread_counts or (default_threads(),):
+        used = params.change(n_threads=n_threads)
+        for i, result in enumerate(_run(used, tests, args.repetitions)):
             if args.json:
                 _print(json.dumps(as_json(result)))
                 continue
@@ -182,53 +147,39 @@ def _tests(args: argparse.Namespace) -> Iterator[BenchTest]:
             if n:
                 yield BenchTest(n_prompt=n, n_depth=n_depth)
         for n in args.n_gen:
-            for n_seq in args.n_parallel if n else ():
+            for n_seq in args.n_seqs if n else ():
                 yield BenchTest(n_gen=n, n_seq=n_seq, n_depth=n_depth)
         for n_prompt, n_gen in args.pg:
-            for n_seq in args.n_parallel:
+            for n_seq in args.n_seqs:
                 yield BenchTest(n_prompt=n_prompt, n_gen=n_gen, n_seq=n_seq, n_depth=n_depth)
 
 
-def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> Iterator[Result]:
-    """The results of all tests with one number of threads, as they come."""
+def _layers(args: argparse.Namespace) -> dict[str, int]:
+    """All layers on devices, unless the user says otherwise."""
+    return {} if "n_gpu_layers" in given(args, PlacementParams) else {"n_gpu_layers": ALL_LAYERS}
+
+
+def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iterator[Result]:
+    """The results of all tests, as they come."""
     console = Console(stderr=True, highlight=False)
-    with ExitStack() as stack:
-        with StartProgress() as progress:
-            bench = stack.enter_context(
-                open_bench(
-                    args.model,
-                    tests,
-                    n_threads=n_threads,
-                    n_ubatch=args.ubatch_size,
-                    type_k=args.cache_type_k,
-                    type_v=args.cache_type_v,
-                    poll=args.poll,
-                    devices=args.device,
-                    n_gpu_layers=args.n_gpu_layers,
-                    split_mode=args.split_mode,
-                    main_gpu=args.main_gpu,
-                    tensor_split=args.tensor_split,
-                    kv_offload=not args.no_kv_offload,
-                    op_offload=not args.no_op_offload,
-                    on_load=progress.on_load,
-                    on_compile=progress.on_compile,
-                )
-            )
-            for test in tests:  # here, as kernels may be compiled
-                _warm_up(bench, test)
+    n_threads = params.placement.n_threads or default_threads()
+    with opened_with_progress(params) as context:
+        bench = Bench(context)
+        for test in tests:
+            _warm_up(bench, test)
         card, gpus = bench.card(), gpus_of(bench)
         with _status(console, "measuring memory and arithmetic"):
             ceiling = None if gpus else _ceiling(n_threads, card.n_bytes_read)
         for test in tests:
             yield Result(
-                path=Path(args.model),
+                path=context.model.path,
                 card=card,
                 gpus=gpus,
                 test=test,
                 n_threads=n_threads,
-                n_ubatch=args.ubatch_size,
+                n_ubatch=params.context.n_ubatch,
                 ceiling=ceiling,
-                samples=_samples(bench, test, args.repetitions, console),
+                samples=_samples(bench, test, n_repetitions, console),
                 peak_memory=peak_memory(),
             )
 
@@ -236,7 +187,7 @@ def _run(args: argparse.Namespace, tests: list[BenchTest], n_threads: int) -> It
 def gpus_of(bench: Bench) -> dict[str, str]:
     """The devices in use besides the CPU, by name: what they are and how many layers they have."""
     model = bench.context.model
-    homes = [model.kv_home(il).name for il in range(model.hp.n_layer)]
+    homes = [device.name for device in model.layers[:-1]]
     return {
         d.name: f"{d.description}, {homes.count(d.name)} of {len(homes)} layers"
         for d in model.devices[:-1]

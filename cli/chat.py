@@ -19,6 +19,7 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..base.errors import CancelledError, LamellaError, RequestError
+from ..base.options import declarations
 from ..model.sampling import SamplingParams
 from ..runtime.instance import Instance
 from .conversation import Conversation
@@ -27,7 +28,7 @@ from .flags import (
     add_predict_flag,
     add_sampling_flags,
     add_template_flags,
-    instance_params,
+    open_params,
     sampling_given,
     unescape,
 )
@@ -58,12 +59,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
-    given = sampling_given(args)
+    sampling = sampling_given(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
-    with open_with_progress(instance_params(args)) as instance:
+    with open_with_progress(open_params(args), sampling) as instance:
         conversation = Conversation(
             instance,
-            instance.sampling(given),
+            instance.sampling_params(),
             system=system,
             n_predict=args.n_predict,
             ignore_eos=args.ignore_eos,
@@ -179,9 +180,7 @@ class _Session:
 
 # those with one number each
 _SETTABLE: Final = tuple(
-    name
-    for name, field in SamplingParams.__dataclass_fields__.items()
-    if isinstance(field.default, int | float)
+    name for name, declared in declarations(SamplingParams).items() if declared.type in (int, float)
 )
 
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import find_devices
+from ..model.params import PlacementParams
 from ..observe.self_test import Check, self_test
 from .bench_table import Columns, table_head, table_line
-from .flags import add_devices_flag
+from .flags import add_flags_of, given
 from .machine import MachineFacts, lines, look
 from .start import StartProgress
 
@@ -30,7 +31,7 @@ COLUMNS: Final[Columns] = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_devices_flag(parser)
+    add_flags_of(parser, PlacementParams, only=("devices",))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -39,8 +40,9 @@ def main(args: argparse.Namespace) -> int:
     with StartProgress() as progress:
         # a few kernels are compiled for each test: worth bars, not lines
         on_compile = progress.on_compile if sys.stderr.isatty() else None
+        names = given(args, PlacementParams).get("devices", ())
         cpu = CpuDevice(progress=on_compile)
-        used = [*find_devices(args.device, cpu, on_compile), cpu]
+        used = [*find_devices(names, cpu, on_compile), cpu]
         machine = look(cpu)
         tested = {device.name: list(self_test(device)) for device in used}
     if args.json:

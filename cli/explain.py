@@ -16,11 +16,12 @@ from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import get_logger
 from ..model.gguf import open_gguf
 from ..model.graphs import bucket
-from ..runtime.fit import Prepared, hold_to, prepare
-from ..runtime.plan import MeasuredModel, open_measured
+from ..runtime.check import enforce
+from ..runtime.fit import plan_model
+from ..runtime.plan import MeasuredModel, ModelPlan, open_planned
 from ..sched.explain import draw, explain, lines
 from .explain_page import page
-from .flags import add_model_flags, instance_params
+from .flags import add_model_flags, open_params
 
 log = get_logger("explain")
 
@@ -42,11 +43,10 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         RequestError: more tokens than a ubatch has, or a file that cannot be written.
     """
-    params = instance_params(args, header_only=True)
-    prepared = prepare(params)
-    _tell(prepared, params.placement)
-    with open_gguf(params.path, header_only=True) as file:
-        measured = open_measured(file, prepared.model_params, prepared.context_params)
+    plan = plan_model(open_params(args, header_only=True))
+    _report(plan)
+    with open_gguf(plan.path, header_only=True) as file:
+        measured = open_planned(file, plan)
     n, what = _graph(measured, args.ubatch)
     scheduled = measured.context.plan_graph(n, 1)
     explanation = explain(scheduled)
@@ -67,10 +67,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(prepared: Prepared, placement: str) -> None:
-    """What loading the model would tell, or refuse."""
+def _report(plan: ModelPlan) -> None:
+    """Log what loading the model would log, or refuse."""
     try:
-        hold_to(prepared, placement)
+        enforce(plan)
     except (DoesNotFitError, PlacementError) as e:
         log.warning(str(e))
 

@@ -19,10 +19,12 @@ from rich.console import Console
 
 from ..alloc.buffer import UNLIMITED
 from ..base.errors import LamellaError, RequestError
+from ..graph.types import GGMLType
+from ..runtime.check import check
 from ..runtime.displaced import summary
-from ..runtime.fit import Prepared, check, prepare
+from ..runtime.fit import plan_model
 from ..runtime.plan import DevicePlan, GraphPlan, ModelPlan
-from .flags import add_model_flags, instance_params
+from .flags import add_model_flags, open_params
 from .plan_table import GB, WIDTH, Speed, Speeds, ceiling, show
 
 
@@ -68,21 +70,21 @@ def main(args: argparse.Namespace) -> int:
     if len(given) < len(args.bandwidth):
         twice = next(name for name, n in Counter(n for n, _ in args.bandwidth).items() if n > 1)
         raise RequestError(f"--bandwidth: {twice} is given twice; give each device once")
-    prepared = prepare(instance_params(args, header_only=True))
-    speeds = _speeds(prepared, given)
+    plan = plan_model(open_params(args, header_only=True))
+    speeds = _speeds(plan, given)
     if args.json:
-        sys.stdout.write(json.dumps(as_json(prepared.plan, speeds)) + "\n")
+        sys.stdout.write(json.dumps(as_json(plan, speeds)) + "\n")
     else:
-        show(prepared.plan, speeds, Console(width=WIDTH, highlight=False))
+        show(plan, speeds, Console(width=WIDTH, highlight=False))
     sys.stdout.flush()  # before what stderr says of it
-    check(prepared.plan, args.placement)
+    check(plan)
     return 0
 
 
-def _speeds(prepared: Prepared, given: Mapping[str, float]) -> Speeds:
+def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
     """How fast each device reads, by its name: as given, else measured if it has to read."""
-    params, plan = prepared.model_params, prepared.plan
-    devices = {device.name: device for device in (*params.devices, params.cpu)}
+    placement = plan.placement
+    devices = {device.name: device for device in (*placement.devices, placement.cpu)}
     for name in given:
         if name not in devices:
             raise RequestError(f"--bandwidth: {name} is none of {', '.join(devices)}")
@@ -93,12 +95,12 @@ def _speeds(prepared: Prepared, given: Mapping[str, float]) -> Speeds:
         elif not device.n_bytes_read and not device.n_bytes_kv:
             speeds[device.name] = Speed(None, "reads nothing")
         else:
-            speeds[device.name] = _measure(devices[device.name], prepared)
+            speeds[device.name] = _measure(devices[device.name], plan)
     return speeds
 
 
-def _measure(device: Any, prepared: Prepared) -> Speed:
-    n_threads = prepared.context_params.n_threads
+def _measure(device: Any, plan: ModelPlan) -> Speed:
+    n_threads = plan.params.placement.n_threads
     assert n_threads is not None, "planning has chosen it"
     try:
         found = device.bandwidth(n_threads)
@@ -137,6 +139,7 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "pipeline": not plan.no_pipeline,
         "no_pipeline": plan.no_pipeline,
         "displaced": summary(plan.displaced),
+        "params": _params(plan),
         "overrides": [asdict(override) for override in plan.overrides],
         "notes": list(plan.notes),
     }
@@ -168,3 +171,12 @@ def _device(plan: ModelPlan, device: DevicePlan, speeds: Speeds) -> dict[str, An
 def _graph(graph: GraphPlan) -> dict[str, Any]:
     fields = {k: v for k, v in asdict(graph).items() if k != "displaced"}
     return {**fields, "n_displaced": len(graph.displaced)}
+
+
+def _params(plan: ModelPlan) -> dict[str, Any]:
+    """The options, with what was chosen filled in."""
+    return {
+        name: value.name.lower() if isinstance(value, GGMLType) else value
+        for name, value in plan.params.values().items()
+        if name != "path"  # the plan's own
+    }

@@ -8,9 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +15,15 @@ from rich.console import Console
 
 from ..base.errors import RequestError
 from ..model.context import Context
-from ..model.loader import load_model
 from ..observe.bench import BenchTest
 from ..observe.profile import Records, Steps
 from ..observe.profile_sums import PhaseSums, sum_up
 from ..observe.profile_trace import chrome_trace
-from ..runtime.fit import hold_to, prepare
-from ..runtime.params import InstanceParams
+from ..runtime.params import OpenParams
 from .bench import number
-from .flags import add_model_flags, instance_params
+from .flags import add_model_flags, open_params
 from .profile_table import lines
-from .start import StartProgress
+from .start import opened_with_progress
 
 MAX_TOKENS: Final = 1 << 20  # of the prompt and of what is generated
 N_SLOWEST: Final = 10
@@ -73,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     params = _params(args, test)
     if args.trace is not None:
         _write(args.trace, None)  # to know now whether it can be written
-    with _opened(params) as context:
+    with opened_with_progress(params) as context:
         records = _run(context, test)
         sums = list(sum_up(records))
         devices = {d.name: d.description for d in context.model.devices}
@@ -91,35 +86,17 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _params(args: argparse.Namespace, test: BenchTest) -> InstanceParams:
+def _params(args: argparse.Namespace, test: BenchTest) -> OpenParams:
     """What to open; without -c, the context is no larger than the steps need."""
-    params = instance_params(args)
-    if params.n_ctx == 0:
-        return replace(params, n_ctx=test.n_cells)
-    if params.n_ctx < test.n_cells:
+    params = open_params(args)
+    n_ctx = params.context.n_ctx
+    if n_ctx == 0:
+        return params.change(n_ctx=test.n_cells)
+    if n_ctx < test.n_cells:
         raise RequestError(
-            f"-c is {params.n_ctx}: -d, -p and -n together need a context of {test.n_cells} tokens"
+            f"-c is {n_ctx}: -d, -p and -n together need a context of {test.n_cells} tokens"
         )
     return params
-
-
-@contextmanager
-def _opened(params: InstanceParams) -> Iterator[Context]:
-    """The context of a model, loaded as `lamella serve` would. Raises as `open_instance`."""
-    with StartProgress() as progress:
-        prepared = prepare(params, progress.on_load, progress.on_compile)
-        hold_to(prepared, params.placement)
-        model = load_model(params.path, prepared.model_params)
-        try:
-            context = Context(model, prepared.context_params)
-        except BaseException:
-            model.free()
-            raise
-    try:
-        with context:
-            yield context
-    finally:
-        model.free()
 
 
 def _run(context: Context, test: BenchTest) -> Records:

@@ -19,7 +19,7 @@ from .flags import (
     add_model_flags,
     add_predict_flag,
     add_sampling_flags,
-    instance_params,
+    open_params,
     read_text,
     sampling_given,
     unescape,
@@ -62,18 +62,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Continue the prompt; the exit status."""
-    text, given = _prompt(args), sampling_given(args)
+    text, sampling = _prompt(args), sampling_given(args)
     watch = None
     if args.trace_tensors is not None:
         watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
-    with open_with_progress(instance_params(args)) as instance:
+    with open_with_progress(open_params(args), sampling) as instance:
         instance.context.set_eval_callback(watch)
         prompt = instance.vocab.tokenize(text, parse_special=True)
         generation = generate(
             instance.engine,
             instance.vocab,
             prompt,
-            instance.sampling(given),
+            instance.sampling_params(),
             n_predict=args.n_predict,
             stop=args.stop,
             ignore_eos=args.ignore_eos,

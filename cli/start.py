@@ -5,17 +5,21 @@ Tested by tests/cli/test_start.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from threading import Lock
 from time import perf_counter
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from ..runtime.instance import Instance, open_instance
-from ..runtime.params import InstanceParams
+from ..model.context import Context
+from ..runtime.instance import Instance
+from ..runtime.open import open_instance, opened
+from ..runtime.params import OpenParams
 
 QUIET_S: Final = 0.5  # what takes less is not worth a bar
 
@@ -89,7 +93,23 @@ class StartProgress:
         self._bars.update(self._tasks[what], completed=done, total=total, detail=detail)
 
 
-def open_with_progress(params: InstanceParams) -> Instance:
-    """Open a model, showing how far that is. Raises as `open_instance`."""
+def open_with_progress(params: OpenParams, sampling: Mapping[str, Any] | None = None) -> Instance:
+    """Open a model with a progress bar. Arguments and errors as of `open_instance`."""
     with StartProgress() as progress:
-        return open_instance(params, on_load=progress.on_load, on_compile=progress.on_compile)
+        return open_instance(
+            params,
+            sampling=sampling,
+            on_load=progress.on_load,
+            on_compile=progress.on_compile,
+        )
+
+
+@contextmanager
+def opened_with_progress(params: OpenParams) -> Iterator[Context]:
+    """A context over a loaded model, opened with a progress bar. Errors as of `opened`."""
+    with ExitStack() as stack:
+        with StartProgress() as progress:
+            context = stack.enter_context(
+                opened(params, on_load=progress.on_load, on_compile=progress.on_compile)
+            )
+        yield context

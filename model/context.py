@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..base.log import get_logger
 from ..base.settings import NO_REUSE, STRICT
 from ..graph.op import Op
 from ..graph.tensor import Tensor
-from ..graph.types import GGMLType
 from ..sched.backend import Backend, Device
 from ..sched.compute import EvalCallback
 from ..sched.profile import Profiler
@@ -40,6 +38,7 @@ from .graphs import DecodeGraph, GraphParams, bucket, build_graph
 from .kv_pages import KVSequence, PagePool
 from .loader import LoadedModel
 from .outputs import Row, top_size, top_sizes
+from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
 from .strict import NanFinder, clear_pool, have_nan, raise_nan, unexpected
@@ -49,48 +48,26 @@ log = get_logger("context")
 F32Array = npt.NDArray[np.float32]
 
 PAGE_SIZE: Final = 32  # cells in a page of the pool
-KV_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
-
-
-@dataclass(frozen=True, slots=True)
-class ContextParams:
-    """How large a context is, by llama-server's names.
-
-    `n_ctx`: cells of the KV pool, 0 for as many as the model was trained with. `n_ubatch`: tokens
-    computed at once. `n_seq_max`: sequences in one ubatch. `type_k`, `type_v`: types of the pool.
-    `kv_on_device`: keep a layer's keys and values where its weights are, not on the CPU.
-    `op_offload`: let devices take over large batches from the CPU. `pipeline`: let a ubatch start
-    while the one before it still runs, where that makes sense; `no_pipeline`: why not, if not.
-    `n_threads`: of the CPU, for single tokens; `n_threads_batch`: for several at once; None: all
-    that the device has. `reserved`: what an equal context has reserved, which need not be found
-    out again.
-    """
-
-    n_ctx: int = 0
-    n_ubatch: int = 512
-    n_seq_max: int = 4
-    type_k: GGMLType = GGMLType.F16
-    type_v: GGMLType = GGMLType.F16
-    kv_on_device: bool = True
-    op_offload: bool = True
-    pipeline: bool = True
-    no_pipeline: str = "it was turned off"
-    n_threads: int | None = None
-    n_threads_batch: int | None = None
-    reserved: ReservedSizes | None = None
 
 
 class Context:
     """A model at work: its backends, scheduler, KV pool and graphs.
 
     `n_graphs_built` and `n_reused` count the ubatches that needed a new graph and those that did
-    not. `no_pipeline` says why ubatches run one after the other; "" if they need not. While one may
-    still run, `in_flight` is true: what goes wrong there is an error of a later call.
+    not. `no_pipeline` says why ubatches run one after the other; "" if they are pipelined. While a
+    ubatch may still run, `in_flight` is true: its failure is an error of a later call.
 
     A model in measured memory needs `MeasuredBackend`s; then nothing is compiled or allocated.
 
+    Args:
+        model: its placement says where keys and values lie and how many threads compute.
+        params: the sizes.
+        no_pipeline: why ubatches must run one after the other; "" lets them overlap where they can.
+        reserved: the memory that an equal context has reserved, to save the time to find it out.
+        open_backend: opens the backend of a device.
+
     Raises:
-        RequestError: a parameter that cannot be.
+        RequestError: an invalid parameter.
         OutOfMemoryError: the pool or the compute buffers do not fit; nothing stays allocated.
     """
 
@@ -98,20 +75,25 @@ class Context:
         self,
         model: LoadedModel,
         params: ContextParams | None = None,
+        *,
+        no_pipeline: str = "",
+        reserved: ReservedSizes | None = None,
         open_backend: Callable[[Device], Backend] = lambda device: device.init_backend(),
     ) -> None:
         self.params = params or ContextParams()
         self.model = model
         self.n_ctx = self.params.n_ctx or model.hp.n_ctx_train
-        self.n_ubatch = min(self.params.n_ubatch, self.n_ctx)
-        self.n_seq_max = self.params.n_seq_max
+        self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
+        self.n_seq_max = self.params.n_parallel
         self.n_vocab = model.hp.n_vocab
-        _check(self.params, model)
+        _check_pool_types(self.params, model)
         self.pool = PagePool(self.n_ctx, page_size=PAGE_SIZE)
         self._top_sizes = top_sizes(model.homes["output.weight"].device, self.n_vocab)
         self.n_graphs_built = 0
         self.n_reused = 0
         self.closed = False
+        self.no_pipeline = no_pipeline or why_no_pipeline(model)
+        self._reserved = reserved
         self._open_backend = open_backend
         self._graphs: dict[tuple[GraphParams, int], DecodeGraph] = {}
         self._copy = 0  # of the graphs' inputs: the one to use next
@@ -129,8 +111,6 @@ class Context:
         for device in self.model.devices:
             self._backends[device] = self._open_backend(device)
         self.kv = self._make_pool()
-        why = "" if self.params.pipeline else self.params.no_pipeline
-        self.no_pipeline = why or why_no_pipeline(self.model, self.params.kv_on_device)
         if not self.no_pipeline:
             try:
                 self._reserve(parallel=True)
@@ -151,8 +131,7 @@ class Context:
             k = Tensor(self.params.type_k, (hp.n_embd_k(il), n_cells), name=f"cache_k_l{il}")
             v = Tensor(self.params.type_v, (hp.n_embd_v(il), n_cells), name=f"cache_v_l{il}")
             layers.append(KVLayer(k, v))
-            home = self.model.kv_home(il) if self.params.kv_on_device else self.model.devices[-1]
-            homes.setdefault(home, []).extend((k, v))
+            homes.setdefault(self.model.kv_home(il), []).extend((k, v))
         for device, tensors in homes.items():
             kv = alloc_tensors(tensors, device.buffer_type, Usage.ANY, self.model.memory)
             self._kv_buffers += kv
@@ -162,14 +141,12 @@ class Context:
     def _reserve(self, parallel: bool) -> None:
         """Open a scheduler, with compute memory large enough for every graph to come."""
         backends = list(self._backends.values())
+        op_offload = self.model.placement.params.op_offload
         scheduler = Scheduler(
-            backends,
-            parallel=parallel,
-            op_offload=self.params.op_offload,
-            memory=self.model.memory,
+            backends, parallel=parallel, op_offload=op_offload, memory=self.model.memory
         )
         self._scheduler = scheduler
-        known = self.params.reserved
+        known = self._reserved
         if known is not None and known.n_copies == scheduler.n_copies:
             scheduler.reserve_sizes(known)
             return
@@ -359,7 +336,7 @@ class Context:
         return self._graph_for(params).scheduled
 
     def reserved(self) -> ReservedSizes:
-        """What `ContextParams.reserved` of an equal context may be."""
+        """The memory that was reserved, for another context that is equal to this one."""
         return self._open_scheduler().reserved()
 
     def n_bytes(self) -> int:
@@ -372,7 +349,8 @@ class Context:
 
     def _set_threads(self, n_tokens: int) -> None:
         """Tell backends how many threads the next plans may use."""
-        n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
+        params = self.model.placement.params
+        n = params.n_threads if n_tokens == 1 else params.n_threads_batch
         for backend in self._backends.values():
             backend.set_n_threads(n)
 
@@ -449,18 +427,11 @@ def _buckets(limit: int) -> list[int]:
     return sorted({bucket(min(1 << i, limit), limit) for i in range(limit.bit_length() + 1)})
 
 
-def _check(params: ContextParams, model: LoadedModel) -> None:
-    """Refuse parameters that cannot be."""
-    for name in ("n_ctx", "n_ubatch", "n_seq_max"):
-        value, low = getattr(params, name), 0 if name == "n_ctx" else 1
-        if value < low:
-            raise RequestError(f"{name} is {value}: must be at least {low}")
+def _check_pool_types(params: ContextParams, model: LoadedModel) -> None:
+    """Refuse types whose blocks do not divide a token's keys or values in this model."""
     hp = model.hp
     pools = (("type_k", params.type_k, hp.n_embd_k), ("type_v", params.type_v, hp.n_embd_v))
     for name, type, size in pools:
-        if type not in KV_TYPES:
-            known = ", ".join(t.name for t in KV_TYPES)
-            raise RequestError(f"{name} is {type.name}: must be one of {known}")
         sizes: Sequence[int] = [size(il) for il in range(hp.n_layer)]
         if any(n % type.block_size for n in sizes):
             raise RequestError(

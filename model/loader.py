@@ -1,6 +1,6 @@
 """Loading a model: weights are found in the file, placed, allocated, and copied from its map.
 
-    model = load_model(path, ModelParams(cpu=cpu, devices=(gpu,), n_gpu_layers=20))
+    model = load_model(path, Placement(cpu=cpu, devices=(gpu,)))
 
 Knows no graph and no context. Tested by tests/model/test_loader_*.py.
 """
@@ -27,7 +27,7 @@ from ..sched.backend import Device
 from .arch import Architecture, WeightSpec, find_architecture
 from .gguf import GGUFFile, Metadata, TensorInfo, open_gguf
 from .hparams import HParams
-from .placement import Home, ModelParams, layer_devices, place
+from .placement import Home, Placement, layer_devices, place
 
 log = get_logger("loader")
 
@@ -66,10 +66,10 @@ class LoadedModel:
         origins: of the weights, by name: the file's tensor, the first one if there are several.
             Tied weights have the same, also if they are in several kinds of memory.
         homes: of the weights, by name.
-        params: how it was placed.
+        placement: how it was placed.
         memory: where its buffers and those of its contexts are allocated.
         layers: the device of each layer, and of the output as the last one.
-        devices: those in use, in the order of `ModelParams.devices`; the CPU is always the last.
+        devices: those in use, in the order of `Placement.devices`; the CPU is always the last.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LoadedModel:
         arch: Architecture,
         hp: HParams,
         homes: Mapping[str, Home],
-        params: ModelParams,
+        placement: Placement,
         memory: Memory,
     ) -> None:
         self.path = file.path
@@ -89,19 +89,20 @@ class LoadedModel:
         self.homes = dict(homes)
         self.weights: dict[str, Tensor] = {}
         self.origins: dict[str, str] = {}
-        self.params = params
+        self.placement = placement
         self.memory = memory
-        self.layers = layer_devices(hp.n_layer, params)
+        self.layers = layer_devices(hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also those that take only large batches over, for which weights lie in their pinned memory
         bufts = {home.buft for home in homes.values()}
-        used.update(d for d in params.devices if d.host_buffer_type in bufts)
-        self.devices = (*(d for d in params.devices if d in used), params.cpu)
+        used.update(d for d in placement.devices if d.host_buffer_type in bufts)
+        self.devices = (*(d for d in placement.devices if d in used), placement.cpu)
         self._buffers: list[Buffer] = []
 
     def kv_home(self, il: int) -> Device:
-        """The device on which layer `il` runs, and with it its keys and values."""
-        return self.layers[il]
+        """The device that holds the keys and values of layer `il`: the one that runs the layer, or
+        the CPU without `kv_offload`."""
+        return self.layers[il] if self.placement.params.kv_offload else self.placement.cpu
 
     @property
     def buffers(self) -> Sequence[Buffer]:
@@ -114,9 +115,21 @@ class LoadedModel:
             buffer.free()
         self._buffers = []
 
+    def __enter__(self) -> LoadedModel:
+        return self
 
-def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel:
-    """Load a model into the memory that `params` gives its weights.
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    placement: Placement,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Load a model into the memory that `placement` gives its weights.
+
+    `progress` is called about 100 times, with the bytes copied so far and in all.
 
     Raises:
         ModelFileError: the file is missing or broken, a tensor is missing or has another shape than
@@ -126,9 +139,9 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
         OutOfMemoryError: a device's memory is too small; what was allocated is freed.
     """
     with open_gguf(path) as file:
-        model, sources = place_model(file, params)
+        model, sources = place_model(file, placement)
         try:
-            _fill(file, sources, model.homes, params)
+            _fill(file, sources, model, progress)
         except BaseException:
             model.free()
             raise
@@ -136,7 +149,7 @@ def load_model(path: str | os.PathLike[str], params: ModelParams) -> LoadedModel
 
 
 def place_model(
-    file: GGUFFile, params: ModelParams, memory: Memory = REAL_MEMORY
+    file: GGUFFile, placement: Placement, memory: Memory = REAL_MEMORY
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
     """Place the model of an open file as `load_model` does, without the weights' data.
 
@@ -146,10 +159,10 @@ def place_model(
     arch = find_architecture(file.metadata.str("general.architecture"), file.path)
     hp = arch.hparams(file)
     found = find_weights(file, arch.tensors(hp))
-    homes = place(file.path, hp, {w.spec: w.type for w in found}, params)
-    model = LoadedModel(file, arch, hp, homes, params, memory)
+    homes = place(file.path, hp, {w.spec: w.type for w in found}, placement)
+    model = LoadedModel(file, arch, hp, homes, placement, memory)
     try:
-        return model, _allocate(model, found, params)
+        return model, _allocate(model, found, placement)
     except BaseException:
         model.free()
         raise
@@ -244,7 +257,7 @@ def _list(names: list[str]) -> str:
 
 
 def _allocate(
-    model: LoadedModel, found: list[FoundWeight], params: ModelParams
+    model: LoadedModel, found: list[FoundWeight], placement: Placement
 ) -> dict[Tensor, FoundWeight]:
     """Give the model its weights, allocated: the same data is in one kind of memory only once.
 
@@ -266,14 +279,14 @@ def _allocate(
         try:
             model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)
         except OutOfMemoryError as e:
-            if buft not in params.pinned:
+            if buft not in placement.pinned:
                 raise
             log.warning(f"{e}: the CPU's weights are in memory from which copies are slower")
             model.free()
             for name, home in model.homes.items():
                 if home.buft is buft:
-                    model.homes[name] = Home(params.cpu, params.cpu.buffer_type)
-            return _allocate(model, found, params)
+                    model.homes[name] = Home(placement.cpu, placement.cpu.buffer_type)
+            return _allocate(model, found, placement)
     return sources
 
 
@@ -300,20 +313,22 @@ class _Progress:
 def _fill(
     file: GGUFFile,
     sources: Mapping[Tensor, FoundWeight],
-    homes: Mapping[str, Home],
-    params: ModelParams,
+    model: LoadedModel,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
     """Copy the weights in the order in which the file has them, each page once."""
-    plain = {device.buffer_type for device in (*params.devices, params.cpu)} | params.pinned
+    placement = model.placement
+    devices = (*placement.devices, placement.cpu)
+    plain = {device.buffer_type for device in devices} | placement.pinned
     total = sum(info.nbytes for weight in sources.values() for info in weight.parts)
-    done = _Progress(params.progress, total)
+    done = _Progress(progress, total)
 
     def place_in_file(item: tuple[Tensor, FoundWeight]) -> tuple[int, int]:
         first = item[1].parts[0]
         return first.shard, first.offset
 
     for tensor, weight in sorted(sources.items(), key=place_in_file):
-        if weight.is_converted or homes[weight.spec.name].buft not in plain:
+        if weight.is_converted or model.homes[weight.spec.name].buft not in plain:
             # special memory may need all of a tensor at once, to repack it
             _copy_whole(file, tensor, weight, done)
         else:

@@ -10,17 +10,18 @@ from __future__ import annotations
 from .loader import LoadedModel
 
 
-def why_no_pipeline(model: LoadedModel, kv_on_device: bool) -> str:
+def why_no_pipeline(model: LoadedModel) -> str:
     """Why ubatches run one after the other, in a clause; "" if they need not."""
-    params, gpus = model.params, model.devices[:-1]
+    placement, gpus = model.placement, model.devices[:-1]
+    n_gpu_layers = placement.params.n_gpu_layers
     n_all = model.hp.n_layer + 1
-    if len(params.devices) < 2:
+    if len(placement.devices) < 2:
         return "there are fewer than two devices beside the CPU"
-    if 0 <= params.n_gpu_layers < n_all:
-        return f"{params.n_gpu_layers} of {n_all} layers are on devices, not all"
-    if not kv_on_device:
+    if n_gpu_layers is not None and 0 <= n_gpu_layers < n_all:
+        return f"{n_gpu_layers} of {n_all} layers are on devices, not all"
+    if not placement.params.kv_offload:
         return "keys and values stay with the CPU"
-    if params.overrides:
+    if placement.overrides:
         return "weights were put elsewhere than their layers"
     for device in gpus:
         if not (device.caps.async_ and device.caps.events):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from ..graph.ops.check import is_matrix_type
 from ..sched.backend import Device, DeviceType
 from .arch.weights import WeightSpec
 from .hparams import HParams
+from .params import PlacementParams
 
 N_TOKENS_TRIED: Final = 512  # tokens of the step that a device is asked about, as in llama.cpp
 # the experts of a layer, not its router nor experts that all tokens share (llama.cpp,
@@ -35,30 +36,25 @@ Overrides = tuple[tuple[str, BufferType], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelParams:
-    """How to load a model.
+class Placement:
+    """The devices a model is placed on, and the rules by which it is.
 
     Args:
-        cpu: what runs all that no other device does.
-        devices: GPUs and accelerators to use, in the order in which layers fill them.
-        n_gpu_layers: layers to put there, counted from the last one; below 0 all of them.
-        tensor_split: the devices' shares of the layers; by free memory where None or all 0.
-        overrides: patterns (`re.search` on a weight's name) with the memory of what they match;
-            the first match counts.
-        op_offload: whether devices will take large batches over from the CPU, with its weights.
-        progress: called with the bytes copied so far and in all, about 100 times.
+        cpu: runs all that no other device does.
+        devices: GPUs and accelerators, in the order in which layers fill them.
+        params: how many layers they take, their shares, and so on. The names of devices and of
+            overrides in there have been looked up: they are `devices` and `overrides`.
+        overrides: patterns (`re.search` on a weight's name), each with the memory for the weights
+            that match. The first match counts.
 
     Raises:
-        RequestError: a value out of its range, a pattern that is none, memory no device can use.
+        RequestError: an invalid device, share or pattern, or memory that no device can use.
     """
 
     cpu: Device
     devices: tuple[Device, ...] = ()
-    n_gpu_layers: int = -1
-    tensor_split: tuple[float, ...] | None = None
+    params: PlacementParams = field(default_factory=PlacementParams)
     overrides: Overrides = ()
-    op_offload: bool = True
-    progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         self._check_devices()
@@ -99,7 +95,7 @@ class ModelParams:
                 raise RequestError(f"devices: {device.name} is there twice")
 
     def _check_split(self) -> None:
-        split = self.tensor_split or ()
+        split = self.params.tensor_split or ()
         if len(split) > max(len(self.devices), 1):
             raise RequestError(
                 f"tensor_split has {len(split)} shares for {len(self.devices)} devices"
@@ -124,24 +120,25 @@ def moe_overrides(n_layer: int, n: int, buft: BufferType) -> Overrides:
     return tuple((rf"blk\.{il}{EXPERTS}", buft) for il in range(n))
 
 
-def layer_devices(n_layer: int, params: ModelParams) -> list[Device]:
+def layer_devices(n_layer: int, placement: Placement) -> list[Device]:
     """The device of each layer, and of the output as the last one: n_layer + 1 in all.
 
     As llama.cpp (llama-model.cpp, load_tensors): devices get shares of the layers they run.
     """
     n_all = n_layer + 1
-    n_gpu = n_all if params.n_gpu_layers < 0 else min(params.n_gpu_layers, n_all)
-    if not params.devices:
+    wanted = placement.params.n_gpu_layers
+    n_gpu = n_all if wanted is None or wanted < 0 else min(wanted, n_all)
+    if not placement.devices:
         n_gpu = 0
-    bounds = _bounds(params)
-    devices = [params.cpu] * (n_all - n_gpu)
+    bounds = _bounds(placement)
+    devices = [placement.cpu] * (n_all - n_gpu)
     for i in range(n_gpu):
-        devices.append(params.devices[bisect_right(bounds, i / n_gpu)])
+        devices.append(placement.devices[bisect_right(bounds, i / n_gpu)])
     return devices
 
 
 def place(
-    path: Path, hp: HParams, types: Mapping[WeightSpec, GGMLType], params: ModelParams
+    path: Path, hp: HParams, types: Mapping[WeightSpec, GGMLType], placement: Placement
 ) -> dict[str, Home]:
     """The home of each weight, by name, given its type.
 
@@ -149,15 +146,15 @@ def place(
         path: the model's file, for messages.
         hp: its hyperparameters.
         types: what is to be placed.
-        params: where.
+        placement: where to.
 
     Raises:
         UnsupportedModelError: not even the CPU can compute with a weight; names it and its type.
         RequestError: an override puts a weight where it cannot be computed with.
     """
-    layers = layer_devices(hp.n_layer, params)
+    layers = layer_devices(hp.n_layer, placement)
     return {
-        spec.name: _home(path, hp, _typed(path, spec, type), spec, layers, params)
+        spec.name: _home(path, hp, _typed(path, spec, type), spec, layers, placement)
         for spec, type in types.items()
     }
 
@@ -168,23 +165,23 @@ def _home(
     weight: Tensor,
     spec: WeightSpec,
     layers: list[Device],
-    params: ModelParams,
+    placement: Placement,
 ) -> Home:
-    forced = params.override(spec.name)
+    forced = placement.override(spec.name)
     if forced is not None:
-        return _forced_home(hp, weight, spec, forced, params)
-    device = params.cpu if spec.layer is None else layers[spec.layer]
-    for home in _candidates(device, hp, weight, spec, params):
+        return _forced_home(hp, weight, spec, forced, placement)
+    device = placement.cpu if spec.layer is None else layers[spec.layer]
+    for home in _candidates(device, hp, weight, spec, placement):
         if can_compute(home, hp, weight, spec.op):
             return home
     raise UnsupportedModelError(
-        f"{path}: tensor {spec.name}: {params.cpu.name} cannot run {spec.op.name} on weights of "
+        f"{path}: tensor {spec.name}: {placement.cpu.name} cannot run {spec.op.name} on weights of "
         f"type {weight.type.name}"
     )
 
 
 def _candidates(
-    device: Device, hp: HParams, weight: Tensor, spec: WeightSpec, params: ModelParams
+    device: Device, hp: HParams, weight: Tensor, spec: WeightSpec, placement: Placement
 ) -> Iterator[Home]:
     """The homes to try, the best first: memory of the device's own kind, then the CPU's.
 
@@ -192,22 +189,22 @@ def _candidates(
     and copies fast from pinned memory only.
     """
     reader = _reader(hp, weight, spec.op)
-    takers = [d for d in params.devices if params.op_offload and d.offload_op(reader)]
-    for candidate in dict.fromkeys((device, params.cpu)):
+    takers = [d for d in placement.devices if placement.params.op_offload and d.offload_op(reader)]
+    for candidate in dict.fromkeys((device, placement.cpu)):
         taker = next((taker for taker in takers if taker is not device), None)
         if taker is None:
             yield from (Home(candidate, buft) for buft in candidate.extra_buffer_types)
-        elif candidate is params.cpu and taker.host_buffer_type is not None:
+        elif candidate is placement.cpu and taker.host_buffer_type is not None:
             yield Home(candidate, taker.host_buffer_type)
         yield Home(candidate, candidate.buffer_type)
 
 
 def _forced_home(
-    hp: HParams, weight: Tensor, spec: WeightSpec, buft: BufferType, params: ModelParams
+    hp: HParams, weight: Tensor, spec: WeightSpec, buft: BufferType, placement: Placement
 ) -> Home:
-    homes: Iterator[Home] = (Home(device, buft) for device in params.users(buft))
-    if buft is params.cpu.buffer_type:
-        better = _candidates(params.cpu, hp, weight, spec, params)
+    homes: Iterator[Home] = (Home(device, buft) for device in placement.users(buft))
+    if buft is placement.cpu.buffer_type:
+        better = _candidates(placement.cpu, hp, weight, spec, placement)
         homes = chain((home for home in better if home.buft is not buft), homes)
     for home in homes:
         if can_compute(home, hp, weight, spec.op):
@@ -218,14 +215,14 @@ def _forced_home(
     )
 
 
-def _bounds(params: ModelParams) -> list[float]:
+def _bounds(placement: Placement) -> list[float]:
     """For each device, the share of the layers that it and those before it get."""
-    shares = list(params.tensor_split or ())
-    shares += [0.0] * (len(params.devices) - len(shares))
+    shares = list(placement.params.tensor_split or ())
+    shares += [0.0] * (len(placement.devices) - len(shares))
     if not any(shares):
-        shares = [float(device.memory()[0]) for device in params.devices]
+        shares = [float(device.memory()[0]) for device in placement.devices]
     if not any(shares):  # no device knows its memory
-        shares = [1.0] * len(params.devices)
+        shares = [1.0] * len(placement.devices)
     ends = list(accumulate(shares))
     return [end / ends[-1] for end in ends]
 

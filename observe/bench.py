@@ -1,7 +1,7 @@
 """Speed of a model without text: prompts, decoding alone, decoding several sequences together.
 
     tests = [BenchTest(n_prompt=512), BenchTest(n_gen=128)]
-    with open_bench(path, tests) as bench:
+    with open_bench(params, tests) as bench:
         seconds = bench.run(tests[0])
 
 The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Knows no flags and
@@ -10,8 +10,7 @@ no tables, and does not repeat anything. Tested by tests/observe/test_bench_mode
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,16 +18,12 @@ from time import perf_counter
 import numpy as np
 
 from ..base.errors import RequestError
-from ..graph.types import GGMLType
-from ..kernels.cpu.device import CpuDevice
-from ..kernels.cpu.pool import POLL
-from ..kernels.devices import find_devices, split_over
 from ..model.batch import Batch
 from ..model.card import ModelCard, model_card
-from ..model.context import PAGE_SIZE, Context, ContextParams
+from ..model.context import PAGE_SIZE, Context
 from ..model.kv_pages import KVSequence
-from ..model.loader import load_model
-from ..model.placement import ModelParams
+from ..runtime.open import opened
+from ..runtime.params import OpenParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +93,7 @@ def rate_ceiling(
 
 
 class Bench:
-    """A model at work for tests; `open_bench` makes it."""
+    """Runs tests on a context that `bench_params` made large enough."""
 
     def __init__(self, context: Context, seed: int = 0) -> None:
         self.context = context
@@ -140,58 +135,15 @@ class Bench:
         return model_card(self.context)
 
 
+def bench_params(params: OpenParams, tests: Sequence[BenchTest]) -> OpenParams:
+    """`params` with a context that is large enough for each of the tests."""
+    return params.change(
+        n_ctx=max(test.n_cells for test in tests), n_parallel=max(test.n_seq for test in tests)
+    )
+
+
 @contextmanager
-def open_bench(
-    path: str | os.PathLike[str],
-    tests: Iterable[BenchTest],
-    *,
-    n_threads: int | None = None,
-    n_ubatch: int = 512,
-    type_k: GGMLType = GGMLType.F16,
-    type_v: GGMLType = GGMLType.F16,
-    poll: int = POLL,
-    devices: Sequence[str] = ("none",),
-    n_gpu_layers: int = -1,
-    split_mode: str = "layer",
-    main_gpu: int = 0,
-    tensor_split: tuple[float, ...] | None = None,
-    kv_offload: bool = True,
-    op_offload: bool = True,
-    on_load: Callable[[int, int], None] | None = None,
-    on_compile: Callable[[int, int, str, float], None] | None = None,
-) -> Iterator[Bench]:
-    """A model in memory, with a KV pool that is large enough for each of the tests.
-
-    The arguments are those of `server.instance.InstanceParams`, but by default only the CPU works.
-
-    Raises:
-        ModelFileError: the file cannot be used. RequestError: a parameter that cannot be.
-        UnknownDeviceError: a device that is not there.
-        OutOfMemoryError: there is too little memory.
-    """
-    tests = list(tests)
-    cpu = CpuDevice(n_threads, on_compile, poll=poll)
-    found = find_devices(devices, cpu, on_compile)
-    model_params = ModelParams(
-        cpu=cpu,
-        devices=tuple(split_over(found, split_mode, main_gpu)),
-        n_gpu_layers=n_gpu_layers,
-        tensor_split=tensor_split,
-        op_offload=op_offload,
-        progress=on_load,
-    )
-    params = ContextParams(
-        n_ctx=max(test.n_cells for test in tests),
-        n_ubatch=n_ubatch,
-        n_seq_max=max(test.n_seq for test in tests),
-        type_k=type_k,
-        type_v=type_v,
-        kv_on_device=kv_offload,
-        op_offload=op_offload,
-    )
-    model = load_model(path, model_params)
-    try:
-        with Context(model, params) as context:
-            yield Bench(context)
-    finally:
-        model.free()
+def open_bench(params: OpenParams, tests: Sequence[BenchTest]) -> Iterator[Bench]:
+    """A loaded model, ready to run the tests. Raises as `runtime.open.opened`."""
+    with opened(bench_params(params, tests)) as context:
+        yield Bench(context)

@@ -69,16 +69,14 @@ class Displaced:
 def displaced(
     scheduled: ScheduledGraph,
     model: LoadedModel,
-    kv_on_device: bool = True,
 ) -> list[Displaced]:
     """The displaced nodes of a scheduled graph of `model`, in the graph's order.
 
     Args:
         scheduled: the graph; attention must have been put where its pages are.
         model: its weights may lie in memory that is only measured.
-        kv_on_device: whether pages are on their layer's device, not on the CPU.
     """
-    return _Search(scheduled, model, kv_on_device).run()
+    return _Search(scheduled, model).run()
 
 
 def summary(nodes: Iterable[Displaced]) -> list[str]:
@@ -131,11 +129,9 @@ class _Search:
         self,
         scheduled: ScheduledGraph,
         model: LoadedModel,
-        kv_on_device: bool,
     ) -> None:
         self.scheduled = scheduled
         self.model = model
-        self.kv_on_device = kv_on_device
         self.cpu = model.devices[-1]
         self.specs = {spec.name: spec for spec in model.arch.tensors(model.hp)}
         self.names: dict[Tensor, list[str]] = {}  # several, where they share their data
@@ -170,11 +166,11 @@ class _Search:
             return self._wanted_for(spec)
         device = self._of_layer(layer)
         if node.op in ON_PAGES:
-            return device if self.kv_on_device else self.cpu
+            return device if self.model.placement.params.kv_offload else self.cpu
         return self._device(node) if device.supports_op(node) else device
 
     def _wanted_for(self, spec: WeightSpec) -> Device:
-        if self.model.params.override(spec.name) is not None:
+        if self.model.placement.override(spec.name) is not None:
             return self.model.homes[spec.name].device
         return self.cpu if spec.layer is None else self._of_layer(spec.layer)
 

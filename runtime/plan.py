@@ -1,7 +1,7 @@
 """The plan of a model: where it would run and what memory it takes, to the byte, from its header.
 
     with open_gguf(path, header_only=True) as file:
-        plan = make_plan(open_measured(file, model_params, context_params))
+        plan = make_plan(open_measured(file, placement, params.context), params)
 
 The code that loads a model also makes the plan: it places weights, makes the pool and schedules
 graphs, but in a `MeasuredMemory`, whose buffers have addresses and no memory. So the plan is what
@@ -13,7 +13,7 @@ Tested by tests/runtime/test_fit.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,17 @@ from pathlib import Path
 from ..alloc.buffer import Buffer, BufferType, Usage
 from ..alloc.memory import MeasuredMemory
 from ..model.card import bytes_read, model_card
-from ..model.context import Context, ContextParams
+from ..model.context import Context
 from ..model.gguf import GGUFFile
 from ..model.loader import LoadedModel, place_model
-from ..model.placement import ModelParams
+from ..model.params import ContextParams
+from ..model.placement import Placement
 from ..sched.backend import Device
 from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
+from ..sched.scheduler import ReservedSizes
 from .displaced import Displaced, displaced
+from .params import OpenParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,9 @@ class ModelPlan:
     """All that can be known of a model before it is loaded.
 
     Attributes:
+        params: what was asked for, with what was chosen filled in.
+        placement: the devices that the names in `params` mean, and the rules.
+        reserved: the sizes of compute and scratch memory.
         path: of its file.
         name: its architecture and the type of most of its weights.
         n_bytes, n_params: of all weights, as the file has them.
@@ -122,6 +128,9 @@ class ModelPlan:
         notes: what was chosen because it fits.
     """
 
+    params: OpenParams
+    placement: Placement
+    reserved: ReservedSizes
     path: Path
     name: str
     n_bytes: int
@@ -172,8 +181,10 @@ class _SketchedContext(Context):
 
 def open_measured(
     file: GGUFFile,
-    params: ModelParams,
-    context_params: ContextParams,
+    placement: Placement,
+    params: ContextParams,
+    *,
+    no_pipeline: str = "",
     sketch: bool = False,
 ) -> MeasuredModel:
     """Place a model as `load_model` and `Context` do, but allocate and compile nothing.
@@ -186,10 +197,20 @@ def open_measured(
         As `load_model` and `Context`, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
-    model, _ = place_model(file, params, memory)
+    model, _ = place_model(file, placement, memory)
     kind = _SketchedContext if sketch else Context
-    context = kind(model, context_params, partial(MeasuredBackend, memory=memory))
+    context = kind(
+        model,
+        params,
+        no_pipeline=no_pipeline,
+        open_backend=partial(MeasuredBackend, memory=memory),
+    )
     return MeasuredModel(model, context, memory.buffers)
+
+
+def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
+    """Place a model again as it was planned; see `open_measured`."""
+    return open_measured(file, plan.placement, plan.params.context, no_pipeline=plan.no_pipeline)
 
 
 def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
@@ -197,19 +218,22 @@ def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
     return tuple(_device_plan(measured, device) for device in measured.model.devices)
 
 
-def make_plan(measured: MeasuredModel, notes: Sequence[str] = ()) -> ModelPlan:
-    """The plan of a measured model."""
+def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
+    """The plan of a model that was opened with `params`."""
     model, context = measured.model, measured.context
     decode = context.plan_graph(1, 1)
     prefill = context.plan_graph(context.n_ubatch, 1)
     card = model_card(context)
     return ModelPlan(
+        params=params,
+        placement=model.placement,
+        reserved=context.reserved(),
         path=model.path,
         name=card.name,
         n_bytes=card.n_bytes,
         n_params=card.n_params,
         n_layers=len(model.layers),
-        n_gpu_layers=sum(device is not model.params.cpu for device in model.layers),
+        n_gpu_layers=sum(device is not model.placement.cpu for device in model.layers),
         n_ctx=context.n_ctx,
         n_ctx_train=model.hp.n_ctx_train,
         n_ubatch=context.n_ubatch,
@@ -219,13 +243,12 @@ def make_plan(measured: MeasuredModel, notes: Sequence[str] = ()) -> ModelPlan:
         prefill=_graph_plan(prefill, context.n_ubatch, measured),
         overrides=_override_plans(model),
         no_pipeline=context.no_pipeline,
-        notes=tuple(notes),
     )
 
 
 def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
     owners = {d.buffer_type: d for d in measured.model.devices}
-    cpu = measured.model.params.cpu
+    cpu = measured.model.placement.cpu
     bufts: dict[BufferType, dict[Usage, int]] = {}
     for buffer in measured.buffers:
         # what is no device's own memory, such as pinned or packed memory, is the host's
@@ -255,16 +278,14 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
 
 def _bytes_kv(measured: MeasuredModel) -> dict[str, int]:
     """Bytes of keys and values of a token, by the name of the device where they lie."""
-    devices = measured.model.devices
-    kv = dict.fromkeys((device.name for device in devices), 0)
+    kv = dict.fromkeys((device.name for device in measured.model.devices), 0)
     for il, layer in enumerate(measured.context.kv):
-        home = measured.model.kv_home(il) if measured.context.params.kv_on_device else devices[-1]
-        kv[home.name] += layer.k.nb[1] + layer.v.nb[1]
+        kv[measured.model.kv_home(il).name] += layer.k.nb[1] + layer.v.nb[1]
     return kv
 
 
 def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:
-    overrides = model.params.overrides
+    overrides = model.placement.overrides
     found: list[list[int]] = [[] for _ in overrides]
     for name, weight in model.weights.items():
         first = (i for i, (pattern, _) in enumerate(overrides) if re.search(pattern, name))
@@ -285,5 +306,5 @@ def _graph_plan(scheduled: ScheduledGraph, n_tokens: int, measured: MeasuredMode
         scheduled.n_splits,
         len(copies),
         sum(copy.nbytes for copy in copies),
-        tuple(displaced(scheduled, measured.model, measured.context.params.kv_on_device)),
+        tuple(displaced(scheduled, measured.model)),
     )

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,10 +22,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..runtime.instance import Instance
 from . import routes, routes_generate
 from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .metrics import Metrics
-from .state import STATE, ServerConfig, ServerModel, ServerState
+from .state import STATE, ServerConfig, ServerState
 
 N_STOP_SECONDS: Final = 4.0  # the process has to end within 5
 N_HANDLER_SECONDS: Final = 1.0  # of these, what handlers get to say goodbye
@@ -60,7 +61,7 @@ def create_app(state: ServerState) -> web.Application:
 
 async def serve(
     config: ServerConfig,
-    load: Callable[[], ServerModel],
+    load: Callable[[], Instance],
     stop: asyncio.Event,
     announce: Callable[[str], None],
 ) -> None:
@@ -102,7 +103,7 @@ async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
         raise RequestError(f"cannot listen on {where}: {cause}") from error
 
 
-def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
+def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Says on stderr where, or why not.
 
     For a process of its own: after the first signal both are ignored.
@@ -119,7 +120,7 @@ def run_server(config: ServerConfig, load: Callable[[], ServerModel]) -> int:
     return 0
 
 
-async def _until_signal(config: ServerConfig, load: Callable[[], ServerModel]) -> None:
+async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -180,7 +181,7 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     return await handler(request)
 
 
-def _check_key(request: web.Request, keys: tuple[str, ...]) -> None:
+def _check_key(request: web.Request, keys: Sequence[str]) -> None:
     given = request.headers.get("X-Api-Key", "")
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":

@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 
 from ..runtime.engine.counters import Counters
 from ..runtime.engine.engine import Engine
-from .state import ServerModel, ServerState
+from ..runtime.instance import Instance
+from .state import ServerState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -112,8 +113,8 @@ def _requests(engine: Engine, now: Counters) -> Iterator[Metric]:
 # --- Lamella's own ---
 
 
-def _graphs(model: ServerModel) -> Iterator[Metric]:
-    context = model.engine.context
+def _graphs(model: Instance) -> Iterator[Metric]:
+    context = model.context
     yield CounterMetricFamily(
         "lamella_graphs_built", "Ubatches that needed a new graph", context.n_graphs_built
     )
@@ -131,11 +132,11 @@ def _graphs(model: ServerModel) -> Iterator[Metric]:
     yield displaced
 
 
-def _memory(model: ServerModel) -> Iterator[Metric]:
-    pool = model.engine.context.pool
+def _memory(model: Instance) -> Iterator[Metric]:
+    pool = model.context.pool
     yield GaugeMetricFamily("lamella_kv_pages_free", "Pages that no request has", pool.n_free)
     yield GaugeMetricFamily("lamella_kv_pages", "Pages of the KV pool", pool.n_pages)
-    yield _buffers(model.buffer_bytes())
+    yield _buffers(model.context.buffer_bytes())
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
@@ -16,9 +15,9 @@ from aiohttp import web
 from ..base.errors import RequestError
 from ..model.sampling import SamplingParams, samplers_from_chars
 from ..model.vocab import Vocab
+from ..runtime.instance import Instance
 from .bridge import Choice
 from .schema import GenerationBody, Part, TemplateBody
-from .state import ServerModel
 
 N_SEEDS: Final = 2**32 - 1  # seeds count modulo 2**32, of which the last one means "random"
 
@@ -40,7 +39,7 @@ def tokenize_parts(
     return tokens
 
 
-def chat_prompt(model: ServerModel, body: TemplateBody) -> str:
+def chat_prompt(model: Instance, body: TemplateBody) -> str:
     """The text of a chat; a last message of the assistant is left open, to be continued.
 
     Raises:
@@ -65,20 +64,19 @@ def chat_prompt(model: ServerModel, body: TemplateBody) -> str:
     return model.vocab.without_bos(text) + continued
 
 
-def check_model(model: ServerModel, name: str) -> None:
+def check_model(model: Instance, name: str) -> None:
     """Clients may call the model what they like, but not by the name of another model file.
 
     Raises:
         HTTPNotFound: `name` is that of a GGUF file, and not of the one that is served.
     """
-    served = Path(model.path)
-    known = {model.alias, model.path, served.name, served.stem}
+    known = {model.alias, str(model.path), model.path.name, model.path.stem}
     if name.lower().endswith(".gguf") and name not in known:
         raise web.HTTPNotFound(text=f'there is no model "{name:.200}": "{model.alias}" is served')
 
 
 def choices_of(
-    model: ServerModel, body: GenerationBody, prompts: Sequence[Sequence[int]]
+    model: Instance, body: GenerationBody, prompts: Sequence[Sequence[int]]
 ) -> list[Choice]:
     """What to generate: `n` texts for each prompt, with seeds that count up from the one given.
 
@@ -87,7 +85,7 @@ def choices_of(
         HTTPNotFound: see `check_model`.
     """
     check_model(model, body.model)
-    n, n_max = body.n_choices, model.n_parallel
+    n, n_max = body.n_choices, model.engine.n_parallel
     if n > n_max:
         raise RequestError(f'"n" must be at most {n_max}, as many as run in parallel, found {n}')
     sampling = sampling_params(model, body)
@@ -98,7 +96,7 @@ def choices_of(
     ]
 
 
-def sampling_params(model: ServerModel, body: GenerationBody) -> SamplingParams:
+def sampling_params(model: Instance, body: GenerationBody) -> SamplingParams:
     """The model's defaults with what the request says instead; RequestError if that is wrong."""
     given: dict[str, Any] = dict(body.sampling)
     if isinstance(given.get("samplers"), str):
@@ -109,7 +107,7 @@ def sampling_params(model: ServerModel, body: GenerationBody) -> SamplingParams:
             for part, bias in body.logit_bias
             for token in tokenize_parts(model.vocab, [part], add_special=False, parse_special=False)
         )
-    return replace(model.sampling, **given)
+    return model.sampling_params(given)
 
 
 def _next_seed(seed: int, i: int) -> int:

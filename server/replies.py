@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from ..model.sampling import SamplingParams
 from ..runtime.engine.job import Result, StopType
+from ..runtime.instance import Instance
 from ..runtime.text import Piece, TokenProb, TokenProbs
 from .bridge import Choice, Event, Progress
 from .schema import GenerationBody
-from .state import ServerModel
 
 SYSTEM_FINGERPRINT: Final = f"lamella-{version('lamella')}"
 
@@ -34,7 +34,7 @@ class Replies(ABC):
 
     ends_with_done = True  # whether a stream of this shape ends with [DONE]
 
-    def __init__(self, model: ServerModel, body: GenerationBody, choices: Sequence[Choice]) -> None:
+    def __init__(self, model: Instance, body: GenerationBody, choices: Sequence[Choice]) -> None:
         self.model = model
         self.body = body
         self.choices = choices
@@ -83,7 +83,7 @@ class NativeReplies(Replies):
 
     def __init__(
         self,
-        model: ServerModel,
+        model: Instance,
         body: GenerationBody,
         choices: Sequence[Choice],
         prompts: Sequence[str],
@@ -157,7 +157,7 @@ class OpenAIReplies(Replies):
     object_whole: str
     object_chunk: str
 
-    def __init__(self, model: ServerModel, body: GenerationBody, choices: Sequence[Choice]) -> None:
+    def __init__(self, model: Instance, body: GenerationBody, choices: Sequence[Choice]) -> None:
         super().__init__(model, body, choices)
         self.id = f"chatcmpl-{secrets.token_urlsafe(24)}"
         self.created = int(time.time())
@@ -245,7 +245,7 @@ class ChatReplies(OpenAIReplies):
 
     object_whole, object_chunk = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: ServerModel, body: GenerationBody, choices: Sequence[Choice]) -> None:
+    def __init__(self, model: Instance, body: GenerationBody, choices: Sequence[Choice]) -> None:
         super().__init__(model, body, choices)
         self._begun: set[int] = set()  # choices whose first chunk, with the role, was sent
 

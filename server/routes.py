@@ -15,20 +15,21 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
+from ..runtime.instance import Instance
 from .http_errors import not_supported, unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
 from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
-from .state import STATE, ServerModel
+from .state import STATE
 
 Result = TypeVar("Result")
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
 
-def loaded_model(request: web.Request) -> ServerModel:
+def loaded_model(request: web.Request) -> Instance:
     """The model; HTTPServiceUnavailable while it is being loaded."""
     model = request.app[STATE].model
     if model is None:
@@ -36,9 +37,7 @@ def loaded_model(request: web.Request) -> ServerModel:
     return model
 
 
-async def work_on_body(
-    request: web.Request, work: Callable[[ServerModel, bytes], Result]
-) -> Result:
+async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
     """What `work` makes of the model and the body, in a thread."""
     return await asyncio.to_thread(work, loaded_model(request), await request.read())
 
@@ -64,13 +63,13 @@ async def metrics(request: web.Request) -> web.Response:
 async def props(request: web.Request) -> web.Response:
     model = loaded_model(request)
     vocab = model.vocab
-    params = generation_settings(GenerationBody(), model.sampling)
+    params = generation_settings(GenerationBody(), model.sampling_params())
     return json_response(
         {
             "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
-            "total_slots": model.n_parallel,
+            "total_slots": model.engine.n_parallel,
             "model_alias": model.alias,
-            "model_path": model.path,
+            "model_path": str(model.path),
             "modalities": {"vision": False, "audio": False, "video": False},
             "media_marker": "",
             "chat_template": model.chat.source,
@@ -121,7 +120,7 @@ def json_response(body: object) -> web.Response:
     return web.Response(text=text, content_type="application/json")
 
 
-def _tokenize(model: ServerModel, raw: bytes) -> Json:
+def _tokenize(model: Instance, raw: bytes) -> Json:
     body = parse_body(TokenizeBody, raw)
     tokens = tokenize_parts(
         model.vocab, body.content, add_special=body.add_special, parse_special=body.parse_special
@@ -131,7 +130,7 @@ def _tokenize(model: ServerModel, raw: bytes) -> Json:
     return {"tokens": [{"id": token, "piece": _piece(model, token)} for token in tokens]}
 
 
-def _piece(model: ServerModel, token: int) -> str | list[int]:
+def _piece(model: Instance, token: int) -> str | list[int]:
     """The text of a token; its bytes where they are no text by themselves."""
     piece = model.vocab.piece(token, special=True)
     try:
@@ -140,12 +139,12 @@ def _piece(model: ServerModel, token: int) -> str | list[int]:
         return list(piece)
 
 
-def _detokenize(model: ServerModel, raw: bytes) -> Json:
+def _detokenize(model: Instance, raw: bytes) -> Json:
     body = parse_body(DetokenizeBody, raw)
     return {"content": model.vocab.detokenize(body.tokens, special=True)}
 
 
-def _apply_template(model: ServerModel, raw: bytes) -> Json:
+def _apply_template(model: Instance, raw: bytes) -> Json:
     return {"prompt": chat_prompt(model, parse_body(TemplateBody, raw))}
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from ..base.errors import LamellaError
+from ..runtime.instance import Instance
 from .bridge import Bridge, Choice, Event, Report
 from .http_errors import describe
 from .parsing import parse_body
@@ -24,7 +25,6 @@ from .prompts import chat_prompt, choices_of, tokenize_parts
 from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
 from .routes import json_response, loaded_model, work_on_body
 from .schema import ChatBody, CompletionBody
-from .state import ServerModel
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream",
@@ -35,10 +35,10 @@ PING: Final = b":\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
 # parses a body and submits what it asks for; runs in a thread
-Preparation = Callable[[Bridge, ServerModel, bytes], Replies]
+Preparation = Callable[[Bridge, Instance, bytes], Replies]
 
 
-def prepare_native(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+def prepare_native(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(CompletionBody, raw)
     choices = _completion_choices(model, body)
     bridge.submit(choices, body)  # refuses what is too long, or no token
@@ -46,14 +46,14 @@ def prepare_native(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
     return NativeReplies(model, body, choices, texts)
 
 
-def prepare_completion(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+def prepare_completion(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(CompletionBody, raw)
     choices = _completion_choices(model, body)
     bridge.submit(choices, body)
     return CompletionReplies(model, body, choices)
 
 
-def prepare_chat(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
+def prepare_chat(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(ChatBody, raw)
     prompt = tokenize_parts(model.vocab, [chat_prompt(model, body)])
     choices = choices_of(model, body, [prompt])
@@ -61,7 +61,7 @@ def prepare_chat(bridge: Bridge, model: ServerModel, raw: bytes) -> Replies:
     return ChatReplies(model, body, choices)
 
 
-def _completion_choices(model: ServerModel, body: CompletionBody) -> list[Choice]:
+def _completion_choices(model: Instance, body: CompletionBody) -> list[Choice]:
     prompts = [tokenize_parts(model.vocab, prompt) for prompt in body.prompts]
     return choices_of(model, body, prompts)
 

@@ -9,70 +9,53 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from aiohttp import web
 
-from ..model.chat import ChatTemplate
-from ..model.sampling import SamplingParams
-from ..model.vocab import Vocab
-from ..runtime.displaced import Displaced
-from ..runtime.engine.engine import Engine
+from ..base.options import Options, option
+from ..model.params import parse_names
+from ..runtime.instance import Instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Where and how to listen. Port 0 takes a free one; with `api_keys`, requests need one.
-    `metrics`: tell GET /metrics.
-    """
+class ServerConfig(Options):
+    """Where and how to listen."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_keys: tuple[str, ...] = ()
-    metrics: bool = False
-    n_body_bytes_max: int = 16 * 1024 * 1024  # several times the longest context
+    title: ClassVar[str] = "server"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerModel:
-    """A loaded model. `engine` has been started; the server closes it when it stops.
-
-    `n_ctx` is what one request may use, in tokens; `n_parallel` how many run at once. `meta` is
-    shown by /v1/models: vocab_type, n_vocab, n_ctx_train, n_embd, n_params, size (bytes).
-    `sampling` holds the values for fields that a request leaves out. For the metrics: `displaced`
-    nodes of the graphs "decode" and "prefill", and what gives the bytes that are allocated, by
-    buffer type and usage; `buffer_bytes` is called from any thread.
-    """
-
-    engine: Engine
-    vocab: Vocab
-    chat: ChatTemplate
-    alias: str
-    path: str
-    n_ctx: int
-    n_parallel: int
-    meta: Mapping[str, int | str] = field(default_factory=dict)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    displaced: Mapping[str, Sequence[Displaced]] = field(default_factory=dict)
-    buffer_bytes: Callable[[], Mapping[tuple[str, str], int]] = dict
+    host: str = option("127.0.0.1", "--host", metavar="ADDR", help="address to listen on")
+    port: int = option(8080, "--port", low=0, high=65535, help="port; 0 takes a free one")
+    api_keys: Sequence[str] = option(
+        (),
+        "--api-key",
+        parse=parse_names,
+        metavar="KEY,...",
+        help="keys, one of which every request must bring",
+        default_text="",
+    )
+    metrics: bool = option(False, "--metrics", help="answer GET /metrics, for Prometheus")
+    n_body_bytes_max: int = option(
+        16 * 1024 * 1024, help="bytes of a request's body: several times the longest context"
+    )
 
 
 class ServerState:
     """The model of a running server, None until it is loaded."""
 
-    def __init__(self, config: ServerConfig, model: ServerModel | None = None) -> None:
+    def __init__(self, config: ServerConfig, model: Instance | None = None) -> None:
         self.config = config
         self.model = model
 
-    async def load(self, load: Callable[[], ServerModel]) -> None:
+    async def load(self, load: Callable[[], Instance]) -> None:
         """Call `load` in a thread of its own; raises what it raises.
 
         A daemon thread, and none of a pool: a server told to stop does not wait for a model.
         """
-        loaded: Future[ServerModel] = Future()
+        loaded: Future[Instance] = Future()
         loaded.set_running_or_notify_cancel()
 
         def work() -> None:

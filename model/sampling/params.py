@@ -7,14 +7,16 @@ Tested by tests/model/test_sampling_params.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from reprlib import repr as shortened
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
 from ...base.errors import RequestError
+from ...base.options import Declared, Options, declarations, option
 
 # order and letters (`--sampler-seq`): common_sampler_type_to_chr in llama.cpp's common/sampling.cpp
 _LETTERS: Final = {
@@ -51,82 +53,134 @@ _FLOAT_MAX: Final = float(np.finfo(np.float32).max)
 N = TypeVar("N", int, float)
 
 
-class Limits(NamedTuple):
-    """The least and the largest value; `clamp`: others are moved there instead of refused."""
-
-    low: float = -_FLOAT_MAX
-    high: float = _FLOAT_MAX
-    clamp: bool = False
+def parse_samplers(text: str) -> tuple[str, ...]:
+    """Names with semicolons between them."""
+    return tuple(text.split(";"))
 
 
-# tools/server/server-schema.cpp: set_limits clamps, set_hard_limits refuses
-_COUNT: Final = Limits(0, _INT32_MAX)
-_SHARE: Final = Limits(0, 1, clamp=True)
-_INTEGERS: Final = {
-    "seed": Limits(-math.inf, math.inf),
-    "top_k": _COUNT._replace(clamp=True),
-    "repeat_last_n": _COUNT,
-    "dry_allowed_length": _COUNT,
-    "dry_penalty_last_n": _COUNT,
-    "min_keep": _COUNT,
-}
-_NUMBERS: Final = {
-    "temperature": Limits(low=0, clamp=True),
-    "dynatemp_range": Limits(),
-    "dynatemp_exponent": Limits(),
-    "top_p": _SHARE,
-    "min_p": _SHARE,
-    "typical_p": Limits(),
-    "top_n_sigma": Limits(),
-    "xtc_probability": _SHARE,
-    "xtc_threshold": _SHARE,
-    "repeat_penalty": Limits(low=float(np.finfo(np.float32).tiny)),  # 0 would make logits infinite
-    "presence_penalty": Limits(),
-    "frequency_penalty": Limits(),
-    "dry_multiplier": Limits(),
-    "dry_base": Limits(),
-}
+def parse_bias(text: str) -> tuple[tuple[int, float], ...]:
+    """TOKEN+BIAS or TOKEN-BIAS, as one pair."""
+    match = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|inf))", text)
+    if match is None:
+        raise ValueError(f"{text!r}: must be like 15043+1 or 15043-inf")
+    return ((int(match[1]), float(match[2])),)
+
+
+def number(default: float, *flags: str, help: str, low: float = -_FLOAT_MAX) -> Any:
+    """A float32 of at least `low`. Others are refused (set_hard_limits in llama-server)."""
+    return option(default, *flags, help=help, low=low, high=_FLOAT_MAX)
+
+
+def share(default: float, *flags: str, help: str) -> Any:
+    """A number in 0..1. Others are clamped (set_limits in llama-server)."""
+    return option(default, *flags, help=help, low=0, high=1, clamp=True)
+
+
+def count(default: int, *flags: str, help: str, clamp: bool = False) -> Any:
+    """A whole number that is not negative."""
+    return option(default, *flags, help=help, low=0, high=_INT32_MAX, clamp=clamp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Options):
     """The sampling fields of one request (llama.cpp: common_params_sampling, server-schema.cpp).
 
-    Raises RequestError, naming field, value and what is allowed, for a wrong type, a number that
-    no finite 32-bit float holds, a value outside hard limits or an unknown sampler. `top_k`,
-    `top_p`, `min_p`, `temperature` and XTC's two are clamped instead, and a `dry_base` below 1
-    becomes the default, as in llama-server.
+    Numbers outside of their limits are clamped or refused as in llama-server
+    (tools/server/server-schema.cpp: set_limits clamps, set_hard_limits refuses). A `dry_base` below
+    1 becomes the default.
+
+    Raises:
+        RequestError: a wrong type, a number that no finite float32 holds, a value outside of hard
+            limits, or an unknown sampler. Names the field, the value and what is valid.
     """
 
-    seed: int = -1  # modulo 2**32; -1 (2**32 - 1): random
-    temperature: float = 0.8  # 0: greedy
-    dynatemp_range: float = 0.0  # above 0: temperature -+ range, by the entropy
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40  # 0: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    typical_p: float = 1.0  # 1: off
-    top_n_sigma: float = -1.0  # up to 0: off
-    xtc_probability: float = 0.0  # 0: off
-    xtc_threshold: float = 0.1  # above 0.5: off
-    repeat_last_n: int = 64  # tokens that the three penalties look back; 0: off
-    repeat_penalty: float = 1.0  # 1: off
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0  # 0: off
-    dry_base: float = DEFAULT_DRY_BASE
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    min_keep: int = 0  # candidates that top_p, min_p, typ_p and xtc must leave
-    logit_bias: tuple[tuple[int, float], ...] = ()  # -inf (or False) bans a token
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    title: ClassVar[str] = "sampling"
+
+    seed: int = option(
+        -1, "-s", "--seed", help="of the random numbers; -1: another one each time"
+    )  # modulo 2**32
+    temperature: float = option(
+        0.8,
+        "--temp",
+        low=0,
+        high=_FLOAT_MAX,
+        clamp=True,
+        help="randomness; 0 always takes the likeliest token",
+    )
+    top_k: int = count(40, "--top-k", help="only the K likeliest tokens; 0: all", clamp=True)
+    top_p: float = share(
+        0.95, "--top-p", help="only the likeliest tokens of this probability together; 1: all"
+    )
+    min_p: float = share(
+        0.05, "--min-p", help="only tokens at least this likely relative to the likeliest; 0: all"
+    )
+    typical_p: float = number(1.0, "--typical", help="locally typical sampling; 1: off")
+    top_n_sigma: float = number(
+        -1.0, "--top-nsigma", help="only logits within N deviations of the best; -1: off"
+    )
+    xtc_probability: float = share(
+        0.0, "--xtc-probability", help="chance to exclude top choices; 0: off"
+    )
+    xtc_threshold: float = share(
+        0.1, "--xtc-threshold", help="how likely a top choice is; above 0.5: off"
+    )
+    dynatemp_range: float = number(
+        0.0, "--dynatemp-range", help="temperature varies by this with entropy"
+    )
+    dynatemp_exponent: float = number(1.0, "--dynatemp-exp", help="how entropy becomes temperature")
+    repeat_last_n: int = count(
+        64, "--repeat-last-n", help="tokens that penalties look back on; 0: off"
+    )
+    repeat_penalty: float = number(
+        1.0,
+        "--repeat-penalty",
+        low=float(np.finfo(np.float32).tiny),  # 0 would make logits infinite
+        help="of tokens that were there before; 1: none",
+    )
+    presence_penalty: float = number(
+        0.0, "--presence-penalty", help="once, if a token was there; 0: none"
+    )
+    frequency_penalty: float = number(
+        0.0, "--frequency-penalty", help="each time a token was there; 0: none"
+    )
+    dry_multiplier: float = number(
+        0.0, "--dry-multiplier", help="strength of DRY against repetition; 0: off"
+    )
+    dry_base: float = number(
+        DEFAULT_DRY_BASE, "--dry-base", help="growth of DRY's penalty with length"
+    )
+    dry_allowed_length: int = count(2, "--dry-allowed-length", help="repetition that DRY allows")
+    dry_penalty_last_n: int = count(
+        64, "--dry-penalty-last-n", help="tokens that DRY looks back on"
+    )
+    dry_sequence_breakers: tuple[str, ...] = option(
+        ("\n", ":", '"', "*"), help="texts that end a repetition"
+    )
+    min_keep: int = count(0, help="candidates that top_p, min_p, typ_p and xtc must leave")
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (),
+        *("-l", "--logit-bias"),
+        parse=parse_bias,
+        repeats=True,
+        metavar="ID+BIAS",
+        help="make a token likelier, or 15043-inf impossible",
+        default_text="",
+    )  # -inf (or False) bans a token
+    samplers: tuple[str, ...] = option(
+        DEFAULT_SAMPLERS,
+        "--samplers",
+        parse=parse_samplers,
+        metavar="A;B",
+        help="the chain, in order",
+        default_text=";".join(DEFAULT_SAMPLERS),
+    )
 
     def __post_init__(self) -> None:
-        for name, limits in _INTEGERS.items():
-            self._set(name, _limited(name, _integer(name, getattr(self, name)), limits))
-        for name, limits in _NUMBERS.items():
-            self._set(name, _limited(name, _number(name, getattr(self, name)), limits))
+        for name, declared in declarations(SamplingParams).items():
+            if declared.type is int:
+                self._set(name, _limited(declared, _integer(name, getattr(self, name))))
+            elif declared.type is float:
+                self._set(name, _limited(declared, _number(name, getattr(self, name))))
         if self.dry_base < 1:
             self._set("dry_base", DEFAULT_DRY_BASE)
         self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
@@ -177,12 +231,13 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _limited(name: str, value: N, limits: Limits) -> N:
-    if limits.low <= value <= limits.high:
+def _limited(declared: Declared, value: N) -> N:
+    low, high = declared.option.low, declared.option.high
+    if low is None or high is None or low <= value <= high:
         return value
-    if not limits.clamp:
-        raise _refused(name, value, f"{limits.low:.10g} to {limits.high:.10g}")
-    return type(value)(limits.low if value < limits.low else limits.high)
+    if not declared.option.clamp:
+        raise _refused(declared.name, value, f"{low:.10g} to {high:.10g}")
+    return type(value)(low if value < low else high)
 
 
 def _biases(value: object) -> tuple[tuple[int, float], ...]:

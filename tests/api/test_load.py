@@ -266,5 +266,7 @@ def test_the_plan_of_a_model_and_what_strict_placement_refuses(path: Path) -> No
 
 
 def test_an_option_that_there_is_not(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"load: .*'n_layers'; options are n_ctx, n_batch, "):
+    with pytest.raises(
+        RequestError, match=r"unknown option 'n_layers'; options are .*n_ctx, n_batch, "
+    ):
         lamella.load(path, n_layers=3)

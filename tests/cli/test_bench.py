@@ -145,10 +145,7 @@ def test_each_test_is_warmed_up_just_before_it_is_measured(
         (["-pg", "0,1"], "argument -pg: 0 must lie in 1..1048576"),
         (["-t", "0"], "argument -t/--threads: 0 must lie in 1..512"),
         (["-r", "0"], "argument -r/--repetitions: 0 must lie in 1..10000"),
-        (["-ctk", "q9"], "argument -ctk/--cache-type-k: type is 'q9': must be one of f32, f16"),
-        (["--poll", "101"], "argument --poll: 101 must lie in 0..100"),
         (["-p", "0", "-n", "0"], "there is nothing to test: -p and -n are 0, and there is no -pg"),
-        (["-ngl", "auto"], "-ngl auto: a test makes no plan, so it needs a number, or all"),
         (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
     ],
 )
@@ -156,6 +153,41 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
     done = lamella("bench", "-m", model, *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["-ctk", "q9"], "error: -ctk/--cache-type-k is 'q9': must be one of f32, f16"),
+        (["--poll", "101"], "error: --poll is 101: must lie in 0..100"),
+        (["-ot", "ffn=GPU"], "error: no memory is called 'GPU'; there are: CPU"),
+    ],
+)
+def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
+    done = lamella("bench", "-m", model, *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert complaint in done.stderr
+
+
+def test_where_it_runs(model: Path) -> None:
+    """Placement flags are those of the other commands, and the model is planned."""
+
+    def backend(*args: str) -> str:
+        done = lamella("bench", "-m", model, "-p", "8", "-n", "0", "-r", "1", "--json", *args)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["gpu_info"])
+
+    assert "SIM0" in backend("-dev", "sim")
+    assert backend("-dev", "sim:2GiB", "-ngl", "auto") == backend("-dev", "sim:2GiB")
+    assert "1 of" in backend("-dev", "sim", "-ngl", "2")
+    short = lamella("bench", "-m", model, "-dev", "sim:100KiB")
+    assert short.returncode == 2 and "SIM0 lacks" in short.stderr
+    fitted = lamella(
+        "bench", "-m", model, "-dev", "sim:100KiB", "-ngl", "auto", "-p", "8", "-n", "0"
+    )
+    assert fitted.returncode == 0
+    overridden = lamella("bench", "-m", model, "-dev", "sim", "-ot", "nothing=CPU", "-p", "8")
+    assert "no weight's name matches 'nothing'" in overridden.stderr
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from commands import LAMELLA, lamella, tiny_model
+from open_params import open_params
 
 from lamella.base.errors import ContextSizeError
 from lamella.cli.conversation import Conversation
 from lamella.model.sampling import SamplingParams
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.open import open_instance
 
 NEWLINE = 3 + 10  # the byte token of it
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
@@ -119,7 +119,7 @@ def test_a_conversation_that_outgrows_the_context_loses_its_beginning(
 
 
 def test_as_much_of_a_conversation_is_read_as_leaves_room(model: Path) -> None:
-    params = InstanceParams(path=model, n_ctx=96, devices=["none"], chat_template=PLAIN)
+    params = open_params(model, n_ctx=96, devices=["none"], chat_template=PLAIN)
     with open_instance(params) as instance:
         talk = Conversation(instance, SamplingParams(temperature=0.0), system="be", n_predict=4)
 

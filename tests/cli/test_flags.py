@@ -9,19 +9,14 @@ import pytest
 from commands import lamella
 
 from lamella.base.errors import RequestError
-from lamella.cli.flags import (
-    add_model_flags,
-    bias,
-    instance_params,
-    overrides,
-    sampling_given,
-    shares,
-    unescape,
-)
+from lamella.cli.flags import add_model_flags, open_params, sampling_given, unescape
 from lamella.cli.main import parser
 from lamella.cli.parser import Parser
+from lamella.graph import GGMLType
 from lamella.model.hub import HubModel
+from lamella.model.params import parse_overrides, parse_shares
 from lamella.model.sampling import SamplingParams
+from lamella.model.sampling.params import parse_bias
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -42,15 +37,18 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
         "--split-mode none --main-gpu 1 --no-kv-offload --no-repack --override-tensor a=CPU "
         "--n-cpu-moe 2 --fit-target 9"
     )
-    params = instance_params(parsed(command, *short.split()))
-    assert params == instance_params(parsed(command, *long.split()))
-    assert (params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel) == (9, 8, 7, 3)
-    assert (params.n_threads, params.n_threads_batch, params.poll) == (2, 4, 0)
-    assert (params.n_gpu_layers, params.devices) == (5, ("sim",))
-    assert (params.split_mode, params.main_gpu) == ("none", 1)
-    assert (params.type_k, params.type_v, params.tensor_split) == ("q8_0", "f32", (3.0, 1.0))
-    assert not params.kv_offload and not params.repack
-    assert (params.overrides, params.n_cpu_moe, params.fit_target) == ((("a", "CPU"),), 2, 9)
+    params = open_params(parsed(command, *short.split()))
+    assert params == open_params(parsed(command, *long.split()))
+    context, placement = params.context, params.placement
+    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_parallel) == (9, 8, 7, 3)
+    assert (context.type_k, context.type_v) == (GGMLType.Q8_0, GGMLType.F32)
+    assert (placement.n_threads, placement.n_threads_batch, placement.poll) == (2, 4, 0)
+    assert (placement.n_gpu_layers, placement.devices) == (5, ("sim",))
+    assert (placement.split_mode, placement.main_gpu) == ("none", 1)
+    assert placement.tensor_split == (3.0, 1.0)
+    assert not placement.kv_offload and not placement.repack
+    assert placement.overrides == (("a", "CPU"),)
+    assert (placement.n_cpu_moe, placement.fit_target) == (2, 9)
 
 
 def test_sampling_flags() -> None:
@@ -68,25 +66,25 @@ def test_sampling_flags() -> None:
     [("-ngl all", -1), ("-ngl -1", -1), ("-ngl 0", 0), ("-ngl auto", None), ("", None)],
 )
 def test_number_of_layers(flags: str, n: int | None) -> None:
-    assert instance_params(parsed("run", "-m", "f", *flags.split())).n_gpu_layers == n
+    assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_gpu_layers == n
 
 
 def test_what_goes_where_unless_told() -> None:
-    params = instance_params(parsed("run", "-m", "f"))
+    params = open_params(parsed("run", "-m", "f")).placement
     assert (params.overrides, params.n_cpu_moe, params.placement) == ((), 0, "warn")
     assert (params.fit, params.fit_target) == (False, 1024)
 
 
 def test_what_goes_where() -> None:
     flags = ["-ot", "a=CUDA0,b=CPU", "-ot", r"c=CPU", "--placement", "strict", "--fit"]
-    params = instance_params(parsed("run", "-m", "f", *flags))
+    params = open_params(parsed("run", "-m", "f", *flags)).placement
     assert params.overrides == (("a", "CUDA0"), ("b", "CPU"), ("c", "CPU"))
     assert params.placement == "strict" and params.fit
 
 
 @pytest.mark.parametrize("flags", ["-cmoe", "--cpu-moe", "-cmoe -ncmoe 2", "-ncmoe 2 -cmoe"])
 def test_experts_of_all_layers_for_the_cpu(flags: str) -> None:
-    assert instance_params(parsed("run", "-m", "f", *flags.split())).n_cpu_moe == -1
+    assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_cpu_moe == -1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ def test_experts_of_all_layers_for_the_cpu(flags: str) -> None:
     ],
 )
 def test_overrides(text: str, pairs: list[tuple[str, str]]) -> None:
-    assert list(overrides(text)) == pairs
+    assert list(parse_overrides(text)) == pairs
 
 
 @pytest.mark.parametrize(
@@ -113,8 +111,8 @@ def test_overrides(text: str, pairs: list[tuple[str, str]]) -> None:
         ("a=CPU,", "'': must be like exps=CPU"),
         ("a,b=CPU", "'a': must be like exps=CPU"),
         ("a=", "'a=': must be like exps=CPU"),
-        ("(a=CPU", "'(a' is no regular expression: missing ), unterminated subpattern"),
-        ("[a=CPU,b=CPU", "'[a' is no regular expression: unterminated character set"),
+        ("(a=CPU", "'(a' is not a regular expression: missing ), unterminated subpattern"),
+        ("[a=CPU,b=CPU", "'[a' is not a regular expression: unterminated character set"),
     ],
 )
 def test_wrong_overrides(text: str, message: str) -> None:
@@ -140,7 +138,7 @@ def model_argument_parser() -> Parser:
     ["f.gguf -ngl 5", "-ngl 5 f.gguf", "-ngl 5 f.gguf -nkvo", "-nkvo -m f.gguf", "-m f.gguf"],
 )
 def test_a_model_without_its_flag(args: str) -> None:
-    assert instance_params(model_argument_parser().parse_args(args.split())).path == "f.gguf"
+    assert open_params(model_argument_parser().parse_args(args.split())).model.path == "f.gguf"
 
 
 @pytest.mark.parametrize(
@@ -184,13 +182,13 @@ def test_wrong_models_of_hugging_face(flags: str, message: str) -> None:
 
 def test_a_file_of_no_repository() -> None:
     with pytest.raises(RequestError, match="-hff FILE is a file of a repository"):
-        instance_params(parsed("run", "-m", "f", "-hff", "g.gguf"))
+        open_params(parsed("run", "-m", "f", "-hff", "g.gguf"))
 
 
 def test_a_wrong_value_is_told_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamella.cli.download.find_model", lambda *args, **options: 1 / 0)
     with pytest.raises(RequestError, match="n_parallel is 0"):
-        instance_params(parsed("run", "-hf", "u/r", "-np", "0"))
+        open_params(parsed("run", "-hf", "u/r", "-np", "0"))
 
 
 def test_numbers_may_follow_a_letter() -> None:
@@ -248,13 +246,13 @@ def test_a_value_that_was_nearly_right() -> None:
 
 
 def test_values() -> None:
-    assert shares("3/1,2") == (3.0, 1.0, 2.0)
-    assert bias("15043+1") == (15043, 1.0)
+    assert parse_shares("3/1,2") == (3.0, 1.0, 2.0)
+    assert parse_bias("15043+1") == ((15043, 1.0),)
     for text in ("15043", "x+1", "5+", "5*2"):
-        with pytest.raises(argparse.ArgumentTypeError, match=r"must be like 15043\+1"):
-            bias(text)
-    with pytest.raises(argparse.ArgumentTypeError, match="must be numbers like 3,1"):
-        shares("a,b")
+        with pytest.raises(ValueError, match=r"must be like 15043\+1"):
+            parse_bias(text)
+    with pytest.raises(ValueError, match="must be numbers like 3,1"):
+        parse_shares("a,b")
 
 
 @pytest.mark.parametrize(

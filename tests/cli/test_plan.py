@@ -24,7 +24,8 @@ from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.gguf import open_gguf
-from lamella.runtime import fit as planning
+from lamella.runtime import devices as lookup
+from lamella.runtime.params import OpenParams
 
 N_LAYER = 4
 FAST = ("--bandwidth", "CPU=40")  # measuring takes time
@@ -140,7 +141,10 @@ def test_every_field_is_documented(model: Path) -> None:
             return set()
         return set(value).union(*map(keys, value.values()))
 
-    assert told - {"null"} == keys(plan(model, *SMALL, "-ot", "ffn=CPU"))
+    found = plan(model, *SMALL, "-ot", "ffn=CPU")
+    options = found["params"].keys()
+    assert options == OpenParams().values().keys() - {"path"}
+    assert told - {"null"} == keys(found | {"params": None})
 
 
 def test_memory_without_a_limit(model: Path) -> None:
@@ -364,7 +368,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
         return [SimDevice("SIM0", ops=ops, compute=cpu.new_compute)]
 
-    monkeypatch.setattr(planning, "find_devices", found)
+    monkeypatch.setattr(lookup, "find_devices", found)
 
 
 @pytest.mark.usefixtures("picky")
@@ -435,7 +439,7 @@ def test_more_context_than_the_model_was_trained_with_is_told(model: Path) -> No
         (["--bandwidth", "CPU=0"], "'CPU=0': must be"),
         (["--bandwidth", "CPU=inf"], "'CPU=inf': must be"),
         (["--bandwidth", "CPU=4,SIM0=-1"], "'SIM0=-1': must be"),
-        (["-fitt", "much"], "invalid int value: 'much'"),
+        (["-fitt", "much"], "'much' is not a whole number"),
         (["--placement", "lax"], "invalid choice: 'lax'"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import lamella, tiny_model
 
-from lamella.cli import profile, profile_table
+from lamella.cli import profile_table
 from lamella.observe.profile_sums import PhaseSums
 
 
@@ -123,7 +123,7 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
 def test_what_cannot_be_is_told_before_the_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "load_model", None)
+    monkeypatch.setattr("lamella.runtime.open.load_model", None)
     file = tmp_path / "no" / "trace.json"
     done = lamella("profile", model, "--trace", file)
     assert done.returncode == 1

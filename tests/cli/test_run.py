@@ -190,7 +190,7 @@ def test_what_goes_wrong_is_one_line(model: Path, args: list[str], complaint: st
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["run", "-ngl", "many"], "'many' is no number, nor 'all' or 'auto'"),
+        (["run", "-ngl", "many"], "'many' is not a number, 'all' or 'auto'"),
         (["run", "-n", "x"], "invalid int value: 'x'"),
         (["run", "extra"], "unexpected argument 'extra'"),
         (["rnu"], "invalid choice: 'rnu'"),

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from placed import placed
 
 from lamella.kernels.cpu import CpuDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
 from lamella.sched.backend import Device
 from lamella.sched.split import Split
 
@@ -35,11 +36,8 @@ def cpu() -> CpuDevice:
 @contextmanager
 def loaded(path: Path, devices: Sequence[Device] = (), **params: Any) -> Iterator[LoadedModel]:
     """A model, by default with all layers on the devices."""
-    model = load_model(path, ModelParams(cpu=cpu(), devices=tuple(devices), **params))
-    try:
+    with load_model(path, placed(cpu(), devices, **params)) as model:
         yield model
-    finally:
-        model.free()
 
 
 @contextmanager
@@ -48,12 +46,14 @@ def opened(
     devices: Sequence[Device] = (),
     n_gpu_layers: int = -1,
     op_offload: bool = True,
+    kv_offload: bool = True,
     **params: Any,
 ) -> Iterator[Context]:
     """A model at work; `params` are those of the context."""
-    defaults: dict[str, Any] = {"n_ctx": 256, "n_ubatch": N_UBATCH, "op_offload": op_offload}
+    defaults: dict[str, Any] = {"n_ctx": 256, "n_ubatch": N_UBATCH}
+    how = {"op_offload": op_offload, "kv_offload": kv_offload}
     with (
-        loaded(path, devices, n_gpu_layers=n_gpu_layers, op_offload=op_offload) as model,
+        loaded(path, devices, n_gpu_layers=n_gpu_layers, **how) as model,
         Context(model, ContextParams(**{**defaults, **params})) as context,
     ):
         yield context

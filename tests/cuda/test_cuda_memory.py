@@ -15,7 +15,8 @@ from model_run import loaded, logits_of, opened, some_tokens
 from lamella.alloc import Buffer
 from lamella.base.errors import OutOfMemoryError
 from lamella.kernels.cuda.device import CudaDevice
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
+from lamella.model.params import ContextParams
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -28,7 +28,8 @@ from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Op
 from lamella.graph.op import VIEW_OPS
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
+from lamella.model.params import ContextParams
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -140,14 +141,14 @@ def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
     kv: dict[str, Any] = {"type_k": kv_type, "type_v": kv_type}
     for type in gpus.pick(TYPES, ("Q4_0", "F16")[: 1 + (kv_type is GGMLType.F16)]):
         path = files.random(gpus.pick("0.5b", "small"), type)
-        with opened(path, gpus.devices[:1], n_ctx=512, n_seq_max=8, **kv) as context:
+        with opened(path, gpus.devices[:1], n_ctx=512, n_parallel=8, **kv) as context:
             tokens = some_tokens(context, gpus.pick(150, 37))
             whole = logits_of(context, tokens)
             for chunks in ((33, 1), (20, 5), *gpus.pick(((1,), (7,)), ())):
                 assert logits_of(context, tokens, *chunks).tobytes() == whole.tobytes(), chunks
             for others in gpus.pick((1, 2, 7), (4,)):
                 assert batched(context, tokens, others).tobytes() == whole.tobytes(), others
-        with opened(path, gpus.devices[:1], n_ubatch=10, n_seq_max=2, **kv) as context:
+        with opened(path, gpus.devices[:1], n_ubatch=10, n_parallel=2, **kv) as context:
             assert logits_of(context, tokens).tobytes() == whole.tobytes(), "small graphs"
 
 
@@ -196,7 +197,7 @@ def test_nothing_is_compiled_once_a_context_is_open(
     with ExitStack() as stack:
         fresh = gpus if gpus.is_real else stack.enter_context(played_gpus(n_gpus=1))
         for path in (files.random(gpus.pick("0.5b", "deep"), type), files.tiny("mixtral", type)):
-            with opened(path, fresh.devices[:1], n_seq_max=8) as context:
+            with opened(path, fresh.devices[:1], n_parallel=8) as context:
                 modules = set(fresh.first.library._modules)
                 tokens = some_tokens(context, 64)
                 for chunks in ((), (1, 2, 3, 4), (5, 7, 9, 17)):

@@ -21,7 +21,8 @@ from model_run import (
 )
 
 from lamella.graph import Op
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
+from lamella.model.params import ContextParams
 from lamella.sched.backend import Device
 
 pytestmark = pytest.mark.timeout(900)
@@ -92,7 +93,7 @@ def test_keys_and_values_that_stay_on_the_cpu(gpus: Gpus, files: ModelFiles) -> 
         tokens = some_tokens(on_cpu, 40)
         expected = logits_of(on_cpu, tokens)
     for n_gpu_layers in (2, -1):
-        with opened(path, gpus.devices[:1], n_gpu_layers, kv_on_device=False) as context:
+        with opened(path, gpus.devices[:1], n_gpu_layers, kv_offload=False) as context:
             logits = logits_of(context, tokens, 32, 1)
             assert divergence(logits, expected) <= MOST_DIVERGENCE
 

@@ -12,6 +12,7 @@ import pytest
 from cuda_grid import GridGpu
 from gpus import Gpus, leaves_nothing, played_gpus
 from model_files import ModelFiles
+from open_params import open_params
 
 from lamella.alloc import Buffer
 from lamella.base.settings import STRICT
@@ -20,8 +21,7 @@ from lamella.kernels.cuda.device import DRIVER_MARGIN, CudaDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.runtime.fit import Prepared, prepare
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.fit import plan_model
 from lamella.runtime.plan import ModelPlan
 
 pytestmark = pytest.mark.timeout(900)
@@ -54,9 +54,9 @@ def found(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "find_cuda", lambda: gpus.registry)
 
 
-def plan_of(path: Path, **params: Any) -> Prepared:
+def plan_of(path: Path, **params: Any) -> ModelPlan:
     options = {"devices": ("CUDA0",), "n_gpu_layers": -1, **SMALL, **params}
-    return prepare(InstanceParams(path=path, **options))
+    return plan_model(open_params(path, **options))
 
 
 def grid(gpus: Gpus) -> Sequence[GridGpu]:
@@ -97,13 +97,13 @@ def test_a_plan_is_exact(gpus: Gpus, files: ModelFiles, name: str) -> None:
     path = files.random("deep", "Q4_0")
     for gpu in grid(gpus):
         assert not gpu.device_memory.used and not gpu.host_memory.used
-    prepared = plan_of(path, **CONFIGURATIONS[name])
-    check_exact(gpus, _nothing(prepared.plan))
-    model = load_model(path, prepared.model_params)
+    plan = plan_of(path, **CONFIGURATIONS[name])
+    check_exact(gpus, _nothing(plan))
+    model = load_model(path, plan.placement)
     try:
-        with STRICT.set(1), Context(model, prepared.context_params) as context:
+        with STRICT.set(1), Context(model, plan.params.context, reserved=plan.reserved) as context:
             for _ in range(2):
-                check_exact(gpus, prepared.plan)
+                check_exact(gpus, plan)
                 decode_all_kinds(context)
     finally:
         model.free()
@@ -116,10 +116,10 @@ def _nothing(plan: ModelPlan) -> ModelPlan:
 
 def test_a_part_of_the_memory_is_left_to_the_driver(gpus: Gpus, files: ModelFiles) -> None:
     path, gpu = files.random("deep", "Q4_0"), gpus.first
-    needed = plan_of(path).plan.devices[0].needed
+    needed = plan_of(path).devices[0].needed
     for spare, fits in ((0, True), (-1, False)):
         filler = taken(gpu, needed + DRIVER_MARGIN + spare)
-        plan = plan_of(path).plan
+        plan = plan_of(path)
         filler.free()
         assert plan.devices[0].margin == DRIVER_MARGIN
         assert plan.devices[0].shortfall == (0 if fits else 1)
@@ -135,19 +135,19 @@ def test_a_gpu_without_room_is_left_alone(gpus: Gpus, files: ModelFiles) -> None
     """Not even large batches are taken over then: their weights would have to be copied there."""
     path, gpu = files.random("deep", "Q4_0"), gpus.first
     auto: Mapping[str, Any] = {"n_gpu_layers": None, "fit_target": 0}
-    none = plan_of(path, n_gpu_layers=0).plan.devices[0].needed
+    none = plan_of(path, n_gpu_layers=0).devices[0].needed
     assert none > 0
     filler = taken(gpu, none + DRIVER_MARGIN)
-    plan = plan_of(path, **auto).plan
+    plan = plan_of(path, **auto)
     filler.free()
     assert (plan.n_gpu_layers, plan.devices[0].needed) == (0, none)
     filler = taken(gpu, none + DRIVER_MARGIN - 1)
-    prepared = plan_of(path, **auto)
+    plan = plan_of(path, **auto)
     filler.free()
-    assert [d.name for d in prepared.plan.devices] == ["CPU"]
-    assert not prepared.model_params.op_offload and not prepared.context_params.op_offload
-    assert "cannot take large batches over" in prepared.plan.notes[1]
-    assert not any(m.buffer_type == "CUDA_Host" for m in prepared.plan.devices[0].memory)
+    assert [d.name for d in plan.devices] == ["CPU"]
+    assert not plan.placement.params.op_offload
+    assert "cannot take large batches over" in plan.notes[1]
+    assert not any(m.buffer_type == "CUDA_Host" for m in plan.devices[0].memory)
 
 
 def test_bandwidth_is_measured_and_leaves_nothing(gpus: Gpus) -> None:

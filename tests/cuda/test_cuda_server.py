@@ -21,15 +21,13 @@ import pytest
 from gpus import Gpus
 from http_world import listening
 from model_files import ModelFiles
+from open_params import open_params
 
 from lamella import load
-from lamella.cli.serve import server_model
 from lamella.kernels import devices
 from lamella.model import context
 from lamella.model.outputs import Outputs, Row, TopLogits
-from lamella.model.sampling import SamplingParams
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.open import open_instance
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,13 +72,9 @@ def serving(gpus: Gpus, path: Path) -> Iterator[int]:
         with process(gpus.first.name, path) as port:
             yield port
         return
-    params = InstanceParams(
-        path=path, devices=[gpus.first.name], n_parallel=3, n_ctx=256, n_ubatch=64
-    )
-    with open_instance(params) as instance:
-        model = server_model(instance, "model", SamplingParams())
-        with listening(lambda: model) as port:
-            yield port
+    params = open_params(path, devices=[gpus.first.name], n_parallel=3, n_ctx=256, n_ubatch=64)
+    with open_instance(params) as instance, listening(lambda: instance) as port:
+        yield port
 
 
 @contextmanager

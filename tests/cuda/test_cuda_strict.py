@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from gpus import Gpus
 from model_run import cpu, decode, opened, some_tokens
+from placed import placed
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import StrictError
 from lamella.base.settings import STRICT
 from lamella.graph import GGMLType
 from lamella.model.batch import Batch
-from lamella.model.context import ContextParams, _buckets
+from lamella.model.context import _buckets
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
 from lamella.runtime.plan import open_measured
 
 
@@ -38,10 +39,10 @@ def test_no_graph_needs_more_than_is_reserved(
 ) -> None:
     """Sums of attention whose positions are divided among blocks take more of a small batch, and
     batches that are too small to be taken over are the CPU's."""
-    model_params = ModelParams(cpu=cpu(), devices=(gpus.first,), n_gpu_layers=n_gpu_layers)
-    params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_seq_max=n_seq_max)
+    place = placed(cpu(), (gpus.first,), n_gpu_layers=n_gpu_layers)
+    params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_parallel=n_seq_max)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):
-        context = open_measured(file, model_params, params).context
+        context = open_measured(file, place, params).context
         tokens, seqs = _buckets(n_ubatch), _buckets(n_seq_max)
         for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
             if n_outputs <= n and n_seqs <= n:

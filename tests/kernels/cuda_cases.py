@@ -27,7 +27,7 @@ from lamella.kernels.plan.calls import with_prepared
 from lamella.kernels.plan.kernel_set import KernelSet
 from lamella.kernels.plan.op_table import OpTable
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.placement import Placement
 
 sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
 
@@ -124,7 +124,7 @@ def model_graphs() -> Sequence[tuple[str, Graph]]:
         for name, type in ((name, type) for name in TINY for type in MODEL_TYPES):
             path = Path(folder, "m.gguf")
             write_model(TINY[name], path, type)
-            runner = Runner(load_model(path, ModelParams(cpu=CpuDevice(1, repack=False))))
+            runner = Runner(load_model(path, Placement(cpu=CpuDevice(1, repack=False))))
             for n_tokens in (1, MANY):
                 _, logits = runner.build(n_tokens, 1)
                 graphs.append((f"{name} {type.name} {n_tokens}", Graph(logits)))

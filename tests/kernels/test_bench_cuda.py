@@ -94,7 +94,7 @@ def attended(node: Tensor, values: dict[Tensor, Ints]) -> tuple[int, int]:
 
 @pytest.fixture
 def registry() -> Iterator[CudaRegistry]:
-    driver = GridDriver(memory=2**27)
+    driver = GridDriver(memory=2**28)
     yield open_cuda(lambda: driver, GridCompiler)
     gc.collect()
     live = driver.grid_gpus[0].live

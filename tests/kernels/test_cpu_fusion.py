@@ -25,7 +25,7 @@ from lamella.kernels.cpu.table import FUSERS, CpuCall, fuses
 from lamella.kernels.plan.chains import GateUp, NodeChain
 from lamella.kernels.plan.fusion import find_chains, optimize
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.placement import Placement
 
 sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
 
@@ -364,7 +364,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[CpuPlan]:
 def logits_of(path: Path, n_threads: int, repack: bool) -> tuple[Array, ...]:
     """Of a prompt in chunks, and of a step behind it; then the pool's keys."""
     cpu = CpuDevice(n_threads, repack=repack)
-    runner = Runner(load_model(path, ModelParams(cpu=cpu)))
+    runner = Runner(load_model(path, Placement(cpu=cpu)))
     pools = [layer.k.buffer.memory for layer in runner.kv]
     for pool in pools:
         pool[:] = 0

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,12 @@ from lamella.kernels.cpu.packed.buffer import RepackBuffer, RepackBufferType
 from lamella.kernels.cpu.packed.formats import FORMATS
 from lamella.kernels.sim import SimDevice
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.placement import Placement
 
 sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
 
 from arch_run import Runner
+from placed import placed
 from tiny_models import TINY, write_model
 
 Q4_0, F32 = GGMLType.Q4_0, GGMLType.F32
@@ -280,10 +282,10 @@ def test_other_ops_cannot_use_packed_weights() -> None:
 # --- weights of models ---
 
 
-def loaded(name: str, folder: Path, type: GGMLType = GGMLType.F16, **params: object) -> LoadedModel:
+def loaded(name: str, folder: Path, type: GGMLType = GGMLType.F16, **params: Any) -> LoadedModel:
     path = folder / "m.gguf"
     write_model(TINY[name], path, type)
-    return load_model(path, ModelParams(**{"cpu": CpuDevice(2), **params}))  # type: ignore[arg-type]
+    return load_model(path, placed(**{"cpu": CpuDevice(2), **params}))
 
 
 def home_names(model: LoadedModel) -> dict[str, str]:
@@ -314,7 +316,7 @@ def test_types_without_a_format_stay_as_they_are(type: GGMLType, tmp_path: Path)
     assert type not in FORMATS
     wide = replace(TINY["llama"], n_embd=256, n_ff=256, head_dim=64)  # rows of whole blocks
     write_model(wide, tmp_path / "m.gguf", type)
-    model = load_model(tmp_path / "m.gguf", ModelParams(cpu=CpuDevice(2)))
+    model = load_model(tmp_path / "m.gguf", Placement(cpu=CpuDevice(2)))
     assert set(home_names(model).values()) == {"CPU"}
     model.free()
 
@@ -370,7 +372,7 @@ def test_overrides_put_weights_where_they_say(tmp_path: Path) -> None:
 
 
 def logits_of(path: Path, cpu: CpuDevice) -> np.ndarray:
-    runner = Runner(load_model(path, ModelParams(cpu=cpu)))
+    runner = Runner(load_model(path, Placement(cpu=cpu)))
     prompt = runner.prompt([1, 5, 200, 17, 3], 3)
     runner.close()
     return np.asarray(prompt)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from lamella.kernels.cpu import CpuDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 
 N_PROMPT = 64
 
@@ -31,7 +32,7 @@ def peak() -> int:
 
 def main() -> None:
     imports = peak()
-    model = load_model(sys.argv[1], ModelParams(cpu=CpuDevice(2), devices=()))
+    model = load_model(sys.argv[1], Placement(cpu=CpuDevice(2), devices=()))
     with Context(model, ContextParams(n_ctx=256, n_ubatch=N_PROMPT)) as context:
         seq = context.pool.new_sequence()
         for n in (N_PROMPT, 1):

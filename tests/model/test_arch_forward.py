@@ -18,7 +18,8 @@ from tiny_models import TINY, write_model
 from lamella.graph import GGMLType, Graph, Op
 from lamella.kernels.sim import SimDevice
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import PlacementParams
+from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
 DATA = Path(os.environ.get("LAMELLA_TEST_DATA", Path(__file__).parents[3] / "shared"))
@@ -34,7 +35,9 @@ def run() -> Iterator[Run]:
     def start(path: Path, n_gpu_layers: int = 0, n_ctx: int = 64, n_seqs: int = 1) -> Runner:
         devices = (SimDevice("SIM0"),) if n_gpu_layers else ()
         cpu = SimDevice("CPU", DeviceType.CPU)
-        params = ModelParams(cpu=cpu, devices=devices, n_gpu_layers=n_gpu_layers)
+        params = Placement(
+            cpu=cpu, devices=devices, params=PlacementParams(n_gpu_layers=n_gpu_layers)
+        )
         open_.append(Runner(load_model(path, params), n_ctx, n_seqs))
         return open_[-1]
 

@@ -19,10 +19,11 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.devices import find_devices
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 
 F32Array = npt.NDArray[np.float32]
 Open = Callable[..., Context]
@@ -54,7 +55,7 @@ def model(
 ) -> Iterator[LoadedModel]:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     MODELS[request.param](path)
-    loaded = load_model(path, ModelParams(cpu=CpuDevice(2)))
+    loaded = load_model(path, Placement(cpu=CpuDevice(2)))
     yield loaded
     loaded.free()
 
@@ -122,7 +123,7 @@ def test_bits_do_not_depend_on_chunks(opened: Open, chunks: list[int], n_ubatch:
 
 
 def test_bits_do_not_depend_on_other_sequences(opened: Open) -> None:
-    context = opened(n_seq_max=5)
+    context = opened(n_parallel=5)
     texts = [TEXT[i : i + 20 + 7 * i] for i in range(5)]
     alone = []
     for text in texts:
@@ -199,7 +200,7 @@ def test_no_kernel_is_loaded_once_there_is_a_context(
     """As in a new process, with the first context: no prompt waits for a compiler."""
     for kernel in jit.KERNELS.values():
         monkeypatch.setattr(kernel, "_address", None)
-    context = opened(n_ctx=1024, n_seq_max=8)
+    context = opened(n_ctx=1024, n_parallel=8)
 
     def loaded() -> set[str]:
         return {name for name, kernel in jit.KERNELS.items() if kernel._address is not None}
@@ -269,7 +270,7 @@ def test_memory_that_is_not_there(tmp_path: Path) -> None:
     write_model(TINY["llama"], path)
     cpu = CpuDevice(1)
     devices = tuple(find_devices(["sim:1MiB"], cpu))
-    model = load_model(path, ModelParams(cpu=cpu, devices=devices))
+    model = load_model(path, Placement(cpu=cpu, devices=devices))
     used = devices[0].buffer_type.used
     with pytest.raises(OutOfMemoryError, match="SIM0 cannot give"):
         Context(model, ContextParams(n_ctx=100_000))

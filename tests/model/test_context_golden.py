@@ -14,9 +14,10 @@ from lamella.graph import GGMLType
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams, PlacementParams
+from lamella.model.placement import Placement
 
 
 @contextmanager
@@ -29,7 +30,8 @@ def opened(
     cpu = CpuDevice(repack=repack)
     devices = tuple(find_devices(["sim"] if n_gpu_layers else [], cpu))
     model = load_model(
-        model_path(name), ModelParams(cpu=cpu, devices=devices, n_gpu_layers=n_gpu_layers)
+        model_path(name),
+        Placement(cpu=cpu, devices=devices, params=PlacementParams(n_gpu_layers=n_gpu_layers)),
     )
     try:
         with Context(model, ContextParams(**{**defaults, **params})) as context:  # type: ignore[arg-type]

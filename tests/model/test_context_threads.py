@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from placed import placed
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.graph import GGMLType
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.pool import ThreadPool
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
-from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.context import Context
+from lamella.model.loader import load_model
+from lamella.model.params import ContextParams
 
 TOKENS: list[int] = np.random.default_rng(1).integers(0, N_VOCAB, 12).tolist()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_model(TINY["llama"], path, GGMLType.Q8_0)
-    loaded = load_model(path, ModelParams(cpu=CpuDevice(3)))
-    yield loaded
-    loaded.free()
+    return path
 
 
 @pytest.fixture
@@ -42,10 +41,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def generate(model: LoadedModel, n: int | None, n_batch: int | None) -> bytes:
+def generate(path: Path, n: int | None, n_batch: int | None) -> bytes:
     """The logits of a prompt of several tokens and of three single ones."""
-    params = ContextParams(n_ctx=64, n_threads=n, n_threads_batch=n_batch)
-    with Context(model, params) as context:
+    model = load_model(path, placed(CpuDevice(3), n_threads=n, n_threads_batch=n_batch))
+    with model, Context(model, ContextParams(n_ctx=64)) as context:
         seq, found = context.pool.new_sequence(), []
         for part in (TOKENS[:9], TOKENS[9:10], TOKENS[10:11], TOKENS[11:]):
             pos = seq.length
@@ -66,12 +65,12 @@ def generate(model: LoadedModel, n: int | None, n_batch: int | None) -> bytes:
     ],
 )
 def test_single_tokens_and_several(
-    n: int | None, n_batch: int | None, expected: list[int], model: LoadedModel, runs: list[int]
+    n: int | None, n_batch: int | None, expected: list[int], path: Path, runs: list[int]
 ) -> None:
-    generate(model, n, n_batch)
+    generate(path, n, n_batch)
     assert runs == expected
 
 
-def test_bits_do_not_depend_on_threads(model: LoadedModel) -> None:
+def test_bits_do_not_depend_on_threads(path: Path) -> None:
     counts = [(1, 1), (1, 3), (3, 1), (2, 3), (None, None)]
-    assert len({generate(model, *given) for given in counts}) == 1
+    assert len({generate(path, *given) for given in counts}) == 1

@@ -19,12 +19,13 @@ from lamella.base.errors import (
 from lamella.graph import GGMLType, Op
 from lamella.kernels.sim import SimDevice
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import PlacementParams
+from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
 
 def load(path: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    params = ModelParams(cpu=SimDevice("CPU", DeviceType.CPU), progress=progress)
+    params = Placement(cpu=SimDevice("CPU", DeviceType.CPU))
     load_model(path, params).free()
 
 
@@ -142,7 +143,7 @@ def test_a_type_that_the_cpu_cannot_run(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf", GGMLType.Q4_0)
     cpu = SimDevice("CPU", DeviceType.CPU, ops=set(Op) - {Op.MUL_MAT})
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q\.weight.*Q4_0|output.*Q4_0"):
-        load_model(tmp_path / "m.gguf", ModelParams(cpu=cpu))
+        load_model(tmp_path / "m.gguf", Placement(cpu=cpu))
 
 
 # --- nothing stays behind ---
@@ -157,7 +158,9 @@ def test_out_of_memory_frees_what_was_allocated(small: str, tmp_path: Path) -> N
 
     devices = [SimDevice(name, memory=memory(name)) for name in ("SIM0", "SIM1")]
     cpu = SimDevice("CPU", DeviceType.CPU, memory=memory("CPU"))
-    params = ModelParams(cpu=cpu, devices=tuple(devices), tensor_split=(1.0, 1.0))
+    params = Placement(
+        cpu=cpu, devices=tuple(devices), params=PlacementParams(tensor_split=(1.0, 1.0))
+    )
     with pytest.raises(OutOfMemoryError, match=small) as error:
         load_model(tmp_path / "m.gguf", params)
     assert error.tb, "memory is given back even while the error is looked at"
@@ -174,7 +177,7 @@ def test_a_load_that_is_cancelled_frees_its_memory(tmp_path: Path) -> None:
             raise CancelledError("enough")
 
     with pytest.raises(CancelledError) as error:
-        load_model(tmp_path / "m.gguf", ModelParams(cpu=cpu, progress=cancel))
+        load_model(tmp_path / "m.gguf", Placement(cpu=cpu), cancel)
     assert error.tb
     assert cpu.buffer_type.used == 0
 
@@ -182,7 +185,7 @@ def test_a_load_that_is_cancelled_frees_its_memory(tmp_path: Path) -> None:
 def test_an_override_to_where_nothing_can_compute(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     gpu = SimDevice("SIM0", ops=set(Op) - {Op.GET_ROWS})
-    params = ModelParams(
+    params = Placement(
         cpu=SimDevice("CPU", DeviceType.CPU),
         devices=(gpu,),
         overrides=(("token_embd", gpu.buffer_type),),

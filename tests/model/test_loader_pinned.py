@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from placed import placed
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.alloc import Usage, buffer_of, tensor_get
@@ -15,9 +16,10 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model import loader
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 
 N_TOKENS = 40
 
@@ -34,9 +36,10 @@ def taker() -> SimDevice:
     return SimDevice("SIM0", offload_ops=[Op.MUL_MAT, Op.MUL_MAT_ID], compute=compute)
 
 
-def load(path: Path, gpu: SimDevice, n_gpu_layers: int, **how: bool) -> LoadedModel:
-    params = ModelParams(cpu=CpuDevice(1), devices=(gpu,), n_gpu_layers=n_gpu_layers, **how)  # type: ignore[arg-type]
-    return load_model(path, params)
+def load(path: Path, gpu: SimDevice, n_gpu_layers: int, op_offload: bool = True) -> LoadedModel:
+    return load_model(
+        path, placed(CpuDevice(1), (gpu,), n_gpu_layers=n_gpu_layers, op_offload=op_offload)
+    )
 
 
 def memories(model: LoadedModel) -> dict[str, str]:
@@ -85,7 +88,7 @@ def test_a_device_without_layers_is_in_use_if_it_takes_batches_over(path: Path) 
 @pytest.mark.parametrize("n_gpu_layers", [0, 1, 2])
 def test_results_do_not_depend_on_it(path: Path, n_gpu_layers: int) -> None:
     pinned = load(path, taker(), n_gpu_layers)
-    plain = load_model(path, ModelParams(cpu=CpuDevice(1, repack=False)))
+    plain = load_model(path, Placement(cpu=CpuDevice(1, repack=False)))
     assert "SIM0_Host" in memories(pinned).values()
     assert logits(pinned) == logits(plain)
 
@@ -102,7 +105,7 @@ def test_it_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model = load(path, taker(), 1)
     assert "SIM0_Host" not in whole
     monkeypatch.undo()
-    expected = load_model(path, ModelParams(cpu=CpuDevice(1, repack=False)))
+    expected = load_model(path, Placement(cpu=CpuDevice(1, repack=False)))
     pinned = [name for name, memory in memories(model).items() if memory == "SIM0_Host"]
     assert pinned
     for name in pinned:
@@ -142,7 +145,7 @@ def test_other_memory_that_runs_out_is_an_error(path: Path) -> None:
 def test_an_override_to_pinned_memory(path: Path) -> None:
     gpu, cpu = taker(), CpuDevice(1)
     assert gpu.host_buffer_type is not None
-    params = ModelParams(cpu=cpu, devices=(gpu,), overrides=(("blk", gpu.host_buffer_type),))
+    params = Placement(cpu=cpu, devices=(gpu,), overrides=(("blk", gpu.host_buffer_type),))
     model = load_model(path, params)
     assert memories(model)["blk.1.attn_norm.weight"] == "SIM0_Host"
     assert logits(model)

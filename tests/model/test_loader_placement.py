@@ -15,10 +15,11 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import ARCHITECTURES
 from lamella.model.gguf import open_gguf
+from lamella.model.params import PlacementParams
 from lamella.model.placement import (
     Home,
-    ModelParams,
     Overrides,
+    Placement,
     layer_devices,
     moe_overrides,
     place,
@@ -49,12 +50,12 @@ def names(devices: list[Device]) -> str:
     ],
 )
 def test_the_last_layers_go_to_the_device(n_gpu_layers: int, expected: str) -> None:
-    params = ModelParams(cpu=CPU, devices=(GPU,), n_gpu_layers=n_gpu_layers)
+    params = Placement(cpu=CPU, devices=(GPU,), params=PlacementParams(n_gpu_layers=n_gpu_layers))
     assert names(layer_devices(4, params)) == expected
 
 
 def test_without_devices_all_is_on_the_cpu() -> None:
-    assert names(layer_devices(2, ModelParams(cpu=CPU))) == "CC|C"
+    assert names(layer_devices(2, Placement(cpu=CPU))) == "CC|C"
 
 
 GIB = 2**30
@@ -80,7 +81,11 @@ FULL = SimDevice("SIM2", memory=0)
 def test_shares(
     devices: tuple[Device, ...], split: tuple[float, ...] | None, n_gpu_layers: int, expected: str
 ) -> None:
-    params = ModelParams(cpu=CPU, devices=devices, tensor_split=split, n_gpu_layers=n_gpu_layers)
+    params = Placement(
+        cpu=CPU,
+        devices=devices,
+        params=PlacementParams(tensor_split=split, n_gpu_layers=n_gpu_layers),
+    )
     assert names(layer_devices(7, params)) == expected
 
 
@@ -88,7 +93,7 @@ def test_shares(
 
 
 def homes(
-    tiny: Tiny, tmp_path: Path, params: ModelParams, type: GGMLType = GGMLType.F32
+    tiny: Tiny, tmp_path: Path, params: Placement, type: GGMLType = GGMLType.F32
 ) -> dict[str, Home]:
     """Homes of all weights of a model that has all optional ones."""
     write_model(tiny, tmp_path / "m.gguf")
@@ -100,7 +105,7 @@ def homes(
 
 
 def test_layers_and_output_follow_their_device_and_the_embedding_stays(tmp_path: Path) -> None:
-    params = ModelParams(cpu=CPU, devices=(GPU,), n_gpu_layers=2)
+    params = Placement(cpu=CPU, devices=(GPU,), params=PlacementParams(n_gpu_layers=2))
     found = homes(TINY["llama-3.1"], tmp_path, params)
     on_gpu = {name for name, home in found.items() if home == (GPU, GPU.buffer_type)}
     assert on_gpu == {n for n in found if n.startswith(("blk.1.", "output"))}
@@ -111,7 +116,7 @@ def test_layers_and_output_follow_their_device_and_the_embedding_stays(tmp_path:
 
 def test_what_a_device_cannot_run_goes_to_the_cpu(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT_ID})
-    found = homes(TINY["mixtral"], tmp_path, ModelParams(cpu=CPU, devices=(weak,)))
+    found = homes(TINY["mixtral"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
     on_cpu = {name for name, home in found.items() if home.device is CPU}
     assert on_cpu == {n for n in found if "_exps" in n or n == "token_embd.weight"}
 
@@ -119,7 +124,7 @@ def test_what_a_device_cannot_run_goes_to_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", [Op.MUL, Op.ADD, Op.ROPE, Op.MUL_MAT])
 def test_each_weight_is_tried_with_its_op(op: Op, tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {op})
-    found = homes(TINY["llama-3.1"], tmp_path, ModelParams(cpu=CPU, devices=(weak,)))
+    found = homes(TINY["llama-3.1"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
     kinds = {"norm": Op.MUL, "bias": Op.ADD, "rope_freqs": Op.ROPE}
     for name, home in found.items():
         its = next((o for kind, o in kinds.items() if kind in name), Op.MUL_MAT)
@@ -134,13 +139,13 @@ def test_what_nothing_can_run_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModelError, match=rf"m\.gguf: tensor .*weight: CPU cannot run {op.name} .* F32"
     ):
-        homes(TINY[name], tmp_path, ModelParams(cpu=cpu))
+        homes(TINY[name], tmp_path, Placement(cpu=cpu))
 
 
 @pytest.mark.parametrize("type", [GGMLType.I32, GGMLType.F64])
 def test_types_that_are_no_weights(type: GGMLType, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"token_embd\.weight: .*{type.name}"):
-        homes(TINY["llama"], tmp_path, ModelParams(cpu=CPU), type)
+        homes(TINY["llama"], tmp_path, Placement(cpu=CPU), type)
 
 
 def test_overrides_come_first(tmp_path: Path) -> None:
@@ -149,7 +154,12 @@ def test_overrides_come_first(tmp_path: Path) -> None:
         (r"blk\.1\.", OTHER.buffer_type),
         (r"^token_embd", OTHER.buffer_type),
     )
-    params = ModelParams(cpu=CPU, devices=(GPU, OTHER), tensor_split=(1.0,), overrides=overrides)
+    params = Placement(
+        cpu=CPU,
+        devices=(GPU, OTHER),
+        overrides=overrides,
+        params=PlacementParams(tensor_split=(1.0,)),
+    )
     found = homes(TINY["mixtral"], tmp_path, params)
     assert found["blk.1.ffn_up_exps.weight"] == (CPU, CPU.buffer_type)
     assert found["blk.1.ffn_gate_exps.weight"] == (OTHER, OTHER.buffer_type)
@@ -159,7 +169,7 @@ def test_overrides_come_first(tmp_path: Path) -> None:
 
 def test_an_override_to_where_nothing_can_compute(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT})
-    params = ModelParams(cpu=CPU, devices=(weak,), overrides=(("attn_q", weak.buffer_type),))
+    params = Placement(cpu=CPU, devices=(weak,), overrides=(("attn_q", weak.buffer_type),))
     with pytest.raises(RequestError, match=r"blk\.0\.attn_q\.weight.*SIM0.*can run MUL_MAT"):
         homes(TINY["llama"], tmp_path, params)
 
@@ -169,7 +179,7 @@ def test_an_override_to_memory_that_several_devices_use(tmp_path: Path) -> None:
     beside = SimDevice(
         "SIM0", DeviceType.ACCEL, ops=set(Op) - {Op.MUL_MAT}, reads=[CPU.buffer_type]
     )
-    params = ModelParams(cpu=CPU, devices=(beside,), overrides=(("blk", CPU.buffer_type),))
+    params = Placement(cpu=CPU, devices=(beside,), overrides=(("blk", CPU.buffer_type),))
     found = homes(TINY["llama"], tmp_path, params)
     assert found["blk.0.attn_q.weight"] == (CPU, CPU.buffer_type)
     assert found["blk.0.attn_norm.weight"] == (beside, CPU.buffer_type)
@@ -181,7 +191,7 @@ PLAIN, (REPACK,) = PACKING.buffer_type, PACKING.extra_buffer_types
 
 def test_an_override_to_the_cpu_takes_the_best_memory_it_has(tmp_path: Path) -> None:
     overrides = (("ffn_(up|down)", PLAIN), ("attn_norm", PLAIN))
-    params = ModelParams(cpu=PACKING, devices=(GPU,), overrides=overrides)
+    params = Placement(cpu=PACKING, devices=(GPU,), overrides=overrides)
     found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
     assert found["blk.0.attn_norm.weight"] == (PACKING, PLAIN)  # none better for it
@@ -193,11 +203,12 @@ def test_an_override_to_the_cpu_is_pinned_where_a_device_takes_large_batches(
 ) -> None:
     taker = SimDevice("SIM0", offload_ops=[Op.MUL_MAT])
     overrides = (("ffn_up", PLAIN), (r"ffn_down\.weight", REPACK))
-    params = ModelParams(cpu=PACKING, devices=(taker,), overrides=overrides)
+    params = Placement(cpu=PACKING, devices=(taker,), overrides=overrides)
     found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, taker.host_buffer_type)
     assert found["blk.0.ffn_down.weight"] == (PACKING, REPACK)  # as it says
-    found = homes(TINY["llama"], tmp_path, replace(params, op_offload=False), GGMLType.Q4_0)
+    alone = replace(params, params=PlacementParams(op_offload=False))
+    found = homes(TINY["llama"], tmp_path, alone, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
 
 
@@ -209,7 +220,7 @@ def test_experts_of_the_first_layers_stay_with_the_cpu(
     name: str, n: int, layers: set[int], tmp_path: Path
 ) -> None:
     overrides = moe_overrides(2, n, CPU.buffer_type)
-    params = ModelParams(cpu=CPU, devices=(GPU,), overrides=overrides)
+    params = Placement(cpu=CPU, devices=(GPU,), overrides=overrides)
     found = homes(TINY[name], tmp_path, params)
     kinds = ("gate", "up", "down") if name != "llama" else ()
     experts = {f"blk.{il}.ffn_{kind}_exps.weight" for il in layers for kind in kinds}
@@ -236,7 +247,7 @@ def test_the_first_override_counts() -> None:
 # --- wrong parameters ---
 
 
-BASE = ModelParams(cpu=CPU, devices=(GPU, OTHER))
+BASE = Placement(cpu=CPU, devices=(GPU, OTHER))
 
 
 @pytest.mark.parametrize(

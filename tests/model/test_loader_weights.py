@@ -24,7 +24,8 @@ from lamella.kernels.sim.memory import SimBufferType
 from lamella.model import loader
 from lamella.model.gguf import GGUFFile, TensorInfo
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import PlacementParams
+from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
 WEIGHT_TYPES = [t for t in GGMLType if is_matrix_type(t) and can_dequantize(t)]
@@ -46,7 +47,7 @@ def devices() -> tuple[SimDevice, SimDevice]:
 
 def load(path: Path, n_gpu_layers: int = 0, **how: object) -> LoadedModel:
     gpu, cpu = devices()
-    params = ModelParams(cpu=cpu, devices=(gpu,), n_gpu_layers=n_gpu_layers)
+    params = Placement(cpu=cpu, devices=(gpu,), params=PlacementParams(n_gpu_layers=n_gpu_layers))
     return load_model(path, replace(params, **how))  # type: ignore[arg-type]
 
 
@@ -183,7 +184,7 @@ def test_repacked_weights(
     repacked = RepackedBufferType("REPACKED")
     cpu = SimDevice("CPU", DeviceType.CPU, reads=(repacked,))
     expected = write_model(TINY["mixtral"], tmp_path / "m.gguf", split_experts=split_experts)
-    params = ModelParams(cpu=cpu, overrides=((r"blk\.", repacked),))
+    params = Placement(cpu=cpu, overrides=((r"blk\.", repacked),))
     model = load_model(tmp_path / "m.gguf", params)
     for name, tensor in model.weights.items():
         assert (buffer_of(tensor).buft is repacked) is name.startswith("blk.")
@@ -269,7 +270,7 @@ def test_an_override_keeps_the_keys_and_values_with_their_layer(tmp_path: Path) 
     write_model(TINY["llama"], tmp_path / "m.gguf")
     gpu, cpu = devices()
     overrides = ((r"blk\.1\.", cpu.buffer_type),)
-    params = ModelParams(cpu=cpu, devices=(gpu,), overrides=overrides)
+    params = Placement(cpu=cpu, devices=(gpu,), overrides=overrides)
     model = load_model(tmp_path / "m.gguf", params)
     assert model.kv_home(1) is gpu
     assert model.homes["blk.1.attn_q.weight"].device is cpu
@@ -278,7 +279,10 @@ def test_an_override_keeps_the_keys_and_values_with_their_layer(tmp_path: Path) 
 def test_free_gives_all_memory_back_and_twice_is_fine(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     gpu, cpu = devices()
-    model = load_model(tmp_path / "m.gguf", ModelParams(cpu=cpu, devices=(gpu,), n_gpu_layers=1))
+    model = load_model(
+        tmp_path / "m.gguf",
+        Placement(cpu=cpu, devices=(gpu,), params=PlacementParams(n_gpu_layers=1)),
+    )
     assert gpu.buffer_type.used > 0
     assert cpu.buffer_type.used > 0
     model.free()

@@ -15,10 +15,11 @@ from make_model import SHAPES, Shape, Type, data_of, tensors, type_of, vocabular
 from lamella.base.errors import ModelFileError
 from lamella.kernels.cpu.device import CpuDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 from lamella.model.vocab import load_vocab
 
 ALIGNMENT = 32  # of a file's data
@@ -35,7 +36,7 @@ def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
         assert vocab.n_tokens == SMALL.n_vocab
         assert vocab.detokenize(vocab.tokenize("a bc\n", add_special=False)) == "a bc\n"
         assert (vocab.bos, vocab.eos) == (1, 2)
-    model = load_model(path, ModelParams(cpu=CpuDevice(1), devices=()))
+    model = load_model(path, Placement(cpu=CpuDevice(1), devices=()))
     with Context(model, ContextParams(n_ctx=64)) as context:
         seq = context.pool.new_sequence()
         context.append(seq, 16)

@@ -17,11 +17,12 @@ from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimBuffer, SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.outputs import F32Array, Row, TopLogits, top_size
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 from lamella.sched import Device
 
 N_VOCAB = 2100  # above twice the largest size
@@ -47,8 +48,8 @@ def opened(path: Path) -> Iterator[Open]:
         cpu = CpuDevice(1)
         device = device or SimDevice("SIM0", compute=cpu.new_compute)
         devices = () if device.name == "CPU" else (device,)
-        model = load_model(path, ModelParams(cpu=cpu, devices=devices))
-        contexts.append(Context(model, ContextParams(**{"n_ctx": 2048, "n_seq_max": 8, **params})))  # type: ignore[arg-type]
+        model = load_model(path, Placement(cpu=cpu, devices=devices))
+        contexts.append(Context(model, ContextParams(**{"n_ctx": 2048, "n_parallel": 8, **params})))  # type: ignore[arg-type]
         return contexts[-1]
 
     yield make
@@ -115,7 +116,7 @@ def test_each_row_gets_what_it_asks_for(opened: Open) -> None:
 
 
 def test_a_batch_of_several_graphs(opened: Open) -> None:
-    context = opened(n_ubatch=16, n_seq_max=2)
+    context = opened(n_ubatch=16, n_parallel=2)
     n_tops = [0, 0, 1, 1, 40, 0, 500]  # a graph without, with 1, with 64, with 1024
     whole = context.decode(batch_of(context, [0] * 7, 11))
     rows = context.decode_rows(batch_of(context, n_tops, 11))
@@ -225,7 +226,7 @@ def test_sizes_that_save_nothing_are_left_out(tmp_path: Path) -> None:
     write_model(replace(TINY["llama"], n_vocab=N_FEW), path)
     cpu = CpuDevice(1)
     gpu = SimDevice("SIM0", compute=cpu.new_compute)
-    model: LoadedModel = load_model(path, ModelParams(cpu=cpu, devices=(gpu,)))
+    model: LoadedModel = load_model(path, Placement(cpu=cpu, devices=(gpu,)))
     with Context(model, ContextParams(n_ctx=64)) as context:
         few, many = (context.decode_rows(batch_of(context, [n]))[0] for n in (64, 65))
     model.free()

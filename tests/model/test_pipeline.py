@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 from make_model import Type
 from make_model import write_model as write_bench_model
+from open_params import open_params
+from placed import placed
 from tiny_models import N_VOCAB, TINY, Tiny, write_model
 from watched_devices import Watch
 
@@ -24,15 +25,18 @@ from lamella.graph import GGMLType
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.model.kv_pages import KVSequence
 from lamella.model.loader import LoadedModel, load_model
+from lamella.model.params import ContextParams
 from lamella.model.pipeline import why_no_pipeline
-from lamella.model.placement import ModelParams
-from lamella.runtime.fit import hold_to, prepare
-from lamella.runtime.params import InstanceParams
-from lamella.runtime.plan import open_measured
+from lamella.runtime.check import enforce
+from lamella.runtime.fit import plan_model
+from lamella.runtime.instance import unload
+from lamella.runtime.open import load
+from lamella.runtime.params import OpenParams
+from lamella.runtime.plan import ModelPlan, open_measured
 from lamella.sched.backend import Caps, Device
 
 N_UBATCH = 8
@@ -50,19 +54,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(path: Path, devices: Sequence[Device], **params: Any) -> Iterator[LoadedModel]:
-    model = load_model(path, ModelParams(cpu=CpuDevice(1), devices=tuple(devices), **params))
-    try:
+    with load_model(path, placed(CpuDevice(1), devices, **params)) as model:
         yield model
-    finally:
-        model.free()
 
 
 @contextmanager
-def opened(path: Path, devices: Sequence[Device], **params: Any) -> Iterator[Context]:
+def opened(
+    path: Path, devices: Sequence[Device], *, pipeline: bool = True, **params: Any
+) -> Iterator[Context]:
     defaults: dict[str, Any] = {"n_ctx": 512, "n_ubatch": N_UBATCH}
+    off = "" if pipeline else "it was turned off"
     with (
         loaded(path, devices, tensor_split=(1.0,) * len(devices)) as model,
-        Context(model, ContextParams(**{**defaults, **params})) as context,
+        Context(model, ContextParams(**{**defaults, **params}), no_pipeline=off) as context,
     ):
         yield context
 
@@ -162,7 +166,7 @@ def test_largest_logits_have_the_bits_too(path: Path) -> None:
 
     with opened(path, [SimDevice("SIM0")]) as one:
         expected = decode(one)
-    with opened(path, slow_devices(5), n_seq_max=1) as context:
+    with opened(path, slow_devices(5), n_parallel=1) as context:
         for _ in range(3):
             assert decode(context) == expected
 
@@ -326,31 +330,28 @@ class NoEvents(SimDevice):
 
 
 TWO = (SimDevice("SIM0"), SimDevice("SIM1"))
-RULES: Mapping[str, tuple[Sequence[Device], Mapping[str, Any], bool, str]] = {
-    "on": (TWO, {}, True, ""),
-    "on, of layers by number": (TWO, {"n_gpu_layers": 4}, True, ""),
-    "on, of too many": (TWO, {"n_gpu_layers": 99}, True, ""),
-    "one device": (TWO[:1], {}, True, "there are fewer than two devices beside the CPU"),
-    "the CPU": ((), {}, True, "there are fewer than two devices beside the CPU"),
-    "some layers": (TWO, {"n_gpu_layers": 3}, True, "3 of 4 layers are on devices, not all"),
-    "no layers": (TWO, {"n_gpu_layers": 0}, True, "0 of 4 layers are on devices, not all"),
-    "keys": (TWO, {}, False, "keys and values stay with the CPU"),
+RULES: Mapping[str, tuple[Sequence[Device], Mapping[str, Any], str]] = {
+    "on": (TWO, {}, ""),
+    "on, of layers by number": (TWO, {"n_gpu_layers": 4}, ""),
+    "on, of too many": (TWO, {"n_gpu_layers": 99}, ""),
+    "one device": (TWO[:1], {}, "there are fewer than two devices beside the CPU"),
+    "the CPU": ((), {}, "there are fewer than two devices beside the CPU"),
+    "some layers": (TWO, {"n_gpu_layers": 3}, "3 of 4 layers are on devices, not all"),
+    "no layers": (TWO, {"n_gpu_layers": 0}, "0 of 4 layers are on devices, not all"),
+    "keys": (TWO, {"kv_offload": False}, "keys and values stay with the CPU"),
     "overrides": (
         TWO,
         {"overrides": (("ffn_down", TWO[0].buffer_type),)},
-        True,
         "weights were put elsewhere than their layers",
     ),
     "no events": (
         (TWO[0], NoEvents("SIM1", Caps(async_=True))),
         {},
-        True,
         "SIM1 has no events, or computes while others wait",
     ),
     "synchronous": (
         (NoEvents("SIM0", Caps(events=True)), TWO[1]),
         {},
-        True,
         "SIM0 has no events, or computes while others wait",
     ),
 }
@@ -358,10 +359,10 @@ RULES: Mapping[str, tuple[Sequence[Device], Mapping[str, Any], bool, str]] = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_rules(path: Path, name: str) -> None:
-    devices, params, kv_on_device, why = RULES[name]
+    devices, params, why = RULES[name]
     with loaded(path, devices, **params) as model:
-        assert why_no_pipeline(model, kv_on_device) == why
-        with Context(model, ContextParams(n_ctx=64, kv_on_device=kv_on_device)) as context:
+        assert why_no_pipeline(model) == why
+        with Context(model, ContextParams(n_ctx=64)) as context:
             assert context.no_pipeline == why
 
 
@@ -397,9 +398,9 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def params_of(path: Path, **changes: Any) -> InstanceParams:
+def params_of(path: Path, **changes: Any) -> OpenParams:
     params = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_gpu_layers": -1, "fit_target": 0}
-    return InstanceParams(path=path, **{**params, **changes})
+    return open_params(path, **{**params, **changes})
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -407,28 +408,27 @@ def params_of(path: Path, **changes: Any) -> InstanceParams:
 def test_plans_are_exact(tmp_path: Path, name: str, type: GGMLType) -> None:
     path = tmp_path / "tiny.gguf"
     write_model(TINY["mixtral"], path, type)
-    prepared = prepare(params_of(path, **PLANS[name]))
-    assert (prepared.plan.no_pipeline == "") is (name != "off")
-    assert_exact(path, prepared)
+    plan = plan_model(params_of(path, **PLANS[name]))
+    assert (plan.no_pipeline == "") is (name != "off")
+    assert_exact(plan)
 
 
-def assert_exact(path: Path, prepared: Any) -> None:
+def assert_exact(plan: ModelPlan) -> None:
     """What a plan says is what is allocated, before and after prompts of several ubatches."""
-    devices = prepared.model_params.devices
-    model = load_model(path, prepared.model_params)
-    try:
-        with STRICT.set(1), Context(model, prepared.context_params) as context:
+    with STRICT.set(1):
+        context = load(plan)
+        try:
             for _ in range(2):
-                planned = {d.name: d.needed for d in prepared.plan.devices[:-1]}
-                used = {d.name: d.buffer_type.used for d in devices}
+                planned = {d.name: d.needed for d in plan.devices[:-1]}
+                used = {d.name: d.buffer_type.used for d in plan.placement.devices}
                 assert planned == {name: n for name, n in used.items() if n}
-                assert context.no_pipeline == prepared.plan.no_pipeline
+                assert context.no_pipeline == plan.no_pipeline
                 seq = context.pool.new_sequence()
                 for n, n_outputs in ((200, 0), (70, 1), (1, 1), (64, 3)):
                     start(context, seq, (TEXT * 4)[:n], n_outputs)
                 seq.free()
-    finally:
-        model.free()
+        finally:
+            unload(context)
 
 
 def test_a_plan_turns_it_off_where_it_does_not_fit(
@@ -436,26 +436,25 @@ def test_a_plan_turns_it_off_where_it_does_not_fit(
 ) -> None:
     """As it says, and as the context then says; with a byte more it is on."""
 
-    def prepare_with(memory: int) -> Any:
-        return prepare(params_of(path, devices=(f"sim:{memory / 1024!r}KiB:2",)))
+    def plan_with(memory: int, **changes: str) -> ModelPlan:
+        return plan_model(params_of(path, devices=(f"sim:{memory / 1024!r}KiB:2",), **changes))
 
-    enough = max(d.needed for d in prepare_with(1 << 30).plan.devices[:-1])
-    assert prepare_with(enough).plan.no_pipeline == ""
-    prepared = prepare_with(enough - 1)
-    assert prepared.plan.no_pipeline == "its compute buffers do not fit"
+    enough = max(d.needed for d in plan_with(1 << 30).devices[:-1])
+    assert plan_with(enough).no_pipeline == ""
+    plan = plan_with(enough - 1, placement="strict")
+    assert plan.no_pipeline == "its compute buffers do not fit"
     with caplog.at_level(logging.WARNING, "lamella"):
-        hold_to(prepared, "strict")
+        enforce(plan)
     assert "ubatches run one after the other: its compute buffers do not fit" in caplog.text
-    assert_exact(path, prepared)
+    assert_exact(plan)
 
 
 def test_a_plan_counts_the_copies(path: Path) -> None:
     """Of the inputs there are four, on every device that reads them."""
-    prepared = prepare(params_of(path, devices=("sim:1GiB:2",)))
-    off = replace(prepared.context_params, pipeline=False)
-    for params, n_copies in ((prepared.context_params, 4), (off, 1)):
+    plan = plan_model(params_of(path, devices=("sim:1GiB:2",)))
+    for off, n_copies in (("", 4), ("it was turned off", 1)):
         with open_gguf(path, header_only=True) as file:
-            measured = open_measured(file, prepared.model_params, params)
+            measured = open_measured(file, plan.placement, plan.params.context, no_pipeline=off)
         scheduled = measured.context.plan_graph(64, 1)
         assert {len(copies) for copies in scheduled.copies.values()} == {n_copies}
 

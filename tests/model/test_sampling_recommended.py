@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 import lamella
 from lamella.model.gguf import open_gguf
 from lamella.model.sampling import SamplingParams, recommended_sampling
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.open import open_instance
 
 
 def recommended(path: Path, **values: Any) -> dict[str, Any]:
@@ -67,10 +67,12 @@ def test_what_cannot_be_is_told_and_left_out(
 def test_it_holds_for_what_nobody_has_set(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     recommended(path, temp=0.0, top_k=3)
-    with open_instance(InstanceParams(path=path, devices=["none"])) as instance:
-        assert instance.sampling({}) == SamplingParams(temperature=0.0, top_k=3)
+    with open_instance(open_params(path, devices=["none"])) as instance:
+        assert instance.sampling_params({}) == SamplingParams(temperature=0.0, top_k=3)
         given = {"temperature": 0.7, "min_p": 0.2}
-        assert instance.sampling(given) == SamplingParams(temperature=0.7, top_k=3, min_p=0.2)
+        assert instance.sampling_params(given) == SamplingParams(
+            temperature=0.7, top_k=3, min_p=0.2
+        )
     with lamella.load(path, devices=["none"]) as model:
         greedy, again = (list(model.generate("ab", n_predict=8)) for _ in range(2))
         assert greedy == again == list(model.generate("ab", n_predict=8, temperature=0.0))

@@ -45,7 +45,7 @@ def leading_top_k(rng: random.Random, n_vocab: int) -> SamplingParams:
     """Random parameters of a chain that can do with the largest logits."""
     while True:
         p = random_params(rng, n_vocab)
-        values: dict[str, Any] = {name: getattr(p, name) for name in p.__dataclass_fields__}
+        values: dict[str, Any] = p.values()
         values["samplers"] = ("top_k", *p.samplers)
         values["top_k"] = rng.choice([1, 2, 5, 40, 200, 1000])
         if rng.random() < 0.2:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import StrictError
@@ -19,11 +20,12 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams, _buckets
+from lamella.model.context import Context, _buckets
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import DecodeGraph, GraphParams, bucket, build_graph
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 from lamella.model.strict import raise_nan
 from lamella.runtime.plan import open_measured
 from lamella.sched.backend import Device
@@ -50,7 +52,7 @@ def opened(request: pytest.FixtureRequest, path: Path) -> Iterator[Open]:
     """Opens contexts on some devices, strictly."""
     cpu = CpuDevice(2)
     devices = tuple(DEVICES[request.param](cpu))
-    model = load_model(path, ModelParams(cpu=cpu, devices=devices))
+    model = load_model(path, Placement(cpu=cpu, devices=devices))
     contexts: list[Context] = []
 
     def make(**params: Any) -> Context:
@@ -180,11 +182,11 @@ def all_sizes(context: Context) -> Iterator[GraphParams]:
 
 CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
     "CPU": (["CPU"], -1, {}),
-    "CPU, a long context": (["CPU"], -1, {"n_ctx": 100_000, "n_seq_max": 2}),
+    "CPU, a long context": (["CPU"], -1, {"n_ctx": 100_000, "n_parallel": 2}),
     "CPU, single tokens on more threads": (["CPU"], -1, {"n_threads": 4, "n_threads_batch": 1}),
-    "CPU, no power of two": (["CPU"], -1, {"n_ubatch": 48, "n_seq_max": 3}),
-    "CPU, many sequences": (["CPU"], -1, {"n_ctx": 131_072, "n_ubatch": 256, "n_seq_max": 16}),
-    "CPU, more sequences than tokens": (["CPU"], -1, {"n_ubatch": 3, "n_seq_max": 16}),
+    "CPU, no power of two": (["CPU"], -1, {"n_ubatch": 48, "n_parallel": 3}),
+    "CPU, many sequences": (["CPU"], -1, {"n_ctx": 131_072, "n_ubatch": 256, "n_parallel": 16}),
+    "CPU, more sequences than tokens": (["CPU"], -1, {"n_ubatch": 3, "n_parallel": 16}),
     "a GPU": (["sim"], -1, {"n_ctx": 20_000}),
     "two GPUs": (["sim:1GiB:2"], -1, {}),
     "a GPU that has some layers": (["sim"], 1, {"n_ctx": 20_000}),
@@ -196,12 +198,12 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 def test_no_graph_needs_more_than_is_reserved(path: Path, name: str) -> None:
     names, n_gpu_layers, changes = CONFIGURATIONS[name]
     cpu = CpuDevice(4)
-    model_params = ModelParams(
-        cpu=cpu, devices=tuple(find_devices(names, cpu)), n_gpu_layers=n_gpu_layers
-    )
-    params = ContextParams(**{"n_ctx": 4096, "n_ubatch": 64, "n_seq_max": 5, **changes})
+    options = {"n_ctx": 4096, "n_ubatch": 64, "n_parallel": 5, "n_gpu_layers": n_gpu_layers}
+    params = open_params(path, **{**options, **changes})
+    devices = tuple(find_devices(names, cpu))
+    placement = Placement(cpu=cpu, devices=devices, params=params.placement)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):
-        context = open_measured(file, model_params, params).context
+        context = open_measured(file, placement, params.context).context
         for copy, size in enumerate(all_sizes(context)):
             context._copy = 0 if context.no_pipeline else copy % MAX_COPIES
             context._graph_for(size)

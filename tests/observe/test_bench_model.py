@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from golden_data import model_path
+from open_params import open_params
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.base.errors import RequestError
@@ -22,6 +23,7 @@ TESTS = [
     BenchTest(n_gen=3, n_depth=5),
     BenchTest(n_prompt=4, n_gen=2, n_seq=3),
 ]
+CPU = {"devices": ("none",), "n_threads": 1}
 N_EMBD, N_FF, N_LAYER = 64, 96, 2  # of the tiny llama; queries 64, keys and values 32
 N_LAYER_WEIGHTS = N_EMBD * (64 + 32 + 32 + 64) + 3 * N_EMBD * N_FF
 
@@ -30,7 +32,7 @@ N_LAYER_WEIGHTS = N_EMBD * (64 + 32 + 32 + 64) + 3 * N_EMBD * N_FF
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     path = tmp_path_factory.mktemp("bench") / "tiny.gguf"
     write_model(TINY["llama"], path, GGMLType.F16)
-    with open_bench(path, TESTS, n_threads=1, n_ubatch=32) as opened:
+    with open_bench(open_params(path, n_ubatch=32, **CPU), TESTS) as opened:
         yield opened
 
 
@@ -104,7 +106,9 @@ def test_what_a_token_costs(bench: Bench) -> None:
 
 def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
     # its rows of 172 values are no blocks of 32, and stay F32
-    with open_bench(model_path("stories260K-Q4_0"), TESTS, n_threads=1, n_ubatch=32) as opened:
+    with open_bench(
+        open_params(model_path("stories260K-Q4_0"), n_ubatch=32, **CPU), TESTS
+    ) as opened:
         card = opened.card()
     assert (card.name, card.is_quantized) == ("llama Q4_0", True)
 
@@ -114,7 +118,7 @@ def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) 
     for name in ("llama", "llama-tied", "mixtral"):
         path = tmp_path / f"{name}.gguf"
         write_model(TINY[name], path)
-        with open_bench(path, TESTS[:1], n_threads=1) as opened:
+        with open_bench(open_params(path, **CPU), TESTS[:1]) as opened:
             cards[name] = opened.card()
     plain, tied, experts = cards.values()
     assert tied.n_params == plain.n_params - N_EMBD * N_VOCAB
@@ -129,7 +133,9 @@ def test_tied_weights_in_two_kinds_of_memory_are_counted_once(tmp_path: Path) ->
     write_model(TINY["llama-tied"], tmp_path / "tied.gguf")
     cards = []
     for device in ("none", "sim"):
-        with open_bench(tmp_path / "tied.gguf", TESTS[:1], n_threads=1, devices=(device,)) as bench:
+        with open_bench(
+            open_params(tmp_path / "tied.gguf", n_threads=1, devices=(device,)), TESTS[:1]
+        ) as bench:
             weights = bench.context.model.weights
             cards.append(bench.card())
     assert weights["output.weight"] is not weights["token_embd.weight"]

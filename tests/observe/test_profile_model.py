@@ -14,9 +14,10 @@ from lamella.graph import GGMLType
 from lamella.graph.op import VIEW_OPS
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams, PlacementParams
+from lamella.model.placement import Placement
 from lamella.observe.bench import BenchTest
 from lamella.observe.profile import Records, Steps
 from lamella.observe.profile_sums import WHOLE_SPLIT, PhaseSums, sum_up
@@ -33,7 +34,9 @@ def opened(
     write_model(TINY[name], path, GGMLType.Q8_0)
     cpu = CpuDevice(2)
     found = tuple(find_devices(devices, cpu))
-    model = load_model(path, ModelParams(cpu=cpu, devices=found, n_gpu_layers=n_layers))
+    model = load_model(
+        path, Placement(cpu=cpu, devices=found, params=PlacementParams(n_gpu_layers=n_layers))
+    )
     try:
         with Context(model, ContextParams(n_ctx=64, n_ubatch=8)) as context:
             yield context

@@ -20,9 +20,10 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.kernels.reference.arrays import from_f32
 from lamella.model.batch import Batch
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams, PlacementParams
+from lamella.model.placement import Placement
 from lamella.observe.watch import TensorWatch, tensor_line, tensor_values
 
 MEMORY = CpuDevice(1).buffer_type
@@ -113,7 +114,9 @@ def test_the_numbers_are_those_of_a_numpy_forward_pass(n_layers: int, tmp_path: 
     expected = forward(tiny, weights, tokens)
     cpu = CpuDevice(2)
     devices = tuple(find_devices(["sim"] if n_layers else [], cpu))
-    model = load_model(path, ModelParams(cpu=cpu, devices=devices, n_gpu_layers=n_layers))
+    model = load_model(
+        path, Placement(cpu=cpu, devices=devices, params=PlacementParams(n_gpu_layers=n_layers))
+    )
     told: list[str] = []
     f32 = GGMLType.F32
     with STRICT.set(True), Context(model, ContextParams(n_ctx=64, type_k=f32, type_v=f32)) as c:

@@ -91,6 +91,9 @@ class FakeContext:
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
 
+    def buffer_bytes(self) -> dict[tuple[str, str], int]:
+        return {}
+
     def append(self, seq: KVSequence, n: int) -> None:
         for src, dst, n_cells in seq.append(n):
             self.content[dst : dst + n_cells] = self.content[src : src + n_cells]

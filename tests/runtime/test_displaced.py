@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from placed import placed
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import PlacementError
-from lamella.cli.flags import overrides as parse
 from lamella.graph import GGMLType, Op, Tensor
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.placement import ModelParams, moe_overrides
+from lamella.model.params import ContextParams
+from lamella.model.params import parse_overrides as parse
+from lamella.model.placement import moe_overrides
 from lamella.runtime.displaced import Displaced, displaced, refuse, summary
 from lamella.sched import Device
 
@@ -55,19 +58,19 @@ def find(tmp_path: Path) -> Iterator[Find]:
         n_tokens: int = 1,
         context: ContextParams | None = None,
         cpu: CpuDevice | None = None,
-        **params: object,
+        **params: Any,
     ) -> list[Displaced]:
         path = tmp_path / f"{name}-{type.name}.gguf"
         if not path.exists():
             write_model(TINY[name], path, type)
         cpu = cpu or CpuDevice(1)
-        model = load_model(path, ModelParams(cpu=cpu, devices=devices, **params))  # type: ignore[arg-type]
+        model = load_model(path, placed(cpu, devices, **params))
         opened.append(model)
         context = context or ContextParams(n_ctx=N_PREFILL, n_ubatch=N_PREFILL)
         at_work = Context(model, context)
         opened.append(at_work)
         scheduled = at_work.plan_graph(n_tokens, 1)
-        return displaced(scheduled, model, context.kv_on_device)
+        return displaced(scheduled, model)
 
     yield made
     for thing in reversed(opened):
@@ -99,7 +102,7 @@ def test_quantised_weights_and_pages(find: Find) -> None:
 
 @pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
 def test_pages_that_stay_with_the_cpu(n_tokens: int, find: Find) -> None:
-    assert find("llama", sim(), n_tokens=n_tokens, context=kv(kv_on_device=False)) == []
+    assert find("llama", sim(), n_tokens=n_tokens, kv_offload=False) == []
 
 
 @pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
@@ -216,8 +219,7 @@ def test_pages_of_a_type_without_kernels(
     assert {(d.device, d.wanted) for d in found} == {("CPU", "SIM0")}
     why = "SIM0 has no kernel for FLASH_ATTN_EXT with keys of Q8_0 and values of Q8_0"
     assert {(d.why, d.fix) for d in found} == {(why, fix)}
-    with_cpu = kv(type_k=GGMLType.Q8_0, type_v=GGMLType.Q8_0, kv_on_device=False)
-    assert find("qwen3", Picky(refuses), context=with_cpu) == []
+    assert find("qwen3", Picky(refuses), context=pages, kv_offload=False) == []
 
 
 def test_a_weight_that_its_device_reads_in_small_batches_only(find: Find) -> None:
@@ -249,7 +251,6 @@ def test_nodes_that_a_device_takes_over(find: Find) -> None:
         n_gpu_layers=1,
         n_tokens=N_PREFILL,
         op_offload=False,
-        context=kv(op_offload=False),
     )
     assert without == []
 

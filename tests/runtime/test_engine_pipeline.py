@@ -16,9 +16,10 @@ from watched_devices import Watch
 from lamella.base.errors import BackendError, CancelledError
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.context import Context, ContextParams
+from lamella.model.context import Context
 from lamella.model.loader import load_model
-from lamella.model.placement import ModelParams
+from lamella.model.params import ContextParams
+from lamella.model.placement import Placement
 from lamella.model.vocab import load_vocab
 from lamella.runtime.engine.engine import Engine
 from lamella.sched.backend import Device
@@ -38,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def running(path: Path, devices: Sequence[Device], n_ctx: int = 512) -> Iterator[Engine]:
     """An engine over the devices; in the end all pages are free."""
-    model = load_model(path, ModelParams(cpu=CpuDevice(1), devices=tuple(devices)))
+    model = load_model(path, Placement(cpu=CpuDevice(1), devices=tuple(devices)))
     params = ContextParams(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     with Context(model, params) as context:
         assert bool(context.no_pipeline) is (len(devices) < 2)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from fake_context import FakeContext, Recorder, expected, running
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.kernels.sim import SimBuffer
 from lamella.model import outputs
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Job
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.open import open_instance
 from lamella.runtime.text import Piece, generate
 
 N_VOCAB = 2100
@@ -82,7 +82,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_all(path: Path, wanted: tuple[int, ...], n_probs: int = 0) -> list[list[Piece]]:
     """The tokens, with probabilities if asked for, of clients that all run at once."""
-    params = InstanceParams(path=path, devices=["sim"], n_ctx=1024, n_parallel=8)
+    params = open_params(path, devices=["sim"], n_ctx=1024, n_parallel=8)
     with open_instance(params) as instance:
         generations = [
             generate(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.alloc.buffer import BufferType, Usage
@@ -24,10 +25,12 @@ from lamella.model.batch import Batch
 from lamella.model.context import PAGE_SIZE, Context
 from lamella.model.gguf import open_gguf
 from lamella.model.loader import load_model
-from lamella.runtime import fit as planning
-from lamella.runtime.fit import CTX_KEPT, CTX_STEP, Prepared, hold_to, prepare
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime import devices as lookup
+from lamella.runtime import fit as fitting
+from lamella.runtime.check import enforce
+from lamella.runtime.fit import CTX_KEPT, CTX_STEP, plan_model
+from lamella.runtime.instance import unload
+from lamella.runtime.open import load, open_instance
 from lamella.runtime.plan import (
     DevicePlan,
     MeasuredModel,
@@ -128,8 +131,8 @@ def used(context: Context) -> dict[str, int]:
     return {buft.name: buft.used for buft in bufts if buft.used}
 
 
-def planned(prepared: Prepared) -> list[MemoryPlan]:
-    return [m for device in prepared.plan.devices for m in device.memory]
+def planned(plan: ModelPlan) -> list[MemoryPlan]:
+    return [m for device in plan.devices for m in device.memory]
 
 
 def decode_all_kinds(context: Context) -> None:
@@ -147,34 +150,34 @@ def decode_all_kinds(context: Context) -> None:
         seq.free()
 
 
-def check_exact(context: Context, prepared: Prepared) -> None:
+def check_exact(context: Context, plan: ModelPlan) -> None:
     """Before and after work, all memory is as planned."""
     for _ in range(2):
         uses = allocated(context)
-        assert {m.buffer_type: m.total for m in planned(prepared)} == used(context)
-        for m in planned(prepared):
+        assert {m.buffer_type: m.total for m in planned(plan)} == used(context)
+        for m in planned(plan):
             found = uses[m.buffer_type]
             assert m.weights == found[Usage.WEIGHTS]
             assert m.kv == found[Usage.ANY]
             assert m.compute == found[Usage.COMPUTE]
             assert m.work == found[Usage.WORK]
         decode_all_kinds(context)
-    assert context.no_pipeline == prepared.plan.no_pipeline
+    assert context.no_pipeline == plan.no_pipeline
 
 
 @contextmanager
-def opened(path: Path, prepared: Prepared) -> Iterator[Context]:
+def opened(plan: ModelPlan) -> Iterator[Context]:
     """The context of a plan; whatever in it is unexpected is an error."""
-    model = load_model(path, prepared.model_params)
-    try:
-        with STRICT.set(1), Context(model, prepared.context_params) as context:
+    with STRICT.set(1):
+        context = load(plan)
+        try:
             yield context
-    finally:
-        model.free()
+        finally:
+            unload(context)
 
 
-def prepared_as(path: Path, **params: Any) -> Prepared:
-    return prepare(InstanceParams(path=path, **{**SMALL, **params}))
+def plan_of(path: Path, **params: Any) -> ModelPlan:
+    return plan_model(open_params(path, **{**SMALL, **params}))
 
 
 # --- plans are exact ---
@@ -182,39 +185,38 @@ def prepared_as(path: Path, **params: Any) -> Prepared:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_plan_is_exact(path: Path, name: str) -> None:
-    prepared = prepared_as(path, **CONFIGURATIONS[name])
-    with opened(path, prepared) as context:
-        check_exact(context, prepared)
-    by_itself = replace(prepared.context_params, reserved=None)
-    with opened(path, prepared._replace(context_params=by_itself)) as context:
-        check_exact(context, prepared)
+    plan = plan_of(path, **CONFIGURATIONS[name])
+    with opened(plan) as context:
+        check_exact(context, plan)
+    model = load_model(path, plan.placement)
+    with STRICT.set(1), Context(model, plan.params.context) as context:  # finds the sizes itself
+        check_exact(context, plan)
+    model.free()
 
 
 @pytest.mark.parametrize("devices", [("none",), ("sim:1GiB:2",)], ids=str)
 def test_a_plan_is_exact_without_fusion(deep: Path, devices: Sequence[str]) -> None:
     with NO_FUSION.set(1):
-        prepared = prepared_as(deep, devices=devices)
-        with opened(deep, prepared) as context:
-            check_exact(context, prepared)
+        plan = plan_of(deep, devices=devices)
+        with opened(plan) as context:
+            check_exact(context, plan)
 
 
 def test_two_gpus_are_pipelined_and_with_too_little_memory_they_are_not(deep: Path) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
-    roomy = prepared_as(deep, devices=("sim:1GiB:2",), **params)
-    assert not roomy.plan.no_pipeline
-    needed = max(device.needed for device in roomy.plan.devices[:-1])
-    exact = prepared_as(deep, devices=(sim(needed, 2),), **params)
-    assert not exact.plan.no_pipeline and exact.plan.fits
-    tight = prepared_as(deep, devices=(sim(needed - 1, 2),), **params)
-    assert tight.plan.no_pipeline == "its compute buffers do not fit" and tight.plan.fits
-    model = load_model(deep, tight.model_params)
-    with Context(model, tight.context_params) as context:
+    roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
+    assert not roomy.no_pipeline
+    needed = max(device.needed for device in roomy.devices[:-1])
+    exact = plan_of(deep, devices=(sim(needed, 2),), **params)
+    assert not exact.no_pipeline and exact.fits
+    tight = plan_of(deep, devices=(sim(needed - 1, 2),), **params)
+    assert tight.no_pipeline == "its compute buffers do not fit" and tight.fits
+    with opened(tight) as context:
         uses = {m.buffer_type: m.total for m in planned(tight)}
         assert uses == used(context)
-        assert context.no_pipeline == tight.plan.no_pipeline
-    model.free()
+        assert context.no_pipeline == tight.no_pipeline
     # if it does not fit without a pipeline either, that is what it lacks memory for
-    small = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    small = plan_of(deep, devices=("sim:1KiB:2",), **params)
     assert small.no_pipeline and not small.fits
 
 
@@ -226,46 +228,42 @@ def test_what_fits_to_the_byte_is_loaded_and_a_byte_less_is_refused(
     deep: Path, n_gpus: int
 ) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0,) * n_gpus}
-    roomy = prepared_as(deep, devices=(sim(1 << 30, n_gpus),), **params).plan
+    roomy = plan_of(deep, devices=(sim(1 << 30, n_gpus),), **params)
     needed = max(device.needed for device in roomy.devices[:-1])
-    exact = prepared_as(deep, devices=(sim(needed, n_gpus),), **params)
-    hold_to(exact, "warn")
-    with opened(deep, exact) as context:
+    exact = plan_of(deep, devices=(sim(needed, n_gpus),), **params)
+    enforce(exact)
+    with opened(exact) as context:
         check_exact(context, exact)
         assert min(d.memory()[0] for d in context.model.devices[:-1]) == 0
     # what is left to save: the copies of a pipeline
-    without = replace(exact.context_params, pipeline=False)
-    with Context(load_model(deep, exact.model_params), without) as context:
+    model = load_model(deep, exact.placement)
+    with Context(model, exact.params.context, no_pipeline="it was turned off") as context:
         needed = max(d.buffer_type.used for d in context.model.devices[:-1])
         context.model.free()
-    short = prepared_as(deep, devices=(sim(needed - 1, n_gpus),), **params)
-    lacking = [d.shortfall for d in short.plan.devices[:-1]]
-    assert max(lacking) > 0 and not short.plan.fits
+    short = plan_of(deep, devices=(sim(needed - 1, n_gpus),), **params)
+    lacking = [d.shortfall for d in short.devices[:-1]]
+    assert max(lacking) > 0 and not short.fits
     if n_gpus == 1:
         assert lacking == [1]
     with pytest.raises(DoesNotFitError, match=r"SIM\d lacks .*; what may help: fewer layers") as e:
-        open_instance(
-            InstanceParams(path=deep, devices=(sim(needed - 1, n_gpus),), **SMALL, **params)
-        )
+        open_instance(open_params(deep, devices=(sim(needed - 1, n_gpus),), **SMALL, **params))
     assert isinstance(e.value, OutOfMemoryError)
-    assert [name for name, _, _ in e.value.short] == [
-        d.name for d in short.plan.devices if d.shortfall
-    ]
+    assert [name for name, _, _ in e.value.short] == [d.name for d in short.devices if d.shortfall]
     with pytest.raises(OutOfMemoryError):  # it would not have worked
-        Context(load_model(deep, short.model_params), short.context_params)
+        load(short)
 
 
 def test_host_memory_that_is_too_small_is_refused(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = prepared_as(deep).plan.devices[0].needed
+    needed = plan_of(deep).devices[0].needed
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(CpuDevice, "memory", lambda _, free=free: (free, 1 << 40))
-        prepared = prepared_as(deep)
-        assert prepared.plan.fits is fits
+        plan = plan_of(deep)
+        assert plan.fits is fits
         if not fits:
             with pytest.raises(DoesNotFitError, match="CPU lacks 1 bytes"):
-                hold_to(prepared, "auto")
+                enforce(plan)
 
 
 # --- as many layers as fit ---
@@ -273,10 +271,10 @@ def test_host_memory_that_is_too_small_is_refused(
 
 def needed_by_layers(path: Path, devices: str, **params: Any) -> list[list[int]]:
     """Bytes on each device, with each number of layers there."""
-    plan = prepared_as(path, devices=(devices,), n_gpu_layers=0, **params).plan
+    plan = plan_of(path, devices=(devices,), n_gpu_layers=0, **params)
     found = []
     for n in range(plan.n_layers + 1):
-        plan = prepared_as(path, devices=(devices,), n_gpu_layers=n, **params).plan
+        plan = plan_of(path, devices=(devices,), n_gpu_layers=n, **params)
         assert plan.n_gpu_layers == n
         found.append([d.needed for d in plan.devices[:-1]])
     return found
@@ -294,7 +292,7 @@ def test_as_many_layers_as_fit(deep: Path, shares: tuple[float, ...] | None) -> 
         sizes += [0, *(size - 1 for size in sizes if size), 1 << 29]
     for size in sizes:
         most = max(n for n, row in enumerate(needed[:-1]) if all(s <= size for s in row))
-        plan = prepared_as(deep, devices=(sim(max(size, 1), n_gpus),), **params).plan
+        plan = plan_of(deep, devices=(sim(max(size, 1), n_gpus),), **params)
         assert plan.fits
         if plan.n_gpu_layers == plan.n_layers:
             assert all("one after the other" in note for note in plan.notes)
@@ -308,21 +306,19 @@ def test_some_memory_is_left_free(deep: Path) -> None:
     n = len(needed) - 2
     for spare, chosen in ((0, n), (-1, n - 1)):
         memory = sim(needed[n][0] + (3 << 20) + spare)
-        plan = prepared_as(deep, devices=(memory,), fit_target=3).plan
+        plan = plan_of(deep, devices=(memory,), fit_target=3)
         assert plan.n_gpu_layers == chosen
         assert plan.devices[0].free - plan.devices[0].needed >= 3 << 20
-    assert prepared_as(deep, devices=("sim:1000MiB",)).plan.n_gpu_layers == 0  # 1 GiB by default
-    assert prepared_as(deep, devices=("sim:2GiB",)).plan.n_gpu_layers == len(needed) - 1
+    assert plan_of(deep, devices=("sim:1000MiB",)).n_gpu_layers == 0  # 1 GiB by default
+    assert plan_of(deep, devices=("sim:2GiB",)).n_gpu_layers == len(needed) - 1
 
 
 def test_a_sketch_needs_no_more_than_the_plan(deep: Path) -> None:
     for config in CONFIGURATIONS.values():
-        prepared = prepared_as(deep, **config)
+        plan = plan_of(deep, **config)
         with open_gguf(deep) as file:
-            sketch = open_measured(
-                file, prepared.model_params, prepared.context_params, sketch=True
-            )
-        pairs = zip(plan_devices(sketch), prepared.plan.devices, strict=True)
+            sketch = open_measured(file, plan.placement, plan.params.context, sketch=True)
+        pairs = zip(plan_devices(sketch), plan.devices, strict=True)
         assert all(sketched.needed <= planned.needed for sketched, planned in pairs)
 
 
@@ -332,16 +328,16 @@ def test_a_sketch_that_says_too_little_misleads_nobody(
     def nothing(measured: MeasuredModel) -> Sequence[DevicePlan]:
         return [replace(device, memory=()) for device in plan_devices(measured)]
 
-    monkeypatch.setattr(planning, "plan_devices", nothing)
+    monkeypatch.setattr(fitting, "plan_devices", nothing)
     needed = needed_by_layers(deep, "sim")
     for n in (1, 2, N_LAYER):
-        plan = prepared_as(deep, devices=(sim(needed[n][0]),), fit_target=0).plan
+        plan = plan_of(deep, devices=(sim(needed[n][0]),), fit_target=0)
         assert (plan.n_gpu_layers, plan.fits) == (n, True)
 
 
 @pytest.mark.parametrize("n", [0, 3, -1])
 def test_a_number_of_layers_is_kept(deep: Path, n: int) -> None:
-    plan = prepared_as(deep, devices=("sim:1KiB",), n_gpu_layers=n).plan
+    plan = plan_of(deep, devices=("sim:1KiB",), n_gpu_layers=n)
     assert plan.n_gpu_layers == (plan.n_layers if n < 0 else n)
     assert plan.fits is (n == 0)
     assert not plan.notes
@@ -353,7 +349,7 @@ def test_a_number_of_layers_is_kept(deep: Path, n: int) -> None:
 def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path) -> None:
     def planned(n_ctx: int, free: int = 1 << 30, **params: Any) -> ModelPlan:
         options = {"n_gpu_layers": -1, "fit_target": 0, **params}
-        return prepared_as(deep, n_ctx=n_ctx, devices=(sim(free),), **options).plan
+        return plan_of(deep, n_ctx=n_ctx, devices=(sim(free),), **options)
 
     assert planned(0).n_ctx == N_CTX == planned(0).n_ctx_train
     assert planned(768).n_ctx == 768
@@ -377,7 +373,7 @@ def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path)
 def test_a_context_is_made_smaller_before_layers_leave(deep: Path) -> None:
     def planned(free: int, **params: Any) -> ModelPlan:
         options = {"n_ctx": 0, "fit_target": 0, "fit": True, **params}
-        return prepared_as(deep, devices=(sim(free),), **options).plan
+        return plan_of(deep, devices=(sim(free),), **options)
 
     all_layers = [
         planned(1 << 30, n_ctx=n_ctx, n_gpu_layers=-1).devices[0].needed
@@ -397,7 +393,7 @@ def test_a_short_context_is_not_made_longer_to_fit(tmp_path: Path) -> None:
     path = tmp_path / "short.gguf"
     write_model(replace(TINY["llama"], n_ctx=CTX_STEP // 2), path)
     small = {"n_ctx": 0, "devices": ("sim:1KiB",), "n_gpu_layers": -1, "fit": True}
-    plan = prepared_as(path, **small).plan
+    plan = plan_of(path, **small)
     assert plan.n_ctx == plan.n_ctx_train == CTX_STEP // 2 and not plan.fits
 
 
@@ -405,9 +401,9 @@ def test_what_leaves_the_gpu_has_to_fit_elsewhere(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --fit, the context also shrinks for the memory of the CPU."""
-    none = prepared_as(deep, n_ctx=CTX_KEPT, devices=("none",)).plan.devices[-1].needed
+    none = plan_of(deep, n_ctx=CTX_KEPT, devices=("none",)).devices[-1].needed
     monkeypatch.setattr(CpuDevice, "memory", lambda _: (none - 1, 1 << 40))
-    plan = prepared_as(deep, n_ctx=0, devices=("sim:1KiB",), fit=True, fit_target=0).plan
+    plan = plan_of(deep, n_ctx=0, devices=("sim:1KiB",), fit=True, fit_target=0)
     assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (0, CTX_KEPT - CTX_STEP, True)
 
 
@@ -422,29 +418,29 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
         return [SimDevice("SIM0", ops=ops, compute=cpu.new_compute)]
 
-    monkeypatch.setattr(planning, "find_devices", found)
+    monkeypatch.setattr(lookup, "find_devices", found)
 
 
 @pytest.mark.usefixtures("picky")
 def test_strict_placement_refuses_what_would_run_elsewhere(
     deep: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    params = InstanceParams(path=deep, **SMALL)
-    prepared = prepare(params)
-    assert prepared.plan.fits and prepared.plan.displaced
+    params = open_params(deep, **SMALL)
+    plan = plan_model(params)
+    assert plan.fits and plan.displaced
     with pytest.raises(PlacementError, match="RMS_NORM nodes run on CPU, not on SIM0"):
-        open_instance(replace(params, placement="strict"))
+        open_instance(params.change(placement="strict"))
     caplog.clear()
-    hold_to(prepared, "auto")
+    enforce(plan_model(params.change(placement="auto")))
     assert not caplog.messages
-    hold_to(prepared, "warn")
-    assert len(caplog.messages) == len({d.kind for d in prepared.plan.displaced})
+    enforce(plan)
+    assert len(caplog.messages) == len({d.kind for d in plan.displaced})
     assert "RMS_NORM" in caplog.text
 
 
 def test_overrides_are_told(deep: Path) -> None:
     overrides = (("ffn_down", "CPU"), ("ffn_(down|up)", "SIM0"), ("nothing", "CPU"))
-    plan = prepared_as(deep, devices=("sim",), overrides=overrides).plan
+    plan = plan_of(deep, devices=("sim",), overrides=overrides)
     n_bytes = 4 * 64 * 96  # of a matrix
     assert plan.overrides == (
         OverridePlan("ffn_down", "CPU", N_LAYER, N_LAYER * n_bytes),
@@ -456,7 +452,7 @@ def test_overrides_are_told(deep: Path) -> None:
 
 
 def test_what_a_token_reads_and_keeps(deep: Path) -> None:
-    plan = prepared_as(deep, devices=("sim",), n_gpu_layers=3).plan
+    plan = plan_of(deep, devices=("sim",), n_gpu_layers=3)
     gpu, cpu = plan.devices
     kv = 2 * 2 * 2 * 16  # bytes of an F16 key and a value of a layer
     assert (gpu.n_bytes_kv, cpu.n_bytes_kv) == (2 * kv, (N_LAYER - 2) * kv)  # and the output
@@ -467,7 +463,7 @@ def test_what_a_token_reads_and_keeps(deep: Path) -> None:
     )
     embedding = plan.n_bytes - gpu.n_bytes_read - cpu.n_bytes_read
     assert embedding == 4 * 64 * N_DEEP_VOCAB
-    elsewhere = prepared_as(deep, devices=("sim",), kv_offload=False).plan
+    elsewhere = plan_of(deep, devices=("sim",), kv_offload=False)
     assert [d.n_bytes_kv for d in elsewhere.devices] == [0, N_LAYER * kv]
 
 
@@ -475,11 +471,11 @@ def test_what_a_token_reads_and_keeps(deep: Path) -> None:
 
 
 def test_a_context_that_fits_is_not_given_up_for_room_that_there_is_not(deep: Path) -> None:
-    needed = prepared_as(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).plan.devices[0].needed
+    needed = plan_of(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).devices[0].needed
     small = (sim(needed),)  # less than the 1024 MiB that are to stay free
-    plan = prepared_as(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True).plan
+    plan = plan_of(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True)
     assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, True, ())
-    plan = prepared_as(deep, n_ctx=0, devices=small, fit=True).plan  # -ngl auto: no layer fits
+    plan = plan_of(deep, n_ctx=0, devices=small, fit=True)  # -ngl auto: no layer fits
     assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (N_CTX, 0, True)
     assert plan.notes[0].endswith(
         "layers are on SIM0: more does not fit; 1024 MiB are to stay free on each device "
@@ -489,8 +485,8 @@ def test_a_context_that_fits_is_not_given_up_for_room_that_there_is_not(deep: Pa
 
 def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
-    roomy = prepared_as(deep, devices=("sim:1GiB:2",), **params).plan
-    tight = prepared_as(deep, devices=("sim:1KiB:2",), **params).plan
+    roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
+    tight = plan_of(deep, devices=("sim:1KiB:2",), **params)
     for with_copies, without in zip(roomy.devices[:-1], tight.devices[:-1], strict=True):
         assert without.needed < with_copies.needed
 
@@ -498,5 +494,5 @@ def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> 
 def test_an_override_that_matches_nothing_is_told(
     deep: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hold_to(prepared_as(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))), "warn")
+    enforce(plan_of(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))))
     assert [r.message for r in caplog.records] == ["no weight's name matches 'ffn_dwon' (-ot)"]

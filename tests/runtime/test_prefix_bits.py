@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.graph import GGMLType
 from lamella.model.sampling import SamplingParams
-from lamella.runtime.instance import Instance, open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.runtime.instance import Instance
+from lamella.runtime.open import open_instance
 from lamella.runtime.text import TokenProbs, generate
 
 PROMPT = [1, *(3 + i * 7 % 250 for i in range(80))]
 PLACES = {
-    "cpu": InstanceParams(path="", devices=("none",)),
-    "cpu-q8": InstanceParams(path="", devices=("none",), type_k="q8_0", type_v="q8_0"),
-    "sim": InstanceParams(path="", devices=("sim",), n_gpu_layers=-1),
+    "cpu": open_params("", devices=("none",)),
+    "cpu-q8": open_params("", devices=("none",), type_k="q8_0", type_v="q8_0"),
+    "sim": open_params("", devices=("sim",), n_gpu_layers=-1),
     # the device takes no large chunks over: who computes a token may not depend on its neighbours
-    "sim+cpu": InstanceParams(path="", devices=("sim",), n_gpu_layers=1, op_offload=False),
-    "two": InstanceParams(path="", devices=("sim", "sim"), n_gpu_layers=-1),
+    "sim+cpu": open_params("", devices=("sim",), n_gpu_layers=1, op_offload=False),
+    "two": open_params("", devices=("sim", "sim"), n_gpu_layers=-1),
 }
 
 
@@ -51,7 +51,7 @@ def test_what_is_reused_changes_no_bit(tmp_path: Path, name: str, place: str) ->
     path = tmp_path / "tiny.gguf"
     write_model(TINY[name], path, GGMLType.Q8_0)
     prompts = [PROMPT[:n] + more for n in (81, 64, 65, 63, 7, 32) for more in ([], [9, 8, 7])]
-    with open_instance(replace(PLACES[place], path=path, n_ctx=224, n_ubatch=32)) as instance:
+    with open_instance(PLACES[place].change(path=path, n_ctx=224, n_ubatch=32)) as instance:
         cold = [run(instance, prompt, cache_prompt=False) for prompt in prompts]
         assert {n_cached for n_cached, _ in cold} == {0}
         run(instance, PROMPT)

@@ -14,17 +14,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fake_context import PIECES, VOCAB, WAIT_S, FakeContext, FakeVocab
+from open_params import open_params
 
 from lamella.base.errors import RequestError
 from lamella.model.chat import ChatTemplate
 from lamella.model.context import Context
 from lamella.model.vocab import Vocab
+from lamella.runtime.displaced import Displaced
 from lamella.runtime.engine.engine import Engine
+from lamella.runtime.instance import Instance
+from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
-from lamella.server.state import ServerConfig, ServerModel
+from lamella.server.state import ServerConfig
 
 assert VOCAB.n_tokens == len(PIECES)
 
@@ -65,7 +70,7 @@ def make_model(
     *,
     n_parallel: int = 4,
     max_waiting: int = 64,
-) -> ServerModel:
+) -> Instance:
     """A model whose texts depend on every token before."""
     known = cast(Vocab, vocab or HttpVocab())
     engine = Engine(
@@ -75,16 +80,21 @@ def make_model(
         max_waiting=max_waiting,
     )
     engine.start()
-    return ServerModel(
+    return Instance(
+        params=open_params("models/fake.gguf", n_parallel=n_parallel),
+        plan=fake_plan(),
         engine=engine,
         vocab=known,
         chat=ChatTemplate(None),
-        alias="fake",
-        path="models/fake.gguf",
-        n_ctx=engine.n_ctx,
-        n_parallel=n_parallel,
         meta={"n_vocab": known.n_tokens, "n_params": 0},
     )
+
+
+def fake_plan(decode: Sequence[Displaced] = (), prefill: Sequence[Displaced] = ()) -> ModelPlan:
+    """A plan that has nothing but displaced nodes."""
+    graphs = {"decode": decode, "prefill": prefill}
+    named = {name: SimpleNamespace(displaced=nodes) for name, nodes in graphs.items()}
+    return cast(ModelPlan, SimpleNamespace(**named))
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,7 @@ class Reply:
 class RunningServer:
     """A server as `running` started it."""
 
-    def __init__(self, model: ServerModel, port: int) -> None:
+    def __init__(self, model: Instance, port: int) -> None:
         self.model = model
         self.port = port
 
@@ -156,12 +166,12 @@ class RunningServer:
 
 @contextmanager
 def running(
-    load: Callable[[], ServerModel] = make_model, config: ServerConfig | None = None
+    load: Callable[[], Instance] = make_model, config: ServerConfig | None = None
 ) -> Iterator[RunningServer]:
     """A server with a loaded model; checks afterwards that nothing blocked its event loop."""
-    models: list[ServerModel] = []
+    models: list[Instance] = []
 
-    def load_and_keep() -> ServerModel:
+    def load_and_keep() -> Instance:
         models.append(load())
         return models[0]
 
@@ -170,7 +180,7 @@ def running(
 
 
 @contextmanager
-def listening(load: Callable[[], ServerModel], config: ServerConfig | None = None) -> Iterator[int]:
+def listening(load: Callable[[], Instance], config: ServerConfig | None = None) -> Iterator[int]:
     """The port of a server that is ready."""
     config = config or ServerConfig(port=0)
     addresses: list[str] = []

@@ -12,10 +12,10 @@ from http_world import BOS, make_model, running
 from lamella.base.errors import LamellaError, OverloadedError
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Result
+from lamella.runtime.instance import Instance
 from lamella.runtime.text import Piece
 from lamella.server.bridge import Bridge, Choice, Progress
 from lamella.server.schema import GenerationBody
-from lamella.server.state import ServerModel
 
 
 def choice(index: int = 0) -> Choice:
@@ -26,7 +26,7 @@ def body(n_predict: int = 5) -> GenerationBody:
     return GenerationBody(n_predict=n_predict, ignore_eos=True)
 
 
-async def settled(model: ServerModel) -> None:
+async def settled(model: Instance) -> None:
     """Between two steps nobody has just left a place and is not told yet."""
     engine = model.engine
     while await asyncio.to_thread(engine.call, lambda c: engine.n_running + engine.n_waiting):

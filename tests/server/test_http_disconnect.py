@@ -16,8 +16,8 @@ from fake_context import WAIT_S, FakeContext
 from http_world import HttpVocab, RunningServer, make_model, running
 
 from lamella.runtime.engine.engine import Engine
+from lamella.runtime.instance import Instance
 from lamella.server.bridge import Bridge
-from lamella.server.state import ServerModel
 
 LONG: dict[str, Any] = {"prompt": "a" * 400, "ignore_eos": True}
 
@@ -61,7 +61,7 @@ class Watched:
         self.in_step, self.go_on = threading.Event(), threading.Event()
         self.n_cancelled = 0
 
-    def load(self) -> ServerModel:
+    def load(self) -> Instance:
         model = make_model(self.context, self.vocab, n_parallel=2)
         self.engine: Engine = model.engine
         cancel = self.engine.cancel

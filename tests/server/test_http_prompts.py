@@ -12,17 +12,17 @@ from http_world import BOS, BOS_TEXT, make_model
 from lamella.base.errors import RequestError
 from lamella.model.chat import ChatTemplate
 from lamella.model.sampling import SamplingParams
+from lamella.runtime.instance import Instance
 from lamella.server.parsing import parse_body
 from lamella.server.prompts import chat_prompt, choices_of, sampling_params, tokenize_parts
 from lamella.server.schema import CompletionBody, TemplateBody
-from lamella.server.state import ServerModel
 
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "well"}
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[ServerModel]:
+def model() -> Iterator[Instance]:
     model = make_model()
     yield model
     model.engine.close()
@@ -32,12 +32,12 @@ def completion(**fields: object) -> CompletionBody:
     return parse_body(CompletionBody, json.dumps({"prompt": "a", **fields}).encode())
 
 
-def render(model: ServerModel, *messages: object, **fields: object) -> str:
+def render(model: Instance, *messages: object, **fields: object) -> str:
     body = {"messages": messages, **fields}
     return chat_prompt(model, parse_body(TemplateBody, json.dumps(body).encode()))
 
 
-def test_a_bos_is_added_only_before_a_text(model: ServerModel) -> None:
+def test_a_bos_is_added_only_before_a_text(model: Instance) -> None:
     (a,) = model.vocab.tokenize("a", add_special=False)
     assert tokenize_parts(model.vocab, ["a"]) == [BOS, a]
     assert tokenize_parts(model.vocab, ["a", 7, "a"]) == [BOS, a, 7, a]
@@ -45,7 +45,7 @@ def test_a_bos_is_added_only_before_a_text(model: ServerModel) -> None:
     assert tokenize_parts(model.vocab, [7, 8]) == [7, 8]
 
 
-def test_a_last_assistant_message_is_continued(model: ServerModel) -> None:
+def test_a_last_assistant_message_is_continued(model: Instance) -> None:
     asked = render(model, USER)
     assert render(model, USER, REPLY) == asked + "well"
     assert render(model, USER, REPLY, add_generation_prompt=False) == asked + "well"
@@ -55,12 +55,12 @@ def test_a_last_assistant_message_is_continued(model: ServerModel) -> None:
     assert not closed.endswith("well")
 
 
-def test_only_an_assistant_s_message_can_be_continued(model: ServerModel) -> None:
+def test_only_an_assistant_s_message_can_be_continued(model: Instance) -> None:
     with pytest.raises(RequestError, match='must have the role "assistant", found "user"'):
         render(model, USER, continue_final_message=True)
 
 
-def test_template_options_reach_the_template(model: ServerModel) -> None:
+def test_template_options_reach_the_template(model: Instance) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{{ flag }}{{ reasoning_effort }}"
     model = replace(model, chat=ChatTemplate(source, bos=BOS_TEXT))
     options = {"flag": "!", "reasoning_effort": "low"}
@@ -68,20 +68,21 @@ def test_template_options_reach_the_template(model: ServerModel) -> None:
     assert render(model, USER, reasoning_effort="high") == "hihigh"
 
 
-def test_a_template_may_refuse(model: ServerModel) -> None:
+def test_a_template_may_refuse(model: Instance) -> None:
     model = replace(model, chat=ChatTemplate("{{ raise_exception('no system messages') }}"))
     with pytest.raises(RequestError, match="no system messages"):
         render(model, USER)
 
 
-def test_sampling_fields_replace_the_model_s_defaults(model: ServerModel) -> None:
-    model = replace(model, sampling=SamplingParams(top_k=5, temperature=0.1))
-    assert sampling_params(model, completion()) == model.sampling
+def test_sampling_fields_replace_the_model_s_defaults(model: Instance) -> None:
+    model = replace(model, sampling={"top_k": 5, "temperature": 0.1})
+    own = SamplingParams(top_k=5, temperature=0.1)
+    assert sampling_params(model, completion()) == own
     sampling = sampling_params(model, completion(temperature=0, samplers="kt", min_p=None))
-    assert sampling == replace(model.sampling, temperature=0, samplers=("top_k", "temperature"))
+    assert sampling == replace(own, temperature=0, samplers=("top_k", "temperature"))
 
 
-def test_a_bias_may_name_a_token_by_its_text(model: ServerModel) -> None:
+def test_a_bias_may_name_a_token_by_its_text(model: Instance) -> None:
     a, b = model.vocab.tokenize("ab", add_special=False)
     body = completion(logit_bias=[["ab", -1], [9, False]])
     biases = ((a, -1.0), (b, -1.0), (9, float("-inf")))
@@ -89,12 +90,12 @@ def test_a_bias_may_name_a_token_by_its_text(model: ServerModel) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"seed": "x"}, {"samplers": "?"}, {"top_k": True}])
-def test_wrong_sampling_values(model: ServerModel, fields: dict[str, object]) -> None:
+def test_wrong_sampling_values(model: Instance, fields: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=next(iter(fields))):
         choices_of(model, completion(**fields), [[1]])
 
 
-def test_choices_of_several_prompts(model: ServerModel) -> None:
+def test_choices_of_several_prompts(model: Instance) -> None:
     choices = choices_of(model, completion(n=2, seed=10), [[1, 7], [1, 8]])
     assert [(c.index, c.prompt, c.sampling.seed) for c in choices] == [
         (0, (1, 7), 10),
@@ -104,13 +105,13 @@ def test_choices_of_several_prompts(model: ServerModel) -> None:
     ]
 
 
-def test_seeds_that_count_up_never_become_random_ones(model: ServerModel) -> None:
+def test_seeds_that_count_up_never_become_random_ones(model: Instance) -> None:
     choices = choices_of(model, completion(n=3, seed=2**32 - 2), [[1]])
     assert [c.sampling.seed for c in choices] == [2**32 - 2, 0, 1]
     choices = choices_of(model, completion(n=2), [[1]])
     assert [c.sampling.seed for c in choices] == [-1, -1]
 
 
-def test_no_more_choices_than_run_in_parallel(model: ServerModel) -> None:
+def test_no_more_choices_than_run_in_parallel(model: Instance) -> None:
     with pytest.raises(RequestError, match=r'"n" must be at most 4, .* found 5'):
         choices_of(model, completion(n=5), [[1]])

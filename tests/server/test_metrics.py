@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 from fake_context import WAIT_S, FakeContext
-from http_world import RunningServer, make_model, running
+from http_world import RunningServer, fake_plan, make_model, running
+from open_params import open_params
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families as parse
 from tiny_models import TINY, write_model
 
 from lamella.alloc.buffer import Buffer, BufferType, Usage
-from lamella.cli.serve import server_model
-from lamella.model.sampling import SamplingParams
 from lamella.runtime.displaced import Displaced
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
-from lamella.server.state import ServerConfig, ServerModel
+from lamella.runtime.instance import Instance
+from lamella.runtime.open import open_instance
+from lamella.server.state import ServerConfig
 
 WITH_METRICS = ServerConfig(port=0, metrics=True)
 Samples = dict[str, float]
@@ -191,15 +190,12 @@ def displaced(cause: str, wanted: str = "SIM0") -> Displaced:
 
 
 def test_displaced_nodes_and_buffers() -> None:
-    def model() -> ServerModel:
-        return replace(
-            make_model(),
-            displaced={
-                "decode": [displaced("1.wgt0")],
-                "prefill": [displaced("1.wgt0"), displaced("1.wgt0"), displaced("2.sup", 'a"b')],
-            },
-            buffer_bytes=lambda: {("CPU", "weights"): 7, ("SIM0", "compute"): 2**40},
-        )
+    def model() -> Instance:
+        made = make_model()
+        sizes = {("CPU", "weights"): 7, ("SIM0", "compute"): 2**40}
+        made.context.buffer_bytes = lambda: sizes  # type: ignore[method-assign]
+        prefill = (displaced("1.wgt0"), displaced("1.wgt0"), displaced("2.sup", 'a"b'))
+        return replace(made, plan=fake_plan((displaced("1.wgt0"),), prefill))
 
     with running(model, WITH_METRICS) as server:
         found = scrape(server)
@@ -222,9 +218,9 @@ def test_servers_share_nothing() -> None:
 
 def test_a_real_model(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
-    params = InstanceParams(path=tmp_path / "m.gguf", n_ctx=64, devices=("none",))
+    params = open_params(tmp_path / "m.gguf", n_ctx=64, devices=("none",))
     instance = open_instance(params)
-    with running(lambda: server_model(instance, "m", SamplingParams()), WITH_METRICS) as server:
+    with running(lambda: instance, WITH_METRICS) as server:
         before = scrape(server)
         server.ok("/completion", prompt="abc", n_predict=6, ignore_eos=True)
         after = scrape(server)
@@ -250,12 +246,12 @@ def test_bytes_are_those_that_are_allocated(
         return made[-1]
 
     write_model(TINY["llama-tied"], tmp_path / "m.gguf")
-    params = InstanceParams(path=tmp_path / "m.gguf", n_ctx=64, devices=("sim",), n_gpu_layers=2)
+    params = open_params(tmp_path / "m.gguf", n_ctx=64, devices=("sim",), n_gpu_layers=2)
     monkeypatch.setattr(BufferType, "alloc_buffer", alloc_buffer)
     instance = open_instance(params)
-    with running(lambda: server_model(instance, "m", SamplingParams()), WITH_METRICS) as server:
+    with running(lambda: instance, WITH_METRICS) as server:
         found, before = scrape(server), list(made)
-        instance.context._backends[instance.model.devices[0]].workspace(1 << 20)
+        instance.context._backends[instance.context.model.devices[0]].workspace(1 << 20)
         grown = scrape(server)
     expected: Samples = {}
     for buffer in before:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import LamellaError, ModelFileError, RequestError, UnsupportedModelError
@@ -14,9 +15,9 @@ from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.registry import CudaRegistry
-from lamella.runtime import fit as planning
-from lamella.runtime.instance import open_instance
-from lamella.runtime.params import InstanceParams
+from lamella.model.params import PlacementParams
+from lamella.runtime import devices as lookup
+from lamella.runtime.open import open_instance
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_what_is_refused_is_refused_before_the_weights_are_read(
         raise AssertionError("weights were read")
 
     with pytest.raises(LamellaError, match=complaint) as caught:
-        open_instance(InstanceParams(path=path, **params), on_load=on_load)
+        open_instance(open_params(path, **params), on_load=on_load)
     assert not isinstance(caught.value, ModelFileError)
 
 
@@ -71,17 +72,17 @@ def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None
         raise AssertionError("weights were read")
 
     with pytest.raises(UnsupportedModelError, match=r"bpe\.gguf: .*'bloom'"):
-        open_instance(InstanceParams(path=file), on_load=on_load)
+        open_instance(open_params(file), on_load=on_load)
 
 
 @pytest.mark.parametrize("names", [("none",), ("sim",)])
 def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
     path: Path, names: tuple[str, ...]
 ) -> None:
-    with open_instance(InstanceParams(path=path, devices=names)) as instance:
+    with open_instance(open_params(path, devices=names)) as instance:
         assert instance.alias == "tiny"
         assert instance.meta["ftype"] == "Q8_0"
-        assert instance.meta["n_ctx"] == instance.n_ctx == 256
+        assert instance.meta["n_ctx_train"] == instance.n_ctx == 256
         assert instance.meta["n_params"] == 80192
         assert 0 < int(instance.meta["size"]) < path.stat().st_size
 
@@ -89,9 +90,9 @@ def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
 def test_the_main_gpu_alone_is_used(path: Path) -> None:
     how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_gpu_layers": -1, "n_ctx": 64}
     for mode, expected in (("layer", ["SIM0", "SIM1", "SIM2"]), ("none", ["SIM1"])):
-        params = InstanceParams(path=path, **how, split_mode=mode, main_gpu=1)
+        params = open_params(path, **how, split_mode=mode, main_gpu=1)
         with open_instance(params) as opened:
-            assert [d.name for d in opened.model.devices] == [*expected, "CPU"]
+            assert [d.name for d in opened.context.model.devices] == [*expected, "CPU"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_why_no_gpu_is_used(
     monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
     with (
         caplog.at_level(logging.INFO, "lamella"),
-        open_instance(InstanceParams(path=path, n_ctx=64, devices=asked)),
+        open_instance(open_params(path, n_ctx=64, devices=asked)),
     ):
         assert caplog.messages == told
 
@@ -120,11 +121,11 @@ def test_nothing_stays_open_when_a_late_part_fails(
     def fail(*_: object, **__: object) -> None:
         raise RequestError("no engine")
 
-    monkeypatch.setattr("lamella.runtime.instance.Engine", fail)
+    monkeypatch.setattr("lamella.runtime.open.Engine", fail)
     for method in ("model.context.Context.close", "model.loader.LoadedModel.free"):
         monkeypatch.setattr(f"lamella.{method}", lambda self: closed.append(type(self).__name__))
     with pytest.raises(RequestError, match="no engine"):
-        open_instance(InstanceParams(path=path))
+        open_instance(open_params(path))
     assert closed == ["Context", "LoadedModel"]
 
 
@@ -141,26 +142,26 @@ def test_nothing_stays_open_when_a_late_part_fails(
     ],
 )
 def test_threads(
-    given: dict[str, int],
+    given: dict[str, Any],
     used: tuple[int, int],
     warns: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(planning, "default_threads", lambda: 4)
-    monkeypatch.setattr(planning, "usable_cpus", lambda: 8)
-    assert planning._threads(InstanceParams(path="f", **given)) == used  # type: ignore[arg-type]
+    monkeypatch.setattr(lookup, "default_threads", lambda: 4)
+    monkeypatch.setattr(lookup, "usable_cpus", lambda: 8)
+    assert lookup._threads(PlacementParams(**given)) == used
     most = max(given.values(), default=0)
-    expected = [f"{most} threads were asked for, 8 can run at once: 8 are used"] if warns else []
+    expected = [f"{most} threads were requested, 8 can run at once: using 8"] if warns else []
     assert [r.message for r in caplog.records] == expected
 
 
 def test_threads_and_polling_reach_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "usable_cpus", lambda: 3)
-    params = InstanceParams(path=path, n_ctx=64, n_threads=1, n_threads_batch=3, poll=7)
+    monkeypatch.setattr(lookup, "usable_cpus", lambda: 3)
+    params = open_params(path, n_ctx=64, n_threads=1, n_threads_batch=3, poll=7)
     with open_instance(params) as opened:
-        cpu = opened.model.devices[-1]
+        cpu = opened.context.model.devices[-1]
         assert isinstance(cpu, CpuDevice)
         assert (cpu.n_threads, cpu.poll) == (3, 7)
-        assert opened.context.params.n_threads == 1
-        assert opened.context.params.n_threads_batch == 3
+        assert opened.params.placement.n_threads == 1
+        assert opened.params.placement.n_threads_batch == 3

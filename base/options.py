@@ -1,0 +1,320 @@
+"""Options: what a user may set, each declared once, as a field of a dataclass.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class ContextParams(Options):
+        n_ctx: int = option(0, "-c", "--ctx-size", low=0, high=INT32_MAX, help="tokens of context")
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class OpenParams(Options):
+        context: ContextParams = group(ContextParams)
+
+    params = OpenParams.make({"n_ctx": 4096})    # OpenParams(context=ContextParams(n_ctx=4096))
+
+The declaration is all there is to do for a new option: the command line, the environment,
+`lamella.load` and the plan walk the declarations. Knows no command and none of the options.
+Tested by tests/base/test_options.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
+
+from .errors import RequestError
+from .settings import environment
+
+ENVIRONMENT_PREFIX: Final = "LAMELLA_ARG_"
+ON: Final = frozenset({"1", "true", "on", "yes"})
+OFF: Final = frozenset({"0", "false", "off", "no"})
+
+Group = TypeVar("Group", bound="Options")
+
+
+class Shortcut(NamedTuple):
+    """Further flags of an option: each sets it to `value`."""
+
+    flags: Sequence[str]
+    value: object
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The declaration of an option. See `option` for the arguments."""
+
+    flags: Sequence[str]
+    help: str
+    metavar: str | None
+    default_text: str | None
+    env: str | None
+    low: float | None
+    high: float | None
+    clamp: bool
+    choices: Sequence[str] | None
+    parse: Callable[[str], Any] | None
+    check: Callable[[str, Any], Any] | None
+    repeats: bool
+    shortcuts: Sequence[Shortcut]
+
+
+def option(
+    default: Any,
+    *flags: str,
+    help: str,
+    metavar: str | None = None,
+    default_text: str | None = None,
+    env: str | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    clamp: bool = False,
+    choices: Sequence[str] | None = None,
+    parse: Callable[[str], Any] | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+    repeats: bool = False,
+    shortcuts: Sequence[Shortcut] = (),
+) -> Any:
+    """Declare an option: the default of a dataclass field, whose name is the Python argument.
+
+    Args:
+        default: its value where nobody sets it.
+        flags: of the command line, the short one first. A flag of a bool sets the opposite of the
+            default.
+        help: one line. The command line appends the default.
+        metavar: stands for the value in `--help`; N for numbers.
+        default_text: the default in words, for `--help`.
+        env: the end of the environment variable's name. The long flag's name where None.
+        low, high: the smallest and the largest valid number.
+        clamp: move numbers outside of these into the range instead of refusing them.
+        choices: the valid texts.
+        parse: the value of a text. Raises ValueError with the reason. By default what the field's
+            type says.
+        check: the value to keep, given the name and a value of any type. Raises RequestError.
+        repeats: the flag may be given several times; `parse` gives tuples, which are joined.
+        shortcuts: flags that set the option to a fixed value.
+    """
+    declared = Option(
+        flags=flags,
+        help=help,
+        metavar=metavar,
+        default_text=default_text,
+        env=env,
+        low=low,
+        high=high,
+        clamp=clamp,
+        choices=choices,
+        parse=parse,
+        check=check,
+        repeats=repeats,
+        shortcuts=shortcuts,
+    )
+    return field(default=default, metadata={"option": declared})
+
+
+def group(kind: type[Group]) -> Group:
+    """Declare a field that holds a group of options."""
+    return field(default_factory=kind)
+
+
+class Declared(NamedTuple):
+    """An option where it stands: its Python name, the type of its values, its default, and the
+    names of the groups that lead to it."""
+
+    name: str
+    type: type
+    is_optional: bool
+    default: Any
+    option: Option
+    path: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        """The name of its environment variable; "" for an option without flags."""
+        long = next((flag for flag in self.option.flags if flag.startswith("--")), "")
+        name = self.option.env or long.removeprefix("--").removeprefix("no-")
+        return ENVIRONMENT_PREFIX + name.upper().replace("-", "_") if name else ""
+
+    def parse(self, text: str) -> Any:
+        """The value of a text. Raises ValueError with the reason."""
+        if self.option.parse is not None:
+            return self.option.parse(text)
+        if self.type is bool:
+            return _truth(text)
+        if self.type in (int, float):
+            try:
+                return self.type(text)
+            except ValueError:
+                kind = "a whole number" if self.type is int else "a number"
+                raise ValueError(f"{text!r} is not {kind}") from None
+        if self.option.choices is not None and text not in self.option.choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(self.option.choices)}")
+        return text
+
+
+class Options:
+    """Base of dataclasses whose fields are options or groups of options.
+
+    A value is checked when the dataclass is made.
+
+    Raises:
+        RequestError: a value of a wrong type or out of range. Names it and what is valid.
+    """
+
+    __slots__ = ()
+
+    title: ClassVar[str] = "options"  # heads them in --help
+
+    def __post_init__(self) -> None:
+        for declared in declarations(type(self)).values():
+            if not declared.path:
+                value = checked(declared, getattr(self, declared.name))
+                object.__setattr__(self, declared.name, value)
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> Self:
+        """Options with these values, by name, whatever group they are in; the others' defaults.
+
+        Raises:
+            RequestError: an unknown name, or an invalid value.
+        """
+        _check_names(cls, given)
+        return cls(**_nested(cls, given))
+
+    def change(self, **given: Any) -> Self:
+        """These options with other values, by name, whatever group they are in.
+
+        Raises:
+            RequestError: an unknown name, or an invalid value.
+        """
+        _check_names(type(self), given)
+        changes: dict[str, Any] = {}
+        for name, value in given.items():
+            path = declarations(type(self))[name].path
+            if path:
+                inner = changes.get(path[0], getattr(self, path[0]))
+                changes[path[0]] = inner.change(**{name: value})
+            else:
+                changes[name] = value
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def values(self) -> dict[str, Any]:
+        """All values by name, those of groups included."""
+        found: dict[str, Any] = {}
+        for declared in declarations(type(self)).values():
+            owner: Any = self
+            for step in declared.path:
+                owner = getattr(owner, step)
+            found[declared.name] = getattr(owner, declared.name)
+        return found
+
+
+_DECLARATIONS: Final[dict[type, dict[str, Declared]]] = {}
+
+
+def declarations(cls: type[Options]) -> Mapping[str, Declared]:
+    """The options of a class by name, those of its groups included, in their order."""
+    known = _DECLARATIONS.get(cls)
+    if known is None:
+        known = _DECLARATIONS[cls] = _collect(cls)
+    return known
+
+
+def _collect(cls: type[Options]) -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+    for declared in _walk(cls, ()):
+        assert declared.name not in found, f"option {declared.name} is declared twice"
+        found[declared.name] = declared
+    return found
+
+
+def _walk(cls: type[Options], path: tuple[str, ...]) -> Iterator[Declared]:
+    hints = typing.get_type_hints(cls)
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        kind, is_optional = _plain_type(hints[one.name])
+        declared = one.metadata.get("option")
+        if declared is not None:
+            yield Declared(one.name, kind, is_optional, one.default, declared, path)
+        elif one.default_factory is not MISSING and issubclass(kind, Options):
+            yield from _walk(kind, (*path, one.name))
+
+
+def _plain_type(hint: Any) -> tuple[type, bool]:
+    """The class behind a type hint, and whether None is valid, too."""
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    plain = next(part for part in parts if part is not types.NoneType)
+    return typing.get_origin(plain) or plain, types.NoneType in parts
+
+
+def _check_names(cls: type[Options], given: Mapping[str, Any]) -> None:
+    known = declarations(cls)
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise RequestError(f"unknown option {unknown!r}; options are {', '.join(known)}")
+
+
+def _nested(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    known = declarations(cls)
+    for name, value in given.items():
+        path = known[name].path
+        if path:
+            inner.setdefault(path[0], {})[name] = value
+        else:
+            made[name] = value
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if one.name in inner:
+            assert callable(one.default_factory), f"{one.name} is no group"
+            made[one.name] = one.default_factory.make(inner[one.name])  # type: ignore[attr-defined]
+    return made
+
+
+def checked(declared: Declared, value: Any) -> Any:
+    """The value to keep.
+
+    Raises:
+        RequestError: it is invalid.
+    """
+    name, rule = declared.name, declared.option
+    if value is None and declared.is_optional:
+        return None
+    if rule.check is not None:
+        return rule.check(name, value)
+    if declared.type is int and (not isinstance(value, int) or isinstance(value, bool)):
+        raise RequestError(f"{name} is {value!r}: must be a whole number")
+    if declared.type is bool and not isinstance(value, bool):
+        raise RequestError(f"{name} is {value!r}: must be True or False")
+    if rule.choices is not None and value not in rule.choices:
+        raise RequestError(f"{name} is {value!r}: must be one of {', '.join(rule.choices)}")
+    if rule.low is None or rule.high is None or rule.low <= value <= rule.high:
+        return value
+    if rule.clamp and not math.isnan(value):
+        return type(value)(rule.low if value < rule.low else rule.high)
+    raise RequestError(f"{name} is {value}: must lie in {rule.low:.10g}..{rule.high:.10g}")
+
+
+def from_environment(cls: type[Options]) -> dict[str, Any]:
+    """The values that environment variables set, by name.
+
+    Raises:
+        RequestError: a text that cannot be read. Names the variable.
+    """
+    found: dict[str, Any] = {}
+    for declared in declarations(cls).values():
+        text = environment(declared.variable) if declared.variable else ""
+        if text:
+            try:
+                found[declared.name] = declared.parse(text)
+            except ValueError as e:
+                raise RequestError(f"{declared.variable}: {e}") from None
+    return found
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ON | OFF:
+        return text.lower() in ON
+    raise ValueError(f"{text!r} is not one of 1, true, on, yes, 0, false, off, no")

@@ -1,0 +1,273 @@
+"""Where a model runs and how large its context is: the options of placement and context.
+
+Names are llama-server's. Knows no device and no file: `placement.py` and `context.py` do.
+Tested by tests/runtime/test_params.py and tests/cli/test_flags.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from ..base.errors import RequestError
+from ..base.options import Options, Shortcut, option
+from ..graph.types import GGMLType
+from ..kernels.cpu.pool import POLL
+
+INT32_MAX: Final = 2**31 - 1
+ALL_LAYERS: Final = -1
+PLACEMENTS: Final = ("strict", "warn", "auto")
+KV_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name for name in text.split(",") if name)
+
+
+def parse_layers(text: str) -> int | None:
+    """A number of layers, `all` (-1) or `auto` (None)."""
+    if text in ("all", "auto"):
+        return ALL_LAYERS if text == "all" else None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number, 'all' or 'auto'") from None
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Numbers with commas or slashes between them."""
+    try:
+        return tuple(float(part) for part in re.split("[,/]", text))
+    except ValueError:
+        raise ValueError(f"{text!r}: must be numbers like 3,1") from None
+
+
+def parse_overrides(text: str) -> tuple[tuple[str, str], ...]:
+    """REGEX=BUFFER_TYPE with commas between them, as pairs.
+
+    A comma inside brackets of any kind is part of the pattern. The last '=' ends the pattern.
+    """
+    return tuple(_override(item) for item in _split_outside_brackets(text))
+
+
+def _override(item: str) -> tuple[str, str]:
+    pattern, found, buft = (part.strip() for part in item.rpartition("="))
+    if not (pattern and found and buft):
+        raise ValueError(
+            f"{item!r}: must be like exps=CPU, a pattern for the names of weights and a memory"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"{pattern!r} is not a regular expression: {e}") from None
+    return pattern, buft
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    """The parts between commas that are in no brackets of a regular expression."""
+    parts, depth = [""], 0
+    # an escaped character, or a set of characters, is one piece: brackets in it are plain text
+    for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", text, re.DOTALL):
+        if piece == "," and depth <= 0:
+            parts.append("")
+            continue
+        depth += (piece in ("(", "{")) - (piece in (")", "}"))
+        parts[-1] += piece
+    return parts
+
+
+def check_kv_type(name: str, value: Any) -> GGMLType:
+    """The type of a KV pool, given itself or its name in any case.
+
+    Raises:
+        RequestError: lists the valid types.
+    """
+    known = {t.name.lower(): t for t in KV_TYPES}
+    text = value.name if isinstance(value, GGMLType) else str(value)
+    found = known.get(text.lower())
+    if found is None:
+        raise RequestError(f"{name} is {text!r}: must be one of {', '.join(known)}")
+    return found
+
+
+def _check_names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise RequestError(f"{name} is {value!r}: must be a list of names")
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementParams(Options):
+    """Which devices a model runs on, and what each of them takes."""
+
+    title: ClassVar[str] = "where it runs"
+
+    n_threads: int | None = option(
+        None,
+        *("-t", "--threads"),
+        low=1,
+        high=512,
+        help="threads of the CPU",
+        default_text="one for each core",
+    )
+    n_threads_batch: int | None = option(
+        None,
+        *("-tb", "--threads-batch"),
+        low=1,
+        high=512,
+        help="threads for prompts and for several sequences at once",
+        default_text="as -t",
+    )
+    poll: int = option(
+        POLL,
+        "--poll",
+        low=0,
+        high=100,
+        help="how long threads spin for work before they sleep: 0, not at all, to 100, for 2 ms",
+    )
+    devices: Sequence[str] = option(
+        (),
+        *("-dev", "--device"),
+        parse=parse_names,
+        check=_check_names,
+        metavar="DEV,...",
+        help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2",
+        default_text="all NVIDIA GPUs",
+    )
+    n_gpu_layers: int | None = option(
+        None,
+        *("-ngl", "--gpu-layers", "--n-gpu-layers"),
+        parse=parse_layers,
+        low=-(2**31),
+        high=INT32_MAX,
+        env="N_GPU_LAYERS",
+        help="layers for the devices, from the last one on: a number, all, or auto: as many as fit",
+        default_text="auto",
+    )
+    split_mode: str = option(
+        "layer",
+        *("-sm", "--split-mode"),
+        metavar="MODE",
+        help="layer: spread the layers over the devices; none: put all on the main one",
+    )
+    main_gpu: int = option(
+        0,
+        *("-mg", "--main-gpu"),
+        low=0,
+        high=INT32_MAX,
+        help="with -sm none: which of the devices, from 0 on",
+    )
+    tensor_split: tuple[float, ...] | None = option(
+        None,
+        *("-ts", "--tensor-split"),
+        parse=parse_shares,
+        metavar="A,B",
+        help="the devices' shares of the layers",
+        default_text="by their free memory",
+    )
+    kv_offload: bool = option(
+        True, "-nkvo", "--no-kv-offload", help="keep keys and values in host memory"
+    )
+    op_offload: bool = option(
+        True, "--no-op-offload", help="do not copy weights to a device for large batches"
+    )
+    overrides: Sequence[tuple[str, str]] = option(
+        (),
+        *("-ot", "--override-tensor"),
+        parse=parse_overrides,
+        repeats=True,
+        metavar="REGEX=BUFT,...",
+        help="memory for weights by name, like exps=CPU; the first match counts; may be repeated",
+        default_text="",
+    )
+    n_cpu_moe: int = option(
+        0,
+        *("-ncmoe", "--n-cpu-moe"),
+        low=-1,
+        high=INT32_MAX,
+        help="the experts of the first N layers for the CPU",
+        shortcuts=(
+            Shortcut(("-cmoe", "--cpu-moe"), ALL_LAYERS, "the experts of all layers for the CPU"),
+        ),
+    )
+    placement: str = option(
+        "warn",
+        "--placement",
+        choices=PLACEMENTS,
+        metavar="RULE",
+        help="for nodes that cannot run where their layer is: strict refuses to start, warn logs "
+        "them, auto is silent",
+    )
+    fit: bool = option(False, "--fit", help="take a smaller context if the memory is too small")
+    fit_target: int = option(
+        1024,
+        *("-fitt", "--fit-target"),
+        low=0,
+        high=INT32_MAX,
+        metavar="MiB",
+        help="memory that -ngl auto and --fit leave free on each device",
+    )
+    repack: bool = option(
+        True,
+        *("-nr", "--no-repack"),
+        help="keep the CPU's weights as the file has them: slower; the bits of a simulated device",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams(Options):
+    """How many tokens a context holds and computes at once."""
+
+    title: ClassVar[str] = "context"
+
+    n_ctx: int = option(
+        0,
+        *("-c", "--ctx-size"),
+        low=0,
+        high=INT32_MAX,
+        help="tokens of context, shared by all sequences",
+        default_text="0: what the model was trained with",
+    )
+    n_batch: int = option(
+        2048,
+        *("-b", "--batch-size"),
+        low=1,
+        high=INT32_MAX,
+        env="BATCH",
+        help="most prompt tokens in one step; -ub, where that is less",
+    )
+    n_ubatch: int = option(
+        512,
+        *("-ub", "--ubatch-size"),
+        low=1,
+        high=INT32_MAX,
+        env="UBATCH",
+        help="most tokens computed at once",
+    )
+    type_k: GGMLType = option(
+        GGMLType.F16,
+        *("-ctk", "--cache-type-k"),
+        check=check_kv_type,
+        metavar="TYPE",
+        help="type of cached keys: f32, f16, bf16, q8_0",
+        default_text="f16",
+    )
+    type_v: GGMLType = option(
+        GGMLType.F16,
+        *("-ctv", "--cache-type-v"),
+        check=check_kv_type,
+        metavar="TYPE",
+        help="type of cached values",
+        default_text="f16",
+    )
+    n_parallel: int = option(
+        4,
+        *("-np", "--parallel"),
+        low=1,
+        high=1024,
+        env="N_PARALLEL",
+        help="requests decoded together",
+    )

@@ -1,0 +1,58 @@
+"""The devices, threads and kinds of memory that placement options name.
+
+Tested by tests/runtime/test_fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base.log import get_logger
+from ..kernels.cpu.device import CpuDevice
+from ..kernels.devices import find_buffer_type, find_devices, split_over
+from ..kernels.host import default_threads, usable_cpus
+from ..model.arch import find_architecture
+from ..model.gguf import GGUFFile
+from ..model.params import PlacementParams
+from ..model.placement import Placement, moe_overrides
+
+log = get_logger("devices")
+
+CompileProgress = Callable[[int, int, str, float], None]  # kernels done, in all, next, seconds
+
+
+def open_placement(
+    file: GGUFFile, params: PlacementParams, on_compile: CompileProgress | None
+) -> Placement:
+    """Look up what the options name. The numbers of threads are filled in.
+
+    Raises:
+        UnsupportedModelError: Lamella cannot run the file's architecture.
+        RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
+    """
+    n_threads, n_threads_batch = _threads(params)
+    params = params.change(n_threads=n_threads, n_threads_batch=n_threads_batch)
+    n_most = max(n_threads, n_threads_batch)
+    cpu = CpuDevice(n_most, on_compile, poll=params.poll, repack=params.repack)
+    found = find_devices(params.devices, cpu, on_compile)
+    devices = split_over(found, params.split_mode, params.main_gpu)
+    arch = find_architecture(file.metadata.str("general.architecture"), file.path)
+    overrides = tuple(
+        (pattern, find_buffer_type(name, devices, cpu)) for pattern, name in params.overrides
+    )
+    if params.n_cpu_moe:
+        n_layer = arch.hparams(file).n_layer
+        overrides += moe_overrides(n_layer, params.n_cpu_moe, cpu.buffer_type)
+    return Placement(cpu=cpu, devices=tuple(devices), params=params, overrides=overrides)
+
+
+def _threads(params: PlacementParams) -> tuple[int, int]:
+    """Threads for single tokens and for several. More than can run would wait for each other."""
+    n = params.n_threads or default_threads()
+    n_batch = params.n_threads_batch or n
+    usable = usable_cpus()
+    if max(n, n_batch) > usable:
+        log.warning(
+            f"{max(n, n_batch)} threads were requested, {usable} can run at once: using {usable}"
+        )
+    return min(n, usable), min(n_batch, usable)

@@ -1,0 +1,183 @@
+"""The one way to open a model: planned, loaded, and set to work.
+
+    with opened(params) as context:               # a context, to decode batches with
+    with open_instance(params) as instance:       # an engine, to run requests
+
+What the plan refuses is not loaded. The commands, the HTTP server and the Python API all open
+models here. Knows no HTTP. Tested by tests/runtime/test_open.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from ..base.errors import ModelFileError
+from ..base.log import get_logger
+from ..kernels.devices import unused_reasons
+from ..model.arch import find_architecture
+from ..model.chat import ChatTemplate
+from ..model.context import Context
+from ..model.gguf import GGUFFile, open_gguf
+from ..model.loader import load_model
+from ..model.sampling import load_kernels, recommended_sampling
+from ..model.vocab import Vocab, load_vocab
+from .check import enforce
+from .devices import CompileProgress
+from .engine.engine import Engine
+from .fit import plan_model
+from .instance import Instance, unload
+from .params import ModelParams, OpenParams
+from .plan import ModelPlan
+
+log = get_logger("instance")
+
+LoadProgress = Callable[[int, int], None]  # bytes loaded, bytes in all
+
+VOCAB_TYPES: Final = {"llama": 1, "gpt2": 2}  # llama.cpp's LLAMA_VOCAB_TYPE_SPM, _BPE
+
+
+class FileParts(NamedTuple):
+    """What an instance gets from a file's metadata alone."""
+
+    vocab: Vocab
+    chat: ChatTemplate
+    meta: Mapping[str, int | str]
+    recommended: Mapping[str, Any]
+
+
+def open_instance(
+    params: OpenParams,
+    *,
+    sampling: Mapping[str, Any] | None = None,
+    on_load: LoadProgress | None = None,
+    on_compile: CompileProgress | None = None,
+) -> Instance:
+    """Load a model and start an engine on it.
+
+    Args:
+        params: what to open and how.
+        sampling: values of `SamplingParams` that requests do not set themselves. They replace the
+            file's recommendations.
+        on_load, on_compile: progress callbacks.
+
+    Raises:
+        ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
+        RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
+        DoesNotFitError: a device's memory is too small. OutOfMemoryError: it has become so since
+            the plan; nothing stays allocated.
+        PlacementError: placement is strict, and nodes would be displaced.
+    """
+    plan = plan_model(params, on_compile)
+    parts = _read_parts(params.model)
+    if not (params.placement.devices or plan.placement.devices):
+        for reason in unused_reasons():
+            log.info(reason)
+    if parts.recommended:
+        values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())
+        log.info(f"sampling, unless told otherwise, as the file recommends: {values}")
+    enforce(plan)
+    load_kernels(on_compile)  # of the samplers, so that no request waits for them
+    context = load(plan, on_load)
+    try:
+        engine = Engine(context, parts.vocab, n_parallel=plan.params.context.n_parallel)
+        instance = Instance(
+            params=plan.params,
+            plan=plan,
+            engine=engine,
+            vocab=parts.vocab,
+            chat=parts.chat,
+            meta=parts.meta,
+            sampling={**parts.recommended, **(sampling or {})},
+        )
+        engine.start()
+        return instance
+    except BaseException:
+        unload(context)
+        raise
+
+
+@contextmanager
+def opened(
+    params: OpenParams,
+    *,
+    on_load: LoadProgress | None = None,
+    on_compile: CompileProgress | None = None,
+) -> Iterator[Context]:
+    """A context over a loaded model, without vocabulary and engine. Raises as `open_instance`."""
+    plan = plan_model(params, on_compile)
+    enforce(plan)
+    context = load(plan, on_load)
+    try:
+        yield context
+    finally:
+        unload(context)
+
+
+def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
+    """Load a model as planned, and open a context over it. `unload` frees both.
+
+    Raises:
+        ModelFileError: the file cannot be used.
+        OutOfMemoryError: memory has become too small; nothing stays allocated.
+    """
+    params = plan.params
+    model = load_model(params.model.path, plan.placement, on_load)
+    try:
+        return Context(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
+    except BaseException:
+        model.free()
+        raise
+
+
+# --- the file's metadata ---
+
+
+def _read_parts(params: ModelParams) -> FileParts:
+    with open_gguf(params.path) as file:
+        find_architecture(file.metadata.str("general.architecture"), file.path)
+        try:
+            vocab = load_vocab(file.metadata)
+            chat = ChatTemplate(
+                _chat_template(params, file),
+                bos=_text(vocab, vocab.bos),
+                eos=_text(vocab, vocab.eos),
+            )
+        except ModelFileError as e:
+            raise type(e)(f"{file.path}: {e}") from None
+        return FileParts(vocab, chat, _meta(file, vocab), recommended_sampling(file.metadata))
+
+
+def _text(vocab: Vocab, token: int | None) -> str:
+    return "" if token is None else vocab.text(token)
+
+
+def _chat_template(params: ModelParams, file: GGUFFile) -> str | None:
+    source = params.chat_template
+    if source is None:
+        source = file.metadata.str("tokenizer.chat_template", "")
+    return None if source in ("", "chatml") else source
+
+
+def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
+    arch = file.metadata.str("general.architecture")
+    tensors = file.tensors.values()
+    return {
+        "vocab_type": VOCAB_TYPES[file.metadata.str("tokenizer.ggml.model")],
+        "n_vocab": vocab.n_tokens,
+        "n_ctx_train": file.metadata.int(f"{arch}.context_length"),
+        "n_embd": file.metadata.int(f"{arch}.embedding_length"),
+        "n_params": sum(math.prod(t.ne) for t in tensors),
+        "size": sum(t.nbytes for t in tensors),
+        "ftype": _file_type(file),
+    }
+
+
+def _file_type(file: GGUFFile) -> str:
+    """The type of most of the weights, by bytes."""
+    sizes: dict[str, int] = {}
+    for t in file.tensors.values():
+        sizes[t.type.name] = sizes.get(t.type.name, 0) + t.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")

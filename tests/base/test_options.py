@@ -1,0 +1,157 @@
+"""Options: declared once, found by name, checked when they are set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+
+from lamella.base.errors import RequestError
+from lamella.base.options import (
+    Options,
+    Shortcut,
+    declarations,
+    from_environment,
+    group,
+    option,
+)
+
+
+def words(text: str) -> tuple[str, ...]:
+    if " " in text:
+        raise ValueError(f"{text!r} has a space")
+    return tuple(text.split(","))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner(Options):
+    size: int = option(4, "-s", "--inner-size", low=1, high=9, help="a size")
+    share: float = option(0.5, "--share", low=0, high=1, clamp=True, help="a share")
+    is_on: bool = option(True, "--no-inner", help="turn it off")
+    mode: str = option("a", "--mode", choices=("a", "b"), help="a mode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer(Options):
+    names: tuple[str, ...] = option((), "--names", parse=words, env="N", help="names")
+    limit: int | None = option(
+        None, "--limit", low=0, high=9, help="limit", shortcuts=(Shortcut(("--none",), 0, "0"),)
+    )
+    hidden: int = option(1, help="without a flag")
+    inner: Inner = group(Inner)
+
+
+def test_values_go_into_their_groups() -> None:
+    made = Outer.make({"size": 7, "limit": 3, "mode": "b"})
+    assert (made.limit, made.inner.size, made.inner.mode, made.names) == (3, 7, "b", ())
+    assert made == Outer(limit=3, inner=Inner(size=7, mode="b"))
+    assert made.values() == {
+        **{"names": (), "limit": 3, "hidden": 1},
+        **{"size": 7, "share": 0.5, "is_on": True, "mode": "b"},
+    }
+
+
+def test_changes() -> None:
+    made = Outer.make({"size": 7})
+    changed = made.change(size=8, share=0.25, limit=2)
+    assert (changed.inner.size, changed.inner.share, changed.limit) == (8, 0.25, 2)
+    assert made.inner.size == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("size", "4", "size is '4': must be a whole number"),
+        ("size", True, "size is True: must be a whole number"),
+        ("size", None, "size is None: must be a whole number"),
+        ("size", 0, "size is 0: must lie in 1..9"),
+        ("is_on", 1, "is_on is 1: must be True or False"),
+        ("mode", "c", "mode is 'c': must be one of a, b"),
+        ("limit", 10, "limit is 10: must lie in 0..9"),
+        ("colour", 1, "unknown option 'colour'; options are names, limit, hidden, size, share"),
+    ],
+)
+def test_invalid_values(name: str, value: Any, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        Outer.make({name: value})
+    assert str(error.value).startswith(message)
+    with pytest.raises(RequestError) as error:
+        Outer().change(**{name: value})
+    assert str(error.value).startswith(message)
+
+
+def test_numbers_that_are_clamped() -> None:
+    assert [Inner(share=x).share for x in (-1.0, 0.5, 2.0)] == [0.0, 0.5, 1.0]
+    with pytest.raises(RequestError, match="share is nan"):
+        Inner(share=float("nan"))
+
+
+def test_none_is_valid_only_where_the_type_says_so() -> None:
+    assert Outer(limit=None).limit is None
+
+
+def test_declarations() -> None:
+    found = declarations(Outer)
+    assert [*found] == ["names", "limit", "hidden", "size", "share", "is_on", "mode"]
+    assert {name: (d.type, d.is_optional, d.path) for name, d in found.items()} == {
+        "names": (tuple, False, ()),
+        "limit": (int, True, ()),
+        "hidden": (int, False, ()),
+        "size": (int, False, ("inner",)),
+        "share": (float, False, ("inner",)),
+        "is_on": (bool, False, ("inner",)),
+        "mode": (str, False, ("inner",)),
+    }
+    assert {name: d.variable for name, d in found.items()} == {
+        "names": "LAMELLA_ARG_N",
+        "limit": "LAMELLA_ARG_LIMIT",
+        "hidden": "",
+        "size": "LAMELLA_ARG_INNER_SIZE",
+        "share": "LAMELLA_ARG_SHARE",
+        "is_on": "LAMELLA_ARG_INNER",
+        "mode": "LAMELLA_ARG_MODE",
+    }
+
+
+def test_a_name_is_declared_once() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Twice(Options):
+        size: int = option(1, help="the same name as in the group")
+        inner: Inner = group(Inner)
+
+    with pytest.raises(AssertionError, match="size is declared twice"):
+        declarations(Twice)
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"N": "a,b", "LIMIT": "3", "SHARE": "0.25", "INNER": "off", "MODE": ""}
+    for name, text in texts.items():
+        monkeypatch.setenv(f"LAMELLA_ARG_{name}", text)
+    found = from_environment(Outer)
+    assert found == {"names": ("a", "b"), "limit": 3, "share": 0.25, "is_on": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("INNER_SIZE", "x", "LAMELLA_ARG_INNER_SIZE: 'x' is not a whole number"),
+        ("SHARE", "x", "LAMELLA_ARG_SHARE: 'x' is not a number"),
+        ("INNER", "maybe", "LAMELLA_ARG_INNER: 'maybe' is not one of 1, true"),
+        ("MODE", "c", "LAMELLA_ARG_MODE: 'c' is not one of a, b"),
+        ("N", "a b", "LAMELLA_ARG_N: 'a b' has a space"),
+    ],
+)
+def test_variables_that_cannot_be_read(
+    name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LAMELLA_ARG_{name}", text)
+    with pytest.raises(RequestError) as error:
+        from_environment(Outer)
+    assert str(error.value).startswith(message)
+
+
+def test_options_do_not_change() -> None:
+    assert fields(Outer)
+    with pytest.raises(AttributeError):
+        Outer().limit = 3  # type: ignore[misc]
