@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..kernels.devices import registries
 from ..kernels.registry import Registry
-from ..sched.backend import Device, Report
+from ..sched.backend import Device, DeviceReport
 from .bench_table import size_text
 
 PACKAGES: Final = ("lamella", "numpy", "numba")
@@ -24,8 +24,8 @@ class DeviceFamily(NamedTuple):
     """A family of devices: its name, what they share, and each device."""
 
     name: str
-    shared: Report
-    devices: list[Report]
+    shared: DeviceReport
+    devices: list[DeviceReport]
 
 
 class MachineFacts(NamedTuple):
@@ -33,7 +33,7 @@ class MachineFacts(NamedTuple):
 
     python: str
     versions: dict[str, str | None]
-    cpu: Report
+    cpu: DeviceReport
     families: list[DeviceFamily]
 
     def as_json(self) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def _family(registry: Registry) -> DeviceFamily:
     return DeviceFamily(registry.name, registry.report(), devices)
 
 
-def _with_memory(device: Device) -> Report:
+def _with_memory(device: Device) -> DeviceReport:
     """A device's report. Its memory ends the first line."""
     facts, (first, *lines) = device.report()
     free, total = device.memory()
     facts = {**facts, "memory_free": free, "memory_total": total}
-    return Report(facts, [f"{first}, {size_text(free)} of {size_text(total)} free", *lines])
+    return DeviceReport(facts, [f"{first}, {size_text(free)} of {size_text(total)} free", *lines])
 
 
 # --- as text ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ..sched.backend import Device, Report
+from ..sched.backend import Device, DeviceReport
 from .cpu.device import CpuDevice
 
 
@@ -41,7 +41,7 @@ class Registry(ABC):
         devices = [device.name for device in self.devices()]
         return [*devices, self.name.lower()] if devices else []
 
-    def report(self) -> Report:
+    def report(self) -> DeviceReport:
         """The facts that all devices of the family share."""
         lines = [f"not used: {self.reason}"] if self.reason else []
-        return Report({"reason": self.reason}, lines)
+        return DeviceReport({"reason": self.reason}, lines)

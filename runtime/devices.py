@@ -5,8 +5,6 @@ Tested by tests/runtime/test_fit.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..base.log import get_logger
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import find_buffer_type, find_devices, split_over
@@ -15,10 +13,9 @@ from ..model.arch import find_architecture
 from ..model.gguf import GGUFFile
 from ..model.params import PlacementParams
 from ..model.placement import Placement, moe_overrides
+from ..sched.backend import CompileProgress
 
 log = get_logger("devices")
-
-CompileProgress = Callable[[int, int, str, float], None]  # kernels done, in all, next, seconds
 
 
 def open_placement(

@@ -13,7 +13,8 @@ from typing import Final
 
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.placement import Placement, layer_devices
-from .devices import CompileProgress, open_placement
+from ..sched.backend import CompileProgress
+from .devices import open_placement
 from .params import OpenParams
 from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
 

@@ -24,8 +24,8 @@ from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import load_model
 from ..model.sampling import load_kernels, recommended_sampling
 from ..model.vocab import Vocab, load_vocab
+from ..sched.backend import CompileProgress
 from .check import enforce
-from .devices import CompileProgress
 from .engine.engine import Engine
 from .fit import plan_model
 from .instance import Instance, unload

@@ -69,7 +69,7 @@ class CallTime:
 CompileProgress = Callable[[int, int, str, float], None]  # compiled, in all, name of one, seconds
 
 
-class Report(NamedTuple):
+class DeviceReport(NamedTuple):
     """What `lamella doctor` shows of a device: facts for JSON, and lines of text."""
 
     facts: Mapping[str, Any]
@@ -112,9 +112,9 @@ class Device(ABC):
         """
         return None
 
-    def report(self) -> Report:
+    def report(self) -> DeviceReport:
         """Facts for `lamella doctor`, besides its memory. Fallback: name and description."""
-        return Report({"name": self.name, "model": self.description}, [self.description])
+        return DeviceReport({"name": self.name, "model": self.description}, [self.description])
 
     @abstractmethod
     def init_backend(self) -> Backend:

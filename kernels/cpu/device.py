@@ -24,9 +24,9 @@ from ...sched.backend import (
     CallTime,
     CompileProgress,
     Device,
+    DeviceReport,
     DeviceType,
     KeepAlive,
-    Report,
 )
 from ..compute import Compute, Program, address_of, unusable_memory
 from ..host import default_threads, host_memory
@@ -82,7 +82,7 @@ class CpuDevice(Device):
     def bandwidth(self, n_threads: int) -> float | None:
         return None if NO_JIT() else measure_read(n_threads)
 
-    def report(self) -> Report:
+    def report(self) -> DeviceReport:
         isa = ISA() if ISA() not in ("", "0") else supported_isas()[0]
         types = [] if NO_JIT() else [type.name for type in FORMATS]
         folder = None if NO_JIT() else str(cache_folder())
@@ -99,7 +99,7 @@ class CpuDevice(Device):
             lines.append(f"computes with NumPy ({NO_JIT.name})")
         else:
             lines += [f"packs weights of {' '.join(types)}", f"keeps kernels in {folder}"]
-        return Report(facts, lines)
+        return DeviceReport(facts, lines)
 
     def init_backend(self) -> CpuBackend:
         return CpuBackend(self)

@@ -12,7 +12,7 @@ from ...alloc.buffer import BufferType
 from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
-from ...sched.backend import Caps, CompileProgress, Device, DeviceType, KeepAlive, Report
+from ...sched.backend import Caps, CompileProgress, Device, DeviceReport, DeviceType, KeepAlive
 from ..compute import address_of
 from .backend import ERROR_BYTES, STAGED_BYTES, STAGING, CudaBackend, CudaEvent
 from .driver import Compiler, Gpu
@@ -52,7 +52,7 @@ class CudaDevice(Device):
     def memory(self) -> tuple[int, int]:
         return self.gpu.memory()
 
-    def report(self) -> Report:
+    def report(self) -> DeviceReport:
         info, folder = self.gpu.info, str(self.library.folder)
         facts = {
             "name": self.name,
@@ -62,7 +62,9 @@ class CudaDevice(Device):
             "pci": info.pci,
             "kept": folder,
         }
-        return Report(facts, [f"{self.description}, {info.pci}", f"keeps kernels in {folder}"])
+        return DeviceReport(
+            facts, [f"{self.description}, {info.pci}", f"keeps kernels in {folder}"]
+        )
 
     def _report_progress(self, done: int, total: int, name: str, seconds: float) -> None:
         if self.progress:

@@ -7,14 +7,14 @@ tests/kernels/test_cuda_device.py.
 from __future__ import annotations
 
 import ctypes
-from typing import NoReturn
 
 import numpy as np
 
-from ...alloc.buffer import Buffer, BufferType, Bytes, buffer_of
+from ...alloc.buffer import BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer
-from ...base.errors import OutOfMemoryError, TensorAccessError
+from ...base.errors import OutOfMemoryError
 from ...graph.tensor import Tensor
+from ..device_buffer import DeviceBuffer
 from ..host import host_memory
 from .driver import Address, Gpu
 
@@ -35,7 +35,7 @@ class CudaBufferType(BufferType):
             raise OutOfMemoryError(self.name, e.wanted, e.free) from None
 
 
-class CudaBuffer(Buffer):
+class CudaBuffer(DeviceBuffer):
     """One allocation of a device, at `address`."""
 
     buft: CudaBufferType
@@ -51,15 +51,6 @@ class CudaBuffer(Buffer):
     @property
     def gpu(self) -> Gpu:
         return self.buft.gpu
-
-    @property
-    def memory(self) -> NoReturn:
-        raise TensorAccessError(f"the host cannot read {self.buft.name} in place: copy it")
-
-    def array(self, tensor: Tensor) -> NoReturn:
-        raise TensorAccessError(
-            f"{tensor!r} lies in {self.buft.name}, which the host cannot read in place: copy it"
-        )
 
     def _write(self, offset: int, data: Bytes) -> None:
         if data.size:
@@ -90,7 +81,7 @@ class CudaBuffer(Buffer):
 
 
 class PinnedBufferType(BufferType):
-    """Memory of the host that the system never moves: devices copy from it at full speed."""
+    """Pinned memory of the host: the system never moves it, so devices copy it at full speed."""
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         super().__init__(name, alignment=ALIGNMENT, is_host=True)
@@ -98,7 +89,7 @@ class PinnedBufferType(BufferType):
 
     def _alloc(self, size: int) -> PinnedBuffer:
         free, _ = host_memory()
-        if size > free:  # the system would rather end us than say so
+        if size > free:  # the system would end the process instead
             raise OutOfMemoryError(self.name, size, free)
         try:
             return PinnedBuffer(self, size, self._gpu)
@@ -120,5 +111,5 @@ class PinnedBuffer(HostBuffer):
 
 
 def host_bytes(address: Address, size: int) -> Bytes:
-    """Memory of this process as an array, which does not keep it."""
+    """Memory of this process as an array, which does not own it."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ...base.errors import BackendError
 from ...graph import GGMLType, Tensor, ops
-from ...sched.backend import CompileProgress, Report
+from ...sched.backend import CompileProgress, DeviceReport
 from ..cpu.packed.formats import FORMATS
 from ..registry import Registry
 from .bindings import CudaDriver
@@ -43,7 +43,7 @@ class CudaRegistry(Registry):
     def devices(self) -> Sequence[CudaDevice]:
         return self._devices
 
-    def report(self) -> Report:
+    def report(self) -> DeviceReport:
         products = cuda_products() if self._devices else []
         facts: dict[str, Any] = {
             "reason": self.reason,
@@ -51,9 +51,9 @@ class CudaRegistry(Registry):
             "products": [product._asdict() for product in products],
         }
         if not self._devices:
-            return Report(facts, [f"not used: {self.reason}"])
+            return DeviceReport(facts, [f"not used: {self.reason}"])
         versions = self.versions.removeprefix("CUDA ")
-        return Report(facts, [versions, *(product.line for product in products)])
+        return DeviceReport(facts, [versions, *(product.line for product in products)])
 
 
 class CudaProducts(NamedTuple):

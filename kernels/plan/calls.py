@@ -6,7 +6,7 @@ addresses. Tested by tests/kernels/test_cpu_plan.py and tests/kernels/test_cuda_
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...graph.tensor import Tensor
@@ -66,11 +66,3 @@ class PreparedSource(NamedTuple, Generic[CallT]):
     form: Hashable
     size: int
     calls: Sequence[CallT]
-
-
-def with_prepared(calls: Iterable[CallT]) -> Iterator[CallT]:
-    """The calls, each after those that make its prepared sources."""
-    for call in calls:
-        for source in call.prepared:
-            yield from source.calls
-        yield call

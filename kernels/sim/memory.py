@@ -1,24 +1,22 @@
-"""Simulated device memory: the host cannot look into it, only copy to and from it.
+"""Simulated device memory: the host cannot read it in place, only copy to and from it.
 
-A read of it from outside is a TensorAccessError, as on a real device it would be a fault.
+Tested by tests/kernels/test_sim_memory.py.
 """
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 import numpy as np
 
 from ...alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
 from ...alloc.host import HostBuffer, aligned_empty
-from ...base.errors import TensorAccessError
 from ...graph.tensor import Tensor
+from ..device_buffer import DeviceBuffer
 
-POISON = 0xFF  # what new memory holds: NaN as floats, -1 as integers
+POISON = 0xFF  # the bytes of new memory: NaN as floats, -1 as integers
 
 
 class SimBufferType(BufferType):
-    """Memory of a simulated device; devices that share one can read each other's tensors."""
+    """Memory of a simulated device. Devices that share a type can read each other's tensors."""
 
     def __init__(
         self,
@@ -36,8 +34,8 @@ class SimBufferType(BufferType):
         return SimBuffer(self, memory)
 
 
-class SimBuffer(Buffer):
-    """A buffer whose bytes only the device's own kernels and the copying verbs can reach."""
+class SimBuffer(DeviceBuffer):
+    """A buffer that only the device's own kernels and copies can reach."""
 
     def __init__(self, buft: BufferType, memory: Bytes) -> None:
         super().__init__(buft, memory.size)
@@ -46,15 +44,6 @@ class SimBuffer(Buffer):
     @property
     def address(self) -> int:
         return int(self._memory.ctypes.data)
-
-    @property
-    def memory(self) -> NoReturn:
-        raise TensorAccessError(f"the host cannot read {self.buft.name} in place: copy it")
-
-    def array(self, tensor: Tensor) -> NoReturn:
-        raise TensorAccessError(
-            f"{tensor!r} lies in {self.buft.name}, which the host cannot read in place: copy it"
-        )
 
     def _write(self, offset: int, data: Bytes) -> None:
         self._memory[offset : offset + data.size] = data
@@ -77,7 +66,7 @@ class SimBuffer(Buffer):
 
 
 def device_memory(buffer: Buffer) -> Bytes | None:
-    """What a kernel sees of a buffer; None where a simulated device cannot reach it."""
+    """The bytes of a buffer for a kernel; None if a simulated device cannot reach them."""
     if isinstance(buffer, SimBuffer):
         return buffer._memory
     if isinstance(buffer, HostBuffer):

@@ -16,14 +16,13 @@ from typing import Final
 import cuda_run
 import numpy as np
 from op_cases import FLOATS, WEIGHT_TYPES, OpCase, op_cases, rows, weights
-from reference_run import Array, ids, leaf, normal
+from reference_run import Array, ids, leaf, normal, with_prepared
 
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.table import FUSERS, OPS, CudaCall, CudaKernel
-from lamella.kernels.plan.calls import with_prepared
 from lamella.kernels.plan.kernel_set import KernelSet
 from lamella.kernels.plan.op_table import OpTable
 from lamella.model.loader import load_model

@@ -91,7 +91,6 @@ GRID_INLINE bool atomic_claim(unsigned long long *at, unsigned long long v) {
     *at = v;
     return true;
 }
-GRID_INLINE void fence() {}
 GRID_INLINE void fence_system() {}
 
 GRID_INLINE float as_float(unsigned bits) {
@@ -123,19 +122,6 @@ GRID_INLINE unsigned short f32_to_f16(float f) {  // to nearest even
     else  // subnormal: the sum has its last digit at 2^-24, and rounds there
         h = as_bits(as_float(abs) + 0.5f) - 0x3f000000u;
     return static_cast<unsigned short>(sign | h);
-}
-
-GRID_INLINE int dp4a(int a, int b, int c) {
-    unsigned sum = static_cast<unsigned>(c);
-    for (int i = 0; i < 32; i += 8)
-        sum += static_cast<unsigned>(static_cast<signed char>(a >> i) *
-                                     static_cast<signed char>(b >> i));
-    return static_cast<int>(sum);
-}
-
-GRID_INLINE unsigned funnel(unsigned low, unsigned high, int shift) {
-    const unsigned n = static_cast<unsigned>(shift) & 31u;
-    return n ? low >> n | high << (32 - n) : low;
 }
 
 // --- tensor cores ---

@@ -18,14 +18,13 @@ from typing import Final
 import cpu_run
 import reference_run
 from op_cases import OpCase, op_cases
-from reference_run import data, values_of
+from reference_run import data, values_of, with_prepared
 from test_cpu_ops import error
 
 from lamella.graph import GGMLType
 from lamella.graph.op import Op
 from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
-from lamella.kernels.plan.calls import with_prepared
 
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS, Op.FLASH_ATTN_EXT)
 # packed weights: one type for each way to multiply bytes

@@ -6,7 +6,7 @@ writes outside its tensor fails the test. Arrays have the shape of `ne` reversed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gguf.constants import GGMLQuantizationType
 from lamella.alloc import array_of
 from lamella.graph import GGMLType, Graph, Op, Tensor
 from lamella.graph.op import VIEW_OPS
+from lamella.kernels.plan.calls import CallT
 from lamella.kernels.reference import KERNELS, supports_op
 from lamella.kernels.reference.arrays import can_dequantize, can_quantize
 
@@ -131,6 +132,14 @@ def graph_of(*nodes: Tensor) -> Graph:
     graph = Graph()
     graph.nodes = list(nodes)
     return graph
+
+
+def with_prepared(calls: Iterable[CallT]) -> Iterator[CallT]:
+    """The calls of a plan, each after those that make its prepared sources."""
+    for call in calls:
+        for source in call.prepared:
+            yield from source.calls
+        yield call
 
 
 def run(node: Tensor) -> F64Array:

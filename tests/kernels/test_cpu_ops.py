@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference_run
 from op_cases import OpCase, op_cases
-from reference_run import Array, values_of
+from reference_run import Array, values_of, with_prepared
 
 from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
 from lamella.graph.tensor import same_layout
@@ -19,7 +19,6 @@ from lamella.kernels.cpu.ops.fused_rope import ROPE_SET_ROWS
 from lamella.kernels.cpu.packed.gate_up import GATED_ROWS, mul_mat_gated_packed
 from lamella.kernels.cpu.packed.moves import PACK_ROWS, UNPACK_ROWS
 from lamella.kernels.cpu.table import OPS, PACKED
-from lamella.kernels.plan.calls import with_prepared
 
 CASES = op_cases()
 TOKEN_CASES = [case for case in CASES if case.axis is not None and not case.timed]

@@ -73,7 +73,7 @@ def scalars(load: Any, store: Any, memory: Array, result: Array) -> None:
     run(copy, memory, result, len(memory))
 
 
-@pytest.mark.parametrize("name", ["i8", "u8", "i16", "u16", "i32", "u32", "i64"])
+@pytest.mark.parametrize("name", ["i8", "u8", "u16", "i32", "u32", "i64"])
 def test_loads_of_integers(name: str) -> None:
     dtype = np.dtype({"i": "int", "u": "uint"}[name[0]] + name[1:])
     limits = np.iinfo(dtype)
@@ -124,10 +124,10 @@ def vectors(load: Any, store: Any, memory: Array, result: Array) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("i8", np.int8), ("u8", np.uint8)]
+    ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("i8", np.int8)]
 )
 def test_vector_loads(name: str, dtype: npt.DTypeLike) -> None:
-    x: Array = np.linspace(0 if name == "u8" else -128, 127, LANES).astype(dtype)
+    x: Array = np.linspace(-128, 127, LANES).astype(dtype)
     result = np.zeros(LANES, np.float32)
     vectors(getattr(simd, f"load_{name}x16"), simd.store_f32x16, x, result)
     assert result.tolist() == x.tolist()

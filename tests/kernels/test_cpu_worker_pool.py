@@ -13,6 +13,7 @@ from threading import Barrier, BrokenBarrierError
 import pytest
 from jit_process import call
 from op_cases import op_cases
+from reference_run import with_prepared
 from toy_kernels import test_count
 
 from lamella.base.errors import BackendError
@@ -26,7 +27,6 @@ from lamella.kernels.cpu.compiler.worker_pool import code_size, compile_all, n_w
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.cpu.packed.micro import micro_kernel
 from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
-from lamella.kernels.plan.calls import with_prepared
 
 # Numba types kernels, mypy does not: they have no annotations
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

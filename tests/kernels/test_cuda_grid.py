@@ -82,19 +82,6 @@ def test_float16_is_read_and_rounded_as_numpy_does() -> None:
     assert (rounded[nan] == 0x7FFF).all()
 
 
-def test_products_of_bytes_and_shifts_of_pairs() -> None:
-    rng = np.random.default_rng(1)
-    x = rng.integers(-(2**31), 2**31, (300, 3)).astype(np.int32)
-    out = np.zeros((300, 2), np.int32)
-    run_kernel(TOY, "toy_bits", [out, x], grid=(2, 1, 1), block=256)
-    a, b = (np.ascontiguousarray(x[:, i]).view(np.int8).reshape(-1, 4).astype(int) for i in (0, 1))
-    wrapped = ((a * b).sum(1) + x[:, 2]).astype(np.uint32).view(np.int32)
-    assert (out[:, 0] == wrapped).all()
-    low, high, n = (x[:, i].astype(np.uint32).astype(np.uint64) for i in range(3))
-    pairs = (high << np.uint64(32) | low) >> (n & np.uint64(31))
-    assert (out[:, 1].view(np.uint32) == pairs.astype(np.uint32)).all()
-
-
 def test_atomic_sums_count_everybody_once() -> None:
     total, order = np.zeros(1, np.int32), np.full(512, -1, np.int32)
     run_kernel(TOY, "toy_atomics", [total, order], grid=(2, 1, 1), block=256)

@@ -34,16 +34,6 @@ KERNEL(toy_f16, 256, 1) {
     if (i < p.t[3].ne[0]) reinterpret_cast<u16 *>(p.t[2].data)[i] = f32_to_f16(floats(p, 3)[i]);
 }
 
-// t[0] int [n, 2], t[1] int [n, 3]: dp4a of three; the first two as 64 bits, shifted by the third
-KERNEL(toy_bits, 256, 1) {
-    int i = thread_id();
-    if (i >= p.t[1].ne[1]) return;
-    const int *in = ints(p, 1) + 3 * i;
-    ints(p, 0)[2 * i] = dp4a(in[0], in[1], in[2]);
-    ints(p, 0)[2 * i + 1] = static_cast<int>(
-        funnel(static_cast<u32>(in[0]), static_cast<u32>(in[1]), in[2] & 31));
-}
-
 // t[0] int [1]: threads counted; t[1] int: who came when
 KERNEL(toy_atomics, 256, 1) { ints(p, 1)[atomic_add(ints(p, 0), 1)] = thread_id(); }
 

@@ -52,7 +52,6 @@ DEVICE int popcount(u32 v) { return __popc(v); }
 
 DEVICE int atomic_add(int *at, int v) { return atomicAdd(at, v); }
 DEVICE bool atomic_claim(u64 *at, u64 v) { return atomicCAS(at, 0ull, v) == 0ull; }  // if it was 0
-DEVICE void fence() { __threadfence(); }
 DEVICE void fence_system() { __threadfence_system(); }
 
 // --- bits of floats ---
@@ -71,16 +70,6 @@ DEVICE u16 f32_to_f16(float f) {  // to nearest even
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
-
-// Four products of signed bytes, summed, and c.
-DEVICE int dp4a(int a, int b, int c) {
-    int d;
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-// The 32 bits of high:low from bit `shift` on.
-DEVICE u32 funnel(u32 low, u32 high, int shift) { return __funnelshift_r(low, high, shift); }
 
 // --- tensor cores: d += a * b on a warp's fragments, as PTX lays them out (mma.sync, row.col) ---
 
