@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpus import Gpus, played_gpus
+from matrix import combinations
 from model_files import KNOWN, ModelFiles
 from model_run import (
     MOST_DIVERGENCE,
@@ -33,7 +34,8 @@ SHAPES = {True: "0.5b", False: "deep"}  # of real GPUs, of played ones
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "n_layers_on_gpu" in metafunc.fixturenames:
         n_layer = KNOWN[SHAPES[metafunc.config.getoption("--cuda")]].n_layer
-        metafunc.parametrize("n_layers_on_gpu", range(n_layer + 2))
+        names = ("n_layers_on_gpu", "op_offload")
+        metafunc.parametrize(names, combinations(range(n_layer + 2), [True, False]))
 
 
 def random_model(gpus: Gpus, files: ModelFiles, type: str = "Q4_0") -> Path:
@@ -50,7 +52,6 @@ def products_on_cpu(context: Context, n_tokens: int) -> bool:
 # --- any number of layers ---
 
 
-@pytest.mark.parametrize("op_offload", [True, False], ids=["op offload", "no op offload"])
 def test_every_number_of_layers(
     gpus: Gpus, files: ModelFiles, n_layers_on_gpu: int, op_offload: bool
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpus import Gpus
+from matrix import combinations
 from model_run import cpu, decode, opened, some_tokens
 from placed import placed
 from tiny_models import TINY, write_model
@@ -22,23 +23,28 @@ from lamella.model.graphs import GraphParams
 from lamella.model.params import ContextParams
 from lamella.runtime.plan import open_measured
 
+MODELS = ("llama", "mixtral")
 
-@pytest.fixture(scope="module", params=["llama", "mixtral"])
+
+@pytest.fixture(scope="module", params=MODELS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_model(TINY[request.param], path)
     return path
 
 
-@pytest.mark.parametrize("n_gpu_layers", [-1, 1, 0])
+SIZES = ((4096, 64, 5), (100_000, 32, 2), (512, 48, 3))
+
+
 @pytest.mark.parametrize(
-    ("n_ctx", "n_ubatch", "n_seq_max"), [(4096, 64, 5), (100_000, 32, 2), (512, 48, 3)]
+    ("path", "shape"), combinations(MODELS, itertools.product([-1, 1, 0], SIZES)), indirect=["path"]
 )
 def test_no_graph_needs_more_than_is_reserved(
-    gpus: Gpus, path: Path, n_gpu_layers: int, n_ctx: int, n_ubatch: int, n_seq_max: int
+    gpus: Gpus, path: Path, shape: tuple[int, tuple[int, int, int]]
 ) -> None:
     """Sums of attention whose positions are divided among blocks take more of a small batch, and
     batches that are too small to be taken over are the CPU's."""
+    n_gpu_layers, (n_ctx, n_ubatch, n_seq_max) = shape
     place = placed(cpu(), (gpus.first,), n_gpu_layers=n_gpu_layers)
     params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_parallel=n_seq_max)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from make_model import Shape, Type
+from matrix import combinations
 from tiny_models import N_VOCAB, TINY, write_model
 
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
@@ -109,9 +111,16 @@ def test_a_graph_that_is_not_reused_gives_the_same_bits(opened: Open) -> None:
         assert (built.n_graphs_built - before, built.n_reused) == (3, 0)
 
 
-@pytest.mark.parametrize("chunks", [[90], [1] * 90, [7] * 12 + [6], [64, 26], [33, 1, 31, 25]])
-@pytest.mark.parametrize("n_ubatch", [1, 16, 512])
-def test_bits_do_not_depend_on_chunks(opened: Open, chunks: list[int], n_ubatch: int) -> None:
+CHUNKS = ([90], [1] * 90, [7] * 12 + [6], [64, 26], [33, 1, 31, 25])
+
+
+@pytest.mark.parametrize(
+    ("model", "cut"),
+    combinations(MODELS, itertools.product(CHUNKS, (1, 16, 512))),
+    indirect=["model"],
+)
+def test_bits_do_not_depend_on_chunks(opened: Open, cut: tuple[list[int], int]) -> None:
+    chunks, n_ubatch = cut
     whole = opened()
     expected = extend(whole, whole.pool.new_sequence(), TEXT, len(TEXT))
     context = opened(n_ubatch=n_ubatch)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import combinations
 from open_params import open_params
 from tiny_models import TINY, write_model
 
@@ -40,7 +41,10 @@ DEVICES: dict[str, Callable[[CpuDevice], Sequence[Device]]] = {
 Open = Callable[..., Context]
 
 
-@pytest.fixture(scope="module", params=["llama", "mixtral"])
+MODELS = ("llama", "mixtral")
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_model(TINY[request.param], path)
@@ -138,8 +142,11 @@ def test_a_node_that_reads_what_nobody_has_written(
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 
 
-@pytest.mark.parametrize("type", KV_TYPES, ids=lambda type: type.name)
-@pytest.mark.parametrize("n_tokens", [1, 7])
+@pytest.mark.parametrize(
+    ("path", "opened", "type", "n_tokens"),
+    combinations(MODELS, DEVICES, KV_TYPES, [1, 7]),
+    indirect=["path", "opened"],
+)
 def test_cells_of_the_pool_that_nobody_has_written(
     opened: Open, type: GGMLType, n_tokens: int
 ) -> None:
@@ -194,7 +201,7 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(("path", "name"), combinations(MODELS, CONFIGURATIONS), indirect=["path"])
 def test_no_graph_needs_more_than_is_reserved(path: Path, name: str) -> None:
     names, n_gpu_layers, changes = CONFIGURATIONS[name]
     cpu = CpuDevice(4)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import combinations
 from open_params import open_params
 from tiny_models import TINY, write_model
 
@@ -76,11 +77,11 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "experts on the CPU": {"devices": ("sim",), "n_cpu_moe": -1},
 }
-FILES = ("llama", "mixtral Q4_0", "qwen3moe", "qwen2 Q8_0")
+FILES = ("qwen3moe", "llama", "mixtral Q4_0", "qwen2 Q8_0")
 N_LAYER, N_CTX, N_DEEP_VOCAB = 5, 8192, 2000
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module")
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     arch, _, type = request.param.partition(" ")
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
@@ -183,7 +184,7 @@ def plan_of(path: Path, **params: Any) -> ModelPlan:
 # --- plans are exact ---
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(("path", "name"), combinations(FILES, CONFIGURATIONS), indirect=["path"])
 def test_a_plan_is_exact(path: Path, name: str) -> None:
     plan = plan_of(path, **CONFIGURATIONS[name])
     with opened(plan) as context:

@@ -1,0 +1,34 @@
+"""Combinations as parameters of a test: a few of them run always, all of them with --full.
+
+    @pytest.mark.parametrize(("type", "n"), combinations(TYPES, [1, 7, 64]))
+    def test_x(type: GGMLType, n: int) -> None: ...
+
+Tested by tests/base/test_matrix.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def combinations(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations of the values of the axes, those off the diagonal marked `full`.
+
+    The diagonal has as many combinations as the longest axis has values. Each value of each axis is
+    in at least one of them.
+    """
+    values = [list(axis) for axis in axes]
+    longest = max(len(axis) for axis in values)
+    diagonal = {tuple(i % len(axis) for axis in values) for i in range(longest)}
+    return [
+        pytest.param(*chosen, marks=() if place in diagonal else pytest.mark.full)
+        for place, chosen in zip(
+            itertools.product(*(range(len(axis)) for axis in values)),
+            itertools.product(*values),
+            strict=True,
+        )
+    ]
