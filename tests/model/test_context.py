@@ -254,8 +254,8 @@ def test_a_failing_index_is_an_error_and_the_context_goes_on(opened: Open) -> No
 
 
 def test_what_it_refuses(opened: Open) -> None:
-    for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_seq_max", 0)):
-        with pytest.raises(RequestError, match=f"{name} is {value}: must be at least"):
+    for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_parallel", 0)):
+        with pytest.raises(RequestError, match=f"{name} is {value}: must lie in"):
             opened(**{name: value})
     with pytest.raises(RequestError, match="type_k is Q4_K: must be one of F32, F16, BF16, Q8_0"):
         opened(type_k=GGMLType.Q4_K)
