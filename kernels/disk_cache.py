@@ -11,15 +11,18 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from time import time
-from typing import Final
+from time import sleep, time
+from typing import IO, Final
 
 from ..base.log import get_logger
 
 DIGEST_BYTES: Final = 32
 DAY: Final = 24 * 3600  # seconds
+WAIT_SECONDS: Final = 0.1  # between two looks at a lock
 KEPT_DAYS: Final = 30  # a folder of other kernels that was not used for so long is removed
 
 log = get_logger("kernels")
@@ -38,9 +41,7 @@ def read(folder: Path, name: str) -> bytes | None:
 def write(folder: Path, name: str, data: bytes) -> None:
     """Write data to a file. A failure is logged: it only costs time at the next start."""
     try:
-        if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _remove_old(folder.parent)
+        _make(folder)
         # in one step: another process may be reading, or writing the same
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
             file = Path(fresh) / name
@@ -50,6 +51,25 @@ def write(folder: Path, name: str, data: bytes) -> None:
         _warn_once(f"compiled kernels cannot be kept, every start compiles them anew: {e}")
 
 
+@contextmanager
+def one_process(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Let one process at a time fill a folder, so that two first starts do not compile the same.
+
+    Calls `waiting()` again and again while another process is inside. Where a folder cannot be
+    locked, no process waits.
+    """
+    with ExitStack() as stack:
+        try:
+            _make(folder)
+            file = stack.enter_context((folder / "lock").open("a"))
+            while not _lock(file):
+                waiting()
+                sleep(WAIT_SECONDS)
+        except (OSError, ImportError):
+            pass  # a read-only folder, or a disk or a system without locks
+        yield
+
+
 def mark_used(folder: Path) -> None:
     """Set the folder's time of last use, at most once a day."""
     try:
@@ -57,6 +77,23 @@ def mark_used(folder: Path) -> None:
             os.utime(folder)
     except OSError:
         pass  # another user's folder, which we do not remove either
+
+
+def _make(folder: Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_old(folder.parent)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Lock an open file until it is closed. Return False if another process has the lock."""
+    import fcntl  # noqa: PLC0415 - not on every system
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _digest(name: str, data: bytes) -> bytes:

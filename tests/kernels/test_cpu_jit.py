@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import jit_process
@@ -91,10 +93,15 @@ def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     # two at once, in an empty cache
     first = [start(tmp_path), start(tmp_path)]
     results = [finish(p) for p in first]
-    assert COMPILED in [r["told"] for r in results]
+    # each kernel was compiled once, and both saw the end
+    assert sorted(name for r in results for *_, name in r["told"] if name) == NAMES
+    assert [r["told"][-1] for r in results] == [[2, 2, ""]] * 2
     folder = Path(results[0]["folder"])
     assert folder.is_relative_to(tmp_path)
-    assert sorted(f.name for f in folder.iterdir()) == [f"{n}.o" for n in NAMES]
+    assert sorted(f.name for f in folder.iterdir()) == [
+        "lock",
+        *(f"{n}.o" for n in NAMES),
+    ]
     # later ones compile nothing
     assert finish(start(tmp_path))["told"] == []
 
@@ -184,7 +191,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     k = declare("test_no_space")
     assert load(k) == ["test_no_space"]
     assert call(k, 1) == 6
-    assert list(folder.iterdir()) == []
+    assert [file.name for file in folder.iterdir()] == ["lock"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -193,6 +200,40 @@ def test_a_read_only_folder_is_still_read(folder: Path) -> None:
     folder.chmod(0o500)
     assert load(declare("test_read"), declare("test_new")) == ["test_new"]
     folder.chmod(0o700)
+
+
+def test_a_process_waits_for_the_kernels_of_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(declare("test_slow"))
+    data = (folder / "test_slow.o").read_bytes()
+    (folder / "test_slow.o").unlink()
+    monkeypatch.setattr(jit, "compile_object", None)
+    lock = (folder / "lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # as another process has it
+    told: list[tuple[int, int, str]] = []
+
+    def progress(done: int, total: int, name: str, seconds: float) -> None:
+        told.append((done, total, name))
+        if done == 0:
+            (folder / "test_slow.o").write_bytes(data)
+            Timer(2 * disk_cache.WAIT_SECONDS, lock.close).start()
+
+    k = declare("test_slow")
+    load_all([k], progress)
+    assert told == [(0, 1, ""), (1, 1, "")]
+    assert call(k, 1) == 6
+
+
+def test_a_disk_without_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert load(declare("test_no_lock")) == ["test_no_lock"]
+    assert load(declare("test_no_lock")) == []
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # a system without them
+    assert load(declare("test_no_locks")) == ["test_no_locks"]
 
 
 # --- folders that nobody uses ---

@@ -13,7 +13,7 @@ Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, wraps
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ import platformdirs
 
 from ....base.errors import BackendError
 from ....sched.backend import CompileProgress
-from ...disk_cache import mark_used, read, write
+from ...disk_cache import mark_used, one_process, read, write
 from .isa import target
 from .objects import compile_object, load_objects
 from .worker_pool import compile_all
@@ -142,24 +142,46 @@ def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None)
     """
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}
-        objects = {
-            name: data
-            for name in missing
-            if (data := read(cache_folder(), f"{name}.o")) is not None
-        }
+        objects = _on_disk(missing)
         if objects:
             mark_used(cache_folder())
-        slow = [k for name, k in missing.items() if name not in objects]
-        begin = perf_counter()
-
-        def tell(done: int, name: str) -> None:
-            if progress and slow:
-                progress(done, len(slow), name, perf_counter() - begin)
-
-        def keep(k: Kernel, data: bytes) -> None:
-            objects[k.name] = data
-            write(cache_folder(), f"{k.name}.o", data)
-
-        compile_all(slow, cache_folder().name, tell, keep)
+        if len(objects) < len(missing):
+            slow = [k for name, k in missing.items() if name not in objects]
+            objects |= _compiled(slow, progress)
         for name, address in load_objects(objects).items():
             missing[name]._address = address
+
+
+def _on_disk(names: Iterable[str]) -> dict[str, bytes]:
+    """The object files in the cache, by kernel."""
+    files = {name: read(cache_folder(), f"{name}.o") for name in names}
+    return {name: data for name, data in files.items() if data is not None}
+
+
+def _compiled(kernels: Sequence[Kernel], progress: CompileProgress | None) -> dict[str, bytes]:
+    """Compile kernels and write them to the cache, or read what another process writes there."""
+    begin, objects, n_seen = perf_counter(), dict[str, bytes](), -1
+
+    def report(done: int, name: str) -> None:
+        if progress:
+            progress(done, len(kernels), name, perf_counter() - begin)
+
+    def waiting() -> None:
+        nonlocal n_seen
+        n_made = sum((cache_folder() / f"{k.name}.o").exists() for k in kernels)
+        if n_seen < n_made < len(kernels):
+            n_seen = n_made
+            report(n_made, "")
+
+    def keep(k: Kernel, data: bytes) -> None:
+        objects[k.name] = data
+        write(cache_folder(), f"{k.name}.o", data)
+
+    with one_process(cache_folder(), waiting):
+        objects |= _on_disk(k.name for k in kernels)
+        n_made = len(objects)  # by another process
+        left = [k for k in kernels if k.name not in objects]
+        compile_all(left, cache_folder().name, lambda n, name: report(n_made + n, name), keep)
+        if not left:
+            report(n_made, "")
+    return objects
