@@ -12,17 +12,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ..base.errors import LamellaError, RequestError
-from ..model.outputs import F32Array, Row
-from ..model.sampling import Sampler, SamplingParams, log_softmax
+from ..model.sampling import Logprobs, SamplingParams, TokenLogprob
 from ..model.vocab import Vocab
 from .engine.engine import Engine
 from .engine.job import Job, Result, StopType
 from .engine.ticket import Ticket
-
-LOWEST = float(np.finfo(np.float32).min)  # instead of -inf, which JSON cannot say
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class Piece:
 
     text: str
     tokens: tuple[int, ...]
-    probs: tuple[TokenProbs, ...] = ()  # one per token if `n_probs` > 0
+    probs: tuple[TokenProbs, ...] = ()  # one per token if the job asked for them
 
 
 News = Piece | Result | LamellaError
@@ -99,20 +94,13 @@ class TextSink:
         error: Callable[[LamellaError], object],
         progress: Callable[[int, int, int], object] | None = None,
         stop: Sequence[str] = (),
-        n_probs: int = 0,
-        post_sampling_probs: bool = False,
     ) -> None:
-        """`n_probs` > 0: the probabilities of so many tokens at each place, from the model's logits
-        or, with `post_sampling_probs`, of what the samplers left (the impossible left out).
-        """
         self._vocab = vocab
         self._emit = emit
         self._end = end
         self._error = error
         self._progress = progress
         self._finder = StopFinder(stop)
-        self._n_probs = n_probs
-        self._post_sampling_probs = post_sampling_probs
         self._decoder = vocab.stream()
         self._text = ""  # held back
         # tokens not emitted yet: where in _text each begins
@@ -124,14 +112,9 @@ class TextSink:
         if self._progress is not None:
             self._progress(n_processed, n_total, n_cached)
 
-    @property
-    def needs_logits(self) -> bool:
-        """See `Sink.needs_logits`."""
-        return self._n_probs > 0 and not self._post_sampling_probs
-
-    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+    def token(self, token: int, logprobs: Logprobs | None) -> bool:
         """See `Sink.token`."""
-        probs = self._token_probs(token, logits, sampler) if self._n_probs > 0 else None
+        probs = None if logprobs is None else self._token_probs(logprobs)
         self._tokens.append((len(self._text), token, probs))
         return self._push(self._decoder.push(token))
 
@@ -168,33 +151,12 @@ class TextSink:
         self._tokens = [(begin - n, t, p) for begin, t, p in self._tokens[len(tokens) :]]
         self._emit(piece)
 
-    def _token_probs(self, token: int, logits: Row, sampler: Sampler) -> TokenProbs:
-        if self._post_sampling_probs:
-            ids, probs = sampler.candidates()  # the likeliest first
-            best = [int(i) for i in ids[: self._n_probs]]
-            shown = [*range(len(best)), *np.flatnonzero(ids == token)]
-            known = {int(ids[i]): float(np.log(probs[i])) for i in shown}
-        else:
-            assert isinstance(logits, np.ndarray), "all logits are needed"
-            logprobs = log_softmax(logits)
-            best = _best(logprobs, self._n_probs)
-            known = {i: float(logprobs[i]) for i in (token, *best)}
-        chosen, *top = (self._token_prob(i, known.get(i, LOWEST)) for i in (token, *best))
-        return TokenProbs(chosen, tuple(top))
+    def _token_probs(self, found: Logprobs) -> TokenProbs:
+        return TokenProbs(self._token_prob(found.chosen), tuple(map(self._token_prob, found.top)))
 
-    def _token_prob(self, token: int, logprob: float) -> TokenProb:
-        raw = self._vocab.piece(token, special=True)
-        return TokenProb(token, raw.decode("utf-8", "replace"), raw, max(logprob, LOWEST))
-
-
-def _best(values: F32Array, n: int) -> list[int]:
-    """Indices of the `n` largest values, largest first; of equal ones the first first."""
-    candidates = np.arange(len(values))
-    if n < len(values):
-        nth = np.partition(values, len(values) - n)[len(values) - n]
-        candidates = np.flatnonzero(values >= nth)  # ties included: no partition's order decides
-    order = np.argsort(-values[candidates], kind="stable")[:n]
-    return [int(i) for i in candidates[order]]
+    def _token_prob(self, found: TokenLogprob) -> TokenProb:
+        raw = self._vocab.piece(found.id, special=True)
+        return TokenProb(found.id, raw.decode("utf-8", "replace"), raw, found.logprob)
 
 
 class Generation:
@@ -264,7 +226,7 @@ def generate(
         RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
     """
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    sink = TextSink(vocab, emit=news.put, end=news.put, error=news.put, stop=stop, n_probs=n_probs)
+    sink = TextSink(vocab, emit=news.put, end=news.put, error=news.put, stop=stop)
     job = Job(
         prompt=tuple(prompt),
         sampling=sampling,
@@ -272,5 +234,6 @@ def generate(
         n_predict=n_predict,
         cache_prompt=cache_prompt,
         ignore_eos=ignore_eos,
+        n_probs=n_probs,
     )
     return Generation(engine, engine.submit(job), news)

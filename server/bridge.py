@@ -38,6 +38,7 @@ class Progress:
 
 
 Event = Progress | Piece | Result
+Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Choice:
     """One text to generate, and what has become of it so far."""
 
     index: int
-    prompt: tuple[int, ...]
+    n_prompt: int
     sampling: SamplingParams
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -90,7 +91,7 @@ class Choice:
         t_first = self.t_first or self.t_last
         return Timings(
             cache_n=self.n_cached,
-            prompt_n=len(self.prompt) - self.n_cached,
+            prompt_n=self.n_prompt - self.n_cached,
             prompt_ms=1e3 * (t_first - self.t_start),
             predicted_n=len(self.tokens),
             predicted_ms=1e3 * (self.t_last - t_first),
@@ -109,16 +110,19 @@ class Bridge:
         self._tickets: list[Ticket] = []
         self._closed = False
 
-    def submit(self, choices: Sequence[Choice], body: GenerationBody) -> None:
-        """Hand all choices to the engine.
+    def submit(
+        self, choices: Sequence[Choice], prompts: Sequence[Prompt], body: GenerationBody
+    ) -> None:
+        """Submit all choices to the engine: equally many for each of the prompts, in order.
 
         Raises:
             RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`; some
                 may have been submitted then, until `close`.
         """
+        n_each = len(choices) // len(prompts)
+        n_top = body.n_top_probs
         for choice in choices:
             say = partial(self._say, choice.index)
-            n_top = body.n_top_probs
             sink = TextSink(
                 self._engine.vocab,
                 emit=say,
@@ -126,17 +130,17 @@ class Bridge:
                 error=say,
                 progress=partial(self._progress, choice, body.return_progress),
                 stop=body.stop,
-                n_probs=0 if n_top is None else max(n_top, 1),
-                post_sampling_probs=body.post_sampling_probs,
             )
             job = Job(
-                prompt=choice.prompt,
+                prompt=prompts[choice.index // n_each],
                 sampling=choice.sampling,
                 sink=sink,
                 n_predict=body.n_predict,
                 cache_prompt=body.cache_prompt,
                 ignore_eos=body.ignore_eos,
                 t_max_predict_ms=max(body.t_max_predict_ms, 0),
+                n_probs=0 if n_top is None else max(n_top, 1),
+                post_sampling_probs=body.post_sampling_probs,
             )
             self._keep(self._engine.submit(job))
 

@@ -90,7 +90,7 @@ def choices_of(
         raise RequestError(f'"n" must be at most {n_max}, as many as run in parallel, found {n}')
     sampling = sampling_params(model, body)
     return [
-        Choice(n * i + j, tuple(prompt), replace(sampling, seed=_next_seed(sampling.seed, j)))
+        Choice(n * i + j, len(prompt), replace(sampling, seed=_next_seed(sampling.seed, j)))
         for i, prompt in enumerate(prompts)
         for j in range(n)
     ]

@@ -88,7 +88,7 @@ class NativeReplies(Replies):
         choices: Sequence[Choice],
         prompts: Sequence[str],
     ) -> None:
-        """`prompts` are the texts of the choices' prompts, which the last chunks repeat."""
+        """`prompts` are the texts of the prompts, which the last chunks repeat."""
         super().__init__(model, body, choices)
         self.prompts = prompts
 
@@ -104,7 +104,7 @@ class NativeReplies(Replies):
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": len(choice.tokens),
-            "tokens_evaluated": len(choice.prompt),
+            "tokens_evaluated": choice.n_prompt,
         }
         if isinstance(event, Piece):
             chunk |= {"content": event.text, "tokens": list(event.tokens)}
@@ -137,7 +137,7 @@ class NativeReplies(Replies):
             "tokens_predicted": result.n_predicted,
             "tokens_evaluated": result.n_prompt,
             "generation_settings": generation_settings(body, choice.sampling, result.seed),
-            "prompt": self.prompts[choice.index],
+            "prompt": self.prompts[choice.index // self.body.n_choices],
             "has_new_line": "\n" in choice.text,
             "truncated": result.truncated,
             "stop_type": result.stop_type.value,

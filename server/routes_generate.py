@@ -18,7 +18,7 @@ from aiohttp import web
 
 from ..base.errors import LamellaError
 from ..runtime.instance import Instance
-from .bridge import Bridge, Choice, Event, Report
+from .bridge import Bridge, Choice, Event, Prompt, Report
 from .http_errors import describe
 from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, tokenize_parts
@@ -40,30 +40,31 @@ Preparation = Callable[[Bridge, Instance, bytes], Replies]
 
 def prepare_native(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(CompletionBody, raw)
-    choices = _completion_choices(model, body)
-    bridge.submit(choices, body)  # refuses what is too long, or no token
-    texts = [model.vocab.detokenize(choice.prompt, special=True) for choice in choices]
+    prompts = _prompts(model, body)
+    choices = choices_of(model, body, prompts)
+    bridge.submit(choices, prompts, body)  # refuses a prompt that is too long, or an invalid token
+    texts = [model.vocab.detokenize(prompt, special=True) for prompt in prompts]
     return NativeReplies(model, body, choices, texts)
 
 
 def prepare_completion(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(CompletionBody, raw)
-    choices = _completion_choices(model, body)
-    bridge.submit(choices, body)
+    prompts = _prompts(model, body)
+    choices = choices_of(model, body, prompts)
+    bridge.submit(choices, prompts, body)
     return CompletionReplies(model, body, choices)
 
 
 def prepare_chat(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(ChatBody, raw)
-    prompt = tokenize_parts(model.vocab, [chat_prompt(model, body)])
-    choices = choices_of(model, body, [prompt])
-    bridge.submit(choices, body)
+    prompts = [tuple(tokenize_parts(model.vocab, [chat_prompt(model, body)]))]
+    choices = choices_of(model, body, prompts)
+    bridge.submit(choices, prompts, body)
     return ChatReplies(model, body, choices)
 
 
-def _completion_choices(model: Instance, body: CompletionBody) -> list[Choice]:
-    prompts = [tokenize_parts(model.vocab, prompt) for prompt in body.prompts]
-    return choices_of(model, body, prompts)
+def _prompts(model: Instance, body: CompletionBody) -> list[Prompt]:
+    return [tuple(tokenize_parts(model.vocab, prompt)) for prompt in body.prompts]
 
 
 async def _generate(prepare: Preparation, request: web.Request) -> web.StreamResponse:

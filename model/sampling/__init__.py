@@ -1,18 +1,21 @@
 """sampling: from logits to the next token, with llama-server's samplers, defaults and draws."""
 
+from .logprobs import Logprobs, TokenLogprob, model_logprobs, sampler_logprobs
 from .native import load_kernels
 from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
 from .recommended import recommended_sampling
 from .sampler import Sampler, SamplerVocab
-from .softmax import log_softmax
 
 __all__ = [
     "DEFAULT_SAMPLERS",
+    "Logprobs",
     "Sampler",
     "SamplerVocab",
     "SamplingParams",
+    "TokenLogprob",
     "load_kernels",
-    "log_softmax",
+    "model_logprobs",
     "recommended_sampling",
+    "sampler_logprobs",
     "samplers_from_chars",
 ]

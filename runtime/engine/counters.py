@@ -38,7 +38,7 @@ class Counters:
 
     def prompt_done(self, ticket: Ticket) -> None:
         """A prompt was evaluated; `t_first` is set."""
-        n_prompt = len(ticket.job.prompt)
+        n_prompt = ticket.n_prompt
         self.n_prompt += n_prompt - ticket.n_cached
         self.n_cached += ticket.n_cached
         self.prompt_s += ticket.t_first - ticket.t_start

@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ...base.errors import LamellaError
-from ...model.outputs import Row
-from ...model.sampling import Sampler, SamplingParams
+from ...model.sampling import Logprobs, SamplingParams
 
 
 class StopType(StrEnum):
@@ -75,29 +74,25 @@ class Result:
 
 
 class Sink(Protocol):
-    """Who a job's tokens go to. Called on the engine's thread: must be quick and must not raise.
+    """Receives the tokens of a job. Its methods are called on the engine's thread: they must be
+    quick and must not raise.
 
-    Exactly one of `finished` and `failed` is called, once, and nothing after it.
+    The last call is either `finished` or `failed`.
     """
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether `token` must be given all logits; always the same."""
-
     def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
-        """`n_processed` prompt tokens are evaluated, `n_cached` of them before this job was there;
-        starts over if the job was preempted."""
+        """`n_processed` of `n_total` prompt tokens are evaluated, `n_cached` of them by other jobs.
+        Counting starts over after a preemption."""
 
-    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
-        """One new token, never one that ends the generation.
+    def token(self, token: int, logprobs: Logprobs | None) -> bool:
+        """A new token; a token that ends the generation is not passed on.
 
-        `logits` [n_vocab] are the model's own, which `sampler` has just chosen from, or unless
-        `needs_logits` the largest of them; both are valid during the call only. False stops the
-        generation (`StopType.WORD`).
+        `logprobs` are those that the job asked for. Return False to stop the generation
+        (`StopType.WORD`).
         """
 
     def finished(self, result: Result) -> None:
-        """The generation ended as it should."""
+        """The generation ended without an error."""
 
     def failed(self, error: LamellaError) -> None:
         """The generation was cancelled (CancelledError) or could not go on."""
@@ -105,12 +100,31 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One generation to make: a tokenised prompt and how to go on from it."""
+    """One generation: a tokenized prompt and how to continue it.
+
+    Attributes:
+        prompt: its tokens.
+        sampling: how tokens are chosen.
+        sink: receives the tokens.
+        n_predict: most tokens to predict; -1: until the model ends or the context is full.
+        cache_prompt: share evaluated prefixes with other jobs.
+        ignore_eos: never sample a token that ends the generation.
+        t_max_predict_ms: milliseconds after the first token, once there is a new line; 0: no limit.
+        n_probs: the sink gets the log-probabilities of so many tokens at each place; 0: none.
+        post_sampling_probs: these are what the samplers left, not the model's own.
+    """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     sink: Sink
-    n_predict: int = -1  # most tokens to predict; -1: until the model ends or the context is full
-    cache_prompt: bool = True  # begin with what others have evaluated of it, and leave it to them
-    ignore_eos: bool = False  # tokens that end a generation are never sampled
-    t_max_predict_ms: float = 0  # since the first token, once there is a new line; 0: for ever
+    n_predict: int = -1
+    cache_prompt: bool = True
+    ignore_eos: bool = False
+    t_max_predict_ms: float = 0
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if the largest logits are not enough: the model's own probabilities are wanted."""
+        return self.n_probs > 0 and not self.post_sampling_probs

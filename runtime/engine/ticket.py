@@ -1,6 +1,6 @@
 """A job inside the engine: its tokens so far, its place in the KV pool, its clock.
 
-What happens to it is decided in runtime/engine/engine.py. Tests: tests/runtime/test_engine.py.
+`policy.py` decides what happens to it. Tested by tests/runtime/test_engine.py.
 """
 
 from __future__ import annotations
@@ -11,50 +11,64 @@ from .job import Job, Result, StopType, Timings
 
 
 class Ticket:
-    """A submitted job. Callers of the engine hand it to `Engine.cancel` and look no deeper.
+    """A submitted job. Callers of the engine pass it to `Engine.cancel` and look no deeper.
 
-    All fields belong to the engine's thread but `settled`, which the engine's lock guards.
+    All fields belong to the engine's thread but `settled`, which the queue's lock guards.
     """
 
     __slots__ = (
+        "cache_prompt",
         "decoding",
         "has_new_line",
+        "ignore_eos",
         "is_sound",
-        "job",
         "n_cached",
         "n_done",
+        "n_predict",
+        "n_probs",
+        "n_prompt",
         "n_top",
+        "post_sampling_probs",
         "sampler",
         "seq",
         "settled",
+        "sink",
         "t_end",
         "t_first",
+        "t_max_predict_ms",
         "t_start",
         "tokens",
         "truncated",
     )
 
     def __init__(self, job: Job, sampler: Sampler) -> None:
-        self.job = job
+        self.sink = job.sink
         self.sampler = sampler
-        # so many of the largest logits are enough for all who look at them; 0: all are needed
-        self.n_top = 0 if job.sink.needs_logits else sampler.n_top
-        self.tokens = list(job.prompt)  # and what was predicted, so that all can be recomputed
+        self.n_predict = job.n_predict
+        self.cache_prompt = job.cache_prompt
+        self.ignore_eos = job.ignore_eos
+        self.t_max_predict_ms = job.t_max_predict_ms
+        self.n_probs = job.n_probs
+        self.post_sampling_probs = job.post_sampling_probs
+        # as many of the largest logits are enough; 0: all are needed
+        self.n_top = 0 if job.needs_logits else sampler.n_top
+        self.n_prompt = len(job.prompt)
+        self.tokens = list(job.prompt)  # and the predicted ones, so that all can be recomputed
         self.seq: KVSequence | None = None  # None while it waits
-        self.n_cached = 0  # tokens that were there when it started first
+        self.n_cached = 0  # prompt tokens that the pool held when it first started
         self.n_done = 0  # tokens evaluated, while not decoding
         self.decoding = False  # all tokens but the last, a predicted one, are evaluated
-        self.is_sound = True  # its cells hold what they should: no step of its tokens has failed
+        self.is_sound = True  # no step with its tokens has failed: its cells can be shared
         self.has_new_line = False
         self.truncated = False
-        self.settled = False  # how it ends is decided: finished, failed or cancelled
-        # seconds of time.perf_counter: first chunk, end of the prompt, end of all; 0: not yet
+        self.settled = False  # its end is decided: finished, failed or cancelled
+        # seconds of time.perf_counter: first chunk, first token, end; 0: not yet
         self.t_start = self.t_first = self.t_end = 0.0
 
     @property
     def n_predicted(self) -> int:
         """Tokens sampled so far."""
-        return len(self.tokens) - len(self.job.prompt)
+        return len(self.tokens) - self.n_prompt
 
     @property
     def n_evaluated(self) -> int:
@@ -70,7 +84,7 @@ class Ticket:
             self.n_cached = seq.length
 
     def leave(self) -> None:
-        """Give the pages back; tokens, sampler and clock stay for another start."""
+        """Give the pages back. Tokens, sampler and clock stay for another start."""
         if self.seq is not None:
             self.seq.free()
         self.seq = None
@@ -78,20 +92,19 @@ class Ticket:
         self.n_done = 0
 
     def result(self, stop_type: StopType) -> Result:
-        """What to tell the sink."""
-        n_prompt, n_predicted = len(self.job.prompt), self.n_predicted
+        """The result for the sink."""
         return Result(
             stop_type=stop_type,
-            n_prompt=n_prompt,
+            n_prompt=self.n_prompt,
             n_cached=self.n_cached,
-            n_predicted=n_predicted,
+            n_predicted=self.n_predicted,
             truncated=self.truncated,
             seed=self.sampler.seed,
             timings=Timings(
                 cache_n=self.n_cached,
-                prompt_n=n_prompt - self.n_cached,
+                prompt_n=self.n_prompt - self.n_cached,
                 prompt_ms=1e3 * (self.t_first - self.t_start),
-                predicted_n=n_predicted,
+                predicted_n=self.n_predicted,
                 predicted_ms=1e3 * (self.t_end - self.t_first),
             ),
         )

@@ -26,10 +26,9 @@ from sampling_toys import (
     slow_xtc,
 )
 
-from lamella.model.sampling import log_softmax
 from lamella.model.sampling.candidates import Candidates
 from lamella.model.sampling.penalties import logit_bias, penalties, taken_off
-from lamella.model.sampling.softmax import exps, running_sum, softmax
+from lamella.model.sampling.softmax import exps, log_softmax, running_sum, softmax
 from lamella.model.sampling.temperature import dynamic_temperature, temperature
 from lamella.model.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
 

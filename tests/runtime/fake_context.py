@@ -22,7 +22,7 @@ from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.kv_pages import KVSequence, PagePool
 from lamella.model.outputs import F32Array, Row, TopLogits
-from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Job, Result
@@ -182,11 +182,8 @@ class Clock:
 class Recorder:
     """A sink that writes down what it is told. `on_token` may object, or raise."""
 
-    def __init__(
-        self, on_token: Callable[[int], bool] = lambda n: True, *, needs_logits: bool = True
-    ) -> None:
+    def __init__(self, on_token: Callable[[int], bool] = lambda n: True) -> None:
         self.on_token = on_token
-        self.needs_logits = needs_logits
         self.tokens: list[int] = []
         self.progressed: list[tuple[int, int]] = []
         self.ends: list[Result | LamellaError] = []
@@ -196,11 +193,10 @@ class Recorder:
         assert not self.ends
         self.progressed.append((n_processed, n_total))
 
-    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+    def token(self, token: int, logprobs: Logprobs | None) -> bool:
         assert not self.ends
-        if self.needs_logits:
-            assert isinstance(logits, np.ndarray)
-            assert logits.shape == (N_VOCAB,)
+        if logprobs is not None:
+            assert logprobs.chosen.id == token
         self.tokens.append(token)
         return self.on_token(len(self.tokens))
 
@@ -240,6 +236,7 @@ def job(
     n_predict: int = -1,
     ignore_eos: bool = False,
     cache_prompt: bool = True,
+    n_probs: int = 1,
 ) -> Job:
     return Job(
         prompt=prompt or (7, 8, 9),
@@ -248,6 +245,7 @@ def job(
         n_predict=n_predict,
         ignore_eos=ignore_eos,
         cache_prompt=cache_prompt,
+        n_probs=n_probs,
     )
 
 

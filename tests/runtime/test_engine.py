@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-import numpy as np
 import pytest
 from fake_context import (
     EOS,
@@ -21,8 +20,7 @@ from fake_context import (
 
 from lamella.base.errors import RequestError
 from lamella.model.context import Context
-from lamella.model.outputs import Row
-from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.sampling import Logprobs, SamplingParams
 from lamella.runtime.engine.job import Job, StopType, Timings
 
 
@@ -224,7 +222,7 @@ def test_timings_of_nothing_are_zero(predicted_n: int) -> None:
 
 def test_time_is_split_at_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, context, sink = Clock(), FakeContext(n_ubatch=8), Recorder()
-    monkeypatch.setattr("lamella.runtime.engine.engine.time", clock)
+    monkeypatch.setattr("lamella.runtime.engine.runner.time", clock)
     naps = {1: 0.02, 2: 0.02, 3: 0.05}  # two chunks of prompt, one token after the first
     context.on_decode = lambda step: clock.wait(naps.get(step, 0))
     with running(context, job(sink, *[5] * 12, n_predict=2, ignore_eos=True)):
@@ -234,19 +232,19 @@ def test_time_is_split_at_the_first_token(monkeypatch: pytest.MonkeyPatch) -> No
     assert timings.predicted_ms == pytest.approx(50)
 
 
-def test_logits_are_those_the_token_was_chosen_from() -> None:
+def test_probabilities_are_of_the_logits_that_the_token_was_sampled_from() -> None:
     best: list[int] = []
 
     class Watching(Recorder):
-        def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
-            assert isinstance(logits, np.ndarray)
-            best.append(int(logits.argmax()))
-            return super().token(token, logits, sampler)
+        def token(self, token: int, logprobs: Logprobs | None) -> bool:
+            assert logprobs is not None
+            best.append(logprobs.top[0].id)
+            return super().token(token, logprobs)
 
     sinks = [Watching() for _ in range(3)]
     greedy = SamplingParams(temperature=0.0)
     jobs = [
-        Job(prompt=(4, 5, i), sampling=greedy, sink=sink, n_predict=5)
+        Job(prompt=(4, 5, i), sampling=greedy, sink=sink, n_predict=5, n_probs=1)
         for i, sink in enumerate(sinks)
     ]
     with running(FakeContext(), *jobs, n_parallel=1):

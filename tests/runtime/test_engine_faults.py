@@ -22,7 +22,7 @@ from fake_context import (
 from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
 from lamella.model.kv_pages import KVSequence
 from lamella.model.outputs import Row
-from lamella.model.sampling import Sampler
+from lamella.model.sampling import Logprobs, Sampler
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 from lamella.runtime.engine.ticket import Ticket
@@ -56,9 +56,9 @@ class Broken(Recorder):
     def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
         self.fail_at("progress")
 
-    def token(self, token: int, logits: Row, sampler: Sampler) -> bool:
+    def token(self, token: int, logprobs: Logprobs | None) -> bool:
         self.fail_at("token")
-        return super().token(token, logits, sampler)
+        return super().token(token, logprobs)
 
     def finished(self, result: Result) -> None:
         super().finished(result)
@@ -297,7 +297,7 @@ def begin_to_close(engine: Engine) -> threading.Thread:
     """The thread in which `close` has begun, and waits for the step that runs."""
     closer = threading.Thread(target=engine.close)
     closer.start()
-    while not engine._closed:
+    while not engine.closed:
         closer.join(0.001)
     return closer
 
@@ -384,7 +384,7 @@ def test_a_call_that_the_engine_did_not_come_to_is_refused() -> None:
 
         caller = threading.Thread(target=call)
         caller.start()
-        while not engine._calls:
+        while not engine._queue._calls:
             caller.join(0.001)
         closer = begin_to_close(engine)
         context.opened.set()

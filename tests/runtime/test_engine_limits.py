@@ -138,7 +138,7 @@ def test_ignored_end_tokens_are_never_sampled() -> None:
 
 def test_time_is_up_only_after_a_new_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("lamella.runtime.engine.engine.time", clock)
+    monkeypatch.setattr("lamella.runtime.engine.runner.time", clock)
     newline, other = 3, 10
     for token, n_predicted in ((newline, 4), (other, 20)):  # the fourth comes after 6 ms
         context, sink = FakeContext(), Recorder()
@@ -231,7 +231,7 @@ def test_timings_of_a_preempted_job_start_with_its_first_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, context = Clock(), FakeContext(32)
-    monkeypatch.setattr("lamella.runtime.engine.engine.time", clock)
+    monkeypatch.setattr("lamella.runtime.engine.runner.time", clock)
     context.on_decode = lambda step: clock.wait(0.001)
     a, b = Recorder(), Recorder()
     jobs = [

@@ -64,9 +64,9 @@ def generate(
     engine: Engine, prompt: Sequence[int], n_predict: int = 6, *, cache_prompt: bool = True
 ) -> Recorder:
     """Submit a job; its sink."""
-    sink = Recorder(needs_logits=False)
-    wanted = job(sink, *prompt, n_predict=n_predict, ignore_eos=True, cache_prompt=cache_prompt)
-    engine.submit(wanted)
+    sink = Recorder()
+    how = {"ignore_eos": True, "cache_prompt": cache_prompt}
+    engine.submit(job(sink, *prompt, n_predict=n_predict, n_probs=0, **how))
     return sink
 
 
@@ -126,7 +126,7 @@ def test_a_failure_in_flight_is_told_to_whose_it_is(path: Path) -> None:
     """It fails at its first chunk, and is told so at a later one; who waits is not concerned."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
-        engine.n_parallel = 1  # the other one waits
+        engine._runner._n_parallel = 1  # the other one waits
         hold = Hold(watch, 1, fails=True)
         sink = generate(engine, PROMPT)
         other = generate(engine, OTHER)
@@ -143,10 +143,10 @@ def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
     """The next job gets neither its pages too early nor its error, nor what it left undone."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
-        engine.n_parallel = 1
+        engine._runner._n_parallel = 1
         hold = Hold(watch, 1, fails)
-        sink = Recorder(needs_logits=False)
-        ticket = engine.submit(job(sink, *PROMPT))
+        sink = Recorder()
+        ticket = engine.submit(job(sink, *PROMPT, n_probs=0))
         assert hold.reached.wait(WAIT_S)
         engine.cancel(ticket)
         other = generate(engine, OTHER)

@@ -18,7 +18,7 @@ from lamella.runtime.engine.job import Result
 
 
 def nodes_of(engine: Engine) -> list[Node]:
-    found, unseen = [], [engine._prefixes._root]
+    found, unseen = [], [engine._runner.prefixes._root]
     while unseen:
         node = unseen.pop()
         found.append(node)
@@ -30,12 +30,12 @@ def check_pool(engine: Engine, context: PipelineContext) -> None:
     """The tree's cells, and the books of the pool against all who have a page."""
     pool, nodes = context.pool, nodes_of(engine)
     n_refs = np.zeros(pool.n_pages + 1, np.int64)
-    for ticket in engine._running:
+    for ticket in engine._runner.running:
         assert ticket.seq is not None
         n_refs[ticket.seq.page_numbers()] += 1
     in_use = n_refs > 0
     late = {int(cell) for cells, _ in context.pending for cell in cells}
-    ages = {node: age for age, node in enumerate(engine._prefixes._by_age)}
+    ages = {node: age for age, node in enumerate(engine._runner.prefixes._by_age)}
     for node in nodes:
         tokens = np.frombuffer(node.key, np.int32)
         cells = node.page * pool.page_size + np.arange(len(tokens))
@@ -107,8 +107,8 @@ class Life:
     def on_decode(self, step: int) -> None:
         if self.chance.random() < 0.3:
             self.submit()
-        if self.engine._running and self.chance.random() < self.p_cancel:
-            self.engine.cancel(self.chance.choice(self.engine._running))
+        if self.engine._runner.running and self.chance.random() < self.p_cancel:
+            self.engine.cancel(self.chance.choice(self.engine._runner.running))
             if self.chance.random() < 10 * self.p_fail:
                 raise BackendError("the device is gone, and so is a client")
         if self.chance.random() < self.p_fail:
@@ -116,7 +116,7 @@ class Life:
 
     def run(self) -> int:
         """Live it to the end, looking at the pool after every step; prompt tokens found again."""
-        step, wrong = self.engine._step, list[BaseException]()
+        step, wrong = self.engine._runner.step, list[BaseException]()
 
         def checked_step() -> None:
             step()
@@ -125,7 +125,7 @@ class Life:
             except AssertionError as e:
                 wrong.append(e)
 
-        self.engine._step = checked_step  # type: ignore[method-assign]
+        self.engine._runner.step = checked_step  # type: ignore[method-assign]
         for _ in range(8):
             self.submit()
         self.engine.start()

@@ -38,7 +38,7 @@ def sampling(i: int) -> SamplingParams:
 
 @pytest.mark.parametrize("n_parallel", [1, 3, 8])
 def test_mixed_jobs_get_what_each_gets_alone(n_parallel: int) -> None:
-    sinks = [Recorder(needs_logits=False) for _ in PARAMS]
+    sinks = [Recorder() for _ in PARAMS]
     jobs = [
         Job(prompt=(3, 4 + i), sampling=sampling(i), sink=sink, n_predict=30)
         for i, sink in enumerate(sinks)
@@ -55,7 +55,7 @@ def test_what_is_asked_for() -> None:
     context = FakeContext()
 
     def job(i: int, *, needs_logits: bool = False, ignore_eos: bool = False) -> Job:
-        sink = Recorder(needs_logits=needs_logits)
+        sink = Recorder()
         sinks.append(sink)
         return Job(
             prompt=(3, 4),
@@ -63,6 +63,7 @@ def test_what_is_asked_for() -> None:
             sink=sink,
             n_predict=1,
             ignore_eos=ignore_eos,
+            n_probs=int(needs_logits),
         )
 
     sinks: list[Recorder] = []

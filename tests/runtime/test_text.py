@@ -5,19 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import pytest
-from fake_context import N_VOCAB, PIECES, VOCAB, sampling
+from fake_context import PIECES, VOCAB
 
 from lamella.base.errors import BackendError, LamellaError
-from lamella.model.outputs import F32Array, Row, TopLogits
-from lamella.model.sampling import Sampler, SamplingParams
+from lamella.model.sampling import Logprobs, TokenLogprob
 from lamella.runtime.engine.job import Result, StopType, Timings
-from lamella.runtime.text import LOWEST, Piece, StopFinder, TextSink
+from lamella.runtime.text import Piece, StopFinder, TextSink, TokenProb
 
-NOTHING = np.zeros(N_VOCAB, np.float32)
-SAMPLER = Sampler(sampling(), VOCAB)
 TIMINGS = Timings(cache_n=0, prompt_n=1, prompt_ms=1, predicted_n=1, predicted_ms=1)
 RESULT = Result(
     stop_type=StopType.EOS,
@@ -44,7 +39,7 @@ class Listener:
     errors: list[LamellaError] = field(default_factory=list)
     progressed: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def sink(self, *stop: str, n_probs: int = 0, post_sampling_probs: bool = False) -> TextSink:
+    def sink(self, *stop: str) -> TextSink:
         return TextSink(
             VOCAB,
             emit=self.pieces.append,
@@ -52,8 +47,6 @@ class Listener:
             error=self.errors.append,
             progress=lambda *numbers: self.progressed.append(numbers),
             stop=stop,
-            n_probs=n_probs,
-            post_sampling_probs=post_sampling_probs,
         )
 
     @property
@@ -71,7 +64,7 @@ class Listener:
 
 def feed(sink: TextSink, tokens: list[int]) -> bool:
     """As the engine does: until the sink has had enough."""
-    more = all(sink.token(token, NOTHING, SAMPLER) for token in tokens)
+    more = all(sink.token(token, None) for token in tokens)
     sink.finished(RESULT)
     return more
 
@@ -210,84 +203,22 @@ def test_long_stop_strings_cost_little() -> None:
 # --- probabilities ---
 
 
-def logits_of(probs: list[float]) -> F32Array:
-    logits: npt.NDArray[np.float32] = np.full(N_VOCAB, -np.inf, np.float32)
-    logits[10 : 10 + len(probs)] = np.log(probs) + 3
-    return logits
-
-
-def test_probabilities_are_those_of_the_models_own_logits() -> None:
+def test_probabilities_get_the_texts_of_their_tokens() -> None:
     heard = Listener()
-    sink = heard.sink(n_probs=3)
-    sink.token(12, logits_of([0.25, 0.5, 0.125, 0.125]), SAMPLER)
+    sink = heard.sink()
+    (a,) = ids("a")
+    found = Logprobs(TokenLogprob(a, -1.5), (TokenLogprob(E_FRONT, -0.5), TokenLogprob(a, -1.5)))
+    sink.token(a, found)
     ((probs,),) = (piece.probs for piece in heard.pieces)
-    assert (probs.chosen.id, probs.chosen.token, probs.chosen.raw) == (12, "c", b"c")
-    assert probs.chosen.logprob == pytest.approx(np.log(0.125), abs=1e-5)
-    assert [(p.id, p.token) for p in probs.top] == [
-        (11, "b"),
-        (10, "a"),
-        (12, "c"),
-    ]  # a tie: 12, 13
-    assert [p.logprob for p in probs.top] == pytest.approx(np.log([0.5, 0.25, 0.125]), abs=1e-5)
-
-
-def test_impossible_tokens_have_a_probability_that_json_can_say() -> None:
-    heard = Listener()
-    sink = heard.sink(n_probs=N_VOCAB + 5)
-    sink.token(E_FRONT, logits_of([0.5, 0.5]), SAMPLER)
-    sink.finished(RESULT)
-    (probs,) = heard.pieces[0].probs
-    assert len(probs.top) == N_VOCAB
-    assert (probs.chosen.logprob, probs.top[-1].logprob) == (LOWEST, LOWEST)
-    assert (probs.chosen.token, probs.chosen.raw) == ("\ufffd", b"\xc3")
-
-
-@pytest.mark.parametrize("n_given", [N_VOCAB, 2])
-def test_probabilities_after_sampling_are_the_samplers(n_given: int) -> None:
-    params = SamplingParams(seed=1, temperature=1.0, top_k=2, samplers=("top_k", "temperature"))
-    sampler = Sampler(params, VOCAB)
-    logits: Row = logits_of([0.25, 0.5, 0.25])
-    if n_given == 2:  # those that a device has found
-        logits = TopLogits(np.array([11, 10], np.int32), logits_of([0.25, 0.5])[[11, 10]])
-    token = sampler.sample(logits)
-    heard = Listener()
-    sink = heard.sink(n_probs=5, post_sampling_probs=True)
-    sink.token(token, logits, sampler)
-    (probs,) = heard.pieces[0].probs
-    assert len(probs.top) == 2
-    assert sum(np.exp(p.logprob) for p in probs.top) == pytest.approx(1)
-    assert probs.top[0].id == 11
-    assert probs.chosen in probs.top
-
-
-@pytest.mark.parametrize(
-    ("n_probs", "post_sampling_probs", "needed"),
-    [(0, False, False), (0, True, False), (1, True, False), (1, False, True)],
-)
-def test_all_logits_are_needed_for_the_models_own_probabilities(
-    n_probs: int, post_sampling_probs: bool, needed: bool
-) -> None:
-    sink = Listener().sink(n_probs=n_probs, post_sampling_probs=post_sampling_probs)
-    assert sink.needs_logits == needed
-
-
-def test_a_chosen_token_needs_not_be_among_the_likeliest() -> None:
-    sampler = Sampler(SamplingParams(seed=1, samplers=("top_k",)), VOCAB)
-    logits = logits_of([0.3, 0.4, 0.3])
-    token = next(t for _ in range(1000) if (t := sampler.sample(logits)) != 11)
-    for post_sampling_probs in (False, True):
-        heard = Listener()
-        heard.sink(n_probs=1, post_sampling_probs=post_sampling_probs).token(token, logits, sampler)
-        (probs,) = heard.pieces[0].probs
-        assert [p.id for p in probs.top] == [11]
-        assert (probs.chosen.id, np.exp(probs.chosen.logprob)) == (token, pytest.approx(0.3))
+    assert probs.chosen == TokenProb(a, "a", b"a", -1.5)
+    assert probs.top == (TokenProb(E_FRONT, "\ufffd", b"\xc3", -0.5), probs.chosen)
 
 
 def test_probabilities_stay_with_their_tokens() -> None:
     heard = Listener()
-    sink = heard.sink("bcd", n_probs=1)
+    sink = heard.sink("bcd")
     for token in [*ids("abc"), E_FRONT, E_BACK]:
-        sink.token(token, NOTHING, SAMPLER)
+        sink.token(token, Logprobs(TokenLogprob(token, -1.0), ()))
     sink.finished(RESULT)
     for piece in heard.pieces:
         assert tuple(p.chosen.id for p in piece.probs) == piece.tokens

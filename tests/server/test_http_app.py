@@ -146,7 +146,7 @@ def test_stopping_ends_running_generations(monkeypatch: pytest.MonkeyPatch) -> N
             assert go_on.wait(WAIT_S)
 
     def let_go() -> None:
-        eventually(lambda: server.model.engine._closed)
+        eventually(lambda: server.model.engine.closed)
         go_on.set()
 
     context.on_decode = on_decode

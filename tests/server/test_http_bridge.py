@@ -17,9 +17,11 @@ from lamella.runtime.text import Piece
 from lamella.server.bridge import Bridge, Choice, Progress
 from lamella.server.schema import GenerationBody
 
+PROMPT = (BOS, 7, 8)
+
 
 def choice(index: int = 0) -> Choice:
-    return Choice(index, (BOS, 7, 8), SamplingParams(temperature=0))
+    return Choice(index, len(PROMPT), SamplingParams(temperature=0))
 
 
 def body(n_predict: int = 5) -> GenerationBody:
@@ -36,7 +38,7 @@ async def settled(model: Instance) -> None:
 def test_what_happened_meanwhile_comes_in_one_go() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice(0), choice(1)], body())
+        bridge.submit([choice(0), choice(1)], [PROMPT], body())
         await settled(model)
         news = await bridge.news(WAIT_S)
         for i in (0, 1):
@@ -71,7 +73,7 @@ def test_news_that_was_taken_wakes_nobody_again() -> None:
 def test_much_news_comes_in_portions() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice()], body(70))
+        bridge.submit([choice()], [PROMPT], body(70))
         await settled(model)
         portions = [await bridge.news(WAIT_S) for _ in range(3)]
         assert [len(portion) for portion in portions[:2]] == [32, 32]
@@ -93,7 +95,7 @@ def test_an_error_comes_alone_after_what_was_said_before_it() -> None:
 
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice()], body())
+        bridge.submit([choice()], [PROMPT], body())
         await settled(model)
         assert all(isinstance(report.event, Piece) for report in await bridge.news(WAIT_S))
         (last,) = await bridge.news(WAIT_S)
@@ -115,7 +117,7 @@ def test_a_closed_loop_is_no_fault_of_the_engine() -> None:
             go_on.wait(WAIT_S)
 
     async def main() -> None:
-        Bridge(model.engine).submit([choice()], body())
+        Bridge(model.engine).submit([choice()], [PROMPT], body())
         await asyncio.to_thread(in_step.wait, WAIT_S)
 
     context.on_decode = wait
@@ -138,7 +140,7 @@ def test_those_submitted_before_one_is_refused_are_cancelled_with_the_request() 
     async def main() -> None:
         bridge = Bridge(model.engine)
         with pytest.raises(OverloadedError):
-            bridge.submit([choice(i) for i in range(9)], body())
+            bridge.submit([choice(i) for i in range(9)], [PROMPT], body())
         assert in_step.wait(WAIT_S)
         bridge.close()
         go_on.set()

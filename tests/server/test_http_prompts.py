@@ -96,12 +96,12 @@ def test_wrong_sampling_values(model: Instance, fields: dict[str, object]) -> No
 
 
 def test_choices_of_several_prompts(model: Instance) -> None:
-    choices = choices_of(model, completion(n=2, seed=10), [[1, 7], [1, 8]])
-    assert [(c.index, c.prompt, c.sampling.seed) for c in choices] == [
-        (0, (1, 7), 10),
-        (1, (1, 7), 11),
-        (2, (1, 8), 10),
-        (3, (1, 8), 11),
+    choices = choices_of(model, completion(n=2, seed=10), [[1, 7], [1, 8, 9]])
+    assert [(c.index, c.n_prompt, c.sampling.seed) for c in choices] == [
+        (0, 2, 10),
+        (1, 2, 11),
+        (2, 3, 10),
+        (3, 3, 11),
     ]
 
 

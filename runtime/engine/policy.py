@@ -1,0 +1,148 @@
+"""The engine's decisions: which jobs enter, what goes into a step, who gives way, when a job ends.
+
+Pure functions over plain state: no clock, no thread, no memory. `runner.py` carries them out.
+Tested by tests/runtime/test_policy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from .job import StopType
+
+
+class JobState(Protocol):
+    """What is known of a job: see `Ticket`."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The prompt, and the tokens predicted so far."""
+
+    @property
+    def n_done(self) -> int:
+        """Tokens that are evaluated, while it does not decode."""
+
+    @property
+    def decoding(self) -> bool:
+        """All tokens but the last are evaluated."""
+
+    @property
+    def settled(self) -> bool:
+        """It has ended: finished, failed or cancelled."""
+
+    @property
+    def cache_prompt(self) -> bool:
+        """It shares prefixes with other jobs."""
+
+
+State = TypeVar("State", bound=JobState)
+
+
+# --- admission ---
+
+
+def must_wait(
+    job: JobState, n_shared: int, fits: bool, running: Sequence[JobState], page_size: int
+) -> bool:
+    """True if the job at the front of the queue stays there for this step.
+
+    It waits for pages, so that a prompt under way never does, and for a prefix that a running job
+    evaluates now. A job without company never waits.
+
+    Args:
+        job: the first waiting job.
+        n_shared: its tokens that the pool holds already.
+        fits: the pool has pages for its other tokens and one more.
+        running: the jobs that have a place.
+        page_size: tokens of a page.
+    """
+    return bool(running) and (not fits or prefix_is_coming(job, n_shared, running, page_size))
+
+
+def prefix_is_coming(
+    job: JobState, n_shared: int, running: Iterable[JobState], page_size: int
+) -> bool:
+    """True if a running job will evaluate the next full page of this job's prefix.
+
+    Waiting for it costs one step at most, as prompts are evaluated one after the other.
+    """
+    end = (n_shared // page_size + 1) * page_size
+    return job.cache_prompt and any(
+        not other.decoding
+        and other.cache_prompt
+        and len(other.tokens) >= end < len(job.tokens)
+        and other.tokens[:end] == job.tokens[:end]
+        for other in running
+    )
+
+
+def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
+    """How many of the shared tokens a job uses: all if the pool then has enough pages, else those
+    of full pages. A page that is shared in part costs one more page, until it is copied."""
+    return n_shared if fits else n_shared - n_shared % page_size
+
+
+# --- preemption ---
+
+
+def victim(running: Sequence[State]) -> State:
+    """The job that gives its pages back when the pool is full: the youngest. `running` is ordered
+    by age, so the oldest job always goes on."""
+    return running[-1]
+
+
+# --- a step ---
+
+
+def decoding(running: Iterable[State]) -> list[State]:
+    """The jobs that get one token in this step, oldest first."""
+    return [job for job in running if job.decoding]
+
+
+def prompt_chunks(
+    running: Iterable[State], n_decoding: int, n_ubatch: int
+) -> list[tuple[State, int]]:
+    """The jobs whose prompts are evaluated in this step, oldest first, with their numbers of
+    tokens.
+
+    With the `n_decoding` tokens of decoding jobs they fill one ubatch, so that no step takes longer
+    than that. At least one token is evaluated: prompts always go on.
+    """
+    budget = max(n_ubatch - n_decoding, 1)
+    chunks = []
+    for job in running:
+        if budget == 0:
+            break
+        if not job.decoding and not job.settled:  # a settled job may have no pages
+            n = min(budget, len(job.tokens) - job.n_done)
+            chunks.append((job, n))
+            budget -= n
+    return chunks
+
+
+# --- ends ---
+
+
+def is_late(t_max_ms: float, elapsed_ms: float, has_new_line: bool) -> bool:
+    """llama-server's rule for t_max_predict_ms: a generation has a new line before time is up."""
+    return has_new_line and 0 < t_max_ms <= elapsed_ms
+
+
+def limit_of(
+    n_predicted: int, n_predict: int, n_tokens: int, n_ctx: int, late: bool
+) -> tuple[StopType | None, bool]:
+    """Whether a limit ends a job after its last token, and whether the context cut it short.
+
+    Args:
+        n_predicted: tokens predicted so far.
+        n_predict: how many are wanted; -1: no limit.
+        n_tokens: tokens of prompt and prediction.
+        n_ctx: tokens that fit into the context.
+        late: its time is up, see `is_late`.
+    """
+    if n_predicted == n_predict or late:
+        return StopType.LIMIT, False
+    if n_tokens >= n_ctx:
+        return StopType.LIMIT, True
+    return None, False

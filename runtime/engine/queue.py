@@ -1,0 +1,142 @@
+"""What other threads ask of the engine's thread: jobs, cancellations, calls, and the end.
+
+Any thread adds; only the engine's thread takes. Knows no context and no tokens.
+Tested by tests/runtime/test_engine_limits.py and test_engine_faults.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from ...base.errors import ClosedError, OverloadedError
+from .ticket import Ticket
+
+
+class Call(NamedTuple):
+    """Work for the engine's thread between two steps. `run` sets the future."""
+
+    run: Callable[[], None]
+    future: Future[Any]
+
+
+class JobQueue:
+    """Waiting jobs, first come first served, and what else the engine's thread must do.
+
+    Its lock also guards `settled` of every ticket.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self.max_waiting = max_waiting
+        self.closed = False
+        self._changed = threading.Condition()
+        self._waiting: deque[Ticket] = deque()
+        self._cancelled: list[Ticket] = []
+        self._calls: list[Call] = []
+
+    def __len__(self) -> int:
+        """Jobs that wait for a place, or for pages."""
+        return len(self._waiting)
+
+    # --- for any thread ---
+
+    def check_room(self) -> None:
+        """Raises ClosedError if the queue is closed, OverloadedError if it is full."""
+        if self.closed:
+            raise ClosedError("the engine is closed")
+        if len(self._waiting) >= self.max_waiting:
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting, no more may")
+
+    def put(self, ticket: Ticket) -> None:
+        """Append a job. Raises as `check_room`."""
+        with self._changed:
+            self.check_room()
+            self._waiting.append(ticket)
+            self._changed.notify()
+
+    def put_call(self, call: Call) -> None:
+        """Add work. Raises ClosedError if the queue is closed."""
+        with self._changed:
+            if self.closed:
+                raise ClosedError("the engine is closed")
+            self._calls.append(call)
+            self._changed.notify()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Mark a job as cancelled. A settled job stays as it is."""
+        with self._changed:
+            if not ticket.settled:
+                ticket.settled = True
+                self._cancelled.append(ticket)  # the thread is awake: it has this job to do
+
+    def close(self) -> None:
+        """Let nothing in any more, and wake the thread."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify()
+
+    # --- for the engine's thread ---
+
+    def wait_for_work(self, is_idle: bool) -> bool:
+        """Wait for something to do, if nothing else is. Return False if the queue is closed."""
+        if is_idle:
+            with self._changed:
+                while not (self._waiting or self._calls or self.closed):
+                    self._changed.wait()
+        return not self.closed
+
+    def has_news(self) -> bool:
+        """True if there is more to do than to go on with the running jobs."""
+        return bool(self._waiting or self._cancelled or self._calls)
+
+    def first(self) -> Ticket | None:
+        """The job at the front, None if no job waits."""
+        return self._waiting[0] if self._waiting else None
+
+    def take_first(self) -> None:
+        """Remove the job at the front."""
+        with self._changed:
+            self._waiting.popleft()
+
+    def put_back(self, ticket: Ticket) -> None:
+        """Put a preempted job in front of all others."""
+        with self._changed:
+            self._waiting.appendleft(ticket)
+
+    def settle(self, ticket: Ticket) -> bool:
+        """Mark a ticket settled. Return True if it was not settled before."""
+        with self._changed:
+            was_open, ticket.settled = not ticket.settled, True
+        return was_open
+
+    def take_cancelled(self) -> list[Ticket]:
+        """The jobs that were cancelled since the last call. They wait no longer."""
+        with self._changed:
+            cancelled, self._cancelled = self._cancelled, []
+            for ticket in cancelled:
+                if ticket.seq is None:
+                    self._waiting.remove(ticket)
+        return cancelled
+
+    def take_calls(self) -> list[Call]:
+        """The work to do between two steps."""
+        with self._changed:
+            calls, self._calls = self._calls, []
+        return calls
+
+    def drain(self, running: list[Ticket]) -> tuple[list[Ticket], list[Call]]:
+        """Close the queue. Settle and return all running and waiting jobs, and return all calls.
+
+        Cancelled jobs are among them: their sinks have not heard of it.
+        """
+        with self._changed:
+            self.closed = True
+            tickets = [*running, *self._waiting]
+            self._waiting.clear()
+            calls, self._calls = self._calls, []
+            for ticket in tickets:
+                ticket.settled = True
+        return tickets, calls

@@ -1,0 +1,342 @@
+"""Runs jobs on a context, step by step: carries out what the policy decides.
+
+A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids only: no
+text, no HTTP, no threads. The fault of a job ends neither the thread nor another job.
+Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from ...base.errors import BackendError, CancelledError, ClosedError, LamellaError
+from ...base.log import get_logger
+from ...model.batch import Batch
+from ...model.context import Context
+from ...model.kv_pages import KVSequence
+from ...model.kv_prefix import PrefixTree
+from ...model.outputs import Row
+from ...model.sampling import Logprobs, model_logprobs, sampler_logprobs
+from ...model.vocab import Vocab
+from . import policy
+from .counters import Counters
+from .job import StopType
+from .queue import JobQueue
+from .ticket import Ticket
+
+T = TypeVar("T")
+
+logger = get_logger("server")
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """What one call of `Context.decode_rows` computes, and for which jobs."""
+
+    batch: Batch = field(default_factory=Batch)
+    prefilled: list[Ticket] = field(default_factory=list)
+    outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
+
+    def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
+        """Add tokens of a job, the first at `pos`; `wanted`: the next one is sampled after them."""
+        assert ticket.seq is not None
+        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top)
+        if wanted:
+            self.outputs.append(ticket)
+
+    def tickets(self) -> Iterable[Ticket]:
+        """All jobs that have a token in the batch, each once."""
+        return dict.fromkeys((*self.outputs, *self.prefilled))
+
+
+class Runner:
+    """Runs jobs from a queue, at most `n_parallel` at a time. For the engine's thread alone.
+
+    Attributes:
+        running: the jobs that have a place, oldest first.
+        prefixes: what the pool holds of jobs that run or have ended.
+        n_ctx: tokens of a job; a job alone always finds the pages for that many.
+    """
+
+    def __init__(self, context: Context, vocab: Vocab, queue: JobQueue, n_parallel: int) -> None:
+        self.counters = Counters()
+        self.running: list[Ticket] = []
+        self.prefixes = PrefixTree(context.pool)
+        self.n_ctx = min(context.n_ctx, context.pool.n_pages * context.pool.page_size)
+        self._context = context
+        self._vocab = vocab
+        self._queue = queue
+        self._n_parallel = n_parallel
+        self._in_flight: list[Ticket] = []  # the context may still compute their tokens
+
+    def step(self) -> None:
+        """Do what the queue asks for, then decode one batch, if there is one."""
+        if self._queue.has_news():
+            self._drop_cancelled()
+            self._answer_calls()
+            self._admit()
+        plan = self._plan_batch()
+        if len(plan.batch):
+            self._compute(plan)
+
+    def fail_all(self, error: Exception) -> None:
+        """End all running jobs with an error of ours."""
+        self._fail(tuple(self.running), error)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Preempt jobs until a new sequence of `n_tokens` finds its pages, if the pool has them."""
+        seq = self._context.pool.new_sequence()
+        while self.running and not seq.can_append(n_tokens):
+            self._preempt(policy.victim(self.running))
+
+    def drain(self) -> None:
+        """Cancel all jobs and calls, and close the queue."""
+        tickets, calls = self._queue.drain(self.running)
+        for ticket in tickets:
+            self._release(ticket)
+            _report(ticket.sink.failed, CancelledError("the engine was closed"))
+        for call in calls:
+            call.future.set_exception(ClosedError("the engine is closed"))
+
+    # --- what the queue asks for ---
+
+    def _drop_cancelled(self) -> None:
+        for ticket in self._queue.take_cancelled():
+            self._release(ticket)
+            _report(ticket.sink.failed, CancelledError("the request was cancelled"))
+
+    def _answer_calls(self) -> None:
+        calls = self._queue.take_calls()
+        if calls:
+            self._synchronize()
+        for call in calls:
+            call.run()
+
+    def _admit(self) -> None:
+        """Give places to the jobs at the front of the queue.
+
+        A job takes all pages of its prompt at once.
+        """
+        context, size = self._context, self._context.pool.page_size
+        while len(self.running) < self._n_parallel:
+            ticket = self._queue.first()
+            if ticket is None:
+                return
+            seq = self._shared_prefix(ticket)
+            n_new = len(ticket.tokens) - seq.length
+            fits = seq.can_append(n_new + 1)
+            if policy.must_wait(ticket, seq.length, fits, self.running, size):
+                seq.free()
+                return
+            self._queue.take_first()
+            if seq.last_is_shared:
+                self._synchronize()  # its cells are copied, after what is in flight
+            self.running.append(ticket)
+            ticket.enter(seq, time.perf_counter())
+            self._guard(ticket, partial(context.append, seq, n_new))
+
+    def _shared_prefix(self, ticket: Ticket) -> KVSequence:
+        """A sequence with what the pool holds of a job's tokens, but for the last one: its logits
+        are needed."""
+        pool = self._context.pool
+        if not ticket.cache_prompt:
+            return pool.new_sequence()
+        seq = self.prefixes.find(ticket.tokens[:-1])
+        fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
+        seq.truncate(policy.shared_length(seq.length, fits, pool.page_size))
+        return seq
+
+    # --- a step ---
+
+    def _plan_batch(self) -> BatchPlan:
+        plan = BatchPlan()
+        for ticket in policy.decoding(self.running):
+            if ticket.decoding and self._grow(ticket):  # growing may preempt the next ones
+                tokens = ticket.tokens
+                plan.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
+        n_ubatch = self._context.n_ubatch
+        for ticket, n in policy.prompt_chunks(self.running, len(plan.batch), n_ubatch):
+            begin, end = ticket.n_done, ticket.n_done + n
+            wanted = end == len(ticket.tokens) and ticket.n_predict != 0
+            plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
+            ticket.n_done = end
+            plan.prefilled.append(ticket)
+        return plan
+
+    def _grow(self, ticket: Ticket) -> bool:
+        """Reserve the next position. Return False if the job itself had to give way."""
+        seq = ticket.seq
+        assert seq is not None
+        while not seq.can_append(1):
+            youngest = policy.victim(self.running)
+            self._preempt(youngest)
+            if youngest is ticket:
+                return False
+        self._context.append(seq, 1)
+        return True
+
+    def _preempt(self, ticket: Ticket) -> None:
+        """Take a job's pages. It waits in front of all others until it fits as a whole."""
+        if ticket in self._in_flight:
+            self._synchronize()
+        if ticket.seq is not None:  # else it has just failed
+            self.running.remove(ticket)
+            self._remember(ticket, ended=True)
+            ticket.leave()
+            self._queue.put_back(ticket)
+
+    def _compute(self, plan: BatchPlan) -> None:
+        self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
+        try:
+            rows = self._context.decode_rows(plan.batch)
+        except Exception as e:
+            self._fail_in_flight(e)
+            return
+        # a job with an output has nothing in flight
+        in_flight = self._context.in_flight
+        self._in_flight = [t for t in self._in_flight if in_flight and t not in plan.outputs]
+        self.counters.stepped(len(self.running))
+        for ticket in plan.prefilled:
+            self._prefilled(ticket)
+        for ticket, row in zip(plan.outputs, rows, strict=True):
+            if not ticket.settled:
+                stop = self._guard(ticket, partial(self._next_token, ticket, row))
+                if stop is not None:
+                    self._finish(ticket, stop)
+
+    def _prefilled(self, ticket: Ticket) -> None:
+        """Report a prompt's progress. End a job that wants no token."""
+        if ticket.n_predicted > 0 or ticket.settled:
+            return
+        n_cached = min(ticket.n_cached, ticket.n_done)  # after a preemption it may have less
+        report = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
+        self._guard(ticket, report)
+        if ticket.n_done == ticket.n_prompt and ticket.n_predict == 0:
+            self._synchronize()
+            if not ticket.settled:
+                self._begin_predicting(ticket)
+                self._finish(ticket, StopType.LIMIT)
+
+    def _next_token(self, ticket: Ticket, row: Row) -> StopType | None:
+        """Sample a token and pass it on. Return why the job ends, None if it goes on."""
+        sampler = ticket.sampler
+        token = sampler.sample(row)
+        sampler.accept(token)
+        n_before = ticket.n_predicted
+        if n_before == 0:
+            self._begin_predicting(ticket)
+        if not ticket.decoding:
+            self._remember(ticket, ended=False)  # for jobs that come before this one ends
+        ticket.tokens.append(token)
+        ticket.decoding = True
+        if token in self._vocab.eog and not ticket.ignore_eos:
+            return StopType.EOS
+        logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
+        if not ticket.sink.token(token, logprobs):
+            return StopType.WORD
+        limit, ticket.truncated = policy.limit_of(
+            n_before + 1,
+            ticket.n_predict,
+            len(ticket.tokens),
+            self.n_ctx,
+            ticket.t_max_predict_ms > 0 and self._is_late(ticket, token),
+        )
+        return limit
+
+    def _begin_predicting(self, ticket: Ticket) -> None:
+        ticket.t_first = time.perf_counter()
+        self.counters.prompt_done(ticket)
+
+    def _is_late(self, ticket: Ticket, token: int) -> bool:
+        ticket.has_new_line = ticket.has_new_line or b"\n" in self._vocab.piece(token)
+        elapsed_ms = 1e3 * (time.perf_counter() - ticket.t_first)
+        return policy.is_late(ticket.t_max_predict_ms, elapsed_ms, ticket.has_new_line)
+
+    # --- work in flight ---
+
+    def _synchronize(self) -> None:
+        """Wait until nothing is in flight, so that its errors go to the jobs that caused them.
+
+        Needed before a job with tokens in flight leaves, and before other work uses the context.
+        """
+        if self._in_flight:
+            try:
+                self._context.synchronize()
+                self._in_flight = []
+            except Exception as e:
+                self._fail_in_flight(e)
+
+    def _fail_in_flight(self, error: Exception) -> None:
+        """Fail all jobs with tokens in flight: the error does not tell which of them caused it."""
+        lost, self._in_flight = self._in_flight, []
+        self._fail(lost, error)
+
+    # --- ends ---
+
+    def _finish(self, ticket: Ticket, stop_type: StopType) -> None:
+        if self._queue.settle(ticket):
+            ticket.t_end = time.perf_counter()
+            self._release(ticket)
+            _report(ticket.sink.finished, ticket.result(stop_type))
+
+    def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
+        known = _known(error)
+        logger.error("a generation failed: %s", known, exc_info=error)
+        for ticket in tickets:
+            ticket.is_sound = False
+            if self._queue.settle(ticket):
+                self._release(ticket)
+                _report(ticket.sink.failed, known)
+
+    def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
+        """The result of a call on behalf of one job. If it raises, that job alone fails."""
+        try:
+            return call()
+        except Exception as e:
+            self._fail((ticket,), e)
+            return None
+
+    def _release(self, ticket: Ticket) -> None:
+        """Give up a job's place and pages."""
+        if ticket in self._in_flight:
+            self._synchronize()
+        self.counters.ended(ticket)
+        if ticket.seq is not None:
+            self.running.remove(ticket)
+            self._remember(ticket, ended=True)
+            ticket.leave()
+
+    def _remember(self, ticket: Ticket, *, ended: bool) -> None:
+        """Offer a job's evaluated tokens to later jobs, until their pages are needed."""
+        if ticket.seq is not None and ticket.is_sound and ticket.cache_prompt:
+            tokens = ticket.tokens[: ticket.n_evaluated]
+            self.prefixes.insert(tokens, ticket.seq, ended=ended)
+
+
+def _logprobs(ticket: Ticket, row: Row, token: int) -> Logprobs:
+    if ticket.post_sampling_probs:
+        return sampler_logprobs(ticket.sampler, token, ticket.n_probs)
+    assert isinstance(row, np.ndarray), "all logits are needed"
+    return model_logprobs(row, token, ticket.n_probs)
+
+
+def _known(error: Exception) -> LamellaError:
+    if isinstance(error, LamellaError):
+        return error
+    known = BackendError(f"the generation failed: {type(error).__name__}: {error}")
+    known.__cause__ = error
+    return known
+
+
+def _report(callback: Callable[[T], None], end: T) -> None:
+    """Report a job's end to its sink. The job has ended already, so an error is only logged."""
+    try:
+        callback(end)
+    except Exception:
+        logger.exception("a sink raised")

@@ -1,0 +1,143 @@
+"""The engine's decisions, as tables of situations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from lamella.runtime.engine import policy
+from lamella.runtime.engine.job import StopType
+
+
+@dataclass
+class State:
+    """A job as the policy sees it."""
+
+    tokens: Sequence[int] = ()
+    n_done: int = 0
+    decoding: bool = False
+    settled: bool = False
+    cache_prompt: bool = True
+
+
+def prompt(n: int, n_done: int = 0, **how: bool) -> State:
+    """A job whose prompt has `n` tokens: 0, 1, 2, ..."""
+    return State(range(n), n_done, **how)
+
+
+DECODING = State((1, 2), decoding=True)
+PAGE = 4
+
+
+@pytest.mark.parametrize(
+    ("job", "n_shared", "fits", "running", "waits"),
+    [
+        # pages
+        (prompt(9), 0, True, [], False),
+        (prompt(9), 0, False, [], False),  # alone it always enters
+        (prompt(9), 0, True, [DECODING], False),
+        (prompt(9), 0, False, [DECODING], True),
+        # a running job evaluates the next page of its prefix
+        (prompt(9), 0, True, [prompt(9)], True),
+        (prompt(9), 4, True, [prompt(9, 4)], True),
+        (prompt(9), 6, True, [prompt(9, 6)], True),  # the page is shared in part
+        (prompt(9), 8, True, [prompt(9)], False),  # its next page would be its last token's
+        (prompt(4), 0, True, [prompt(4)], False),
+        (prompt(5), 0, True, [prompt(4)], True),
+        (prompt(9), 0, True, [prompt(3)], False),  # not a full page
+        (prompt(9), 4, True, [prompt(7)], False),
+        (prompt(9), 0, True, [State((0, 1, 2, 9, 4))], False),  # another prefix
+        (prompt(9), 0, True, [DECODING, State(range(9), decoding=True)], False),
+        (prompt(9), 0, True, [DECODING, prompt(9)], True),
+        # jobs that do not share
+        (prompt(9, cache_prompt=False), 0, True, [prompt(9)], False),
+        (prompt(9), 0, True, [prompt(9, cache_prompt=False)], False),
+        (prompt(9, cache_prompt=False), 0, False, [prompt(9)], True),
+    ],
+)
+def test_which_jobs_wait(
+    job: State, n_shared: int, fits: bool, running: list[State], waits: bool
+) -> None:
+    assert policy.must_wait(job, n_shared, fits, running, PAGE) is waits
+
+
+@pytest.mark.parametrize(
+    ("n_shared", "fits", "n"), [(0, True, 0), (6, True, 6), (6, False, 4), (8, False, 8)]
+)
+def test_how_much_of_a_prefix_is_shared(n_shared: int, fits: bool, n: int) -> None:
+    assert policy.shared_length(n_shared, fits, PAGE) == n
+
+
+def test_the_youngest_gives_way() -> None:
+    old, young = prompt(3), State((1,), decoding=True)
+    assert policy.victim([old]) is old
+    assert policy.victim([old, young]) is young
+
+
+@pytest.mark.parametrize(
+    ("running", "n_decoding", "n_ubatch", "chunks"),
+    [
+        ([], 0, 8, []),
+        ([DECODING], 1, 8, []),
+        ([prompt(5)], 0, 8, [5]),
+        ([prompt(5, 3)], 0, 8, [2]),
+        ([prompt(20)], 0, 8, [8]),
+        ([prompt(20, 16)], 0, 8, [4]),
+        ([prompt(3), prompt(20)], 0, 8, [3, 5]),  # the oldest first
+        ([prompt(20), prompt(3)], 0, 8, [8]),
+        ([DECODING, prompt(20), DECODING], 2, 8, [6]),
+        ([prompt(9)], 8, 8, [1]),  # prompts always go on
+        ([prompt(9), prompt(9)], 12, 8, [1]),
+        ([prompt(9, settled=True), prompt(3)], 0, 8, [3]),
+    ],
+)
+def test_what_a_step_evaluates_of_prompts(
+    running: list[State], n_decoding: int, n_ubatch: int, chunks: list[int]
+) -> None:
+    found = policy.prompt_chunks(running, n_decoding, n_ubatch)
+    assert [n for _, n in found] == chunks
+    unfinished = [job for job in running if not job.decoding and not job.settled]
+    assert [job for job, _ in found] == unfinished[: len(chunks)]
+
+
+def test_every_decoding_job_gets_a_token() -> None:
+    jobs = [DECODING, prompt(3), State((5,), decoding=True)]
+    assert policy.decoding(jobs) == [jobs[0], jobs[2]]
+
+
+@pytest.mark.parametrize(
+    ("n_predicted", "n_predict", "n_tokens", "n_ctx", "late", "end"),
+    [
+        (1, -1, 5, 9, False, (None, False)),
+        (3, 3, 5, 9, False, (StopType.LIMIT, False)),
+        (2, 3, 5, 9, False, (None, False)),
+        (2, 3, 5, 9, True, (StopType.LIMIT, False)),
+        (2, -1, 8, 9, False, (None, False)),
+        (2, -1, 9, 9, False, (StopType.LIMIT, True)),
+        (3, 3, 9, 9, False, (StopType.LIMIT, False)),  # nothing was cut short
+    ],
+)
+def test_limits(
+    n_predicted: int,
+    n_predict: int,
+    n_tokens: int,
+    n_ctx: int,
+    late: bool,
+    end: tuple[StopType | None, bool],
+) -> None:
+    assert policy.limit_of(n_predicted, n_predict, n_tokens, n_ctx, late) == end
+
+
+@pytest.mark.parametrize(
+    ("t_max_ms", "elapsed_ms", "has_new_line", "late"),
+    [
+        (0, 1e9, True, False),  # no limit
+        (10, 9, True, False),
+        (10, 10, True, True),
+        (10, 11, False, False),  # it has a new line first
+    ],
+)
+def test_time(t_max_ms: float, elapsed_ms: float, has_new_line: bool, late: bool) -> None:
+    assert policy.is_late(t_max_ms, elapsed_ms, has_new_line) is late
