@@ -55,7 +55,7 @@ class Browser:
 
     def wait(self, script: str) -> None:
         """Wait until a script gives true."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while not self.js(script):
             assert time.monotonic() < until, script
             time.sleep(0.02)
@@ -76,7 +76,8 @@ class Browser:
         return place["x"], place["y"]
 
     def _actions(self) -> Any:
-        return _selenium("common.actions.action_builder").ActionBuilder(self.driver)
+        builder = _selenium("common.actions.action_builder").ActionBuilder
+        return builder(self.driver, duration=0)  # ms for each move of the pointer
 
     def point(self, x: float, y: float, click: bool = False) -> None:
         actions = self._actions()

@@ -37,11 +37,11 @@ class Server:
     def post(self, path: str, **body: Any) -> Any:
         data = json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data)
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=250) as reply:
             return json.loads(reply.read())
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=250)
         return self.process.returncode

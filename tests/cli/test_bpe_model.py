@@ -89,7 +89,7 @@ def test_half_a_character_is_said_as_such(server: Server) -> None:
 
 
 def test_the_kind_is_told_by_llama_cpp_s_number(server: Server) -> None:
-    with urlopen(server.url + "/v1/models", timeout=60) as reply:
+    with urlopen(server.url + "/v1/models", timeout=250) as reply:
         assert json.load(reply)["data"][0]["meta"]["vocab_type"] == 2
 
 

@@ -167,7 +167,7 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 250) -> None:
         """Read until `text` has been printed since the last wait."""
         end = time.monotonic() + seconds
         while text not in self.seen:
@@ -177,7 +177,7 @@ class Terminal:
 
     def wait_for_answer(self) -> None:
         """Read more than the terminal shows of a line that is entered."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 250
         while len(self.seen) < 1000:
             assert time.monotonic() < end, f"no answer in {self.seen!r}"
             self._read()
@@ -214,6 +214,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.wait_for("top_k=7")  # not what was entered
     terminal.wait_for(">")  # only a prompt reads Ctrl-D as itself
     terminal.send("\x04")  # Ctrl-D
-    assert terminal.process.wait(timeout=60) == 0
+    assert terminal.process.wait(timeout=250) == 0
     history = (tmp_path / "lamella" / "chat_history").read_text()
     assert "+a b" in history

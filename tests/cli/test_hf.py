@@ -123,7 +123,7 @@ def test_ctrl_c_keeps_what_is_there(hub: FakeHub, tmp_path: Path, model: bytes) 
                 time.sleep(0.02)
             time.sleep(0.2)  # what is written is counted, too
             process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=250)
         finally:
             process.kill()
     assert (process.returncode, out) == (130, ""), errors

@@ -293,7 +293,7 @@ def test_only_the_header_is_read(model: Path, header: Path) -> None:
 
     def guarded(*args: object) -> int:
         code = [sys.executable, "-c", GUARDED, str(header.stat().st_size), *map(str, args)]
-        return subprocess.run(code, capture_output=True, check=False, timeout=60).returncode
+        return subprocess.run(code, capture_output=True, check=False, timeout=250).returncode
 
     assert guarded("plan", model, *args, *FAST) == 0
     assert guarded("run", "-m", model, *args, "-p", "a", "-n", "1") == -signal.SIGSEGV
@@ -349,7 +349,7 @@ def test_the_process_ends_with_its_status(model: Path) -> None:
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
         command = [*LAMELLA, "plan", *map(str, (*args, *FAST))]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
     fits = run(model, *SMALL)
     assert (fits.returncode, fits.stderr) == (0, "")

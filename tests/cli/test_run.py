@@ -235,7 +235,7 @@ def test_ctrl_c_ends_it_quietly(model: Path) -> None:
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=250)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -251,7 +251,7 @@ def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
         assert process.stdout.read(1)
         process.stdout.close()
         try:
-            assert process.wait(timeout=30) == 1
+            assert process.wait(timeout=250) == 1
         finally:
             process.kill()
         assert process.stderr is not None

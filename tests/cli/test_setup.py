@@ -68,7 +68,7 @@ class Checkout:
     ) -> tuple[int, str, str]:
         """Exit status, stdout, stderr."""
         process = self.start(script, *args, **env)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=250)
         return process.returncode, out, errors
 
     @property
@@ -82,7 +82,7 @@ class Checkout:
         """Let all that was started end."""
         (self.folder / "go").touch()
         for process in self._started:
-            process.communicate(timeout=60)
+            process.communicate(timeout=250)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_two_first_starts_at_once_install_once(checkout: Checkout) -> None:
     both = [checkout.start(), checkout.start()]
     assert {first_line(process) for process in both} == {SAYS, WAITS}
     (checkout.folder / "go").touch()
-    assert [process.communicate(timeout=60) for process in both] == [("", ""), ("", "")]
+    assert [process.communicate(timeout=250) for process in both] == [("", ""), ("", "")]
     assert [process.returncode for process in both] == [0, 0]
     assert checkout.installed == [".[test]"]
 
@@ -143,7 +143,7 @@ def test_who_waited_installs_what_is_missing_still(checkout: Checkout) -> None:
     whole = checkout.start()
     assert first_line(whole) == WAITS
     (checkout.folder / "go").touch()
-    assert [p.communicate(timeout=60) for p in (bare, whole)] == [("", ""), ("", SAYS)]
+    assert [p.communicate(timeout=250) for p in (bare, whole)] == [("", ""), ("", SAYS)]
     assert checkout.installed == [".", ".[test]"]
 
 

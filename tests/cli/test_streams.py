@@ -26,7 +26,7 @@ def shell(model: Path, redirect: str) -> subprocess.CompletedProcess[str]:
         input="",
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
 

@@ -55,7 +55,7 @@ def body(i: int, most: int) -> dict[str, Any]:
 
 def complete(port: int, request: dict[str, Any]) -> Any:
     """The text, and what else must be the same each time."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = HTTPConnection("127.0.0.1", port, timeout=250)
     connection.request("POST", "/completion", json.dumps(request))
     reply = connection.getresponse()
     text = reply.read()

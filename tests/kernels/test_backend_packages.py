@@ -61,7 +61,7 @@ def run(folder: Path, code: str, *args: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=250,
     )
 
 

@@ -128,7 +128,7 @@ def test_the_command_line_tells_what_is_wrong() -> None:
         env=os.environ | {"LAMELLA_ISA": "z80"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 1

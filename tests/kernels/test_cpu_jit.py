@@ -79,7 +79,7 @@ def start(cache: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, err) == (0, "")
     told = json.loads(out)
     assert told["values"] == [17, 30]

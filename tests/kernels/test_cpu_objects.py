@@ -131,7 +131,7 @@ def test_a_processor_that_cannot_convert_halves(tmp_path: Path) -> None:
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

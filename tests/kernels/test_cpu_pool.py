@@ -50,7 +50,7 @@ def n_workers() -> int:
 
 def assert_workers(n: int) -> None:
     """Only `n` threads of pools go on; those that have been told to end get time for it."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while n_workers() > n and time.monotonic() < end:
         time.sleep(0.001)
     assert n_workers() == n
@@ -59,7 +59,7 @@ def assert_workers(n: int) -> None:
 def assert_ends_well(source: str) -> None:
     """Another process runs this to its end, without a word."""
     command = [sys.executable, "-c", source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -195,7 +195,7 @@ def test_threads_that_are_not_needed_sleep_on() -> None:
     pool = ThreadPool(3, poll=100)  # one that is woken stays awake for 2 ms
     sync = (ctypes.c_int64 * 1000).from_address(pool._address)
     first, second = (pool_module.THREADS + pool_module.THREAD_WORDS * i for i in (1, 2))
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not (sync[first] and sync[second]) and time.monotonic() < end:
         time.sleep(ASLEEP)
     for n_threads in (1, 2):
@@ -290,7 +290,7 @@ def test_closed_while_another_thread_runs() -> None:
         runner.start()
         time.sleep(rng.uniform(0, 5e-4))
         pool.close()
-        runner.join(timeout=10)
+        runner.join(timeout=120)
         assert not runner.is_alive()
 
 

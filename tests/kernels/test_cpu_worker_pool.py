@@ -246,7 +246,7 @@ def test_a_worker_ends_with_its_input(started: Started) -> None:
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, err) == (0, b"")
     assert cache_folder().name.encode() in out
 

@@ -46,7 +46,7 @@ def python(folder: Path, *args: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

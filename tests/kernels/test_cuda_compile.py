@@ -270,7 +270,7 @@ def test_ctrl_c_still_interrupts_waits() -> None:
     def press() -> None:
         time.sleep(0.05)  # until the main thread waits
         signal.pthread_kill(main, signal.SIGINT)
-        if not interrupted.wait(20):
+        if not interrupted.wait(120):
             too_late.set()
             lock.release()
 

@@ -27,7 +27,6 @@ from lamella.sched import DeviceType
 from lamella.sched.backend import Backend, Event
 from lamella.sched.null import NullBackend, NullBufferType, NullDevice
 
-pytestmark = pytest.mark.timeout(60)
 SOON = 20.0
 
 F32 = npt.NDArray[np.float32]

@@ -12,7 +12,6 @@ from lamella.base.errors import BackendError
 from lamella.kernels.sim.stream import InlineStream, SimEvent, Stream, WorkerStream
 
 # nothing here takes time: what waits longer waits forever
-pytestmark = pytest.mark.timeout(60)
 SOON = 20.0
 
 

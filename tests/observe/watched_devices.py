@@ -20,7 +20,7 @@ from typing import Any
 from lamella.kernels.reference.compute import ReferenceCompute
 from lamella.kernels.sim import SimDevice
 
-WAIT_S = 20.0  # for what happens within milliseconds
+WAIT_S = 100.0  # for what happens within milliseconds, on a machine that does other things too
 
 Step = tuple[str, str, int]  # device, "begin" or "end", number
 
