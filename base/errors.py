@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .units import size_text
+
 
 class LamellaError(Exception):
     """The root of the tree: catch it to catch every error that Lamella raises on purpose."""
@@ -87,19 +89,12 @@ class DoesNotFitError(OutOfMemoryError):
 
     def __str__(self) -> str:
         lines = [
-            f"{name} lacks {_shown(n - free)}: it needs {_shown(n)}, {_shown(free)} are free"
+            f"{name} lacks {size_text(n - free)}: it needs {size_text(n)}, "
+            f"{size_text(free)} are free"
             for name, n, free in self.short
         ]
         advice = f"; what may help: {self.advice}" if self.advice else ""
         return f"the model does not fit: {'; '.join(lines)}{advice}"
-
-
-def _shown(n: int) -> str:
-    """A number of bytes in the largest unit of which there is at least one."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if n >= 1 << power:
-            return f"{n / (1 << power):.2f} {unit}"
-    return f"{n} bytes"
 
 
 class TensorAccessError(LamellaError):

@@ -23,7 +23,7 @@ from ..kernels.host import default_threads, peak_memory
 from ..model.params import ALL_LAYERS, ContextParams, PlacementParams
 from ..observe.bench import Bench, BenchTest, bench_params
 from ..runtime.params import ModelParams, OpenParams
-from .bench_table import Result, as_json, card_lines, memory_line, table_head, table_row
+from .bench_table import BenchResult, as_json, card_lines, memory_line, table_head, table_row
 from .flags import add_model_flag, add_options, given, open_params
 from .start import opened_with_progress
 
@@ -159,7 +159,7 @@ def _layers(args: argparse.Namespace) -> dict[str, int]:
     return {} if "n_gpu_layers" in given(args, PlacementParams) else {"n_gpu_layers": ALL_LAYERS}
 
 
-def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iterator[Result]:
+def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iterator[BenchResult]:
     """The results of all tests, as they come."""
     console = Console(stderr=True, highlight=False)
     n_threads = params.placement.n_threads or default_threads()
@@ -171,7 +171,7 @@ def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iter
         with _status(console, "measuring memory and arithmetic"):
             ceiling = None if gpus else _ceiling(n_threads, card.n_bytes_read)
         for test in tests:
-            yield Result(
+            yield BenchResult(
                 path=context.model.path,
                 card=card,
                 gpus=gpus,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..base.units import size_text
 from ..kernels.cpu.ceiling import Ceiling
 from ..kernels.cpu.device import processor_name
 from ..model.card import ModelCard
@@ -32,7 +33,7 @@ COLUMNS: Final[Columns] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class BenchResult:
     """A test with its tokens per second. `gpus` says of each device besides the CPU what it is;
     `ceiling` is None where nobody measured it."""
 
@@ -71,7 +72,7 @@ class Result:
         return rate_ceiling(self.card, self.test, near, rate, self.n_ubatch)
 
 
-def card_lines(result: Result) -> Iterator[str]:
+def card_lines(result: BenchResult) -> Iterator[str]:
     """What a token costs and what the machine does at best."""
     card, ceiling, n_threads = result.card, result.ceiling, result.n_threads
     n_params = count_text(card.n_params)
@@ -100,7 +101,7 @@ def table_head(columns: Columns = COLUMNS) -> Iterator[str]:
     yield table_line(("-" * (width - right) + ":" * right for _, width, right in columns), columns)
 
 
-def table_row(result: Result) -> str:
+def table_row(result: BenchResult) -> str:
     """A line of the table: the median and the standard deviation."""
     card, best = result.card, result.best_possible
     return table_line(
@@ -117,11 +118,11 @@ def table_row(result: Result) -> str:
     )
 
 
-def memory_line(result: Result) -> str:
+def memory_line(result: BenchResult) -> str:
     return f"peak memory: {size_text(result.peak_memory)}"
 
 
-def as_json(result: Result) -> dict[str, object]:
+def as_json(result: BenchResult) -> dict[str, object]:
     """A result as an object; rates are in tokens, bytes or multiplications per second."""
     card, test, best = result.card, result.test, result.best_possible
     ceiling = result.ceiling
@@ -163,15 +164,6 @@ def table_line(cells: Iterable[str], columns: Columns = COLUMNS) -> str:
         for cell, (_, width, right) in zip(cells, columns, strict=True)
     )
     return f"| {' | '.join(padded)} |"
-
-
-def size_text(n: int) -> str:
-    """Bytes in the unit that suits them."""
-    value, units = float(n), ["B", "KiB", "MiB", "GiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.2f} {units[0]}" if units[0] != "B" else f"{n} B"
 
 
 def count_text(n: int) -> str:

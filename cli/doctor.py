@@ -15,10 +15,10 @@ from typing import Any, Final
 from ..kernels.cpu.device import CpuDevice
 from ..kernels.devices import find_devices
 from ..model.params import PlacementParams
+from ..observe.machine import MachineFacts, lines, look
 from ..observe.self_test import Check, self_test
 from .bench_table import Columns, table_head, table_line
 from .flags import add_flags_of, given
-from .machine import MachineFacts, lines, look
 from .start import StartProgress
 
 COLUMNS: Final[Columns] = (

@@ -20,7 +20,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ..base.errors import RequestError
-from ..model.hub import HubModel, find_header, find_model, parse_model, size_text
+from ..base.units import size_text
+from ..model.hub import HubModel, find_header, find_model, parse_model
 from ..model.shipped import shipped_model
 
 if TYPE_CHECKING:

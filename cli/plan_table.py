@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..alloc.buffer import UNLIMITED
+from ..base.units import size_text
 from ..runtime.displaced import summary
 from ..runtime.plan import DevicePlan, ModelPlan
-from .bench_table import count_text, size_text
+from .bench_table import count_text
 
 WIDTH: Final = 100
 LABEL: Final = 9  # characters

@@ -16,7 +16,7 @@ from rich.console import Console
 from ..base.errors import RequestError
 from ..model.context import Context
 from ..observe.bench import BenchTest
-from ..observe.profile import Records, Steps
+from ..observe.profile import ProfileRun, Records
 from ..observe.profile_sums import PhaseSums, sum_up
 from ..observe.profile_trace import chrome_trace
 from ..runtime.params import OpenParams
@@ -102,10 +102,10 @@ def _params(args: argparse.Namespace, test: BenchTest) -> OpenParams:
 def _run(context: Context, test: BenchTest) -> Records:
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        return Steps(context, test).run()
+        return ProfileRun(context, test).run()
     # two pictures a second: what is measured should have the processor
     with console.status("", refresh_per_second=2) as status:
-        return Steps(context, test).run(status.update)
+        return ProfileRun(context, test).run(status.update)
 
 
 def _write(path: str, text: str | None) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ..base.units import size_text
 from ..observe.profile_sums import NodeSum, PhaseSums, Sum
-from .bench_table import size_text, table_head, table_line
+from .bench_table import table_head, table_line
 
 Row = Sequence[str]
 LONGEST: Final = 36  # characters of a name; the middle of a longer one is left out

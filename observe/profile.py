@@ -1,6 +1,6 @@
 """Where the time of a model's steps goes: a prompt, then tokens one by one, computed three times.
 
-    records = Steps(context).run(n_prompt=512, n_gen=32)
+    records = ProfileRun(context).run(n_prompt=512, n_gen=32)
 
 First as always, then with each split and copy timed, then with each kernel call: from the first
 comes the speed, from the second what Python takes, from the third the table of ops. The tokens are
@@ -30,7 +30,7 @@ GENERATION: Final = "generation"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimedStep:
     """A call of `Context.decode` with `n_tokens`, and what was timed in it; nanoseconds."""
 
     phase: str
@@ -61,12 +61,12 @@ class Records:
     """The same steps three times: not watched, with splits and copies timed, with every call
     timed."""
 
-    plain: list[Step]
-    splits: list[Step]
-    calls: list[Step]
+    plain: list[TimedStep]
+    splits: list[TimedStep]
+    calls: list[TimedStep]
 
 
-class Steps:
+class ProfileRun:
     """Runs the steps of a test on a context, whose pool must have room for its cells."""
 
     def __init__(self, context: Context, test: BenchTest, seed: int = 0) -> None:
@@ -105,7 +105,7 @@ class Steps:
         profiler: Profiler | None,
         n_steps: int | None = None,
         found: list[F32Array] | None = None,
-    ) -> list[Step]:
+    ) -> list[TimedStep]:
         context = self._context
         seq = context.pool.new_sequence()
         try:
@@ -123,7 +123,7 @@ class Steps:
         tokens: list[int],
         profiler: Profiler | None,
         found: list[F32Array] | None,
-    ) -> Step:
+    ) -> TimedStep:
         begin = perf_counter_ns()
         logits = self._decode(seq, tokens)
         end = perf_counter_ns()
@@ -131,7 +131,9 @@ class Steps:
             found.append(logits)
         splits, copies = profiler.take() if profiler else ([], [])
         is_prompt = self._test.n_prompt and tokens is self._steps[0]
-        return Step(PROMPT if is_prompt else GENERATION, len(tokens), begin, end, splits, copies)
+        return TimedStep(
+            PROMPT if is_prompt else GENERATION, len(tokens), begin, end, splits, copies
+        )
 
     def _decode(self, seq: KVSequence, tokens: list[int]) -> F32Array:
         batch, pos = Batch(), seq.length

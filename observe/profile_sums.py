@@ -18,7 +18,7 @@ from ..graph.op import VIEW_OPS, Op
 from ..graph.tensor import Tensor
 from ..sched.backend import CallTime
 from ..sched.profile import SplitTime
-from .profile import GENERATION, PROMPT, Records, Step
+from .profile import GENERATION, PROMPT, Records, TimedStep
 
 WHOLE_SPLIT: Final = "whole split"  # the kind of what a device computes without telling more
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID)
@@ -160,7 +160,7 @@ def _sorted(sums: Iterable[SumT]) -> list[SumT]:
     return sorted(sums, key=lambda s: -s.ns)
 
 
-def _calls(steps: Sequence[Step]) -> tuple[list[KindSum], list[NodeSum]]:
+def _calls(steps: Sequence[TimedStep]) -> tuple[list[KindSum], list[NodeSum]]:
     kinds: dict[tuple[str, str], KindSum] = {}
     nodes: dict[tuple[str, str, tuple[str, ...]], NodeSum] = {}
     for split in (split for step in steps for split in step.splits):
@@ -205,7 +205,7 @@ def _node_sum(split: SplitTime, call: CallTime, kind: str, places: dict[Tensor, 
     )
 
 
-def _splits(steps: Sequence[Step]) -> list[SplitSum]:
+def _splits(steps: Sequence[TimedStep]) -> list[SplitSum]:
     found: dict[tuple[int, str], SplitSum] = {}
     for split in (split for step in steps for split in step.splits):
         key = split.split, split.device
@@ -217,7 +217,7 @@ def _splits(steps: Sequence[Step]) -> list[SplitSum]:
     return _sorted(found.values())
 
 
-def _copies(steps: Sequence[Step]) -> list[CopySum]:
+def _copies(steps: Sequence[TimedStep]) -> list[CopySum]:
     found: dict[tuple[int, str, str], CopySum] = {}
     for copy in (copy for step in steps for copy in step.copies):
         key = copy.split, copy.name, copy.device

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..graph.tensor import format_shape
 from ..sched.backend import CallTime
 from ..sched.profile import CopyTime, SplitTime
-from .profile import Step
+from .profile import TimedStep
 from .profile_sums import kind_of
 
 Event = dict[str, Any]
@@ -22,7 +22,7 @@ PROCESS: Final = 1
 STEPS_LANE: Final = "Context.decode"
 
 
-def chrome_trace(steps: Sequence[Step], devices: Sequence[str], process: str) -> Event:
+def chrome_trace(steps: Sequence[TimedStep], devices: Sequence[str], process: str) -> Event:
     """The trace of timed steps; lanes are in the order of `devices`, by name."""
     lanes = {name: i for i, name in enumerate((STEPS_LANE, *devices))}
     return {
@@ -42,7 +42,7 @@ def _metadata(lanes: dict[str, int], process: str) -> Iterator[Event]:
 class _Trace:
     """The events of steps, in order."""
 
-    def __init__(self, lanes: dict[str, int], steps: Sequence[Step]) -> None:
+    def __init__(self, lanes: dict[str, int], steps: Sequence[TimedStep]) -> None:
         self._lanes = lanes
         self._steps = steps
         self._zero = steps[0].begin if steps else 0

@@ -76,7 +76,7 @@ def displaced(
         scheduled: the graph; attention must have been put where its pages are.
         model: its weights may lie in memory that is only measured.
     """
-    return _Search(scheduled, model).run()
+    return _DisplacedSearch(scheduled, model).run()
 
 
 def summary(nodes: Iterable[Displaced]) -> list[str]:
@@ -122,7 +122,7 @@ class _Fault(NamedTuple):
     override: str = ""
 
 
-class _Search:
+class _DisplacedSearch:
     """What `displaced` needs to know of a graph."""
 
     def __init__(

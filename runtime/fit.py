@@ -38,10 +38,10 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     """
     with open_gguf(params.model.path, header_only=True) as file:
         placement = open_placement(file, params.placement, on_compile)
-        return _Search(file, placement, replace(params, placement=placement.params)).run()
+        return _PlanSearch(file, placement, replace(params, placement=placement.params)).run()
 
 
-class _Search:
+class _PlanSearch:
     """Searches the most layers, and the largest context, that fit."""
 
     def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:

@@ -5,7 +5,7 @@
 huggingface-hub is imported when something is looked for, not before.
 """
 
-from .files import HubModel, parse_model, size_text
+from .files import HubModel, parse_model
 from .find import DownloadProgress, find_header, find_model
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "find_header",
     "find_model",
     "parse_model",
-    "size_text",
 ]

@@ -18,7 +18,8 @@ from typing import BinaryIO, Final
 
 from ...base.errors import DownloadError
 from ...base.log import get_logger
-from .files import HubFile, size_text
+from ...base.units import size_text
+from .files import HubFile
 from .library import PASSING, explained, headers, pause, settings
 
 log = get_logger("hub")

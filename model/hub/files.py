@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from ...base.errors import DownloadError, RequestError
+from ...base.units import size_text
 
 DEFAULT_QUANT: Final = "Q4_K_M"
 SHOWN: Final = 30  # most models that an error lists
@@ -90,14 +91,6 @@ def parse_model(text: str, file: str = "") -> HubModel:
     if match is None or len(match[1]) > REPO_LENGTH or re.search(r"--|\.\.", match[1]):
         raise RequestError(f"{text!r}: must be USER/REPO or USER/REPO:QUANT, of Hugging Face")
     return HubModel(match[1], match[2] or "", file)
-
-
-def size_text(n: int) -> str:
-    """Bytes for people."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if n >= 1 << power:
-            return f"{n / (1 << power):.2f} {unit}"
-    return f"{n} bytes"
 
 
 def candidates(files: Iterable[HubFile]) -> list[Candidate]:

@@ -16,9 +16,10 @@ from typing import Final
 
 from ...base.errors import DownloadError, ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
+from ...base.units import size_text
 from ..gguf.header import read_header
 from .blobs import fetch_blob, fetch_start, n_bytes_there
-from .files import Choice, HubFile, HubModel, candidates, choose, size_text
+from .files import Choice, HubFile, HubModel, candidates, choose
 from .library import (
     Listing,
     cache_folder,

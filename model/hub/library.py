@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from ...base.errors import DownloadError
-from .files import HubFile, size_text
+from ...base.units import size_text
+from .files import HubFile
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

@@ -47,7 +47,7 @@ def test_the_table(model: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].startswith("llama F32: ")
-    assert lines[2].endswith("keeps 256 B of keys and values")
+    assert lines[2].endswith("keeps 256 bytes of keys and values")
     assert "1 thread: reads 40.0 GB/s (200 from cache), multiplies 900 G int8/s" in lines[3]
     head, rule, *rows = [line for line in lines if line.startswith("|")]
     assert cells(head)[:7] == ["model", "size", "params", "backend", "threads", "test", "t/s"]
@@ -196,8 +196,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert "none.gguf" in done.stderr
 
 
-def result(test: BenchTest, card: ModelCard = CARD, n_ubatch: int = 512) -> bench_table.Result:
-    return bench_table.Result(
+def result(test: BenchTest, card: ModelCard = CARD, n_ubatch: int = 512) -> bench_table.BenchResult:
+    return bench_table.BenchResult(
         path=Path("m.gguf"),
         card=card,
         gpus={},

@@ -14,12 +14,12 @@ import pytest
 from commands import lamella
 from cuda_grid import GridCompiler, GridDriver, needs_compiler
 
-from lamella.cli import doctor, machine
+from lamella.cli import doctor
 from lamella.graph import GGMLType
 from lamella.kernels import devices
 from lamella.kernels.cpu.compiler.isa import supported_isas
 from lamella.kernels.cuda.registry import CudaProducts, CudaRegistry, open_cuda
-from lamella.observe import self_test
+from lamella.observe import machine, self_test
 from lamella.observe.self_test import Check, norm, product
 
 REASON = "no NVIDIA driver is installed"

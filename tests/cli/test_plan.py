@@ -319,7 +319,7 @@ def test_what_does_not_fit(model: Path) -> None:
     assert (gpu["fits"], gpu["shortfall"]) == (False, 1000)
     assert (cpu["fits"], cpu["shortfall"]) == (True, 0)
     text = table(model, *args, status=2)
-    assert rows(text, "device   layers")["SIM0"][-1] == "lacks 1000 B"
+    assert rows(text, "device   layers")["SIM0"][-1] == "lacks 1000 bytes"
     for name in ("plan", "run", "chat", "serve"):
         done = lamella(name, "-m", model, *args, *(FAST if name == "plan" else ()))
         assert done.returncode == 2

@@ -7,7 +7,7 @@ from model_files import ModelFiles
 from model_run import opened
 
 from lamella.observe.bench import BenchTest
-from lamella.observe.profile import Steps
+from lamella.observe.profile import ProfileRun
 from lamella.observe.profile_sums import sum_up
 from lamella.sched.profile import Profiler
 
@@ -16,7 +16,7 @@ def test_a_profile_of_a_gpu(gpus: Gpus, files: ModelFiles) -> None:
     path = files.random(gpus.pick("0.5b", "small"), "Q4_0")
     test = BenchTest(n_prompt=gpus.pick(40, 5), n_gen=2)
     with opened(path, [gpus.first], n_gpu_layers=2) as context:
-        steps = Steps(context, test)
+        steps = ProfileRun(context, test)
         plain = steps.logits(None)
         for each_call in (False, True):
             timed = steps.logits(Profiler(each_call=each_call))

@@ -19,7 +19,7 @@ from lamella.model.loader import load_model
 from lamella.model.params import ContextParams, PlacementParams
 from lamella.model.placement import Placement
 from lamella.observe.bench import BenchTest
-from lamella.observe.profile import Records, Steps
+from lamella.observe.profile import ProfileRun, Records
 from lamella.observe.profile_sums import WHOLE_SPLIT, PhaseSums, sum_up
 from lamella.sched.profile import Profiler
 
@@ -45,7 +45,7 @@ def opened(
 
 
 def profile(context: Context, test: BenchTest = TEST) -> tuple[Records, list[PhaseSums]]:
-    records = Steps(context, test).run()
+    records = ProfileRun(context, test).run()
     return records, list(sum_up(records))
 
 
@@ -63,7 +63,7 @@ def test_the_bits_are_those_of_plain_steps(
     name: str, devices: tuple[str, ...], n_layers: int, tmp_path: Path
 ) -> None:
     with opened(tmp_path, name, devices, n_layers) as context:
-        steps = Steps(context, TEST)
+        steps = ProfileRun(context, TEST)
         plain = steps.logits(None)
         assert len(plain) == 4
         for profiler in (Profiler(), Profiler(each_call=True)):

@@ -9,7 +9,7 @@ import pytest
 from test_profile_model import opened
 
 from lamella.observe.bench import BenchTest
-from lamella.observe.profile import Steps
+from lamella.observe.profile import ProfileRun
 from lamella.observe.profile_trace import chrome_trace
 
 Event = dict[str, Any]
@@ -20,7 +20,7 @@ NS = 0.0005  # microseconds: times are whole nanoseconds
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Event:
     folder = tmp_path_factory.mktemp("trace")
     with opened(folder, "qwen3moe", (request.param,), 1) as context:
-        records = Steps(context, BenchTest(n_prompt=6, n_gen=2)).run()
+        records = ProfileRun(context, BenchTest(n_prompt=6, n_gen=2)).run()
         devices = [device.name for device in context.model.devices]
         made = chrome_trace(records.calls, devices, "lamella tiny")
     found: Event = json.loads(json.dumps(made))

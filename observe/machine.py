@@ -11,10 +11,10 @@ import platform
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..base.units import size_text
 from ..kernels.devices import registries
 from ..kernels.registry import Registry
 from ..sched.backend import Device, DeviceReport
-from .bench_table import size_text
 
 PACKAGES: Final = ("lamella", "numpy", "numba")
 LABEL: Final = 8  # characters
