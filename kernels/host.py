@@ -17,7 +17,7 @@ ROOT: Final = Path("/")
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """How many threads compute fastest: one for each core that this process may use.
+    """The number of threads that compute fastest: one for each core that this process may use.
 
     Two threads of one core (hyperthreads) share its vector units.
     """
@@ -27,7 +27,7 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """How many processes of ours can run at once, hyperthreads counted."""
+    """The number of processes that can run at once, hyperthreads counted."""
     return _within_quota(len(_affinity()), root)
 
 
@@ -48,7 +48,7 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
 
 def peak_memory(root: Path = ROOT) -> int:
     """The most bytes of memory that this process has held."""
-    # not ru_maxrss where it can be helped: it counts what the parent held when it made this process
+    # ru_maxrss also counts the memory of the parent at the fork: it is the second choice
     for line in _lines(root / "proc/self/status"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -59,11 +59,11 @@ def peak_memory(root: Path = ROOT) -> int:
 
 
 def python_command(module: str, *args: object) -> list[str] | None:
-    """The command that runs one of our modules in a process of its own; None where Python is inside
-    another program, which knows no such command."""
+    """The command that runs one of our modules in a process of its own; None if Python is embedded
+    in another program."""
     if not sys.executable or getattr(sys, "frozen", False):
         return None
-    # -P: modules that lie where the program was started are none of ours
+    # -P: do not import modules from the current folder
     return [sys.executable, "-P", "-m", module, *map(str, args)]
 
 
@@ -84,7 +84,7 @@ def _siblings(root: Path, cpu: int) -> str:
 
 
 def _within_quota(n: int, root: Path) -> int:
-    """`n` processors, or as many whole ones as the control groups give time for."""
+    """`n` processors, or fewer if the control groups give time for fewer."""
     for quota in _cpu_quotas(root):
         n = min(n, max(1, int(quota + 0.5)))
     return n
@@ -102,7 +102,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) bytes of each control group; files' pages do not count, they can go."""
+    """(limit, used) bytes of each control group, without pages of files, which can be dropped."""
     for folder in _groups(root, "memory"):
         limit = _words(folder / "memory.max", 1) or _words(folder / "memory.limit_in_bytes", 1)
         used = _words(folder / "memory.current", 1) or _words(folder / "memory.usage_in_bytes", 1)
@@ -113,7 +113,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
 def _file_pages(folder: Path) -> int:
     stat = _words(folder / "memory.stat")
     fields = dict(zip(stat[::2], stat[1::2], strict=False))
-    # version 1 has the children's in fields of their own
+    # version 1 counts children in separate fields
     prefix = "total_" if "total_inactive_file" in fields else ""
     return sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
@@ -121,7 +121,7 @@ def _file_pages(folder: Path) -> int:
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control group and of those around it.
 
-    Some are not there: a container sees its own group as the outermost one.
+    Some may not exist: a container sees its own group as the outermost one.
     """
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
@@ -141,6 +141,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _words(path: Path, n: int | None = None) -> list[str]:
-    """The words of a file; none if it is not there, or has not `n` of them."""
+    """The words of a file; none if the file is missing or has fewer than `n` words."""
     words = " ".join(_lines(path)).split()
     return words if n in (None, len(words)) else []

@@ -1,9 +1,9 @@
-"""What this machine can do at best: bytes read from memory and products, each second.
+"""The limits of this machine: bytes read from memory and products, per second.
 
     python -m lamella.kernels.cpu.ceiling THREADS NEAR_BYTES    # one line of JSON
 
-`measure` keeps a large buffer in memory for a second; `measure_apart` does it in a process of its
-own, so that the caller's peak memory stays what it is. Knows no models.
+`measure` holds a large buffer in memory for a second. `measure_apart` does it in another process,
+so that the caller's peak memory does not grow. Knows no models.
 Tested by tests/kernels/test_cpu_ceiling.py.
 """
 
@@ -34,9 +34,9 @@ from .simd.ints import i32x16, vector_function
 from .simd.vectors import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
-NEAR_BYTES: Final = 64 << 20  # of few bytes, that many are read in all
+NEAR_BYTES: Final = 64 << 20  # bytes read in all, from few bytes
 CHUNK: Final = 512  # bytes read in one turn of the loop
-TRIALS_S = 0.5  # how long each measurement is repeated: other programs may run meanwhile
+TRIALS_S = 0.5  # time for repetitions of a measurement: other programs may interfere
 TURNS: Final = 200_000  # of the loops of products; about 1 ms
 N_LEFT: Final = 4  # vectors of one operand of a tile, and of the other one
 TILE: Final = N_LEFT * N_LEFT
@@ -46,9 +46,8 @@ _VECTOR_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What all threads do each second, the best of many trials: bytes read from memory, bytes read
-    again and again from so few that caches may hold them, multiplications with addition of bytes
-    and of floats."""
+    """The work of all threads per second, the best of many trials: bytes read from memory, bytes
+    read repeatedly from a range that caches may hold, multiply-adds of bytes and of floats."""
 
     bytes_per_s: float
     near_bytes_per_s: float
@@ -111,7 +110,7 @@ _fma_tile = _tile_step(lambda b, acc, x, y: fma(b, x, y, acc), _V_F32, _floats)
 
 
 def _keep(lanes: Any, tile: Any) -> Any:
-    """A function that stores a tile's sum, lane by lane: else nobody would compute it."""
+    """A function that stores a tile's sum, lane by lane, so that LLVM keeps the computation."""
 
     def emit(b: Any, sums: Any, address: Any) -> Any:
         vectors = [b.bitcast(v, _V_I32) for v in unpack(b, sums)]
@@ -168,7 +167,7 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
         else:
             n_times = 1
         table = aligned_empty(TABLE_BYTES, LINE, "factors to measure")
-        table.view(np.float32)[:] = 2.0**-60  # neither the sums nor the products leave the range
+        table.view(np.float32)[:] = 2.0**-60  # keeps sums and products in range
         int8_s, f32_s = (
             _best_s(pool, k, table.ctypes.data, TURNS) for k in (ceiling_int8, ceiling_f32)
         )
@@ -196,10 +195,10 @@ def measure_read(n_threads: int, n_bytes: int = BUFFER_BYTES) -> float:
 def _buffer(n_bytes: int) -> Bytes:
     """Memory to read. Raises OutOfMemoryError."""
     free, _ = host_memory()
-    if free < n_bytes:  # the system would give it all the same, and end a process later
+    if free < n_bytes:  # the system would grant it, and end a process later
         raise OutOfMemoryError("memory to measure", n_bytes, free)
     buffer = aligned_empty(n_bytes, LINE, "memory to measure")
-    buffer.view(np.float32)[:] = 1.0  # pages that nobody wrote are all the same one
+    buffer.view(np.float32)[:] = 1.0  # unwritten pages all share one page of zeros
     return buffer
 
 
@@ -221,7 +220,7 @@ def measure_apart(n_threads: int, n_near: int) -> Ceiling:
     """`measure` in a process of its own.
 
     Raises:
-        BackendError: it cannot be started, or it failed; with its last line.
+        BackendError: the process cannot be started, or failed; names its last line.
     """
     failed = "the machine's speed cannot be measured"
     command = python_command(__name__, n_threads, n_near)

@@ -126,7 +126,7 @@ class CpuDevice(Device):
 
 
 class CpuBufferType(HostBufferType):
-    """The host's memory. The system would promise more than it has, and end us when we use it."""
+    """The host's memory. The system grants more than it has, and ends processes that use it."""
 
     def _alloc(self, size: int) -> HostBuffer:
         free, _ = host_memory()

@@ -1,12 +1,12 @@
 """A pool of threads that run compiled plans without Python.
 
 A thread waits for work in native code: it spins for a while, then sleeps in the operating system,
-and never needs the interpreter. The calling thread is thread 0 and works along. A plan runs on the
-first so many threads; the others sleep on.
+and never needs the interpreter. The calling thread is thread 0. A plan runs on the first n threads;
+the others sleep on.
 
-The words that threads wait for are read and written in one order (sequentially consistent): who
-has seen a new JOB or GENERATION sees all that was written before it. A run ends with a barrier, so
-the next one finds all its workers done with PLAN and N_ENTRIES and waiting for a new JOB.
+The words that threads wait for are sequentially consistent: a thread that has seen a new JOB or
+GENERATION sees all that was written before it. A run ends with a barrier, so at the next run all
+workers are done with PLAN and N_ENTRIES and wait for a new JOB.
 Tested by tests/kernels/test_cpu_pool.py.
 """
 
@@ -46,11 +46,11 @@ ONE_THREAD: Final = 2
 BARRIER: Final = 3  # wait for all threads before this entry
 ENTRY_WORDS: Final = 4
 
-# words of the block that the threads of a pool share; those written by different threads lie
-# in cache lines of their own
+# words of the block that the threads of a pool share; words of different writers lie in
+# different cache lines
 ARRIVED: Final = 0
 GENERATION: Final = 8
-JOB: Final = 16  # the number of the job that was posted last, and how many threads it is for
+JOB: Final = 16  # the number of the last job, and its number of threads
 STOP: Final = 24
 PLAN: Final = 32
 N_ENTRIES: Final = 33
@@ -68,8 +68,8 @@ LINE: Final = 64  # bytes of a cache line
 
 JOB_STEP: Final = 1 << 16  # JOB is number * JOB_STEP + threads: both are read at once
 
-# A waiting thread looks at a word again and again. After some looks, about a microsecond, it lets
-# others have the core: the thread it waits for may need it. In the end it goes to sleep.
+# A waiting thread reads a word repeatedly. After about a microsecond it yields the core: the thread
+# it waits for may need it. In the end it sleeps.
 LOOKS: Final = 16
 POLL: Final = 50  # of 100, by default
 SPIN_NS: Final = 20_000  # for each level of polling: 1 ms by default
@@ -92,7 +92,7 @@ def _thread(sync, ith):
 def _sleep_until_changed(sync, ith, at, seen):
     me = _thread(sync, ith)
     _lock(me + 8 * MUTEX)
-    # first told to be asleep, then a last look: whoever changes the word does it the other way
+    # first marked as asleep, then a last look: a writer does it in the opposite order
     atomic_store(me + 8 * ASLEEP, 1)
     atomic_add(sync + 8 * SLEEPERS, 1)
     while atomic_load(at) == seen:
@@ -123,7 +123,7 @@ def _wait_for_change(sync, ith, at, seen, spin):
 
 @inlined
 def _wake(sync, nth):
-    """Wake those of the first `nth` threads that sleep; the word they wait for has changed."""
+    """Wake the sleeping ones of the first `nth` threads: the word they wait for has changed."""
     if atomic_load(sync + 8 * SLEEPERS) == 0:
         return
     for i in range(nth):
@@ -138,12 +138,12 @@ def _wake(sync, nth):
 def _barrier(sync, ith, nth):
     generation = atomic_load(sync + 8 * GENERATION)
     if atomic_add(sync + 8 * ARRIVED, 1) == nth - 1:
-        # in this order: with the new generation, the first may arrive at the next barrier
+        # in this order: after the new generation, a thread may arrive at the next barrier
         atomic_store(sync + 8 * ARRIVED, 0)
         atomic_add(sync + 8 * GENERATION, 1)
         _wake(sync, nth)
         return
-    # mostly the others are there within some ten nanoseconds
+    # the others mostly arrive within some ten nanoseconds
     for _ in range(LOOKS):
         if atomic_load(sync + 8 * GENERATION) != generation:
             return
@@ -179,7 +179,7 @@ def _post(sync, nth):
 
 
 def pool_worker(sync, ith, nth):
-    """Run what is posted until the pool stops."""
+    """Run posted jobs until the pool stops."""
     seen = 0
     while True:
         _wait_for_change(sync, ith, sync + 8 * JOB, seen, load_i64(sync + 8 * SPIN_JOB))
@@ -208,8 +208,8 @@ def pool_run(sync, plan, n, nth):
 
 
 def pool_run_timed(sync, plan, n, nth, times):
-    """As `pool_run`, where all entries have a barrier before them; tells in nanoseconds, `times`
-    [n + 1], when each begins and when the last has ended."""
+    """As `pool_run`, for entries that all have a barrier. `times` [n + 1] gets the begin of each
+    entry and the end of the last one, in nanoseconds."""
     _post_plan(sync, plan, n, nth)
     for i in range(n):
         if nth > 1:
@@ -238,8 +238,8 @@ class ThreadPool:
     """`n_threads` threads, the caller's among them, that run plans together.
 
     `poll`: how long threads without work spin before they sleep, 0 (not at all) to 100 (2 ms).
-    The threads end when the pool is closed or no longer referenced. When the process ends they may
-    sleep on: they hold nothing of the interpreter.
+    The threads end when the pool is closed or no longer referenced. They may sleep when the process
+    ends: they hold nothing of the interpreter.
 
     Raises:
         BackendError: the system gives no more threads.
@@ -277,12 +277,12 @@ class ThreadPool:
     ) -> None:
         """Run a plan, on `n_threads` of the threads or all; returns when it is done.
 
-        Threads that call this take turns. `times` [n_entries + 1] is filled, where all entries have
-        a barrier before them, with when each began and the last ended: nanoseconds of some clock.
+        Threads that call this take turns. If all entries have a barrier, `times` [n_entries + 1]
+        gets the begin of each and the end of the last, in nanoseconds of some clock.
 
         Raises:
             ClosedError: the pool is closed.
-            BackendError: this process was forked from that of the pool, whose threads it lacks.
+            BackendError: this process is a fork of the pool's process and lacks its threads.
         """
         n = self.n_threads if n_threads is None else n_threads
         assert 1 <= n <= self.n_threads, f"{n} threads, of {self.n_threads}"
@@ -302,9 +302,9 @@ class ThreadPool:
                 timed(self._address, plan_address, n_entries, n, times.ctypes.data)
 
     def close(self) -> None:
-        """End the threads, once a run that is under way is done. Twice is fine."""
+        """End the threads after a run in flight. Twice is fine."""
         if os.getpid() != self._process:
-            return  # a fork: nobody is left who would give the lock back
+            return  # a fork: the holder of the lock does not exist here
         with self._lock:
             self._end()
             for thread in self._threads:
@@ -343,6 +343,6 @@ def _work(work: Callable[..., None], sync: Bytes, ith: int, nth: int) -> None:
 
 
 def _stop(stop: Callable[..., None], sync: Bytes, process: int) -> None:
-    # waits for nobody: the garbage collector may call this, anywhere
+    # must not wait: the garbage collector may call this anywhere
     if os.getpid() == process:
         stop(sync.ctypes.data)

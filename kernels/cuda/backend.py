@@ -1,8 +1,8 @@
 """The backend of a CUDA device: one stream, on which plans run as CUDA graphs.
 
 A plan is captured once, when its addresses are known, and launched as one: the host does nothing
-for each kernel. Kernels report a bad index in a few words on the device that every plan copies to
-the host behind its last kernel; `synchronize` looks there. Tested by
+for each kernel. A kernel reports a bad index in a few words on the device. Every plan copies them
+to the host behind its last kernel, and `synchronize` checks them. Tested by
 tests/kernels/test_cuda_backend.py.
 """
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from .device import CudaDevice
 
 ERROR_BYTES: Final = 32  # words of a report: call, value, limit, and one more
-LINE: Final = 64  # bytes that inputs are apart
-STAGING: Final = 256  # where in pinned memory inputs begin
-STAGED_BYTES: Final = 2 << 20  # of inputs that may wait: page tables of 128k positions and more
-CALLS: Final = count(1)  # numbers of calls: no two plans of the process share one
+LINE: Final = 64  # alignment of inputs in bytes
+STAGING: Final = 256  # offset of inputs in pinned memory
+STAGED_BYTES: Final = 2 << 20  # of inputs in flight: page tables of 128k positions and more
+CALLS: Final = count(1)  # numbers of calls, unique in the process
 
 
 class CudaEvent(Event):
@@ -71,7 +71,7 @@ class CudaBackend(Backend):
         super().__init__(device)
         self.gpu = device.gpu
         self._plans: weakref.WeakSet[CudaPlan] = weakref.WeakSet()
-        self._in_flight: set[CapturedPlan] = set()  # whose memory and graphs must stay
+        self._in_flight: set[CapturedPlan] = set()  # their memory and graphs must stay
         self._freed = False
         self._errors, pinned = (b.alloc_buffer(size) for b, size in device.backend_memory)
         self._errors.usage = pinned.usage = Usage.WORK
@@ -79,9 +79,9 @@ class CudaBackend(Backend):
         assert isinstance(pinned, PinnedBuffer)
         pinned.clear()
         self._pinned = pinned
-        self._told = pinned.memory[:ERROR_BYTES].view(np.int64)  # what kernels have reported
-        self._staged = 0  # bytes of inputs that wait to be copied, behind STAGING
-        # last, as there may be too little memory for what comes before
+        self._reported = pinned.memory[:ERROR_BYTES].view(np.int64)  # by kernels
+        self._staged = 0  # bytes of inputs in flight, behind STAGING
+        # last, because the allocations before may fail
         self.stream = self.gpu.stream_new()
         self._tail = CudaEvent(self.gpu)
         self._ahead = self.gpu.stream_new()  # copies weights while `stream` computes
@@ -92,7 +92,7 @@ class CudaBackend(Backend):
             return
         self._freed = True
         for stream in (self._ahead, self.stream):
-            with suppress(BackendError):  # a device that has failed; what is ours is ours to free
+            with suppress(BackendError):  # a failed device; free our part all the same
                 self.gpu.stream_synchronize(stream)
             self.gpu.stream_free(stream)
         self._in_flight.clear()
@@ -114,7 +114,8 @@ class CudaBackend(Backend):
         return CapturedPlan(plan, self.gpu, captured, self.work)
 
     def _end_broken_capture(self) -> None:
-        """Let the stream be used again after an error; that one counts, not what it leads to."""
+        """End the capture after an error, so that the stream can be used again. Other errors that
+        follow are dropped."""
         with suppress(BackendError):
             self.gpu.graph_free(self.gpu.capture_end(self.stream))
 
@@ -123,11 +124,11 @@ class CudaBackend(Backend):
         self.gpu.graph_launch(plan.graph, self.stream)
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
-        """Launches come one by one, with an event before and after each: what a short kernel waits
-        for the host is in its time."""
+        """Launch one by one, with an event before and after each. The time of a short kernel
+        contains its wait for the host."""
         timing = Timing(plan.plan.parts)
         with self._timed_events(2 * len(plan.plan.launches)) as events:
-            self.synchronize()  # inputs have arrived, and what came before does not count
+            self.synchronize()  # inputs have arrived, and earlier work does not count
             for first, end in timing.runs():
                 timing.look(first)
                 host = perf_counter_ns()
@@ -175,8 +176,8 @@ class CudaBackend(Backend):
         self._fetch_errors()
 
     def _fetch_errors(self) -> None:
-        told = self._pinned.memory.ctypes.data
-        self.gpu.read_async(told, self._errors_at, ERROR_BYTES, self.stream)
+        at = self._pinned.memory.ctypes.data
+        self.gpu.read_async(at, self._errors_at, ERROR_BYTES, self.stream)
 
     @property
     def _errors_at(self) -> Address:
@@ -193,16 +194,16 @@ class CudaBackend(Backend):
 
     def synchronize(self) -> None:
         if self._freed:
-            return  # it was waited for then
+            return  # `free` has waited
         self.gpu.stream_synchronize(self._ahead)
         self.gpu.stream_synchronize(self.stream)
         self._in_flight.clear()
         self._staged = 0
-        call, value, limit, _ = self._told
+        call, value, limit, _ = self._reported
         if call:
             error = self._error_of(int(call), int(value), int(limit))
             self._errors.clear()
-            self._told[:] = 0
+            self._reported[:] = 0
             raise error
 
     def _error_of(self, call: int, value: int, limit: int) -> BackendError:
@@ -226,7 +227,7 @@ class CudaBackend(Backend):
         if size > STAGED_BYTES - self._staged:
             self.gpu.stream_synchronize(self.stream)
             self._staged = 0
-        # through memory of our own: CUDA does not promise when it has read the user's
+        # through pinned memory: CUDA does not promise when it has read the user's memory
         begin = STAGING + self._staged
         self._pinned.memory[begin : begin + size] = source.memory[src.offset : src.offset + size]
         at = self._pinned.memory.ctypes.data + begin
@@ -276,7 +277,7 @@ class CudaBackend(Backend):
         )
 
     def _after(self, other: CudaBackend) -> None:
-        """Let later work here run after all work `other` has been given."""
+        """Let later work here run after all work submitted to `other`."""
         if other is not self:
             other.event_record(other._tail)
             self.event_wait(other._tail)

@@ -1,8 +1,8 @@
-"""The verbs of `driver.py` by NVIDIA's own bindings of the CUDA driver API (cuda-bindings).
+"""The verbs of `driver.py` by NVIDIA's bindings of the CUDA driver API (cuda-bindings).
 
-Every verb makes the device's primary context the calling thread's, so any thread may call. Verbs
-that are done on return run on a stream of their own: a plain cuMemcpyHtoD may return before the
-device has the bytes, and no other stream would wait for them. Tested by
+Every verb makes the device's primary context current, so any thread may call. Verbs that are done
+on return run on a stream of their own: a plain cuMemcpyHtoD may return before the device has the
+bytes, and no other stream would wait for them. Tested by
 tests/kernels/test_cuda_bindings.py.
 """
 
@@ -25,7 +25,7 @@ log = get_logger("cuda")
 # CUDA_ERROR_...
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
-# after these every call fails, also what frees something
+# after these every call fails, also calls that free
 FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
@@ -35,10 +35,10 @@ TOO_OLD: Final = "the NVIDIA driver is too old: it supports CUDA {}, 12.0 or new
 
 
 class CudaDriver:
-    """The driver as it is installed, and the devices that Lamella can use.
+    """The installed driver, and the devices that Lamella can use.
 
     Raises:
-        BackendError: there is no driver, package or device that can be used; says which.
+        BackendError: no usable driver, package or device; says which.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CudaDriver:
                 raise BackendError("no NVIDIA GPU is visible") from e
             raise
         except BackendError as e:
-            # the bindings found no library, or one without the way to ask for its functions
+            # the bindings found no library, or one without a lookup of functions
             if "GetProcAddress" in str(e):
                 raise BackendError(TOO_OLD.format("11 at most")) from e
             raise BackendError("no NVIDIA driver is installed") from e
@@ -106,7 +106,7 @@ class CudaDriver:
 
         Raises:
             CudaError: it returned an error; names the call and the error.
-            BackendError: it returned one that the bindings do not know, or there is no such call.
+            BackendError: the error is unknown to the bindings, or there is no such call.
         """
         try:
             code, *values = getattr(self.api, name)(*args)
@@ -151,8 +151,8 @@ class CudaGpu:
         return self._driver.call(name, *args)
 
     def _release(self, name: str, *args: Any) -> None:
-        """Call what frees something. Python may do so at any moment, also between the two calls of
-        another verb, which must find its context as it was."""
+        """Make a call that frees. Python may do so at any moment, also between the two calls of
+        another verb, so the context is restored."""
         try:
             before = self._driver.call("cuCtxGetCurrent")
             try:
@@ -223,7 +223,7 @@ class CudaGpu:
         self._call("cuMemcpyPeerAsync", to, self.context, source, other, size, stream)
 
     def _peer(self, index: int) -> Any:
-        """The context of another device, opened for direct copies where the machine has them."""
+        """The context of another device, opened for direct copies if the machine has them."""
         if index not in self._peers:
             device = self._driver.call("cuDeviceGet", index)
             context = self._driver.call("cuDevicePrimaryCtxRetain", device)
@@ -232,7 +232,7 @@ class CudaGpu:
                 try:
                     self._call("cuCtxEnablePeerAccess", context, 0)
                 except CudaError as e:
-                    if e.code != PEER_ACCESS_ALREADY_ENABLED:  # by someone else in the process
+                    if e.code != PEER_ACCESS_ALREADY_ENABLED:  # by other code in the process
                         raise
             self._peers[index] = context
         return self._peers[index]
@@ -304,7 +304,7 @@ class CudaGpu:
 
     def function(self, module: Module, name: str, shared_memory: int) -> Function:
         found = Function(int(self._call("cuModuleGetFunction", module, name.encode())))
-        # always asked for: static memory counts as well; never less than somebody else has asked
+        # always set, as static memory counts, too; never less than before
         if shared_memory > self._allowed.get((module, name), 0):
             self._allowed[module, name] = shared_memory
             names = self._driver.api.CUfunction_attribute
@@ -315,7 +315,7 @@ class CudaGpu:
     # --- graphs ---
 
     def capture_begin(self, stream: Stream) -> None:
-        # other threads may allocate meanwhile, and Python may free what nobody refers to any more
+        # other threads may allocate meanwhile, and Python may free unreferenced objects
         mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._call("cuStreamBeginCapture", stream, mode)
 

@@ -21,8 +21,8 @@ from .library import Library
 from .memory import CudaBufferType, PinnedBufferType
 from .plan import work_size
 
-MIN_OFFLOADED: Final = 32  # rows from which on an op is worth copying its weights (ggml-cuda.cu)
-DRIVER_MARGIN: Final = 128 << 20  # more than tests have seen it take, and give back, of an H100
+MIN_OFFLOADED: Final = 32  # rows from which on copying an op's weights is worth it (ggml-cuda.cu)
+DRIVER_MARGIN: Final = 128 << 20  # more than a driver was seen to take, and free, of an H100
 COPIED_BYTES: Final = 256 << 20  # to measure: more than any cache holds
 LEAST_COPIED: Final = 1 << 12
 N_COPIES: Final = 10
@@ -127,7 +127,7 @@ class CudaDevice(Device):
 
 
 def _batch_size(op: Tensor) -> int:
-    """Tokens that an op works on (ggml-cuda.cu, get_op_batch_size)."""
+    """The tokens of an op (ggml-cuda.cu, get_op_batch_size)."""
     if op.op is Op.GET_ROWS:
         return 0
     if op.op is Op.MUL_MAT:

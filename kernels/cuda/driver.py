@@ -1,8 +1,8 @@
-"""What Lamella needs of CUDA: the driver's verbs on one device, and a compiler for its kernels.
+"""The part of CUDA that Lamella uses: the driver's verbs on one device, and a compiler of kernels.
 
-`bindings.py` has them from NVIDIA's driver and NVRTC; tests play both on the host. Addresses,
-streams, events, modules, functions and graphs are handles, plain integers. Verbs may be called from
-any thread. Knows no tensors.
+`bindings.py` implements them with NVIDIA's driver, `nvrtc.py` with NVRTC; tests emulate both.
+Addresses, streams, events, modules, functions and graphs are handles, plain integers. Verbs may be
+called from any thread. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GraphExec = NewType("GraphExec", int)
 class GpuInfo:
     """A device: its name, `arch` as in sm_90 (here 90), and sizes in bytes.
 
-    `shared_memory` is what a block may have at most; `n_sm` the number of multiprocessors.
+    `shared_memory` is the maximum of a block, `n_sm` the number of multiprocessors.
     """
 
     index: int
@@ -42,8 +42,8 @@ class GpuInfo:
 
 
 class Gpu(Protocol):
-    """The verbs of one device (CUDA driver API). Each raises BackendError with CUDA's own name of
-    what went wrong, `alloc` and `alloc_host` raise OutOfMemoryError."""
+    """The verbs of one device (CUDA driver API). Each raises BackendError with CUDA's name of the
+    error; `alloc` and `alloc_host` raise OutOfMemoryError."""
 
     @property
     def info(self) -> GpuInfo: ...
@@ -115,7 +115,7 @@ class Gpu(Protocol):
     # graphs
     def capture_begin(self, stream: Stream) -> None: ...
     def capture_end(self, stream: Stream) -> GraphExec:
-        """What the stream was given since `capture_begin`, which has not run, ready to launch."""
+        """The work submitted since `capture_begin`, which has not run, ready to launch."""
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
     def graph_free(self, graph: GraphExec) -> None: ...
@@ -142,5 +142,5 @@ class Compiler(Protocol):
         """The image of a source's kernels for `Gpu.load`.
 
         Raises:
-            BackendError: it does not compile; with the compiler's words.
+            BackendError: it does not compile; contains the compiler's message.
         """

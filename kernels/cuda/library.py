@@ -1,6 +1,6 @@
 """The compiled kernels of one device: from disk, or compiled now, several at once.
 
-Images are kept in a folder named after all sources, the compiler with its options, and the
+The folder of cached images is named after all sources, the compiler with its options, and the
 architecture.
 Tested by tests/kernels/test_cuda_device.py.
 """
@@ -27,7 +27,7 @@ from .table import CudaKernel, CudaSource
 
 
 class Library:
-    """Kernels by name, compiled when they are first wanted. Safe to use from several threads."""
+    """Kernels by name, compiled on their first use. Safe to use from several threads."""
 
     def __init__(
         self, gpu: Gpu, compiler: Compiler, progress: CompileProgress | None = None
@@ -43,15 +43,15 @@ class Library:
 
     @cached_property
     def folder(self) -> Path:
-        """Where images are kept."""
+        """The folder of cached images."""
         key = hashlib.sha256(f"{self._compiler.version}\0{self._gpu.info.arch}\0".encode())
-        options = Path(nvrtc.__file__)  # shape the code, too
+        options = Path(nvrtc.__file__)  # they shape the code, too
         for file in (options, *sorted(FOLDER.iterdir())):
             key.update(file.name.encode() + b"\0" + file.read_bytes())
         return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
 
     def function(self, kernel: CudaKernel, shared_memory: int = 0) -> Function:
-        """A kernel, allowed at least that many bytes of dynamic memory for each block.
+        """A kernel, whose blocks may have at least that many bytes of dynamic memory.
 
         Raises:
             BackendError: it does not compile or load.
@@ -114,8 +114,8 @@ class Library:
 
 
 def file_name(source: CudaSource) -> str:
-    """The name of the file that keeps a source's image."""
+    """The name of the file of a source's image."""
     digest = hashlib.sha256(str(source).encode())
-    if Path(source.file).is_absolute():  # not one of those that the folder is named after
+    if Path(source.file).is_absolute():  # not in the key of the folder
         digest.update(Path(source.file).read_bytes())
     return f"{Path(source.file).stem}-{digest.hexdigest()[:12]}.image"

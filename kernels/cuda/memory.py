@@ -1,6 +1,6 @@
 """Memory of a CUDA device, and pinned memory of the host, from which copies are fast.
 
-The host cannot look into a device's memory, only copy to and from it. Tested by
+The host cannot read a device's memory in place, only copy to and from it. Tested by
 tests/kernels/test_cuda_device.py.
 """
 
@@ -18,7 +18,7 @@ from ..device_buffer import DeviceBuffer
 from ..host import host_memory
 from .driver import Address, Gpu
 
-ALIGNMENT = 256  # as CUDA's own allocations have it: kernels read 16 bytes at a time
+ALIGNMENT = 256  # as CUDA's own allocations: kernels read 16 bytes at a time
 
 
 class CudaBufferType(BufferType):

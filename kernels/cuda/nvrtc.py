@@ -18,10 +18,10 @@ OPTIONS: Final = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 
 
 class NvrtcCompiler:
-    """NVRTC as it is installed.
+    """The installed NVRTC.
 
     Raises:
-        BackendError: it is not.
+        BackendError: it is not installed.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class NvrtcCompiler:
         return self.compile_with_log(source, arch)[0]
 
     def compile_with_log(self, source: CudaSource, arch: int) -> tuple[bytes, str]:
-        """The image and what the compiler says of it: registers, spills.
+        """The image and the compiler's log: registers, spills.
 
-        For an architecture that it does not know, PTX for the newest one before it, which the
-        driver translates.
+        For an unknown architecture, PTX for the newest known one before it, which the driver
+        translates.
         """
         text = (FOLDER / source.file).read_bytes()
         headers = sorted(FOLDER.glob("*.cuh"))
@@ -101,8 +101,8 @@ class NvrtcCompiler:
 
 
 def _let_signals_interrupt() -> None:
-    """NVRTC puts its own handlers in and Python's back, but to restart what they interrupt: Ctrl-C
-    would be noticed only when a wait is over."""
+    """Let signals interrupt system calls again. NVRTC installs its own handlers, and restores those
+    of Python with the flag to restart calls: Ctrl-C would be noticed only after a wait."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(signal.getsignal(number)):
             signal.siginterrupt(number, True)

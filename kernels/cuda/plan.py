@@ -75,12 +75,12 @@ class CudaPlan:
             self.launches.append(Launch(function, call.grid, call.block, call.shared_memory, block))
 
     def launch(self, gpu: Gpu, stream: Stream) -> None:
-        """Give all launches to a stream."""
+        """Submit all launches to a stream."""
         for i in range(len(self.launches)):
             self.launch_one(i, gpu, stream)
 
     def launch_one(self, i: int, gpu: Gpu, stream: Stream) -> None:
-        """Give the i-th launch to a stream."""
+        """Submit the i-th launch to a stream."""
         one = self.launches[i]
         gpu.launch(one.function, one.grid, one.block, one.shared_memory, one.words, stream)
 
@@ -90,7 +90,7 @@ class CudaPlan:
         return parts_of(self._all, self.steps)
 
     def error_of(self, call: int, value: int, limit: int) -> BackendError | None:
-        """The error that a call has reported; None if the call is not one of this plan."""
+        """The error that a call reported; None if the call is not one of this plan."""
         node = self._nodes.get(call)
         return None if node is None else index_error(node, value, limit)
 

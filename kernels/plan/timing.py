@@ -1,9 +1,9 @@
-"""The kernel calls of a plan as a profile tells of them: their kinds, their nodes, their costs.
+"""The kernel calls of a plan for a profile: their kinds, their nodes, their costs.
 
-A backend that can take the time of single calls goes through the `parts` of its plan:
+A backend that can time single calls goes through the `parts` of its plan:
 
     timing = Timing(parts)
-    for first, last in timing.runs():   # before some calls, data is to be read
+    for first, last in timing.runs():   # data must be read before some calls
         timing.look(first)
         ...                             # compute those calls
         timing.took(first, times)       # when each began, and when the last ended
@@ -28,13 +28,16 @@ from ...graph.tensor import Tensor
 from ...sched.backend import CallTime
 from .steps import Step
 
-DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost does
+DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost depends on data
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A call of a plan: what `CallTime` says of it. Its cost is `fixed`, or that of its nodes,
-    where those in `kept` are written besides the last. `reads` says whether that takes data."""
+    """A call of a plan, as `CallTime` describes it.
+
+    Its cost is `fixed`, or the cost of its nodes; `kept` are written besides the last node.
+    `reads`: the cost depends on data.
+    """
 
     kind: str
     kernel: str
@@ -75,8 +78,8 @@ def parts_of(nodes: Sequence[Tensor], steps: Sequence[Step[Any]]) -> list[Part]:
 def chains_of(
     nodes: Sequence[Tensor], steps: Sequence[Step[Any]]
 ) -> dict[Tensor, tuple[Tensor, ...]]:
-    """For each node with steps, all nodes that these compute, in order: the node itself, and what
-    it reads that no step computes, as fused chains do."""
+    """For each node with steps, all nodes that these compute, in order: the node itself, and its
+    sources without steps, as in fused chains."""
     chains: dict[Tensor, tuple[Tensor, ...]] = {}
     place = {node: i for i, node in enumerate(nodes)}
     taken = {step.node for step in steps}
@@ -96,7 +99,7 @@ def chains_of(
 
 
 class Timing:
-    """Collects the times of a plan's parts, and the data that their cost depends on."""
+    """Collects the times of a plan's parts, and the data of their costs."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -105,12 +108,12 @@ class Timing:
         self._times: list[tuple[int, int, int]] = []
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Ranges of parts between which `look` is to be called: (first, last + 1)."""
+        """Ranges of parts, (first, last + 1). `look` must be called before each."""
         begins = [i for i, part in enumerate(self._parts) if i == 0 or part.reads]
         yield from pairwise([*begins, len(self._parts)])
 
     def look(self, i: int) -> None:
-        """Read what the cost of part `i` depends on: what was computed before it."""
+        """Read the data that the cost of part `i` depends on."""
         if self._parts[i].reads:
             self._used[i] = self._look(self._parts[i].nodes)
 
@@ -129,17 +132,17 @@ class Timing:
         return KnownUse()
 
     def _read(self, tensor: Tensor) -> Any:
-        if tensor not in self._data:  # the data of one computation: it is written once
+        if tensor not in self._data:  # in one computation, data is written once
             self._data[tensor] = read_array(tensor)
         return self._data[tensor]
 
     def took(self, first: int, times: Sequence[int]) -> None:
-        """The parts from `first` on were computed: when each began, and when the last ended."""
+        """Record the times of the parts from `first` on: the begin of each, the end of the last."""
         for i, (begin, end) in enumerate(pairwise(times), first):
             self._times.append((i, int(begin), int(end)))
 
     def calls(self) -> list[CallTime]:
-        """All that was told, with its cost."""
+        """All recorded calls with their costs."""
         return [self._call(*times) for times in self._times]
 
     def _call(self, i: int, begin: int, end: int) -> CallTime:

@@ -1,4 +1,4 @@
-"""quants: how blocks of quantised types are laid out; kernels/cpu decodes and encodes them."""
+"""quants: the layouts of blocks of quantised types. kernels/cpu decodes and encodes them."""
 
 from .layouts import LAYOUTS
 

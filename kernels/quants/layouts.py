@@ -1,8 +1,8 @@
-"""How the blocks of quantised types lie in memory: a NumPy structure for each type.
+"""The layouts of blocks of quantised types in memory: a NumPy structure for each type.
 
-The fields are those of ggml's block structs (ggml-common.h), except that bytes which ggml reads as
-one integer are one field here. All are little-endian; `dtype.newbyteorder()` swaps what has more
-than one byte. `d` is always the scale of the whole block. Knows nothing of decoding.
+The fields are those of ggml's block structs (ggml-common.h), but bytes that ggml reads as one
+integer are one field here. All are little-endian; `dtype.newbyteorder()` swaps fields of several
+bytes. `d` is always the scale of the whole block. Knows nothing of decoding.
 Tested by tests/kernels/test_quants_layouts.py.
 """
 

@@ -1,8 +1,8 @@
-"""reference: every op in NumPy, slow and plain, the measure of all other kernels.
+"""reference: every op in NumPy, slow and plain. All other kernels are compared with it.
 
-`KERNELS[op](node, dst, srcs)` computes a node into `dst`, given what `alloc.array_of` makes of the
-node and its sources. A row's bits are the same whatever other rows are computed with it, and
-wherever it lies. Knows nothing of buffers, backends or graphs.
+`KERNELS[op](node, dst, srcs)` computes a node into `dst`, from the arrays of its sources
+(`alloc.array_of`). A row's bits do not depend on other rows or on its place in memory. Knows
+nothing of buffers, backends or graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...graph.op import VIEW_OPS
 from . import attention, data, elementwise, matrix, rows
 from .arrays import NumpyKernel, can_dequantize, can_quantize
 
-# inf and NaN are results like others (a mask is -inf): NumPy has nothing to warn of
+# inf and NaN are valid results (a mask is -inf): no warnings
 _QUIET: Final = np.errstate(all="ignore")
 
 KERNELS: Final[dict[Op, NumpyKernel]] = {

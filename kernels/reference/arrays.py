@@ -1,7 +1,7 @@
 """Tensors as NumPy arrays: views of memory, any type read as float32, float32 stored as any type.
 
 An array has the shape (ne[3], ne[2], ne[1], ne[0]); one of a quantised tensor holds bytes, and its
-last dimension is a row of packed blocks. How a block is packed is the `gguf` package's knowledge.
+last dimension is a row of packed blocks. The `gguf` package knows how blocks are packed.
 Tested by tests/kernels/test_reference_arrays.py.
 """
 
@@ -42,7 +42,7 @@ def to_f32(type: GGMLType, array: Array) -> F32Array:
     if type in (GGMLType.F32, GGMLType.F16, GGMLType.I32):
         return array.astype(np.float32, order="C")
     rows = np.ascontiguousarray(array).view(np.uint8)
-    if rows.size == 0:  # gguf cannot count the rows of nothing
+    if rows.size == 0:  # gguf cannot count rows of empty arrays
         n = rows.shape[-1] // type.type_size * type.block_size
         return np.empty((*rows.shape[:-1], n), np.float32)
     values: F32Array = quants.dequantize(rows, _quant_type(type))
@@ -105,9 +105,9 @@ def tile(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def dot(a: F32Array, b: F32Array) -> F32Array:
-    """Sums of products along the last axis, in an order that depends on nothing but its length.
+    """Sums of products along the last axis, in an order that depends on its length alone.
 
-    That order is NumPy's pairwise one over a contiguous axis, hence order="C"; BLAS promises none.
+    NumPy adds a contiguous axis pairwise, hence order="C". BLAS promises no order.
     """
     sums: F32Array = np.multiply(a, b, order="C").sum(axis=-1, dtype=np.float32)
     return sums

@@ -1,7 +1,7 @@
 """Kernel of flash_attn_ext (graph/ops/matrix.py): attention over a paged KV pool, token by token.
 
-A token's bits depend on its query, and on its keys and values in the order of their positions; not
-on other tokens, nor on where pages lie. Tested by tests/kernels/test_reference_attention.py.
+A token's bits depend on its query, keys and values alone, in the order of positions: not on other
+tokens or on the places of pages. Tested by tests/kernels/test_reference_attention.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _cells(node: Tensor, srcs: Sequence[Array], t: int) -> Array:
     check_index(node, "seq", seq, len(pages))
     check_index(node, "pos", pos, pages.shape[1] * page_size)
     j = np.arange(int(pos[0]) + 1)
-    # only the pages of these positions: the rest of the table may hold anything
+    # only the pages of these positions: other entries of the table are undefined
     table = pages[seq[0], : j[-1] // page_size + 1].astype(np.int64)
     check_index(node, "page", table, srcs[1].shape[2] // page_size)
     cells: Array = table[j // page_size] * page_size + j % page_size

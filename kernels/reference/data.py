@@ -1,6 +1,6 @@
 """Kernels of graph/ops/data.py: rows by index, copies between types and layouts, joins.
 
-What keeps its type moves as it is, bit for bit. Tested by tests/kernels/test_reference_data.py.
+Copies within a type keep every bit. Tested by tests/kernels/test_reference_data.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _set_rows(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     ids = srcs[1][0]  # (y, x, m): x and y divide the batches of b
     check_index(node, "row", ids, dst.shape[2])
     rows = from_f32(node.type, read(node, srcs, 0))
-    # where an id stands twice, NumPy writes in order: the last row stays
+    # NumPy writes in order: if an id occurs twice, the last row stays
     for j, i in np.ndindex(rows.shape[:2]):
         dst[j, i, ids[j % ids.shape[0], i % ids.shape[1]]] = rows[j, i]
 
@@ -36,7 +36,7 @@ def _set_rows(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 def _copy(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     # element order, so that shapes may differ; blocks never cross a row, so bytes keep it too
     if node.type is node.src[0].type:
-        dst[...] = srcs[0].reshape(dst.shape)  # NumPy minds overlapping memory itself
+        dst[...] = srcs[0].reshape(dst.shape)  # NumPy handles overlapping memory
     else:
         store(node.type, dst, read(node, srcs, 0).reshape(node.ne[::-1]))
 

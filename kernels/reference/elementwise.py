@@ -105,7 +105,7 @@ def _map(f: Function) -> NumpyKernel:
 
 def _scale(node: Tensor, x: F32Array) -> F32Array:
     p = params_of(node, ScaleParams)
-    # as ggml: no bias leaves -0.0 what it is
+    # as ggml: without a bias -0.0 stays -0.0
     return x * p.scale + p.bias if p.bias else x * p.scale
 
 
@@ -127,7 +127,7 @@ def _glu(node: Tensor, a: F32Array, b: F32Array | None = None) -> F32Array:
     if b is None:
         first, second = np.split(a, 2, axis=-1)
         a, b = (second, first) if p.swapped else (first, second)
-    # the halves are strided: functions must see what they would see of whole rows
+    # the halves are strided: contiguous copies give the same bits as whole rows
     return GATES[p.op](np.ascontiguousarray(a)) * b
 
 

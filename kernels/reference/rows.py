@@ -51,7 +51,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> F32Array:
 
 
 def _sum(x: F32Array) -> F64Array:
-    # converted first: what sum(dtype=float64) converts goes in chunks that NumPy versions choose
+    # converted first: sum(dtype=float64) adds in chunks whose size depends on the NumPy version
     total: F64Array = x.astype(np.float64).sum(axis=-1, keepdims=True)
     return total
 
@@ -104,7 +104,7 @@ def _argsort(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 
 
 def _falling(x: F32Array) -> npt.NDArray[np.intp]:
-    # by the negative: reversing an ascending order would reverse equals too
+    # of the negative: reversing an ascending order would reverse equal elements, too
     return np.argsort(-x, axis=-1, kind="stable")
 
 
@@ -124,7 +124,7 @@ def _rope(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     }
     first, second = pairs[p.mode]
     x0, x1 = x[..., first], x[..., second]
-    y = x.copy()  # what lies behind n_dims stays
+    y = x.copy()  # elements behind n_dims stay
     y[..., first] = x0 * cos - x1 * sin
     y[..., second] = x0 * sin + x1 * cos
     store(node.type, dst, y)

@@ -1,4 +1,4 @@
-"""sim: simulated devices, for tests and plans where the hardware is not at hand."""
+"""sim: simulated devices, for tests and for plans without the hardware."""
 
 from .backend import SimBackend
 from .device import SimDevice

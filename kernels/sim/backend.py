@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SimBackend(Backend):
-    """Runs what it is given in order: on a worker thread, or at once on a synchronous device.
+    """Runs its work in order: on a worker thread, or at once on a synchronous device.
 
     A plan is a program over the memory, which must not move.
     """
@@ -97,7 +97,9 @@ class SimBackend(Backend):
         can = self.is_async and self.device.async_copies
         if not can or device_memory(buffer_of(src)) is None:
             return False
-        other = src_backend if src_backend.is_async else self  # else its work is done
+        other = (
+            src_backend if src_backend.is_async else self
+        )  # a synchronous backend has done its work
         if not isinstance(other, SimBackend):
             return False
         _order(other.stream, self.stream)
@@ -137,7 +139,7 @@ class SimBackend(Backend):
 
 
 def _order(first: Stream, second: Stream) -> None:
-    """Let later work of `second` run after all work `first` has been given."""
+    """Let later work of `second` run after all work submitted to `first`."""
     if first is not second:
         event = SimEvent()
         event.record(first)

@@ -4,8 +4,8 @@
     cpu = SimDevice("CPU", DeviceType.CPU)
     scheduler = Scheduler([gpu.init_backend(), cpu.init_backend()])
 
-Everything that makes multi-device scheduling hard is there: memory the host cannot read, work that
-is unfinished when a call returns, copies that take their time, ops that are not supported.
+They have all that makes multi-device scheduling hard: memory the host cannot read, work that is
+unfinished when a call returns, slow copies, unsupported ops.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class SimDevice(Device):
         memory: bytes of its memory.
         buffer_type: memory to use instead of its own, for instance another device's.
         reads: further buffer types whose tensors it can use in place.
-        ops: the ops it supports, as far as there is a kernel; all where None.
+        ops: the ops it supports if there is a kernel; None: all.
         offload_ops: the ops it wants to take over from the CPU.
-        bandwidth: bytes per second of its copies; not slowed down where None.
+        bandwidth: bytes per second of its copies; None: no limit.
         async_: work on a thread of its own; by default all but a cpu do.
         events: have events, if it works on a thread; without them others must synchronise.
         async_copies: copy tensors from other devices as part of its work.
-        delay: called before each piece of work; gives seconds to wait.
+        delay: called before each piece of work; returns seconds to wait.
         compute: makes the kernels of each backend; NumPy's by default.
     """
 
@@ -118,7 +118,7 @@ class SimDevice(Device):
         return SimEvent() if self.caps.events else None
 
     def spend(self, nbytes: int = 0) -> None:
-        """Take the time that a piece of work, with `nbytes` copied, takes on this device."""
+        """Wait as long as a piece of work, with `nbytes` copied, takes on this device."""
         seconds = self._delay() if self._delay else 0.0
         if self._bandwidth:
             seconds += nbytes / self._bandwidth

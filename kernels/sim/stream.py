@@ -14,8 +14,8 @@ Task = Callable[[], object]
 
 
 class Stream(ABC):
-    """Runs tasks in the order they come. After a failed one the rest are dropped until
-    `synchronize` has raised its error; markers always run, so that nobody waits forever."""
+    """Runs tasks in order. After a failed task the rest are dropped until `synchronize` raises its
+    error. Markers always run, so that no wait lasts forever."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Stream(ABC):
         """Wait for all tasks.
 
         Raises:
-            BackendError: one failed; that is its cause.
+            BackendError: a task failed; its error is the cause.
         """
 
     def close(self) -> None:  # noqa: B027 - optional
@@ -41,7 +41,7 @@ class Stream(ABC):
             return
         try:
             task()
-        except Exception as e:  # whatever a kernel raises belongs to whoever waits for it
+        except Exception as e:  # a kernel's error is raised where the stream is synchronized
             self._error = e
 
     def _raise_error(self) -> None:
@@ -96,13 +96,13 @@ class WorkerStream(Stream):
 
 
 class SimEvent(Event):
-    """A point in a stream. Whoever waits means the last recording before the wait."""
+    """A point in a stream. A wait is for the last recording before the wait."""
 
     def __init__(self) -> None:
         self._reached: threading.Event | None = None
 
     def record(self, stream: Stream) -> None:
-        """Put the point behind all tasks given to `stream` so far."""
+        """Put the point behind all tasks submitted to `stream` so far."""
         reached = threading.Event()
         stream.submit(reached.set, marker=True)
         self._reached = reached

@@ -1,4 +1,4 @@
-"""What these tests run on: with --cuda the machine's own GPUs, else played ones; and with what."""
+"""The GPUs of these tests: with --cuda the machine's own, else emulated ones."""
 
 from __future__ import annotations
 

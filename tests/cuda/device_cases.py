@@ -1,4 +1,4 @@
-"""Op cases of the sizes that models have, for a GPU: too large for one that the host plays."""
+"""Op cases of the sizes that models have, for a real GPU: too large for the emulated one."""
 
 from __future__ import annotations
 

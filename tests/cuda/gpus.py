@@ -1,4 +1,4 @@
-"""For the tests of a GPU: the machine's own with --cuda, else one that the host plays.
+"""For the tests of a GPU: the machine's own with --cuda, else emulated ones.
 
 The same checks run on both: a test asks `gpus.pick` for the size that suits.
 """
@@ -19,14 +19,14 @@ from lamella.kernels.cuda.registry import CudaRegistry, find_cuda, open_cuda
 
 T = TypeVar("T")
 
-PLAYED_MEMORY = 2**28
+EMULATED_MEMORY = 2**28
 DRIVER_BYTES = 2**27  # that a real driver takes as it goes: for kernels, graphs, and in pieces
 KEPT = ("streams", "graphs", "allocations", "host allocations")  # what tests must have freed
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a test may use: all devices, of which a played machine has two."""
+    """The devices of a test. An emulated machine has two."""
 
     registry: CudaRegistry
     is_real: bool
@@ -45,9 +45,9 @@ class Gpus:
             pytest.skip("there is only one GPU")
         return self.devices[:2]
 
-    def pick(self, real: T, played: T) -> T:
+    def pick(self, real: T, emulated: T) -> T:
         """The size for these devices."""
-        return real if self.is_real else played
+        return real if self.is_real else emulated
 
 
 def real_gpus() -> Gpus:
@@ -61,11 +61,11 @@ def real_gpus() -> Gpus:
 @contextmanager
 def played_gpus(
     n_gpus: int = 2,
-    memory: int = PLAYED_MEMORY,
+    memory: int = EMULATED_MEMORY,
     reverse: bool = False,
     seed: int | None = None,
 ) -> Iterator[Gpus]:
-    """Played ones; skips the test where they cannot be played. In the end nothing may be left on
+    """Emulated ones; skips the test without a compiler for them. In the end nothing may be left on
     them."""
     if needs_compiler.args[0]:
         pytest.skip(needs_compiler.kwargs["reason"])
@@ -79,7 +79,7 @@ def played_gpus(
 
 
 def assert_empty(gpu: GridGpu) -> None:
-    """Nothing has been left on a played device."""
+    """Nothing has been left on an emulated device."""
     left = {kind: n for kind, n in gpu.live.items() if n and kind in KEPT}
     assert not left, f"{gpu.info.name}: {left} are left"
 
@@ -97,7 +97,7 @@ def leaves_nothing(device: CudaDevice) -> Iterator[None]:
 
 
 def _live(device: CudaDevice) -> dict[str, int]:
-    """What there is on a device, if it is a played one."""
+    """The objects on a device, if it is emulated."""
     if not isinstance(device.gpu, GridGpu):
         return {}
     return {kind: n for kind, n in device.gpu.live.items() if kind in KEPT}

@@ -26,7 +26,7 @@ SMALLEST = 4096  # bytes that are worth taking
 
 @pytest.fixture(scope="module")
 def gpus(request: pytest.FixtureRequest) -> Iterator[Gpus]:
-    """Played ones have little memory: it takes time to take the rest."""
+    """Emulated ones have little memory: it takes time to take the rest."""
     if request.config.getoption("--cuda"):
         yield real_gpus()
         return

@@ -28,7 +28,7 @@ from lamella.sched.backend import Device
 
 pytestmark = pytest.mark.timeout(900)
 
-SHAPES = {True: "0.5b", False: "deep"}  # of real GPUs, of played ones
+SHAPES = {True: "0.5b", False: "deep"}  # of real GPUs, of emulated ones
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,4 +1,4 @@
-"""Plans of models on a GPU are exact: a played one counts every byte that it is asked for."""
+"""Plans of models on a GPU are exact: the emulated one counts every allocated byte."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Gpus]:
-    """Played ones also with --cuda: a real driver rounds what it is asked for."""
+    """Emulated ones also with --cuda: a real driver rounds allocations."""
     with played_gpus() as found:
         yield found
 

@@ -1,4 +1,4 @@
-// Plays a CUDA grid on the host: what kernels/cuda/src/device.cuh gets from a GPU, in plain C++.
+// Emulates a CUDA grid on the host: the functions of kernels/cuda/src/device.cuh in plain C++.
 //
 // Blocks run in turn. The threads of a block are fibers: one runs until it waits for its warp or
 // its block, then another does. So a missing barrier shows as memory that nobody has written yet,
@@ -386,7 +386,7 @@ GRID_EXPORT int grid_run(const char *name, const unsigned *size, int block, size
         snprintf(grid::message, sizeof grid::message, "%s: %zu bytes of dynamic memory", name,
                  shared);
     else if (!grid::begin())
-        snprintf(grid::message, sizeof grid::message, "no memory to play grids in");
+        snprintf(grid::message, sizeof grid::message, "no memory for emulated grids");
     else {
         gridDim = {size[0], size[1], size[2]};
         blockDim = {static_cast<unsigned>(block), 1, 1};

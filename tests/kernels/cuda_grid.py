@@ -1,4 +1,4 @@
-"""A GPU that tests play on the host: `driver.Gpu` with kernels compiled by the host's compiler.
+"""The emulated GPU: `driver.Gpu` with kernels compiled by the host's compiler.
 
     driver = GridDriver(n_gpus=2, memory=2**20)
     gpu = driver.gpus()[0]
@@ -145,7 +145,7 @@ def verb(
 
 
 class GridGpu:
-    """A device played on the host.
+    """An emulated device.
 
     Args:
         info: what it says of itself.

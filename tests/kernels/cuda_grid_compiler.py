@@ -52,7 +52,7 @@ MESSAGE_BYTES: Final = 1024
 
 @cache
 def compiler() -> str | None:
-    """The host's C++ compiler, if kernels can be played with it here."""
+    """The host's C++ compiler, if it can compile kernels for the emulated GPU."""
     if not sys.platform.startswith("linux"):
         return None
     named = os.environ.get("CXX")
@@ -66,7 +66,7 @@ def has_compiler() -> bool:
 
 
 needs_compiler = pytest.mark.skipif(
-    not has_compiler(), reason="CUDA kernels are played on Linux, with a C++ compiler (c++)"
+    not has_compiler(), reason="the emulated GPU needs Linux and a C++ compiler (c++)"
 )
 
 
@@ -241,4 +241,4 @@ class Library:
         return message.replace(found[0], f"[{named}]")
 
 
-_RUNNING: Final = Lock()  # a grid is played by one thread at a time
+_RUNNING: Final = Lock()  # one thread at a time runs a grid

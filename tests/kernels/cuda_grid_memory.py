@@ -1,4 +1,4 @@
-"""Memory of a GPU that tests play on the host: real addresses, poisoned, each allocation between
+"""Memory of the emulated GPU: real addresses, poisoned, each allocation between
 guards that nobody may touch.
 
 Tested by tests/kernels/test_cuda_grid.py.

@@ -1,4 +1,4 @@
-// The threads of a CUDA grid that is played on the host: fibers, the scheduler that lets them wait
+// The threads of an emulated CUDA grid: fibers, the scheduler that lets them wait
 // for their warp or block, and how they exchange values. See cuda_grid.hpp.
 //
 // Tested by tests/kernels/test_cuda_grid.py.

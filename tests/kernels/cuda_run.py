@@ -1,4 +1,4 @@
-"""For the tests of the CUDA kernels: nodes computed by a plan, on a GPU that the host plays.
+"""For the tests of the CUDA kernels: nodes computed by a plan, on the emulated GPU.
 
 cuda_run.compute(node)                              # one node, between guard bytes
 cuda_run.run_graph(graph, fuse=True)                # a graph whose nodes have memory

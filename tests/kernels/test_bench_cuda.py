@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, on one that the host plays: its parts, and the whole with little to do."""
+"""The benchmark of GPUs, on the emulated GPU: its parts, and the whole with little work."""
 
 from __future__ import annotations
 

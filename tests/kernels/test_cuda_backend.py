@@ -1,4 +1,4 @@
-"""CUDA backends on GPUs that the host plays, which work as late as CUDA allows."""
+"""CUDA backends on emulated GPUs, which work as late as CUDA allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's bindings: the real ones, on a driver that is played on the host (fake_libcuda.c).
+"""CUDA's bindings: the real ones, on a fake driver (fake_libcuda.c).
 
 Nothing else runs them where there is no GPU. What is checked is in cuda_bindings_process.py.
 """
@@ -27,7 +27,7 @@ CHECKS: Final = [
 
 pytest.importorskip("cuda.bindings", reason="the package cuda-bindings is not installed")
 if not (sys.platform == "linux" and shutil.which("cc")):
-    pytest.skip("the driver is played only with a C compiler on Linux", allow_module_level=True)
+    pytest.skip("the fake driver needs a C compiler on Linux", allow_module_level=True)
 
 
 def make_driver(folder: Path, *flags: str) -> None:

@@ -1,4 +1,4 @@
-"""CUDA devices on a GPU that the host plays: memory, what they can run, kernels kept on disk."""
+"""CUDA devices on the emulated GPU: memory, supported ops, kernels cached on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid that plays CUDA kernels on the host: right numbers, and mistakes that show."""
+"""The emulated grid of CUDA kernels: right numbers, and mistakes that it reports."""
 
 from __future__ import annotations
 

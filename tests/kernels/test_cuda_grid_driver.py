@@ -1,4 +1,4 @@
-"""The driver that tests play: streams as late as CUDA allows, captures, memory, and its errors."""
+"""The emulated driver: streams as late as CUDA allows, captures, memory, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every op case on CUDA kernels, played by the host: right, within its memory, and the same bits in
+"""Every op case on CUDA kernels, on the emulated GPU: right, within its memory, the same bits in
 every batch."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decoding: rows of any type to float32, bit for bit as `gguf.quants` does it.
 
 A decoder is a small kernel of its own, `(src, dst, n, table)`: n elements at `src` become n floats
-at `dst`. What works on all types (matrix products, copies) is compiled once and calls a decoder
-through its address, once for a row. The packing is described in `quants.layouts`.
+at `dst`. Kernels for all types (matrix products, copies) are compiled once and call a decoder
+through its address, once for a row. `quants.layouts` describes the packing.
 
 This file has the floats and the blocks of 32 or 64, `decode_k` and `decode_iq` those of 256. With
 `rows`, which imports them all, `DECODERS` is complete: every type but F32.
@@ -75,7 +75,7 @@ DECODERS: Final[dict[GGMLType, Codec]] = {}
 def decoder(
     type: GGMLType, table: npt.NDArray[Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Declare `function(block, out, table)` as what decodes one block of a type."""
+    """Declare `function(block, out, table)` as the decoder of one block of a type."""
 
     def declare(function: Function) -> Function:
         decode_block = inlined(function)
@@ -100,7 +100,7 @@ def offsets(type: GGMLType) -> Any:
     """Where the fields of a block begin, in bytes: `offsets(GGMLType.Q4_0).qs` is 2."""
     fields = LAYOUTS[type].fields
     assert fields is not None
-    # Numba knows named tuples; mypy knows only those that are spelled out
+    # Numba understands named tuples; mypy only literal ones
     kind = namedtuple(type.name, fields)  # type: ignore[misc]
     return kind(*(field[1] for field in fields.values()))
 

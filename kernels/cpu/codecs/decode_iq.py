@@ -1,4 +1,4 @@
-"""Decoders of the IQ types: values come from grids of 4 or 8, found by index.
+"""Decoders of the IQ types: an index selects 4 or 8 values of a grid.
 
 The grids are those of the `gguf` package. See `decode`.
 Tested by tests/kernels/test_cpu_decode.py.
@@ -37,7 +37,7 @@ IQ3_XXS: Final = offsets(GGMLType.IQ3_XXS)
 IQ3_S: Final = offsets(GGMLType.IQ3_S)
 IQ4_XS: Final = offsets(GGMLType.IQ4_XS)
 
-# the eighth sign makes the number of negative ones even: 128 bytes, found by the other seven
+# the eighth sign makes the number of negative ones even: seven bits select one of 128 bytes
 _SIGNS: Final = np.frombuffer(quants.IQ2_XXS.ksigns, np.int8)
 N_SIGNS: Final = _SIGNS.size
 

@@ -1,8 +1,8 @@
 """Dot products of float32 rows: one, or 4 weight rows with 4 columns at once.
 
 Element i of a product is added in lane i mod 16 of accumulator i / 16 mod 4, and the accumulators
-are added up in order. So a product has the same bits from both functions, whatever else is computed
-with it. Tested by tests/kernels/test_cpu_matrix.py.
+are added up in order. So both functions give a product the same bits, alone or with others.
+Tested by tests/kernels/test_cpu_matrix.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def dot(a, b, k):
         s1 = fma(load_f32_part(a + 64, n - 16), load_f32_part(b + 64, n - 16), s1)
         s2 = fma(load_f32_part(a + 128, n - 32), load_f32_part(b + 128, n - 32), s2)
         s3 = fma(load_f32_part(a + 192, n - 48), load_f32_part(b + 192, n - 48), s3)
-    # from 0 on, as in a tile: it makes a sum of -0 one of 0
+    # from 0 on, as in a tile: -0 becomes 0
     return hsum(add(add(add(add(zero(), s0), s1), s2), s3))
 
 
@@ -110,7 +110,8 @@ def _store_sums(at, i, four):
 def dot_tiles(a, stride, n, k, b0, b1, b2, b3, out0, out1, out2, out3):
     """`dot` of `n` rows, `stride` bytes apart from `a` on, with 4 columns, into 4 rows of results.
 
-    Of 4 rows, one accumulator of each product is summed at a time: so all 16 stay in registers.
+    For 4 rows, one accumulator of each product is summed at a time, so that all 16 stay in
+    registers.
     """
     b, out = (b0, b1, b2, b3), (out0, out1, out2, out3)
     whole = k // CHUNK * CHUNK
@@ -144,5 +145,5 @@ def dot_tiles(a, stride, n, k, b0, b1, b2, b3, out0, out1, out2, out3):
             store_f32(out[c] + 4 * row, dot(at, b[c], k))
 
 
-# machine code of its own, which all kernels of products call: it takes a while to compile
+# compiled once, and called by all kernels of products: it takes a while to compile
 DOT_TILES: Final = Kernel(dot_tiles, 12)

@@ -1,4 +1,4 @@
-"""Encoding: rows of float32 to any type we write, bit for bit as `gguf.quants` does it.
+"""Encoding: rows of float32 to any writable type, bit for bit as `gguf.quants` does it.
 
 The counterpart of `decode`: `ENCODERS` has a kernel `(src, dst, n, table)` for each type but F32;
 none needs a table. Tested by tests/kernels/test_cpu_encode.py.
@@ -46,7 +46,7 @@ def _declare(type: GGMLType, function: Function) -> None:
 
 
 def encoder(type: GGMLType) -> Callable[[Function], Function]:
-    """Declare `function(values, block)` as what encodes one block of a type."""
+    """Declare `function(values, block)` as the encoder of one block of a type."""
 
     def declare(function: Function) -> Function:
         encode_block = inlined(function)

@@ -1,4 +1,4 @@
-"""Rows of any type and layout read as float32, for the kernels that work on all types.
+"""Rows of any type and layout read as float32, for kernels of all types.
 
 `row_reader(tensor)` gives the parameters that `read_row` needs in a kernel. Also `move`, which
 copies elements from stride to stride. Tested by tests/kernels/test_cpu_data.py.
@@ -29,7 +29,7 @@ def is_readable(t: Tensor) -> bool:
 
 
 def is_plain(t: Tensor) -> bool:
-    """True if the rows are float32 already and have no gaps: nobody has to read them."""
+    """True if the rows are float32 without gaps: they need no reading."""
     return t.type is GGMLType.F32 and t.has_contiguous_rows
 
 
@@ -45,7 +45,7 @@ def row_reader(t: Tensor) -> tuple[Param, int, int, int]:
 def row_bytes(n: int) -> int:
     """Bytes of a row of `n` floats in scratch memory: whole cache lines, an odd number of them.
 
-    Rows at multiples of 4096 bytes, say, would compete for the same places in the cache.
+    Rows at multiples of 4096 bytes would compete for the same places in the cache.
     """
     return (-(-4 * n // LINE) | 1) * LINE
 

@@ -1,1 +1,1 @@
-"""compiler: Python functions made into machine code by Numba and LLVM, kept on disk."""
+"""compiler: Numba and LLVM compile Python functions to machine code, which is cached on disk."""

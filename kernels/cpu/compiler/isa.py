@@ -1,7 +1,7 @@
-"""Which instructions kernels are compiled for: the host's own, or those that LAMELLA_ISA names.
+"""The instructions that kernels are compiled for: the host's own, or those of LAMELLA_ISA.
 
-An ISA is a name for a processor and features in LLVM's words. Modules that choose instructions ask
-`has_feature` when they are imported, so one process has one ISA. Knows no kernels and no Numba.
+An ISA is a name for a processor and features, as LLVM calls them. Modules that choose instructions
+ask `has_feature` when they are imported, so one process has one ISA. Knows no kernels and no Numba.
 Tested by tests/kernels/test_cpu_isa.py.
 """
 
@@ -23,7 +23,7 @@ GENERIC: Final = "generic"
 
 
 class Isa(NamedTuple):
-    """A set of instructions: for which machines, LLVM's processor, features beyond its baseline."""
+    """A set of instructions: architecture, LLVM's processor, features beyond its baseline."""
 
     arch: str
     cpu: str
@@ -36,7 +36,7 @@ _V3: Final = (
 )
 _V4: Final = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-# from the fastest on, as far as they can be compared
+# the fastest first, as far as they compare
 ISAS: Final[Mapping[str, Isa]] = {
     "avx512_vnni": Isa(X86, "x86-64-v4", (*_V4, "avx512vnni")),
     "avx512": Isa(X86, "x86-64-v4", _V4),
@@ -45,11 +45,11 @@ ISAS: Final[Mapping[str, Isa]] = {
     "neon_i8mm": Isa(ARM, "generic", ("neon", "dotprod", "i8mm")),
     "neon_dotprod": Isa(ARM, "generic", ("neon", "dotprod")),
 }
-_BASELINES: Final = {X86: "x86-64"}  # of others LLVM calls it generic
+_BASELINES: Final = {X86: "x86-64"}  # LLVM calls the baseline of other architectures generic
 
 
 class Target(NamedTuple):
-    """What LLVM compiles for."""
+    """A target of LLVM."""
 
     triple: str
     cpu: str
@@ -61,7 +61,7 @@ def target() -> Target:
     """The target of all kernels in this process.
 
     Raises:
-        SettingError: LAMELLA_ISA names none, or one that this processor cannot execute.
+        SettingError: LAMELLA_ISA is unknown, or this processor cannot execute it.
     """
     name = ISA()
     if name in ("", "0"):
@@ -76,7 +76,7 @@ def target() -> Target:
 
 
 def host_target() -> Target:
-    """This processor with all that it has."""
+    """This processor with all its features."""
     triple, cpu = binding.get_process_triple(), binding.get_host_cpu_name()
     return Target(triple, cpu, _flat(host_features()))
 
@@ -85,7 +85,7 @@ def has_feature(name: str) -> bool:
     """Whether kernels may use a feature, by LLVM's name for it: "avx512vnni", "fma", "dotprod"."""
     try:
         features = target().features
-    except SettingError:  # modules are being imported: whoever compiles them will tell
+    except SettingError:  # during imports; compiling raises the error
         features = host_target().features
     return f"+{name}" in features.split(",")
 
@@ -102,7 +102,7 @@ def supported_isas() -> list[str]:
 
 
 def find_isa(name: str) -> Isa:
-    """What a name of `supported_isas` stands for."""
+    """The ISA of a name of `supported_isas`."""
     if name == GENERIC:
         return Isa(machine(), _BASELINES.get(machine(), "generic"), ())
     return ISAS[name]
@@ -115,7 +115,7 @@ def machine() -> str:
 
 
 def host_features() -> Mapping[str, bool]:
-    """LLVM's features, and whether this processor has them; empty where LLVM cannot tell."""
+    """LLVM's features, and whether this processor has them; empty if LLVM does not know."""
     try:
         return dict(binding.get_host_cpu_features())
     except RuntimeError:

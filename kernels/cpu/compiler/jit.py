@@ -1,4 +1,4 @@
-"""Compiling kernels: each on its first use, kept on disk for this processor.
+"""Compiling kernels: each on its first use, cached on disk for this processor.
 
     @kernel
     def add_f32(p, ith, nth): ...
@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 
 class Recipe(NamedTuple):
-    """How another process makes a kernel: it calls this function of this module."""
+    """How another process makes a kernel: by a call of this function of this module."""
 
     module: str
     function: str
@@ -80,7 +80,7 @@ class Kernel:
         """Address of the machine code, compiled or loaded from disk if need be.
 
         Raises:
-            BackendError: it cannot be compiled, or not loaded.
+            BackendError: it cannot be compiled or loaded.
         """
         if self._address is None:
             load_all([self])
@@ -95,7 +95,7 @@ class Kernel:
         """
         try:
             return compile_object(self.function, self.name, self._n_args)
-        except Exception as e:  # whatever Numba raises: the kernel is at fault, or the machine
+        except Exception as e:  # Numba raises many kinds
             raise BackendError(f"kernel {self.name} cannot be compiled: {e}") from e
 
     def __repr__(self) -> str:
@@ -103,8 +103,8 @@ class Kernel:
 
 
 KERNELS: Final[dict[str, Kernel]] = {}  # all that are declared, by name
-_LOADING: Final = RLock()  # LLVM and the table of addresses are one thread's at a time
-_MAKING: Final = RLock()  # a kernel that two threads ask for is declared once
+_LOADING: Final = RLock()  # for LLVM and the table of addresses
+_MAKING: Final = RLock()  # two threads may ask for one kernel
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
@@ -113,9 +113,9 @@ def kernel(function: Callable[..., None]) -> Kernel:
 
 
 def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
-    """Declare a function that makes kernels when they are asked for, each once (as a decorator).
+    """Declare a function that makes kernels on demand, each once (as a decorator).
 
-    Its arguments, all by position, are types, numbers or names. The kernel's name tells them all.
+    Its arguments, all by position, are types, numbers or names. The kernel's name contains them.
     """
 
     @cache
@@ -135,10 +135,10 @@ def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
 def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None) -> None:
     """Load kernels, compiling those that are not on disk, in several processes if there are many.
 
-    `progress(done, total, name of one under way, seconds so far)` is called around compilations.
+    `progress(done, total, name of one in flight, seconds so far)` is called around compilations.
 
     Raises:
-        BackendError: one of them cannot be compiled, or not loaded.
+        BackendError: one of them cannot be compiled or loaded.
     """
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}

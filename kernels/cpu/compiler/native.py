@@ -9,10 +9,10 @@ from .jit import Kernel
 
 
 def native(kernel: Kernel) -> Callable[..., None]:
-    """A kernel, loaded, as a function of its ints; it lets go of the interpreter.
+    """A loaded kernel as a function of its ints. A call releases the interpreter.
 
     Raises:
-        BackendError: it cannot be compiled, or not loaded.
+        BackendError: it cannot be compiled or loaded.
     """
     n_args = kernel.function.__code__.co_argcount
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(kernel.address)

@@ -1,8 +1,8 @@
 """Machine code of kernels as object files: made by Numba and LLVM, loaded by LLVM alone.
 
-A file holds one function, `name(int64, ...)`, that needs nothing but what is in every process: the
-C library. One that needs more is refused when it is loaded. Loading takes less than a millisecond
-where Numba's own cache takes twenty. Private parts of Numba are touched here only.
+A file holds one function, `name(int64, ...)`, that needs the C library alone. A function that needs
+more is refused at loading. Loading takes less than a millisecond; Numba's own cache takes twenty.
+Private parts of Numba are used here only.
 Tested by tests/kernels/test_cpu_objects.py and tests/kernels/test_cpu_jit.py.
 """
 
@@ -24,14 +24,14 @@ from numba.core.registry import cpu_target
 from ....base.errors import BackendError
 from .isa import target
 
-_LOADED: Final[list[Any]] = []  # LLVM unloads what nothing refers to
+_LOADED: Final[list[Any]] = []  # LLVM unloads unreferenced code
 _NUMBERS: Final = count()
 
 
 def converts_halves() -> bool:
     """True if the target has instructions between float16 and float32.
 
-    For any other LLVM calls functions of the compiler's library, which few processes have.
+    For other targets LLVM calls functions of the compiler's library, which few processes have.
     """
     triple, _, features = target()
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
@@ -41,7 +41,7 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
     """The object file of a function of `n_args` int64s, under the symbol `name`.
 
     Raises:
-        Exception: whatever Numba raises about a function it cannot compile.
+        Exception: any error of Numba for a function it cannot compile.
     """
     signature = ((types.int64,) * n_args, types.void)
     with global_compiler_lock, _own_codegen():
@@ -54,10 +54,10 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
 
 
 class _Codegen(JITCPUCodegen):
-    """Numba's stage behind its IR, for our target, and without machine code.
+    """Numba's code generation for our target, without machine code.
 
-    Its MCJIT would make machine code of every helper as well, and end the process over a function
-    that is missing. Callers get helpers as IR.
+    Numba's MCJIT would compile every helper as well, and would end the process if a function is
+    missing. Callers get helpers as IR.
     """
 
     def _get_host_cpu_name(self) -> str:
@@ -70,7 +70,7 @@ class _Codegen(JITCPUCodegen):
         pass
 
     def set_env(self, env_name: str, env: Any) -> None:
-        pass  # in machine code: for raising, which kernels do not
+        pass  # for exceptions, which kernels do not raise
 
 
 @cache
@@ -80,7 +80,7 @@ def _codegen() -> _Codegen:
 
 @contextmanager
 def _own_codegen() -> Iterator[None]:
-    """Let Numba compile with ours; the rest of the process may use Numba for the host."""
+    """Let Numba compile with ours. The rest of the process may use Numba for the host."""
     context = cpu_target.target_context
     before, context._internal_codegen = context._internal_codegen, _codegen()
     try:
@@ -90,10 +90,10 @@ def _own_codegen() -> Iterator[None]:
 
 
 def load_objects(objects: Mapping[str, bytes]) -> dict[str, int]:
-    """Load object files, which must be whole; the address of each one's function by its name.
+    """Load undamaged object files. Return the address of each function by its name.
 
     Raises:
-        BackendError: one needs a function that this process does not have; LLVM prints its name.
+        BackendError: a file needs a function that this process lacks; LLVM prints its name.
     """
     return {name: _load(name, data) for name, data in objects.items()}
 
@@ -111,8 +111,8 @@ def _load(name: str, data: bytes) -> int:
 
 
 def _entry(name: str, native: str, n_args: int) -> str:
-    """LLVM IR of a function that calls Numba's. What that takes besides is where it would put a
-    result and an exception; kernels have neither."""
+    """LLVM IR of a function that calls Numba's, which takes places for a result and an exception
+    besides. Kernels have neither."""
     kinds = "".join([", i64"] * n_args)
     given = ", ".join(f"i64 %a{i}" for i in range(n_args))
     return f"""
@@ -126,7 +126,7 @@ def _entry(name: str, native: str, n_args: int) -> str:
 
 
 def _keep_only(module: Any, name: str) -> None:
-    """Drop what `name` does not need: the wrappers in which Numba calls into Python."""
+    """Drop code that `name` does not need: Numba's wrappers for Python."""
     for symbol in (*module.functions, *module.global_variables):
         if not symbol.is_declaration and symbol.name != name:
             symbol.linkage = "internal"
@@ -151,5 +151,5 @@ def _target_machine() -> Any:
 
 @cache
 def _linker() -> Any:
-    """LLVM's linker of the kind that reports what is missing; MCJIT would end the process."""
+    """The linker of LLVM that reports missing functions; MCJIT would end the process."""
     return binding.create_lljit_compiler(_target_machine(), use_jit_link=True)

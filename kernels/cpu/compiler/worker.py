@@ -1,7 +1,7 @@
 """A process that compiles kernels for another one: `python -m lamella.kernels.cpu.compiler.worker`.
 
-It writes the key of its sources, then reads names and recipes of kernels, and answers each with the
-object file, or None. It ends with its input. Tested by tests/kernels/test_cpu_worker_pool.py.
+It writes the key of its sources. Then it reads names and recipes of kernels, and answers each with
+the object file, or None. It ends with its input. Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def import_all() -> None:
 
 
 def compile_kernel(name: str, recipe: Recipe | None) -> bytes | None:
-    """The object file of a kernel; None if there is none of that name, or it is faulty."""
+    """The object file of a kernel; None if the name is unknown or the kernel does not compile."""
     try:
         if recipe is not None:
             getattr(importlib.import_module(recipe.module), recipe.function)(*recipe.args)
         return KERNELS[name].compile()
-    except Exception:  # whatever it is: the one who asked compiles it again, and reports it
+    except Exception:  # the caller compiles it again, and reports the error
         return None
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries goes to stderr
     import_all()
     _write(answers, cache_folder().name)
     while True:

@@ -1,8 +1,8 @@
-"""Compiling many kernels in several processes: Numba's compiler lock lets threads take turns only.
+"""Compiling many kernels in several processes: Numba's compiler lock serializes threads.
 
-The caller compiles too. Workers are plain child processes that talk through pipes, so a script
-needs no main guard; they make a kernel by its name, or by its recipe. Where one fails, the caller
-compiles what it had. None outlives the call. Tested by tests/kernels/test_cpu_worker_pool.py.
+The caller compiles, too. Workers are child processes that talk through pipes, so a script needs no
+main guard. They make a kernel by its name or its recipe. If a worker fails, the caller compiles its
+kernel. No worker outlives the call. Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...host import host_memory, python_command, usable_cpus
 if TYPE_CHECKING:
     from .jit import Kernel
 
-PER_WORKER: Final = 3  # kernels each process must have to make up for a worker's start
+PER_WORKER: Final = 3  # kernels of each process that make up for a worker's start
 MAX_WORKERS: Final = 8  # more of them mostly wait for the largest kernel
 WORKER_BYTES: Final = 512 << 20  # free memory for each: Numba, LLVM and a large kernel
 
-Tell = Callable[[int, str], None]  # how many are done, the name of one under way
+Tell = Callable[[int, str], None]  # kernels done, the name of one in flight
 
 
 def compile_all(
@@ -35,9 +35,9 @@ def compile_all(
 
     Args:
         kernels: what to compile.
-        key: of the sources, as the cache has it; workers that see others are not used.
+        key: of the sources, as in the cache; workers with another key are not used.
         tell: called before each kernel and after the last.
-        keep: is given each kernel's object file.
+        keep: called with each kernel's object file.
 
     Raises:
         BackendError: one cannot be compiled.
@@ -58,14 +58,14 @@ def compile_all(
 
 
 class _Workers:
-    """Processes that compile what is to do, each with a thread here that talks to it."""
+    """Processes that compile kernels, each with a thread here that talks to it."""
 
     def __init__(self, kernels: Sequence[Kernel], key: str) -> None:
         self._n = n_workers(len(kernels))
-        # the largest first: the last ones to end should be small
+        # the largest first, so that the last ones are small
         order = sorted(kernels, key=lambda k: -code_size(k.function)) if self._n else kernels
         self._todo = deque(order)
-        self._returned: deque[Kernel] = deque()  # that a worker could not make
+        self._returned: deque[Kernel] = deque()  # from failed workers
         self._answers: SimpleQueue[tuple[Kernel, bytes | None]] = SimpleQueue()
         self._under_way: dict[str, Kernel] = {}
         self._key = key
@@ -90,25 +90,25 @@ class _Workers:
         for process in self._processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # an order that nobody read
+                with suppress(OSError):  # an unread order
                     pipe.close()  # type: ignore[union-attr]
 
     def take(self) -> Kernel | None:
-        """A kernel that nobody has begun."""
+        """A kernel that is not in flight."""
         with suppress(IndexError):
             return self._todo.popleft()
         return None
 
     def take_back(self) -> Kernel | None:
-        """A kernel that a worker could not make."""
+        """A kernel of a failed worker."""
         return self._returned.popleft() if self._returned else None
 
     def name_of_one(self) -> str:
-        """The name of a kernel that a worker has."""
+        """The name of a kernel in flight."""
         return next(iter(self._under_way.copy()), "")
 
     def results(self, wait: bool) -> Iterator[tuple[Kernel, bytes]]:
-        """What workers have made; `wait`: for the next answer of one, if it is made or not."""
+        """Kernels that workers compiled. `wait`: wait for the next answer, failed or not."""
         with suppress(Empty):
             while True:
                 k, data = self._answers.get(block=wait)
@@ -130,7 +130,7 @@ class _Workers:
                 stderr=subprocess.DEVNULL,
             )
         except OSError:
-            return  # no such program, or no more processes: then without
+            return  # no such program, or no more processes: compile without
         self._processes.append(process)
         thread = Thread(target=self._talk, args=(process,), name="lamella-compile", daemon=True)
         thread.start()
@@ -140,7 +140,7 @@ class _Workers:
         """Let a worker compile until nothing is left, or it fails."""
         orders: Any = process.stdin
         answers: Any = process.stdout
-        with suppress(Exception):  # whatever comes through a pipe, or does not
+        with suppress(Exception):  # a worker may send anything, or die
             if pickle.load(answers) != self._key:
                 return
             while (k := self.take()) is not None:
@@ -156,7 +156,7 @@ class _Workers:
 
 
 def n_workers(n_kernels: int) -> int:
-    """Processes beside the caller's that are worth their start."""
+    """The number of workers that are worth their start."""
     if worker_command() is None:
         return 0
     free, _ = host_memory()
@@ -165,17 +165,17 @@ def n_workers(n_kernels: int) -> int:
 
 
 def worker_command() -> list[str] | None:
-    """How a worker is started; None where it cannot be."""
+    """The command of a worker; None if there is none."""
     return python_command("lamella.kernels.cpu.compiler.worker")
 
 
 def code_size(function: Callable[..., object]) -> int:
-    """Bytes of bytecode of a function and all that it calls: about how long it takes to compile."""
+    """Bytes of bytecode of a function and its callees: estimates the time to compile it."""
     seen: dict[int, int] = {}
     todo: list[Any] = [function]
     while todo:
         called = todo.pop()
-        called = getattr(called, "py_func", called)  # what Numba made of it
+        called = getattr(called, "py_func", called)  # unwrap Numba's dispatcher
         code = getattr(called, "__code__", None)
         if code is None or id(code) in seen:
             continue

@@ -1,4 +1,4 @@
-"""ops: the kernels, a module for each family; importing this fills the tables of ops and chains."""
+"""ops: the kernels, a module for each family. Importing this fills the tables of ops and chains."""
 
 from . import (
     activations,

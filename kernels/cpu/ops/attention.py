@@ -1,10 +1,10 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-A query, which is a head of a token, meets its positions in blocks of 32, in order; sums of each 512
-are kept apart and then merged, in order. So its bits depend on the query and on keys and values by
-position, not on pages, other tokens or threads. Queries that read the same keys and values are
-computed together: the heads that share them, of several tokens of a sequence. Threads divide
-tokens, heads, and for few tokens the partitions of positions too.
+A query is a head of a token. It processes positions in blocks of 32, in order. Each 512 positions
+have sums of their own, which are merged in order. So the bits depend on the query and on keys and
+values by position, not on pages, other tokens or threads. Queries that read the same keys and
+values are computed together: the heads that share them, of several tokens of a sequence. Threads
+divide tokens, heads, and for few tokens the partitions of positions, too.
 Tested by tests/kernels/test_cpu_attention.py.
 """
 
@@ -46,9 +46,9 @@ from .attention_query import (
 )
 from .attention_rows import ROW_LOADERS, find_rows, load_block
 
-N_QUERIES: Final = 64  # that are computed together; one block of keys and values serves them all
-MAX_TOKENS: Final = 16  # of a node whose partitions are divided; more give threads enough to do
-# bytes of a sequence's keys from which on they are prefetched; less is often still in a cache
+N_QUERIES: Final = 64  # computed together: they share each block of keys and values
+MAX_TOKENS: Final = 16  # of a node whose partitions are divided; more tokens occupy all threads
+# bytes of a sequence's keys from which on they are prefetched; fewer are often in a cache
 PREFETCHED: Final = 1 << 18
 
 
@@ -62,7 +62,7 @@ def _sequence(p, t):
 
 @inlined
 def _end_of_tile(p, begin):
-    """The tokens from `begin` on that are computed together are of one sequence."""
+    """The end of the tokens from `begin` on that are computed together: those of one sequence."""
     seq, end = _sequence(p, begin), begin + 1
     last = min(ne(p, 1, 2), begin + int_param(p, N_TOKENS))
     while end < last and _sequence(p, end) == seq:
@@ -72,7 +72,7 @@ def _end_of_tile(p, begin):
 
 @inlined
 def _n_positions(p, begin, end):
-    """How many positions the tokens of a tile see; 0 if one of them is not where it may be."""
+    """The number of positions that the tokens of a tile see; 0 if one is out of range."""
     seq, n_seqs = _sequence(p, begin), ne(p, 4, 1)
     limit = ne(p, 4, 0) * int_param(p, PAGE_SIZE)
     if seq < 0 or seq >= n_seqs:
@@ -107,17 +107,17 @@ def _count(p):
 
 @inlined
 def _is_divided(p, n_records, nth):
-    """Whether threads share the partitions of positions: there are several, and room for them."""
+    """Whether threads divide the partitions of positions: there are several, and they fit."""
     return nth > 1 and ne(p, 1, 2) < n_records <= int_param(p, N_RECORDS)
 
 
 @inlined
 def _n_parts(n_head_kv, n_queries, n_tiles, nth):
-    """In how many parts to divide the heads of K, of `n_queries` each."""
+    """The number of parts of the heads of K, of `n_queries` each."""
     n_together = max(1, N_QUERIES // n_queries)
     n = (n_head_kv + n_together - 1) // n_together
     if n_tiles < 4 * nth:
-        # parts of equal size if there are such, else as small ones as there are
+        # parts of equal size if possible, else the smallest
         n = max(n, nth if n_head_kv % nth == 0 else n_head_kv)
     return min(n, n_head_kv)
 
@@ -143,7 +143,7 @@ def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
 
 @merged
 def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
-    """Bring the queries that were set up through positions first ... end - 1, whole partitions.
+    """Let the queries process positions first ... end - 1, whole partitions.
 
     `n_queries` read each head of K, from `kv` on.
     """
@@ -200,7 +200,7 @@ def _merge(p):
 def flash_attn_ext(p, ith, nth):
     """The results of all queries.
 
-    Of those whose partitions are divided, threads leave records of sums; the last one merges them.
+    If partitions are divided, threads write records of sums, and the last thread merges them.
     """
     n_head_kv = ne(p, 2, 0) // ne(p, 1, 0)
     n_shared, scratch = ne(p, 1, 1) // n_head_kv, work(p, ith)
@@ -247,10 +247,10 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
     n_head, n_tokens = q.ne[1:3]
     n_shared = n_head // (k.ne[0] // q.ne[0])
     sizes = sizes_of(q.ne[0], node.ne[0], max(N_QUERIES, n_shared))
-    n_positions = pages.ne[0] * op.page_size  # at most: how many there are is not known yet
+    n_positions = pages.ne[0] * op.page_size  # at most: the number is not known yet
     small = (q.n_elements + node.n_elements) * n_positions < 4 * SMALL
     divided = not small and n_tokens <= MAX_TOKENS and n_positions > PARTITION
-    # enough for sequences that fill the pool, each with a last partition that is not full
+    # enough for sequences that fill the pool, each with a partial last partition
     n_records = -(-n_positions // PARTITION) + n_tokens if divided else 0
     params = (
         *(op.scale, op.max_bias, op.softcap, op.page_size),

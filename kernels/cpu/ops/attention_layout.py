@@ -1,4 +1,4 @@
-"""Numbers that the kernels of attention share: parameters, and what lies where in scratch memory.
+"""Numbers that the kernels of attention share: parameters, and the layout of scratch memory.
 
 Knows no kernels. Tested by tests/kernels/test_cpu_attention.py.
 """
@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from ..simd.vectors import LANES
 
-BLOCK: Final = 32  # positions that a query meets at a time
-PARTITION: Final = 16 * BLOCK  # positions whose sums are kept apart, and then merged
+BLOCK: Final = 32  # positions that a query processes at a time
+PARTITION: Final = 16 * BLOCK  # positions with sums of their own, which are then merged
 TILE: Final = 4  # queries that read the same keys and values at once
 
 # parameters of all kernels here
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(head_dim: int, head_dim_v: int, n_queries: int) -> Sizes:
-    """What the kernels need for so many queries at a time."""
+    """The sizes for so many queries at a time."""
     k, v = (-(-n // LANES) * VECTOR for n in (head_dim, head_dim_v))
     sums = VALUES + v
     query = SUMS + 2 * sums + k

@@ -1,8 +1,8 @@
-"""The state of a query, which is a head of a token, and how positions change it.
+"""The state of a query, a head of a token, and how positions change it.
 
-A query meets its positions in blocks by online softmax (arXiv 2205.14135): scores, exponentials
-relative to the largest score so far, weighted values. All that it adds up it adds in one order,
-alone or in a tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
+A query processes positions in blocks by online softmax (arXiv 2205.14135): scores, exponentials
+relative to the largest score so far, weighted values. It adds everything in one order, alone or in
+a tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from .attention_layout import (
 )
 from .rows import alibi_slope
 
-# scores may be this much above the one that exponentials are relative to: nothing overflows, and
-# sums seldom have to be brought to another
+# a score may be this much above the reference of exponentials: nothing overflows, and sums rarely
+# change to another reference
 SLACK: Final = 8.0
 LOWEST: Final = -3.4028234663852886e38  # below every score, and finite: it may be subtracted
 
@@ -97,7 +97,7 @@ def clear(sums, size):
 
 @inlined
 def begin_query(p, query, t, head, record):
-    """Set up the state of a head of token `t`; `record`: where its partitions' sums go, or 0."""
+    """Set up the state of a head of token `t`; `record`: address of its partitions' sums, or 0."""
     size = v_size(p)
     store_i64(query + OUT, row_at(p, 0, head, t, 0))
     store_i64(query + POS, load_i32(data(p, 6) + nb(p, 6, 0) * t))
@@ -220,13 +220,13 @@ def _add_tile(query, step, n, v, size):
 
 @inlined
 def _own(query, first, n):
-    """How many of `n` positions from `first` on a query sees."""
+    """The number of positions, of `n` from `first` on, that a query sees."""
     return max(0, min(n, load_i64(query + POS) + 1 - first))
 
 
 @inlined
 def attend_block(p, query, count, first, n, k, v, temp):
-    """Bring one query or four further by `n` positions, whose keys and values lie at k and v."""
+    """Let one query or four process `n` positions, whose keys and values lie at k and v."""
     step, k_step, v_step = query_size(p), k_size(p), v_size(p)
     at = step - k_step
     least, most = n, 0
@@ -277,11 +277,11 @@ def write_result(p, out, sums):
 
 @inlined
 def end_partition(p, query, first, size):
-    """All positions of the partition from `first` on were met: its sums are kept, or the result."""
+    """End the partition from `first` on: write its sums, or the result."""
     pos, record, sums = load_i64(query + POS), load_i64(query + RECORD), query + SUMS
     before = sums + VALUES + size
     if pos < first:
-        return  # it saw none of them
+        return  # the query saw none of them
     if record != 0 and pos >= PARTITION:
         _copy(record + first // PARTITION * (VALUES + size), sums, size)
         return

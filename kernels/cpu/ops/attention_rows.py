@@ -1,7 +1,7 @@
-"""Where keys and values lie in the paged pool, and reading them: blocks of positions as floats.
+"""Finding keys and values in the paged pool, and reading them: blocks of positions as floats.
 
-A block of one head's rows is brought to float32 once for all queries that read it, by a kernel for
-each type. Knows no queries. Tested by tests/kernels/test_cpu_attention.py.
+A block of one head's rows is converted to float32 once for all queries that read it, by a kernel
+for each type. Knows no queries. Tested by tests/kernels/test_cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ LINE: Final = 64  # bytes of a cache line
 
 @inlined
 def find_rows(p, seq, first, n, runs):
-    """Write where K and V of positions `first` ... of a sequence lie; False: there is no page.
+    """Write the places of K and V of positions `first` ... of a sequence; False: a page is missing.
 
-    What is written are runs, each of the positions of one page: addresses of the first rows of K
-    and of V, and how many. There are as many as `n` positions need.
+    Places are runs, each of positions of one page: addresses of the first rows of K and of V, and
+    the number of rows. There are as many runs as `n` positions need.
     """
     page_size = int_param(p, PAGE_SIZE)
     n_pages = ne(p, 2, 1) // page_size
@@ -67,9 +67,9 @@ def find_rows(p, seq, first, n, runs):
 
 @inlined
 def load_block(p, source, head, dim, n, runs, to, n_next, next_runs):
-    """Bring elements of `n` rows of K or V (source 2 or 3) that a head reads to floats.
+    """Convert elements of `n` rows of K or V (source 2 or 3) that a head reads to floats.
 
-    Of the next block, `n_next` rows are prefetched; its runs are as long.
+    `n_next` rows of the next block are prefetched; its runs are as long.
     """
     step, n_bytes = nb(p, source, 1), int_param(p, K_SIZE + source - 2)
     load, size = int_param(p, LOAD_K + source - 2), (dim + LANES - 1) // LANES * VECTOR
@@ -93,23 +93,23 @@ def _load_q8_0(row, i, n):
     first = load_i8_part(block + 2 + at, min(n, 32 - at)) * splat(load_f16(block))
     if at + min(n, LANES) <= 32:
         return first
-    # the rest from the next block, loaded so that it comes to lie in the lanes behind
+    # the rest from the next block, loaded into the lanes behind
     n_first = 32 - at
     second = load_i8x16(block + 36 - n_first) * splat(load_f16(block + 34))
     return join(first, second, n_first)
 
 
 def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[..., Any]) -> Kernel:
-    """The kernel that reads rows of a type: load(row, i, n) gives elements i ... , `n` at most.
+    """The kernel that reads rows of a type: load(row, i, n) returns elements i ... , `n` at most.
 
-    load_16(row, i) gives 16, from a multiple of 16 on.
+    load_16(row, i) returns 16, from a multiple of 16 on.
     """
 
     def load_rows(row, step, n, at, dim, to, ahead, n_ahead, n_bytes):
         """Elements `at` ... of `n` rows as floats: `dim` of them, and zeros up to whole vectors.
 
         Rows are `step` bytes apart. Of `n_ahead` rows from `ahead` on `n_bytes` are prefetched, one
-        row at a time: more misses at once than a processor can have under way would hold it up.
+        row at a time: more misses than a processor can have in flight would stall it.
         """
         whole = dim // LANES * LANES if at % LANES == 0 else 0
         for j in range(n):

@@ -1,6 +1,6 @@
 """Kernels of graph/ops/data.py: rows by index, copies between types and layouts, joins.
 
-What keeps its type moves as it is, bit for bit. Tested by tests/kernels/test_cpu_data.py.
+Copies within a type keep every bit. Tested by tests/kernels/test_cpu_data.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ..simd.vectors import inlined, load_i32, load_i64
 from ..table import SMALL, CpuCall, implements
 
 PIECE: Final = 4096  # elements that are converted at a time: a multiple of every block size
-SET_ROWS_PIECE: Final = 64  # elements of a row that one thread writes, likewise of those we encode
+SET_ROWS_PIECE: Final = (
+    64  # elements of a row that one thread writes: a multiple of every written block size
+)
 
 
 def is_writable(type: GGMLType) -> bool:
@@ -74,7 +76,7 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
 def set_rows(p, ith, nth):
     """Parameters: encoder, its table, elements and bytes of a block, bytes of an index.
 
-    Threads divide the elements of rows, not the rows: where an index stands twice, the later row
+    Threads divide the elements of rows, not the rows: if an index occurs twice, the later row
     stays, as in the reference.
     """
     encode, table, block_size, block_bytes = (
@@ -169,7 +171,7 @@ def convert_elements(p, ith, nth):
 
 
 def _run_length(t: Tensor) -> int:
-    """Elements that lie in a line, one stride from the next, whatever row they are counted from."""
+    """Elements at equal distances from one another, across rows."""
     return t.n_elements if t.is_contiguous else t.ne[0]
 
 
@@ -244,7 +246,7 @@ def repeat(p, ith, nth):
         i1, i2, i3 = r % m1, r // m1 % m2, r // (m1 * m2)
         src = row_at(p, 1, i1 % ne(p, 1, 1), i2 % ne(p, 1, 2), i3 % ne(p, 1, 3))
         out = row(p, 0, r)
-        if n == 1:  # the same element again and again
+        if n == 1:  # one element, repeated
             move(out, size, src, 0, ne(p, 0, 0), size)
         else:
             for i in range(0, ne(p, 0, 0), n):

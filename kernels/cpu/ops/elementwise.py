@@ -111,13 +111,13 @@ def fetch(p, operand, i, x, start, n, scratch):
 
 @inlined
 def target(p, out, start, scratch):
-    """Where the elements from `start` on of the node's piece at `out` shall be put as floats."""
+    """The address for the floats of the node's elements from `start` on, in the piece at `out`."""
     return out + 4 * start if int_param(p, LAYOUT) == DIRECT else scratch
 
 
 @inlined
 def finish(p, out, start, n, scratch):
-    """Bring `n` elements from where they were put to where they belong."""
+    """Convert `n` elements from `target` to their place in the node."""
     layout, stride = int_param(p, LAYOUT), nb(p, 0, 0)
     if layout == DIRECT:
         return
@@ -212,7 +212,7 @@ def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> CpuCal
 
 
 def _layout(t: Tensor, n: int | None = None) -> int:
-    """How the elements of a tensor lie; rows that are not `n` long are to be repeated."""
+    """The layout of a tensor's elements; rows that are not `n` long are repeated."""
     direct = t.type is GGMLType.F32 and t.has_contiguous_rows and n in (None, t.ne[0])
     return DIRECT if direct else _LAYOUTS[t.type]
 

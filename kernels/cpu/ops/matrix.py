@@ -1,8 +1,8 @@
 """Kernels of matrix products: weights are decoded to float32, all arithmetic is float32.
 
-Threads divide the rows of weights. Each element is one `dots.dot`, so its bits depend on nothing
-but its two rows. Weights that are float32 are used in place; others are decoded a few rows at a
-time, each row once for all its columns, into memory that the cache holds.
+Threads divide the rows of weights. Each element is one `dots.dot`, so its bits depend on its two
+rows alone. Float32 weights are used in place. Others are decoded a few rows at a time, each row
+once for all its columns, into memory that the cache holds.
 Tested by tests/kernels/test_cpu_matrix.py.
 """
 
@@ -34,7 +34,7 @@ from ..simd.ints import call_at
 from ..simd.vectors import inlined, load_i32, store_f32, store_i32
 from ..table import SMALL, CpuCall, implements
 
-GROUP_BYTES: Final = 1 << 18  # of decoded weights: no more than the second cache holds
+GROUP_BYTES: Final = 1 << 18  # of decoded weights: at most what the second cache holds
 GROUP_MAX: Final = 32  # rows: enough of them for every thread
 ALIAS: Final = 4096  # rows at multiples of this compete for the same places in the first cache
 # multiplications below which a second thread costs more than it gains (SMALL counts elements)
@@ -97,7 +97,7 @@ def _multiply(a, stride, n, k, b, out):
 def mul_mat(p, ith, nth):
     """Rows of weights [k, n, x, y] times columns [k, m, i, j]: [n, m, i, j], x dividing i, y j.
 
-    Threads share groups of rows of all x * y matrices: of each, with every column of its batches.
+    Threads divide groups of rows of all x * y matrices, each with every column of its batches.
     """
     k, n, m = ne(p, 1, 0), ne(p, 1, 1), ne(p, 2, 1)
     n2, n3 = ne(p, 1, 2), ne(p, 1, 3)
@@ -156,7 +156,7 @@ def group_by_expert(p, ith, nth):
     for e in range(n_expert + 1):
         end += load_i32(begins + 4 * e)
         store_i32(begins + 4 * e, end)
-    # from the last pair to the first, each moves its expert's end to the front: its beginning
+    # from the last pair to the first: an expert's end moves down to its begin
     for pair in range(n_tokens * n_used - 1, -1, -1):
         e = _expert(p, pair % n_used, pair // n_used)
         if 0 <= e < n_expert:
@@ -176,7 +176,7 @@ def mul_mat_id(p, ith, nth):
 
     The result is [n, n_used, n_tokens], of ids [n_used, n_tokens]; x divides n_used. All threads
     work on one expert after the other, each on its groups of rows, with all pairs of that expert.
-    Nothing is written for ids that name no expert: `group_by_expert` has reported them.
+    Results of invalid ids are not written: `group_by_expert` has reported them.
     """
     k, n, n_expert = ne(p, 1, 0), ne(p, 1, 1), ne(p, 1, 2)
     begins = prepared(p, 0)
@@ -230,12 +230,12 @@ def _is_small(node: Tensor) -> bool:
 
 
 def _is_in_place(t: Tensor, n_columns: int) -> bool:
-    """True if rows are best used where they lie; `n_columns` work on each row of weights."""
+    """True if rows are best used in place; `n_columns` read each row of weights."""
     return is_plain(t) and (n_columns < TILE or t.nb[1] % ALIAS != 0)
 
 
 def _group(a: Tensor, n_columns: int) -> int:
-    """Rows of weights to decode at a time. One stays in the first cache: best for few columns."""
+    """Rows of weights to decode at a time. For few columns one is best: it stays in a cache."""
     if n_columns < TILE and not is_plain(a):
         return 1
     rows = GROUP_BYTES // row_bytes(a.ne[0]) // TILE * TILE
@@ -260,7 +260,7 @@ def _packed_columns(b: Tensor) -> PreparedSource[CpuCall]:
 def _multiplication(
     kernel: Kernel, node: Tensor, n_columns: int, prepared: Sequence[PreparedSource[CpuCall]] = ()
 ) -> Sequence[CpuCall]:
-    """The call of a product, which finds packed columns behind what else is prepared."""
+    """The call of a product. Packed columns come behind its other prepared sources."""
     a, b = node.src[:2]
     size, group, columns = row_bytes(a.ne[0]), _group(a, n_columns), -1
     if not _is_in_place(b, n_columns):

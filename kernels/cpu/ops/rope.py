@@ -1,7 +1,7 @@
 """Rotary position embedding: ROPE, of F32 and F16, pairs of neighbours or of halves.
 
-An angle is its position times a factor of its pair, in float64: turns, of which only the fraction
-matters, rounded to float32 when it is below one. Cosines and sines are computed once for all heads
+An angle is the position times a factor of the pair, in float64. It counts turns: only the fraction
+matters, which is rounded to float32. Cosines and sines are computed once for all heads
 of a token. Threads divide heads. Tested by tests/kernels/test_cpu_rope.py.
 """
 
@@ -170,7 +170,7 @@ def _halves(load: Callable[..., Any], store: Callable[..., Any], size: int) -> A
 
 _F32 = (load_f32_part, store_f32_part, 4)
 _F16 = (load_f16_part, store_f16_part, 2)
-# of a mode and type: what turns one head, and how often each cosine and sine stands there
+# by mode and type: the rotation of a head, and the copies of each cosine and sine
 ROTATIONS: Final = {
     (RopeMode.NORMAL, GGMLType.F32): (_neighbours(*_F32), 2),
     (RopeMode.NORMAL, GGMLType.F16): (_neighbours(*_F16), 2),

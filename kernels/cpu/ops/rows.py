@@ -1,7 +1,7 @@
 """Norms, softmax, sums and masks: ops whose elements depend on their whole row.
 
-Sums are taken in vectors over blocks of 1024 elements, and over blocks in float64: in an order that
-depends on the row's length alone. Tested by tests/kernels/test_cpu_rows.py.
+Blocks of 1024 elements are summed in vectors, and blocks in float64. The order depends on the
+row's length alone. Tested by tests/kernels/test_cpu_rows.py.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _soft_max_kernel(name: str, load_mask: Callable[..., Any] | None, mask_size:
 
 @inlined
 def _exp_of_share(x, n, largest):
-    """The row of scores at `x` becomes their exponentials, divided by the sum of those."""
+    """Replace the scores at `x` by their exponentials, divided by the sum of these."""
     factor = splat(1.0 / _sum_of_exp(x, n, largest))
     for i in range(0, n, LANES):
         v = vexp(load_f32_part(x + 4 * i, n - i) - largest)

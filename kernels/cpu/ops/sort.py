@@ -1,8 +1,8 @@
 """ARGSORT: stable, ascending or descending, NaN last; TOP_K: the first of a descending one.
 
-A row's elements become 64-bit keys, the place of the value above and the index below, so that no
-two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix sort), in time
-proportional to their length. The first k are kept in a heap, which few of the others ever enter.
+A row's elements become 64-bit keys: the rank of the value in the high bits, the index in the low
+ones, so that no two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix
+sort), in time proportional to their length. The first k stay in a heap, which few others enter.
 Tested by tests/kernels/test_cpu_sort.py.
 """
 
@@ -29,7 +29,7 @@ SMALL: Final = 2048  # elements below which a second thread costs more than it g
 
 @inlined
 def _place(bits, descending):
-    """The place of a float32 among all: a whole number in the order of the values."""
+    """The rank of a float32 among all: a whole number in the order of the values."""
     if bits & 0x7FFFFFFF > 0x7F800000:  # NaN
         return 0xFFFFFFFF
     if bits == 0x80000000:  # -0.0 equals 0.0
@@ -50,7 +50,7 @@ def insert_each(keys, n):
 
 @inlined
 def sort_by_bytes(keys, other, counts, n):
-    """Sort by the bytes of the keys' places; what has equal places keeps its order."""
+    """Sort by the bytes of the keys' ranks. Keys of equal rank keep their order."""
     for shift in range(INDEX_BITS, INDEX_BITS + 32, 8):
         for c in range(N_COUNTS):
             store_i64(counts + 8 * c, 0)
@@ -118,7 +118,7 @@ def top_k_f32(p, ith, nth):
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
         x, out = row(p, 1, r), row(p, 0, r)
         for i in range(k):
-            store_i64(keys + 8 * i, NO_KEY)  # a heap of what is worse than all
+            store_i64(keys + 8 * i, NO_KEY)  # a heap of the worst keys
         for i in range(n):
             key = (_place(load_u32(x + stride * i), True) << INDEX_BITS) + i
             if key < load_i64(keys):

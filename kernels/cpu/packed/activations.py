@@ -1,8 +1,8 @@
-"""Columns as the tiles that packed weights are multiplied with, made once for all their readers.
+"""Columns as tiles for products with packed weights, made once for all their readers.
 
-With quantised weights, each 32 values of a column become int8 with a scale of their own: the
-largest becomes 127 (as ggml's Q8_0, but the scale is a float32). With floats they stay float32.
-How columns are cut into tiles depends on their number alone. Tested by
+For quantised weights, each 32 values of a column become int8 with a scale of their own: the largest
+becomes 127 (as ggml's Q8_0, but the scale is a float32). For floats they stay float32. The number
+of columns alone decides their tiles. Tested by
 tests/kernels/test_cpu_packed.py.
 """
 
@@ -61,7 +61,7 @@ def _quantize(x, columns, c, width, words, offset):
         store_f32(at + 8 * width, scale * f32(sum_lanes(w)))
 
 
-# what the words of a column hold
+# contents of the words of a column
 OF_32: Final = Kind.OFFSET.value
 MIN_OF_32: Final = Kind.MIN.value
 OF_16: Final = Kind.OFFSET_16.value
@@ -71,8 +71,8 @@ OF_16: Final = Kind.OFFSET_16.value
 def quantize_columns(p, ith, nth):
     """Tiles of int8 from tensor 2's rows. Parameters: the weights' kind and offset.
 
-    Threads divide the blocks of each column: that serves one column as well as many. Parameter 2:
-    whether each column is a tile of its own.
+    Threads divide the blocks of each column, whatever the number of columns. Parameter 2: whether
+    each column is a tile of its own.
     """
     words, offset, alone = int_param(p, 0), int_param(p, 1), int_param(p, 2)
     n, n_blocks = n_rows(p, 2), ne(p, 2, 0) // VALUES
@@ -111,8 +111,10 @@ def column_bytes(form: Format, k: int) -> int:
 
 
 def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> PreparedSource[CpuCall]:
-    """The rows of `x`, a node's second source, as tiles for weights of a format; or each `alone`,
-    for those who choose the columns of a tile themselves."""
+    """The rows of `x`, a node's second source, as tiles for weights of a format.
+
+    `alone`: each column is a tile, for kernels that choose the columns of a tile themselves.
+    """
     small = x.n_elements < SMALL
     if form.kind is None:
         made = CpuCall(tile_columns, (alone,), one_thread=small)

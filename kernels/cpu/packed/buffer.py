@@ -1,7 +1,7 @@
-"""CPU_REPACK: host memory in which weights lie as the CPU's matrix products want them.
+"""CPU_REPACK: host memory of weights in the layout of the CPU's fast matrix products.
 
-A tensor is written as a whole, in the layout that files have, and packed on the way; reading it
-gives the file's bytes again. Nothing but the CPU's kernels for packed weights can use it in place.
+A tensor is written as a whole, in the layout of files, and packed on the way. Reading returns the
+file's bytes. Only the CPU's kernels for packed weights can use it in place.
 Tested by tests/kernels/test_cpu_packed_buffer.py.
 """
 
@@ -38,8 +38,8 @@ class RepackBufferType(BufferType):
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
     def threads(self) -> ThreadPoolExecutor:
-        """What packs; its threads start when they are needed, and end with the buffer type."""
-        process = os.getpid()  # a fork has none of its parent's threads
+        """The threads that pack. They start on demand, and end with the buffer type."""
+        process = os.getpid()  # a fork lacks its parent's threads
         if process not in self._threads:
             self._threads[process] = ThreadPoolExecutor(self.n_threads, "lamella-pack")
         return self._threads[process]
@@ -74,7 +74,7 @@ class RepackBuffer(Buffer):
         """Pack a whole tensor.
 
         Raises:
-            TensorAccessError: it is only a part of it, or of a type that cannot be packed.
+            TensorAccessError: it is a part of a tensor, or its type cannot be packed.
         """
         raw = as_bytes(data)
         at = self._matrices(tensor, offset, raw.size)
@@ -141,7 +141,7 @@ class RepackBuffer(Buffer):
 
 
 def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
-    """Groups of rows, begin and end, for each thread that is worth its while."""
+    """Groups of rows, begin and end, for each thread that is worth its start."""
     n_groups = -(-tensor.ne[1] // ROWS)
     n = min(
         n_threads, n_groups, 1 + tensor.type.row_size(tensor.ne[0]) * tensor.ne[1] // PART_BYTES

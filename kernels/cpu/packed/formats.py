@@ -1,9 +1,9 @@
-"""Where the bytes of 16 rows lie once they are packed: a format for each type of weights.
+"""The places of the bytes of 16 packed rows: a format for each type of weights.
 
-A record is a block of each of 16 rows; the records of a group of 16 rows follow one another, then
+A record is a block of each of 16 rows. The records of a group of 16 rows follow one another, then
 comes the next group. In a record, the units of a field (2 bytes of a scale, 4 bytes of values) of
-all rows lie side by side. Only bytes move, so a record has the size of its 16 blocks, and what was
-packed can be had back. Missing rows of the last group are zeros.
+all rows lie side by side. Only bytes move, so a record has the size of its 16 blocks, and packing
+can be undone. Missing rows of the last group are zeros.
 Tested by tests/kernels/test_cpu_packed_formats.py.
 """
 
@@ -42,7 +42,7 @@ class Runs(NamedTuple):
 
     @property
     def args(self) -> tuple[int, int, int, int]:
-        """For the kernels that move bytes; valid as long as this is."""
+        """For the kernels that move bytes; valid as long as this object exists."""
         return self.n_blocks, self.block_bytes, self.fields.ctypes.data, len(self.fields)
 
 
@@ -83,7 +83,7 @@ class Format:
         for name, _ in self.fields:
             places.append(here)
             here += ROWS * _field(self.type, name)[1]
-        # Numba knows named tuples; mypy knows only those that are spelled out
+        # Numba understands named tuples; mypy only literal ones
         kind = namedtuple(f"{self.type.name}_record", [n for n, _ in self.fields])  # type: ignore[misc]
         return kind(*places)
 
@@ -123,8 +123,8 @@ FORMATS: Final[dict[GGMLType, Format]] = {
 
 
 def format_of(t: Tensor) -> Format | None:
-    """How a tensor is packed; None if its type has no format, or it is a view: the bytes of a part
-    do not lie together."""
+    """The format of a tensor; None if its type has none, or if it is a view: the bytes of a part do
+    not lie together."""
     return FORMATS.get(t.type) if t.view_src is None else None
 
 

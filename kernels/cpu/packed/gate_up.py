@@ -1,7 +1,7 @@
 """Gated units of two products with packed weights: f(gate) * up, without either in memory.
 
-A thread computes a chunk of both products for a tile of columns in scratch memory of its own, and
-combines them there: each bit is that of the single ops. Tested by tests/kernels/test_cpu_packed.py.
+A thread computes a chunk of both products for a tile of columns in its scratch memory, and combines
+them there. The bits are those of the single ops. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .products import (
 )
 from .tiles import ROWS, WIDTHS
 
-GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: what combines rows
+GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: the kernel that combines rows
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
 SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * WIDTHS[0] * CHUNK_ROW
 

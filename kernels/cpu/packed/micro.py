@@ -1,8 +1,8 @@
 """Micro-kernels: some groups of packed rows times one tile of columns, for a type and a width.
 
 `(weights, n_groups, n_rows, n_blocks, columns, results, offset)`: groups from `weights` on, with
-`n_rows` rows in all; `n_blocks` of each row, the columns' tile, and where results go as in
-`tiles.store_sums`. Each is machine code of its own, which the kernels of products call.
+`n_rows` rows in all; `n_blocks` of each row, the columns' tile, and the places of results as in
+`tiles.store_sums`. Each is compiled by itself; the kernels of products call it.
 Tested by tests/kernels/test_cpu_packed.py.
 """
 
@@ -69,8 +69,8 @@ _LOAD: Final = {
 
 
 def _float_kernel(type: GGMLType, width: int) -> Any:
-    """Two sums for each result, of even and of odd values: each waits for its last addition. So
-    registers hold those of half the widest tile, and the widest takes two turns."""
+    """Two sums for each result, of even and of odd values, because each sum waits for its last
+    addition. So registers hold half the widest tile, and the widest takes two turns."""
     part = min(width, WIDTHS[0] // 2)
     multiply, multiply_last = float_products(part, width, 2), float_products(part, width, 1)
     zero, add, store = zero_tile(2 * part), add_halves(part), store_sums(part)

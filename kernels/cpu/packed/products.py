@@ -1,7 +1,7 @@
 """Kernels of products with packed weights: MUL_MAT, and MUL_MAT_ID for experts.
 
-Threads share groups of rows, each with all columns, tile by tile. A chunk of groups stays in the
-second cache while the tiles pass by. Tested by tests/kernels/test_cpu_packed.py.
+Threads divide groups of rows, each with all columns, tile by tile. A chunk of groups stays in the
+second cache for all tiles. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .micro import micro_kernel
 from .tiles import COLUMN_BYTES, COLUMN_WORDS, ROWS, VALUES, WIDTHS
 
 CHUNK_BYTES: Final = 1 << 17  # of weights that stay in the second cache
-CHUNKS_PER_THREAD: Final = 4  # so that a thread that is held up is waited for only briefly
+CHUNKS_PER_THREAD: Final = 4  # so that other threads wait only briefly for a slow one
 MOST_AT_ONCE: Final = 32  # groups of a chunk
 
 # multiplications below which a second thread costs more than it gains: about 2 us of one column
@@ -183,8 +183,7 @@ def can_multiply_matrix(node: Tensor) -> bool:
 def product_params(form: Format, a: Tensor) -> list[Param]:
     """The parameters of all kernels here, with micro-kernels for tiles of every width.
 
-    A graph of another size needs other widths: so the first one loads, or compiles, what they all
-    need.
+    Graphs of other sizes need other widths: the first graph loads, or compiles, all of them.
     """
     micro: list[Param] = [micro_kernel(a.type, width) for width in WIDTHS]
     n_blocks = a.ne[0] // a.type.block_size

@@ -1,7 +1,7 @@
 """Tiles: 16 rows of packed weights times 1, 4, 8 or 16 columns, all sums in registers.
 
-A column's sums are built in one order whatever the width of its tile: its bits do not depend on the
-columns beside it. Columns lie in tiles too: of a block of 32 values, a tile of `width` columns has
+A column's sums are added in one order in tiles of any width, so its bits do not depend on other
+columns. Columns lie in tiles, too: for a block of 32 values, a tile of `width` columns has
 
     width * 32     int8 values, 32 for each column
     width          float32 scales d
@@ -35,18 +35,18 @@ from ..simd.bytes import (
 from ..simd.ints import vector_function
 from ..simd.vectors import f32x16, pointer_to
 
-# of tiles, the widest that is full first: as many sums as registers hold
+# of tiles, the widest full one first: as many sums as registers hold
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)
 ROWS: Final = 16  # of a group of packed rows
 VALUES: Final = 32  # of a block of a column
 COLUMN_WORDS: Final = 3  # a scale and two words behind the values
 COLUMN_BYTES: Final = VALUES + 4 * COLUMN_WORDS  # of a block of one column
 
-_AT_ONCE: Final = 2  # sums of integers that grow side by side: each waits for its last addition
+_AT_ONCE: Final = 2  # independent sums of integers: each waits for its last addition
 
 
 class Kind(Enum):
-    """How values follow from unsigned bytes u: the scales a step has, what columns' words are.
+    """How values follow from unsigned bytes u: the scales of a step, the words of columns.
 
     OFFSET: d * (u - offset), columns have -offset * sum(q) as integers. MIN: d * u + m, columns
     have their d * sum(q) as floats. The others have a d, and a m, for 16 values each.
@@ -93,7 +93,7 @@ def integer_products(kind: Kind, width: int, *, small: bool) -> Any:
 
 
 class _Columns:
-    """What a tile has for its columns, in all lanes."""
+    """The data of a tile's columns, in all lanes."""
 
     def __init__(self, b: Any, address: Any, width: int) -> None:
         self._b = b
@@ -130,7 +130,7 @@ def _dots(
             sums[c][0] = tile.integer(c, 0)
             if kind.in_16:
                 sums[c][1] = tile.integer(c, 1)
-    # one column alone has two sums of 32 values as well, or it would wait for its own additions
+    # a single column has two sums of 32 values as well, or it would wait for its own additions
     in_two = kind.in_16 or len(columns) == 1
     for j in range(half):
         for part in (0, 1):

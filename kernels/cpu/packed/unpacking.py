@@ -1,8 +1,8 @@
-"""How each type of packed weights is unpacked: the step over one record, a block of 16 rows.
+"""Unpacking each type of packed weights: the step over one record, a block of 16 rows.
 
 A step adds the products of a record with the columns' blocks to a tile's sums. It is made for a
-function `multiply(sums, words, scales, columns)` of `tiles.integer_products`, and for the bytes
-that a tile has for 32 values of its columns. Tested by tests/kernels/test_cpu_packed.py.
+function `multiply(sums, words, scales, columns)` of `tiles.integer_products`, and for the bytes of
+32 values in a tile's columns. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Q6_K: Final = FORMATS[GGMLType.Q6_K].at
 
 
 def step(type: GGMLType) -> Callable[[Step], Step]:
-    """Declare `function(multiply, size)` as what makes the step of a type."""
+    """Declare `function(multiply, size)` as the maker of the step of a type."""
 
     def declare(function: Step) -> Step:
         STEPS[type] = function
@@ -66,7 +66,7 @@ _fetch_half: Final = prefetch(WORDS_BYTES // 2)
 
 @inlined
 def load_words(p):
-    """8 vectors; what lies ahead is fetched into the first cache."""
+    """8 vectors; later bytes are prefetched into the first cache."""
     _fetch_words(p + AHEAD)
     return words_at(p)
 

@@ -1,4 +1,4 @@
-"""A sampler's one call for a token: the steps of its chain, then the draw.
+"""The one native call of a sampler for a token: the steps of its chain, then the draw.
 
 Tested by tests/model/test_sampling_native.py.
 """

@@ -1,4 +1,4 @@
-"""Rows of floats as samplers need them: the largest, exponentials, sums in order, keys that sort.
+"""Rows of floats for samplers: the largest, exponentials, sums in order, keys for sorting.
 
 Sums are those of a C loop, one addition after the other, as llama.cpp's are.
 Tested by tests/model/test_sampling_native.py.
@@ -95,7 +95,7 @@ def reaching(x, n, limit):
 
 @inlined
 def n_reaching(x, n, bound):
-    """How many of `n` floats reach `bound`."""
+    """The number of floats, of `n`, that reach `bound`."""
     limit, count = splat(bound), 0
     for i in range(0, n, LANES):
         count += count_bits(reaching(x + 4 * i, n - i, limit))
@@ -118,7 +118,7 @@ def largest(s):
 def exps(x, n, top, out):
     """exp(logit - top) of `n` logits, `top` the largest of them, to `out`.
 
-    Where that is infinite those that equal it get 1, the others 0.
+    If it is infinite, logits equal to it get 1, the others 0.
     """
     if abs(top) == _INF:
         for i in range(n):

@@ -1,11 +1,11 @@
-"""What the kernels of a sampler share: one block of 64-bit words, and how they read it.
+"""The block of 64-bit words that the kernels of a sampler share, and how they read it.
 
     s + 8 * word    the candidates, scratch memory, the result; then the steps: (kernel, parameters)
 
-A step is a kernel `(s, q, 0)`: `s` is the block, `q` the address of its own parameters. It leaves
-other candidates behind. Those are logits and ids at LOGITS and IDS, N of each; WHOLE: the ids are
-0..N - 1 and not written down; SORTED: by falling logit, equal ones by rising id. The logits that
-were given are only read: who changes some copies them first.
+A step is a kernel `(s, q, 0)`: `s` is the block, `q` the address of its own parameters. It changes
+the candidates: logits and ids at LOGITS and IDS, N of each. WHOLE: the ids are 0..N - 1 and not
+written. SORTED: by falling logit, equal ones by rising id. The given logits are only read: a step
+that changes logits copies them first.
 Tested by tests/model/test_sampling_native.py.
 """
 

@@ -1,7 +1,7 @@
 """Steps that change logits: temperature, biases and penalties.
 
-What they do, and in which roundings, is said by their twins in model/sampling/temperature.py and
-penalties.py; a docstring here lists a step's parameters.
+Their twins in model/sampling/temperature.py and penalties.py define results and roundings. A
+docstring here lists a step's parameters.
 Tested by tests/model/test_sampling_native.py.
 """
 

@@ -1,7 +1,7 @@
 """Steps that drop or mask unlikely candidates (XTC: likely ones).
 
-What they do, and in which roundings, is said by their twins in model/sampling/truncation.py; a
-docstring here lists a step's parameters. Tested by tests/model/test_sampling_native.py.
+Their twins in model/sampling/truncation.py define results and roundings. A docstring here lists a
+step's parameters. Tested by tests/model/test_sampling_native.py.
 """
 
 from __future__ import annotations

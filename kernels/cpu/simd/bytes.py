@@ -110,7 +110,7 @@ def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """With i8mm the very product; without, of u - 128, the rest added as 128 times the sum of s."""
+    """With i8mm directly; else of u - 128, plus 128 times the sum of s."""
     kind = ir.VectorType(_I32, 4)
     accs, us, ss = _parts(b, acc, 4), _parts(b, u, 16), _parts(b, s, 16)
     if has_feature("i8mm"):
@@ -128,7 +128,7 @@ def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """Even and odd bytes as 16-bit numbers: the sum of two products is exact in 32 bits."""
+    """Even and odd bytes as 16-bit numbers. The sum of two products is exact in 32 bits."""
     u, s = b.bitcast(u, _V_I16), b.bitcast(s, _V_I16)
     eight = _all(_V_I16, 8)
     even = _multiply_pairs(b, b.and_(u, _all(_V_I16, 255)), b.ashr(b.shl(s, eight), eight))
@@ -137,7 +137,7 @@ def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
-    """Products of 16-bit numbers, neighbours added: what LLVM knows as one instruction."""
+    """Products of 16-bit numbers, neighbours added: one instruction for LLVM."""
     if has_feature("avx512bw"):
         return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
     if has_feature("avx2"):
@@ -194,14 +194,13 @@ def prefetch(n_bytes: int) -> Any:
 
 
 def _emit_scaled_to_nearest(b: Any, v: Any, factor: Any) -> Any:
-    # beside 1.5 * 2**23 a float's last bits are whole numbers
+    # after adding 1.5 * 2**23, the last bits of a float are a whole number
     large = ir.Constant(_V_F32, [1.5 * 2**23] * 16)
     bits = b.bitcast(fma(b, v, factor, large), _V_I32)
     return b.sub(bits, _all(_V_I32, 0x4B400000))
 
 
-# v * factor as integers, rounded to the nearest, halves to even; of NaN and what is beyond 2**22:
-# anything
+# v * factor as integers, rounded to the nearest, halves to even; undefined for NaN and beyond 2**22
 scaled_to_nearest = vector_function(i32x16, (f32x16, f32x16), _emit_scaled_to_nearest)
 # a vector's lanes added up
 sum_lanes = vector_function(
@@ -264,7 +263,7 @@ def _emit_load_nibbles(b: Any, address: Any) -> Any:
 
 
 def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
-    # there are no shifts of bytes: of pairs, and the mask keeps out what the neighbour lent
+    # bytes cannot be shifted: pairs are, and the mask removes the bits of the neighbour
     count = spread(b, b.trunc(shift, _I16), _V_I16)
     kept = spread(b, b.trunc(mask, _I8), _V_I8)
 
@@ -275,7 +274,7 @@ def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
 
 
 def bits(shift: int, mask: int) -> Any:
-    """A function as `bits_of` with its arguments known before; a shift below 0 moves bits up."""
+    """A function as `bits_of` with constant arguments. A shift below 0 moves bits up."""
 
     def moved(b: Any, v: Any) -> Any:
         if shift == 0:
@@ -315,7 +314,7 @@ def _emit_bit_planes(b: Any, address: Any) -> Any:
 
 
 def look_up(entries: Sequence[int]) -> Any:
-    """A function that replaces each byte of words, which is below 16, by that entry."""
+    """A function that replaces each byte of words, which is below 16, by its entry."""
 
     def emit(b: Any, words: Any) -> Any:
         return pack(b, [_looked_up(b, entries, v) for v in unpack(b, words)])
@@ -392,6 +391,6 @@ def store_rows(b: Any, values: list[Any], addresses: list[Any], n: Any) -> None:
 
 
 def zero_tile(n: int) -> Any:
-    """A function that gives `n` vectors of floats, all 0."""
+    """A function that returns `n` vectors of floats, all 0."""
     kind = ir.ArrayType(_V_F32, n)
     return vector_function(types.UniTuple(f32x16, n), (), lambda b: ir.Constant(kind, None))

@@ -1,8 +1,8 @@
 """The vector vocabulary of attention: tiles of float rows multiplied from memory, and prefetching.
 
-Rows are float32 and whole vectors of 16, some fixed number of bytes apart. A tile is several rows
-with several others at once, as many as the processor has registers for: they share their loads, and
-each element is still added up in one order, so its bits do not depend on the tile. Knows no pages.
+Rows are float32, whole vectors of 16, at equal distances. A tile multiplies several rows with
+several others, as many as the processor has registers for: they share their loads. Each element is
+added up in one order, so its bits do not depend on the tile. Knows no pages.
 Tested by tests/kernels/test_cpu_simd_floats.py.
 """
 
@@ -26,7 +26,7 @@ _V_F32 = ir.VectorType(_F32, LANES)
 _V_LANES = ir.VectorType(_I32, LANES)
 _ZERO: Final = ir.Constant(_V_F32, None)
 
-# vectors that a loop adds to: of 32 registers of 16 floats 16, else as few as make a tile
+# vectors that a loop adds to: 16 of 32 registers of 16 floats, else as few as make a tile
 N_SUMS: Final = 16 if has_feature("avx512f") else 4
 
 _four: Final = types.UniTuple(f32x16, 4)
@@ -35,7 +35,7 @@ _four: Final = types.UniTuple(f32x16, 4)
 def _loop(
     b: Any, n: Any, start: Sequence[Any], step: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """`n` times, and at least once, `step(i, values)`, which gives the next values."""
+    """`n` times, and at least once, `step(i, values)`, which returns the next values."""
     before, body, done = b.block, b.append_basic_block(), b.append_basic_block()
     b.branch(body)
     b.position_at_end(body)
@@ -203,5 +203,5 @@ def _emit_transposed(b: Any, values: Any) -> Any:
 
 # four vectors of four groups of four lanes: vector i gets group i of each
 transposed = vector_function(_four, (_four,), _emit_transposed)
-# begin to bring a cache line nearer; any address will do
+# prefetch a cache line; any address is valid
 prefetch_line = prefetch(CACHE_LINE)

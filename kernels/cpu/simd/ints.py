@@ -171,7 +171,7 @@ def _emit_truncated(b: Any, x: Any) -> Any:
 
 
 def _emit_round_away(b: Any, v: Any) -> Any:
-    # as gguf.quants.np_roundf, infinity included: it becomes NaN, then 0
+    # as gguf.quants.np_roundf: infinity becomes NaN, then 0
     size = call(b, "llvm.fabs.v16f32", _V_F32, v)
     whole = call(b, "llvm.floor.v16f32", _V_F32, size)
     doubled = b.fmul(_floats(2.0), b.fsub(size, whole))
@@ -203,7 +203,7 @@ store_u32 = vector_function(
     (_address, types.int64),
     lambda b, at, n: b.store(b.trunc(n, _I32), pointer_to(b, at, _I32), align=1),
 )
-# a float16 in all lanes: spread out first, and then converted, it waits for no other register
+# a float16 in all lanes: spread first and then converted, so that it depends on no other register
 splat_f16 = vector_function(f32x16, (_address,), _emit_splat_f16)
 # 8 bytes from each of two addresses, 4 from each of four
 load_i8_2x8 = vector_function(
@@ -220,10 +220,10 @@ lane_bits = vector_function(
 )
 # an int whose bit i is bit 0 of lane i
 lane_mask = vector_function(types.int64, (i32x16,), _emit_lane_mask)
-# no more than a largest value, and no less than 0
+# at most a largest value, at least 0
 clamp = vector_function(i32x16, (i32x16, types.int64), _emit_clamp)
 to_f32 = vector_function(f32x16, (i32x16,), lambda b, v: b.sitofp(v, _V_F32))
-# towards 0; NaN gives 0, and what is too large the largest
+# towards 0; NaN becomes 0, larger values the largest
 to_i32 = vector_function(i32x16, (f32x16,), _emit_to_i32)
 truncated = vector_function(types.int64, (types.float32,), _emit_truncated)
 # to the nearest, halves away from 0

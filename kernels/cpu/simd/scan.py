@@ -1,6 +1,6 @@
 """The vector vocabulary of searching: comparisons as bits of an int, exponentials rounded once.
 
-Goes with `vectors.f32x16`; knows nothing of what is searched for.
+Goes with `vectors.f32x16`. Knows no sampler.
 Tested by tests/kernels/test_cpu_scan.py.
 """
 
@@ -19,7 +19,7 @@ _I16, _I32, _I64, _F64 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Doub
 _V_F32 = ir.VectorType(ir.FloatType(), LANES)
 _V_F64, _V_I64 = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)
 
-LOWEST_EXPONENT: Final = -104.0  # e to the power of less is 0 as a float32
+LOWEST_EXPONENT: Final = -104.0  # below, e**x is 0 as a float32
 _LOG2_E: Final = 1.4426950408889634
 # ln 2 in two parts (fdlibm's e_exp.c): a whole number below 2**20 times the first is exact
 _LN2_HIGH: Final = 6.93147180369123816490e-01
@@ -39,8 +39,8 @@ def _doubles(value: float) -> Any:
 
 
 def _emit_exp(b: Any, v: Any) -> Any:
-    """x = n ln 2 + r, |r| <= ln 2 / 2; Taylor's polynomial, as good as float64 is; no fma, so that
-    a processor without one gives the same bits."""
+    """x = n ln 2 + r, |r| <= ln 2 / 2; Taylor's polynomial to the precision of float64; no fma, so
+    that processors without it give the same bits."""
     low = ir.Constant(_V_F32, [LOWEST_EXPONENT] * LANES)
     below = b.fcmp_ordered("<", v, low)
     x = b.fpext(b.select(below, low, v), _V_F64)
@@ -61,11 +61,11 @@ def _ints(n: int) -> Any:
     return ir.Constant(_V_I64, [n] * LANES)
 
 
-# lane by lane: bit i says whether it holds in lane i; a NaN is in no order
+# bit i is the comparison in lane i; false for NaN
 mask_ge = vector_function(
     types.int64, (f32x16, f32x16), lambda b, x, y: _bits(b, b.fcmp_ordered(">=", x, y))
 )
-# one of both is NaN
+# true if one operand is NaN
 mask_nan = vector_function(
     types.int64, (f32x16, f32x16), lambda b, x, y: _bits(b, b.fcmp_unordered("uno", x, y))
 )

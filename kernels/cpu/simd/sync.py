@@ -1,4 +1,4 @@
-"""What threads need to wait for each other, beside the atomic words of `vectors.py`.
+"""Instructions for threads that wait for each other, beside the atomic words of `vectors.py`.
 
 Tested by tests/kernels/test_cpu_simd_sync.py.
 """
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from ..compiler.isa import ARM, X86, machine
 from .vectors import Codegen
 
-# LLVM's names, and what they are given; of ARM's, `yield` is over too soon
+# LLVM's names and arguments; `yield` of ARM ends too soon
 _PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}
 _MONOTONIC: Final = 6 if sys.platform == "darwin" else 1  # CLOCK_MONOTONIC of <time.h>
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -24,7 +24,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 @intrinsic
 def pause(_typing: Any) -> tuple[Any, Codegen]:
-    """Wait for some ten cycles, cheaply, between two looks at a word that another thread writes."""
+    """Wait for some ten cycles, between two reads of a word that another thread writes."""
 
     def codegen(ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
         if machine() in _PAUSES:

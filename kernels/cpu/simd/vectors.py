@@ -1,7 +1,7 @@
 """The vector vocabulary of the CPU kernels: loads, stores, arithmetic and conversions for Numba.
 
-Addresses are int64. `f32x16` is LLVM's `<16 x float>`, which LLVM maps to whatever the processor
-has. All of them are IEEE 754's operations, in a fixed order, so a kernel gives the same bits on
+Addresses are int64. `f32x16` is LLVM's `<16 x float>`, which LLVM maps to the registers of the
+processor. All are IEEE 754's operations, in a fixed order, so a kernel gives the same bits on
 every processor: tested with AVX-512, AVX2 and plain x86-64. Names say the type in memory first:
 `load_f16x16` reads halves and returns floats. A new vector instruction goes into this package,
 nowhere else: here, or to `ints` if it works on integers in lanes.
@@ -55,9 +55,9 @@ _address = types.int64
 def pointer_to(b: Any, address: Any, type: Any) -> Any:
     """An address as LLVM's pointer to `type`.
 
-    Numba compiles a helper to machine code before it inlines the helper's IR elsewhere. LLVM has
-    then turned `base + i` into "i as a pointer, plus base", and where i becomes the constant 0
-    takes the access for one through null and drops it: unless the function says that null is fine.
+    Numba compiles a helper before it inlines the helper's IR elsewhere. LLVM has then turned
+    `base + i` into "i as a pointer, plus base". If i becomes the constant 0, LLVM takes the access
+    for one through null and drops it, unless the function allows null.
     """
     # not through the method: llvmlite's list of attributes lacks this one
     set.add(b.function.attributes, "null_pointer_is_valid")
@@ -138,7 +138,7 @@ def _f32_to_bf16(b: Any, value: Any) -> Any:
 def f16_to_f32(b: Any, bits: Any) -> Any:
     """Halves, given as int16, as floats; NaN stays NaN and becomes quiet.
 
-    Where no instruction does it: as the FP16 library (ggml-impl.h, ggml_compute_fp16_to_fp32).
+    Without an instruction for it: as the FP16 library (ggml-impl.h, ggml_compute_fp16_to_fp32).
     """
     _, i32, f16, f32 = _kinds(bits)
     if converts_halves():
@@ -158,8 +158,8 @@ def f16_to_f32(b: Any, bits: Any) -> Any:
 def _f32_to_f16(b: Any, value: Any) -> Any:
     """Floats as halves in int16, rounded to nearest, ties to even; NaN stays NaN.
 
-    Where no instruction does it: as the FP16 library (ggml-impl.h, ggml_compute_fp32_to_fp16); NaN
-    keeps its first digits as with the instructions.
+    Without an instruction for it: as the FP16 library (ggml-impl.h, ggml_compute_fp32_to_fp16);
+    NaN keeps its first digits, as with the instructions.
     """
     i16, i32, f16, f32 = _kinds(value)
     if converts_halves():
@@ -220,7 +220,7 @@ def _part_loader(memory: Any, name: str, convert: Callable[[Any, Any], Any] | No
     def load_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
         def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
             at = pointer_to(b, args[0], memory)
-            # masks are slow where the processor has none, and needed for the last vector only
+            # masks are slow on processors without them, and only the last vector needs one
             with b.if_else(b.icmp_signed(">=", args[1], _I64(LANES))) as (all_lanes, some_lanes):
                 with all_lanes:
                     whole, whole_block = b.load(at, align=1), b.block
@@ -378,7 +378,7 @@ def _reducer(combine: Callable[[Any, Any, Any], Any]) -> Any:
     def reduce(_typing: Any, v: Any) -> tuple[Any, Codegen]:
         def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
             v, n = args[0], LANES
-            while n > 1:  # halves onto each other: one fixed tree
+            while n > 1:  # adds halves: one fixed tree
                 n //= 2
                 undefined = ir.Constant(v.type, ir.Undefined)
                 low = ir.Constant(ir.VectorType(_I32, n), list(range(n)))
@@ -402,7 +402,7 @@ def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
     """2**v for whole v in -252..254, as two factors: a half may be below the normal range."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        # the sum's last bits are the integer, also where fptosi would be undefined: for NaN
+        # the last bits of the sum are the integer, also for NaN, where fptosi is undefined
         bits = b.bitcast(b.fadd(args[0], _same(_V_F32, 1.5 * 2**23)), _V_I32)
         n = b.sub(bits, _same(_V_I32, 0x4B400000))
         half = b.ashr(n, _same(_V_I32, 1))
@@ -450,21 +450,21 @@ def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Declare a function that kernels use: it becomes part of their code (as a decorator).
+    """Declare a function that is inlined into kernels (as a decorator).
 
-    A division by zero in it is inf or NaN as in C, and nothing can raise.
+    A division by zero in it is inf or NaN as in C. Nothing in it can raise.
     """
     compiled = njit(
         error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
     )(function)
     template = compiled.get_call_template
-    # Numba would compile it for each constant argument anew; inlining propagates them as well
+    # Numba would compile it again for each constant argument; inlining propagates constants
     compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
     return compiled
 
 
 def merged(function: Callable[..., Any]) -> Any:
-    """Declare a large function that one kernel calls once: `inlined` would compile it twice."""
+    """Declare a large function that one kernel calls once: with `inlined` it is compiled twice."""
     return njit(error_model="numpy", inline="always")(function)
 
 
@@ -474,7 +474,7 @@ def vexp(x):
 
     Range reduction and polynomial as in Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2.
     """
-    # what will be 0 must not underflow on the way, which is slow; NaN compares false and stays
+    # results of 0 must not underflow on the way, which is slow; NaN compares false and stays
     lowest = splat(-104.0)
     clipped = choose(x, lowest, zero(), vmin(splat(89.0), x))
     n = vround(clipped * splat(1.44269504))
@@ -497,7 +497,7 @@ def vlog(x):
 
     Of x = m 2**e, the polynomial of Cephes' logf for m, and e ln 2.
     """
-    tiny = splat(1.17549435e-38)  # the smallest normal number; below, digits must be gained
+    tiny = splat(1.17549435e-38)  # the smallest normal number; below it x is scaled up
     m, e = _mantissa_and_exponent(choose(x, tiny, x * splat(8388608.0), x))
     e = choose(x, tiny, e - splat(23.0), e)
     z = m - splat(1.0)
@@ -535,7 +535,7 @@ def vtanh(x):
 
 @intrinsic
 def atomic_add(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-    """Add to an int64, sequentially consistent; gives what was there before."""
+    """Add to an int64, sequentially consistent. Return the value before."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         return b.atomic_rmw("add", pointer_to(b, args[0], _I64), args[1], "seq_cst")

@@ -1,4 +1,4 @@
-"""ops: which kernels compute which op, a module for each family; importing fills the tables."""
+"""ops: the kernels of each op, a module for each family. Importing this fills the tables."""
 
 from . import activations, attention, data, elementwise, matrix, rope, rows, sort
 

@@ -1,6 +1,6 @@
 """Columns of activations as int8 with a scale for each 32 values: form q8 of src/blocks.cuh.
 
-Made once for all products with quantised weights that read them. Tested by
+They are made once for all products with quantised weights that read them. Tested by
 tests/kernels/test_cuda_quantized.py.
 """
 
@@ -13,7 +13,7 @@ from ....graph.types import GGMLType
 from ...plan.calls import PreparedSource
 from ..table import CudaCall, CudaKernel, CudaSource
 
-CHUNK: Final = 256  # values: what is summed before it is added to a product
+CHUNK: Final = 256  # values that are summed before the sum is added to a product
 BLOCK: Final = 32  # values that have a scale
 BLOCK_BYTES: Final = BLOCK + 8  # and a float and an int
 CHUNKS_PER_BLOCK: Final = 4  # a warp makes one
@@ -22,7 +22,7 @@ FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
 def can_prepare_q8(x: Tensor) -> bool:
-    """Whether `prepared_q8` can be given `x`."""
+    """Whether `prepared_q8` accepts `x`."""
     return x.type in FLOATS and x.has_contiguous_rows
 
 
@@ -32,14 +32,14 @@ def n_chunks(k: int) -> int:
 
 
 def q8_column_bytes(k: int) -> int:
-    """Bytes of a column of `k` values, which is how far they are apart."""
+    """Bytes from one column of `k` values to the next."""
     return n_chunks(k) * (CHUNK // BLOCK) * BLOCK_BYTES
 
 
 def prepared_q8(x: Tensor) -> PreparedSource[CudaCall]:
     """The rows of `x`, counted over dimensions 1, 2, 3, in form q8.
 
-    `x` must be tensor 2 of the call that wants it, as it is for a node that has it as src[1].
+    `x` must be tensor 2 of the call that reads it, as src[1] of a node is.
     """
     kernel = CudaKernel(CudaSource.of("quantize.cu", T=x.type.name), "quantize_q8")
     n = -(-n_chunks(x.ne[0]) * x.n_rows // CHUNKS_PER_BLOCK)

@@ -1,9 +1,9 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-Which kernel computes a node: one of src/attention.cu, on tensor cores, for pools of float16 and
-Q8_0, whose products are rounded to float16; else that of src/attention_f32.cu. And how work is
-divided: tokens and heads among blocks, for few of them the partitions of positions too, whose sums
-then go through scratch memory. The bits do not depend on the division.
+Chooses the kernel of a node: src/attention.cu, on tensor cores, for pools of float16 and Q8_0,
+with operands rounded to float16; else src/attention_f32.cu. Divides the work: tokens and heads
+among blocks; if these are few, the partitions of positions, too, whose sums go through scratch
+memory. The bits do not depend on the division.
 Tested by tests/kernels/test_cuda_attention.py.
 """
 
@@ -18,8 +18,8 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ..table import CudaCall, CudaKernel, CudaSource, implements
 
-PARTITION: Final = 256  # positions whose sums are kept apart, and then combined
-TILE: Final = 32  # positions that are met at a time on tensor cores
+PARTITION: Final = 256  # positions with sums of their own, which are then combined
+TILE: Final = 32  # positions that tensor cores process at a time
 ROWS: Final = 16  # queries of a warp
 ROW_BYTES: Final = 16  # of a query in a block's memory, besides its elements
 LENT_ELEMENTS: Final = 96  # of a query, if it has more than registers have room for:
@@ -85,7 +85,7 @@ def _params(node: Tensor) -> AttnParams:
 
 
 def divided(node: Tensor) -> Division:
-    """What fills a large GPU."""
+    """The division that fills a large GPU."""
     q, k, pages = node.src[0], node.src[1], node.src[3]
     n_head, n_tokens = q.ne[1:3]
     n_warps = 0
@@ -113,13 +113,13 @@ def _n_slices(node: Tensor) -> int:
 
 
 def _blocks(node: Tensor, n_warps: int) -> tuple[int, int]:
-    """Of the grid: for tokens and for heads, if partitions are not divided."""
+    """Blocks of the grid for tokens and for heads, if partitions are not divided."""
     n_head, n_tokens = node.src[0].ne[1:3]
     if n_warps == 0:
         return n_tokens, n_head
     n_shared, rows = _n_shared(node), ROWS * n_warps
     together = max(1, rows // n_shared)  # tokens
-    # as many as sequences may be among them: if there are more runs of tokens, a block has several
+    # at most the number of sequences: if there are more runs of tokens, a block has several
     n_runs = min(together, node.src[3].ne[1], n_tokens)
     n_heads = n_head // n_shared * -(-n_shared // rows)
     return -(-n_tokens // together) * n_runs, n_heads * _n_slices(node)
@@ -138,7 +138,7 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CudaCall]:
 
 
 def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
-    """The calls that compute a node, with its work so divided."""
+    """The calls that compute a node with this division."""
     n_warps, n_parts, n_records = division
     q, k, v = node.src[:3]
     params = _kernel_params(node, n_records)
@@ -159,7 +159,7 @@ def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
 
 
 def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
-    """As src/attention.cuh names them; scores in powers of 2."""
+    """The parameters that src/attention.cuh names; scores are in powers of 2."""
     op = _params(node)
     scale = op.scale / op.softcap if op.softcap > 0 else op.scale * math.log2(math.e)
     softcap = max(op.softcap, 0.0) * math.log2(math.e)
@@ -179,7 +179,7 @@ def _source(node: Tensor) -> CudaSource:
 
 
 def _shared_memory(node: Tensor, n_warps: int) -> int:
-    """Bytes for tiles of keys and values, and for what is known of queries."""
+    """Bytes for tiles of keys and values, and for the state of queries."""
     q, k, v = node.src[:3]
     size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
     is_packed = {k.type, v.type} != {GGMLType.F16}
@@ -188,7 +188,7 @@ def _shared_memory(node: Tensor, n_warps: int) -> int:
 
 
 def _tile_bytes(n: int, type: GGMLType) -> int:
-    """Of a tile of `n` elements a position, as src/attention_tile.cuh has it."""
+    """Bytes of a tile of `n` elements per position: see src/attention_tile.cuh."""
     row = (-(-n // 16) * 2 | 1) * CHUNK
     if type is GGMLType.F16:
         return TILE * 2 * row  # two stages

@@ -1,7 +1,7 @@
 """Rows by index (src/get_rows.cu, src/set_rows.cu), copies between types and layouts (src/copy.cu,
 src/convert.cu), joins.
 
-What keeps its type moves as it is, bit for bit; what changes it has the bits of `gguf.quants`.
+Copies within a type keep every bit. Conversions have the bits of `gguf.quants`.
 Tested by tests/kernels/test_cuda_data.py.
 """
 
@@ -74,7 +74,7 @@ def set_rows(node: Tensor) -> Sequence[CudaCall]:
 
 
 def _row_elements(t: Tensor) -> int:
-    """Elements at equal distances: all where there are no gaps."""
+    """Elements at equal distances: all of a tensor without gaps, else a row's."""
     # where rows have one element, is_contiguous does not look at nb[0]
     return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
 
@@ -121,7 +121,7 @@ def copy(node: Tensor) -> Sequence[CudaCall]:
 
 
 def _line(t: Tensor) -> int:
-    """Bytes of a row; of all where there are no gaps."""
+    """Bytes of a row; of all rows if there are no gaps."""
     return t.type.row_size(_row_elements(t))
 
 

@@ -1,7 +1,7 @@
 """Arithmetic, element by element: ops of one operand (src/elementwise.cu) and two (src/pairs.cu).
 
-A thread computes units of four elements. Tensors without gaps and of one shape are taken as one
-row, so that units need not be sought. Tested by tests/kernels/test_cuda_elementwise.py.
+A thread computes units of four elements. Tensors of one shape without gaps are taken as one row, so
+that threads need not look for rows. Tested by tests/kernels/test_cuda_elementwise.py.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..table import CudaCall, CudaKernel, CudaSource, Dim3, Param, implements
 MAX_ELEMENTS: Final = 2**31  # kernels count them in 32 bits
 UNIT: Final = 4
 BLOCK: Final = 256
-MAX_BLOCKS: Final = 4096  # more than run at once; each thread goes on to the next unit
+MAX_BLOCKS: Final = 4096  # more than run at once; threads loop over units
 
 MAPS: Final = CudaSource.of("elementwise.cu")
 PAIRS: Final = CudaSource.of("pairs.cu")
 
 
 def is_countable(*tensors: Tensor) -> bool:
-    """Whether no tensor has more elements than kernels can count."""
+    """Whether kernels can count the elements of all tensors."""
     return all(t.n_elements < MAX_ELEMENTS for t in tensors)
 
 
 def grid_of(n_threads: int) -> Dim3:
-    """Blocks for so many threads, each of which may do the work of several."""
+    """Blocks for so many threads; a thread may do the work of several."""
     return min(-(-n_threads // BLOCK), MAX_BLOCKS), 1, 1
 
 

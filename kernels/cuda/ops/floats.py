@@ -1,9 +1,9 @@
-"""Matrix products with float weights: which kernel of src/mul_mat_f16.cu or src/mul_mat_f32.cu
-computes a MUL_MAT or MUL_MAT_ID, and how its blocks share it.
+"""Matrix products with float weights: the kernel of src/mul_mat_f16.cu or src/mul_mat_f32.cu that
+computes a MUL_MAT or MUL_MAT_ID, and how its blocks divide it.
 
-Few columns go through a kernel whose warps share out the elements of a row, so that there are
-enough of them to read the weights at full speed; many through tiles. A column has the same bits in
-each of them. Tested by tests/kernels/test_cuda_floats.py.
+For few columns, warps divide the elements of a row, so that enough of them read the weights at full
+speed. Many columns are computed in tiles. Both give a column the same bits.
+Tested by tests/kernels/test_cuda_floats.py.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ....graph.types import GGMLType
 from ...plan.calls import PreparedSource
 from ..table import CudaCall, CudaKernel, CudaSource
 
-PADDING: Final = 256  # elements: prepared columns are zeros up to a multiple of so many
+PADDING: Final = 256  # elements: prepared columns end with zeros up to a multiple of it
 PACK_THREADS: Final = 128
 PACKED_AT_ONCE: Final = 8 * PACK_THREADS  # elements, by a block
-ENOUGH_BLOCKS: Final = 96  # to keep a GPU busy without sharing out rows
+ENOUGH_BLOCKS: Final = 96  # to keep a GPU busy without dividing rows
 
-N_WARPS: Final = 8  # of a block whose warps share out rows
+N_WARPS: Final = 8  # of a block whose warps divide rows
 ROUND_BYTES: Final = 4096  # of a warp's sums that wait in the block's memory
 
 
 class Vectors(NamedTuple):
     """A kernel for few columns: a warp multiplies a tile of `rows` and `columns`, a chunk at a
-    time, which gives `parts` sums for each result (`add_in_order` in src/floats.cuh)."""
+    time, and makes `parts` sums for each result (`add_in_order` in src/floats.cuh)."""
 
     name: str
     rows: int

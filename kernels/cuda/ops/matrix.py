@@ -1,6 +1,6 @@
-"""MUL_MAT and MUL_MAT_ID: which kernels compute a product, by its weights and number of columns.
+"""MUL_MAT and MUL_MAT_ID: the choice of kernels by weights and number of columns.
 
-The bits do not depend on that choice: see src/blocks.cuh. Tested by
+The bits do not depend on the choice: see src/blocks.cuh. Tested by
 tests/kernels/test_cuda_quantized.py.
 """
 
@@ -16,7 +16,7 @@ from . import floats, quantized, tensor_core
 
 
 def _is_few(node: Tensor) -> bool:
-    """Whether the weights' memory is what a product waits for."""
+    """Whether reading the weights limits the speed of a product."""
     if node.op is Op.MUL_MAT:
         return node.src[1].ne[1] <= quantized.COLUMNS
     # pairs of a token and an expert each read the expert's matrix; few of them meet at one

@@ -1,7 +1,7 @@
 """Products of quantised weights with few columns: MUL_MAT, MUL_MAT_ID, and gated units of two.
 
-Any number of columns is computed, but in groups that each read the weights again. Columns are in
-form q8 (activations.py). Tested by tests/kernels/test_cuda_quantized.py.
+More columns are computed in groups, each of which reads the weights again. Columns are in form q8
+(activations.py). Tested by tests/kernels/test_cuda_quantized.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TYPES: Final = (
     GGMLType.Q6_K,
 )
 
-COLUMNS: Final = 8  # that a kernel computes for the price of one reading of the weights
+COLUMNS: Final = 8  # that a kernel computes in one pass over the weights
 
 MAX_GRID: Final = 65535  # blocks in the second and third dimension
 
@@ -90,7 +90,7 @@ def _name_and_columns(prefix: str, node: Tensor) -> tuple[str, int]:
 
 
 def supports(node: Tensor) -> bool:
-    """Whether `calls` can be given a node."""
+    """Whether `calls` accepts a node."""
     a, x = node.src[:2]
     n = x.ne[2] * x.ne[3] if node.op is Op.MUL_MAT else max(node.ne[1:3])
     if n > MAX_GRID:
@@ -105,7 +105,7 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
 
 
 def can_gate(chain: GateUp) -> bool:
-    """Whether one kernel can compute a chain: two matrices alike, and rows in a line."""
+    """Whether one kernel can compute a chain: equal layouts of both matrices, rows without gaps."""
     a, b, glu = chain.gate.src[0], chain.up.src[0], chain.glu
     alike = (a.type, a.ne, a.nb) == (b.type, b.ne, b.nb)
     return alike and supports(chain.gate) and glu.type is GGMLType.F32 and glu.has_contiguous_rows

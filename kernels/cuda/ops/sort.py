@@ -52,7 +52,7 @@ def _power_of_two(n: int) -> int:
 
 
 def _sort(node: Tensor, descending: bool) -> Iterator[CudaCall]:
-    """As many indices of the sorted rows as the node has, in lots of rows."""
+    """The first indices of the sorted rows, as many as the node has, in lots of rows."""
     n, n_rows = node.src[0].ne[0], node.n_rows
     lot = n_rows if n <= TILE else max(1, MAX_SCRATCH // (2 * KEY_BYTES * n))
     for first in range(0, n_rows, lot):
@@ -89,7 +89,7 @@ def _rounds(node: Tensor) -> Iterator[CudaCall]:
     """Rounds that leave k of each group, until one group is left."""
     k, n, source, to = node.ne[0], node.src[0].ne[0], -1, 0
     threads = _threads(n)
-    n_keys = -(-n // (threads * HELD)) * k  # that the first round leaves, more than any later one
+    n_keys = -(-n // (threads * HELD)) * k  # after the first round, the most of all rounds
     scratch = 2 * KEY_BYTES * n_keys * node.n_rows
     while True:
         threads = _threads(n)
@@ -102,5 +102,5 @@ def _rounds(node: Tensor) -> Iterator[CudaCall]:
 
 
 def _threads(n: int) -> int:
-    """Of a block, so that few rows of little make small blocks."""
+    """Threads of a block: few elements make small blocks."""
     return min(max(_power_of_two(-(-n // HELD)), 32), MAX_THREADS)

@@ -1,8 +1,8 @@
 """Products of quantised weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and gated
 units of two.
 
-A block computes a tile of the result; tiles are as large as leaves enough blocks to fill a GPU.
-Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
+A block computes a tile of the result. Tiles are as large as possible with enough blocks to fill a
+GPU. Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
 Tested by tests/kernels/test_cuda_tensor_core.py.
 """
 
@@ -34,7 +34,7 @@ WITH_MIN: Final = (GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K)
 
 
 class Tile(NamedTuple):
-    """What a block computes and how its warps share it: see src/mul_mat_mma.cu.
+    """The tile of a block and how its warps divide it: see src/mul_mat_mma.cu.
 
     A warp has `mt` * 16 rows, half of each matrix if there are two, and `nt` * 8 columns.
     """
@@ -71,7 +71,7 @@ NARROWEST: Final = 16  # columns
 
 
 def supports(node: Tensor) -> bool:
-    """Whether `calls` can be given a MUL_MAT or MUL_MAT_ID."""
+    """Whether `calls` accepts a MUL_MAT or MUL_MAT_ID."""
     a, x = node.src[:2]
     if a.type not in quantized.TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
         return False
@@ -85,8 +85,7 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
 
 
 def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
-    """The call that computes two products and what gates one with the other; None if there is no
-    kernel."""
+    """The call that computes two products and their gated unit; None without a kernel."""
     if not supports(chain.gate) or not quantized.can_gate(chain):
         return None
     return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2), chain)]
@@ -145,8 +144,8 @@ def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSourc
 
 
 def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
-    """The largest tile that gives enough blocks, as long as columns fill more than half of it; if
-    none does, the one that gives the most."""
+    """The largest tile with enough blocks whose columns are more than half full; if there is none,
+    the tile with the most blocks."""
     a, x = node.src[:2]
     if node.op is Op.MUL_MAT_ID:
         n_pairs = node.src[2].n_elements
@@ -176,7 +175,7 @@ def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
 
 
 def _row_slot(type: GGMLType) -> int:
-    """Bytes of a step of a row of weights, wherever it begins in its first piece."""
+    """Bytes of a step of a row of weights, for any begin in its first piece."""
     if type in HEADED_PIECES:
         return PIECE * (HEADED_PIECES[type] | 1)
     alignment = 4 if type.type_size % 4 == 0 else 2
@@ -185,7 +184,7 @@ def _row_slot(type: GGMLType) -> int:
 
 
 def _sums(tile: Tile) -> int:
-    """Bytes of what all groups of warps but the first leave to it."""
+    """Bytes of the sums that all groups of warps but the first leave to the first."""
     return 4 * (tile.warps_k - 1) * tile.rows * tile.columns
 
 

@@ -1,9 +1,9 @@
-// What the kernels of attention share: where tokens are and what they see, scores, and sums over
-// positions: how they are combined, and where they lie in scratch memory in the meantime.
+// Shared by the kernels of attention: the places of tokens, scores, and sums over positions: how
+// they are combined, and where they lie in scratch memory.
 //
-// A query, which is a head of a token, meets its positions in partitions of 256, whose sums are
-// kept apart and then combined in ascending order, whoever has computed them. Exponentials are
-// powers of 2: the factors of scores contain log2(e). Knows nothing of how a partition is computed.
+// A query is a head of a token. It processes positions in partitions of 256, each with sums of its
+// own, which are combined in ascending order, whichever block computed them. Exponentials are
+// powers of 2: the factors of scores contain log2(e). Does not know how partitions are computed.
 #pragma once
 #include "device.cuh"
 
@@ -126,7 +126,7 @@ struct PartitionCount {
             before += shfl_xor(before, mask);
         }
     }
-    // If there is no room, whoever has a token's first partition computes all of them in order.
+    // Without room, the block of a token's first partition computes all of them in order.
     DEVICE bool has_room(const Params &p) const { return all <= p.param[N_RECORDS].i; }
 };
 

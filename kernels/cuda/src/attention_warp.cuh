@@ -1,6 +1,6 @@
 // The 16 queries of a warp, and how a tile of 32 positions changes their sums: by online softmax
 // (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, the rest
-// float32. What a query gets depends on nothing but itself and the positions that it sees.
+// float32. The result of a query depends on itself and the positions that it sees alone.
 //
 // A lane has two rows of the 16, lane / 4 and 8 more, and of these a quarter of the elements, as
 // fragments of mma_f16 lie. Compiled with HEAD_DIM_K and HEAD_DIM_V, multiples of 8.

@@ -1,8 +1,8 @@
-// What kernels see of a device: integer and half types, warps, tensor cores, and the block of
-// parameters that every kernel is given. No header of CUDA's is needed, so NVRTC alone compiles it.
+// The device for kernels: integer and half types, warps, tensor cores, and the block of parameters
+// of every kernel. It needs no header of CUDA, so NVRTC alone compiles it.
 //
-// Kernels reach PTX only through this file: where LAMELLA_GRID is defined, a test's header has
-// brought the same functions in plain C++, and kernels run on the host. So kernels write
+// Kernels reach PTX only through this file. With LAMELLA_GRID, the emulated GPU's header brings the
+// same functions in plain C++, and kernels run on the host. So kernels write
 // DYNAMIC_SHARED, not extern __shared__, and use the names below, not CUDA's intrinsics.
 //
 // Contraction is off (--fmad=false): a * b + c rounds twice, fmaf(a, b, c) once, so that the same
@@ -21,7 +21,7 @@ constexpr int WARP = 32;
 
 #ifdef LAMELLA_GRID
 
-#include LAMELLA_GRID  // the test's header: all that the other branch defines
+#include LAMELLA_GRID  // the emulated GPU: all that the other branch defines
 
 #else
 

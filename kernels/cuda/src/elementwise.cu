@@ -1,7 +1,7 @@
 // Arithmetic, element by element, of one tensor: activations and masks too.
 //
-// A thread computes a unit at a time, in float32. An element's bits depend on nothing but its
-// own value and place. Every unit is read before it is written: the node may lie over its source.
+// A thread computes a unit at a time, in float32. An element's bits depend on its own value and
+// place alone. Every unit is read before it is written: the node may lie over its source.
 #include "activations.cuh"
 #include "units.cuh"
 

@@ -1,4 +1,4 @@
-// Rows of float32 into any type we write, with the bits of `gguf.quants`: for rows by index, copies
+// Rows of float32 into any writable type, with the bits of `gguf.quants`: for rows by index, copies
 // and caches. A block of 32 values is a warp's, one value in each lane.
 #pragma once
 #include "units.cuh"

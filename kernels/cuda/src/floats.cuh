@@ -1,5 +1,5 @@
-// What products with float weights share: which columns meet which weights, loads from rows of any
-// alignment, and the order in which sums of chunks are added. Knows nothing of what a chunk is.
+// Shared by products with float weights: the columns of each matrix, loads from rows of any
+// alignment, and the order in which sums of chunks are added. Knows no chunks.
 #pragma once
 #include "device.cuh"
 
@@ -121,7 +121,7 @@ template <typename T, int N> DEVICE void load_elements(T (&to)[N], const T *row,
 //
 // A Work multiplies a tile of rows with its columns: `chunk(c, to)` writes SIZE sums for each of
 // the PARTS of chunk c, `store(i, v)` takes the i-th result. All parts are added in ascending
-// order, from 0 on, whoever has computed them: so the results have the same bits as those of a
+// order, from 0 on, whichever warp computed them: so the results have the same bits as those of a
 // kernel that goes along its rows from the beginning to the end.
 //
 // SPLIT warps share the chunks of a tile. Memory of the block: PARTS * SIZE floats for ROUND chunks

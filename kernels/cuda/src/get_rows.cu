@@ -21,6 +21,6 @@ KERNEL(get_rows, THREADS, 1) {
     float v[UNIT];
     load_any(type, at(a, 0, index, i2, i3), i, a.nb[0], count, v);
     char *to = at(out, 0, i1, i2, i3) + i * out.nb[0];
-    // integers pass as the float32 of the same bits, which nobody computes with
+    // integers pass as the float32 of the same bits, unchanged
     store_unit(TYPE_F32, to, out.nb[0], count, v);
 }

@@ -1,12 +1,12 @@
 // Products of quantised weights with many columns, on tensor cores. Compiled with -DTYPE=Q4_0, ...
-// (blocks.cuh), the shape of a tile, and what it is of:
+// (blocks.cuh) and the shape of a tile:
 //     WARPS_M      warps that share the rows: each has MT * 16 of them, with all columns
 //     WARPS_K      groups of so many warps that take chunks of K in turn
 //     MT, NT       tiles of the tensor cores, 16 rows and 8 columns, that a warp computes
 //     STAGES       steps of 128 values in shared memory: one is multiplied, the others copied
 //     MATRICES     2: a gate and what it gates, MT = 2: a warp has 16 rows of both
 //     GATE         with which function
-//     STAGE_BYTES  what ops/tensor_core.py takes a stage for
+//     STAGE_BYTES  bytes of a stage, as ops/tensor_core.py computes them
 //
 // A warp's threads hold rows lane / 4 and 8 more, and columns 2 * (lane % 4) and the next of each
 // tile, and unpack the weights of their rows straight from the raw bytes into tensor-core operands.

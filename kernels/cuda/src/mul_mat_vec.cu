@@ -1,6 +1,6 @@
-// Products of quantised weights with few columns: what decoding waits for, limited by the memory
-// that the weights are read from. Compiled with -DTYPE=Q4_0, ... (blocks.cuh), -DN_COLS=1 or 8, and
-// -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
+// Products of quantised weights with few columns. They take most of the time of decoding, and are
+// limited by the bandwidth of the weights' memory. Compiled with -DTYPE=Q4_0, ... (blocks.cuh),
+// -DN_COLS=1 or 8, and -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
 //
 // A block computes 16 rows. Its warps take a chunk of K each in turn: a warp copies the chunk's
 // bytes of all rows into a stage of shared memory of its own, 16 bytes at a time whatever the
@@ -269,7 +269,7 @@ struct Multiplier {
 
     DEVICE explicit Multiplier(const Work &w) : is_aligned(w.is_aligned(4)) {
         const int g = lane_id() / 4, t = lane_id() % 4, row = lane_id() % 8;
-        // columns that are not there repeat the last: nobody will store them
+        // missing columns repeat the last one: they are not stored
         const int last = w.n_columns - 1;
 #pragma unroll
         for (int i = 0; i < 2; i++) {

@@ -1,7 +1,7 @@
 // Arithmetic, element by element, of two tensors: gated units too.
 //
-// A thread computes a unit at a time, in float32. An element's bits depend on nothing but its
-// operands. Every unit is read before it is written: the node may lie over a source.
+// A thread computes a unit at a time, in float32. An element's bits depend on its operands alone.
+// Every unit is read before it is written: the node may lie over a source.
 #include "activations.cuh"
 #include "units.cuh"
 

@@ -1,4 +1,4 @@
-// Norms and sums of rows; norms also with what stands around them: a residual's sum before, the
+// Norms and sums of rows; norms also fused with the nodes around them: a residual's sum before, the
 // weight behind. Fused or not, a row goes through the same function and has the same bits.
 #include "rows.cuh"
 
@@ -87,7 +87,7 @@ template <bool CENTRED> DEVICE void norm_mul(const Params &p) {
                       floats(p.t[0], r));
 }
 
-// Tensors: the result, the sum (or the result again, if nobody reads the sum), two operands, the
+// Tensors: the result, the sum (or the result again, if no node reads the sum), two operands, the
 // weight.
 template <bool CENTRED> DEVICE void add_norm_mul(const Params &p) {
     Line line;

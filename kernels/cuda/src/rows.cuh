@@ -1,8 +1,8 @@
 // A row that several threads share: whole warps, as many as its length asks for.
 //
-// Each thread has every `threads`-th unit of four elements; sums are taken in an order that depends
-// on nothing but the row's length, wherever it lies. Up to 8 elements for each thread are held in
-// registers, those of longer rows are read again where they are needed.
+// Each thread has every `threads`-th unit of four elements. Sums are taken in an order that depends
+// on the row's length alone. Up to 8 elements of each thread stay in registers; elements of longer
+// rows are read again.
 #pragma once
 #include "units.cuh"
 

@@ -1,4 +1,4 @@
-// What the tensor-core kernel (mul_mat_mma.cu) keeps in shared memory: steps of 128 values of rows
+// Shared memory of the tensor-core kernel (mul_mat_mma.cu): steps of 128 values of rows
 // of weights, as GGUF has them, and of columns in form q8 (blocks.cuh).
 //
 // A row's bytes are copied in pieces of 16, aligned as copies must be, whatever the row's own
