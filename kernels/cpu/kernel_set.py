@@ -1,6 +1,6 @@
 """All kernels of the CPU. Importing this fills the tables.
 
-Tested by tests/kernels/test_cpu_ops.py.
+Tested by tests/kernels/test_ops.py.
 """
 
 from __future__ import annotations

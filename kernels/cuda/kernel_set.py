@@ -1,4 +1,4 @@
-"""All CUDA kernels. Importing this fills the tables. Tested by tests/kernels/test_cuda_ops.py."""
+"""All CUDA kernels. Importing this fills the tables. Tested by tests/kernels/test_ops.py."""
 
 from __future__ import annotations
 

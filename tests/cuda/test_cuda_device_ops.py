@@ -13,11 +13,11 @@ import device_run
 import numpy as np
 import pytest
 import reference_run
-from cuda_cases import error, limit_of, parts_of, supported_cases
+from cuda_cases import limit_of, parts_of, supported_cases
 from device_cases import large_cases
 from gpus import Gpus, played_gpus
 from op_cases import OpCase, op_cases, rows
-from reference_run import Array, ids, values_of
+from reference_run import Array, ids, relative_error, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Op, Tensor, ops
@@ -25,7 +25,7 @@ from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
 from lamella.kernels.plan.op_table import Implementation
 
-SAMPLE = 12  # without --cuda one case of so many: tests/kernels/test_cuda_ops.py has them all
+SAMPLE = 12  # without --cuda one case of so many: tests/kernels/test_ops.py has them all
 
 
 def cases(is_real: bool) -> Sequence[OpCase]:
@@ -67,7 +67,7 @@ def test_the_result_is_the_reference_s_each_time(
     expected = reference_run.run(case.node())
     node = case.node()
     bits = device_run.compute(backend, node).tobytes()
-    assert error(values_of(node), expected) <= limit_of(case)
+    assert relative_error(values_of(node), expected) <= limit_of(case)
     for shift in gpus.pick((0, 0, 4, 36), (4,)):
         assert device_run.compute(backend, case.node(), shift).tobytes() == bits, shift
 

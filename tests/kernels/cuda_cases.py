@@ -16,7 +16,7 @@ from typing import Final
 import cuda_run
 import numpy as np
 from op_cases import FLOATS, WEIGHT_TYPES, OpCase, op_cases, rows, weights
-from reference_run import Array, ids, leaf, normal, with_prepared
+from reference_run import ids, leaf, normal, with_prepared
 
 from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
@@ -67,15 +67,6 @@ def parts_of(n: int) -> list[list[int]]:
     """Batches whose tokens have the bits of the whole: alone, few, more, in another order."""
     more = [[n - 1], list(range(9)), list(range(n - 1, 7, -1))] if n > 9 else []
     return [[0], [n // 2], [1, 2], [0, 1, 2], [4, 2, 0, 3, 1], *more]
-
-
-def error(actual: Array, expected: Array) -> float:
-    """Mean square error relative to the mean square; infinite where NaN and inf differ."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
-        return float("inf")
-    difference = np.square(actual[finite] - expected[finite]).sum()
-    return float(difference / max(np.square(expected[finite]).sum(), 1e-30))
 
 
 def _many_token_cases() -> Iterator[OpCase]:

@@ -18,8 +18,7 @@ from typing import Final
 import cpu_run
 import reference_run
 from op_cases import OpCase, op_cases
-from reference_run import data, values_of, with_prepared
-from test_cpu_ops import error
+from reference_run import data, relative_error, values_of, with_prepared
 
 from lamella.graph import GGMLType
 from lamella.graph.op import Op
@@ -78,7 +77,7 @@ def main(which: str) -> None:
         node = case.node()
         cpu_run.compute(node, n_threads=2)
         bits[case.name] = hashlib.sha256(data(node).tobytes()).hexdigest()
-        if not error(values_of(node), reference_run.run(case.node())) <= case.limit:
+        if not relative_error(values_of(node), reference_run.run(case.node())) <= case.limit:
             wrong.append(case.name)
     print(json.dumps({"wrong": wrong, "bits": bits}))  # noqa: T201
 

@@ -158,6 +158,15 @@ def assert_close(actual: Array, expected: Array, error: float = 2e-6) -> None:
     np.testing.assert_allclose(actual, expected, rtol=error, atol=error * scale, strict=True)
 
 
+def relative_error(actual: Array, expected: Array) -> float:
+    """Mean square error relative to the mean square; infinite where NaN and inf differ."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    difference = np.square(actual[finite] - expected[finite]).sum()
+    return float(difference / max(np.square(expected[finite]).sum(), 1e-30))
+
+
 def _check_guards(t: Tensor) -> None:
     end = t.offset + t.nbytes
     assert (t.buffer[: t.offset] == GUARD).all(), f"{t}: bytes before it were written"

@@ -9,7 +9,7 @@ from typing import Any
 import cpu_run
 import numpy as np
 import pytest
-from cpu_check import check, computed
+from backends import CPU
 from reference_run import Array, data, each_type, graph_of, ids, leaf, normal, values_of
 
 from lamella.base.errors import BackendError
@@ -67,7 +67,7 @@ def queries(n_head: int, head_dim: int) -> Tensor:
     ids=lambda type: type.name,
 )
 def test_types_of_k_and_v(k: GGMLType, v: GGMLType) -> None:
-    check(attention, queries(8, 32), pool(2, 32, k), pool(2, 32, v, seed=2))
+    CPU.check(attention, queries(8, 32), pool(2, 32, k), pool(2, 32, v, seed=2))
 
 
 def test_every_pair_of_types_is_supported() -> None:
@@ -79,7 +79,7 @@ def test_every_pair_of_types_is_supported() -> None:
 
 @pytest.mark.parametrize("n_head_kv", [1, 2, 3, 4, 6, 12])
 def test_heads_that_share_k_and_v(n_head_kv: int) -> None:
-    check(attention, queries(12, 16), pool(n_head_kv, 16), pool(n_head_kv, 16, seed=2))
+    CPU.check(attention, queries(12, 16), pool(n_head_kv, 16), pool(n_head_kv, 16, seed=2))
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 256])
@@ -87,25 +87,25 @@ def test_heads_that_share_k_and_v(n_head_kv: int) -> None:
 def test_head_dims(head_dim: int, type: GGMLType) -> None:
     n_head_kv = 32 // math.gcd(head_dim, 32)  # whole blocks, which heads may lie across
     k, v = pool(n_head_kv, head_dim, type), pool(n_head_kv, head_dim, type, seed=2)
-    check(attention, queries(n_head_kv, head_dim), k, v)
+    CPU.check(attention, queries(n_head_kv, head_dim), k, v)
     other = pool(n_head_kv, 2 * head_dim, type, seed=2)
     assert attention(queries(n_head_kv, head_dim), k, other).ne[0] == 2 * head_dim
-    check(attention, queries(2 * n_head_kv, head_dim), k, other)
+    CPU.check(attention, queries(2 * n_head_kv, head_dim), k, other)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64, 128])
 def test_page_sizes_give_the_same_bits(page_size: int) -> None:
     q, whole = queries(4, 16), table(32)
     k, v = pool(2, 16), pool(2, 16, seed=2)
-    bits = computed(attention(q, k, v))
+    bits = CPU.computed(attention(q, k, v))
     moved = []
     for cells in (k, v):
         copy = leaf(np.zeros((N_CELLS, 32)))
         old = data(cells)[0, 0].reshape(-1, 32, 32)[whole].reshape(3, -1, page_size, 32)
         data(copy)[0, 0].reshape(-1, page_size, 32)[table(page_size)] = old
         moved.append(copy)
-    check(attention, q, *moved, page_size=page_size)
-    assert computed(attention(q, *moved, page_size=page_size)) == bits
+    CPU.check(attention, q, *moved, page_size=page_size)
+    assert CPU.computed(attention(q, *moved, page_size=page_size)) == bits
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_page_sizes_give_the_same_bits(page_size: int) -> None:
 )
 def test_softcap_and_alibi(params: dict[str, float]) -> None:
     # six heads: the slopes of four, then every other one of eight
-    check(attention, queries(6, 24), pool(2, 24), pool(2, 24, seed=2), **params)
+    CPU.check(attention, queries(6, 24), pool(2, 24), pool(2, 24, seed=2), **params)
 
 
 def test_strided_sources() -> None:
@@ -128,7 +128,7 @@ def test_strided_sources() -> None:
     both = leaf(normal(N_CELLS, 64, seed=1))  # K and V side by side
     k = ops.view(both, (32, N_CELLS), nb=both.nb)
     v = ops.view(both, (32, N_CELLS), nb=both.nb, offset=128)
-    check(attention, q, k, v)
+    CPU.check(attention, q, k, v)
 
 
 @each_type(KV_TYPES)
@@ -137,12 +137,12 @@ def test_bits_do_not_depend_on_other_tokens(type: GGMLType, n_head: int, n_head_
     q = normal(len(SEQ), n_head, 32)
     k, v = pool(n_head_kv, 32, type), pool(n_head_kv, 32, type, seed=2)
     whole = attention(leaf(q), k, v)
-    computed(whole, 4)
+    cpu_run.compute(whole, 4)
     for some in ([0], [4], [8], [12], [1, 2], [4, 3, 2, 1, 0], [3, 5, 7, 9, 11], range(9, 13)):
         tokens = list(some)
         part = attention(leaf(q[tokens], shift=4), k, v, tokens=tokens)
         for n_threads in (1, 2, 5):
-            computed(part, n_threads)
+            cpu_run.compute(part, n_threads)
             assert (values_of(part)[0] == values_of(whole)[0, tokens]).all()
 
 
@@ -172,7 +172,7 @@ def test_partitions_are_merged(params: dict[str, Any]) -> None:
         ([0, 1, 2], [1100, 400, 512]),
         ([0] * 24, list(range(500, 524))),
     ):
-        check(lambda seq=seq, pos=pos: build(seq, pos))
+        CPU.check(lambda seq=seq, pos=pos: build(seq, pos))
 
 
 @each_type((GGMLType.F32, GGMLType.Q8_0))
@@ -236,7 +236,7 @@ def test_scores_may_grow_from_block_to_block() -> None:
     q = np.broadcast_to(slopes[None, :, None], (len(SEQ), 8, 1))
     k = np.empty((N_CELLS, 1))
     k.reshape(-1, 32)[table(32).ravel()] = np.tile(np.arange(128.0), 3).reshape(-1, 32)
-    check(attention, leaf(q), leaf(k), pool(1, 1, seed=2), scale=1.0)
+    CPU.check(attention, leaf(q), leaf(k), pool(1, 1, seed=2), scale=1.0)
 
 
 def test_what_later_tokens_see_does_not_reach_earlier_ones() -> None:
@@ -246,11 +246,11 @@ def test_what_later_tokens_see_does_not_reach_earlier_ones() -> None:
     for n_head in (1, 4):
         q, k = normal(6, n_head, 16), pool(1, 16)
         node = attention(leaf(q), k, v, seq=[0] * 6, pos=[36, 35, 40, 34, 36, 33])
-        computed(node)
+        CPU.computed(node)
         assert np.isnan(values_of(node)[0, 2]).all()
         for t, pos in ((0, 36), (1, 35), (3, 34), (5, 33)):
             alone = attention(leaf(q[t : t + 1]), k, v, seq=[0], pos=[pos])
-            computed(alone)
+            CPU.computed(alone)
             assert np.isfinite(values_of(alone)).all()
             assert (values_of(alone)[0, 0] == values_of(node)[0, t]).all()
 
@@ -260,7 +260,7 @@ def test_what_lies_behind_a_token_s_position_is_never_read() -> None:
         q, k, v = leaf(normal(2, n_head, 16)), pool(1, 16), pool(1, 16, seed=2)
         for pos in ([40, 37], [31, 30]):
             args: dict[str, Any] = {"seq": [0, 0], "pos": pos}
-            clean = computed(attention(q, k, v, **args))
+            clean = CPU.computed(attention(q, k, v, **args))
             spoiled = [leaf(values_of(t)) for t in (k, v)]
             for t in spoiled:
                 pages = data(t)[0, 0].reshape(-1, 32, 16)
@@ -268,25 +268,25 @@ def test_what_lies_behind_a_token_s_position_is_never_read() -> None:
                     np.arange(128).reshape(4, 32, 1) > pos[0], np.nan, pages[table(32)[0]]
                 )
             result = attention(q, *spoiled, **args)
-            assert computed(result) == clean
+            assert CPU.computed(result) == clean
 
 
 def test_the_first_token_gets_its_own_value() -> None:
     k, v = pool(2, 8), pool(2, 8, seed=2)
-    result = check(attention, leaf(normal(1, 2, 8)), k, v, seq=[1], pos=[0])
+    result = CPU.check(attention, leaf(normal(1, 2, 8)), k, v, seq=[1], pos=[0])
     assert (result[0, 0].ravel() == values_of(v)[0, 0, 32 * table(32)[1, 0]]).all()
 
 
 def test_large_scores_do_not_overflow() -> None:
     node = attention(queries(2, 8), pool(2, 8), pool(2, 8, seed=2), scale=1e30)
-    computed(node)
+    CPU.computed(node)
     assert np.isfinite(values_of(node)).all()
 
 
 def test_a_score_that_is_no_number_makes_its_result_none() -> None:
     q = normal(len(SEQ), 4, 8)
     q[3, 1, 2] = math.nan
-    result = check(attention, leaf(q), pool(1, 8), pool(1, 8, seed=2))
+    result = CPU.check(attention, leaf(q), pool(1, 8), pool(1, 8, seed=2))
     assert np.isnan(result[0, 3, 1]).all()
     assert np.isnan(result).sum() == 8
 
@@ -310,4 +310,4 @@ def test_indices_out_of_range_are_refused(args: dict[str, Any], message: str) ->
 
 def test_pages_behind_the_last_position_may_be_anything() -> None:
     q, k, v = leaf(normal(1, 2, 8)), pool(2, 8), pool(2, 8)
-    check(attention, q, k, v, pages=[[3, -1], [99, 99]], seq=[0], pos=[31])
+    CPU.check(attention, q, k, v, pages=[[3, -1], [99, 99]], seq=[0], pos=[31])

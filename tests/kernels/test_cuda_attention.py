@@ -14,9 +14,8 @@ import cuda_run
 import numpy as np
 import pytest
 import reference_run
-from cuda_cases import error
 from cuda_grid import needs_compiler
-from reference_run import Array, data, ids, leaf, normal, values_of
+from reference_run import Array, data, ids, leaf, normal, relative_error, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
@@ -120,7 +119,7 @@ def check(limit: float, divisions: Sequence[Division], *args: Any, **params: Any
     node = build(*args, **params)
     whole = bits(node)
     expected = reference_run.run(build(*args, **params))
-    assert error(values_of(node), expected) <= limit
+    assert relative_error(values_of(node), expected) <= limit
     for chosen in divisions:
         assert (bits(build(*args, **params), chosen) == whole).all(), chosen
     assert (bits(build(*args, **params), divisions[0], reverse=True) == whole).all()

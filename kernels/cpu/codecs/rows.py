@@ -1,7 +1,7 @@
 """Rows of any type and layout read as float32, for kernels of all types.
 
 `row_reader(tensor)` gives the parameters that `read_row` needs in a kernel. Also `move`, which
-copies elements from stride to stride. Tested by tests/kernels/test_cpu_data.py.
+copies elements from stride to stride. Tested by tests/kernels/test_data.py.
 """
 
 from __future__ import annotations

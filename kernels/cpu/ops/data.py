@@ -1,6 +1,6 @@
 """Kernels of graph/ops/data.py: rows by index, copies between types and layouts, joins.
 
-Copies within a type keep every bit. Tested by tests/kernels/test_cpu_data.py.
+Copies within a type keep every bit. Tested by tests/kernels/test_data.py.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ def convert_elements(p, ith, nth):
 
 def _run_length(t: Tensor) -> int:
     """Elements at equal distances from one another, across rows."""
-    return t.n_elements if t.is_contiguous else t.ne[0]
+    # where rows have one element, is_contiguous does not look at nb[0]
+    return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
 
 
 def _run(node: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 A kernel works on pieces: rows, or equal parts of tensors without gaps. Elements of other types than
 F32, or with gaps between them, go through the thread's scratch memory as floats. An element's bits
-depend on its operands alone. Tested by tests/kernels/test_cpu_elementwise.py.
+depend on its operands alone. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations

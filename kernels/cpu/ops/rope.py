@@ -2,7 +2,7 @@
 
 An angle is the position times a factor of the pair, in float64. It counts turns: only the fraction
 matters, which is rounded to float32. Cosines and sines are computed once for all heads
-of a token. Threads divide heads. Tested by tests/kernels/test_cpu_rope.py.
+of a token. Threads divide heads. Tested by tests/kernels/test_rope.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Norms, softmax, sums and masks: ops whose elements depend on their whole row.
 
 Blocks of 1024 elements are summed in vectors, and blocks in float64. The order depends on the
-row's length alone. Tested by tests/kernels/test_cpu_rows.py.
+row's length alone. Tested by tests/kernels/test_rows.py.
 """
 
 from __future__ import annotations

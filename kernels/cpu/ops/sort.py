@@ -3,7 +3,7 @@
 A row's elements become 64-bit keys: the rank of the value in the high bits, the index in the low
 ones, so that no two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix
 sort), in time proportional to their length. The first k stay in a heap, which few others enter.
-Tested by tests/kernels/test_cpu_sort.py.
+Tested by tests/kernels/test_sort.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 src/convert.cu), joins.
 
 Copies within a type keep every bit. Conversions have the bits of `gguf.quants`.
-Tested by tests/kernels/test_cuda_data.py.
+Tested by tests/kernels/test_data.py.
 """
 
 from __future__ import annotations

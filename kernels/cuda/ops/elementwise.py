@@ -1,7 +1,7 @@
 """Arithmetic, element by element: ops of one operand (src/elementwise.cu) and two (src/pairs.cu).
 
 A thread computes units of four elements. Tensors of one shape without gaps are taken as one row, so
-that threads need not look for rows. Tested by tests/kernels/test_cuda_elementwise.py.
+that threads need not look for rows. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rotary position embedding (src/rope.cu): ROPE, and of keys straight into the rows of a cache.
 
 Angles are computed in float64, from the position and the pair alone. So an element's bits do not
-depend on how heads are divided. Tested by tests/kernels/test_cuda_rope.py and
+depend on how heads are divided. Tested by tests/kernels/test_rope.py and
 tests/kernels/test_cuda_fusion.py.
 """
 

@@ -1,7 +1,7 @@
 """Norms, softmax and sums of rows (src/rows.cu, src/softmax.cu); norms fused with their neighbours.
 
 The length of a row decides how many threads share it: sums are taken in an order that depends on
-the length alone. Tested by tests/kernels/test_cuda_rows.py and
+the length alone. Tested by tests/kernels/test_rows.py and
 tests/kernels/test_cuda_fusion.py.
 """
 

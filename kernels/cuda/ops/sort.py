@@ -1,7 +1,7 @@
 """ARGSORT (src/sort.cu) and TOP_K (src/top_k.cu): stable, NaN last.
 
 Rows of more than a tile are sorted in tiles and merged; the k largest of a long row are found in
-rounds, without sorting the rest. Tested by tests/kernels/test_cuda_sort.py.
+rounds, without sorting the rest. Tested by tests/kernels/test_sort.py.
 """
 
 from __future__ import annotations

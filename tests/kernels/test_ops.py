@@ -1,0 +1,229 @@
+"""Every op case on every backend: right, within its memory, and the same bits in every batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Final
+
+import cpu_run
+import cuda_run
+import numpy as np
+import pytest
+import reference_run
+from backends import CPU, CUDA, Backend, each_backend
+from cuda_cases import (
+    all_cases,
+    calls_of,
+    kernels_in_use,
+    limit_of,
+    model_graphs,
+    parts_of,
+    supported_cases,
+)
+from cuda_grid import has_compiler
+from cuda_grid_compiler import SRC
+from op_cases import OpCase, op_cases
+from reference_run import Array, relative_error, values_of, with_prepared
+
+from lamella.base.errors import BackendError
+from lamella.graph import GGMLType
+from lamella.graph.op import INPLACE_OPS, VIEW_OPS, Op
+from lamella.graph.tensor import Tensor, same_layout
+from lamella.kernels import reference
+from lamella.kernels.cpu.compiler.jit import KERNELS
+from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
+from lamella.kernels.cpu.ops.fused_norms import ADD_NORM_MUL, NORM_MUL
+from lamella.kernels.cpu.ops.fused_rope import ROPE_SET_ROWS
+from lamella.kernels.cpu.packed.gate_up import GATED_ROWS, mul_mat_gated_packed
+from lamella.kernels.cpu.packed.moves import PACK_ROWS, UNPACK_ROWS
+from lamella.kernels.cpu.table import OPS as CPU_OPS
+from lamella.kernels.cpu.table import PACKED
+from lamella.kernels.cuda.table import OPS as CUDA_OPS
+
+Compute = Callable[[Tensor], Array]
+
+OPS: Final = sorted(CPU_OPS.entries)
+# weights that model files mostly have; products of others are left to another device
+CUDA_WEIGHTS: Final = {
+    *(GGMLType.F32, GGMLType.F16, GGMLType.BF16),
+    *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
+    *(GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K),
+}
+
+
+# whose cases have no tokens: rows depend on their number
+WITHOUT_TOKENS: Final = {Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.SET_ROWS, Op.CONCAT}
+
+
+def each_op(ops: Iterable[Op]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("op", sorted(ops), ids=lambda op: op.name.lower())
+
+
+def cases_on(on: Backend) -> Sequence[OpCase]:
+    return op_cases() if on is CPU else supported_cases()
+
+
+@cache
+def cases_by_op(on: Backend) -> Mapping[Op, Sequence[OpCase]]:
+    # no test builds the data of all cases while pytest collects
+    found: dict[Op, list[OpCase]] = {op: [] for op in OPS}
+    for case in cases_on(on):
+        found[case.node().op].append(case)
+    return found
+
+
+def token_cases(on: Backend, op: Op) -> list[OpCase]:
+    found = [case for case in cases_by_op(on)[op] if case.axis is not None and not case.timed]
+    assert found
+    return found
+
+
+@contextmanager
+def naming(case: OpCase) -> Iterator[None]:
+    """Let errors name the case."""
+    try:
+        yield
+    except Exception as e:
+        e.add_note(f"of the case {case.name!r}")
+        raise
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """Compile several of the emulated GPU's kernels at a time, if most of them are needed."""
+    here = [item for item in request.session.items if item.path == request.path]
+    if has_compiler() and len(here) > len(OPS):
+        called = {c.kernel for case in cases_on(CUDA) for c in calls_of(case.node())}
+        with suppress(BackendError):  # tests of the kernel that does not compile say so
+            cuda_run.machine().library.load(called)
+
+
+# --- results and bits ---
+
+
+@each_backend
+@each_op(OPS)
+def test_the_result_is_the_reference_s(on: Backend, op: Op) -> None:
+    assert cases_by_op(on)[op]
+    for case in cases_by_op(on)[op]:
+        with naming(case):
+            expected = reference_run.run(case.node())
+            limit = limit_of(case) if on is CUDA else case.limit
+            node = case.node()
+            bits = on.computed(node)
+            assert relative_error(values_of(node), expected) <= limit
+            other = on.other_ways(node)[0](case.node())
+            assert other.tobytes() == bits, "bits depend on the threads' order or number"
+
+
+def token_bits(case: OpCase, tokens: Sequence[int], compute: Compute) -> Array:
+    """The result's bytes; the first axis is the tokens."""
+    assert case.axis is not None
+    array = compute(case.node(tokens))
+    return np.moveaxis(array, array.ndim - 1 - case.axis, 0).copy().view(np.uint8)
+
+
+@each_backend
+@each_op(set(OPS) - WITHOUT_TOKENS)
+def test_bits_do_not_depend_on_the_batch(on: Backend, op: Op) -> None:
+    for case in token_cases(on, op):
+        with naming(case):
+            whole = token_bits(case, range(case.n_tokens), on.compute)
+            singles = [[t] for t in range(5)]
+            for part in [*singles, *parts_of(case.n_tokens)]:
+                assert (token_bits(case, part, on.compute) == whole[part]).all(), part
+
+
+THREADS: Final[Mapping[Backend, Sequence[Compute]]] = {
+    CPU: [
+        lambda node: cpu_run.compute(node, 2),
+        lambda node: cpu_run.compute(node, 3),
+        lambda node: cpu_run.compute(node, 8),
+        lambda node: cpu_run.compute(node, shift=4),
+        lambda node: cpu_run.compute(node, shift=36),
+    ],
+    CUDA: [
+        lambda node: cuda_run.compute(node, shift=4),
+        lambda node: cuda_run.compute(node, shift=36),
+    ],
+}
+
+
+@each_backend
+@each_op(set(OPS) - WITHOUT_TOKENS)
+def test_bits_do_not_depend_on_threads_or_places(on: Backend, op: Op) -> None:
+    for case in token_cases(on, op):
+        tokens = range(case.n_tokens if on is CPU else 3)
+        with naming(case):
+            whole = token_bits(case, tokens, on.compute)
+            for i, compute in enumerate(THREADS[on]):
+                assert (token_bits(case, tokens, compute) == whole).all(), i
+
+
+@each_backend
+@each_op(INPLACE_OPS & set(OPS))
+def test_in_place_gives_the_same_bits(on: Backend, op: Op) -> None:
+    cases = [case for case in cases_by_op(on)[op] if not case.timed]
+    assert cases
+    for case in cases:
+        node = case.node()
+        apart = on.computed(node)
+        for i in [i for i, s in enumerate(node.src) if same_layout(s, node)][:2]:
+            again = case.node()
+            cpu_run.prepare(again)
+            with naming(case):
+                assert on.compute(again, over=again.src[i]).tobytes() == apart, i
+
+
+# --- what is supported ---
+
+
+@pytest.mark.parametrize("table", [CPU_OPS, CUDA_OPS], ids=["cpu", "cuda"])
+def test_backends_have_every_op_the_reference_has(table: object) -> None:
+    entries = set(table.entries)  # type: ignore[attr-defined]
+    assert entries == set(reference.KERNELS)
+    assert not entries & {*VIEW_OPS, Op.NONE}
+
+
+def test_every_cpu_op_and_kernel_has_a_case() -> None:
+    nodes = [case.node() for case in op_cases()]
+    assert all(CPU.supports(node) and reference.supports_op(node) for node in nodes)
+    calls = with_prepared(call for node in nodes for call in CPU_KERNELS.calls_of(node))
+    called = {k.name for call in calls for k in call.kernels()}
+    assert {node.op for node in nodes} >= set(CPU_OPS.entries)
+    packed = {node.op for node in nodes if CPU_KERNELS.table_of(node) is PACKED}
+    assert packed >= set(PACKED.entries)
+    unused = set(KERNELS) - called - {"pool_run", "pool_run_timed", "pool_worker", "pool_stop"}
+    # those of chains of ops: tests/kernels/test_cpu_fusion.py
+    chains = (NORM_MUL, ADD_NORM_MUL, ROPE_SET_ROWS)
+    unused -= {k.name for kernels in chains for k in kernels.values()}
+    # and tests/kernels/test_cpu_packed.py, test_cpu_packed_buffer.py
+    unused -= {k.name for k in (*GATED_ROWS.values(), mul_mat_gated_packed)}
+    unused -= {PACK_ROWS.name, UNPACK_ROWS.name}
+    # those of samplers compute no op: tests/model/test_sampling_native.py
+    assert not {name for name in unused if not name.startswith(("test_", "sample_", "ceiling_"))}
+
+
+def test_every_cuda_kernel_has_a_case() -> None:
+    """Those of chains are called by the models."""
+    for path in SRC.glob("*.cu"):
+        named = set(re.findall(r"^KERNEL\((\w+),", path.read_text(), re.MULTILINE))
+        called = {k.name for k in kernels_in_use() if k.source.file == path.name}
+        assert called == named, path.name
+
+
+def test_all_cases_are_supported_but_those_of_rare_weights() -> None:
+    missing = [case.node() for case in all_cases() if case not in cases_on(CUDA)]
+    assert {node.op for node in missing} <= {Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS}
+    assert not {node.src[0].type for node in missing} & CUDA_WEIGHTS
+
+
+def test_models_need_no_device_beside_a_gpu() -> None:
+    for name, graph in model_graphs():
+        nodes = [n for n in graph.nodes if n.op not in VIEW_OPS]
+        assert {Op.GET_ROWS, Op.MUL_MAT, Op.ROPE, Op.FLASH_ATTN_EXT} <= {n.op for n in nodes}
+        unsupported = {n.op.name for n in nodes if not CUDA.supports(n)}
+        assert not unsupported, name
