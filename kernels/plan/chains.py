@@ -135,18 +135,16 @@ class GateUp(NodeChain):
 # --- where a graph has them ---
 
 
-def matches(graph: Graph) -> Iterator[list[NodeChain]]:
-    """The chains that end at a node, for each node that ends some; the longest first.
+def matches(graph: Graph) -> Iterator[Iterator[NodeChain]]:
+    """For each node, the chains that end there, the longest first.
 
     A chain's results have one reader each but for the last, and no user reads them.
     """
     uses = _Uses(graph)
     for node in graph.nodes:
-        if node.is_empty:
-            continue
-        found = (match(node, uses) for match in _MATCHES.get(node.op, ()))
-        if chains := [chain for chain in found if chain is not None]:
-            yield chains
+        if node.op in _MATCHES and not node.is_empty:
+            found = (match(node, uses) for match in _MATCHES[node.op])
+            yield (chain for chain in found if chain is not None)
 
 
 class _Uses:
