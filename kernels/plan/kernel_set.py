@@ -7,7 +7,7 @@
     KERNELS.steps_of(graph, address_of)    # once addresses are known
 
 A backend declares its kernels and compiles steps; all between is here. Knows no kernels itself.
-Tested by tests/kernels/test_cpu_plan.py and tests/kernels/test_cpu_fusion.py.
+Tested by tests/kernels/test_plan_kernel_set.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     @OPS.implements(Op.NORM, Op.RMS_NORM, supports=has_whole_rows)
     def norms(node: Tensor) -> Sequence[CpuCall]: ...
 
-Knows no kernels. Tested by tests/kernels/test_cpu_plan.py.
+Knows no kernels. Tested by tests/kernels/test_plan_kernel_set.py.
 """
 
 from __future__ import annotations
