@@ -232,7 +232,10 @@ def test_progress(n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loader, "SLICE_BYTES", 256)
     write_model(TINY["llama-tied"], tmp_path / "m.gguf", GGMLType.F16)
     calls: list[tuple[int, int]] = []
-    model = load(tmp_path / "m.gguf", n_gpu_layers, progress=lambda *at: calls.append(at))
+    gpu, cpu = devices()
+    params = PlacementParams(n_gpu_layers=n_gpu_layers)
+    placement = Placement(cpu=cpu, devices=(gpu,), params=params)
+    model = load_model(tmp_path / "m.gguf", placement, lambda *at: calls.append(at))
     total = sum(t.nbytes for t in set(model.weights.values()))
     done = [n for n, _ in calls]
     assert {n for _, n in calls} == {total}
@@ -262,7 +265,8 @@ def test_devices_that_get_nothing_are_not_in_use(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     assert [d.name for d in load(tmp_path / "m.gguf", 0).devices] == ["CPU"]
     first, second = SimDevice("SIM0"), SimDevice("SIM1")
-    split = load(tmp_path / "m.gguf", -1, devices=(first, second), tensor_split=(0.0, 1.0))
+    params = PlacementParams(n_gpu_layers=-1, tensor_split=(0.0, 1.0))
+    split = load(tmp_path / "m.gguf", devices=(first, second), params=params)
     assert [d.name for d in split.devices] == ["SIM1", "CPU"]
 
 
