@@ -17,7 +17,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # the files that take longest, the longest first: with several processes none must come last
-SLOWEST: Final = ("tests/kernels/test_cpu_isa.py",)
+SLOWEST: Final = (
+    "tests/kernels/test_cpu_isa.py",
+    "tests/kernels/test_cuda_compile.py",
+    "tests/cuda/test_cuda_models.py",
+    "tests/kernels/test_ops.py",
+    "tests/runtime/test_fit.py",
+    "tests/api/test_load.py",
+    "tests/kernels/test_cuda_tensor_core.py",
+    "tests/cuda/test_cuda_offload.py",
+    "tests/kernels/test_cpu_packed.py",
+    "tests/cuda/test_cuda_memory.py",
+    "tests/cli/test_explain_page.py",
+    "tests/cli/test_serve.py",
+    "tests/cli/test_plan.py",
+    "tests/server/test_http_process.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -93,21 +93,20 @@ MAY_SPILL: Final[Mapping[Key, int]] = {
 
 
 def wanted(full: bool) -> list[Key]:
-    """All sources for one architecture, one of each file for the newest and the oldest one. For the
-    oldest one, which multiplies tiles in its own way, also the hot sources and two of each file.
+    """All sources for one architecture; two of each file for the oldest one, which multiplies tiles
+    in its own way; for the newest one, one of each file that has several.
 
-    `full`: the hot sources and one of each file for every architecture.
+    `full`: also one of each file and the hot sources for every architecture.
     """
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
-    hot = {s for node in hot_nodes() for s in sources_of(node)}
     few = {(s, OLDEST) for same in files for s in (same[0], same[-1])}
     few |= {(s, OLDEST) for t in (F16, Q8_0) for s in sources_of(attention(LARGEST_HEAD, t))}
-    few |= {(s, OLDEST) for s in hot}
-    few |= {(same[-1], NEWEST) for same in files}
+    few |= {(same[-1], NEWEST) for same in files if len(same) > 1}
     if full:
-        few |= {(same[-1], arch) for same in files for arch in BETWEEN}
-        few |= {(s, arch) for s in hot for arch in (*BETWEEN, NEWEST)}
+        hot = {s for node in hot_nodes() for s in sources_of(node)}
+        chosen = hot | {same[-1] for same in files}
+        few |= {(s, arch) for s in chosen for arch in (OLDEST, *BETWEEN, NEWEST)}
     return [*((s, ARCH) for s in sources), *sorted(few, key=str)]
 
 

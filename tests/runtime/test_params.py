@@ -21,6 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FIELD = """
     n_new: int = option(3, "-nn", "--number-new", low=1, high=9, help="a new number")
 """
+HELPS = """
+import contextlib, sys
+from lamella.cli.main import main
+for command in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+"""
 ROOMS = ("base", "graph", "alloc", "sched", "kernels", "model", "runtime", "observe")
 
 
@@ -60,9 +67,10 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["params"]["n_new"]
 
-    for command in ("run", "chat", "serve", "plan", "explain", "profile", "bench"):
-        told = run(changed, "-m", "lamella.cli", command, "--help").stdout
-        assert "-nn, --number-new N" in told and "a new number (3)" in told
+    helps = run(changed, "-c", HELPS, "run", "chat", "serve", "plan", "explain", "profile", "bench")
+    for told in helps.stdout.split("usage:")[1:]:
+        assert "-nn, --number-new N" in told and "a new number (3)" in told, told
+    assert helps.stdout.count("a new number (3)") == 7, helps.stderr
     assert planned() == 3
     assert planned("-nn", "5") == 5
     assert planned(LAMELLA_ARG_NUMBER_NEW="7") == 7
