@@ -1,6 +1,6 @@
 """Lamella: a llama.cpp-style inference server in Python. This is its public API.
 
-What computes is imported when it is first used: a command's help need not wait for it.
+`Model` and `load` are imported at first use, so that importing `lamella` is fast.
 """
 
 from typing import TYPE_CHECKING

@@ -34,10 +34,10 @@ from .runtime.text import Generation, generate
 
 
 class Model:
-    """A loaded model. `lamella.load` makes it; close it, or use it in a `with`. One that nobody
-    refers to any more closes itself.
+    """A loaded model, returned by `lamella.load`. Close it, or use it in a `with` block. A model
+    that is no longer referenced is closed.
 
-    Safe to use from several threads: generations run together in one batch.
+    Safe to use from several threads: parallel generations run in one batch.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -49,19 +49,19 @@ class Model:
     ) -> list[int]:
         """The token ids of a text.
 
-        `add_special` adds the begin-of-text token where the model wants one; `parse_special` reads
-        the texts of control tokens as those tokens.
+        `add_special` adds the begin-of-text token if the model needs one. `parse_special` turns the
+        texts of control tokens into those tokens.
         """
         vocab = self._open().vocab
         if not isinstance(text, str):
-            raise RequestError(f"tokenize: {text!r} is no text")
+            raise RequestError(f"tokenize: {text!r} is not a text")
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of token ids; with `special`, control tokens too.
+        """The text of token ids; with `special`, including control tokens.
 
         Raises:
-            RequestError: an id that the vocabulary does not have.
+            RequestError: an id that is not in the vocabulary.
         """
         return self._open().vocab.detokenize(ids, special=special)
 
@@ -69,8 +69,8 @@ class Model:
         """The model's output after each token: float32 [n_tokens, n_vocab].
 
         Raises:
-            RequestError: no ids, or one that the vocabulary does not have.
-            ContextSizeError: more than the context holds.
+            RequestError: no ids, or an id that is not in the vocabulary.
+            ContextSizeError: more ids than the context holds.
         """
         instance = self._open()
         tokens = _whole_numbers("logits", ids)
@@ -86,20 +86,20 @@ class Model:
         cache_prompt: bool = True,
         **sampling: Any,
     ) -> Iterator[str]:
-        """Continue a prompt, a text or token ids; yields the text in pieces as it comes.
+        """Continue a prompt. Yield the generated text in pieces.
 
         Args:
-            prompt: what to continue.
-            n_predict: most tokens to generate; -1: until the model ends or the context is full.
-            stop: texts that end the generation; they are not part of it.
-            cache_prompt: begin with what earlier generations have evaluated of the prompt, and
-                leave it to later ones. The text is the same (with layers on a GPU and the CPU: if
-                `op_offload` is off).
-            sampling: as `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ...; what is not given
-                is as the model's file recommends.
+            prompt: a text or token ids.
+            n_predict: the most tokens to generate; -1: until an end token or a full context.
+            stop: texts that end the generation; they are not yielded.
+            cache_prompt: share evaluated prefixes of the prompt with earlier and later generations.
+                The text stays the same (with layers on both a GPU and the CPU: only if `op_offload`
+                is off).
+            sampling: fields of `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ... The others
+                have the values that the model's file recommends, or else their defaults.
 
         Raises:
-            RequestError: an argument that cannot be.
+            RequestError: an invalid argument.
             ContextSizeError: the prompt is longer than the context.
         """
         instance = self._open()
@@ -112,7 +112,7 @@ class Model:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         for text in stops:
             if not isinstance(text, str):
-                raise RequestError(f"stop: {text!r} is no text")
+                raise RequestError(f"stop: {text!r} is not a text")
         generation = generate(
             instance.engine,
             instance.vocab,
@@ -122,30 +122,32 @@ class Model:
             stop=stops,
             cache_prompt=cache_prompt,
         )
-        return self._texts(generation)  # under way already: errors come before the first `next`
+        return self._texts(
+            generation
+        )  # already submitted: errors are raised before the first `next`
 
     def _texts(self, generation: Generation) -> Iterator[str]:
-        # a method: as long as somebody wants the texts, the model is referred to
+        # a method: the iterator keeps a reference to the model
         try:
             for piece in generation:
                 if piece.text:
                     yield piece.text
         finally:
-            generation.cancel()  # the caller may have had enough
+            generation.cancel()  # the caller may stop early
 
     @property
     def plan(self) -> ModelPlan:
-        """Where the model runs, and what memory it takes, as `lamella plan` shows it."""
+        """The model's placement and memory, as `lamella plan` shows them."""
         return self._open().plan
 
     def close(self) -> None:
-        """Free everything; generations under way end. Twice is fine."""
+        """Cancel running generations and free everything. May be called twice."""
         self._instance = None
         self._close()
 
     def _open(self) -> Instance:
         if self._instance is None:
-            raise ClosedError("the model was used after it had been closed")
+            raise ClosedError("the model is closed")
         return self._instance
 
     def __enter__(self) -> Model:
@@ -164,21 +166,23 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
     """Load a GGUF model.
 
     Args:
-        path: the file, the first one of a split model; None: the small one that comes with Lamella.
-        options: those of `lamella.runtime.params.OpenParams`. Among them are `n_ctx`, tokens of
-            the context, which all generations share (0: what the model was trained with);
-            `n_parallel`, generations that run at once; `devices`, which take layers besides the
-            CPU, as in ["CUDA0"], ["none"], ["sim:24GiB"] (all NVIDIA GPUs); `n_gpu_layers`, how
-            many layers they take (None: what fits, -1: all); `n_threads` of the CPU; `type_k` and
-            `type_v` of the cached keys and values; `placement`, "strict" to refuse what cannot run
-            where its layer is.
+        path: the file; of a split model, the first one. None: the bundled small model.
+        options: the options of `lamella.runtime.params.OpenParams`, for example
+            `n_ctx`: tokens of the context, shared by all generations (0: the trained size);
+            `n_parallel`: the most generations that run at once;
+            `devices`: devices for layers, as in ["CUDA0"], ["none"], ["sim:24GiB"] (default: all
+            NVIDIA GPUs);
+            `n_gpu_layers`: layers on these devices (None: as many as fit, -1: all);
+            `n_threads`: CPU threads;
+            `type_k`, `type_v`: types of the cached keys and values;
+            `placement`: "strict" raises if a node cannot run on its layer's device.
 
     Raises:
-        ModelFileError: the file is missing, broken, or of a kind that Lamella cannot run.
-        RequestError: an option that cannot be. UnknownDeviceError: a device that is not there.
-        DoesNotFitError: a device's memory is too small, which the plan says before loading;
-            OutOfMemoryError: it has become so since.
-        PlacementError: placement is strict, and nodes would run elsewhere than their layers.
+        ModelFileError: the file is missing, broken or not supported.
+        RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
+        DoesNotFitError: a device's memory is too small; known before loading.
+        OutOfMemoryError: a device's memory became too small while loading.
+        PlacementError: placement is strict, and nodes cannot run on their layer's device.
     """
     file = shipped_model() if path is None else os.fspath(path)
     return Model(open_instance(OpenParams.make({**options, "path": file})))
@@ -186,15 +190,15 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
 
 def _whole_numbers(what: str, ids: Sequence[int]) -> list[int]:
     try:
-        return [operator.index(i) for i in ids]  # takes NumPy's integers, and no floats
+        return [operator.index(i) for i in ids]  # accepts NumPy's integers, but no floats
     except TypeError:
-        raise RequestError(f"{what}: {ids!r} are no token ids") from None
+        raise RequestError(f"{what}: {ids!r} are not token ids") from None
 
 
 def _check_ids(tokens: Sequence[int], instance: Instance) -> None:
     n_vocab = instance.context.n_vocab
     if not tokens:
-        raise RequestError("logits: there are no ids, at least one is needed")
+        raise RequestError("logits: no ids, at least one is needed")
     for token in tokens:
         if not 0 <= token < n_vocab:
             raise RequestError(f"logits: id {token} must lie in 0..{n_vocab - 1}")

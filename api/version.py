@@ -1,3 +1,3 @@
-"""The version, alone in its file so that packaging can read it without importing the rest."""
+"""The version, in a file of its own: packaging reads it without importing the rest."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`lamella bench`: how fast a model is, and how fast this machine could run it.
+"""`lamella bench`: a model's speed, and an estimate of the most that this machine allows.
 
 The flags and the tests are llama-bench's. Results go to stdout, progress to stderr. Tested by
 tests/cli/test_bench.py.
@@ -27,25 +27,46 @@ from .bench_table import BenchResult, as_json, card_lines, memory_line, table_he
 from .flags import add_model_flag, add_options, given, open_params
 from .start import opened_with_progress
 
-MAX_TOKENS: Final = 1 << 20  # of a part of a test
-N_GEN_WARM_UP: Final = 4  # a graph is built in the first step and used again in the second
+MAX_TOKENS: Final = 1 << 20  # per part of a test
+N_GEN_WARM_UP: Final = 4  # the first step builds a graph, the second one reuses it
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tests", "several numbers, with commas, are several tests")
+    group = parser.add_argument_group("tests", "Numbers separated by commas are separate tests.")
     tokens, n = numbers(0, MAX_TOKENS), "N,..."
     add = group.add_argument
-    add("-p", "--n-prompt", type=tokens, default=(512,), metavar=n, help="prompts (512; 0: none)")
-    add("-n", "--n-gen", type=tokens, default=(128,), metavar=n, help="tokens generated (128)")
+    add(
+        "-p",
+        "--n-prompt",
+        type=tokens,
+        default=(512,),
+        metavar=n,
+        help="tokens of the prompt; 0: no prompt (512)",
+    )
+    add(
+        "-n",
+        "--n-gen",
+        type=tokens,
+        default=(128,),
+        metavar=n,
+        help="tokens to generate; 0: none (128)",
+    )
     add(
         "-pg",
         type=prompt_and_gen,
         action="append",
         default=[],
         metavar="P,N",
-        help="a prompt and what is generated after it, as one test; may be given several times",
+        help="a prompt of P tokens and N generated tokens as one test; may be repeated",
     )
-    add("-d", "--n-depth", type=tokens, default=(0,), metavar=n, help="tokens before each test (0)")
+    add(
+        "-d",
+        "--n-depth",
+        type=tokens,
+        default=(0,),
+        metavar=n,
+        help="tokens in the context before each test (0)",
+    )
     add(
         "-npl",
         "--n-parallel",
@@ -53,7 +74,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=numbers(1, 1024),
         default=(1,),
         metavar=n,
-        help="sequences that generate together; all their tokens count (1)",
+        help="sequences that generate in parallel; the tokens of all count (1)",
     )
     add(
         "-r",
@@ -61,7 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=number(1, 10_000),
         default=5,
         metavar="N",
-        help="runs of each test, after one to warm up (5)",
+        help="runs of each test, after a warm-up (5)",
     )
     add(
         "-t",
@@ -69,27 +90,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         dest="thread_counts",
         type=numbers(1, 512),
         metavar="N,...",
-        help="threads of the CPU (one for each core)",
+        help="CPU threads (one per core)",
     )
-    add("--json", action="store_true", help="print a JSON object for each test, no table")
+    add("--json", action="store_true", help="print a JSON object per test instead of the table")
     _add_model_flags(parser)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flag(parser.add_argument_group(ModelParams.title))
     add_options(parser, ContextParams, without=("n_ctx", "n_parallel"))
-    # layers on devices are all, so that a result does not depend on what else uses their memory
+    # all layers on devices by default: results must not depend on the memory that is free
     add_options(parser, PlacementParams, without=("n_threads",), defaults={"n_gpu_layers": "all"})
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
-    """A flag's type: a whole number in `low`..`high`."""
+    """The parser of a whole number in `low`..`high`."""
 
     def parse(text: str) -> int:
         try:
             n = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not low <= n <= high:
             raise argparse.ArgumentTypeError(f"{n} must lie in {low}..{high}")
         return n
@@ -98,16 +119,16 @@ def number(low: int, high: int) -> Callable[[str], int]:
 
 
 def numbers(low: int, high: int) -> Callable[[str], tuple[int, ...]]:
-    """A flag's type: whole numbers with commas between them."""
+    """The parser of whole numbers, separated by commas."""
     one = number(low, high)
     return lambda text: tuple(one(part) for part in text.split(","))
 
 
 def prompt_and_gen(text: str) -> tuple[int, int]:
-    """`-pg`: two numbers."""
+    """The parser of `-pg`: two numbers."""
     found = numbers(1, MAX_TOKENS)(text)
     if len(found) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} must be two numbers, like 512,128")
+        raise argparse.ArgumentTypeError(f"{text!r} must be two numbers, for example 512,128")
     return found[0], found[1]
 
 
@@ -115,10 +136,10 @@ def prompt_and_gen(text: str) -> tuple[int, int]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the tests and print what they gave; the exit status."""
+    """Run the tests and print their results. Return the exit status."""
     tests = list(_tests(args))
     if not tests:
-        args.parser.error("there is nothing to test: -p and -n are 0, and there is no -pg")
+        args.parser.error("nothing to test: -p and -n are 0, and -pg is not given")
     params = bench_params(open_params(args, _layers(args)), tests)
     result = None
     for n_threads in args.thread_counts or (default_threads(),):
@@ -141,7 +162,7 @@ def _print(*lines: str) -> None:
 
 
 def _tests(args: argparse.Namespace) -> Iterator[BenchTest]:
-    """What the flags ask for, in llama-bench's order: prompts, generations, both."""
+    """The tests of the flags, in llama-bench's order: prompts, generations, both."""
     for n_depth in args.n_depth:
         for n in args.n_prompt:
             if n:
@@ -155,12 +176,12 @@ def _tests(args: argparse.Namespace) -> Iterator[BenchTest]:
 
 
 def _layers(args: argparse.Namespace) -> dict[str, int]:
-    """All layers on devices, unless the user says otherwise."""
+    """All layers on devices, unless a flag sets the number."""
     return {} if "n_gpu_layers" in given(args, PlacementParams) else {"n_gpu_layers": ALL_LAYERS}
 
 
 def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iterator[BenchResult]:
-    """The results of all tests, as they come."""
+    """Yield the result of each test when it is done."""
     console = Console(stderr=True, highlight=False)
     n_threads = params.placement.n_threads or default_threads()
     with opened_with_progress(params) as context:
@@ -185,7 +206,7 @@ def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iter
 
 
 def gpus_of(bench: Bench) -> dict[str, str]:
-    """The devices in use besides the CPU, by name: what they are and how many layers they have."""
+    """The description and the layer count of each device other than the CPU, by name."""
     model = bench.context.model
     homes = [device.name for device in model.layers[:-1]]
     return {
@@ -195,7 +216,7 @@ def gpus_of(bench: Bench) -> dict[str, str]:
 
 
 def _ceiling(n_threads: int, n_near: int) -> Ceiling | None:
-    """What the machine does at best; None where that is not measured: the tests are worth more."""
+    """The machine's limits. None if they cannot be measured: the tests run without them."""
     if NO_JIT():
         return None
     try:
@@ -212,7 +233,7 @@ def _warm_up(bench: Bench, test: BenchTest) -> None:
 def _samples(bench: Bench, test: BenchTest, n: int, console: Console) -> list[float]:
     """Tokens per second of `n` runs."""
     with _status(console, f"{test.name}: warming up"):
-        _warm_up(bench, test)  # others ran meanwhile: weights, caches and clocks are theirs
+        _warm_up(bench, test)  # other tests ran meanwhile: warm up caches and clocks again
     samples = []
     for i in range(n):
         with _status(console, f"{test.name}: run {i + 1} of {n}"):
@@ -221,8 +242,8 @@ def _samples(bench: Bench, test: BenchTest, n: int, console: Console) -> list[fl
 
 
 def _status(console: Console, text: str) -> AbstractContextManager[object]:
-    """A line on stderr while something takes its time; nothing unless that is a terminal."""
+    """A status line on stderr, if that is a terminal."""
     if not console.is_terminal:
         return nullcontext()
-    # two pictures a second: what is measured should have the processor
+    # two updates a second: leave the processor to the measured code
     return console.status(text, refresh_per_second=2)

@@ -1,6 +1,6 @@
-"""What `lamella bench` tells: the card of the model and the machine, a table, or JSON.
+"""The output of `lamella bench`: the card of the model and the machine, a table, or JSON.
 
-Knows how results look, not how they come about. Tested by tests/cli/test_bench.py.
+Formats results and measures nothing. Tested by tests/cli/test_bench.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..kernels.cpu.device import processor_name
 from ..model.card import ModelCard
 from ..observe.bench import BenchTest, rate_ceiling
 
-# name, width, and whether numbers stand to the right
+# name, width, and True for right-aligned columns
 Columns = Sequence[tuple[str, int, bool]]
 COLUMNS: Final[Columns] = (
     ("model", 16, False),
@@ -34,8 +34,8 @@ COLUMNS: Final[Columns] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """A test with its tokens per second. `gpus` says of each device besides the CPU what it is;
-    `ceiling` is None where nobody measured it."""
+    """A test with its tokens per second. `gpus` describes each device other than the CPU. `ceiling`
+    is None if it was not measured."""
 
     path: Path
     card: ModelCard
@@ -57,14 +57,14 @@ class BenchResult:
 
     @property
     def backend(self) -> str:
-        """What computes the layers, short."""
+        """The device that computes the layers, as a short name."""
         first = next(iter(self.gpus), "CPU")
         return f"{first}+{len(self.gpus) - 1}" if len(self.gpus) > 1 else first
 
     @property
     def best_possible(self) -> float | None:
-        """Tokens per second that the machine's memory, or cache, and multiplications allow, as an
-        estimate."""
+        """An estimate of the most tokens per second that the machine's memory, or cache, and its
+        arithmetic allow."""
         if self.ceiling is None:
             return None
         rate = self.ceiling.int8_per_s if self.card.is_quantized else self.ceiling.f32_per_s
@@ -73,14 +73,14 @@ class BenchResult:
 
 
 def card_lines(result: BenchResult) -> Iterator[str]:
-    """What a token costs and what the machine does at best."""
+    """The costs of a token, and the machine's limits."""
     card, ceiling, n_threads = result.card, result.ceiling, result.n_threads
     n_params = count_text(card.n_params)
     yield f"{card.name}: {size_text(card.n_bytes)} of weights, {n_params} parameters"
     yield (
-        f"a token reads {size_text(card.n_bytes_read)}, "
-        f"multiplies {count_text(card.n_mul_adds)} times, "
-        f"keeps {size_text(card.n_bytes_kv)} of keys and values"
+        f"per token: reads {size_text(card.n_bytes_read)} of weights, "
+        f"{count_text(card.n_mul_adds)} multiply-adds, "
+        f"stores {size_text(card.n_bytes_kv)} of keys and values"
     )
     machine = f"{processor_name()}, {n_threads} thread{'s' if n_threads > 1 else ''}"
     if ceiling is None:
@@ -90,19 +90,19 @@ def card_lines(result: BenchResult) -> Iterator[str]:
     near = ceiling.near_bytes_per_s
     cached = f" ({near / 1e9:.0f} from cache)" if near > ceiling.bytes_per_s else ""
     yield (
-        f"{machine}: reads {ceiling.bytes_per_s / 1e9:.1f} GB/s{cached}, multiplies "
+        f"{machine}: reads {ceiling.bytes_per_s / 1e9:.1f} GB/s{cached}, multiply-adds "
         f"{ceiling.int8_per_s / 1e9:.0f} G int8/s, {ceiling.f32_per_s / 1e9:.0f} G float/s"
     )
 
 
 def table_head(columns: Columns = COLUMNS) -> Iterator[str]:
-    """The names of the columns, and the line below."""
+    """The header of a table: column names and a rule."""
     yield table_line((name for name, _, _ in columns), columns)
     yield table_line(("-" * (width - right) + ":" * right for _, width, right in columns), columns)
 
 
 def table_row(result: BenchResult) -> str:
-    """A line of the table: the median and the standard deviation."""
+    """A row of the table. t/s is the median and the standard deviation."""
     card, best = result.card, result.best_possible
     return table_line(
         (
@@ -123,7 +123,7 @@ def memory_line(result: BenchResult) -> str:
 
 
 def as_json(result: BenchResult) -> dict[str, object]:
-    """A result as an object; rates are in tokens, bytes or multiplications per second."""
+    """A result as an object. Rates are tokens, bytes or multiply-adds per second."""
     card, test, best = result.card, result.test, result.best_possible
     ceiling = result.ceiling
     return {
@@ -167,7 +167,7 @@ def table_line(cells: Iterable[str], columns: Columns = COLUMNS) -> str:
 
 
 def count_text(n: int) -> str:
-    """A number of parameters or products, as llama-bench writes it."""
+    """A count as text, as llama-bench writes it: 1.10 B."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if n >= size:
             return f"{n / size:.2f} {unit}"

@@ -1,7 +1,7 @@
-"""`lamella chat`: talk with a model in the terminal, or through a pipe.
+"""`lamella chat`: chat with a model in the terminal, or through a pipe.
 
-In a terminal: line editing, a history that is kept, Ctrl-C stops the answer and not the program.
-Through a pipe: one line in, one answer out. Tested by tests/cli/test_chat.py.
+In a terminal: line editing, a saved history, Ctrl-C stops the answer but not the program. Through a
+pipe: one line in, one answer out. Tested by tests/cli/test_chat.py.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from .flags import (
 from .start import open_with_progress
 
 HELP: Final = """\
-/help                 this
-/reset                forget the conversation
-/regen                another answer to the last question
+/help                 show this help
+/reset                start a new conversation
+/regen                answer the last question again
 /save FILE            save the conversation
-/load FILE            go on with a saved conversation
-/set NAME=VALUE       change a sampling parameter, for instance temperature=0.2
-/set                  show them
-/exit                 leave (also Ctrl-D)
+/load FILE            continue a saved conversation
+/set NAME=VALUE       change a sampling parameter, for example temperature=0.2
+/set                  show the sampling parameters
+/exit                 exit (also Ctrl-D)
 Ctrl-C stops an answer."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     add = group.add_argument
-    add("-sys", "--system-prompt", metavar="TEXT", help="tells the model how to answer")
-    add("-p", "--prompt", metavar="TEXT", help="the first question")
+    add("-sys", "--system-prompt", metavar="TEXT", help="instructions for the model")
+    add("-p", "--prompt", metavar="TEXT", help="the first message")
     add_predict_flag(group)
     add_template_flags(group)
     add_model_flags(parser)
@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Talk until the input ends; the exit status."""
+    """Chat until the input ends. Return the exit status."""
     sampling = sampling_given(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
     with open_with_progress(open_params(args), sampling) as instance:
@@ -79,14 +79,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 class _Session:
-    """Reads lines, obeys commands, prints answers."""
+    """Reads lines, executes commands, prints answers."""
 
     def __init__(self, conversation: Conversation, interactive: bool) -> None:
         self._conversation = conversation
         self._interactive = interactive
-        self._left_out = False  # and the user knows
+        self._left_out = False  # True once the user was notified
         self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self._say(HELP),
+            "/help": lambda _: self._print_note(HELP),
             "/reset": self._reset,
             "/regen": self._regen,
             "/save": self._save,
@@ -95,23 +95,25 @@ class _Session:
         }
 
     def lines(self, instance: Instance) -> Iterator[str]:
-        """What the user enters, until the end of the input."""
+        """The lines that the user enters, until the input ends."""
         if not self._interactive:
             for line in sys.stdin:
                 yield line.rstrip("\r\n")
             return
-        self._say(f"{instance.alias}, {instance.n_ctx} tokens of context. /help shows commands.")
+        self._print_note(
+            f"{instance.alias}, {instance.n_ctx} tokens of context. /help shows commands."
+        )
         prompt = _prompt_session([*self._commands, "/exit"])
         while True:
             try:
                 yield prompt.prompt("> ")
             except KeyboardInterrupt:
-                continue  # what was typed is dropped
+                continue  # drop the typed text
             except EOFError:
                 return
 
     def handle(self, line: str) -> bool:
-        """Answer a line or obey it; False if it ends the program."""
+        """Answer a line or execute its command. Return False if it ends the program."""
         line = line.strip()
         if line in ("/exit", "/quit"):
             return False
@@ -122,7 +124,7 @@ class _Session:
             elif line:
                 self._print_answer(self._conversation.ask(line))
         except LamellaError as e:
-            self._say(f"error: {e}")
+            self._print_note(f"error: {e}")
         return True
 
     def _command(self, name: str) -> Callable[[str], None]:
@@ -130,10 +132,10 @@ class _Session:
             return self._commands[name]
         except KeyError:
             known = ", ".join([*self._commands, "/exit"])
-            raise RequestError(f"there is no command {name}; there are {known}") from None
+            raise RequestError(f"unknown command {name}; commands: {known}") from None
 
     def _print_answer(self, pieces: Iterator[str]) -> None:
-        self._tell_left_out()
+        self._note_left_out()
         try:
             for piece in pieces:
                 sys.stdout.write(piece)
@@ -144,51 +146,53 @@ class _Session:
             sys.stdout.write("\n")
             sys.stdout.flush()
 
-    def _tell_left_out(self) -> None:
-        """Once a conversation: that it has outgrown the context."""
+    def _note_left_out(self) -> None:
+        """Print once per conversation that it no longer fits the context."""
         left_out = self._conversation.n_left_out > 0
         if left_out and not self._left_out:
-            self._say("the conversation has outgrown the context: its beginning is left out")
+            self._print_note(
+                "the conversation no longer fits the context: its oldest messages are left out"
+            )
         self._left_out = left_out
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()
-        self._say("the conversation is forgotten")
+        self._print_note("new conversation")
 
     def _regen(self, _: str) -> None:
         self._print_answer(self._conversation.regenerate())
 
     def _save(self, path: str) -> None:
         self._conversation.save(_path("/save", path))
-        self._say(f"saved to {path}")
+        self._print_note(f"saved to {path}")
 
     def _load(self, path: str) -> None:
         self._conversation.load(_path("/load", path))
-        self._say(f"{len(self._conversation.messages)} messages from {path}")
+        self._print_note(f"loaded {len(self._conversation.messages)} messages from {path}")
 
     def _set(self, text: str) -> None:
         if text:
             self._conversation.sampling = _changed(self._conversation.sampling, text)
         for name in _SETTABLE if not text else [text.partition("=")[0].strip()]:
-            self._say(f"{name}={getattr(self._conversation.sampling, name)}")
+            self._print_note(f"{name}={getattr(self._conversation.sampling, name)}")
 
-    def _say(self, text: str) -> None:
-        """What is no answer goes to stderr, so that a pipe carries answers alone."""
+    def _print_note(self, text: str) -> None:
+        """Print to stderr: stdout has answers only, for pipes."""
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
-# those with one number each
+# parameters whose value is one number
 _SETTABLE: Final = tuple(
     name for name, declared in declarations(SamplingParams).items() if declared.type in (int, float)
 )
 
 
 def _changed(sampling: SamplingParams, text: str) -> SamplingParams:
-    """`sampling` with one parameter changed, given as NAME=VALUE."""
+    """`sampling` with one parameter changed; `text` is NAME=VALUE."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if name not in _SETTABLE:
-        raise RequestError(f"/set {name}: there is only {', '.join(_SETTABLE)}")
+        raise RequestError(f"/set {name}: unknown parameter; parameters: {', '.join(_SETTABLE)}")
     number = type(getattr(SamplingParams(), name))
     try:
         return replace(sampling, **{name: number(value)})
@@ -199,12 +203,12 @@ def _changed(sampling: SamplingParams, text: str) -> SamplingParams:
 
 def _path(command: str, text: str) -> Path:
     if not text:
-        raise RequestError(f"{command} needs the name of a file")
+        raise RequestError(f"{command} needs a file name")
     return Path(text).expanduser()
 
 
 def _history(path: Path) -> History:
-    """What was entered, kept in a file if that can be written."""
+    """The input history, in a file if it can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

@@ -1,6 +1,7 @@
-"""A conversation with a model: messages, and answers that become one.
+"""A conversation with a model: its messages, and new answers to them.
 
-One that outgrows the context goes on without its beginning. Knows nothing of terminals.
+A conversation that no longer fits the context goes on without its oldest messages. Knows no
+terminal.
 Tested by tests/cli/test_chat.py.
 """
 
@@ -18,13 +19,13 @@ from ..runtime.text import Generation, generate
 
 Message = dict[str, str]
 
-ROOM: Final = 4  # one part in so many of the context is kept for the answer
+ROOM: Final = 4  # 1/ROOM of the context is reserved for the answer
 
 
 class Conversation:
-    """Messages in order; `sampling` may be changed between answers.
+    """Messages in order. `sampling` may be changed between answers.
 
-    `n_left_out` of them, after the system prompt, did not fit when the last question was answered.
+    `n_left_out`: the number of messages after the system prompt that the last prompt left out.
     """
 
     def __init__(
@@ -45,15 +46,15 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all but the system prompt."""
+        """Drop all messages but the system prompt."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
         self.n_left_out = 0
 
     def ask(self, text: str) -> Iterator[str]:
-        """Add a question and answer it, in pieces. An answer cut short stays as it is then.
+        """Add a question and yield pieces of its answer. An interrupted answer is kept as it is.
 
         Raises:
-            ContextSizeError: the question alone is too long; it is not kept.
+            ContextSizeError: the question alone is too long; it is not added.
         """
         n_left_out = self.n_left_out
         self.messages.append({"role": "user", "content": text})
@@ -65,13 +66,13 @@ class Conversation:
             raise
 
     def regenerate(self) -> Iterator[str]:
-        """Answer the last question once more.
+        """Answer the last question again.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no question.
         """
         if not any(m["role"] == "user" for m in self.messages):
-            raise RequestError("there is no question yet that could be answered again")
+            raise RequestError("there is no question to answer again")
         while self.messages[-1]["role"] != "user":
             self.messages.pop()
         return self._answer()
@@ -89,8 +90,10 @@ class Conversation:
         return self._pieces(generation)
 
     def _prompt(self) -> list[int]:
-        """What the model reads: the messages, if they leave room for an answer; else those from a
-        question on that leaves half of the context, as all of them have to be read again then.
+        """The prompt: all messages that are not left out, if they leave room for an answer.
+
+        Otherwise leave out more, up to a question, until half of the context is free. All later
+        messages are evaluated again then, so this should happen rarely.
         """
         head = self.messages[:1] if self.messages[0]["role"] == "system" else []
         rest = self.messages[len(head) :]
@@ -136,20 +139,20 @@ class Conversation:
             raise RequestError(f"{path} cannot be written: {e.strerror}") from e
 
     def load(self, path: Path) -> None:
-        """Take the messages of a file instead of those there are.
+        """Replace the messages by those of a file.
 
         Raises:
-            RequestError: the file cannot be read or is no conversation; nothing has changed.
+            RequestError: the file cannot be read or is not a conversation; nothing is changed.
         """
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
         except OSError as e:
             raise RequestError(f"{path} cannot be read: {e.strerror}") from e
         except ValueError as e:
-            raise RequestError(f"{path} is no saved conversation: {e}") from e
+            raise RequestError(f"{path} is not a saved conversation: {e}") from e
         messages = loaded.get("messages") if isinstance(loaded, dict) else None
         if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
-            raise RequestError(f'{path} is no saved conversation: it has no list of "messages"')
+            raise RequestError(f'{path} is not a saved conversation: it has no list of "messages"')
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
         self.n_left_out = 0
 

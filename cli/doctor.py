@@ -1,4 +1,4 @@
-"""`lamella doctor`: what Lamella can use on this machine, and whether it computes correctly.
+"""`lamella doctor`: shows the devices that Lamella can use on this machine, and tests them.
 
 Results go to stdout, progress to stderr. The exit status is 0 if all devices that a model would use
 pass their self-test. Tested by tests/cli/test_doctor.py.
@@ -26,7 +26,7 @@ COLUMNS: Final[Columns] = (
     ("self-test", 23, False),
     ("time", 11, True),
     ("max error", 9, True),
-    ("", 6, False),
+    ("result", 6, False),
 )
 
 
@@ -36,9 +36,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Look at the machine and test what a model would use. Return the exit status."""
+    """Show the machine and test the devices that a model would use. Return the exit status."""
     with StartProgress() as progress:
-        # a few kernels are compiled for each test: worth bars, not lines
+        # each test compiles a few kernels: show bars, but no lines
         on_compile = progress.on_compile if sys.stderr.isatty() else None
         names = given(args, PlacementParams).get("devices", ())
         cpu = CpuDevice(progress=on_compile)
@@ -94,6 +94,6 @@ def _as_json(machine: MachineFacts, tested: Tested) -> dict[str, Any]:
 
 
 def _plain(check: Check) -> dict[str, Any]:
-    """A check as an object; an infinite error is None, as JSON has no infinity."""
+    """A check as an object. An infinite error becomes None: JSON has no infinity."""
     error = None if check.error == float("inf") else check.error
     return {**check._asdict(), "error": error}

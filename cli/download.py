@@ -1,8 +1,7 @@
-"""The model that flags name: a file, or one of Hugging Face, downloaded first if it is not here;
-without one, that which comes with Lamella.
+"""Finds the model that the flags name: a file, a repository on Hugging Face, or the bundled model.
 
-A bar on stderr shows how far a download is, without a terminal two lines. Tested by
-tests/cli/test_hf.py.
+Downloads a model that is not cached. A progress bar on stderr shows a download; without a terminal,
+two lines do. Tested by tests/cli/test_hf.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def hub_model(text: str) -> HubModel:
-    """`-hf`: USER/REPO or USER/REPO:QUANT."""
+    """The parser of `-hf`: USER/REPO or USER/REPO:QUANT."""
     try:
         return parse_model(text)
     except RequestError as e:
@@ -39,17 +38,19 @@ def hub_model(text: str) -> HubModel:
 
 
 def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
-    """The file to open: as -m names it, or where what -hf names lies now, or the model that comes
-    with Lamella. `header_only`: if it has to be downloaded, its header will do.
+    """The path of the file to open: of -m, of the cached or downloaded model of -hf, or of the
+    bundled model. `header_only`: download the header only.
 
     Raises:
-        DownloadError: the model cannot be had. RequestError: -hff without -hf.
-        ModelFileError: the model that comes with Lamella is missing or another.
+        DownloadError: the download failed. RequestError: -hff without -hf.
+        ModelFileError: the bundled model is missing or was changed.
     """
     wanted: HubModel | None = args.hf_repo
     if wanted is None:
         if args.hf_file is not None:
-            raise RequestError("-hff FILE is a file of a repository: give that too, by -hf")
+            raise RequestError(
+                "-hff FILE names a file of a repository: give the repository with -hf"
+            )
         return str(_shipped() if args.model is None else args.model)
     if args.hf_file is not None:
         wanted = HubModel(wanted.repo, wanted.quant, args.hf_file)
@@ -62,15 +63,15 @@ def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
 def _shipped() -> Path:
     path = shipped_model()
     _log.info(
-        "this is %s, the small model that comes with Lamella: it goes on with stories, and answers "
-        "in a chat; for a larger one, -m FILE or -hf USER/REPO",
+        "using %s, the small model that comes with Lamella; for another model, use -m FILE or -hf "
+        "USER/REPO",
         path.stem,
     )
     return path
 
 
 def _folder() -> Path:
-    """A folder for as long as this process lives: a header is read several times."""
+    """A folder that is deleted at exit: a header is read several times."""
     folder = tempfile.mkdtemp(prefix="lamella-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -78,7 +79,7 @@ def _folder() -> Path:
 
 @contextmanager
 def _shown() -> Iterator[DownloadBar]:
-    """A bar; Ctrl-C tells that the download can go on."""
+    """A progress bar. After Ctrl-C it reports that the download can be resumed."""
     bar = DownloadBar()
     try:
         yield bar
@@ -90,7 +91,7 @@ def _shown() -> Iterator[DownloadBar]:
 
 
 class DownloadBar:
-    """How far a download is: told to a terminal by a bar, else when it begins and ends."""
+    """Shows a download: a bar in a terminal, else a line at its start and at its end."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -99,7 +100,7 @@ class DownloadBar:
         self._done = self._total = 0
 
     def on_progress(self, done: int, total: int, name: str) -> None:
-        """`done` of `total` bytes of a model are here; `name` is its first file."""
+        """Report that `done` of `total` bytes of a model are here; `name` is its first file."""
         if not self._name:
             self._name, self._begin = name, perf_counter()
             self._start(total)
@@ -119,14 +120,14 @@ class DownloadBar:
         self._name = ""
 
     def interrupted(self) -> None:
-        """Tell what an interrupted download leaves."""
+        """Report the state of an interrupted download."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
         if 0 < self._done < self._total:
             sys.stderr.write(
-                f"stopped at {size_text(self._done)} of {size_text(self._total)}, which are kept: "
-                "the same command goes on from there\n"
+                f"stopped after {size_text(self._done)} of {size_text(self._total)}: run the same "
+                "command again to resume\n"
             )
 
     def _start(self, total: int) -> None:
@@ -139,7 +140,7 @@ class DownloadBar:
 
 
 def _bars(total: int, name: str) -> Progress:
-    """rich's bar, imported when there is something to show."""
+    """A progress bar of rich, imported only when needed."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

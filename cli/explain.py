@@ -1,8 +1,8 @@
 """`lamella explain`: the splits and nodes of a model's graph, where each runs and why.
 
-The graph is placed and measured as for a loaded model, but nothing is loaded. It goes to stdout as
-text, JSON or DOT, or into a page for a browser; to stderr goes what the plan says, also that the
-model does not fit: that is no error here. Tested by tests/cli/test_explain_command.py.
+Places and measures the graph as for a loaded model, but loads nothing. Prints it to stdout as text,
+JSON or DOT, or writes a page for a browser. Warnings of the plan go to stderr. That the model does
+not fit is a warning too, not an error. Tested by tests/cli/test_explain_command.py.
 """
 
 from __future__ import annotations
@@ -27,24 +27,35 @@ log = get_logger("explain")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to show, and how")
+    group = parser.add_argument_group("output")
     add = group.add_argument
-    add("--ubatch", type=int, metavar="N", help="the graph of a prompt's N tokens (a decode step)")
-    add("--html", metavar="FILE", help="write a page for a browser, with a map of the memory")
+    add(
+        "--ubatch",
+        type=int,
+        metavar="N",
+        help="explain the graph for N prompt tokens (default: a decode step)",
+    )
+    add(
+        "--html",
+        metavar="FILE",
+        help="write an interactive page for a browser, with a map of the memory",
+    )
     form = group.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--dot", action="store_true", help="print the graph for Graphviz")
+    form.add_argument(
+        "--dot", action="store_true", help="print the graph in the format of Graphviz"
+    )
     add_model_flags(parser, argument=True)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Explain a graph of the model; the exit status.
+    """Explain a graph of the model. Return the exit status.
 
     Raises:
-        RequestError: more tokens than a ubatch has, or a file that cannot be written.
+        RequestError: more tokens than a ubatch has, or the file cannot be written.
     """
     plan = plan_model(open_params(args, header_only=True))
-    _report(plan)
+    _log_warnings(plan)
     with open_gguf(plan.path, header_only=True) as file:
         measured = open_planned(file, plan)
     n, what = _graph(measured, args.ubatch)
@@ -62,13 +73,13 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{name}, {what}\n")
         sys.stdout.writelines(f"{line}\n" for line in lines(explanation))
     if args.html is not None:
-        told = sys.stderr if args.json or args.dot else sys.stdout  # stdout is for programs then
-        told.write(f"wrote {args.html}\n")
+        stream = sys.stderr if args.json or args.dot else sys.stdout
+        stream.write(f"wrote {args.html}\n")
     return 0
 
 
-def _report(plan: ModelPlan) -> None:
-    """Log what loading the model would log, or refuse."""
+def _log_warnings(plan: ModelPlan) -> None:
+    """Log the warnings and errors that loading the model would report."""
     try:
         enforce(plan)
     except (DoesNotFitError, PlacementError) as e:
@@ -76,7 +87,7 @@ def _report(plan: ModelPlan) -> None:
 
 
 def _graph(measured: MeasuredModel, n_tokens: int | None) -> tuple[int, str]:
-    """The number of tokens of the graph, and what it is."""
+    """The number of tokens of the graph, and its description."""
     if n_tokens is None:
         return 1, "decode step"
     most = measured.context.n_ubatch

@@ -1,7 +1,7 @@
-"""The page of `lamella explain --html`: one file that holds the explanation and draws it.
+"""The page of `lamella explain --html`: one file that contains the explanation and draws it.
 
-The parts lie in `page/`; nothing is fetched when the page is opened. The explanation is in it as
-JSON, and its names are only ever shown as text. Tested by tests/cli/test_explain_page.py.
+Its parts are in `page/`. The page fetches nothing. It contains the explanation as JSON, and shows
+names as text only, never as markup. Tested by tests/cli/test_explain_page.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SCRIPTS: Final = ("graph", "state", "canvas", "lanes", "memory", "panel", "main"
 
 
 def page(explanation: Explanation, title: str, subtitle: str) -> str:
-    """The page as text, with a title, for instance the model's name, and what graph it is."""
+    """The page as text. `title` is, for example, the model's name, `subtitle` the graph's."""
     parts = files(__package__) / "page"
     data = {"title": title, "subtitle": subtitle, "explanation": explanation.as_json()}
     filled = {
         "TITLE": html.escape(f"{title}: {subtitle}"),
         "STYLE": (parts / "explain.css").read_text("utf-8"),
         "SCRIPT": "\n".join((parts / f"{name}.js").read_text("utf-8") for name in SCRIPTS),
-        # in a script element only "<" could end it
+        # "<" could end the script element
         "DATA": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     return "".join(

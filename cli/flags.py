@@ -1,7 +1,7 @@
-"""The flags that commands share: those of declared options, and the model's.
+"""The flags that commands share: flags of declared options, and flags that choose the model.
 
-A flag's `dest` is the option that it sets, so that an error of the option can name the flag
-(`Parser.in_flags`). Knows no option: what each is, and what a value means, its declaration says.
+A flag's `dest` is the name of its option, so that errors can name the flag (`Parser.in_flags`).
+Knows no option: declarations have the names, the help and the parsing.
 Tested by tests/cli/test_flags.py.
 """
 
@@ -19,7 +19,7 @@ from ..model.sampling import SamplingParams
 from ..runtime.params import ModelParams, OpenParams
 from .download import hub_model, model_path
 
-SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut: it wins over the option
+SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
 
 
 def add_options(
@@ -34,11 +34,11 @@ def add_options(
     """Add the flags of a class of options, under its title.
 
     Args:
-        parser: of a command.
-        options: their declarations. A flag that is not given sets nothing: see `given`.
-        only: the names of the options to add. All if None.
-        without: the names of options to leave out.
-        defaults: for the help, the defaults of options whose default the command changes.
+        parser: the parser of a command.
+        options: the declarations. An absent flag sets nothing: see `given`.
+        only: names of the options to add; None: all.
+        without: names of options to leave out.
+        defaults: defaults to show in the help, of options whose default the command changes.
         description: a line below the title.
     """
     group = parser.add_argument_group(options.title, description)
@@ -53,7 +53,7 @@ def add_flags_of(
     without: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> None:
-    """As `add_options`, into a group that exists."""
+    """As `add_options`, for an existing group."""
     for name, declared in declarations(options).items():
         if declared.option.flags and name not in without and (only is None or name in only):
             _add_flag(group, declared, (defaults or {}).get(name))
@@ -93,8 +93,8 @@ def _help(declared: Declared, default: str | None) -> str:
 
 
 def _flag_type(declared: Declared) -> Callable[[str], Any]:
-    """What argparse calls with a flag's text: a text that cannot be read is a usage error. Whether
-    the value is valid is checked later, by the options themselves."""
+    """The parser of a flag's text, for argparse. Invalid text is a usage error. The options check
+    the value itself later."""
 
     def parse(text: str) -> Any:
         try:
@@ -106,10 +106,10 @@ def _flag_type(declared: Declared) -> Callable[[str], Any]:
 
 
 def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
-    """The values that flags have set, else environment variables, by the option's name.
+    """The values set by flags, or else by environment variables, by the option's name.
 
     Raises:
-        RequestError: the text of a variable cannot be read.
+        RequestError: a variable has an invalid text.
     """
     found = from_environment(options)
     for name, declared in declarations(options).items():
@@ -125,32 +125,32 @@ def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
 
 
 def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) -> None:
-    """Which model, how large, and where it runs. `argument`: the model may come without its -m."""
+    """Add the flags for the model, its context and its placement. `argument`: -m may be omitted."""
     add_model_flag(parser.add_argument_group(ModelParams.title), argument=argument)
     add_options(parser, ContextParams)
     add_options(parser, PlacementParams)
 
 
 def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:
-    """The model: a file, or one of Hugging Face. By default the one that comes with Lamella."""
-    text = "GGUF file, the first of a split one (the small model that comes with Lamella)"
+    """Add the flags for the model: a file, or a repository on Hugging Face."""
+    text = "GGUF file; of a split model, the first (the small model that comes with Lamella)"
     one = group.add_mutually_exclusive_group()
     if argument:
-        # without a default, which would take the place of what -m has given
+        # no default: it would override the value of -m
         one.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=text)
-        text = "the same, as a flag"
+        text = "the model, as a flag"
     one.add_argument("-m", "--model", metavar="FILE", help=text)
     one.add_argument(
         "-hf",
         "--hf-repo",
         type=hub_model,
         metavar="USER/REPO[:QUANT]",
-        help="a model of Hugging Face, downloaded if it is not in the cache (:Q4_K_M, else the "
-        "first there is)",
+        help="a model on Hugging Face, downloaded unless cached (QUANT: Q4_K_M, else the first "
+        "file)",
     )
     add = group.add_argument
-    add("-hff", "--hf-file", metavar="FILE", help="with -hf: the file, whatever its quant is")
-    add("--offline", action="store_true", help="with -hf: what the cache has, without the network")
+    add("-hff", "--hf-file", metavar="FILE", help="with -hf: the file to use, instead of QUANT")
+    add("--offline", action="store_true", help="with -hf: use only the cache, no network")
 
 
 def add_template_flags(group: argparse._ArgumentGroup) -> None:
@@ -161,21 +161,21 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
         type=read_text,
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="a file with the template",
+        help="read the chat template from a file",
     )
 
 
 def open_params(
     args: argparse.Namespace, settled: Mapping[str, Any] | None = None, *, header_only: bool = False
 ) -> OpenParams:
-    """What to open, from flags and environment. A model of Hugging Face is downloaded, or at least
-    its header. `settled`: options that the command itself sets.
+    """The parameters of the model to open, from flags and environment. Downloads a model on Hugging
+    Face, or only its header with `header_only`. `settled`: options that the command itself sets.
 
     Raises:
         RequestError: an invalid value. DownloadError: the model cannot be downloaded.
     """
     params = OpenParams.make({**given(args, OpenParams), **(settled or {})})
-    # last: an invalid value must not be reported after a download
+    # download last: invalid values must be reported before
     return params.change(path=model_path(args, header_only=header_only))
 
 
@@ -191,38 +191,38 @@ def add_predict_flag(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=-1,
         metavar="N",
-        help="most tokens to generate; -1: until the model ends or the context is full (-1)",
+        help="most tokens to generate; -1: until an end token or a full context (-1)",
     )
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen."""
+    """Add the sampling flags."""
     add_options(
         parser,
         SamplingParams,
-        description="What the model's file recommends comes before the defaults shown.",
+        description="The model's file may recommend other defaults than those shown.",
     )
     parser.add_argument(
-        "--ignore-eos", action="store_true", help="go on after the model has ended the text"
+        "--ignore-eos", action="store_true", help="never sample an end token: continue to the limit"
     )
 
 
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `SamplingParams` that flags or the environment have set. The model's file may
+    """The fields of `SamplingParams` that flags or the environment set. The model's file may
     recommend values for the others.
 
     Raises:
         RequestError: an invalid value.
     """
     found = given(args, SamplingParams)
-    SamplingParams(**found)  # invalid values are reported before a model is opened
+    SamplingParams(**found)  # report invalid values before a model is opened
     return found
 
 
 def unescape(text: str) -> str:
-    r"""`\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\xHH` as the characters they stand for.
+    r"""`text` with `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\xHH` replaced by their characters.
 
-    Anything else stays as it is, as in llama.cpp.
+    Other escapes stay unchanged, as in llama.cpp.
     """
     plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 
@@ -234,10 +234,10 @@ def unescape(text: str) -> str:
 
 
 def read_text(path: str) -> str:
-    """A text file's content.
+    """The content of a text file.
 
     Raises:
-        RequestError: it cannot be read, or is no UTF-8.
+        RequestError: the file cannot be read or is not UTF-8.
     """
     try:
         with open(path, encoding="utf-8") as file:

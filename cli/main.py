@@ -1,7 +1,7 @@
 """The `lamella` command: run, chat, serve, plan, explain, profile, bench and doctor.
 
-Errors of the tree become one line on stderr and status 1, wrong flags and plans that cannot be
-kept status 2, Ctrl-C 130.
+Prints each error of the tree as one line on stderr. Exit statuses: 1 for errors, 2 for wrong flags
+and for plans that do not fit or break strict placement, 130 for Ctrl-C.
 Tested by tests/cli/.
 """
 
@@ -34,21 +34,21 @@ EPILOG: Final = """examples:
 # each is a module of this package with `add_flags(parser)` and `main(args)`
 COMMANDS: Final = {
     "run": "continue a text",
-    "chat": "talk with a model in the terminal",
-    "serve": "answer over HTTP, as llama-server and OpenAI do",
-    "plan": "show where a model would run and what memory it takes, before it is loaded",
-    "explain": "show every split and node of a model's graph, and why it runs where it does",
-    "profile": "show where a model's time goes",
-    "bench": "measure how fast a model is, as llama-bench does",
-    "doctor": "show what Lamella can use here, and test it",
+    "chat": "chat with a model in the terminal",
+    "serve": "serve a model over HTTP, with the APIs of llama-server and OpenAI",
+    "plan": "show where a model would run and how much memory it needs, without loading it",
+    "explain": "show each split and node of a model's graph, its device and the reason",
+    "profile": "show where a model spends its time: by op, node and device",
+    "bench": "measure a model's speed, with the tests of llama-bench",
+    "doctor": "show and test the devices that Lamella can use on this machine",
 }
 
-REFUSED: Final = 2  # the exit status of what its plan does not allow
+REFUSED: Final = 2  # the exit status if the plan does not allow the model
 USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "[MODEL | -hf REPO] ")
 
 
 def parser(argv: Sequence[str]) -> Parser:
-    """The parser for these arguments; the parsed `command` is the function to call."""
+    """The parser for these arguments. The parsed `command` is the function to call."""
     top = Parser(
         prog="lamella",
         description="Run GGUF models on your own machine.",
@@ -66,21 +66,21 @@ def parser(argv: Sequence[str]) -> Parser:
             usage=f"lamella {name} {USAGE.get(name, '[-m FILE | -hf REPO] ')}[options]",
         )
         if name in argv[:1]:
-            # only the one that is called: a web server's libraries take longer than a short answer
+            # import only the module that is called: web server libraries are slow to import
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
-            sub.set_defaults(command=module.main, parser=sub, tells=name == "serve")
+            sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line. Return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     _open_closed_streams()
     try:
         args = parser(argv).parse_args(argv)
-        # what is good to know: for who looks on, and in the log of a server
-        _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.tells else logging.WARNING)
+        # informational messages are for terminals and for the log of a server
+        _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.logs_info else logging.WARNING)
         status = _run(args)
         sys.stdout.flush()
         return status
@@ -91,15 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\n")
         return INTERRUPTED
     except OSError as e:
-        # nobody takes our output any more; Python would complain once more when it ends
+        # stdout cannot be written any more: avoid a second error when Python flushes it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(e, BrokenPipeError):  # a reader who has had enough is no error
+        if not isinstance(e, BrokenPipeError):  # a reader that closed the pipe is no error
             sys.stderr.write(f"lamella: error: {e}\n")
         return 1
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Call the command. What is wrong with a field is told of the flag, which is what was typed."""
+    """Call the command. Errors about a field name its flag, as the user typed it."""
     try:
         status: int = args.command(args)
         return status
@@ -108,14 +108,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _open_closed_streams() -> None:
-    """A program can be started without stdin, stdout or stderr; Python has None for them then."""
+    """Open os.devnull for missing streams: Python sets streams that are closed at start to None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _log_to_stderr(level: int) -> None:
-    """What goes wrong inside without being the end, and what LAMELLA_DEBUG asks for."""
+    """Log warnings, and the output of LAMELLA_DEBUG, to stderr."""
     logger = logging.getLogger("lamella")
     logger.setLevel(level)
     if not logger.handlers:

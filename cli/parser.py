@@ -1,6 +1,6 @@
-"""How command lines are read: argparse, with the flags of llama.cpp, short ones of two letters too.
+"""The command line parser: argparse, with llama.cpp's style of flags, such as -ngl.
 
-Knows no flag, and imports nothing that takes long: what is typed wrongly is told at once. Tested by
+Knows no flag. Imports nothing slow, so that usage errors appear at once. Tested by
 tests/cli/test_flags.py.
 """
 
@@ -15,7 +15,8 @@ INTERRUPTED: Final = 130  # the exit status that shells give a program ended by 
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes flags as they are written, and suggests the right one for a wrong one."""
+    """A parser that accepts no abbreviated flags, and suggests the nearest flag for an unknown
+    one."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
@@ -30,13 +31,13 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        """argparse reads -xy as -x with the value y; flags of two letters must not be read so."""
+        """Do not split flags of two letters: argparse reads -xy as -x with the value y."""
         if re.fullmatch(r"-[a-z]\d+", option_string):
             return super()._get_option_tuples(option_string)
         return []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A wrong name, of a command for instance, gets the nearest instead of a list."""
+        """Suggest the nearest name for an invalid choice, such as an unknown command."""
         names = list(action.choices or ())
         if names and value not in names:
             close = difflib.get_close_matches(value, names, n=1)
@@ -46,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _explain(self, arg: str) -> str:
-        """What is wrong with an argument that nobody knows."""
+        """The error message for an unknown argument."""
         if not arg.startswith("-"):
             return f"unexpected argument {arg!r}"
         flag = arg.split("=", maxsplit=1)[0]
@@ -54,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
 
     def in_flags(self, message: str) -> str:
-        """`message` with a flag's name for that of the field it sets, if it begins with one."""
+        """`message` with a leading field name replaced by the name of its flag."""
         field = re.split(r"\W", message, maxsplit=1)[0]
         rest = message.removeprefix(field)
         for action in self._actions:
@@ -67,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """One line for each flag where it fits: `-c, --ctx-size N`."""
+    """Prints one line per flag if it fits: `-c, --ctx-size N`."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)

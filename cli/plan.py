@@ -1,7 +1,7 @@
-"""`lamella plan`: where a model would run, what memory it takes, and how fast that can be.
+"""`lamella plan`: where a model would run, how much memory it needs, and how fast it can be.
 
-Only the header of the file is read, and nothing is loaded. The plan goes to stdout, what does not
-fit also to stderr; the exit status is 2 then. Tested by tests/cli/test_plan.py.
+Reads only the header of the file. Prints the plan to stdout. If the model does not fit, prints an
+error to stderr and returns exit status 2. Tested by tests/cli/test_plan.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .plan_table import GB, WIDTH, Speed, Speeds, ceiling, show
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to show")
+    group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     group.add_argument(
         "--bandwidth",
@@ -37,13 +37,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="DEV=GB/s,...",
-        help="how fast devices read their memory, like SIM0=936 (measured where that can be)",
+        help="memory bandwidth of devices, for example SIM0=936 (measured if possible)",
     )
     add_model_flags(parser, argument=True)
 
 
 def bandwidths(text: str) -> list[tuple[str, float]]:
-    """`--bandwidth`: devices by their names in capitals, and their bytes per second."""
+    """The parser of `--bandwidth`: (device name in capitals, bytes per second) for each device."""
     found: list[tuple[str, float]] = []
     for item in text.split(","):
         name, _, number = (part.strip() for part in item.partition("="))
@@ -53,41 +53,41 @@ def bandwidths(text: str) -> list[tuple[str, float]]:
             speed = math.nan
         if not (name and math.isfinite(speed) and speed > 0):
             raise argparse.ArgumentTypeError(
-                f"{item!r}: must be a device and its GB/s, like CPU=40 or SIM0=936"
+                f"{item!r}: must be a device and its GB/s, for example CPU=40 or SIM0=936"
             )
         found.append((name.upper(), speed * GB))
     return found
 
 
 def main(args: argparse.Namespace) -> int:
-    """Plan and print; the exit status.
+    """Plan and print. Return the exit status.
 
     Raises:
-        DoesNotFitError, PlacementError: once the plan is printed.
-        RequestError: a bandwidth for a device that the model does not use, or two for one.
+        DoesNotFitError, PlacementError: after the plan is printed.
+        RequestError: a bandwidth for a device that the model does not use, or two for one device.
     """
     given = dict(args.bandwidth)
     if len(given) < len(args.bandwidth):
-        twice = next(name for name, n in Counter(n for n, _ in args.bandwidth).items() if n > 1)
-        raise RequestError(f"--bandwidth: {twice} is given twice; give each device once")
+        repeated = next(name for name, n in Counter(n for n, _ in args.bandwidth).items() if n > 1)
+        raise RequestError(f"--bandwidth: {repeated} is given more than once")
     plan = plan_model(open_params(args, header_only=True))
     speeds = _speeds(plan, given)
     if args.json:
         sys.stdout.write(json.dumps(as_json(plan, speeds)) + "\n")
     else:
         show(plan, speeds, Console(width=WIDTH, highlight=False))
-    sys.stdout.flush()  # before what stderr says of it
+    sys.stdout.flush()  # before an error on stderr
     check(plan)
     return 0
 
 
 def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
-    """How fast each device reads, by its name: as given, else measured if it has to read."""
+    """The bandwidth of each device, by its name: as given, else measured if the device reads."""
     placement = plan.placement
     devices = {device.name: device for device in (*placement.devices, placement.cpu)}
     for name in given:
         if name not in devices:
-            raise RequestError(f"--bandwidth: {name} is none of {', '.join(devices)}")
+            raise RequestError(f"--bandwidth: unknown device {name}; devices: {', '.join(devices)}")
     speeds = {}
     for device in plan.devices:
         if device.name in given:
@@ -101,13 +101,13 @@ def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
 
 def _measure(device: Any, plan: ModelPlan) -> Speed:
     n_threads = plan.params.placement.n_threads
-    assert n_threads is not None, "planning has chosen it"
+    assert n_threads is not None, "planning sets the number of threads"
     try:
         found = device.bandwidth(n_threads)
     except LamellaError as e:
         return Speed(None, f"not measured: {e}")
     if found is None:
-        return Speed(None, f"unknown: --bandwidth {device.name}=GB/s")
+        return Speed(None, f"unknown: set it with --bandwidth {device.name}=GB/s")
     return Speed(found, "measured")
 
 
@@ -115,7 +115,7 @@ def _measure(device: Any, plan: ModelPlan) -> Speed:
 
 
 def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
-    """A plan as plain objects; sizes are bytes, None where there is no limit."""
+    """A plan as plain objects. Sizes are bytes; None means no limit."""
     return {
         "model": str(plan.path),
         "name": plan.name,
@@ -174,9 +174,9 @@ def _graph(graph: GraphPlan) -> dict[str, Any]:
 
 
 def _params(plan: ModelPlan) -> dict[str, Any]:
-    """The options, with what was chosen filled in."""
+    """The options, chosen values filled in."""
     return {
         name: value.name.lower() if isinstance(value, GGMLType) else value
         for name, value in plan.params.values().items()
-        if name != "path"  # the plan's own
+        if name != "path"  # reported as `model`
     }

@@ -1,6 +1,6 @@
-"""What `lamella plan` tells a reader: tables of memory, devices, graphs and speed, and a few lines.
+"""The text output of `lamella plan`: tables of memory, devices, graphs and speed, and some lines.
 
-Knows how a plan looks, not how it comes about. Tested by tests/cli/test_plan.py.
+Formats a plan and computes nothing else. Tested by tests/cli/test_plan.py.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ WIDTH: Final = 100
 LABEL: Final = 9  # characters
 GB: Final = 10**9
 SIMULATED: Final = (
-    "computes with the CPU's kernels, takes no large batches over from the CPU and has no driver. "
-    "A real GPU of that size also needs 128 MiB for its driver and, with layers on the CPU, memory "
-    "to take batches over"
+    "computes with the CPU's kernels, runs no large batches for the CPU (op offload) and has no "
+    "driver. A real GPU of that size also needs 128 MiB for its driver, and memory for op offload "
+    "if layers are on the CPU"
 )
 
 
 class Speed(NamedTuple):
-    """Bytes per second that a device reads; None if nobody knows. `source`: how that is known, or
-    why it is not."""
+    """The bandwidth of a device, None if unknown. `source`: how it is known, or why it is not."""
 
     bytes_per_s: float | None
     source: str
@@ -40,10 +39,11 @@ Speeds = Mapping[str, Speed]  # by device
 
 
 def ceiling(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> float | None:
-    """Tokens per second, one after the other, that the devices' memory allows with `n_before`
-    tokens before each: every weight, key and value is read once. None where a speed is not known.
+    """An upper limit of tokens per second for one sequence with `n_before` earlier tokens. None if
+    a bandwidth is unknown.
 
-    A token goes from device to device, so their times add up.
+    Each token reads every weight, key and value once. It goes from device to device, so their times
+    add up.
     """
     seconds = 0.0
     for device in devices:
@@ -88,7 +88,7 @@ def _head(plan: ModelPlan) -> Iterator[str]:
 
 
 def _table(names: Iterable[str], n_left: int = 1) -> Table:
-    """An empty table; all columns but the first ones have numbers."""
+    """An empty table. All columns but the first `n_left` hold numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for i, name in enumerate(names):
         table.add_column(name, justify="left" if i < n_left else "right", no_wrap=True)
@@ -136,12 +136,13 @@ def _graphs(plan: ModelPlan) -> Table:
 
 
 def _speed(plan: ModelPlan, speeds: Speeds) -> Table:
-    """What generation cannot exceed, on each device alone and on all in turn."""
-    names = ("decode", "reads", "KV a token", "bandwidth", "tokens/s", f"after {plan.n_ctx}")
+    """Upper limits of the generation speed, for each device and for all devices in turn."""
+    full = f"tokens/s at {plan.n_ctx}"
+    names = ("decode", "weights/token", "KV/token", "bandwidth", "tokens/s", full)
     table = _table(names)
     rows = [(d.name, [d]) for d in plan.devices if d.n_bytes_read or d.n_bytes_kv]
     if len(rows) > 1:
-        rows.append(("together", list(plan.devices)))
+        rows.append(("all devices", list(plan.devices)))
     for name, devices in rows:
         speed = speeds[name].bytes_per_s if name in speeds else None
         table.add_row(
@@ -168,10 +169,10 @@ def _facts(plan: ModelPlan, speeds: Speeds) -> Table:
 def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
     pool = sum(memory.kv for device in plan.devices for memory in device.memory)
     return {
-        "KV": [f"{size_text(plan.n_bytes_kv)} a token, {size_text(pool)} in all"],
+        "KV": [f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"],
         "bandwidth": [f"{name} {speed.source}" for name, speed in speeds.items() if speed.source],
         "pipeline": [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"],
-        "displaced": summary(plan.displaced) or ["no nodes"],
+        "displaced": summary(plan.displaced) or ["none"],
         "override": [
             f"{o.pattern} to {o.buffer_type}: {_plural(o.n_weights, 'weight')}, "
             f"{size_text(o.n_bytes)}"
@@ -187,7 +188,7 @@ def _size(n: int) -> str:
 
 
 def _rate(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> str:
-    """A ceiling; "-" if there is nothing to read, "?" if nobody knows how fast."""
+    """A ceiling as text: "-" if there is nothing to read, "?" if a bandwidth is unknown."""
     devices = list(devices)
     if not any(d.n_bytes_read or n_before * d.n_bytes_kv for d in devices):
         return "-"
@@ -196,7 +197,7 @@ def _rate(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> str:
 
 
 def _simulated(plan: ModelPlan) -> list[str]:
-    """What a plan for simulated devices does not say of real ones."""
+    """How simulated devices differ from real ones."""
     names = [d.name for d in plan.devices if d.description.startswith("simulated ")]
     return [f"{', '.join(names)}: {SIMULATED}"] if names else []
 

@@ -1,4 +1,4 @@
-"""`lamella profile`: where the time of a model's steps goes, by kind of op, node, split and copy.
+"""`lamella profile`: the time of a model's steps by kind of op, node, split and copy.
 
 Results go to stdout, progress to stderr. Tested by tests/cli/test_profile.py.
 """
@@ -25,15 +25,29 @@ from .flags import add_model_flags, open_params
 from .profile_table import lines
 from .start import opened_with_progress
 
-MAX_TOKENS: Final = 1 << 20  # of the prompt and of what is generated
+MAX_TOKENS: Final = 1 << 20  # of the prompt, and generated
 N_SLOWEST: Final = 10
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to compute, and how to show it")
+    group = parser.add_argument_group("steps and output")
     tokens, add = number(0, MAX_TOKENS), group.add_argument
-    add("-p", "--n-prompt", type=tokens, default=512, metavar="N", help="prompt (512; 0: none)")
-    add("-n", "--n-gen", type=tokens, default=32, metavar="N", help="tokens generated (32)")
+    add(
+        "-p",
+        "--n-prompt",
+        type=tokens,
+        default=512,
+        metavar="N",
+        help="tokens of the prompt; 0: no prompt (512)",
+    )
+    add(
+        "-n",
+        "--n-gen",
+        type=tokens,
+        default=32,
+        metavar="N",
+        help="tokens to generate; 0: none (32)",
+    )
     add(
         "-d",
         "--depth",
@@ -42,32 +56,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=tokens,
         default=0,
         metavar="N",
-        help="tokens in the context before, which are not timed (0)",
+        help="tokens in the context before, not timed (0)",
     )
     add(
         "--top",
         type=number(0, MAX_TOKENS),
         default=N_SLOWEST,
         metavar="N",
-        help=f"how many of the slowest nodes to list ({N_SLOWEST})",
+        help=f"number of slowest nodes to list ({N_SLOWEST})",
     )
-    add("--json", action="store_true", help="print one JSON object, with every node")
-    add("--trace", metavar="FILE", help="write every call for Perfetto or chrome://tracing")
+    add("--json", action="store_true", help="print one JSON object with all nodes")
+    add(
+        "--trace",
+        metavar="FILE",
+        help="write a trace of all calls, for Perfetto or chrome://tracing",
+    )
     add_model_flags(parser, argument=True)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Profile a model; the exit status.
+    """Profile a model. Return the exit status.
 
     Raises:
-        RequestError: a trace that cannot be written, or a context that is too small.
+        RequestError: the trace cannot be written, or the context is too small.
     """
     if not args.n_prompt and not args.n_gen:
-        args.parser.error("there is nothing to compute: -p and -n are 0")
+        args.parser.error("nothing to compute: -p and -n are 0")
     test = BenchTest(n_prompt=args.n_prompt, n_gen=args.n_gen, n_depth=args.n_depth)
     params = _params(args, test)
     if args.trace is not None:
-        _write(args.trace, None)  # to know now whether it can be written
+        _write(args.trace, None)  # fail now if the file cannot be written
     with opened_with_progress(params) as context:
         records = _run(context, test)
         sums = list(sum_up(records))
@@ -81,13 +99,13 @@ def main(args: argparse.Namespace) -> int:
     else:
         sys.stdout.writelines(f"{line}\n" for line in lines(name, devices, sums, args.top))
     if args.trace is not None:
-        told = sys.stderr if args.json else sys.stdout  # stdout is for programs then
-        told.write(f"wrote {args.trace}\n")
+        stream = sys.stderr if args.json else sys.stdout
+        stream.write(f"wrote {args.trace}\n")
     return 0
 
 
 def _params(args: argparse.Namespace, test: BenchTest) -> OpenParams:
-    """What to open; without -c, the context is no larger than the steps need."""
+    """The parameters of the model. By default the context is as large as the steps need."""
     params = open_params(args)
     n_ctx = params.context.n_ctx
     if n_ctx == 0:
@@ -103,13 +121,13 @@ def _run(context: Context, test: BenchTest) -> Records:
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         return ProfileRun(context, test).run()
-    # two pictures a second: what is measured should have the processor
+    # two updates a second: leave the processor to the measured code
     with console.status("", refresh_per_second=2) as status:
         return ProfileRun(context, test).run(status.update)
 
 
 def _write(path: str, text: str | None) -> None:
-    """Write a file; without a text, only open it."""
+    """Write a file. If `text` is None, only check that it can be written."""
     try:
         if text is None:
             with Path(path).open("a", encoding="utf-8"):

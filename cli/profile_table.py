@@ -1,6 +1,6 @@
-"""What `lamella profile` tells people: the speed of a phase, and tables of where its time goes.
+"""The text output of `lamella profile`: the speed of each phase, and tables of its time.
 
-Knows how results look, not how they come about. Tested by tests/cli/test_profile.py.
+Formats results and measures nothing. Tested by tests/cli/test_profile.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..observe.profile_sums import NodeSum, PhaseSums, Sum
 from .bench_table import table_head, table_line
 
 Row = Sequence[str]
-LONGEST: Final = 36  # characters of a name; the middle of a longer one is left out
+LONGEST: Final = 36  # characters of a name; longer names lose their middle
 
 
 def lines(
     model: str, devices: Mapping[str, str], sums: Iterable[PhaseSums], n_slowest: int
 ) -> Iterator[str]:
-    """All of a profile, with so many of the slowest nodes."""
+    """The lines of a profile, with the `n_slowest` slowest nodes."""
     yield f"{model} on {', '.join(f'{name} ({what})' for name, what in devices.items())}"
     for phase in sums:
         yield ""
@@ -34,25 +34,25 @@ def lines(
 
 
 def _speed(phase: PhaseSums) -> Iterator[str]:
-    """How fast the steps are, and what taking their time costs."""
+    """The speed of the steps, and the cost of timing them."""
     n, tokens = phase.n_steps, _count(phase.n_tokens, "token")
     yield (
-        f"{phase.phase}: {tokens} in {_count(n, 'step')}, {_ms(phase.ns / n)} ms a step, "
+        f"{phase.phase}: {tokens} in {_count(n, 'step')}, {_ms(phase.ns / n)} ms/step, "
         f"{phase.tokens_per_s:.1f} tokens/s"
     )
     yield (
-        f"with splits and copies timed: {_ms(phase.timed_ns / n)} ms a step, of which Python takes "
-        f"{_ms(phase.python_ns)} ms ({phase.python_ns * n / phase.timed_ns:.1%})"
+        f"with timed splits and copies: {_ms(phase.timed_ns / n)} ms/step, Python takes "
+        f"{_ms(phase.python_ns)} ms of it ({phase.python_ns * n / phase.timed_ns:.1%})"
     )
     if phase.calls_ns:
         yield (
-            f"kernel calls, timed one by one: {_ms(phase.calls_ns / n)} ms a step together, "
-            f"{phase.calls_ns / phase.ns:.0%} of what a step takes when nobody watches"
+            f"with timed kernel calls: the calls take {_ms(phase.calls_ns / n)} ms/step, "
+            f"{phase.calls_ns / phase.ns:.0%} of an untimed step"
         )
 
 
 def _kinds(phase: PhaseSums) -> Iterator[str]:
-    head = ("device", "op", "calls", "ms a step", "share", "GB/s", "GFLOPS")
+    head = ("device", "op", "calls", "ms/step", "share", "GB/s", "GFLOPS")
     rows = [
         (kind.device, kind.kind, f"{kind.n / phase.n_steps:g}", *_time(kind, phase), *_rates(kind))
         for kind in phase.kinds
@@ -61,7 +61,7 @@ def _kinds(phase: PhaseSums) -> Iterator[str]:
 
 
 def _nodes(phase: PhaseSums, slowest: Sequence[NodeSum]) -> Iterator[str]:
-    head = ("slowest nodes", "device", "op", "shape", "cause", "ms a step", "share", "GB/s")
+    head = ("slowest nodes", "device", "op", "shape", "cause", "ms/step", "share", "GB/s")
     rows = [
         (
             _short(node.name),
@@ -78,8 +78,8 @@ def _nodes(phase: PhaseSums, slowest: Sequence[NodeSum]) -> Iterator[str]:
 
 
 def _devices(phase: PhaseSums, devices: Iterable[str]) -> Iterator[str]:
-    """What the splits and copies of each device take."""
-    head = ("device", "splits", "nodes", "ms a step", "of it", "copies", "bytes", "ms", "GB/s")
+    """The time of the splits and copies of each device."""
+    head = ("device", "splits", "nodes", "ms/step", "share", "copies", "bytes", "ms", "GB/s")
     n, rows = phase.n_steps, []
     for device in devices:
         computed, copied, n_nodes = Sum(), Sum(), 0
@@ -108,13 +108,13 @@ def _devices(phase: PhaseSums, devices: Iterable[str]) -> Iterator[str]:
 
 
 def _time(s: Sum, phase: PhaseSums, whole_ns: int | None = None) -> tuple[str, str]:
-    """Milliseconds of a step, and the share of all calls, or of a whole."""
+    """Milliseconds per step, and the share of `whole_ns`; of all calls if None."""
     whole = whole_ns or sum(kind.ns for kind in phase.kinds)
     return _ms(s.ns / phase.n_steps), f"{s.ns / whole:.1%}" if whole else ""
 
 
 def _rates(s: Sum) -> tuple[str, str]:
-    """GB/s and GFLOPS; nothing where nothing is moved or multiplied."""
+    """GB/s and GFLOPS; empty if no bytes are moved or nothing is multiplied."""
     return (
         f"{s.gb_per_s:.1f}" if s.n_bytes else "",
         f"{s.gflops:.1f}" if s.n_mul_adds else "",
@@ -142,7 +142,7 @@ def _short(name: str) -> str:
 
 
 def _table(head: Row, rows: Sequence[Row], n_left: int) -> Iterator[str]:
-    """A table that is as wide as its cells; all columns but the first `n_left` hold numbers."""
+    """A table as wide as its cells. All columns but the first `n_left` hold numbers."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     columns = [(name, widths[i], i >= n_left) for i, name in enumerate(head)]
     yield from table_head(columns)

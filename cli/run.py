@@ -1,6 +1,7 @@
 """`lamella run`: continue a text.
 
-The text goes to stdout as it comes, everything else to stderr. Tested by tests/cli/test_run.py.
+The text goes to stdout as it is generated, everything else to stderr. Tested by
+tests/cli/test_run.py.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from .parser import INTERRUPTED
 from .start import open_with_progress
 
 NO_TEXT: Final = (
-    "lamella: the model ended at once and wrote nothing: `lamella run` continues a text, "
-    "`lamella chat` asks questions\n"
+    "lamella: the model ended at once and generated no text: `lamella run` continues a text, "
+    "`lamella chat` answers questions\n"
 )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and output")
     add = group.add_argument
-    add("-p", "--prompt", metavar="TEXT", help="what to continue; - reads it from stdin")
-    add("-f", "--file", metavar="FILE", help="a file with the prompt")
+    add("-p", "--prompt", metavar="TEXT", help="the text to continue; -: read it from stdin")
+    add("-f", "--file", metavar="FILE", help="read the prompt from a file")
     add_predict_flag(group)
     add(
         "-r",
@@ -46,22 +47,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="stop at this text; may be given several times",
+        help="stop at this text; may be repeated",
     )
-    add("--no-escape", action="store_true", help=r"take \n and the like in the prompt literally")
+    add(
+        "--no-escape",
+        action="store_true",
+        help=r"do not replace \n and other escapes in the prompt",
+    )
     add("--json", action="store_true", help="print one JSON object instead of the text")
     add(
         "--trace-tensors",
         metavar="REGEX",
-        help="tell on stderr of each node whose name matches, or whose op is called so, as it is "
-        "computed: shape, smallest, largest, mean, NaN and first values",
+        help="print each computed node whose name or op matches to stderr: shape, min, max, mean, "
+        "NaN count and first values",
     )
     add_model_flags(parser)
     add_sampling_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Continue the prompt; the exit status."""
+    """Continue the prompt. Return the exit status."""
     text, sampling = _prompt(args), sampling_given(args)
     watch = None
     if args.trace_tensors is not None:
@@ -79,9 +84,9 @@ def main(args: argparse.Namespace) -> int:
             ignore_eos=args.ignore_eos,
         )
         pieces, status = _stream(generation, quiet=args.json)
-        if watch is not None and not watch.n_told:
+        if watch is not None and not watch.n_matches:
             sys.stderr.write(
-                f"lamella: no node matches {args.trace_tensors!r}; there are {watch.names()}\n"
+                f"lamella: no node matches {args.trace_tensors!r}; some nodes: {watch.names()}\n"
             )
         if status == 0:
             result = generation.result
@@ -94,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def summary(result: Result) -> str:
-    """The timings in one line."""
+    """The timings, in one line."""
     t = result.timings.as_dict()
     return (
         f"prompt: {t['prompt_n']} tokens in {t['prompt_ms']:.1f} ms "
@@ -105,20 +110,20 @@ def summary(result: Result) -> str:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    """The prompt, from wherever it is to come."""
+    """The prompt, from -p, -f or stdin."""
     if args.prompt is not None and args.file is not None:
-        raise RequestError("-p and -f are both given: one prompt is enough")
+        raise RequestError("-p and -f cannot be combined: give one prompt")
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-" or (args.prompt is None and not sys.stdin.isatty()):
         return sys.stdin.read()
     if args.prompt is None:
-        raise RequestError("there is no prompt: give one with -p TEXT or -f FILE, or by a pipe")
+        raise RequestError("no prompt: give one with -p TEXT, -f FILE or a pipe")
     return str(args.prompt) if args.no_escape else unescape(args.prompt)
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[list[tuple[str, tuple[int, ...]]], int]:
-    """Print the pieces as they come; (text, tokens) of each, and the exit status."""
+    """Print the pieces as they arrive. Return (text, tokens) of each, and the exit status."""
     pieces: list[tuple[str, tuple[int, ...]]] = []
     try:
         for piece in generation:

@@ -1,4 +1,4 @@
-"""`lamella serve`: answer over HTTP. Tested by tests/cli/test_serve.py."""
+"""`lamella serve`: serve a model over HTTP. Tested by tests/cli/test_serve.py."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until a signal; the exit status."""
-    # first: an invalid value must not be reported after a download
+    """Serve until a signal. Return the exit status."""
+    # invalid values must be reported before a download
     sampling = sampling_given(args)
     config = ServerConfig.make(given(args, ServerConfig))
     params = open_params(args)

@@ -1,4 +1,4 @@
-"""Opening a model from the command line: progress on stderr while it takes its time.
+"""Opens a model from the command line, with progress on stderr if it takes long.
 
 Tested by tests/cli/test_start.py.
 """
@@ -21,15 +21,14 @@ from ..runtime.instance import Instance
 from ..runtime.open import open_instance, opened
 from ..runtime.params import OpenParams
 
-QUIET_S: Final = 0.5  # what takes less is not worth a bar
+QUIET_S: Final = 0.5  # no bar for shorter loads
 
 
 class StartProgress:
-    """Bars for loading and compiling once either takes a while; without a terminal, compiling is
-    told in two lines.
+    """Progress bars for loading and compiling. Without a terminal, two lines report compiling.
 
-    A device keeps the callbacks for as long as it lives: after the start they tell nothing, as bars
-    that nobody stops would take stdout.
+    Devices keep the callbacks after the start. From then on the callbacks do nothing: a bar that is
+    never stopped would disturb stdout.
     """
 
     def __init__(self) -> None:
@@ -55,22 +54,22 @@ class StartProgress:
                 self._bars.stop()
 
     def on_load(self, done: int, total: int) -> None:
-        """`done` of `total` bytes of weights are in memory."""
+        """Report that `done` of `total` bytes of weights are loaded."""
         with self._lock:
             if not self._ended and perf_counter() - self._begin > QUIET_S:
                 self._show("loading weights", done, total, "")
 
     def on_compile(self, done: int, total: int, name: str, seconds: float) -> None:
-        """`done` of `total` kernels are compiled, `name` is the next."""
+        """Report that `done` of `total` kernels are compiled; `name` is the next one."""
         with self._lock:
             if self._ended:
                 return
             if self._console.is_terminal:
-                self._show("compiling kernels, once", done, total, name)
+                self._show("compiling kernels (first use only)", done, total, name)
                 return
             kernels = "1 kernel" if total == 1 else f"{total} kernels"
             if done == 0:
-                self._console.print(f"compiling {kernels}, once ...")
+                self._console.print(f"compiling {kernels} (first use only) ...")
             elif done == total:
                 self._console.print(f"compiled {kernels} in {seconds:.1f} s")
 
@@ -94,7 +93,7 @@ class StartProgress:
 
 
 def open_with_progress(params: OpenParams, sampling: Mapping[str, Any] | None = None) -> Instance:
-    """Open a model with a progress bar. Arguments and errors as of `open_instance`."""
+    """Open a model with a progress bar. Arguments and errors: see `open_instance`."""
     with StartProgress() as progress:
         return open_instance(
             params,
@@ -106,7 +105,7 @@ def open_with_progress(params: OpenParams, sampling: Mapping[str, Any] | None = 
 
 @contextmanager
 def opened_with_progress(params: OpenParams) -> Iterator[Context]:
-    """A context over a loaded model, opened with a progress bar. Errors as of `opened`."""
+    """A context over a loaded model, opened with a progress bar. Errors: see `opened`."""
     with ExitStack() as stack:
         with StartProgress() as progress:
             context = stack.enter_context(

@@ -1,1 +1,2 @@
-"""observe: what looks at a model and is not needed to run it: profile, bench, self-test, watch."""
+"""observe: measures and inspects models; not needed to run them: profile, bench, self-test,
+watch."""

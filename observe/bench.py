@@ -1,11 +1,11 @@
-"""Speed of a model without text: prompts, decoding alone, decoding several sequences together.
+"""Measures a model's speed: prompts, decoding one sequence, decoding several sequences together.
 
     tests = [BenchTest(n_prompt=512), BenchTest(n_gen=128)]
     with open_bench(params, tests) as bench:
         seconds = bench.run(tests[0])
 
 The tests are those of llama-bench: random tokens, no vocabulary, no sampling. Knows no flags and
-no tables, and does not repeat anything. Tested by tests/observe/test_bench_model.py.
+no tables. Runs each test once per call. Tested by tests/observe/test_bench_model.py.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from ..runtime.params import OpenParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchTest:
-    """Evaluate a prompt of `n_prompt` tokens, then generate `n_gen` tokens one by one, in `n_seq`
-    sequences together that have `n_depth` tokens before the clock starts.
+    """A test: evaluate a prompt of `n_prompt` tokens, then generate `n_gen` tokens one by one.
+
+    `n_seq` sequences run in parallel. Each has `n_depth` tokens before the measurement starts.
 
     Raises:
-        RequestError: a number that cannot be.
+        RequestError: an invalid number.
     """
 
     n_prompt: int = 0
@@ -49,7 +50,7 @@ class BenchTest:
 
     @property
     def name(self) -> str:
-        """The name that llama-bench gives it, and how many sequences if there are several."""
+        """llama-bench's name of the test, and the number of sequences if above 1."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         depth = f" @ d{self.n_depth}" if self.n_depth else ""
@@ -57,12 +58,12 @@ class BenchTest:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that are timed, of all sequences."""
+        """Number of timed tokens, of all sequences."""
         return self.n_seq * (self.n_prompt + self.n_gen)
 
     @property
     def n_cells(self) -> int:
-        """Cells of the KV pool that it needs: whole pages for each sequence."""
+        """Number of cells of the KV pool that the test needs: whole pages for each sequence."""
         n = self.n_depth + self.n_prompt + self.n_gen
         return self.n_seq * -(-n // PAGE_SIZE) * PAGE_SIZE
 
@@ -70,11 +71,11 @@ class BenchTest:
 def rate_ceiling(
     card: ModelCard, test: BenchTest, bytes_per_s: float, mul_adds_per_s: float, n_ubatch: int
 ) -> float:
-    """An estimate of the tokens per second that a machine of these speeds allows: each step
-    takes the time to read, or to multiply, whichever is longer.
+    """An estimate of the most tokens per second on a machine of these speeds.
 
-    The weights are read once for each `n_ubatch` tokens, the keys and values from before the
-    step once. The products of attention do not count, nor more experts than one token's.
+    A step takes the time to read or the time to multiply, whichever is longer. It reads the weights
+    once per `n_ubatch` tokens, and earlier keys and values once. The products of attention do not
+    count. Of experts, only those of one token count.
     """
 
     def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
@@ -86,28 +87,28 @@ def rate_ceiling(
     if test.n_prompt:
         total += seconds(test.n_seq * test.n_prompt, test.n_depth)
     if test.n_gen:
-        # on average, a step has half of what is generated before it
+        # on average, half of the generated tokens precede a step
         before = test.n_depth + test.n_prompt + (test.n_gen - 1) / 2
         total += seconds(test.n_seq, before, test.n_gen)
     return test.n_tokens / total
 
 
 class Bench:
-    """Runs tests on a context that `bench_params` made large enough."""
+    """Runs tests on a context. `bench_params` makes the context large enough."""
 
     def __init__(self, context: Context, seed: int = 0) -> None:
         self.context = context
         self._rng = np.random.default_rng(seed)
 
     def run(self, test: BenchTest) -> float:
-        """Run a test once: the seconds it took, without its depth."""
+        """Run a test once. Return its seconds, without those of its depth."""
         pool = self.context.pool
         seqs = [pool.new_sequence() for _ in range(test.n_seq)]
         try:
             if test.n_depth:
                 self._step(seqs, self._draw(test.n_seq, test.n_depth))
             lengths = [test.n_prompt] * bool(test.n_prompt) + [1] * test.n_gen
-            steps = [self._draw(test.n_seq, n) for n in lengths]  # not in the time of a step
+            steps = [self._draw(test.n_seq, n) for n in lengths]  # drawn before the measurement
             begin = perf_counter()
             for tokens in steps:
                 self._step(seqs, tokens)
@@ -122,7 +123,7 @@ class Bench:
         return tokens
 
     def _step(self, seqs: Sequence[KVSequence], tokens: list[list[int]]) -> None:
-        """Decode tokens of each sequence; the logits of the last ones are read."""
+        """Decode tokens of each sequence, with logits for the last token of each."""
         batch = Batch()
         for seq, row in zip(seqs, tokens, strict=True):
             pos = seq.length
@@ -131,7 +132,7 @@ class Bench:
         self.context.decode(batch)
 
     def card(self) -> ModelCard:
-        """What the model costs."""
+        """The costs of the model."""
         return model_card(self.context)
 
 
@@ -144,6 +145,6 @@ def bench_params(params: OpenParams, tests: Sequence[BenchTest]) -> OpenParams:
 
 @contextmanager
 def open_bench(params: OpenParams, tests: Sequence[BenchTest]) -> Iterator[Bench]:
-    """A loaded model, ready to run the tests. Raises as `runtime.open.opened`."""
+    """A loaded model, ready to run the tests. Errors: see `runtime.open.opened`."""
     with opened(bench_params(params, tests)) as context:
         yield Bench(context)

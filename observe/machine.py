@@ -1,6 +1,6 @@
 """Facts of this machine for `lamella doctor`: versions, the processor, and all other devices.
 
-Each device reports on itself. Facts are plain objects, for JSON; `lines` writes them as text.
+Each device has its own report. Facts are plain objects, for JSON; `lines` formats them as text.
 Computes nothing. Tested by tests/cli/test_doctor.py.
 """
 
@@ -21,7 +21,7 @@ LABEL: Final = 8  # characters
 
 
 class DeviceFamily(NamedTuple):
-    """A family of devices: its name, what they share, and each device."""
+    """A family of devices: its name, its shared report, and the report of each device."""
 
     name: str
     shared: DeviceReport
@@ -37,7 +37,7 @@ class MachineFacts(NamedTuple):
     families: list[DeviceFamily]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain objects; families are under their names."""
+        """Plain objects. Each family is a field with its name."""
         families = {
             family.name.lower(): {
                 **family.shared.facts,
@@ -70,7 +70,7 @@ def _family(registry: Registry) -> DeviceFamily:
 
 
 def _with_memory(device: Device) -> DeviceReport:
-    """A device's report. Its memory ends the first line."""
+    """A device's report, with its memory added to the first line."""
     facts, (first, *lines) = device.report()
     free, total = device.memory()
     facts = {**facts, "memory_free": free, "memory_total": total}
@@ -81,7 +81,7 @@ def _with_memory(device: Device) -> DeviceReport:
 
 
 def lines(machine: MachineFacts) -> Iterator[str]:
-    """The facts, a few lines for each part of the machine."""
+    """The facts as text: a few lines for each part of the machine."""
     names = (f"{name} {v}" for name, v in machine.versions.items() if v and name != "lamella")
     yield from _part(
         "Lamella",

@@ -1,11 +1,11 @@
-"""Where the time of a model's steps goes: a prompt, then tokens one by one, computed three times.
+"""Profiles a model: computes a prompt, then tokens one by one, three times over.
 
-    records = ProfileRun(context).run(n_prompt=512, n_gen=32)
+    records = ProfileRun(context, BenchTest(n_prompt=512, n_gen=32)).run()
 
-First as always, then with each split and copy timed, then with each kernel call: from the first
-comes the speed, from the second what Python takes, from the third the table of ops. The tokens are
-random, the same each time. `profile_sums.py` sums up what is recorded here, `profile_trace.py`
-writes it for a viewer. Knows no flags and prints nothing.
+The first pass is untimed inside: it gives the speed. The second pass times each split and copy: it
+gives Python's share. The third pass times each kernel call: it gives the table of ops. The tokens
+are random, and the same in each pass. `profile_sums.py` sums up the records, `profile_trace.py`
+writes them for a viewer. Knows no flags and prints nothing.
 Tested by tests/observe/test_profile_model.py.
 """
 
@@ -24,14 +24,15 @@ from ..model.kv_pages import KVSequence
 from ..sched.profile import CopyTime, Profiler, SplitTime
 from .bench import BenchTest
 
-N_WARM_UP: Final = 4  # tokens: a graph is built in the first step and used again in the second
+N_WARM_UP: Final = 4  # tokens: the first step builds a graph, the second one reuses it
 PROMPT: Final = "prompt"
 GENERATION: Final = "generation"
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A call of `Context.decode` with `n_tokens`, and what was timed in it; nanoseconds."""
+    """A call of `Context.decode` with `n_tokens`, and the timed splits and copies in it. Times are
+    nanoseconds."""
 
     phase: str
     n_tokens: int
@@ -46,20 +47,20 @@ class TimedStep:
 
     @property
     def parts(self) -> list[SplitTime | CopyTime]:
-        """Splits and copies, in the order in which they were made."""
+        """Splits and copies, by their begin."""
         parts: list[SplitTime | CopyTime] = [*self.splits, *self.copies]
         return sorted(parts, key=lambda part: part.begin)
 
     @property
     def python_ns(self) -> int:
-        """What neither a split nor a copy took."""
+        """The time outside of splits and copies."""
         return self.ns - sum(part.end - part.begin for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The same steps three times: not watched, with splits and copies timed, with every call
-    timed."""
+    """The same steps three times: untimed inside, with timed splits and copies, with timed kernel
+    calls."""
 
     plain: list[TimedStep]
     splits: list[TimedStep]
@@ -67,7 +68,7 @@ class Records:
 
 
 class ProfileRun:
-    """Runs the steps of a test on a context, whose pool must have room for its cells."""
+    """Runs the steps of a test on a context, whose pool must have room for the test's cells."""
 
     def __init__(self, context: Context, test: BenchTest, seed: int = 0) -> None:
         self._context = context
@@ -78,7 +79,7 @@ class ProfileRun:
         self._steps: list[list[int]] = [tokens for tokens in rest if tokens]
 
     def run(self, on_pass: Callable[[str], None] = lambda name: None) -> Records:
-        """Warm up, then run the steps three times; `on_pass` is told before each.
+        """Warm up, then run the steps three times. Calls `on_pass` with a name before each pass.
 
         Raises:
             BackendError: a device failed. OutOfMemoryError: the pool is too small.
@@ -86,7 +87,7 @@ class ProfileRun:
         on_pass("warming up")
         n_first = bool(self._test.n_prompt) + N_WARM_UP
         self._pass(None, n_first)
-        self._pass(Profiler(each_call=True), n_first)  # what only profiles need is compiled now
+        self._pass(Profiler(each_call=True), n_first)  # compiles what only profiling needs
         on_pass("running")
         plain = self._pass(None)
         on_pass("timing splits")
@@ -95,7 +96,7 @@ class ProfileRun:
         return Records(plain, splits, self._pass(Profiler(each_call=True)))
 
     def logits(self, profiler: Profiler | None) -> list[F32Array]:
-        """The logits of each step, with or without a profiler: they have the same bits."""
+        """The logits of each step. A profiler does not change their bits."""
         found: list[F32Array] = []
         self._pass(profiler, found=found)
         return found

@@ -1,9 +1,9 @@
-"""A profile summed up: what the steps of a phase spend on kinds of ops, nodes, splits, copies.
+"""Sums of a profile: the time that a phase spends on kinds of ops, nodes, splits and copies.
 
     for sums in sum_up(records):
         sums.kinds[0].ns / sums.n_steps
 
-Lists are sorted, the longest time first. Times are nanoseconds, of all steps of the phase together.
+Lists are sorted, longest time first. Times are nanoseconds, summed over all steps of the phase.
 Knows no context. Tested by tests/observe/test_profile_model.py.
 """
 
@@ -20,13 +20,13 @@ from ..sched.backend import CallTime
 from ..sched.profile import SplitTime
 from .profile import GENERATION, PROMPT, Records, TimedStep
 
-WHOLE_SPLIT: Final = "whole split"  # the kind of what a device computes without telling more
+WHOLE_SPLIT: Final = "whole split"  # the kind for devices that time no calls
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID)
 
 
 @dataclass(slots=True)
 class Sum:
-    """What several things took together, and what they cost."""
+    """The summed time and costs of several calls, splits or copies."""
 
     n: int = 0
     ns: int = 0
@@ -41,18 +41,18 @@ class Sum:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes in nanoseconds are gigabytes in seconds."""
+        """Bytes per nanosecond, which are gigabytes per second."""
         return self.n_bytes / self.ns if self.ns else 0.0
 
     @property
     def gflops(self) -> float:
-        """A multiplication with addition is two operations."""
+        """Operations per nanosecond; a multiply-add counts as two."""
         return 2 * self.n_mul_adds / self.ns if self.ns else 0.0
 
 
 @dataclass(slots=True)
 class KindSum(Sum):
-    """All calls of a kind on a device; `kind` has the types of the weights of products."""
+    """All calls of a kind on a device. For products, `kind` names the types of the weights."""
 
     device: str = ""
     kind: str = ""
@@ -60,8 +60,8 @@ class KindSum(Sum):
 
 @dataclass(slots=True)
 class NodeSum(Sum):
-    """All calls of a kind for the same node, or fused nodes: `name`, `ne` and `type` are those of
-    the last one, `index` its place in the graph, `cause` why it is on the device."""
+    """All calls of a kind for the same node, or for the same fused nodes. `name`, `ne`, `type`,
+    `index` (in the graph) and `cause` (of its placement) belong to the last node."""
 
     device: str = ""
     kind: str = ""
@@ -96,9 +96,14 @@ class CopySum(Sum):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSums:
-    """The steps of a phase. `ns` are those of the steps when nobody watches, `timed_ns` when splits
-    and copies are timed, `python_ns` the median of what neither of them took then; `calls_ns` is
-    the sum of all kernel calls, one by one."""
+    """The sums of a phase.
+
+    Attributes:
+        ns: time of the steps, untimed inside.
+        timed_ns: time of the steps with timed splits and copies.
+        python_ns: median time per step outside of timed splits and copies.
+        calls_ns: sum of the timed kernel calls.
+    """
 
     phase: str
     n_steps: int
@@ -117,7 +122,7 @@ class PhaseSums:
         return 1e9 * self.n_tokens / self.ns
 
     def as_json(self) -> dict[str, Any]:
-        """By the names of the fields, with rates."""
+        """The fields by name, and rates."""
         found = asdict(self)
         for name in ("kinds", "nodes", "copies"):
             rated = zip(found[name], getattr(self, name), strict=True)
@@ -129,7 +134,7 @@ class PhaseSums:
 
 
 def sum_up(records: Records) -> Iterator[PhaseSums]:
-    """The phases that there are: the prompt, the generation."""
+    """The sums of each phase with steps: the prompt, the generation."""
     for phase in (PROMPT, GENERATION):
         plain, splits, calls = (
             [step for step in steps if step.phase == phase]
@@ -183,9 +188,9 @@ def _calls(steps: Sequence[TimedStep]) -> tuple[list[KindSum], list[NodeSum]]:
 
 
 def kind_of(call: CallTime) -> str:
-    """A call's kind, with the types of the weights that it multiplies."""
+    """The kind of a call; for products, with the types of the weights."""
     if call.kind != "+".join(node.op.name for node in call.nodes):
-        return call.kind  # brings a source into another form
+        return call.kind  # the call only converts a source
     types = dict.fromkeys(node.src[0].type.name for node in call.nodes if node.op in PRODUCTS)
     return " ".join((call.kind, *types))
 

@@ -1,8 +1,8 @@
-"""A profile as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Writes a profile as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-The format is Chrome's Trace Event Format, as JSON: one lane for the calls of `Context.decode`, one
-for each device with its splits, the kernel calls in them, and the copies made for them. Times are
-microseconds from the first step on. Tested by tests/observe/test_profile_trace.py.
+The format is Chrome's Trace Event Format, as JSON. One lane has the calls of `Context.decode`; each
+device has a lane with its splits, their kernel calls and their copies. Times are microseconds from
+the first step. Tested by tests/observe/test_profile_trace.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS_LANE: Final = "Context.decode"
 
 
 def chrome_trace(steps: Sequence[TimedStep], devices: Sequence[str], process: str) -> Event:
-    """The trace of timed steps; lanes are in the order of `devices`, by name."""
+    """The trace of timed steps. Lanes are in the order of the names in `devices`."""
     lanes = {name: i for i, name in enumerate((STEPS_LANE, *devices))}
     return {
         "displayTimeUnit": "ms",

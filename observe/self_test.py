@@ -1,9 +1,9 @@
-"""A device's self-test: a few small graphs of what models need most, against NumPy's kernels.
+"""A device's self-test: a few small graphs of common ops, compared with NumPy's kernels.
 
     for check in self_test(device):
         print(check.name, check.problem or "ok")
 
-It takes about a second where kernels are compiled already. Knows only what every device has.
+It takes about a second if the kernels are compiled. Uses only the common device interface.
 Tested by tests/observe/test_self_test.py.
 """
 
@@ -31,7 +31,7 @@ Rng = np.random.Generator
 
 N_IN: Final = 1024  # values of a row of weights: whole blocks of all types
 N_OUT: Final = 512
-N_MANY: Final = 64  # tokens at once, for which devices have other kernels than for one
+N_MANY: Final = 64  # tokens of a batch: devices have other kernels for batches
 N_PAGES: Final = 12
 N_RUNS: Final = 3
 PAGE_SIZE: Final = 32  # as in model/kv_pages.py
@@ -39,9 +39,15 @@ HEAD_DIM: Final = 64
 
 
 class Check(NamedTuple):
-    """What came of a part of the test: the largest difference to NumPy, as a share of the largest
-    value, how much of it is allowed, and the time; None if there is no result. `problem` is "" if
-    all is well."""
+    """The result of one case.
+
+    Attributes:
+        error: the largest difference to NumPy, relative to the largest value. None if the case
+            failed.
+        limit: the largest allowed error.
+        seconds: the shortest run. None if the case failed.
+        problem: "" if the case passed.
+    """
 
     name: str
     error: float | None
@@ -51,7 +57,7 @@ class Check(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A graph: its output and what its leafs hold, from random numbers."""
+    """A test case. `build` returns a graph's output and random values of its leafs."""
 
     name: str
     limit: float
@@ -59,7 +65,8 @@ class Case(NamedTuple):
 
 
 def self_test(device: Device, cases: tuple[Case, ...] | None = None) -> Iterator[Check]:
-    """Run the test, or some of its cases. A device that fails in the middle fails the rest."""
+    """Run the cases, all by default, and yield their results. Errors of a device are results
+    too."""
     for case in CASES if cases is None else cases:
         try:
             got, seconds = _computed(device, case)
@@ -68,7 +75,7 @@ def self_test(device: Device, cases: tuple[Case, ...] | None = None) -> Iterator
             continue
         error, problem = _difference(got, _expected(case)), ""
         if error > case.limit:
-            problem = f"differs by {error:.1e}, {case.limit:.0e} is allowed"
+            problem = f"error {error:.1e} is above the limit {case.limit:.0e}"
         yield Check(case.name, error, case.limit, seconds, problem)
 
 
@@ -78,10 +85,10 @@ def _difference(got: F32Array, expected: F32Array) -> float:
 
 
 def _computed(device: Device, case: Case) -> tuple[F32Array, float]:
-    """A case's result, and the fewest seconds that it took.
+    """A case's result, and the seconds of its fastest run.
 
     Raises:
-        BackendError: the device has no kernel, or failed. OutOfMemoryError: it is full.
+        BackendError: the device lacks a kernel, or failed. OutOfMemoryError: its memory is full.
     """
     output, values = case.build(np.random.default_rng(1))
     graph = Graph(output)
@@ -108,7 +115,7 @@ def _computed(device: Device, case: Case) -> tuple[F32Array, float]:
 
 
 def _place(device: Device, graph: Graph) -> list[Buffer]:
-    """Give all tensors memory; weights the kind in which the device computes fastest."""
+    """Allocate all tensors. Weights get the buffer type that the device computes fastest with."""
     buffers: list[Buffer] = []
     for node in graph.nodes:
         if node.op is Op.MUL_MAT:
@@ -119,13 +126,13 @@ def _place(device: Device, graph: Graph) -> list[Buffer]:
     buffers += alloc_tensors(rest, device.buffer_type)
     for node in graph.nodes:
         if not device.supports_op(node):
-            raise BackendError(f"there is no kernel for {node.op.name}")
+            raise BackendError(f"no kernel for {node.op.name}")
     return buffers
 
 
 def _best_memory(device: Device, node: Tensor, weights: Tensor) -> BufferType:
     for buft in device.extra_buffer_types:
-        weights.buffer = buft.alloc_buffer(0)  # what a device supports may depend on it
+        weights.buffer = buft.alloc_buffer(0)  # supports_op may depend on the buffer
         able, weights.buffer = device.supports_op(node), None
         if able:
             return buft
@@ -154,7 +161,7 @@ def _floats(rng: Rng, *shape: int) -> F32Array:
 
 
 def _weights(rng: Rng, type: GGMLType) -> Array:
-    """Rows of a type, of values that are not all small or large."""
+    """Random rows of a type, with values of moderate size."""
     if can_quantize(type):
         return from_f32(type, _floats(rng, N_OUT, N_IN))
     blocks = rng.integers(0, 256, (N_OUT * N_IN // type.block_size, type.type_size), np.uint8)
@@ -169,11 +176,11 @@ def _weights(rng: Rng, type: GGMLType) -> Array:
 
 
 def product(type: GGMLType, n_tokens: int) -> Case:
-    """A product with weights of a type."""
+    """A matrix product with weights of a type."""
 
     def build(rng: Rng) -> tuple[Tensor, Mapping[Tensor, Array]]:
         w, x = Tensor(type, (N_IN, N_OUT)), Tensor(GGMLType.F32, (N_IN, n_tokens))
-        # kernels round these to 8 bits, 32 at a time, or to the weights' type: to themselves
+        # kernels round to 8 bits per block of 32, or to the weights' type: exact for these values
         tokens = rng.integers(-127, 128, (n_tokens, N_IN)).astype(np.float32)
         tokens[:, ::32] = 127
         return ops.mul_mat(w, x), {w: _weights(rng, type), x: tokens / 128}
@@ -182,7 +189,7 @@ def product(type: GGMLType, n_tokens: int) -> Case:
 
 
 def attention(n_tokens: int) -> Case:
-    """Attention over the pages of a pool, which lie in any order; heads share keys and values."""
+    """Attention over pages in random order. Heads share keys and values."""
 
     def build(rng: Rng) -> tuple[Tensor, Mapping[Tensor, Array]]:
         n_cells = N_PAGES * PAGE_SIZE
@@ -206,7 +213,7 @@ def attention(n_tokens: int) -> Case:
 
 
 def norm() -> Case:
-    """A norm and its weights, which most devices compute as one."""
+    """A norm and the product with its weights, which most devices fuse."""
 
     def build(rng: Rng) -> tuple[Tensor, Mapping[Tensor, Array]]:
         x, w = Tensor(GGMLType.F32, (N_IN, N_MANY)), Tensor(GGMLType.F32, (N_IN,))

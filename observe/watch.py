@@ -1,10 +1,10 @@
-"""Looking at tensors while they are computed: numbers of those nodes whose names match a pattern.
+"""Prints statistics of computed tensors whose names match a pattern.
 
     watch = TensorWatch("^l_out|FLASH_ATTN_EXT", print)
     context.set_eval_callback(watch)
 
-A node matches if the pattern is found in its name, or is the whole name of its op. Nodes that are
-looked at are not fused with those after them; the bits are the same. Knows no flags. Tested by
+A node matches if the pattern is found in its name, or matches the whole name of its op. A matching
+node is not fused with later nodes; the bits stay the same. Knows no flags. Tested by
 tests/observe/test_watch.py.
 """
 
@@ -25,33 +25,33 @@ from ..graph.tensor import Tensor, format_shape
 from ..graph.types import GGMLType
 from ..kernels.reference.arrays import F32Array, to_f32
 
-N_VALUES: Final = 8  # the first so many are told
-N_NAMES: Final = 12  # names that are told if none matched
+N_VALUES: Final = 8  # first values of a tensor that are printed
+N_NAMES: Final = 12  # names to suggest if none matched
 WIDE: Final = (GGMLType.I64, GGMLType.F64, GGMLType.I8, GGMLType.I16)  # NumPy reads them
 
 
 class TensorWatch:
-    """An eval callback that tells of each matching node, in one line, once it is computed.
+    """An eval callback that passes one line per matching computed node to `write_line`.
 
     Raises:
-        RequestError: the pattern is no regular expression.
+        RequestError: the pattern is not a regular expression.
     """
 
-    def __init__(self, pattern: str, tell: Callable[[str], object]) -> None:
+    def __init__(self, pattern: str, write_line: Callable[[str], object]) -> None:
         try:
             self._pattern = re.compile(pattern)
         except re.error as e:
-            raise RequestError(f"{pattern!r} is no regular expression: {e}") from None
-        self._tell = tell
-        self._names: dict[str, None] = {}  # those that were seen, in order
-        self.n_told = 0
+            raise RequestError(f"{pattern!r} is not a regular expression: {e}") from None
+        self._write_line = write_line
+        self._names: dict[str, None] = {}  # all node names so far, in order
+        self.n_matches = 0
 
     def __call__(self, node: Tensor, ask: bool) -> bool:
         if ask:
             self._names.setdefault(node.name)
             return self.matches(node)
-        self.n_told += 1
-        self._tell(tensor_line(node))
+        self.n_matches += 1
+        self._write_line(tensor_line(node))
         return True
 
     def matches(self, node: Tensor) -> bool:
@@ -59,16 +59,16 @@ class TensorWatch:
         return found is not None
 
     def names(self) -> str:
-        """Some of the names there are, of all layers' one: for a pattern that matched nothing."""
+        """Some node names, of one layer: suggestions for a pattern that matched nothing."""
         first = [n for n in self._names if not n.startswith("node_") and not re.search("-[1-9]", n)]
         more = ", ..." if len(first) > N_NAMES else ""
         return ", ".join(first[:N_NAMES]) + more
 
 
 def tensor_line(t: Tensor) -> str:
-    """Name, op, shape, type, and numbers of a computed node; quantised values are decoded.
+    """Name, op, shape, type and statistics of a computed node. Quantized values are decoded.
 
-    NaN counts in no other number. Of a SET_ROWS, the numbers are those of the rows it wrote.
+    Statistics ignore NaN. For SET_ROWS they cover the rows that it wrote.
     """
     head = f"{t.name} = {t.op.name} {format_shape(t)}:"
     if t.is_empty:
@@ -86,7 +86,7 @@ def tensor_line(t: Tensor) -> str:
 
 
 def tensor_values(t: Tensor) -> F32Array:
-    """The values of an allocated tensor, wherever it lies, as float32 (ne[3], ne[2], ne[1], ne[0]).
+    """The values of an allocated tensor on any device, as float32 (ne[3], ne[2], ne[1], ne[0]).
 
     Integers above 2**24 are rounded.
     """
@@ -94,7 +94,7 @@ def tensor_values(t: Tensor) -> F32Array:
 
 
 def written_rows(t: Tensor) -> F32Array:
-    """The rows that a computed SET_ROWS of a matrix wrote, [n, ne[0]]."""
+    """The rows that a SET_ROWS into a matrix wrote, [n, ne[0]]."""
     size = t.type.row_size(t.ne[0])
     rows = [tensor_get(t, int(i) * t.nb[1], size) for i in read_array(t.src[1]).flat]
     return _decoded(t, np.stack(rows).view(DTYPES.get(t.type, np.uint8)))

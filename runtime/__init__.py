@@ -1,1 +1,1 @@
-"""runtime: what runs a model: its parameters, what fits where, the engine, tokens to text."""
+"""runtime: opens and runs a model: parameters, planning, the engine, tokens to text."""

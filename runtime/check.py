@@ -1,4 +1,4 @@
-"""Whether a plan can be kept, and what its user should know of it.
+"""Checks a plan before its model is loaded, and logs its warnings.
 
 Tested by tests/runtime/test_fit.py.
 """
@@ -15,7 +15,7 @@ log = get_logger("planning")
 
 
 def enforce(plan: ModelPlan) -> None:
-    """Log what was chosen and what placement only warns of, then `check` the plan.
+    """Log the plan's notes and `check` it, then log its displaced nodes if placement is "warn".
 
     Raises:
         DoesNotFitError, PlacementError: see `check`.
@@ -24,7 +24,7 @@ def enforce(plan: ModelPlan) -> None:
         log.warning(note)
     for override in plan.overrides:
         if override.n_weights == 0:
-            log.warning(f"no weight's name matches {override.pattern!r} (-ot)")
+            log.warning(f"-ot: no weight matches {override.pattern!r}")
     check(plan)
     if plan.params.placement.placement == "warn":
         for line in summary(plan.displaced):
@@ -32,11 +32,11 @@ def enforce(plan: ModelPlan) -> None:
 
 
 def check(plan: ModelPlan) -> None:
-    """Raise if the plan cannot be kept.
+    """Check that the plan fits and obeys strict placement.
 
     Raises:
-        DoesNotFitError: a device has too little memory. Names what each device lacks.
-        PlacementError: placement is strict, and nodes would be displaced.
+        DoesNotFitError: a device has too little memory; names what each device lacks.
+        PlacementError: placement is strict, and the plan has displaced nodes.
     """
     if not plan.fits:
         short = [(d.name, d.needed + d.margin, d.free) for d in plan.devices if d.shortfall]
@@ -46,12 +46,12 @@ def check(plan: ModelPlan) -> None:
 
 
 def _advice(plan: ModelPlan) -> str:
-    """What may help a model that does not fit."""
+    """Advice for a model that does not fit."""
     short = {device.name for device in plan.devices if device.shortfall}
     advice = []
     if short - {plan.devices[-1].name}:
         advice.append("fewer layers on devices (-ngl auto)")
     if plan.n_ctx > CTX_STEP:
         advice.append(f"a smaller context than {plan.n_ctx} (-c N, or --fit)")
-    advice.append("keys and values of q8_0 (-ctk q8_0 -ctv q8_0)")
+    advice.append("a q8_0 KV cache (-ctk q8_0 -ctv q8_0)")
     return ", ".join(advice)

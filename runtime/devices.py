@@ -1,4 +1,4 @@
-"""The devices, threads and kinds of memory that placement options name.
+"""Looks up the devices, threads and buffer types that placement options name.
 
 Tested by tests/runtime/test_fit.py.
 """
@@ -21,7 +21,7 @@ log = get_logger("devices")
 def open_placement(
     file: GGUFFile, params: PlacementParams, on_compile: CompileProgress | None
 ) -> Placement:
-    """Look up what the options name. The numbers of threads are filled in.
+    """Return the placement that the options describe, with the thread counts filled in.
 
     Raises:
         UnsupportedModelError: Lamella cannot run the file's architecture.
@@ -44,12 +44,16 @@ def open_placement(
 
 
 def _threads(params: PlacementParams) -> tuple[int, int]:
-    """Threads for single tokens and for several. More than can run would wait for each other."""
+    """Thread counts for one token and for batches, at most one thread per usable CPU.
+
+    More threads would only wait for each other.
+    """
     n = params.n_threads or default_threads()
     n_batch = params.n_threads_batch or n
     usable = usable_cpus()
     if max(n, n_batch) > usable:
         log.warning(
-            f"{max(n, n_batch)} threads were requested, {usable} can run at once: using {usable}"
+            f"{max(n, n_batch)} threads were requested, but only {usable} can run at once: "
+            f"using {usable}"
         )
     return min(n, usable), min(n_batch, usable)

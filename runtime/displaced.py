@@ -1,10 +1,13 @@
-"""Displaced nodes: those that run elsewhere than the user's flags put their layer, why, and what
-would change it.
+"""Finds displaced nodes: nodes that run on another device than the user's flags give their layer.
 
-A node that reads a weight belongs to the weight's home, or to the device of the weight's layer if
-only that device's lack of a kernel, and no override, has put the weight elsewhere. Attention
-belongs to the device of its pages. Any other node belongs to the device of its layer, and is
-displaced only if that one cannot run it: between nodes of one device the scheduler may choose.
+Reports the reason of each, and a flag that changes it. Where a node belongs:
+
+- A node that reads a weight belongs to the weight's home. If the weight left its layer's device
+  only for lack of a kernel, the node belongs to the layer's device. An override is no such lack.
+- Attention belongs to the device of its pages.
+- Every other node belongs to the device of its layer. It is displaced only if that device cannot
+  run it; otherwise the scheduler was free to choose.
+
 Prints nothing and allocates nothing. Tested by tests/runtime/test_displaced.py.
 """
 
@@ -25,18 +28,18 @@ from ..sched.assignment import CAUSES
 from ..sched.backend import Device
 from ..sched.scheduled import ScheduledGraph
 
-OP_OFFLOAD: Final = "1.off"  # the cause of nodes that a device has taken over from the CPU
-# of weights, to suggest: what files usually are quantised to, the smallest first
+OP_OFFLOAD: Final = "1.off"  # the cause of nodes that a device runs for the CPU
+# types of weights to suggest: those that files usually have, the smallest first
 USUAL_TYPES: Final = (
     *(GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0),
     *(GGMLType.F16, GGMLType.BF16, GGMLType.F32),
 )
-# what a pool can be of (context.KV_TYPES), the default first
+# types of a KV pool (params.KV_TYPES), the default first
 PAGE_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)
 ON_PAGES: Final = frozenset({Op.FLASH_ATTN_EXT, Op.SET_ROWS})
-_LAYER: Final = re.compile(r"-(\d+)$")  # of a node's name, see model/arch/build.py
+_LAYER: Final = re.compile(r"-(\d+)$")  # at the end of a node's name, see model/arch/build.py
 UNNAMED: Final = "node_"
-_EMBEDDING: Final = -1  # stands for the layer of what belongs to no layer
+_EMBEDDING: Final = -1  # stands for a layer: the token embedding has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,12 @@ class Displaced:
     """One displaced node.
 
     Attributes:
-        node: its name, or node_N with its place in the graph.
-        op: its name.
-        device, wanted: names of the device on which it runs, and of that on which it should.
-        cause: why the scheduler chose `device`, as in `sched.assignment.CAUSES`.
-        why: what keeps it from `wanted`, a sentence without a full stop.
-        fix: what would change that for all nodes of its kind; "" if nothing is known.
+        node: its name, or node_N if it has none: its index in the graph.
+        op: the op's name.
+        device, wanted: names of the device that runs it, and of the device it belongs to.
+        cause: the scheduler's reason code for `device`, see `sched.assignment.CAUSES`.
+        why: the reason that `wanted` does not run it, a sentence without a full stop.
+        fix: the remedies for all nodes of its kind; "" if none is known.
     """
 
     node: str
@@ -62,7 +65,7 @@ class Displaced:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What nodes that are told of together have in common."""
+        """The key by which nodes are reported together."""
         return (self.op, self.cause, self.device, self.wanted, self.why)
 
 
@@ -73,15 +76,15 @@ def displaced(
     """The displaced nodes of a scheduled graph of `model`, in the graph's order.
 
     Args:
-        scheduled: the graph; attention must have been put where its pages are.
-        model: its weights may lie in memory that is only measured.
+        scheduled: the graph; its attention must be assigned to the devices of its pages.
+        model: its weights may lie in measured memory.
     """
     return _DisplacedSearch(scheduled, model).run()
 
 
 def summary(nodes: Iterable[Displaced]) -> list[str]:
-    """A line for each kind of displaced nodes, with one of them as an example. Equal nodes, of
-    several graphs, count once."""
+    """One line for each kind of displaced node, with an example. Nodes that are equal in several
+    graphs count once."""
     kinds: dict[tuple[str, ...], list[Displaced]] = {}
     for node in dict.fromkeys(nodes):
         kinds.setdefault(node.kind, []).append(node)
@@ -89,19 +92,19 @@ def summary(nodes: Iterable[Displaced]) -> list[str]:
 
 
 def refuse(nodes: Iterable[Displaced]) -> None:
-    """Do nothing if there are no displaced nodes.
+    """Raise if there are displaced nodes.
 
     Raises:
-        PlacementError: there are; names their kinds, and what would change it.
+        PlacementError: names each kind of displaced node, and its remedies.
     """
     lines = summary(nodes)
     if lines:
         kinds = "".join(f"\n  {line}" for line in lines)
-        raise PlacementError(f"placement is strict, and nodes would be displaced:{kinds}")
+        raise PlacementError(f"placement is strict, but nodes would be displaced:{kinds}")
 
 
 def _line(found: list[Displaced]) -> str:
-    # one that has a name of its own
+    # prefer an example with a name
     first = next((d for d in found if not d.node.startswith(UNNAMED)), found[0])
     n = len(found)
     what = f"{n} {first.op} node runs" if n == 1 else f"{n} {first.op} nodes run"
@@ -113,8 +116,8 @@ def _line(found: list[Displaced]) -> str:
 
 
 class _Fault(NamedTuple):
-    """What keeps a node from where it belongs, and what would help: `types` of its weight would, an
-    `override` would say that it is meant to be so."""
+    """Why a node is displaced, and its remedies: a flag (`fix`), other `types` of its weight, or an
+    `override` that places the weight there on purpose."""
 
     why: str
     fix: str = ""
@@ -123,7 +126,7 @@ class _Fault(NamedTuple):
 
 
 class _DisplacedSearch:
-    """What `displaced` needs to know of a graph."""
+    """The search for displaced nodes in one graph."""
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class _DisplacedSearch:
         self.model = model
         self.cpu = model.devices[-1]
         self.specs = {spec.name: spec for spec in model.arch.tensors(model.hp)}
-        self.names: dict[Tensor, list[str]] = {}  # several, where they share their data
+        self.names: dict[Tensor, list[str]] = {}  # several if weights share their data
         for name, weight in model.weights.items():
             self.names.setdefault(weight, []).append(name)
         self.originals = {
@@ -175,17 +178,17 @@ class _DisplacedSearch:
         return self.cpu if spec.layer is None else self._of_layer(spec.layer)
 
     def _weight(self, node: Tensor) -> WeightSpec | None:
-        """The weight that a node reads, if that decides where the node belongs."""
+        """The weight that decides where a node belongs, None if no weight does."""
         if node.op is Op.ROPE:
-            return None  # its factors are too small to, see sched/passes.py
+            return None  # its factors are too small to decide, see sched/passes.py
         for src in node.src:
-            for name in self.names.get(self._own(src).root, ()):
+            for name in self.names.get(self._original(src).root, ()):
                 if self.specs[name].op is node.op:
                     return self.specs[name]
         return None
 
-    def _own(self, src: Tensor) -> Tensor:
-        """What a node reads, if it reads a copy of it."""
+    def _original(self, src: Tensor) -> Tensor:
+        """The source itself, or the tensor that it is a copy of."""
         return self.originals.get(src, src)
 
     def _device(self, node: Tensor) -> Device:
@@ -195,7 +198,7 @@ class _DisplacedSearch:
         return self.cpu if layer == _EMBEDDING else self.model.layers[layer]
 
     def _layers(self) -> dict[Tensor, int]:
-        """The layer of every node: its own, else that of the first that reads it; what nobody reads
+        """The layer of every node: its own, else that of its first reader. A node without readers
         belongs to the output."""
         readers: dict[Tensor, int] = {}
         layers: dict[Tensor, int] = {}
@@ -204,7 +207,7 @@ class _DisplacedSearch:
             if layer is None:
                 layer = readers.get(node, self.model.hp.n_layer)
             layers[node] = layer
-            for src in map(self._own, node.src):
+            for src in map(self._original, node.src):
                 readers[src] = layer  # the first reader comes last
         return layers
 
@@ -225,8 +228,8 @@ class _DisplacedSearch:
             return self._unknown_type(node, spec, wanted)
         if cause == OP_OFFLOAD:
             return _Fault(
-                f"{device.name} takes large batches over from {wanted.name}, with a copy of their "
-                "weights each time",
+                f"{device.name} runs large batches for {wanted.name} and copies their weights each "
+                "time (op offload)",
                 "--no-op-offload",
             )
         if wanted.supports_op(node):
@@ -252,13 +255,13 @@ class _DisplacedSearch:
         return _Fault(why, types=known, override=self._override(spec))
 
     def _override(self, spec: WeightSpec) -> str:
-        """What says that a weight, and its like in all layers, is meant to be with the CPU."""
+        """The -ot value that places a weight, and its like in all layers, on the CPU."""
         in_layer = re.sub(r"^blk\.\d+", "", spec.name)
         begin = "^" if in_layer == spec.name else ""
         return f"{begin}{re.escape(in_layer)}={self.cpu.buffer_type.name}"
 
     def _unknown_pages(self, node: Tensor, wanted: Device) -> _Fault:
-        k, v = (self._own(src) for src in node.src[1:3])
+        k, v = (self._original(src) for src in node.src[1:3])
         why = (
             f"{wanted.name} has no kernel for {node.op.name} with keys of {k.type.name} and values "
             f"of {v.type.name}"
@@ -271,7 +274,7 @@ class _DisplacedSearch:
                 flags = [f"-ctk {type_k.name.lower()}"] if type_k is not k.type else []
                 flags += [f"-ctv {type_v.name.lower()}"] if type_v is not v.type else []
                 return _Fault(why, " ".join(flags))
-        return _Fault(why, "-nkvo, which keeps keys, values and attention with the CPU")
+        return _Fault(why, "-nkvo, which keeps the KV cache and attention on the CPU")
 
 
 def _page_types(k: GGMLType, v: GGMLType) -> Iterator[tuple[GGMLType, GGMLType]]:
@@ -282,13 +285,13 @@ def _page_types(k: GGMLType, v: GGMLType) -> Iterator[tuple[GGMLType, GGMLType]]
 
 
 def _fix_of_all(faults: list[_Fault]) -> str:
-    """What would help all nodes of a kind."""
+    """The remedies that help all nodes of a kind."""
     first = faults[0]
     types = [t for t in first.types if all(t in fault.types for fault in faults)]
     overrides = ",".join(dict.fromkeys(fault.override for fault in faults if fault.override))
     fixes = [first.fix] if first.fix else []
-    fixes += [f"quantise the weights to {_or(types)}"] if types else []
-    fixes += [f'leave them to the CPU knowingly: -ot "{overrides}"'] if overrides else []
+    fixes += [f"quantize the weights to {_or(types)}"] if types else []
+    fixes += [f'place them on the CPU explicitly: -ot "{overrides}"'] if overrides else []
     return ", or ".join(fixes)
 
 

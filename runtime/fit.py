@@ -1,6 +1,6 @@
-"""What fits: the most layers on devices, and the largest context, that a model's plan allows.
+"""Searches the most layers on devices, and the largest context, that fit.
 
-The plan is made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
+Plans are made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
 Tested by tests/runtime/test_fit.py.
 """
 
@@ -19,18 +19,18 @@ from .params import OpenParams
 from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
 
 MIB: Final = 1 << 20
-CTX_STEP: Final = 256  # cells by which a context is made smaller
-CTX_KEPT: Final = 4096  # cells that a context keeps while layers could leave instead
+CTX_STEP: Final = 256  # smaller contexts have a multiple of these cells
+CTX_KEPT: Final = 4096  # with -ngl auto, layers leave a device before the context gets smaller
 NO_PIPELINE: Final = "its compute buffers do not fit"
 
 Devices = Sequence[DevicePlan]
 
 
 def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) -> ModelPlan:
-    """Plan a model from its header. Layers and context are chosen where `params` ask for that.
+    """Plan a model from its header, and choose the layers and the context that `params` leave open.
 
-    The plan may not fit, see `plan.check`. `on_compile` is called when the devices of the plan
-    compile kernels, later.
+    The plan may not fit: see `check`. The devices of the plan call `on_compile` when they compile
+    kernels, later.
 
     Raises:
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
@@ -56,7 +56,7 @@ class _PlanSearch:
     def run(self) -> ModelPlan:
         plan = self._search()
         if self._target and not self._fits(plan.devices):
-            self._target = 0  # no choice leaves so much free: fit at all
+            self._target = 0  # no choice leaves so much free: fit without it
             plan = self._search()
         return replace(plan, notes=tuple(self._notes(plan)))
 
@@ -67,15 +67,15 @@ class _PlanSearch:
             plan = self._with_context(plan, least)
         if self._is_auto and not self._gpus_fit(plan.devices):
             plan = self._with_layers(plan)
-            if self._shrinks and plan.n_gpu_layers == 0:  # less context gained nothing
+            if self._shrinks and plan.n_gpu_layers == 0:  # the smaller context did not help
                 op_offload = plan.params.placement.op_offload
                 plan = self._plan(self._change(0, op_offload=op_offload))
         if self._shrinks and not self._fits(plan.devices):
-            plan = self._with_context(plan, CTX_STEP)  # layers that left must fit elsewhere
+            plan = self._with_context(plan, CTX_STEP)  # the CPU must have room for the other layers
         return plan
 
     def _with_context(self, start: ModelPlan, least: int) -> ModelPlan:
-        """`start` with the largest context that fits, of `least` cells if none does."""
+        """`start` with the largest context that fits, with `least` cells if none does."""
         rules = start.params.placement
         low, high = -(-least // CTX_STEP), start.n_ctx // CTX_STEP
         if low >= high:
@@ -88,13 +88,13 @@ class _PlanSearch:
         )
 
     def _with_layers(self, start: ModelPlan) -> ModelPlan:
-        """`start` with the most layers that fit on devices. Without these devices if not even the
-        memory fits that they need to take large batches over."""
+        """`start` with the most layers that fit on devices. If even the buffers for op offload do
+        not fit, the plan leaves the devices unused."""
         change = partial(self._change, n_ctx=start.n_ctx)
         n_layer = start.n_layers - 1
         placements = [self._place(change(n)) for n in range(n_layer + 1)]
         used = [set(layer_devices(n_layer, p)) & set(p.devices) for p in placements]
-        # with fewer layers another device gets the output, which may need more than some layers
+        # with fewer layers the output moves to another device, where it may need more than they do
         n_settled = used.index(used[-1])
         best = self._largest(change, self._gpus_fit, n_settled, n_layer)
         for n in reversed(range(n_settled)):
@@ -110,9 +110,9 @@ class _PlanSearch:
         low: int,
         high: int,
     ) -> ModelPlan:
-        """The plan of `change(n)` for the largest n from `low` to `high` that fits, of `low` if
-        none does. If n fits, so does a smaller one."""
-        # a sketch never needs more than the plan, and nearly always the same
+        """The plan of `change(n)` for the largest n from `low` to `high` that fits, for `low` if
+        none does. Assumes that a smaller n fits if n does."""
+        # a sketch never needs more than the plan, and nearly always needs the same
         high = _last(lambda n: fits(self._sketch(change(n))), low, high)
         best = self._plan(change(high))
         if high > low and not fits(best.devices):
@@ -137,7 +137,7 @@ class _PlanSearch:
         return replace(self._placement, params=params.placement)
 
     def _plan(self, params: OpenParams) -> ModelPlan:
-        """The plan, with a pipeline if there can be one and it fits."""
+        """The plan of these options, with a pipeline if one is possible and fits."""
         plan = self._measure(params)
         if not plan.no_pipeline and not self._fits(plan.devices):
             return self._measure(params, NO_PIPELINE)
@@ -149,7 +149,7 @@ class _PlanSearch:
         return make_plan(measured, params)
 
     def _sketch(self, params: OpenParams) -> Devices:
-        """The devices of the plan, which may need more than this."""
+        """The devices of a sketched plan: the plan itself needs as much or more."""
         devices, is_pipelined = self._sketch_once(params)
         if is_pipelined and not self._fits(devices):
             devices, _ = self._sketch_once(params, NO_PIPELINE)
@@ -166,14 +166,14 @@ class _PlanSearch:
         return self._gpus_fit(devices) and not devices[-1].shortfall
 
     def _gpus_fit(self, devices: Devices) -> bool:
-        """True if all devices but the CPU have room, and leave free what they must."""
+        """True if all devices but the CPU have room, and the target stays free on them."""
         return all(d.needed + d.margin + self._target <= d.free for d in devices[:-1])
 
     def _notes(self, plan: ModelPlan) -> Iterator[str]:
-        """What was chosen, and why, line by line."""
+        """Lines that report what was chosen, and why."""
         rules, n_ctx = self._params.placement, self._params.context.n_ctx
         wanted = n_ctx or plan.n_ctx_train
-        room = f"{rules.fit_target} MiB are to stay free on each device (--fit-target)"
+        room = f"--fit-target keeps {rules.fit_target} MiB free on each device"
         why = f"more does not fit; {room}" if self._target else "more does not fit"
         if plan.n_ctx < wanted:
             yield f"the context has {plan.n_ctx} tokens, not {wanted}: {why}"
@@ -183,14 +183,14 @@ class _PlanSearch:
                 f"{plan.n_ctx_train}: text beyond that is likely to be poor"
             )
         if rules.fit and n_ctx:
-            yield "--fit does not change a context that was given with -c"
+            yield "--fit does not change a context size set with -c"
         if plan.no_pipeline == NO_PIPELINE:
             yield f"ubatches run one after the other: {plan.no_pipeline}"
         if self._is_auto and plan.n_gpu_layers < plan.n_layers:
             names = ", ".join(device.name for device in self._placement.devices)
             yield f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: {why}"
             if rules.op_offload and not plan.params.placement.op_offload:
-                yield f"{names} cannot take large batches over from the CPU: that does not fit"
+                yield f"{names} cannot run large batches for the CPU: op offload does not fit"
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -1,4 +1,4 @@
-"""An instance: a model at work, with all that a request needs.
+"""An instance: a loaded model, its engine, its vocabulary and its chat template.
 
 `runtime/open.py` makes it. Knows no HTTP. Tested by tests/runtime/test_open.py.
 """
@@ -30,15 +30,15 @@ def unload(context: Context) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instance:
-    """A model at work. Several threads may use it.
+    """A loaded model whose engine runs. Several threads may use it.
 
     Attributes:
-        params: how it was opened, with what was chosen filled in.
-        plan: where it runs, and what memory it takes.
+        params: the options it was opened with, chosen values filled in.
+        plan: where it runs, and the memory it needs.
         engine: runs the requests; it has been started.
-        vocab, chat: from text and conversations to tokens.
+        vocab, chat: turn text and conversations into tokens.
         meta: what /v1/models reports about the model.
-        sampling: the values of `SamplingParams` that requests do not set themselves.
+        sampling: default values of `SamplingParams`; a request may set its own.
     """
 
     params: OpenParams
@@ -60,7 +60,7 @@ class Instance:
 
     @property
     def alias(self) -> str:
-        """The name by which clients see the model: by default the file's, without its ending."""
+        """The model's name for clients: by default the file's name without its suffix."""
         return self.params.model.alias or self.path.stem
 
     @property
@@ -70,11 +70,11 @@ class Instance:
 
     @property
     def displaced(self) -> Mapping[str, Sequence[Displaced]]:
-        """Nodes that run elsewhere than their layer, by graph: "decode" and "prefill"."""
+        """The displaced nodes of each graph: "decode" and "prefill"."""
         return {"decode": self.plan.decode.displaced, "prefill": self.plan.prefill.displaced}
 
     def sampling_params(self, given: Mapping[str, Any] | None = None) -> SamplingParams:
-        """Sampling with these values, and the instance's own for the rest.
+        """Sampling parameters with these values, and the instance's defaults for the rest.
 
         Raises:
             RequestError: an invalid value. TypeError: an unknown field.
@@ -84,7 +84,7 @@ class Instance:
     def close(self) -> None:
         """End all generations and free everything. Calling it twice is fine."""
         self.engine.close()
-        # a step that still runs keeps its memory: one that takes long, or this thread's own
+        # a step that is still running, perhaps on this thread, needs its memory until it ends
         self.engine.when_ended(lambda: unload(self.context))
 
     def __enter__(self) -> Instance:

@@ -1,10 +1,10 @@
-"""The one way to open a model: planned, loaded, and set to work.
+"""The one way to open a model: plan it, load it, start its engine.
 
-    with opened(params) as context:               # a context, to decode batches with
-    with open_instance(params) as instance:       # an engine, to run requests
+    with opened(params) as context:               # a context that decodes batches
+    with open_instance(params) as instance:       # an engine that runs requests
 
-What the plan refuses is not loaded. The commands, the HTTP server and the Python API all open
-models here. Knows no HTTP. Tested by tests/runtime/test_open.py.
+A model whose plan fails its check is not loaded. The commands, the HTTP server and the Python API
+all open models here. Knows no HTTP. Tested by tests/runtime/test_open.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VOCAB_TYPES: Final = {"llama": 1, "gpt2": 2}  # llama.cpp's LLAMA_VOCAB_TYPE_SPM
 
 
 class FileParts(NamedTuple):
-    """What an instance gets from a file's metadata alone."""
+    """The parts of an instance that come from the file's metadata alone."""
 
     vocab: Vocab
     chat: ChatTemplate
@@ -59,16 +59,15 @@ def open_instance(
 
     Args:
         params: what to open and how.
-        sampling: values of `SamplingParams` that requests do not set themselves. They replace the
-            file's recommendations.
+        sampling: default values of `SamplingParams`. They replace the file's recommendations.
         on_load, on_compile: progress callbacks.
 
     Raises:
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
-        DoesNotFitError: a device's memory is too small. OutOfMemoryError: it has become so since
-            the plan; nothing stays allocated.
-        PlacementError: placement is strict, and nodes would be displaced.
+        DoesNotFitError: a device's memory is too small. OutOfMemoryError: it became too small
+            after the plan was made; nothing stays allocated.
+        PlacementError: placement is strict, and the plan has displaced nodes.
     """
     plan = plan_model(params, on_compile)
     parts = _read_parts(params.model)
@@ -77,9 +76,9 @@ def open_instance(
             log.info(reason)
     if parts.recommended:
         values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())
-        log.info(f"sampling, unless told otherwise, as the file recommends: {values}")
+        log.info(f"default sampling, as the model's file recommends: {values}")
     enforce(plan)
-    load_kernels(on_compile)  # of the samplers, so that no request waits for them
+    load_kernels(on_compile)  # of the samplers: no request shall wait for their compilation
     context = load(plan, on_load)
     try:
         engine = Engine(context, parts.vocab, n_parallel=plan.params.context.n_parallel)
@@ -121,7 +120,7 @@ def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
 
     Raises:
         ModelFileError: the file cannot be used.
-        OutOfMemoryError: memory has become too small; nothing stays allocated.
+        OutOfMemoryError: memory became too small after the plan was made; nothing stays allocated.
     """
     params = plan.params
     model = load_model(params.model.path, plan.placement, on_load)

@@ -1,7 +1,7 @@
-"""What to open and how: one nested declaration, passed on as it is.
+"""The parameters of an open model: one nested declaration, passed on unchanged.
 
-The command line, the environment, `lamella.load` and the plan all read it: a new option is a new
-field in one of the groups, and nothing else. Knows no device and no file.
+The command line, the environment, `lamella.load` and the plan all read it. A new option needs a
+field in one of the groups, and no other line. Knows no device and no file.
 Tested by tests/runtime/test_params.py.
 """
 
@@ -17,11 +17,11 @@ from ..model.params import ContextParams, PlacementParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams(Options):
-    """Which model, and what its file may leave out."""
+    """Which model to open, and what replaces values of its file."""
 
     title: ClassVar[str] = "model"
 
-    path: str | Path = option("", help="the GGUF file, the first one of a split model")
+    path: str | Path = option("", help="the GGUF file; of a split model, the first one")
     alias: str | None = option(
         None,
         *("-a", "--alias"),
@@ -40,7 +40,7 @@ class ModelParams(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenParams(Options):
-    """What to open and how. `OpenParams.make` takes the options of all groups by name."""
+    """Which model to open, and how. `OpenParams.make` takes the options of all groups by name."""
 
     model: ModelParams = group(ModelParams)
     placement: PlacementParams = group(PlacementParams)

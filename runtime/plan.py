@@ -1,12 +1,12 @@
-"""The plan of a model: where it would run and what memory it takes, to the byte, from its header.
+"""The plan of a model, from its file's header: where it would run, and its memory to the byte.
 
     with open_gguf(path, header_only=True) as file:
         plan = make_plan(open_measured(file, placement, params.context), params)
 
-The code that loads a model also makes the plan: it places weights, makes the pool and schedules
-graphs, but in a `MeasuredMemory`, whose buffers have addresses and no memory. So the plan is what
-is allocated. It does not count Python, the vocabulary and compiled kernels; the memory of a GPU's
-driver is a margin of its own. Knows no request, prints nothing.
+The code that loads a model also makes the plan. It places weights, makes the pool and schedules
+graphs, but in a `MeasuredMemory`, whose buffers have addresses and no memory. So the plan equals
+what a load allocates. It does not count Python, the vocabulary and compiled kernels. The memory of
+a GPU's driver is a margin of its own. Knows no request, prints nothing.
 Tested by tests/runtime/test_fit.py.
 """
 
@@ -36,8 +36,8 @@ from .params import OpenParams
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes in one kind of memory: of weights, keys and values, graphs' tensors, and what backends
-    use beside tensors."""
+    """Bytes in one buffer type: weights, keys and values, tensors of graphs (`compute`), and
+    scratch memory of backends (`work`)."""
 
     buffer_type: str
     weights: int = 0
@@ -60,9 +60,14 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """What a device would hold. `free` and `capacity` are its bytes now, UNLIMITED where nobody
-    knows; `margin` are those that its driver will take. `n_bytes_read` of weights, and `n_bytes_kv`
-    of keys and values for each token that came before, are what it reads for a token."""
+    """The memory of a device under a plan.
+
+    Attributes:
+        free, capacity: bytes of the device now; UNLIMITED if unknown.
+        margin: bytes that the device's driver will take.
+        n_bytes_read: bytes of weights that the device reads for one token.
+        n_bytes_kv: bytes of keys and values that it reads for each earlier token.
+    """
 
     name: str
     description: str
@@ -80,14 +85,14 @@ class DevicePlan:
 
     @property
     def shortfall(self) -> int:
-        """Bytes that are missing; 0 if it fits."""
+        """Bytes that the device lacks; 0 if it lacks none."""
         return max(0, self.needed + self.margin - self.free)
 
 
 @dataclass(frozen=True, slots=True)
 class OverridePlan:
-    """What an override does: `n_weights` of `n_bytes` match `pattern` first, and are to lie in
-    `buffer_type`: those of the CPU in the best memory that it has for them."""
+    """The effect of an override: `n_weights` weights of `n_bytes` match `pattern` first, and go to
+    `buffer_type`. Weights for the CPU go to the best of its buffer types."""
 
     pattern: str
     buffer_type: str
@@ -97,8 +102,8 @@ class OverridePlan:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A graph for `n_tokens` tokens: how often its tensors are copied between devices, and how many
-    bytes at most (of experts only those in use are)."""
+    """A graph for `n_tokens` tokens, with the number of its copies between devices and their bytes.
+    The bytes are an upper limit: of experts, only those in use are copied."""
 
     n_tokens: int
     n_nodes: int
@@ -110,22 +115,23 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """All that can be known of a model before it is loaded.
+    """Everything known about a model before it is loaded.
 
     Attributes:
-        params: what was asked for, with what was chosen filled in.
-        placement: the devices that the names in `params` mean, and the rules.
+        params: the options, chosen values filled in.
+        placement: the devices that `params` name, and the rules.
         reserved: the sizes of compute and scratch memory.
-        path: of its file.
-        name: its architecture and the type of most of its weights.
-        n_bytes, n_params: of all weights, as the file has them.
-        n_layers, n_gpu_layers: with the output as one; those on devices beside the CPU.
+        path: the model's file.
+        name: the architecture, and the type of most weights.
+        n_bytes, n_params: of all weights in the file.
+        n_layers, n_gpu_layers: all layers, and those on devices other than the CPU. The output
+            counts as a layer.
         n_ctx, n_ctx_train, n_ubatch, n_seq_max: cells of the pool, and sizes of a step.
-        devices: the CPU is the last.
-        decode, prefill: a step for one token, and for a whole ubatch.
+        devices: the CPU is the last one.
+        decode, prefill: the graph of one token, and that of a whole ubatch.
         overrides: in the order in which they are tried.
-        no_pipeline: why ubatches run one after the other; "" if they need not.
-        notes: what was chosen because it fits.
+        no_pipeline: why ubatches run one after the other; "" if they overlap.
+        notes: lines about the choices that were made to fit.
     """
 
     params: OpenParams
@@ -150,7 +156,7 @@ class ModelPlan:
 
     @property
     def n_bytes_kv(self) -> int:
-        """Bytes of keys and values of a token."""
+        """Bytes of keys and values per token."""
         return sum(device.n_bytes_kv for device in self.devices)
 
     @property
@@ -173,7 +179,7 @@ class MeasuredModel:
 
 
 class _SketchedContext(Context):
-    """A context that reserves for its largest graph only: a full one needs as much or more."""
+    """A context that reserves its largest graph only. A full context needs as much or more."""
 
     def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
         return {(self.n_ubatch, self.n_ubatch, self.n_seq_max)}
@@ -190,8 +196,8 @@ def open_measured(
     """Place a model as `load_model` and `Context` do, but allocate and compile nothing.
 
     Args:
-        sketch: measure the largest graph only, in a fraction of the time; the real context may need
-            more memory than that.
+        sketch: measure the largest graph only. This takes a fraction of the time; the real context
+            may need more memory.
 
     Raises:
         As `load_model` and `Context`, but never OutOfMemoryError.
@@ -209,12 +215,12 @@ def open_measured(
 
 
 def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
-    """Place a model again as it was planned; see `open_measured`."""
+    """Place a model again as planned; see `open_measured`."""
     return open_measured(file, plan.placement, plan.params.context, no_pipeline=plan.no_pipeline)
 
 
 def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
-    """The memory that each device would hold; the CPU is the last."""
+    """The memory that each device would hold; the CPU is the last one."""
     return tuple(_device_plan(measured, device) for device in measured.model.devices)
 
 
@@ -251,7 +257,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
     cpu = measured.model.placement.cpu
     bufts: dict[BufferType, dict[Usage, int]] = {}
     for buffer in measured.buffers:
-        # what is no device's own memory, such as pinned or packed memory, is the host's
+        # memory that no device owns, such as pinned or packed memory, is the host's
         if buffer.size and not buffer.freed and owners.get(buffer.buft, cpu) is device:
             uses = bufts.setdefault(buffer.buft, dict.fromkeys(Usage, 0))
             uses[buffer.usage] += buffer.size
@@ -269,7 +275,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
         free,
         capacity,
         device.driver_margin,
-        # the device's own first, then what it has in others'
+        # the device's own memory first
         tuple(sorted(memory, key=lambda m: (m.buffer_type != device.name, m.buffer_type))),
         bytes_read(measured.model)[device.name],
         _bytes_kv(measured)[device.name],
@@ -277,7 +283,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
 
 
 def _bytes_kv(measured: MeasuredModel) -> dict[str, int]:
-    """Bytes of keys and values of a token, by the name of the device where they lie."""
+    """Bytes of keys and values per token on each device, by its name."""
     kv = dict.fromkeys((device.name for device in measured.model.devices), 0)
     for il, layer in enumerate(measured.context.kv):
         kv[measured.model.kv_home(il).name] += layer.k.nb[1] + layer.v.nb[1]

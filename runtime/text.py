@@ -1,7 +1,7 @@
-"""The text side of a generation: tokens become text, stop strings end it, pieces are handed on.
+"""The text side of a generation: turns tokens into text and finds stop strings.
 
-`TextSink` is what HTTP, the command line and the Python API give the engine. `Generation` and
-`generate` are a blocking iterator over it, for whoever has a thread to wait in.
+`TextSink` is the sink that HTTP, the command line and the Python API pass to the engine. `generate`
+returns a `Generation`: a blocking iterator over the pieces of text.
 Tests: tests/runtime/test_text.py, tests/runtime/test_generation.py.
 """
 
@@ -25,14 +25,14 @@ class TokenProb:
     """A token and the natural logarithm of its probability."""
 
     id: int
-    token: str  # U+FFFD for what is no whole UTF-8
+    token: str  # U+FFFD for bytes that are not valid UTF-8
     raw: bytes
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenProbs:
-    """The token that was chosen, and the likeliest ones at its place, best first."""
+    """The chosen token, and the most likely tokens at its position, best first."""
 
     chosen: TokenProb
     top: tuple[TokenProb, ...]
@@ -40,28 +40,28 @@ class TokenProbs:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is decided, and the tokens that began in it."""
+    """Final text, and the tokens that begin in it."""
 
     text: str
     tokens: tuple[int, ...]
-    probs: tuple[TokenProbs, ...] = ()  # one per token if the job asked for them
+    probs: tuple[TokenProbs, ...] = ()  # one per token if the job requests them
 
 
-News = Piece | Result | LamellaError
+TextEvent = Piece | Result | LamellaError
 
 
 class StopFinder:
-    """Finds the first stop string that is completed in a text that comes in parts.
+    """Finds the stop string that is completed first in a text that arrives in parts.
 
-    First completed, not first begun: what is found never depends on what comes after it, nor on how
-    the text was cut into parts. If several are completed by the same character, the longest counts.
+    First completed, not first begun: the result depends neither on later text nor on how the text
+    was cut into parts. If one character completes several stop strings, the longest counts.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self.stop = tuple(s for s in stop if s)  # an empty one, as in llama-server, means none
+        self.stop = tuple(s for s in stop if s)  # an empty one is ignored, as in llama-server
 
     def find(self, text: str) -> tuple[int, str] | None:
-        """Where the stop string begins, and which one it is."""
+        """The position and the text of the stop string; None if there is none yet."""
         found = [(i + len(s), i, s) for s in self.stop if (i := text.find(s)) >= 0]
         if not found:
             return None
@@ -69,7 +69,7 @@ class StopFinder:
         return begin, word
 
     def n_decided(self, text: str) -> int:
-        """Characters at the front of `text` that no stop string can begin in any more."""
+        """Number of characters at the front of `text` that cannot become part of a stop string."""
         for i in range(len(text) if self.stop else 0):
             tail = text[i:]
             if any(s.startswith(tail) for s in self.stop):
@@ -78,11 +78,11 @@ class StopFinder:
 
 
 class TextSink:
-    """A sink that emits text as soon as no stop string can take it back.
+    """A sink that emits text as soon as it cannot become part of a stop string.
 
-    `emit` gets the pieces, then either `end` the result or `error` what went wrong; all are called
-    on the engine's thread. A stop string and everything after it is never emitted; text that is
-    held back when the generation ends otherwise is.
+    Calls `emit` with each piece, then `end` with the result or `error` with the error, all on the
+    engine's thread. Never emits a stop string and the text after it. If the generation ends
+    otherwise, emits the text held back so far.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TextSink:
 
     def finished(self, result: Result) -> None:
         """See `Sink.finished`."""
-        if self._push(self._decoder.flush()):  # a stop string that was found is found again
+        if self._push(self._decoder.flush()):  # False if a stop string was found, also before
             self._send(len(self._text), tuple(self._tokens))
         if self._stopping_word:
             result = replace(result, stop_type=StopType.WORD, stopping_word=self._stopping_word)
@@ -131,7 +131,7 @@ class TextSink:
         self._error(error)
 
     def _push(self, text: str) -> bool:
-        """Emit what is decided now; False: a stop string was found."""
+        """Emit the text that is final now. Return False if a stop string was found."""
         self._text += text
         found = self._finder.find(self._text)
         if found is not None:
@@ -160,33 +160,35 @@ class TextSink:
 
 
 class Generation:
-    """The pieces of one generation, to be iterated over.
+    """An iterator over the pieces of one generation.
 
-    Iterating waits for the engine; Ctrl-C interrupts the wait. Leaving the loop early, an exception
-    in it, or dropping the generation cancels it.
+    Iterating waits for the engine; Ctrl-C interrupts the wait. To leave the loop early, to raise in
+    it, or to drop the generation cancels it.
     """
 
-    def __init__(self, engine: Engine, ticket: Ticket, news: queue.SimpleQueue[News]) -> None:
+    def __init__(
+        self, engine: Engine, ticket: Ticket, events: queue.SimpleQueue[TextEvent]
+    ) -> None:
         self._engine = engine
         self._ticket = ticket
-        self._news = news
+        self._events = events
         self._ended: Result | LamellaError | None = None
-        # one that nobody can ask for its pieces any more ends too
+        # a generation that is no longer referenced is cancelled
         weakref.finalize(self, engine.cancel, ticket).atexit = False
 
     def __iter__(self) -> Iterator[Piece]:
-        """The pieces that were not taken yet.
+        """Yield the pieces not yet yielded.
 
         Raises:
-            LamellaError: what the generation failed with; CancelledError after `cancel`.
+            LamellaError: the generation failed; CancelledError after `cancel`.
         """
         try:
             while self._ended is None:
-                news = self._news.get()
-                if isinstance(news, Piece):
-                    yield news
+                event = self._events.get()
+                if isinstance(event, Piece):
+                    yield event
                 else:
-                    self._ended = news
+                    self._ended = event
         finally:
             self.cancel()
         if isinstance(self._ended, LamellaError):
@@ -194,17 +196,17 @@ class Generation:
 
     @property
     def result(self) -> Result:
-        """How it ended.
+        """How the generation ended.
 
         Raises:
-            RequestError: it has not ended well, or its pieces have not all been taken.
+            RequestError: it failed, or not all of its pieces have been read.
         """
         if not isinstance(self._ended, Result):
-            raise RequestError("a generation has a result only after its last piece was taken")
+            raise RequestError("a generation has a result only after its last piece was read")
         return self._ended
 
     def cancel(self) -> None:
-        """End it early, from any thread. After its end: does nothing."""
+        """End the generation early; from any thread. Does nothing after its end."""
         self._engine.cancel(self._ticket)
 
 
@@ -220,13 +222,13 @@ def generate(
     cache_prompt: bool = True,
     ignore_eos: bool = False,
 ) -> Generation:
-    """Submit a tokenised prompt and iterate over what the model makes of it.
+    """Submit a tokenized prompt. Return an iterator over the generated text.
 
     Raises:
         RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
     """
-    news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    sink = TextSink(vocab, emit=news.put, end=news.put, error=news.put, stop=stop)
+    events: queue.SimpleQueue[TextEvent] = queue.SimpleQueue()
+    sink = TextSink(vocab, emit=events.put, end=events.put, error=events.put, stop=stop)
     job = Job(
         prompt=tuple(prompt),
         sampling=sampling,
@@ -236,4 +238,4 @@ def generate(
         ignore_eos=ignore_eos,
         n_probs=n_probs,
     )
-    return Generation(engine, engine.submit(job), news)
+    return Generation(engine, engine.submit(job), events)

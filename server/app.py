@@ -1,8 +1,9 @@
-"""The HTTP server's life: the aiohttp application, listening, loading, and stopping in time.
+"""The HTTP server: the aiohttp application, listening, loading, and stopping in time.
 
-It listens first and loads then: until the model is there, every request but a preflight is told
-503. On SIGTERM or SIGINT it stops accepting, ends running generations and is gone within
-`N_STOP_SECONDS`, whatever a thread may be doing. It does not know what the routes do.
+The server listens first and loads the model then. Until the model is loaded, every request but a
+preflight gets status 503. On SIGTERM or SIGINT the server stops accepting connections, cancels
+running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy. It does not know
+what the routes do.
 Tested by tests/server/test_http_app.py and test_http_process.py.
 """
 
@@ -28,8 +29,8 @@ from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .metrics import Metrics
 from .state import STATE, ServerConfig, ServerState
 
-N_STOP_SECONDS: Final = 4.0  # the process has to end within 5
-N_HANDLER_SECONDS: Final = 1.0  # of these, what handlers get to say goodbye
+N_STOP_SECONDS: Final = 4.0  # the process must end within 5
+N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
 N_BACKLOG: Final = 512
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,9 +43,9 @@ PREFLIGHT: Final = {
 
 
 def create_app(state: ServerState) -> web.Application:
-    """The application over `state`, which may get its model later.
+    """The application over `state`, whose model may be loaded later.
 
-    Serve it with `handler_cancellation=True`: a handler learns of a vanished client by it.
+    Serve it with `handler_cancellation=True`: it cancels the handler when a client disconnects.
     """
     app = web.Application(
         middlewares=[answer_errors, _admit],
@@ -65,11 +66,11 @@ async def serve(
     stop: asyncio.Event,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until `stop` is set; `announce` is told the address as soon as the model is there.
+    """Serve until `stop` is set. Call `announce` with the address once the model is loaded.
 
     Raises:
-        RequestError: the address cannot be listened on.
-        LamellaError: what `load` raises; the server has been stopped then.
+        RequestError: the server cannot listen on the address.
+        LamellaError: any error of `load`; the server is stopped.
     """
     state = ServerState(config)
     runner = web.AppRunner(
@@ -104,9 +105,10 @@ async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
 
 
 def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status. Says on stderr where, or why not.
+    """Serve until SIGTERM or SIGINT. Return the exit status. Print the address or an error to
+    stderr.
 
-    For a process of its own: after the first signal both are ignored.
+    Needs a process of its own: after the first signal it ignores both signals.
     """
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
@@ -114,8 +116,8 @@ def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
     except LamellaError as error:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _say(f"error: {error}")
-        # as all commands: 2 for what its plan does not allow
+        _print(f"error: {error}")
+        # as in all commands: 2 if the plan does not allow the model
         return 2 if isinstance(error, DoesNotFitError | PlacementError) else 1
     return 0
 
@@ -125,22 +127,22 @@ async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> N
     stop = asyncio.Event()
 
     def end() -> None:
-        # a thread in native code cannot be interrupted: the process does not wait for it
+        # a thread in native code cannot be interrupted: exit without it
         last_resort = threading.Timer(N_STOP_SECONDS, os._exit, [0])
         last_resort.daemon = True
         last_resort.start()
         stop.set()
 
-    # not one of the loop's: these go when it is closed, and a second signal would kill the process
+    # not the loop's handlers: closing the loop removes them, and a second signal would kill us
     def on_signal(*_: object) -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        with suppress(RuntimeError):  # the loop is closed: it ends already
+        with suppress(RuntimeError):  # the loop is closed: the server is ending
             loop.call_soon_threadsafe(end)
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
-    await serve(config, load, stop, lambda address: _say(f"listening on {address}"))
+    await serve(config, load, stop, lambda address: _print(f"listening on {address}"))
 
 
 def _address(runner: web.AppRunner) -> str:
@@ -148,7 +150,7 @@ def _address(runner: web.AppRunner) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"lamella: {text}\n")
     sys.stderr.flush()
 
@@ -156,13 +158,13 @@ def _say(text: str) -> None:
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "lamella"
     origin = request.headers.get("Origin", "")
-    if origin and origin.isascii():  # other bytes could not be sent back
+    if origin and origin.isascii():  # other bytes cannot be sent back
         response.headers["Access-Control-Allow-Origin"] = origin
         response.headers["Vary"] = "Origin"
 
 
 async def _close_engine(app: web.Application) -> None:
-    """Running generations are cancelled, and their handlers end."""
+    """Close the engine: this cancels running generations, and their handlers end."""
     model = app[STATE].model
     if model is not None:
         await asyncio.to_thread(model.engine.close)
@@ -170,7 +172,8 @@ async def _close_engine(app: web.Application) -> None:
 
 @web.middleware
 async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Preflights pass, then nobody while the model is loading, then who has a key."""
+    """Middleware: admits preflights; refuses all else while loading, then requests without a
+    key."""
     if request.method == "OPTIONS":
         return web.Response(headers=PREFLIGHT)
     state = request.app[STATE]

@@ -1,8 +1,8 @@
 """The bridge between a request's coroutine and the engine's thread.
 
-One request may ask for several texts: `Bridge` holds their tickets, brings what the engine
-says to the event loop, and gives all places back when it is closed. The engine never waits for a
-client: news pile up in a mailbox, at most one per token of the context, and are taken together.
+One request may generate several texts. `Bridge` holds their tickets, passes the engine's events to
+the event loop, and cancels unfinished work when it is closed. The engine never waits for a client:
+events collect in a mailbox, at most one per token of the context, and are read together.
 Tested by tests/server/test_http_bridge.py and test_http_disconnect.py.
 """
 
@@ -26,7 +26,7 @@ from ..runtime.engine.ticket import Ticket
 from ..runtime.text import Piece, TextSink, TokenProbs
 from .schema import GenerationBody
 
-N_REPORTS_MAX: Final = 32  # that are handed over in one go
+N_EVENTS_MAX: Final = 32  # events that one read returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Something the engine said about one choice, at a time of `time.perf_counter`."""
+class ChoiceEvent:
+    """An event of one choice; `t` is its `time.perf_counter`."""
 
     index: int
     event: Event | LamellaError
@@ -52,7 +52,7 @@ class Report:
 
 @dataclass(slots=True)
 class Choice:
-    """One text to generate, and what has become of it so far."""
+    """One text to generate, and its state so far."""
 
     index: int
     n_prompt: int
@@ -61,7 +61,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     probs: list[TokenProbs] = field(default_factory=list)
     result: Result | None = None
-    n_cached: int = 0  # prompt tokens that need no evaluation, once that is known
+    n_cached: int = 0  # prompt tokens taken from the cache; 0 until it is known
     # seconds of time.perf_counter; the prompt ends with the first token
     t_start: float = field(default_factory=time.perf_counter)
     t_first: float = 0.0
@@ -73,7 +73,7 @@ class Choice:
         return "".join(self.texts)
 
     def add(self, event: Event, t: float) -> None:
-        """Take in one piece of news."""
+        """Update the state with an event."""
         self.t_last = t
         match event:
             case Piece():
@@ -85,7 +85,7 @@ class Choice:
                 self.result = event
 
     def timings(self) -> Timings:
-        """The engine's at the end; until then, what can be seen from here, waiting included."""
+        """The engine's timings at the end. Until then, timings seen from here, waiting included."""
         if self.result is not None:
             return self.result.timings
         t_first = self.t_first or self.t_last
@@ -99,12 +99,12 @@ class Choice:
 
 
 class Bridge:
-    """The bridge of one request. Made in the event loop; `submit` may run in any thread."""
+    """The bridge of one request. Create it in the event loop; `submit` may run in any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._news: deque[Report] = deque()
+        self._mailbox: deque[ChoiceEvent] = deque()
         self._arrived = asyncio.Event()
         self._lock = threading.Lock()  # guards the two below
         self._tickets: list[Ticket] = []
@@ -113,21 +113,20 @@ class Bridge:
     def submit(
         self, choices: Sequence[Choice], prompts: Sequence[Prompt], body: GenerationBody
     ) -> None:
-        """Submit all choices to the engine: equally many for each of the prompts, in order.
+        """Submit all choices to the engine: the same number for each prompt, in order.
 
-        Raises:
-            RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`; some
-                may have been submitted then, until `close`.
+        Raises: RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
+                Choices submitted before the error run until `close`.
         """
         n_each = len(choices) // len(prompts)
         n_top = body.n_top_probs
         for choice in choices:
-            say = partial(self._say, choice.index)
+            post = partial(self._post, choice.index)
             sink = TextSink(
                 self._engine.vocab,
-                emit=say,
-                end=say,
-                error=say,
+                emit=post,
+                end=post,
+                error=post,
                 progress=partial(self._progress, choice, body.return_progress),
                 stop=body.stop,
             )
@@ -142,42 +141,46 @@ class Bridge:
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,
             )
-            self._keep(self._engine.submit(job))
+            self._add_ticket(self._engine.submit(job))
 
     def close(self) -> None:
-        """Cancel what is not finished: its places are free within one step."""
+        """Cancel all unfinished choices: their pages are free within one step."""
         with self._lock:
             self._closed = True
         for ticket in self._tickets:
             self._engine.cancel(ticket)
 
-    async def news(self, timeout: float | None = None) -> list[Report]:
-        """What has happened since the last call; waits for something, or returns [] in time."""
+    async def events(self, timeout: float | None = None) -> list[ChoiceEvent]:
+        """Wait for events and return them; [] after `timeout` seconds without one."""
         try:
             async with asyncio.timeout(timeout):
-                while not self._news:  # what it was woken for may have been taken before
+                while (
+                    not self._mailbox
+                ):  # an earlier call may have read the event that woke this one
                     await self._arrived.wait()
                     self._arrived.clear()
         except TimeoutError:
             return []
         return self._take()
 
-    def _take(self) -> list[Report]:
-        """Not too much, or the loop would be busy with it for long; an error comes alone, so that
-        what was said before it counts."""
-        taken: list[Report] = []
-        while self._news:
-            is_error = isinstance(self._news[0].event, LamellaError)
-            if len(taken) == N_REPORTS_MAX or (taken and is_error):
+    def _take(self) -> list[ChoiceEvent]:
+        """Remove and return the next events: only a few, to keep the event loop responsive.
+
+        An error comes alone, so that the events before it are handled first.
+        """
+        taken: list[ChoiceEvent] = []
+        while self._mailbox:
+            is_error = isinstance(self._mailbox[0].event, LamellaError)
+            if len(taken) == N_EVENTS_MAX or (taken and is_error):
                 break
-            taken.append(self._news.popleft())
+            taken.append(self._mailbox.popleft())
         return taken
 
-    def _keep(self, ticket: Ticket) -> None:
+    def _add_ticket(self, ticket: Ticket) -> None:
         with self._lock:
             self._tickets.append(ticket)
             closed = self._closed
-        if closed:  # the client went away while its prompt was tokenised in a thread
+        if closed:  # the client disconnected while a thread tokenized its prompt
             self._engine.cancel(ticket)
 
     def _progress(
@@ -185,10 +188,10 @@ class Bridge:
     ) -> None:
         choice.n_cached = n_cached
         if is_wanted:
-            self._say(choice.index, Progress(n_processed, n_total))
+            self._post(choice.index, Progress(n_processed, n_total))
 
-    def _say(self, index: int, event: Event | LamellaError) -> None:
-        """Runs on the engine's thread."""
-        self._news.append(Report(index, event))
+    def _post(self, index: int, event: Event | LamellaError) -> None:
+        """Put an event into the mailbox. Runs on the engine's thread."""
+        self._mailbox.append(ChoiceEvent(index, event))
         with suppress(RuntimeError):  # the loop is closed: the server has stopped
             self._loop.call_soon_threadsafe(self._arrived.set)

@@ -1,9 +1,10 @@
-"""The one place that turns errors into HTTP: a status, and the body llama-server's clients expect.
+"""The one place that turns errors into HTTP: a status, and the body that llama-server's clients
+expect.
 
     {"error": {"code": 400, "message": "...", "type": "invalid_request_error"}}
 
-Handlers raise; `answer_errors` answers. It does not know what a request asked for, and what was not
-raised on purpose is told to the log only, never to the client.
+Handlers raise; `answer_errors` makes the response. Unexpected errors go to the log only, never to
+the client. Knows no request body.
 Tested by tests/server/test_http_errors.py.
 """
 
@@ -27,7 +28,7 @@ from ..base.errors import (
 from ..base.log import get_logger
 
 LOG = get_logger("server")
-HTTP_LOG = get_logger("server.http")  # what aiohttp has to say
+HTTP_LOG = get_logger("server.http")  # messages of aiohttp
 
 # llama-server's names (tools/server/server-common.cpp, format_error_response)
 TYPES: Final = {
@@ -42,13 +43,13 @@ Body = dict[str, dict[str, Any]]
 
 
 def error_body(status: int, message: str, *, type: str = "", **more: int) -> Body:
-    """The documented error body; without `type`, the one that goes with the status."""
+    """The documented error body. By default the status decides its `type`."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"code": status, "message": message, "type": type or kind, **more}}
 
 
 def describe(error: BaseException) -> tuple[int, Body]:
-    """The status and body for an error; logs the traceback of one that nobody foresaw."""
+    """The status and body for an error. Logs the traceback of an unexpected error."""
     match error:
         case ContextSizeError(n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx):
             return 400, error_body(
@@ -65,13 +66,13 @@ def describe(error: BaseException) -> tuple[int, Body]:
         case web.HTTPException():
             return error.status, error_body(error.status, error.text or error.reason)
         case web.RequestPayloadError() | HttpProcessingError():
-            return 400, error_body(400, "the body's encoding is broken")
+            return 400, error_body(400, "the body's encoding is invalid")
     LOG.error("a request failed: %s", error, exc_info=error)
     return 500, error_body(500, "internal error: the server's log has the details")
 
 
 def error_response(error: BaseException) -> web.Response:
-    """The answer to a request that failed before anything was sent."""
+    """The response to a request that failed before anything was sent."""
     status, body = describe(error)
     headers = {}
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -80,35 +81,36 @@ def error_response(error: BaseException) -> web.Response:
 
 
 def not_supported(feature: str) -> web.HTTPNotImplemented:
-    """501 for something that llama-server or OpenAI can do and Lamella cannot."""
+    """Status 501, for a feature of llama-server or OpenAI that Lamella lacks."""
     return web.HTTPNotImplemented(text=f"{feature} is not supported")
 
 
 def unavailable(message: str) -> web.HTTPServiceUnavailable:
-    """503 for what may work later."""
+    """Status 503, for a request that may succeed later."""
     return web.HTTPServiceUnavailable(text=message)
 
 
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Whether to log it: aiohttp has a traceback for each client that leaves or breaks HTTP."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """True if a record is worth logging. aiohttp logs a traceback for each client that disconnects
+    or sends invalid HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | HttpProcessingError)
 
 
-HTTP_LOG.addFilter(_is_our_fault)
+HTTP_LOG.addFilter(_is_worth_logging)
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: every error a handler raises becomes the documented body."""
+    """Middleware: turns every error of a handler into the documented body."""
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # the client is gone: nobody to answer
+        raise  # the client has disconnected
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise
-        if error.text == f"{error.status}: {error.reason}":  # aiohttp's own words
+        if error.text == f"{error.status}: {error.reason}":  # aiohttp's default text
             error.text = f"{error.reason}: {request.method} {request.path}"
         return error_response(error)
     except Exception as error:

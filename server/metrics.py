@@ -1,10 +1,10 @@
-"""The server's metrics for Prometheus: llama-server's, by its names, and Lamella's own.
+"""The server's metrics for Prometheus: llama-server's, with its names, and Lamella's own.
 
     metrics = Metrics(state)
     metrics.render()    # the text of GET /metrics
 
-Values are read when they are asked for; nothing is counted here, and no registry is shared with
-anybody else. Tested by tests/server/test_metrics.py.
+Values are read at each request; nothing is counted here. The registry is the server's own. Tested
+by tests/server/test_metrics.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _State(Collector):
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._before = Counters()  # at the last look
+        self._before = Counters()  # at the last request
 
     def collect(self) -> Iterator[Metric]:
         model = self._state.model
@@ -59,7 +59,7 @@ class _State(Collector):
             self._before = now
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # else it would be asked to collect when it is registered
+        return iter(())  # otherwise registering would call collect
 
 
 # --- llama-server's (tools/server/server-context.cpp, get_metrics) ---
@@ -119,11 +119,11 @@ def _graphs(model: Instance) -> Iterator[Metric]:
         "lamella_graphs_built", "Ubatches that needed a new graph", context.n_graphs_built
     )
     yield CounterMetricFamily(
-        "lamella_graphs_reused", "Ubatches that used a graph again", context.n_reused
+        "lamella_graphs_reused", "Ubatches that reused a graph", context.n_reused
     )
     displaced = GaugeMetricFamily(
         "lamella_displaced_nodes",
-        "Nodes of a graph that run elsewhere than their layer was put",
+        "Nodes of a graph that run on another device than their layer",
         labels=("op", "device", "wanted", "cause", "graph"),
     )
     for graph, nodes in model.displaced.items():
@@ -134,7 +134,11 @@ def _graphs(model: Instance) -> Iterator[Metric]:
 
 def _memory(model: Instance) -> Iterator[Metric]:
     pool = model.context.pool
-    yield GaugeMetricFamily("lamella_kv_pages_free", "Pages that no request has", pool.n_free)
+    yield GaugeMetricFamily(
+        "lamella_kv_pages_free",
+        "Pages that no request uses; they may hold cached prefixes",
+        pool.n_free,
+    )
     yield GaugeMetricFamily("lamella_kv_pages", "Pages of the KV pool", pool.n_pages)
     yield _buffers(model.context.buffer_bytes())
 
@@ -142,7 +146,7 @@ def _memory(model: Instance) -> Iterator[Metric]:
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:
     family = GaugeMetricFamily(
         "lamella_buffer_bytes",
-        "Bytes allocated, by kind of memory and what it holds",
+        "Bytes allocated, by buffer type and usage",
         labels=("buffer_type", "usage"),
     )
     for labels, n_bytes in sizes.items():

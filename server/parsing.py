@@ -1,8 +1,8 @@
-"""From the bytes of a request to a body of server/schema.py, or to an error that says why not.
+"""Parses the bytes of a request into a body of server/schema.py.
 
-Bodies are read strictly: every error names the field, the value found and what is allowed. What
-llama-server or OpenAI can do and Lamella cannot is refused (501) instead of ignored; fields that
-change nothing here are listed in `MEANINGLESS`, and names nobody knows are logged once.
+Parsing is strict: every error names the field, the value found and the allowed values. Features of
+llama-server or OpenAI that Lamella lacks are refused with status 501. Fields without effect are
+listed in `MEANINGLESS`. Unknown fields are logged once.
 Tested by tests/server/test_http_schema.py.
 """
 
@@ -21,20 +21,24 @@ from .http_errors import not_supported
 from .schema import SAMPLING_FIELDS, Body
 
 LOG = get_logger("server")
-_LOGGED: set[str] = set()  # unknown fields that the log has told of
+_LOGGED: set[str] = set()  # unknown fields already logged
 _N_LOGGED_MAX: Final = 100
 
-# understood, and without effect: hints, labels, and switches of things that are always on or off
+# accepted, without effect: hints, labels, and switches of features that are always on or off
 MEANINGLESS: Final = frozenset(
     {
-        *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused if on
+        *(
+            "adaptive_decay",
+            "mirostat_eta",
+            "mirostat_tau",
+        ),  # parameters of samplers that are refused
         *("backend_sampling", "n_cache_reuse", "n_discard", "n_keep"),
         *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
         *("verbose", "verbosity"),
     }
 )
-# cannot be done: refused unless it has one of these values, with which it asks for nothing
+# not supported: refused unless the value is one of these, which request nothing
 UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "adaptive_target": (-1,),
     "audio": (),
@@ -68,11 +72,11 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
-    """A body from the bytes of a request.
+    """The body of a request, parsed and checked.
 
     Raises:
-        RequestError: no JSON object, or a field of a wrong type or value.
-        HTTPNotImplemented: it asks for something that Lamella cannot do.
+        RequestError: not a JSON object, or a field has an invalid type or value.
+        HTTPNotImplemented: the body requests an unsupported feature.
     """
     body = parse_object(raw)
     _refuse_unsupported(body)
@@ -84,30 +88,30 @@ def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`. RequestError names what is wrong, and where."""
+    """The JSON object in `raw`. Raises RequestError with the place and the cause."""
     try:
         text = raw.decode("utf-8")
         body = json.loads(text, parse_constant=_no_number)
-        if "\\u" in text:  # only an escape can make half a surrogate pair, which no text has
+        if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
             json.dumps(body, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: byte {error.start} is wrong") from None
+        raise RequestError(f"the body is not UTF-8: byte {error.start} is invalid") from None
     except UnicodeEncodeError:
-        raise RequestError("the body is not valid: it has half a surrogate pair") from None
+        raise RequestError("the body is invalid: it has half a surrogate pair") from None
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise RequestError(f"the body is not JSON: {where}: {error.msg}") from None
     except ValueError as error:  # a number of thousands of digits, NaN
-        raise RequestError(f"the body is not valid: {error}") from None
+        raise RequestError(f"the body is invalid: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, found {_found(body)}")
     return body
 
 
 def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
@@ -126,7 +130,7 @@ def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
     unknown = body.keys() - known - _LOGGED
     for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
         _LOGGED.add(name)
-        LOG.warning("requests have a field that is not known and does nothing: %.80r", name)
+        LOG.warning("ignoring an unknown field of requests: %.80r", name)
 
 
 def _found(value: object) -> str:
@@ -139,7 +143,7 @@ def _found(value: object) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first complaint, as a sentence for the client."""
+    """The first error, as a sentence for the client."""
     first, *others = error.errors(include_url=False)
     place = ""
     for step in first["loc"]:
@@ -149,9 +153,9 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "model_type":
         message = "must be an object"
     if first["type"] == "missing":
-        said = f'"{place}" is missing'
+        sentence = f'"{place}" is missing'
     elif place:
-        said = f'"{place}" {message}, found {_found(first["input"])}'
+        sentence = f'"{place}" {message}, found {_found(first["input"])}'
     else:  # a rule of the whole body names its fields
-        said = message
-    return f"{said} (and {len(others)} more)" if others else said
+        sentence = message
+    return f"{sentence} (and {len(others)} more)" if others else sentence

@@ -1,6 +1,6 @@
-"""From what a request says to what the engine is given: token ids and sampling parameters.
+"""Turns a request's body into token ids and sampling parameters for the engine.
 
-Knows vocabularies and chat templates; not how requests come and go, not how the engine works.
+Knows vocabularies and chat templates; knows no connection and no engine internals.
 Tested by tests/server/test_http_prompts.py.
 """
 
@@ -19,13 +19,13 @@ from ..runtime.instance import Instance
 from .bridge import Choice
 from .schema import GenerationBody, Part, TemplateBody
 
-N_SEEDS: Final = 2**32 - 1  # seeds count modulo 2**32, of which the last one means "random"
+N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
 
 
 def tokenize_parts(
     vocab: Vocab, parts: Sequence[Part], *, add_special: bool = True, parse_special: bool = True
 ) -> list[int]:
-    """Token ids of texts and ids in order; special tokens are added only if a text comes first.
+    """Token ids of texts and ids in order. Special tokens are added only if a text comes first.
 
     The rule is llama-server's (tokenize_mixed in tools/server/server-common.cpp).
     """
@@ -40,12 +40,12 @@ def tokenize_parts(
 
 
 def chat_prompt(model: Instance, body: TemplateBody) -> str:
-    """The text of a chat; a last message of the assistant is left open, to be continued.
+    """The prompt of a chat. A final message of the assistant stays open, so that it is continued.
 
     Raises:
-        RequestError: the template refuses the messages, or there is no message to continue.
+        RequestError: the template rejects the messages, or there is no message to continue.
     """
-    messages = [message.as_template_sees_it() for message in body.messages]
+    messages = [message.for_template() for message in body.messages]
     is_assistant = messages[-1]["role"] == "assistant"
     if body.continue_final_message and not is_assistant:
         raise RequestError(
@@ -65,29 +65,33 @@ def chat_prompt(model: Instance, body: TemplateBody) -> str:
 
 
 def check_model(model: Instance, name: str) -> None:
-    """Clients may call the model what they like, but not by the name of another model file.
+    """Check the model name of a request. Any name is accepted, except that of another GGUF file.
 
     Raises:
-        HTTPNotFound: `name` is that of a GGUF file, and not of the one that is served.
+        HTTPNotFound: `name` is the name of a GGUF file other than the served one.
     """
     known = {model.alias, str(model.path), model.path.name, model.path.stem}
     if name.lower().endswith(".gguf") and name not in known:
-        raise web.HTTPNotFound(text=f'there is no model "{name:.200}": "{model.alias}" is served')
+        raise web.HTTPNotFound(
+            text=f'model "{name:.200}" not found: this server serves "{model.alias}"'
+        )
 
 
 def choices_of(
     model: Instance, body: GenerationBody, prompts: Sequence[Sequence[int]]
 ) -> list[Choice]:
-    """What to generate: `n` texts for each prompt, with seeds that count up from the one given.
+    """The choices to generate: `n` texts per prompt, with ascending seeds.
 
     Raises:
-        RequestError: `n` or a sampling field has a value that is not allowed.
+        RequestError: `n` or a sampling field has an invalid value.
         HTTPNotFound: see `check_model`.
     """
     check_model(model, body.model)
     n, n_max = body.n_choices, model.engine.n_parallel
     if n > n_max:
-        raise RequestError(f'"n" must be at most {n_max}, as many as run in parallel, found {n}')
+        raise RequestError(
+            f'"n" must be at most {n_max} (the number of parallel requests), found {n}'
+        )
     sampling = sampling_params(model, body)
     return [
         Choice(n * i + j, len(prompt), replace(sampling, seed=_next_seed(sampling.seed, j)))
@@ -97,7 +101,11 @@ def choices_of(
 
 
 def sampling_params(model: Instance, body: GenerationBody) -> SamplingParams:
-    """The model's defaults with what the request says instead; RequestError if that is wrong."""
+    """The request's sampling parameters, and the model's defaults for the rest.
+
+    Raises:
+        RequestError: an invalid value.
+    """
     given: dict[str, Any] = dict(body.sampling)
     if isinstance(given.get("samplers"), str):
         given["samplers"] = samplers_from_chars(given["samplers"])

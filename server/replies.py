@@ -1,8 +1,7 @@
-"""The shapes of what generating requests are answered: native, OpenAI completion, OpenAI chat.
+"""The shapes of replies to generating requests: native, OpenAI completion, OpenAI chat.
 
 Field names are llama-server's (tools/server/server-task.cpp, to_json of the results). A `Replies`
-turns choices, and what newly happened to them, into JSON values; it knows neither sockets nor how
-a stream is framed.
+turns choices and their events into JSON values. Knows no socket and no framing of streams.
 Tested by tests/server/test_http_completion.py, test_http_stream.py and test_http_openai.py.
 """
 
@@ -30,9 +29,9 @@ Json = dict[str, Any]
 
 
 class Replies(ABC):
-    """What one request is told, in one of the three shapes."""
+    """The reply to one request, in one of the three shapes."""
 
-    ends_with_done = True  # whether a stream of this shape ends with [DONE]
+    ends_with_done = True  # True if a stream of this shape ends with [DONE]
 
     def __init__(self, model: Instance, body: GenerationBody, choices: Sequence[Choice]) -> None:
         self.model = model
@@ -41,18 +40,18 @@ class Replies(ABC):
 
     @abstractmethod
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
-        """What a stream says when `event`, which `choice` has taken in, happened."""
+        """The chunks of a stream for `event`, which `choice` already contains."""
 
     @abstractmethod
     def last_chunks(self) -> Iterator[Json]:
-        """What a stream says when all choices are finished."""
+        """The last chunks of a stream, after all choices are finished."""
 
     @abstractmethod
     def whole(self) -> Json | list[Json]:
-        """The answer without a stream, once all choices are finished."""
+        """The reply without a stream, after all choices are finished."""
 
     def extras(self, choice: Choice, event: Event) -> Json:
-        """What may stand in any chunk."""
+        """Optional fields of any chunk."""
         found: Json = {}
         if isinstance(event, Progress):
             found["prompt_progress"] = {
@@ -66,7 +65,7 @@ class Replies(ABC):
         return found
 
     def probs(self, probs: Sequence[TokenProbs]) -> list[Json]:
-        """The probabilities of some tokens, in llama.cpp's shape."""
+        """The probabilities of tokens, in llama.cpp's shape."""
         post = self.body.post_sampling_probs
         n_top = self.body.n_top_probs or 0
         return [
@@ -88,7 +87,7 @@ class NativeReplies(Replies):
         choices: Sequence[Choice],
         prompts: Sequence[str],
     ) -> None:
-        """`prompts` are the texts of the prompts, which the last chunks repeat."""
+        """`prompts` are the texts of the prompts; the last chunks repeat them."""
         super().__init__(model, body, choices)
         self.prompts = prompts
 
@@ -142,7 +141,7 @@ class NativeReplies(Replies):
             "truncated": result.truncated,
             "stop_type": result.stop_type.value,
             "stopping_word": result.stopping_word,
-            # the last token was sampled, but never evaluated
+            # the last token was sampled but not evaluated
             "tokens_cached": result.n_prompt + max(result.n_predicted - 1, 0),
             "timings": result.timings.as_dict(),
         }
@@ -152,7 +151,7 @@ class NativeReplies(Replies):
 
 
 class OpenAIReplies(Replies):
-    """What the two OpenAI shapes have in common: the envelope, usage and timings."""
+    """The common part of the two OpenAI shapes: the envelope, usage and timings."""
 
     object_whole: str
     object_chunk: str
@@ -163,7 +162,7 @@ class OpenAIReplies(Replies):
         self.created = int(time.time())
 
     def envelope(self, choices: list[Json], *, chunk: bool) -> Json:
-        """An object with the given `choices` in it."""
+        """An object with these `choices`."""
         return {
             "choices": choices,
             "created": self.created,
@@ -174,12 +173,12 @@ class OpenAIReplies(Replies):
         }
 
     def last_chunks(self) -> Iterator[Json]:
-        """See `Replies.last_chunks`: the usage, if it was asked for."""
+        """See `Replies.last_chunks`: the usage, if requested."""
         if self.body.stream_options.include_usage:
             yield self.envelope([], chunk=True) | {"usage": self.usage()} | self.end_timings()
 
     def end_timings(self) -> Json:
-        """`timings`, of the first choice as in llama-server."""
+        """The `timings` of the first choice, as in llama-server."""
         return {"timings": self.choices[0].timings().as_dict()}
 
     def whole(self) -> Json | list[Json]:
@@ -189,10 +188,10 @@ class OpenAIReplies(Replies):
 
     @abstractmethod
     def finished(self, choice: Choice) -> Json:
-        """One of the `choices` of the whole answer."""
+        """One of the `choices` of the whole reply."""
 
     def usage(self) -> Json:
-        """Tokens of all choices; a prompt that several of them share is counted once."""
+        """Token counts of all choices. A prompt that several choices share counts once."""
         results = [choice.result for choice in self.choices if choice.result is not None]
         firsts = results[:: self.body.n_choices]
         n_prompt = sum(result.n_prompt for result in firsts)
@@ -205,7 +204,7 @@ class OpenAIReplies(Replies):
         }
 
     def logprobs(self, probs: Sequence[TokenProbs]) -> Json | None:
-        """OpenAI's name with llama.cpp's content; None if none were asked for."""
+        """OpenAI's name with llama.cpp's content; None if not requested."""
         return {"content": self.probs(probs)} if probs else None
 
 
@@ -247,7 +246,7 @@ class ChatReplies(OpenAIReplies):
 
     def __init__(self, model: Instance, body: GenerationBody, choices: Sequence[Choice]) -> None:
         super().__init__(model, body, choices)
-        self._begun: set[int] = set()  # choices whose first chunk, with the role, was sent
+        self._begun: set[int] = set()  # choices whose first chunk, which has the role, was sent
 
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
         """See `Replies.chunks`."""
@@ -288,16 +287,16 @@ class ChatReplies(OpenAIReplies):
 
 
 def finish_reason(result: Result) -> str:
-    """OpenAI's word for why a generation ended."""
+    """OpenAI's name for the reason that a generation ended."""
     return "length" if result.stop_type is StopType.LIMIT else "stop"
 
 
 def generation_settings(
     body: GenerationBody, sampling: SamplingParams, seed: int | None = None
 ) -> Json:
-    """The settings a request is answered with, `seed` being the one that was really used."""
+    """The settings of a request, as the reply reports them. `seed` is the seed in use."""
     settings = asdict(sampling)
-    # JSON has no infinity; a request says `false` too
+    # JSON has no infinity: `false`, as in requests
     settings["logit_bias"] = [
         {"token": token, "bias": bias if math.isfinite(bias) else False}
         for token, bias in sampling.logit_bias
@@ -323,7 +322,7 @@ def _prob(prob: TokenProb, post_sampling: bool) -> Json:
 
 
 def _selected(final: Json, fields: Sequence[str]) -> Json:
-    """Only the fields asked for; "a/b" is b inside a, and keeps its name."""
+    """Only the requested fields. "a/b" is b inside a; the name stays "a/b"."""
     found: Json = {}
     for name in fields:
         value: Any = final

@@ -1,7 +1,7 @@
-"""The routes that generate nothing: health, properties, models, tokens and templates.
+"""The routes that do not generate: health, properties, models, tokens and templates.
 
-Paths, aliases and shapes are llama-server's (tools/server/server.cpp, server-context.cpp). What is
-done with a body, and may take long, is done in a thread: the event loop never waits for it.
+Paths, aliases and shapes are llama-server's (tools/server/server.cpp, server-context.cpp). Bodies
+are handled in a thread, because that may take long: the event loop never waits for it.
 Tested by tests/server/test_http_routes.py.
 """
 
@@ -30,7 +30,7 @@ METRICS: Final = web.AppKey("metrics", Metrics)
 
 
 def loaded_model(request: web.Request) -> Instance:
-    """The model; HTTPServiceUnavailable while it is being loaded."""
+    """The model. Raises HTTPServiceUnavailable while it is loading."""
     model = request.app[STATE].model
     if model is None:
         raise unavailable("Loading model")
@@ -38,7 +38,7 @@ def loaded_model(request: web.Request) -> Instance:
 
 
 async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
-    """What `work` makes of the model and the body, in a thread."""
+    """Return `work(model, body)`, called in a thread."""
     return await asyncio.to_thread(work, loaded_model(request), await request.read())
 
 
@@ -48,7 +48,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """For Prometheus; read at once, no step of the engine is waited for."""
+    """Metrics for Prometheus. Does not wait for the engine."""
     loaded_model(request)
     if not request.app[STATE].config.metrics:
         raise web.HTTPNotImplemented(text="metrics are off: start the server with --metrics")
@@ -87,11 +87,13 @@ async def set_props(_: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The one model there is, as a list; or itself, where the path names it."""
+    """A list with the one model, or the model itself if the path names it."""
     model = loaded_model(request)
     name = request.match_info.get("name", model.alias)
     if name != model.alias:
-        raise web.HTTPNotFound(text=f'there is no model "{name:.200}": "{model.alias}" is served')
+        raise web.HTTPNotFound(
+            text=f'model "{name:.200}" not found: this server serves "{model.alias}"'
+        )
     ollama = {"name": model.alias, "model": model.alias, "type": "model", "tags": [""]}
     details = {"format": "gguf", "family": "", "families": [""], "parent_model": ""}
     openai = {
@@ -115,7 +117,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 def json_response(body: object) -> web.Response:
-    """`body` as JSON; what cannot be said in JSON (NaN) is a fault of ours and raises."""
+    """`body` as JSON. Raises ValueError for NaN and infinity: JSON has neither."""
     text = json.dumps(body, allow_nan=False)
     return web.Response(text=text, content_type="application/json")
 
@@ -131,7 +133,7 @@ def _tokenize(model: Instance, raw: bytes) -> Json:
 
 
 def _piece(model: Instance, token: int) -> str | list[int]:
-    """The text of a token; its bytes where they are no text by themselves."""
+    """The text of a token; its bytes if they are not valid UTF-8."""
     piece = model.vocab.piece(token, special=True)
     try:
         return piece.decode("utf-8")

@@ -1,8 +1,8 @@
 """The routes that generate: native completion, OpenAI completion, OpenAI chat.
 
 All three are one flow: the body becomes choices (`Preparation`), the engine runs them, and a
-`Replies` says how they look, whole or streamed. Whatever ends the handler, its client's leaving
-above all, gives the places back.
+`Replies` formats them, whole or streamed. When the handler ends, unfinished choices are cancelled,
+also if the client disconnected.
 Tested by tests/server/test_http_completion.py, test_http_stream.py and test_http_disconnect.py.
 """
 
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from ..base.errors import LamellaError
 from ..runtime.instance import Instance
-from .bridge import Bridge, Choice, Event, Prompt, Report
+from .bridge import Bridge, Choice, ChoiceEvent, Event, Prompt
 from .http_errors import describe
 from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, tokenize_parts
@@ -29,12 +29,12 @@ from .schema import ChatBody, CompletionBody
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # tells nginx to pass each event on at once
+    "X-Accel-Buffering": "no",  # nginx: pass each event on immediately
 }
 PING: Final = b":\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
-# parses a body and submits what it asks for; runs in a thread
+# parses a body and submits its choices; runs in a thread
 Preparation = Callable[[Bridge, Instance, bytes], Replies]
 
 
@@ -42,7 +42,7 @@ def prepare_native(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
     body = parse_body(CompletionBody, raw)
     prompts = _prompts(model, body)
     choices = choices_of(model, body, prompts)
-    bridge.submit(choices, prompts, body)  # refuses a prompt that is too long, or an invalid token
+    bridge.submit(choices, prompts, body)  # rejects a prompt that is too long, or an invalid token
     texts = [model.vocab.detokenize(prompt, special=True) for prompt in prompts]
     return NativeReplies(model, body, choices, texts)
 
@@ -80,23 +80,23 @@ async def _generate(prepare: Preparation, request: web.Request) -> web.StreamRes
 
 async def _answer(bridge: Bridge, replies: Replies) -> web.Response:
     while not _all_finished(replies.choices):
-        for _ in _taken_in(replies.choices, await bridge.news()):
+        for _ in _apply(await bridge.events(), replies.choices):
             pass
     return json_response(await asyncio.to_thread(replies.whole))
 
 
 async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
-    """Server-sent events. Nothing is sent before there is something to say or a ping is due, so
-    that what fails until then is an ordinary error."""
+    """Stream server-sent events. The response starts with the first event or ping: an error before
+    that gets an ordinary error response."""
     interval = replies.body.sse_ping_interval
     timeout = interval if interval > 0 else None
-    events = _frames(replies, await bridge.news(timeout))
+    frames = _frames(replies, await bridge.events(timeout))
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     try:
-        await response.write(events)
+        await response.write(frames)
         while not _all_finished(replies.choices):
-            await response.write(_frames(replies, await bridge.news(timeout)))
+            await response.write(_frames(replies, await bridge.events(timeout)))
         await response.write(b"".join(map(_frame, replies.last_chunks())))
         if replies.ends_with_done:
             await response.write(DONE)
@@ -112,13 +112,15 @@ def _all_finished(choices: Sequence[Choice]) -> bool:
     return all(choice.result is not None for choice in choices)
 
 
-def _taken_in(choices: Sequence[Choice], news: Sequence[Report]) -> Iterator[tuple[Choice, Event]]:
-    """What happened, in order, each as soon as its choice knows of it.
+def _apply(
+    events: Sequence[ChoiceEvent], choices: Sequence[Choice]
+) -> Iterator[tuple[Choice, Event]]:
+    """Update the choices with events, in order. Yield each event after its choice is updated.
 
     Raises:
-        LamellaError: a generation failed, and the request with it.
+        LamellaError: a generation failed, so the request fails.
     """
-    for item in news:
+    for item in events:
         if isinstance(item.event, LamellaError):
             raise item.event
         choice = choices[item.index]
@@ -126,13 +128,14 @@ def _taken_in(choices: Sequence[Choice], news: Sequence[Report]) -> Iterator[tup
         yield choice, item.event
 
 
-def _frames(replies: Replies, news: Sequence[Report]) -> bytes:
-    """All news in one write, so that a slow client costs no more than a fast one."""
-    if not news:
+def _frames(replies: Replies, events: Sequence[ChoiceEvent]) -> bytes:
+    """The frames of all events, for one write: a slow client costs no more than a fast one."""
+    if not events:
         return PING
-    taken_in = _taken_in(replies.choices, news)
     return b"".join(
-        _frame(chunk) for choice, event in taken_in for chunk in replies.chunks(choice, event)
+        _frame(chunk)
+        for choice, event in _apply(events, replies.choices)
+        for chunk in replies.chunks(choice, event)
     )
 
 

@@ -1,8 +1,8 @@
-"""What requests may contain: bodies as pydantic models, with llama-server's names and defaults.
+"""The bodies of requests as pydantic models, with llama-server's names and defaults.
 
-Types are strict (no "5" for 5) and `null` means absent. Nothing here knows a model: token ids and
-sampling values are checked by those who use them. How bytes become a body, and what is refused as
-not supported, is in server/parsing.py.
+Types are strict (no "5" for 5) and `null` means absent. Knows no model: the engine and the samplers
+check token ids and sampling values. server/parsing.py turns bytes into bodies and refuses
+unsupported features.
 Tested by tests/server/test_http_schema.py.
 """
 
@@ -32,14 +32,14 @@ LogitBias = tuple[tuple[Part, Any], ...]
 
 SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logit_bias"}
 
-# what a request could otherwise use up memory or everybody's time with
+# limits, so that no request uses up the memory or the time of others
 N_PROMPTS_MAX: Final = 512
 N_MESSAGES_MAX: Final = 16384
 N_PROBS_MAX: Final = 512  # candidates reported for each token
 N_BIASES_MAX: Final = 65536
 N_RESPONSE_FIELDS_MAX: Final = 256
-N_STOP_MAX: Final = 32  # all of them are looked for at every token
-N_STOP_CHARS_MAX: Final = 512  # that much text may be held back
+N_STOP_MAX: Final = 32  # the text is searched for each of them at every token
+N_STOP_CHARS_MAX: Final = 512  # so much text may be held back
 
 INT32_MAX: Final = 2**31 - 1
 Int = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
@@ -47,7 +47,7 @@ NProbs = Annotated[int, Field(ge=0, le=N_PROBS_MAX)]
 
 
 def _parts(value: object) -> Prompt | None:
-    """One prompt: a text, or a list of token ids with or without texts; None if it is neither."""
+    """One prompt: a text, or a list of token ids and texts. None if it is neither."""
     match value:
         case str():
             return (value,)
@@ -109,20 +109,20 @@ def _logit_bias(value: object) -> LogitBias:
 
 
 class Body(BaseModel):
-    """What all bodies share: strict types, null is absent, no field is dropped in silence."""
+    """The base of all bodies: strict types, null means absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, value: object) -> object:
+    def _drop_nulls(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
         return {key: item for key, item in value.items() if item is not None}
 
     @classmethod
     def names(cls) -> Iterator[str]:
-        """All names its fields go by."""
+        """All names and aliases of the fields."""
         for name, field in cls.model_fields.items():
             if isinstance(field.validation_alias, AliasChoices):
                 yield from (str(choice) for choice in field.validation_alias.choices)
@@ -137,9 +137,9 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """Fields of every request that generates.
+    """Fields of every generating request.
 
-    `sampling` gathers those of `SamplingParams`, as they were given: it checks them itself.
+    `sampling` collects the fields of `SamplingParams` unchecked: `SamplingParams` checks them.
     """
 
     model: str = ""
@@ -165,7 +165,7 @@ class GenerationBody(Body):
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int = Field(default=30, ge=-1, le=INT32_MAX)
     cache_prompt: bool = True
-    id_slot: int = Field(default=-1, ge=-1)  # nothing to choose: places are all alike
+    id_slot: int = Field(default=-1, ge=-1)  # accepted, without effect: Lamella has no slots
 
     @model_validator(mode="before")
     @classmethod
@@ -177,7 +177,7 @@ class GenerationBody(Body):
 
     @property
     def n_top_probs(self) -> int | None:
-        """How many candidates to report for each token; None: no probabilities at all."""
+        """Number of candidates to report per token; None: no probabilities."""
         return self.n_probs or None
 
 
@@ -191,7 +191,7 @@ class CompletionBody(GenerationBody):
 
 
 class Message(Body):
-    """One message of a chat; keys that are not listed go to the template as they are."""
+    """One message of a chat. Other keys go to the template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -201,7 +201,7 @@ class Message(Body):
     @model_validator(mode="before")
     @classmethod
     def _text_of_parts(cls, value: object) -> object:
-        """Text parts become one text, joined by newlines as llama.cpp does (common/chat.cpp)."""
+        """Join text parts by newlines, as llama.cpp does (common/chat.cpp)."""
         if not isinstance(value, dict) or not isinstance(value.get("content"), list):
             return value
         texts = []
@@ -221,12 +221,12 @@ class Message(Body):
             raise ValueError('must have a "content"')
         return self
 
-    def as_template_sees_it(self) -> dict[str, object]:
+    def for_template(self) -> dict[str, object]:
         return {**(self.model_extra or {}), "role": self.role, "content": self.content or ""}
 
 
 class TemplateBody(Body):
-    """POST /apply-template: what a chat template is given."""
+    """POST /apply-template: the input of a chat template."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=N_MESSAGES_MAX)]
     add_generation_prompt: bool = True
@@ -235,7 +235,7 @@ class TemplateBody(Body):
     reasoning_effort: str | None = None
 
     @model_validator(mode="after")
-    def _template_options_are_free(self) -> Self:
+    def _check_template_options(self) -> Self:
         taken = {"add_generation_prompt", "messages", "self"} & self.chat_template_kwargs.keys()
         if taken:
             raise ValueError(f'"chat_template_kwargs" must not set {sorted(taken)}')
@@ -249,14 +249,14 @@ class ChatBody(TemplateBody, GenerationBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
-    def _top_logprobs_of_what(self) -> Self:
+    def _check_top_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError('"top_logprobs" needs "logprobs" to be true')
         return self
 
     @property
     def n_top_probs(self) -> int | None:
-        """20 candidates by default, as llama-server has it; 0 reports the chosen token alone."""
+        """Number of candidates, 20 by default as in llama-server; 0: the chosen token alone."""
         if not self.logprobs:
             return super().n_top_probs
         return 20 if self.top_logprobs is None else self.top_logprobs

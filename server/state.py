@@ -1,7 +1,7 @@
-"""What the routes share: the model once it is there, and the settings the server was started with.
+"""State that all routes share: the model, once it is loaded, and the server's settings.
 
-A server listens before its model is loaded; until then `ServerState.model` is None and requests
-are answered 503. How a model comes about is the caller's business: it hands in `load`.
+A server listens before its model is loaded. Until then `ServerState.model` is None and requests
+get status 503. The caller provides `load`, the function that loads the model.
 Tested by tests/server/test_http_app.py.
 """
 
@@ -28,18 +28,20 @@ class ServerConfig(Options):
     title: ClassVar[str] = "server"
 
     host: str = option("127.0.0.1", "--host", metavar="ADDR", help="address to listen on")
-    port: int = option(8080, "--port", low=0, high=65535, help="port; 0 takes a free one")
+    port: int = option(
+        8080, "--port", low=0, high=65535, help="port to listen on; 0: any free port"
+    )
     api_keys: Sequence[str] = option(
         (),
         "--api-key",
         parse=parse_names,
         metavar="KEY,...",
-        help="keys, one of which every request must bring",
+        help="API keys; every request must carry one of them",
         default_text="",
     )
-    metrics: bool = option(False, "--metrics", help="answer GET /metrics, for Prometheus")
+    metrics: bool = option(False, "--metrics", help="enable GET /metrics, for Prometheus")
     n_body_bytes_max: int = option(
-        16 * 1024 * 1024, help="bytes of a request's body: several times the longest context"
+        16 * 1024 * 1024, help="most bytes of a request's body: several times the longest context"
     )
 
 
@@ -51,9 +53,9 @@ class ServerState:
         self.model = model
 
     async def load(self, load: Callable[[], Instance]) -> None:
-        """Call `load` in a thread of its own; raises what it raises.
+        """Call `load` in a thread of its own. Raises what `load` raises.
 
-        A daemon thread, and none of a pool: a server told to stop does not wait for a model.
+        The thread is a daemon and belongs to no pool, so a stopping server does not wait for it.
         """
         loaded: Future[Instance] = Future()
         loaded.set_running_or_notify_cancel()

@@ -1,4 +1,4 @@
-// What the drawings share: sharp lines on any screen, colours of the theme, zooming and panning.
+// Shared by all drawings: sharp lines on any screen, colors of the theme, zooming and panning.
 
 const GUTTER = 112; // pixels left of step -1: names of devices, offsets
 let css = getComputedStyle(document.documentElement);
@@ -44,7 +44,7 @@ function readTheme() {
 }
 readTheme();
 
-// dark text on light fills and the other way round
+// dark text on light fills, light text on dark fills
 const inkOn = {};
 function readableOn(color) {
   if (!(color in inkOn)) {
@@ -55,8 +55,8 @@ function readableOn(color) {
   return inkOn[color];
 }
 
-// `find(x, y)` gives what lies there and its lines for the tip; `scaleY(factor, y)`, `moveY(dy)`
-// are for drawings whose height can be zoomed too
+// `find(x, y)` returns the item at a point and the lines of its tooltip. `scaleY(factor, y)` and
+// `moveY(dy)` are for drawings with vertical zoom.
 function explore(canvas, { find, scaleY, moveY, reset }) {
   let drag = null;
   const place = (event) => {
@@ -65,7 +65,7 @@ function explore(canvas, { find, scaleY, moveY, reset }) {
   };
   canvas.addEventListener("wheel", (event) => {
     const [x, y] = place(event);
-    if (x < GUTTER && !event.shiftKey) return; // there the page scrolls
+    if (x < GUTTER && !event.shiftKey) return; // the page scrolls there
     event.preventDefault();
     const delta = event.deltaY || event.deltaX;
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && !event.shiftKey) {
@@ -136,7 +136,7 @@ function showTip(lines, x, y) {
 
 function hideTip() { $("tip").hidden = true; }
 
-// a line at the steps of the pinned and the hovered thing, through all drawings
+// a vertical line at the steps of the pinned and the hovered item, in all drawings
 function drawGuides(c, w, h) {
   for (const [at, alpha] of [[state.hovered, 0.35], [state.pinned, 0.7]]) {
     const step = at && stepOf(at);

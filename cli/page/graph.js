@@ -1,4 +1,4 @@
-// What the page knows: the explanation, and what can be looked up in it.
+// The data of the page: the explanation, and lookup tables for it.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const E = DATA.explanation;
@@ -8,16 +8,16 @@ const $ = (id) => document.getElementById(id);
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many || one + "s"}`;
 const rule = (cause) => (cause.startsWith("1.wgt") ? "1.wgt" : cause);
 
-// name of the colour in explain.css
+// names of the colors in explain.css
 const COLORS = {
   "1.wgt": "weights", "1.dst": "data", "1.vsrc": "data", "1.inp": "input", "1.off": "offload",
   "2.sup": "near", "3.best": "best", "3.upg": "upgrade", usr: "hand", "4.vsrc": "view",
   "4.cur": "reader", "4.cpy": "copy", "6.cpy": "copy",
 };
-// what a cause says in a word or two; E.causes has the whole sentence
+// short names of the causes; E.causes has whole sentences
 const SHORT = {
-  usr: "by hand", "1.dst": "its data", "1.vsrc": "what it views", "1.inp": "input", "1.off": "offload",
-  "1.wgt": "its weights", "2.sup": "neighbours", "3.best": "most sources", "3.upg": "upgrade",
+  usr: "by hand", "1.dst": "its data", "1.vsrc": "its view source", "1.inp": "input", "1.off": "offload",
+  "1.wgt": "its weights", "2.sup": "neighbors", "3.best": "most sources", "3.upg": "upgrade",
   "4.vsrc": "view", "4.cur": "its reader", "4.cpy": "copy", "6.cpy": "pipeline copy",
 };
 const colorName = (cause) => `--c-${COLORS[rule(cause)] || "reader"}`;
@@ -36,7 +36,7 @@ function shape(t) {
   return `[${t.ne.slice(0, n).join(", ")}] ${t.type}`;
 }
 
-// a thing on the page is a kind and an index: "node", "copy", "leaf" or "split"
+// an item of the page is a kind ("node", "copy", "leaf" or "split") and an index
 const key = (kind, index) => `${kind} ${index}`;
 const LISTS = { node: E.nodes, copy: E.copies, leaf: E.leafs, split: E.splits };
 const thing = (at) => LISTS[at.kind][at.index];
@@ -44,7 +44,7 @@ const nameOf = (at) => (at.kind === "split" ? `split ${at.index}`
   : at.kind === "copy" ? thing(at).source : thing(at).name);
 
 const LANES = new Map(E.devices.map((d, i) => [d.name, i]));
-const READERS = new Map(); // of nodes, leafs and copies: the nodes that read them
+const READERS = new Map(); // the nodes that read a node, leaf or copy
 for (const node of E.nodes) {
   node.text = `${node.op} ${node.name} ${node.type} ${node.why}`.toLowerCase();
   node.copied = false;
@@ -59,11 +59,11 @@ for (const node of E.nodes) {
   }
 }
 
-const RECTANGLES = new Map(); // where a node, copy or leaf lies: its buffer and rectangle
+const RECTANGLES = new Map(); // the buffer and rectangle of a node, copy or leaf
 E.memory.forEach((buffer, b) => buffer.rectangles.forEach((r, i) => {
   r.buffer = b;
   r.at = i;
-  r.next = null; // the rectangle that takes its memory over
+  r.next = null; // the rectangle that reuses its memory in place
   if (r.over !== null) buffer.rectangles[r.over].next = i;
   if (r.index !== null) RECTANGLES.set(key(r.kind, r.index), r);
 }));
@@ -83,7 +83,7 @@ function stepOf(at) {
   return thing(at).step;
 }
 
-// all copies into a split from one device: one line between two lanes
+// all copies from one device into a split are one line between two lanes
 const LINKS = [];
 for (const split of E.splits) {
   const groups = new Map();

@@ -1,7 +1,7 @@
-// The lanes: a row for each device, with its splits in order, their nodes coloured by cause, and
-// the copies between devices as arrows.
+// The lanes: one row per device, with its splits in order, nodes colored by cause, and copies between
+// devices as arrows.
 
-const LANE = { head: 18, cells: 30, gap: 24, foot: 22 }; // pixels; the gap below has the copies' labels
+const LANE = { head: 18, cells: 30, gap: 24, foot: 22 }; // pixels; labels of copies are in the gap below
 const LANE_HEIGHT = LANE.head + LANE.cells + LANE.gap;
 const laneTop = (lane) => 6 + lane * LANE_HEIGHT;
 const cellTop = (lane) => laneTop(lane) + LANE.head;
@@ -95,7 +95,7 @@ function drawCells(c, w, band) {
   return drawn;
 }
 
-// hollow, as nothing is computed
+// hollow: a copy computes nothing
 function drawCopy(c, x, y, width) {
   const alpha = c.globalAlpha;
   c.globalAlpha = alpha * 0.3;
@@ -113,7 +113,7 @@ function linkEnds(link) {
 }
 
 function drawLinks(c, w, band) {
-  const free = new Map(), arrows = arrowsByGap(w); // where the last label in each gap ends
+  const free = new Map(), arrows = arrowsByGap(w); // end of the last label in each gap
   const dim = isFiltered(), inView = LINKS.filter((l) => l.step >= band.first - 1 && l.step <= band.last);
   const dense = (w - GUTTER) / inView.length < 7;
   c.font = fonts.small;
@@ -155,13 +155,13 @@ function drawLinks(c, w, band) {
   }
 }
 
-// a link's label lies in the gap next to its target, the one below this lane
+// the gap (below this lane) for a link's label: the one next to its target
 function gapOf(link) {
   const from = LANES.get(link.from), to = LANES.get(link.to);
   return from < to ? to - 1 : to;
 }
 
-// where arrows pass each gap between lanes, from left to right: labels must not lie over them
+// x of the arrows through each gap between lanes, ascending: labels must not cover arrows
 function arrowsByGap(w) {
   const arrows = new Map(E.devices.map((_, lane) => [lane, []]));
   for (const link of LINKS) {
@@ -173,7 +173,7 @@ function arrowsByGap(w) {
   return arrows;
 }
 
-// bars below what the pinned node reads, above what reads it
+// bars below the nodes that the pinned node reads, and above the nodes that read it
 function drawMarks(c, w) {
   const bar = (step, lane, y, color) => {
     const x = xOf(step, w), width = Math.max(xOf(step + 1, w) - x - 1, 3);
@@ -245,7 +245,7 @@ const inCells = (y) => E.devices.some((_, lane) => y > cellTop(lane) && y < cell
 function linkLines(link) {
   const lines = [
     ["b", `${count(link.copies.length, "copy", "copies")}, ${link.atMost ? "at most " : ""}${bytes(link.n_bytes)}`],
-    ["div", `${link.from} to ${link.to}, for split ${link.split}${link.ahead ? ", while the split before computes" : ""}`],
+    ["div", `${link.from} to ${link.to}, for split ${link.split}${link.ahead ? ", while the previous split computes" : ""}`],
   ];
   for (const i of link.copies.slice(0, 6)) {
     lines.push(["soft", `${E.copies[i].source} (${E.copies[i].kind}), ${bytes(E.copies[i].n_bytes)}`]);
@@ -263,7 +263,7 @@ function linesOf(at) {
   }
   if (at.kind === "copy") {
     return [["b", t.source], ["div", `copy of ${t.kind === "experts" ? "at most " : ""}${bytes(t.n_bytes)} (${t.kind}), ${t.from_device} to ${t.device}`],
-      ["soft", `step ${t.step}, for split ${t.split}${t.ahead ? ", while the split before computes" : ""}`]];
+      ["soft", `step ${t.step}, for split ${t.split}${t.ahead ? ", while the previous split computes" : ""}`]];
   }
   if (at.kind === "split") {
     return [["b", `split ${t.index} on ${t.device}`], ["div", `begins: ${t.why}`],

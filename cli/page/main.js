@@ -1,4 +1,4 @@
-// Puts the page together: header, filters, keys.
+// Builds the page: header, filters, keys.
 
 function fillHeader() {
   $("model").textContent = DATA.title;
@@ -41,7 +41,7 @@ function fillFilters() {
     button.onpointerenter = (event) => showTip([["b", cause], ["div", E.causes[cause]]], event.clientX, event.clientY);
     button.onpointerleave = hideTip;
     button.removeAttribute("title");
-    button.disabled = !N_BY_CAUSE.has(cause); // of copies and leafs: a legend only
+    button.disabled = !N_BY_CAUSE.has(cause); // causes of copies and leafs are a legend only
     button.onclick = () => {
       if (!filter.causes.delete(cause)) filter.causes.add(cause);
       state.tab = "node";
@@ -116,7 +116,7 @@ function start() {
 
 start();
 
-// for the console and for tests: where things are drawn, in pixels of the window
+// for the console and for tests: the positions of items, in pixels of the window
 window.lamella = {
   data: DATA,
   cell(kind, index) {

@@ -1,5 +1,5 @@
-// The memory map: a drawing for each compute buffer, its tensors as rectangles over steps and bytes.
-// One that is computed in place continues the rectangle whose memory it takes over.
+// The memory map: one drawing per compute buffer, with tensors as rectangles over steps and bytes. An
+// in-place result continues the rectangle of its source.
 
 const maps = E.memory.map((buffer, b) => {
   const section = document.createElement("section");
@@ -28,7 +28,7 @@ const yOf = (map, offset, h) =>
 const offsetAt = (map, y, h) =>
   map.y0 + (h - MAP.bottom - y) / (h - MAP.top - MAP.bottom) * (map.y1 - map.y0);
 
-// a rectangle on the screen; at the step of an in-place op, source and result have half each
+// a rectangle on the screen; at the step of an in-place op, source and result get half a step each
 function box(map, r, w, h) {
   const next = r.next !== null, from = r.first + (r.over !== null ? 0.5 : 0);
   const x0 = xOf(from, w), x1 = xOf(r.last + (next ? 0.5 : 1), w);
@@ -97,7 +97,7 @@ function drawRectangle(c, at, r) {
   c.globalAlpha = 1;
 }
 
-// where memory is taken over: a bar from the source into the result
+// for in-place ops: a bar from the source into the result
 function drawJoints(c, map, w, h) {
   for (const r of map.buffer.rectangles) {
     if (r.over === null || r.first + 1 < state.x0 || r.first > state.x1) continue;
@@ -160,7 +160,7 @@ function drawOffsets(c, map, w, h) {
   c.textAlign = "left";
 }
 
-// an offset in the largest unit that divides it
+// an offset as text, in the largest unit that divides it
 function tick(o) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let i = 0;
@@ -187,11 +187,11 @@ const lifeOf = (r) => `${r.first < 0 ? "from the start" : `from step ${r.first}`
 
 function rectangleLines(map, r) {
   const at = r.index === null ? null : { kind: r.kind, index: r.index };
-  const lines = at ? linesOf(at).slice(0, 2) : [["b", r.name], ["div", "for other runs of a pipeline"]];
+  const lines = at ? linesOf(at).slice(0, 2) : [["b", r.name], ["div", "used by other runs of the pipeline"]];
   lines.push(["div", `bytes ${r.offset.toLocaleString("en")} to ${(r.offset + r.size).toLocaleString("en")}`
     + ` (${bytes(r.size)}), ${lifeOf(r)}`]);
   if (r.over !== null) lines.push(["soft", `in place of ${map.buffer.rectangles[r.over].name}`]);
-  if (r.next !== null) lines.push(["soft", `taken over by ${map.buffer.rectangles[r.next].name}`]);
+  if (r.next !== null) lines.push(["soft", `reused by ${map.buffer.rectangles[r.next].name}`]);
   return lines;
 }
 

@@ -1,5 +1,5 @@
-// The panel at the side: lists of splits, nodes and copies, of which only the rows in view exist,
-// and what is known of the pinned one. Names are text, never markup.
+// The side panel: lists of splits, nodes and copies, and details of the pinned item. Only rows in view
+// exist in the document. Names are text, never markup.
 
 function el(tag, options = {}, ...children) {
   const { cls, text, ...rest } = options;
@@ -18,7 +18,7 @@ function swatch(cause) {
 
 // --- lists ---
 
-// two lines for why a split begins, or three
+// a split's reason takes two lines, or three
 const ROW_HEIGHT = { node: 24, split: E.splits.some((s) => s.why.length > 98) ? 82 : 64, copy: 24 };
 const list = $("list"), rows = $("rows");
 let listKey = "", rowsKey = "";
@@ -46,13 +46,13 @@ function drawList() {
   const last = Math.min(first + Math.ceil(list.clientHeight / height) + 8, items.length);
   rows.dataset.items = items.length;
   const inView = items.slice(first, last), newRowsKey = `${newKey} ${first} ${inView}`;
-  if (newRowsKey === rowsKey) return; // a click is lost if its row is replaced before it ends
+  if (newRowsKey === rowsKey) return; // replacing a row during a click loses the click
   rowsKey = newRowsKey;
   rows.replaceChildren(...inView.map((i, j) => row(i, (first + j) * height, height)));
   if (!items.length) {
-    const none = { node: "No node is left by the filters.", split: "No split has nodes that the filters leave." };
+    const none = { node: "No node matches the filters.", split: "No split has nodes that match the filters." };
     rows.append(el("div", { cls: "empty", text: none[state.tab]
-      || (E.copies.length ? "No copy is read by what the filters leave." : "Nothing is copied.") }));
+      || (E.copies.length ? "No matching node reads a copy." : "Nothing is copied.") }));
   }
 }
 
@@ -129,7 +129,7 @@ function placeFacts(kind, index, place) {
     ["bytes", `${place.offset.toLocaleString("en")} to ${(place.offset + place.size).toLocaleString("en")} (${bytes(place.size)})`],
     r ? ["life", lifeOf(r)] : null,
     r && r.over !== null ? ["in place of", to(r.over)] : null,
-    r && r.next !== null ? ["taken over by", to(r.next)] : null,
+    r && r.next !== null ? ["reused by", to(r.next)] : null,
   ];
 }
 
@@ -153,8 +153,8 @@ function sourceItem(s) {
   return el("li", {}, el("span", { cls: "grow" }, name), mark, el("span", { cls: "side", text: `${s.device} ${s.cause}` }));
 }
 
-const COPY_OF = { input: "copy of an input", weight: "copy of weights", experts: "copy of the experts that are used",
-  data: "copy of data that stays", activation: "copy of a result" };
+const COPY_OF = { input: "copy of an input", weight: "copy of weights", experts: "copy of the experts in use",
+  data: "copy of persistent data", activation: "copy of an activation" };
 
 const DETAILS = {
   node: (n) => [
@@ -173,18 +173,18 @@ const DETAILS = {
     return [
       el("h3", { text: c.source }),
       el("div", { cls: "under", text: COPY_OF[c.kind] }),
-      because("4.cpy", `${c.source} lies with ${c.from_device}, and split ${c.split} on ${c.device} reads it`),
+      because("4.cpy", `${c.source} is on ${c.from_device}; split ${c.split} on ${c.device} reads it`),
       facts(["from", origin ? [c.from_device, ", ", link(origin)] : c.from_device],
         ["to", [c.device, ", ", link({ kind: "split", index: c.split })]],
         ["bytes", `${c.kind === "experts" ? "at most " : ""}${bytes(c.n_bytes)}`],
-        ["when", c.ahead ? "while the split before computes" : "before the split computes"],
+        ["when", c.ahead ? "while the previous split computes" : "before the split computes"],
         ["order", `step ${c.step}`], ...placeFacts("copy", c.index, c.place)),
       ...readersOf("copy", c.index),
     ];
   },
   leaf: (l) => [
     el("h3", { text: l.name }), el("div", { cls: "under", text: l.kind }), because(l.cause, l.why),
-    facts(["lies with", l.device], ["shape", `${shape(l)}, ${bytes(l.n_bytes)}`],
+    facts(["on", l.device], ["shape", `${shape(l)}, ${bytes(l.n_bytes)}`],
       ...placeFacts("leaf", l.index, l.place)),
     ...readersOf("leaf", l.index),
   ],
@@ -193,14 +193,14 @@ const DETAILS = {
     el("div", { cls: "under", text: `${count(s.n_computed, "node")} computed, ${count(s.last - s.first + 1 - s.n_computed, "view")}` }),
     el("div", { cls: "because", text: `Begins: ${s.why}` }),
     s.last < s.first ? null : facts(["nodes", [link({ kind: "node", index: s.first }), " to ", link({ kind: "node", index: s.last })]]),
-    el("h4", { text: s.copies.length ? "Copies before it" : "Copies nothing" }),
+    el("h4", { text: s.copies.length ? "Copies before it" : "No copies before it" }),
     el("ul", {}, ...s.copies.map((i) => el("li", {}, el("span", { cls: "grow" }, link({ kind: "copy", index: i })),
       el("span", { cls: "side", text: E.copies[i].kind }),
       el("span", { cls: "side", text: `${E.copies[i].kind === "experts" ? "≤ " : ""}${bytes(E.copies[i].n_bytes)}` })))),
   ],
 };
 
-// what a copy copies, as a node that reads it says; an input of several parts is none of them
+// the copied tensor, as a source of a node that reads the copy; null for parts of a larger input
 function originOf(copy) {
   for (const i of READERS.get(key("copy", copy.index)) || []) {
     const s = E.nodes[i].sources.find((t) => t.copy === copy.index && t.name === copy.source);
@@ -214,9 +214,9 @@ function drawDetails() {
   const at = state.pinned, now = at ? key(at.kind, at.index) : "";
   if (now === detailsKey) return;
   detailsKey = now;
-  const help = ["Point at something to see what it is, click to keep it here.",
-    "/ searches, Esc clears, the arrow keys go from node to node.",
-    "The wheel shows more or fewer steps, with Shift more or fewer bytes; drag to move; a double click shows all."];
+  const help = ["Point at an item to see what it is. Click to pin it here.",
+    "/ searches, Esc clears the filters, the arrow keys move from node to node.",
+    "Scroll to zoom the steps, with Shift the bytes. Drag to move. Double-click to show all."];
   $("details").replaceChildren(...(at ? DETAILS[at.kind](thing(at)).filter((node) => node !== null)
     : help.map((text) => el("p", { cls: "under", text }))));
   $("details").scrollTop = 0;

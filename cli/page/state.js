@@ -1,10 +1,10 @@
-// What the reader chose: filters, the pinned and the hovered thing, and the steps in view.
+// The state of the view: filters, the pinned and the hovered item, and the steps in view.
 
 const state = { pinned: null, hovered: null, tab: "split", x0: -1, x1: N_STEPS + 1 };
 const filter = { text: "", op: "", device: "", copied: false, computed: false, causes: new Set() };
-let shown = E.nodes.map((n) => n.index); // the nodes that the filters leave
+let shown = E.nodes.map((n) => n.index); // the nodes that match the filters
 let isShown = new Uint8Array(E.nodes.length).fill(1);
-const watchers = []; // called when anything changed, once a frame
+const watchers = []; // called after changes, at most once per frame
 
 function changed() {
   if (changed.waiting) return;
@@ -32,7 +32,7 @@ function applyFilter() {
   changed();
 }
 
-// a copy is shown with a node that reads it
+// a copy is shown if a shown node reads it
 const isCopyShown = (index) => (READERS.get(key("copy", index)) || []).some((i) => isShown[i]);
 const isFiltered = () => shown.length < E.nodes.length;
 const same = (a, b) => a !== null && b !== null && a.kind === b.kind && a.index === b.index;
@@ -65,7 +65,7 @@ function zoom(factor, x = (state.x0 + state.x1) / 2) {
   setView(x - (x - state.x0) * by, x + (state.x1 - x) * by);
 }
 
-// the node before or after the pinned one, of those that the filters leave
+// pin the next or the previous shown node
 function move(by) {
   if (!shown.length) return;
   let at = by > 0 ? 0 : shown.length - 1;

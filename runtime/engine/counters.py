@@ -1,6 +1,6 @@
-"""What an engine has done since its start, in numbers.
+"""Counters of an engine's work since its start.
 
-Its thread alone writes them and any thread may read them: each is one value, whole at any time.
+Only the engine's thread writes them. Any thread may read them: each is one value, read atomically.
 Knows no names of metrics. Tested by tests/server/test_metrics.py.
 """
 
@@ -16,10 +16,10 @@ from .ticket import Ticket
 class Counters:
     """Sums over all requests, as llama-server's metrics count.
 
-    A prompt counts once its end is evaluated, `n_cached` of its tokens as not evaluated; what is
-    predicted counts when its request ends, however it does. Times are in seconds, summed over
-    requests, which may run at once. `n_busy` sums the requests that had a place in each of
-    `n_steps`; `n_tokens_max` is the longest request so far.
+    A prompt counts when its last token is evaluated: `n_cached` of its tokens as cached, the others
+    as evaluated. Predicted tokens count when their request ends, for any reason. Times are in
+    seconds, summed over requests, which may run at the same time. `n_busy` sums the running
+    requests of each of the `n_steps` steps. `n_tokens_max` is the length of the longest request.
     """
 
     n_prompt: int = 0
@@ -32,12 +32,12 @@ class Counters:
     n_tokens_max: int = 0
 
     def stepped(self, n_busy: int) -> None:
-        """One step was computed, with so many requests in their places."""
+        """Count one computed step with `n_busy` running requests."""
         self.n_steps += 1
         self.n_busy += n_busy
 
     def prompt_done(self, ticket: Ticket) -> None:
-        """A prompt was evaluated; `t_first` is set."""
+        """Count an evaluated prompt; `t_first` must be set."""
         n_prompt = ticket.n_prompt
         self.n_prompt += n_prompt - ticket.n_cached
         self.n_cached += ticket.n_cached
@@ -45,7 +45,7 @@ class Counters:
         self.n_tokens_max = max(self.n_tokens_max, n_prompt)
 
     def ended(self, ticket: Ticket) -> None:
-        """A request has left for good."""
+        """Count a request that has ended."""
         if ticket.t_first:
             self.n_predicted += ticket.n_predicted
             self.predicted_s += (ticket.t_end or time.perf_counter()) - ticket.t_first

@@ -1,11 +1,11 @@
 """The engine: many generations at once, one batch per step, on a thread of its own.
 
-A batch has a token of every decoding sequence, then chunks of prompts up to `n_ubatch` tokens, so
-that no step takes longer than one ubatch. Shared prefixes that the pool still holds are not
-computed again. When the pool is full, the youngest sequence is preempted: it waits in front of all
-others until it fits as a whole, and continues with the same bits. The oldest always goes on.
+A batch has one token of every decoding sequence, then chunks of prompts up to `n_ubatch` tokens. So
+no step takes longer than one ubatch. Shared prefixes that the pool still holds are not computed
+again. When the pool is full, the youngest sequence is preempted: it waits at the front of the queue
+until it fits as a whole, and continues with the same bits. The oldest always makes progress.
 
-`policy.py` decides, `runner.py` carries it out, `queue.py` is the way in. Knows token ids only.
+`policy.py` decides, `runner.py` acts, `queue.py` receives jobs. Knows token ids only.
 Tested by tests/runtime/test_engine*.py.
 """
 
@@ -29,7 +29,7 @@ from .queue import Call, JobQueue
 from .runner import Runner
 from .ticket import Ticket
 
-CLOSE_TIMEOUT_S = 30.0  # for the step that is running when the engine is closed
+CLOSE_TIMEOUT_S = 30.0  # time for the running step when the engine is closed
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Engine:
     def __init__(
         self, context: Context, vocab: Vocab, *, n_parallel: int = 4, max_waiting: int = 512
     ) -> None:
-        """Raises RequestError: more parallel sequences than the context was made for."""
+        """Raises RequestError: `n_parallel` or `max_waiting` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
         if max_waiting < 1:
@@ -57,28 +57,28 @@ class Engine:
         self._queue = JobQueue(max_waiting)
         self._runner = Runner(context, vocab, self._queue, n_parallel)
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # guards the start and the end of the thread
+        self._lock = threading.Lock()  # guards the thread's start and end
         self._ended = False
         self._at_end: list[Callable[[], None]] = []
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one job may use."""
+        """The most tokens that one job may use."""
         return self._runner.n_ctx
 
     @property
     def counters(self) -> Counters:
-        """What was done since the start."""
+        """Counters since the start."""
         return self._runner.counters
 
     @property
     def n_running(self) -> int:
-        """Jobs that have a place."""
+        """Number of running jobs."""
         return len(self._runner.running)
 
     @property
     def n_waiting(self) -> int:
-        """Jobs that wait for a place, or for pages."""
+        """Number of jobs that wait for their turn, or for pages."""
         return len(self._queue)
 
     @property
@@ -86,7 +86,7 @@ class Engine:
         return self._queue.closed
 
     def start(self) -> None:
-        """Start the thread; jobs may have been submitted before.
+        """Start the thread. Jobs may be submitted before.
 
         Raises:
             ClosedError: the engine was closed.
@@ -99,12 +99,12 @@ class Engine:
             self._thread.start()
 
     def submit(self, job: Job) -> Ticket:
-        """Queue a job. The caller's thread makes the samplers, also for a long prompt.
+        """Queue a job and return its ticket. The sampler is made here, on the caller's thread.
 
         Raises:
             RequestError: an empty prompt, an invalid token, a negative number of tokens.
             ContextSizeError: the prompt leaves no room for a token.
-            OverloadedError: `max_waiting` jobs are waiting already.
+            OverloadedError: `max_waiting` jobs are already waiting.
             ClosedError: the engine is closed.
         """
         self._check(job)
@@ -117,19 +117,20 @@ class Engine:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a job early: its sink gets CancelledError, its place is free within one step.
+        """End a job early: its sink gets CancelledError, and its pages are free within one step.
 
-        A job that has ended, or was cancelled, stays as it is.
+        Does nothing if the job has ended or is already cancelled.
         """
         self._queue.cancel(ticket)
 
     def call(self, work: Callable[[Context], T], *, n_tokens: int = 0) -> T:
-        """Call `work` with the context, between two steps, on the engine's thread; return what it
-        returns. The youngest jobs give up pages for the `n_tokens` that it puts into the pool.
+        """Return `work(context)`, called between two steps on the engine's thread.
+
+        The youngest jobs are preempted until the pool has pages for `n_tokens` tokens of `work`.
 
         Raises:
             ClosedError: the engine is closed, or was closed before the call.
-            Exception: what `work` raises.
+            Exception: any exception of `work`.
         """
         assert threading.current_thread() is not self._thread, "the engine would wait for itself"
         future: Future[T] = Future()
@@ -145,7 +146,7 @@ class Engine:
         return future.result()
 
     def close(self) -> None:
-        """Cancel all jobs and stop the thread, after the running step. Calling it twice is fine."""
+        """Cancel all jobs, and stop the thread after the running step. May be called twice."""
         with self._lock:
             self._queue.close()
             thread = self._thread
@@ -157,8 +158,8 @@ class Engine:
                 logger.error("the engine's step did not end within %g s", CLOSE_TIMEOUT_S)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once no step can run any more: now, or on the engine's thread after a
-        step that outlasts `close`."""
+        """Call `callback` when no step can run any more: now, or on the engine's thread after its
+        last step."""
         with self._lock:
             thread = self._thread
             runs = thread is not None and thread.is_alive() and not self._ended
@@ -197,7 +198,7 @@ class Engine:
             while self._queue.wait_for_work(is_idle=not runner.running):
                 try:
                     runner.step()
-                except Exception as e:  # a fault of ours: the jobs it hit fail, the engine goes on
+                except Exception as e:  # a bug of ours: the running jobs fail, the engine continues
                     runner.fail_all(e)
         finally:
             runner.drain()

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out: jobs, sinks, results, timings.
+"""The engine's input and output: jobs, sinks, results, timings.
 
-Knows token ids only; text is made by the sinks of runtime/text.py.
+Knows token ids only; the sinks of runtime/text.py make text.
 Tests: tests/runtime/test_engine.py, tests/runtime/test_engine_limits.py.
 """
 
@@ -17,20 +17,20 @@ from ...model.sampling import Logprobs, SamplingParams
 class StopType(StrEnum):
     """Why a generation ended; the values are llama-server's `stop_type`."""
 
-    EOS = "eos"  # the model ended it
-    LIMIT = "limit"  # n_predict, t_max_predict_ms or the context's size
-    WORD = "word"  # the sink wanted no more: a stop string was found
+    EOS = "eos"  # the model sampled an end token
+    LIMIT = "limit"  # n_predict, t_max_predict_ms or the context's size was reached
+    WORD = "word"  # the sink found a stop string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long the two halves of a job took; field names are those of llama-server's `timings`.
+    """How long the two parts of a job took. Fields are named as in llama-server's `timings`.
 
-    The prompt's time runs from its first chunk to the first sampled token, so that the generation's
-    rates count one token less than was predicted.
+    The prompt's time runs from its first chunk to the first sampled token. So the rates of the
+    generation leave out the first predicted token.
     """
 
-    cache_n: int  # prompt tokens that were not evaluated again
+    cache_n: int  # prompt tokens taken from the cache
     prompt_n: int  # prompt tokens that were evaluated
     prompt_ms: float
     predicted_n: int
@@ -66,28 +66,28 @@ class Result:
     stop_type: StopType
     n_prompt: int
     n_cached: int
-    n_predicted: int  # the token that ended it included
-    truncated: bool  # the context was full
-    seed: int  # the seed that was really used
+    n_predicted: int  # includes an end token
+    truncated: bool  # the context became full
+    seed: int  # the seed in use; never the one for "random"
     timings: Timings
-    stopping_word: str = ""  # filled in by the sink that found it
+    stopping_word: str = ""  # set by the sink that found it
 
 
 class Sink(Protocol):
-    """Receives the tokens of a job. Its methods are called on the engine's thread: they must be
-    quick and must not raise.
+    """Receives the tokens of a job. The engine's thread calls its methods: they must be quick and
+    must not raise.
 
     The last call is either `finished` or `failed`.
     """
 
     def progress(self, n_processed: int, n_total: int, n_cached: int) -> None:
-        """`n_processed` of `n_total` prompt tokens are evaluated, `n_cached` of them by other jobs.
-        Counting starts over after a preemption."""
+        """`n_processed` of `n_total` prompt tokens are evaluated; `n_cached` of them came from the
+        cache. Counting starts over after a preemption."""
 
     def token(self, token: int, logprobs: Logprobs | None) -> bool:
-        """A new token; a token that ends the generation is not passed on.
+        """A new token. Not called for an end token.
 
-        `logprobs` are those that the job asked for. Return False to stop the generation
+        `logprobs` are those that the job requests. Return False to stop the generation
         (`StopType.WORD`).
         """
 
@@ -95,7 +95,7 @@ class Sink(Protocol):
         """The generation ended without an error."""
 
     def failed(self, error: LamellaError) -> None:
-        """The generation was cancelled (CancelledError) or could not go on."""
+        """The generation was cancelled (CancelledError) or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +104,15 @@ class Job:
 
     Attributes:
         prompt: its tokens.
-        sampling: how tokens are chosen.
+        sampling: how to choose tokens.
         sink: receives the tokens.
-        n_predict: most tokens to predict; -1: until the model ends or the context is full.
+        n_predict: the most tokens to predict; -1: until an end token or a full context.
         cache_prompt: share evaluated prefixes with other jobs.
-        ignore_eos: never sample a token that ends the generation.
-        t_max_predict_ms: milliseconds after the first token, once there is a new line; 0: no limit.
-        n_probs: the sink gets the log-probabilities of so many tokens at each place; 0: none.
-        post_sampling_probs: these are what the samplers left, not the model's own.
+        ignore_eos: never sample an end token.
+        t_max_predict_ms: time limit in milliseconds after the first token. It applies once the text
+            has a new line. 0: no limit.
+        n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
+        post_sampling_probs: probabilities after the samplers, not the model's own.
     """
 
     prompt: tuple[int, ...]
@@ -126,5 +127,5 @@ class Job:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the largest logits are not enough: the model's own probabilities are wanted."""
+        """True if all logits are needed: the job requests the model's own probabilities."""
         return self.n_probs > 0 and not self.post_sampling_probs

@@ -1,4 +1,4 @@
-"""The engine's decisions: which jobs enter, what goes into a step, who gives way, when a job ends.
+"""The engine's decisions: admission, preemption, the content of a step, the end of a job.
 
 Pure functions over plain state: no clock, no thread, no memory. `runner.py` carries them out.
 Tested by tests/runtime/test_policy.py.
@@ -13,27 +13,27 @@ from .job import StopType
 
 
 class JobState(Protocol):
-    """What is known of a job: see `Ticket`."""
+    """The state of a job that decisions need: see `Ticket`."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The prompt, and the tokens predicted so far."""
+        """The prompt and the tokens predicted so far."""
 
     @property
     def n_done(self) -> int:
-        """Tokens that are evaluated, while it does not decode."""
+        """Number of evaluated tokens, while the job is not decoding."""
 
     @property
     def decoding(self) -> bool:
-        """All tokens but the last are evaluated."""
+        """True if all tokens but the last are evaluated."""
 
     @property
     def settled(self) -> bool:
-        """It has ended: finished, failed or cancelled."""
+        """True if the job has ended: finished, failed or cancelled."""
 
     @property
     def cache_prompt(self) -> bool:
-        """It shares prefixes with other jobs."""
+        """True if the job shares prefixes with other jobs."""
 
 
 State = TypeVar("State", bound=JobState)
@@ -47,15 +47,16 @@ def must_wait(
 ) -> bool:
     """True if the job at the front of the queue stays there for this step.
 
-    It waits for pages, so that a prompt under way never does, and for a prefix that a running job
-    evaluates now. A job without company never waits.
+    It waits until the pool has pages for its whole prompt, so that no prompt stops half-way. It
+    also waits for a shared prefix that a running job is evaluating. It never waits if no job is
+    running.
 
     Args:
         job: the first waiting job.
-        n_shared: its tokens that the pool holds already.
-        fits: the pool has pages for its other tokens and one more.
-        running: the jobs that have a place.
-        page_size: tokens of a page.
+        n_shared: number of its tokens that the pool already holds.
+        fits: True if the pool has pages for its other tokens and one more.
+        running: the running jobs.
+        page_size: tokens per page.
     """
     return bool(running) and (not fits or prefix_is_coming(job, n_shared, running, page_size))
 
@@ -65,7 +66,7 @@ def prefix_is_coming(
 ) -> bool:
     """True if a running job will evaluate the next full page of this job's prefix.
 
-    Waiting for it costs one step at most, as prompts are evaluated one after the other.
+    Waiting costs one step at most, because prompts are evaluated one after the other.
     """
     end = (n_shared // page_size + 1) * page_size
     return job.cache_prompt and any(
@@ -78,8 +79,8 @@ def prefix_is_coming(
 
 
 def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
-    """How many of the shared tokens a job uses: all if the pool then has enough pages, else those
-    of full pages. A page that is shared in part costs one more page, until it is copied."""
+    """The number of shared tokens that a job uses: all if the pool then has enough pages, else
+    those of full pages. A partly shared page needs one more page, until it is copied."""
     return n_shared if fits else n_shared - n_shared % page_size
 
 
@@ -87,8 +88,8 @@ def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
 
 
 def victim(running: Sequence[State]) -> State:
-    """The job that gives its pages back when the pool is full: the youngest. `running` is ordered
-    by age, so the oldest job always goes on."""
+    """The job to preempt when the pool is full: the youngest. `running` is ordered by age, oldest
+    first."""
     return running[-1]
 
 
@@ -103,11 +104,10 @@ def decoding(running: Iterable[State]) -> list[State]:
 def prompt_chunks(
     running: Iterable[State], n_decoding: int, n_ubatch: int
 ) -> list[tuple[State, int]]:
-    """The jobs whose prompts are evaluated in this step, oldest first, with their numbers of
-    tokens.
+    """The jobs whose prompts are evaluated in this step, oldest first, each with a token count.
 
-    With the `n_decoding` tokens of decoding jobs they fill one ubatch, so that no step takes longer
-    than that. At least one token is evaluated: prompts always go on.
+    Together with the `n_decoding` tokens of decoding jobs they fill at most one ubatch. At least
+    one token of a prompt is evaluated, so that prompts always make progress.
     """
     budget = max(n_ubatch - n_decoding, 1)
     chunks = []
@@ -125,21 +125,21 @@ def prompt_chunks(
 
 
 def is_late(t_max_ms: float, elapsed_ms: float, has_new_line: bool) -> bool:
-    """llama-server's rule for t_max_predict_ms: a generation has a new line before time is up."""
+    """True if the time limit ends a job. As in llama-server, it applies only after a new line."""
     return has_new_line and 0 < t_max_ms <= elapsed_ms
 
 
 def limit_of(
     n_predicted: int, n_predict: int, n_tokens: int, n_ctx: int, late: bool
 ) -> tuple[StopType | None, bool]:
-    """Whether a limit ends a job after its last token, and whether the context cut it short.
+    """The limit that ends a job after its last token (or None), and True if the context is full.
 
     Args:
         n_predicted: tokens predicted so far.
-        n_predict: how many are wanted; -1: no limit.
+        n_predict: the most tokens to predict; -1: no limit.
         n_tokens: tokens of prompt and prediction.
         n_ctx: tokens that fit into the context.
-        late: its time is up, see `is_late`.
+        late: True if the time limit is reached, see `is_late`.
     """
     if n_predicted == n_predict or late:
         return StopType.LIMIT, False

@@ -1,6 +1,6 @@
-"""What other threads ask of the engine's thread: jobs, cancellations, calls, and the end.
+"""The queue to the engine's thread: jobs, cancellations, calls, and the request to stop.
 
-Any thread adds; only the engine's thread takes. Knows no context and no tokens.
+Any thread adds to it; only the engine's thread takes from it. Knows no context and no tokens.
 Tested by tests/runtime/test_engine_limits.py and test_engine_faults.py.
 """
 
@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
 
 class JobQueue:
-    """Waiting jobs, first come first served, and what else the engine's thread must do.
+    """Waiting jobs, first come first served, and other work for the engine's thread.
 
     Its lock also guards `settled` of every ticket.
     """
@@ -38,7 +38,7 @@ class JobQueue:
         self._calls: list[Call] = []
 
     def __len__(self) -> int:
-        """Jobs that wait for a place, or for pages."""
+        """Number of jobs that wait for their turn, or for pages."""
         return len(self._waiting)
 
     # --- for any thread ---
@@ -48,7 +48,7 @@ class JobQueue:
         if self.closed:
             raise ClosedError("the engine is closed")
         if len(self._waiting) >= self.max_waiting:
-            raise OverloadedError(f"{len(self._waiting)} requests are waiting, no more may")
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting: no more may wait")
 
     def put(self, ticket: Ticket) -> None:
         """Append a job. Raises as `check_room`."""
@@ -66,14 +66,14 @@ class JobQueue:
             self._changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Mark a job as cancelled. A settled job stays as it is."""
+        """Mark a job as cancelled. Does nothing if it is settled."""
         with self._changed:
             if not ticket.settled:
                 ticket.settled = True
-                self._cancelled.append(ticket)  # the thread is awake: it has this job to do
+                self._cancelled.append(ticket)  # no notify: this job keeps the thread awake
 
     def close(self) -> None:
-        """Let nothing in any more, and wake the thread."""
+        """Accept nothing more, and wake the thread."""
         with self._changed:
             self.closed = True
             self._changed.notify()
@@ -81,15 +81,15 @@ class JobQueue:
     # --- for the engine's thread ---
 
     def wait_for_work(self, is_idle: bool) -> bool:
-        """Wait for something to do, if nothing else is. Return False if the queue is closed."""
+        """If the engine is idle, wait for work. Return False if the queue is closed."""
         if is_idle:
             with self._changed:
                 while not (self._waiting or self._calls or self.closed):
                     self._changed.wait()
         return not self.closed
 
-    def has_news(self) -> bool:
-        """True if there is more to do than to go on with the running jobs."""
+    def has_changes(self) -> bool:
+        """True if there is work besides the running jobs."""
         return bool(self._waiting or self._cancelled or self._calls)
 
     def first(self) -> Ticket | None:
@@ -113,7 +113,7 @@ class JobQueue:
         return was_open
 
     def take_cancelled(self) -> list[Ticket]:
-        """The jobs that were cancelled since the last call. They wait no longer."""
+        """The jobs that were cancelled since the last call. They leave the queue."""
         with self._changed:
             cancelled, self._cancelled = self._cancelled, []
             for ticket in cancelled:
@@ -122,7 +122,7 @@ class JobQueue:
         return cancelled
 
     def take_calls(self) -> list[Call]:
-        """The work to do between two steps."""
+        """Remove and return the calls to run between two steps."""
         with self._changed:
             calls, self._calls = self._calls, []
         return calls
@@ -130,7 +130,7 @@ class JobQueue:
     def drain(self, running: list[Ticket]) -> tuple[list[Ticket], list[Call]]:
         """Close the queue. Settle and return all running and waiting jobs, and return all calls.
 
-        Cancelled jobs are among them: their sinks have not heard of it.
+        They include cancelled jobs, whose sinks have not been notified yet.
         """
         with self._changed:
             self.closed = True

@@ -1,7 +1,7 @@
-"""Runs jobs on a context, step by step: carries out what the policy decides.
+"""Runs jobs on a context, step by step, as the policy decides.
 
 A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids only: no
-text, no HTTP, no threads. The fault of a job ends neither the thread nor another job.
+text, no HTTP, no threads. An error in one job ends neither the thread nor another job.
 Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 """
 
@@ -37,31 +37,32 @@ logger = get_logger("server")
 
 @dataclass(slots=True)
 class BatchPlan:
-    """What one call of `Context.decode_rows` computes, and for which jobs."""
+    """The batch of one call of `Context.decode_rows`, and the jobs it is for."""
 
     batch: Batch = field(default_factory=Batch)
     prefilled: list[Ticket] = field(default_factory=list)
     outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
 
     def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
-        """Add tokens of a job, the first at `pos`; `wanted`: the next one is sampled after them."""
+        """Add tokens of a job, the first at `pos`. If `wanted`, sample the next token after
+        them."""
         assert ticket.seq is not None
         self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top)
         if wanted:
             self.outputs.append(ticket)
 
     def tickets(self) -> Iterable[Ticket]:
-        """All jobs that have a token in the batch, each once."""
+        """All jobs with tokens in the batch, each once."""
         return dict.fromkeys((*self.outputs, *self.prefilled))
 
 
 class Runner:
-    """Runs jobs from a queue, at most `n_parallel` at a time. For the engine's thread alone.
+    """Runs jobs from a queue, at most `n_parallel` at a time. Used by the engine's thread only.
 
     Attributes:
-        running: the jobs that have a place, oldest first.
-        prefixes: what the pool holds of jobs that run or have ended.
-        n_ctx: tokens of a job; a job alone always finds the pages for that many.
+        running: the running jobs, oldest first.
+        prefixes: token sequences in the pool, of jobs that run or have ended.
+        n_ctx: the most tokens of a job. A job that runs alone always gets pages for that many.
     """
 
     def __init__(self, context: Context, vocab: Vocab, queue: JobQueue, n_parallel: int) -> None:
@@ -73,24 +74,24 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
-        self._in_flight: list[Ticket] = []  # the context may still compute their tokens
+        self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
 
     def step(self) -> None:
-        """Do what the queue asks for, then decode one batch, if there is one."""
-        if self._queue.has_news():
+        """Handle the queue, then decode one batch if there is one."""
+        if self._queue.has_changes():
             self._drop_cancelled()
-            self._answer_calls()
+            self._run_calls()
             self._admit()
         plan = self._plan_batch()
         if len(plan.batch):
             self._compute(plan)
 
     def fail_all(self, error: Exception) -> None:
-        """End all running jobs with an error of ours."""
+        """Fail all running jobs with an internal error."""
         self._fail(tuple(self.running), error)
 
     def make_room(self, n_tokens: int) -> None:
-        """Preempt jobs until a new sequence of `n_tokens` finds its pages, if the pool has them."""
+        """Preempt jobs until a new sequence of `n_tokens` fits, or no job is left."""
         seq = self._context.pool.new_sequence()
         while self.running and not seq.can_append(n_tokens):
             self._preempt(policy.victim(self.running))
@@ -104,14 +105,14 @@ class Runner:
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
 
-    # --- what the queue asks for ---
+    # --- the queue ---
 
     def _drop_cancelled(self) -> None:
         for ticket in self._queue.take_cancelled():
             self._release(ticket)
             _report(ticket.sink.failed, CancelledError("the request was cancelled"))
 
-    def _answer_calls(self) -> None:
+    def _run_calls(self) -> None:
         calls = self._queue.take_calls()
         if calls:
             self._synchronize()
@@ -119,7 +120,7 @@ class Runner:
             call.run()
 
     def _admit(self) -> None:
-        """Give places to the jobs at the front of the queue.
+        """Start jobs from the front of the queue.
 
         A job takes all pages of its prompt at once.
         """
@@ -136,14 +137,14 @@ class Runner:
                 return
             self._queue.take_first()
             if seq.last_is_shared:
-                self._synchronize()  # its cells are copied, after what is in flight
+                self._synchronize()  # work in flight may write the page to be copied
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter())
             self._guard(ticket, partial(context.append, seq, n_new))
 
     def _shared_prefix(self, ticket: Ticket) -> KVSequence:
-        """A sequence with what the pool holds of a job's tokens, but for the last one: its logits
-        are needed."""
+        """A sequence with the tokens of a job that the pool holds. The last token is left out: its
+        logits are needed."""
         pool = self._context.pool
         if not ticket.cache_prompt:
             return pool.new_sequence()
@@ -157,7 +158,7 @@ class Runner:
     def _plan_batch(self) -> BatchPlan:
         plan = BatchPlan()
         for ticket in policy.decoding(self.running):
-            if ticket.decoding and self._grow(ticket):  # growing may preempt the next ones
+            if ticket.decoding and self._grow(ticket):  # growing may preempt later jobs
                 tokens = ticket.tokens
                 plan.add(ticket, tokens[-1:], len(tokens) - 1, wanted=True)
         n_ubatch = self._context.n_ubatch
@@ -170,7 +171,7 @@ class Runner:
         return plan
 
     def _grow(self, ticket: Ticket) -> bool:
-        """Reserve the next position. Return False if the job itself had to give way."""
+        """Reserve the next position. Return False if the job itself was preempted."""
         seq = ticket.seq
         assert seq is not None
         while not seq.can_append(1):
@@ -182,12 +183,12 @@ class Runner:
         return True
 
     def _preempt(self, ticket: Ticket) -> None:
-        """Take a job's pages. It waits in front of all others until it fits as a whole."""
+        """Preempt a job: free its pages and put it at the front of the queue."""
         if ticket in self._in_flight:
             self._synchronize()
-        if ticket.seq is not None:  # else it has just failed
+        if ticket.seq is not None:  # else it has just failed, in _synchronize
             self.running.remove(ticket)
-            self._remember(ticket, ended=True)
+            self._share_prefix(ticket, ended=True)
             ticket.leave()
             self._queue.put_back(ticket)
 
@@ -198,7 +199,7 @@ class Runner:
         except Exception as e:
             self._fail_in_flight(e)
             return
-        # a job with an output has nothing in flight
+        # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight
         self._in_flight = [t for t in self._in_flight if in_flight and t not in plan.outputs]
         self.counters.stepped(len(self.running))
@@ -211,10 +212,10 @@ class Runner:
                     self._finish(ticket, stop)
 
     def _prefilled(self, ticket: Ticket) -> None:
-        """Report a prompt's progress. End a job that wants no token."""
+        """Report a prompt's progress. End a job that requests no tokens."""
         if ticket.n_predicted > 0 or ticket.settled:
             return
-        n_cached = min(ticket.n_cached, ticket.n_done)  # after a preemption it may have less
+        n_cached = min(ticket.n_cached, ticket.n_done)  # less is possible after a preemption
         report = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
         self._guard(ticket, report)
         if ticket.n_done == ticket.n_prompt and ticket.n_predict == 0:
@@ -224,7 +225,7 @@ class Runner:
                 self._finish(ticket, StopType.LIMIT)
 
     def _next_token(self, ticket: Ticket, row: Row) -> StopType | None:
-        """Sample a token and pass it on. Return why the job ends, None if it goes on."""
+        """Sample a token and pass it to the sink. Return why the job ends, None if it goes on."""
         sampler = ticket.sampler
         token = sampler.sample(row)
         sampler.accept(token)
@@ -232,7 +233,7 @@ class Runner:
         if n_before == 0:
             self._begin_predicting(ticket)
         if not ticket.decoding:
-            self._remember(ticket, ended=False)  # for jobs that come before this one ends
+            self._share_prefix(ticket, ended=False)  # later jobs can share the prompt now
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self._vocab.eog and not ticket.ignore_eos:
@@ -261,9 +262,9 @@ class Runner:
     # --- work in flight ---
 
     def _synchronize(self) -> None:
-        """Wait until nothing is in flight, so that its errors go to the jobs that caused them.
+        """Wait until nothing is in flight. Errors go to the jobs in flight.
 
-        Needed before a job with tokens in flight leaves, and before other work uses the context.
+        Called before a job with tokens in flight leaves, and before other work uses the context.
         """
         if self._in_flight:
             try:
@@ -273,7 +274,7 @@ class Runner:
                 self._fail_in_flight(e)
 
     def _fail_in_flight(self, error: Exception) -> None:
-        """Fail all jobs with tokens in flight: the error does not tell which of them caused it."""
+        """Fail all jobs with tokens in flight: the error does not name the job that caused it."""
         lost, self._in_flight = self._in_flight, []
         self._fail(lost, error)
 
@@ -286,16 +287,16 @@ class Runner:
             _report(ticket.sink.finished, ticket.result(stop_type))
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
-        known = _known(error)
-        logger.error("a generation failed: %s", known, exc_info=error)
+        reported = _as_lamella_error(error)
+        logger.error("a generation failed: %s", reported, exc_info=error)
         for ticket in tickets:
             ticket.is_sound = False
             if self._queue.settle(ticket):
                 self._release(ticket)
-                _report(ticket.sink.failed, known)
+                _report(ticket.sink.failed, reported)
 
     def _guard(self, ticket: Ticket, call: Callable[[], T]) -> T | None:
-        """The result of a call on behalf of one job. If it raises, that job alone fails."""
+        """The result of a call for one job. If it raises, only that job fails."""
         try:
             return call()
         except Exception as e:
@@ -303,17 +304,17 @@ class Runner:
             return None
 
     def _release(self, ticket: Ticket) -> None:
-        """Give up a job's place and pages."""
+        """Remove a job from the running jobs and free its pages."""
         if ticket in self._in_flight:
             self._synchronize()
         self.counters.ended(ticket)
         if ticket.seq is not None:
             self.running.remove(ticket)
-            self._remember(ticket, ended=True)
+            self._share_prefix(ticket, ended=True)
             ticket.leave()
 
-    def _remember(self, ticket: Ticket, *, ended: bool) -> None:
-        """Offer a job's evaluated tokens to later jobs, until their pages are needed."""
+    def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
+        """Let later jobs share a job's evaluated tokens, until their pages are needed."""
         if ticket.seq is not None and ticket.is_sound and ticket.cache_prompt:
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.prefixes.insert(tokens, ticket.seq, ended=ended)
@@ -326,12 +327,12 @@ def _logprobs(ticket: Ticket, row: Row, token: int) -> Logprobs:
     return model_logprobs(row, token, ticket.n_probs)
 
 
-def _known(error: Exception) -> LamellaError:
+def _as_lamella_error(error: Exception) -> LamellaError:
     if isinstance(error, LamellaError):
         return error
-    known = BackendError(f"the generation failed: {type(error).__name__}: {error}")
-    known.__cause__ = error
-    return known
+    wrapped = BackendError(f"the generation failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _report(callback: Callable[[T], None], end: T) -> None:

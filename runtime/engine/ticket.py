@@ -1,4 +1,4 @@
-"""A job inside the engine: its tokens so far, its place in the KV pool, its clock.
+"""A job inside the engine: its tokens so far, its pages in the KV pool, its times.
 
 `policy.py` decides what happens to it. Tested by tests/runtime/test_engine.py.
 """
@@ -11,9 +11,9 @@ from .job import Job, Result, StopType, Timings
 
 
 class Ticket:
-    """A submitted job. Callers of the engine pass it to `Engine.cancel` and look no deeper.
+    """A submitted job. For callers of the engine it is opaque: they pass it to `Engine.cancel`.
 
-    All fields belong to the engine's thread but `settled`, which the queue's lock guards.
+    All fields belong to the engine's thread, except `settled`, which the queue's lock guards.
     """
 
     __slots__ = (
@@ -50,33 +50,33 @@ class Ticket:
         self.t_max_predict_ms = job.t_max_predict_ms
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
-        # as many of the largest logits are enough; 0: all are needed
+        # the number of largest logits that are needed; 0: all
         self.n_top = 0 if job.needs_logits else sampler.n_top
         self.n_prompt = len(job.prompt)
-        self.tokens = list(job.prompt)  # and the predicted ones, so that all can be recomputed
-        self.seq: KVSequence | None = None  # None while it waits
-        self.n_cached = 0  # prompt tokens that the pool held when it first started
+        self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
+        self.seq: KVSequence | None = None  # None while the job waits
+        self.n_cached = 0  # prompt tokens that the pool held at the first start
         self.n_done = 0  # tokens evaluated, while not decoding
-        self.decoding = False  # all tokens but the last, a predicted one, are evaluated
-        self.is_sound = True  # no step with its tokens has failed: its cells can be shared
+        self.decoding = False  # all tokens but the last one are evaluated
+        self.is_sound = True  # no step with its tokens failed: its cells can be shared
         self.has_new_line = False
         self.truncated = False
-        self.settled = False  # its end is decided: finished, failed or cancelled
-        # seconds of time.perf_counter: first chunk, first token, end; 0: not yet
+        self.settled = False  # finished, failed or cancelled
+        # time.perf_counter at the first chunk, the first token and the end; 0: not yet
         self.t_start = self.t_first = self.t_end = 0.0
 
     @property
     def n_predicted(self) -> int:
-        """Tokens sampled so far."""
+        """Number of tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
 
     @property
     def n_evaluated(self) -> int:
-        """Tokens whose keys and values its sequence holds."""
+        """Number of tokens whose keys and values the sequence holds."""
         return len(self.tokens) - 1 if self.decoding else self.n_done
 
     def enter(self, seq: KVSequence, now: float) -> None:
-        """Start, for the first time or again, with a sequence that holds its first tokens."""
+        """Start or restart with a sequence that holds the first tokens."""
         self.seq = seq
         self.n_done = seq.length
         if not self.t_start:
@@ -84,7 +84,7 @@ class Ticket:
             self.n_cached = seq.length
 
     def leave(self) -> None:
-        """Give the pages back. Tokens, sampler and clock stay for another start."""
+        """Free the pages. Tokens, sampler and times stay for a restart."""
         if self.seq is not None:
             self.seq.free()
         self.seq = None

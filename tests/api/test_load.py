@@ -1,4 +1,4 @@
-"""`lamella.load`: what the README promises of it, and what it refuses."""
+"""`lamella.load`: the behavior that the README describes, and errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_logits_have_a_row_for_every_token(model: lamella.Model) -> None:
     assert logits[:2].tobytes() == model.logits([1, 2]).tobytes()
 
 
-def test_seeds_decide(model: lamella.Model) -> None:
+def test_seeds(model: lamella.Model) -> None:
     def text(seed: int) -> str:
         return "".join(model.generate("a b", n_predict=16, temperature=1.5, seed=seed))
 
@@ -77,9 +77,9 @@ def test_seeds_decide(model: lamella.Model) -> None:
     assert text(1) != text(2)
 
 
-def test_what_was_evaluated_before_changes_nothing(model: lamella.Model) -> None:
+def test_cached_prefixes_change_nothing(model: lamella.Model) -> None:
     def run(cache_prompt: bool) -> tuple[str, int]:
-        """The text, and the tokens of the prompt that were evaluated."""
+        """The text, and the number of evaluated prompt tokens."""
         before = model._open().engine.counters.n_prompt
         pieces = model.generate("a b c d", n_predict=8, seed=1, cache_prompt=cache_prompt)
         return "".join(pieces), model._open().engine.counters.n_prompt - before
@@ -91,22 +91,22 @@ def test_what_was_evaluated_before_changes_nothing(model: lamella.Model) -> None
     assert run(False) == (text, n)
 
 
-def test_generations_of_several_threads_are_what_they_are_alone(model: lamella.Model) -> None:
+def test_parallel_generations_give_the_same_texts_as_alone(model: lamella.Model) -> None:
     def text(i: int) -> str:
         return "".join(model.generate("abcdef"[: 1 + i % 5], n_predict=20, seed=i))
 
     alone = [text(i) for i in range(8)]
-    together = [""] * 8
+    parallel = [""] * 8
 
     def work(i: int) -> None:
-        together[i] = text(i)
+        parallel[i] = text(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert together == alone
+    assert parallel == alone
 
 
 def test_stop_ends_a_generation(model: lamella.Model) -> None:
@@ -118,7 +118,7 @@ def test_stop_ends_a_generation(model: lamella.Model) -> None:
     )
 
 
-def test_leaving_early_frees_the_place(path: Path) -> None:
+def test_leaving_the_loop_early_cancels(path: Path) -> None:
     with lamella.load(path, n_ctx=100_000, n_parallel=1) as model:
         for _ in range(3):
             for _ in model.generate("a", logit_bias=((2, -1e9),)):
@@ -126,14 +126,14 @@ def test_leaving_early_frees_the_place(path: Path) -> None:
         assert len(list(model.generate("a", n_predict=3))) > 0
 
 
-def test_dropping_a_generation_frees_the_place(path: Path) -> None:
+def test_dropping_a_generation_cancels(path: Path) -> None:
     with lamella.load(path, n_ctx=1_000_000, n_parallel=1) as model:
-        never_asked = model.generate("a", logit_bias=((2, -1e9),))
-        del never_asked
+        unused = model.generate("a", logit_bias=((2, -1e9),))
+        del unused
         assert len(list(model.generate("a", n_predict=3))) > 0
 
 
-def test_a_model_that_is_dropped_is_closed_but_not_while_it_is_wanted(path: Path) -> None:
+def test_a_dropped_model_is_closed_after_its_generations(path: Path) -> None:
     pieces = lamella.load(path).generate("a", n_predict=5, seed=1)
     assert "".join(pieces) == "".join(lamella.load(path).generate("a", n_predict=5, seed=1))
     model = lamella.load(path)
@@ -143,7 +143,7 @@ def test_a_model_that_is_dropped_is_closed_but_not_while_it_is_wanted(path: Path
     assert threading.active_count() < n_threads
 
 
-def test_a_forked_child_is_told(path: Path) -> None:
+def test_a_forked_child_gets_an_error(path: Path) -> None:
     code = f"""
 import os, lamella
 model = lamella.load({str(path)!r})
@@ -161,7 +161,7 @@ assert list(model.generate("a", n_predict=2))
     assert subprocess.run(command, timeout=250, check=False).returncode == 0
 
 
-def test_more_context_than_memory_is_an_error_at_once(path: Path) -> None:
+def test_a_context_larger_than_memory_is_an_error(path: Path) -> None:
     with pytest.raises(OutOfMemoryError, match="does not fit: CPU lacks"):
         lamella.load(path, n_ctx=2_000_000_000)
 
@@ -177,7 +177,7 @@ def test_closing(path: Path) -> None:
         lambda: model.logits([1]),
         lambda: model.generate("a"),
     ):
-        with pytest.raises(ClosedError, match="used after it had been closed"):
+        with pytest.raises(ClosedError, match="the model is closed"):
             use()
     with pytest.raises(lamella.LamellaError):
         list(pieces)
@@ -185,7 +185,10 @@ def test_closing(path: Path) -> None:
 
 def test_split_over_a_simulated_gpu(path: Path) -> None:
     ids = [1, 5, 9]
-    kv: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}  # halves: other bits make large steps
+    kv: dict[str, Any] = {
+        "type_k": "f32",
+        "type_v": "f32",
+    }  # with halves, other bits make large differences
     with lamella.load(path, **kv) as alone:
         logits = alone.logits(ids)
         text = list(alone.generate(ids, n_predict=8, temperature=0))
@@ -195,8 +198,8 @@ def test_split_over_a_simulated_gpu(path: Path) -> None:
             assert list(model.generate(ids, n_predict=8, temperature=0)) == text
 
 
-def test_bits_of_weights_that_are_not_repacked_are_those_of_any_split(path: Path) -> None:
-    # the CPU repacks its weights, and then adds in another order than other devices
+def test_without_repacking_all_splits_give_the_same_bits(path: Path) -> None:
+    # packed weights are summed in another order than on other devices
     def bits(**split: Any) -> bytes:
         with lamella.load(path, repack=False, **split) as model:
             return model.logits([1, 5, 9]).tobytes()
@@ -216,11 +219,11 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
     with pytest.raises(RequestError, match=r"id 288 must lie in 0\.\.287"):
         model.logits([288])
     for ids in ([1.9], ["1"], [None], 7):
-        with pytest.raises(RequestError, match="are no token ids"):
+        with pytest.raises(RequestError, match="are not token ids"):
             model.logits(ids)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="5 is no text"):
+    with pytest.raises(RequestError, match="5 is not a text"):
         model.tokenize(5)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="stop: 1 is no text"):
+    with pytest.raises(RequestError, match="stop: 1 is not a text"):
         model.generate("a", stop=[1])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="temprature"):
         model.generate("a", temprature=1)
@@ -249,23 +252,25 @@ def test_bad_files(tmp_path: Path) -> None:
         lamella.load(other)
 
 
-def test_the_plan_of_a_model_and_what_strict_placement_refuses(path: Path) -> None:
+def test_plan_and_strict_placement(path: Path) -> None:
     with lamella.load(path, devices=["sim:1GiB"], n_gpu_layers=2, n_ctx=64) as model:
         assert next((d.name, d.n_layers) for d in model.plan.devices) == ("SIM0", 2)
         assert model.plan.fits
-    with lamella.load(path, devices=["sim:1GiB"], n_ctx=64) as model:  # 1 GiB is to stay free
+    with lamella.load(
+        path, devices=["sim:1GiB"], n_ctx=64
+    ) as model:  # --fit-target keeps 1 GiB free
         assert model.plan.n_gpu_layers == 0
     on_cpu = [("ffn_down", "CPU")]
     lamella.load(
         path, devices=["sim"], n_ctx=64, overrides=on_cpu, placement="strict"
-    ).close()  # as it was asked for
+    ).close()  # overrides do not displace nodes
     with pytest.raises(RequestError, match=r"no memory is called 'GPU'; there are: CPU, "):
         lamella.load(path, overrides=[("ffn_down", "GPU")])
     with pytest.raises(RequestError, match="placement is 'never': must be one of strict, warn"):
         lamella.load(path, placement="never")
 
 
-def test_an_option_that_there_is_not(path: Path) -> None:
+def test_an_unknown_option(path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"unknown option 'n_layers'; options are .*n_ctx, n_batch, "
     ):

@@ -1,4 +1,4 @@
-"""Combinations as parameters of a test: a few of them run always, all of them with --full.
+"""Combinations as parameters of a test: a few always run, all run with --full.
 
     @pytest.mark.parametrize(("type", "n"), combinations(TYPES, [1, 7, 64]))
     def test_x(type: GGMLType, n: int) -> None: ...
@@ -16,10 +16,10 @@ import pytest
 
 
 def combinations(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations of the values of the axes, those off the diagonal marked `full`.
+    """All combinations of the values of the axes. Those off the diagonal are marked `full`.
 
-    The diagonal has as many combinations as the longest axis has values. Each value of each axis is
-    in at least one of them.
+    The diagonal has as many combinations as the longest axis has values. It contains each value of
+    each axis at least once.
     """
     values = [list(axis) for axis in axes]
     longest = max(len(axis) for axis in values)

@@ -1,4 +1,5 @@
-"""The tree of errors: as drawn in its module, all of it public, messages with their values."""
+"""The tree of errors: it matches the picture in its module, all classes are public, messages have
+values."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LINE = re.compile(r"(?P<branch>[ │├└─]*)(?P<name>\w+Error)\b")
 
 
 def drawn_tree(picture: str) -> dict[str, str]:
-    """Each class in the picture with the class it hangs from; the root hangs from Exception."""
+    """Each class in the picture with its base class. The base of the root is Exception."""
     tree: dict[str, str] = {}
     path = ["Exception"]
     margin = None
@@ -40,7 +41,7 @@ def test_drawn_tree_reads_branches() -> None:
     RootError
     ├── AError    text
     │   ├── BError
-    │   │   └── CError  after DError, no line of its own
+    │   │   └── CError  after DError, on no line of its own
     │   └── EError
     └── FError    text
         └── GError
@@ -56,7 +57,7 @@ def test_drawn_tree_reads_branches() -> None:
     }
 
 
-def test_the_tree_is_as_drawn() -> None:
+def test_the_tree_matches_its_picture() -> None:
     bases = {name: [base.__name__ for base in cls.__bases__] for name, cls in CLASSES.items()}
     drawn = drawn_tree(errors.__doc__ or "")
     assert bases == {name: [base] for name, base in drawn.items()}
@@ -64,7 +65,7 @@ def test_the_tree_is_as_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_error_is_public_and_says_when_it_occurs(name: str) -> None:
+def test_every_error_is_public_and_documented(name: str) -> None:
     assert getattr(lamella, name) is CLASSES[name]
     assert name in lamella.__all__
     assert CLASSES[name].__doc__
@@ -73,7 +74,7 @@ def test_every_error_is_public_and_says_when_it_occurs(name: str) -> None:
 def test_the_root_catches_all() -> None:
     for cls in CLASSES.values():
         assert issubclass(cls, lamella.LamellaError)
-    # code that catches what Python itself raises must not catch ours by accident
+    # code that catches Python's own errors must not catch ours by accident
     for builtin in (ValueError, RuntimeError, MemoryError, OSError, KeyError):
         assert not any(issubclass(cls, builtin) for cls in CLASSES.values())
 
@@ -86,11 +87,11 @@ def test_the_root_catches_all() -> None:
         (None, "out of memory: CUDA0 cannot give 4096 bytes"),
     ],
 )
-def test_out_of_memory_tells_what_was_wanted(free: int | None, message: str) -> None:
+def test_message_of_out_of_memory(free: int | None, message: str) -> None:
     error = lamella.OutOfMemoryError("CUDA0", 4096, free)
     assert (error.where, error.wanted, error.free) == ("CUDA0", 4096, free)
     assert str(error) == message
 
 
-def test_out_of_memory_need_not_know_what_is_free() -> None:
+def test_out_of_memory_with_unknown_free_bytes() -> None:
     assert lamella.OutOfMemoryError("CPU", 1).free is None

@@ -1,4 +1,4 @@
-"""Combinations of parameters: which of them run always."""
+"""Combinations of parameters: which of them always run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from matrix import combinations
 
 
 def split(*axes: Sequence[object]) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    """The combinations that run always, and all."""
+    """The combinations that always run, and all combinations."""
     found = combinations(*axes)
     return [tuple(p.values) for p in found if not p.marks], [tuple(p.values) for p in found]
 
 
-def test_all_combinations_are_there_once() -> None:
+def test_all_combinations_occur_once() -> None:
     _, every = split("ab", [1, 2, 3])
     assert every == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (4,), (3, 3), (2, 5), (7, 2), (4, 2), (3, 1, 8)])
-def test_each_value_runs_always(sizes: tuple[int, ...]) -> None:
+def test_each_value_always_runs(sizes: tuple[int, ...]) -> None:
     always, _ = split(*(range(n) for n in sizes))
     assert len(always) == max(sizes)
     assert [{c[i] for c in always} for i in range(len(sizes))] == [{*range(n)} for n in sizes]

@@ -1,4 +1,4 @@
-"""Options: declared once, found by name, checked when they are set."""
+"""Options: declared once, found by name, checked when set."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_changes() -> None:
         ("is_on", 1, "is_on is 1: must be True or False"),
         ("mode", "c", "mode is 'c': must be one of a, b"),
         ("limit", 10, "limit is 10: must lie in 0..9"),
-        ("colour", 1, "unknown option 'colour'; options are names, limit, hidden, size, share"),
+        ("color", 1, "unknown option 'color'; options are names, limit, hidden, size, share"),
     ],
 )
 def test_invalid_values(name: str, value: Any, message: str) -> None:
@@ -87,7 +87,7 @@ def test_numbers_that_are_clamped() -> None:
         Inner(share=float("nan"))
 
 
-def test_none_is_valid_only_where_the_type_says_so() -> None:
+def test_none_is_valid_only_if_the_type_allows_it() -> None:
     assert Outer(limit=None).limit is None
 
 
@@ -142,7 +142,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("N", "a b", "LAMELLA_ARG_N: 'a b' has a space"),
     ],
 )
-def test_variables_that_cannot_be_read(
+def test_invalid_variables(
     name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"LAMELLA_ARG_{name}", text)
@@ -151,7 +151,7 @@ def test_variables_that_cannot_be_read(
     assert str(error.value).startswith(message)
 
 
-def test_options_do_not_change() -> None:
+def test_options_are_immutable() -> None:
     assert fields(Outer)
     with pytest.raises(AttributeError):
         Outer().limit = 3  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The switchboard: values and where they come from, errors, `with`, and the table in the docs."""
+"""The switchboard: sources of values, errors, `with`, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 @pytest.fixture
 def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
-    """A switch that is on by default, forgotten afterwards."""
+    """A switch that is on by default. It is removed afterwards."""
     monkeypatch.delenv("LAMELLA_TEST", raising=False)
     yield Switch("LAMELLA_TEST", 2, "A switch.")
     del SWITCHES["LAMELLA_TEST"]
@@ -36,7 +36,9 @@ def test_the_environment_is_read_each_time(switch: Switch, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("value", ["yes", "1.5", "0x10", "3 4"])
-def test_bad_value_is_named(value: str, switch: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_named(
+    value: str, switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(switch.name, value)
     with pytest.raises(SettingError) as error:
         switch()
@@ -46,7 +48,7 @@ def test_bad_value_is_named(value: str, switch: Switch, monkeypatch: pytest.Monk
     assert error.value.__cause__ is None
 
 
-def test_bad_value_does_not_matter_where_it_is_overruled(
+def test_an_invalid_value_does_not_matter_if_overridden(
     switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.name, "yes")
@@ -108,7 +110,7 @@ def test_a_switch_is_declared_once() -> None:
     assert SWITCHES["LAMELLA_DEBUG"] is DEBUG
 
 
-def test_a_switch_that_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAMELLA_ISA", raising=False)
     assert ISA() == ISA.default == ""
     monkeypatch.setenv("LAMELLA_ISA", " avx2 ")
@@ -117,7 +119,7 @@ def test_a_switch_that_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         TextSwitch("LAMELLA_ISA", "Again.")
 
 
-def test_switches_are_declared_alike() -> None:
+def test_declarations_have_one_form() -> None:
     for name, switch in SWITCHES.items():
         assert name == switch.name
         assert name.startswith("LAMELLA_")
@@ -131,11 +133,11 @@ def cells(line: str) -> list[str]:
 
 
 def table(page: str) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows of the table whose first column is called `switch`."""
+    """Header and rows of the table whose first column is `switch`."""
     lines = page.splitlines()
     (start,) = (i for i, line in enumerate(lines) if cells(line)[0] == "switch")
     body = []
-    for line in lines[start + 2 :]:  # after the rule under the heading
+    for line in lines[start + 2 :]:  # after the rule below the header
         if not line.startswith("|"):
             break
         body.append(cells(line))

@@ -17,7 +17,7 @@ LAMELLA = [sys.executable, "-m", "lamella.cli"]
 
 
 def tiny_model(folder: Path) -> Path:
-    """A random model with a vocabulary, in a folder of the test's."""
+    """The path of a small random model with a vocabulary, in `folder`."""
     path = folder / "tiny.gguf"
     if not path.exists():
         write_model(TINY["llama"], path)
@@ -32,14 +32,14 @@ class _Terminal(io.StringIO):
 def lamella(
     *args: object, stdin: str = "", terminal: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, in this process, which is quicker. `terminal`: stderr is one."""
+    """Run a command in this process, which is faster. `terminal`: stderr is a terminal."""
     out, errors, before = io.StringIO(), _Terminal() if terminal else io.StringIO(), sys.stdin
-    logging.getLogger("lamella").handlers.clear()  # they know the stderr of an earlier run
+    logging.getLogger("lamella").handlers.clear()  # handlers hold the stderr of an earlier run
     sys.stdin = io.StringIO(stdin)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
             status = main(list(map(str, args)))
-    except SystemExit as e:  # argparse ends the program
+    except SystemExit as e:  # raised by argparse
         status = int(e.code or 0)
     finally:
         sys.stdin = before

@@ -1,6 +1,6 @@
-"""A browser for the tests of pages: Chromium without a window, used as a person would.
+"""A browser for the tests of pages: headless Chromium.
 
-Tests skip where it, its driver or selenium is not installed.
+Tests skip if Chromium, its driver or selenium is not installed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 
 WIDTH, HEIGHT = 1440, 1000
 
-# keys without a character, by WebDriver's codes
+# WebDriver's codes of special keys
 ESCAPE, LEFT, UP, RIGHT, DOWN = "\ue00c", "\ue012", "\ue013", "\ue014", "\ue015"
 
 
 def find_chromium() -> tuple[str, str]:
-    """The browser and its driver. Skips the test where they are not installed."""
+    """The paths of the browser and its driver. Skips the test if they are not installed."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
@@ -48,13 +48,13 @@ class Browser:
         return self.driver.execute_script(f"return {script}", *args)
 
     def settle(self) -> None:
-        """Wait until what has changed is drawn."""
+        """Wait until changes are drawn."""
         self.driver.execute_async_script(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
         )
 
     def wait(self, script: str) -> None:
-        """Wait until a script gives true."""
+        """Wait until a script returns true."""
         until = time.monotonic() + 120
         while not self.js(script):
             assert time.monotonic() < until, script
@@ -71,7 +71,7 @@ class Browser:
         return found
 
     def at(self, call: str) -> tuple[float, float]:
-        """Where the page says that it draws something, for instance `cell('node', 3)`."""
+        """The position of an item on the page, for example of `cell('node', 3)`."""
         place = self.js(f"lamella.{call}")
         return place["x"], place["y"]
 
@@ -104,13 +104,13 @@ class Browser:
         self.settle()
 
     def prefer(self, scheme: str) -> None:
-        """Light or dark."""
+        """Set the preferred color scheme: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
         self.settle()
 
     def complaints(self) -> list[str]:
-        """What the page has written to the console, errors and refused requests among it."""
+        """Messages in the console, including errors and refused requests."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 

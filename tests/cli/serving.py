@@ -1,4 +1,4 @@
-"""A server in a process of its own, for the tests of `lamella serve`."""
+"""A server process for the tests of `lamella serve`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from commands import LAMELLA
 
 
 class Server:
-    """A running `lamella serve`, or another command that becomes one; without a model, its own."""
+    """A running `lamella serve`, or another command that starts one."""
 
     def __init__(
         self, model: Path | None, *args: str, command: Sequence[str] = (*LAMELLA, "serve")
     ) -> None:
-        of = [] if model is None else ["-m", str(model)]
+        flags = [] if model is None else ["-m", str(model)]
         self.process = subprocess.Popen(
-            [*command, *of, "--port", "0", *args],
+            [*command, *flags, "--port", "0", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stderr is not None
-        self.told: list[str] = []
+        self.log: list[str] = []
         for line in self.process.stderr:
-            self.told.append(line)
+            self.log.append(line)
             if "listening on" in line:
                 self.url = line.split()[-1]
                 break
@@ -41,7 +41,7 @@ class Server:
             return json.loads(reply.read())
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM. Return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=250)
         return self.process.returncode

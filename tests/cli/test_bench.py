@@ -1,4 +1,4 @@
-"""`lamella bench`: llama-bench's table and flags, the ceiling, one JSON object a test."""
+"""`lamella bench`: llama-bench's table and flags, the ceiling, one JSON object per test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds is measured in tests/kernels/test_cpu_ceiling.py only."""
+    """A fixed ceiling: measuring takes seconds, and tests/kernels/test_cpu_ceiling.py does it."""
     monkeypatch.setattr(bench, "measure_apart", lambda n_threads, n_near: CEILING)
 
 
@@ -47,8 +47,8 @@ def test_the_table(model: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].startswith("llama F32: ")
-    assert lines[2].endswith("keeps 256 bytes of keys and values")
-    assert "1 thread: reads 40.0 GB/s (200 from cache), multiplies 900 G int8/s" in lines[3]
+    assert lines[2].endswith("stores 256 bytes of keys and values")
+    assert "1 thread: reads 40.0 GB/s (200 from cache), multiply-adds 900 G int8/s" in lines[3]
     head, rule, *rows = [line for line in lines if line.startswith("|")]
     assert cells(head)[:7] == ["model", "size", "params", "backend", "threads", "test", "t/s"]
     assert len({len(line) for line in (head, rule, *rows)}) == 1
@@ -63,7 +63,7 @@ def test_the_table(model: Path) -> None:
     assert lines[-1].startswith("peak memory: ")
 
 
-def test_one_json_object_for_each_test(model: Path) -> None:
+def test_one_json_object_per_test(model: Path) -> None:
     args = ["-p", "16,0", "-n", "4", "-npl", "1,3", "-r", "3", "-t", "1,2", "--json"]
     done = lamella("bench", "-m", model, *args)
     reports = [json.loads(line) for line in done.stdout.splitlines()]
@@ -81,7 +81,7 @@ def test_one_json_object_for_each_test(model: Path) -> None:
     assert [r["test"] for r in reports[:3]] == ["pp16", "tg4", "tg4 x 3"]
 
 
-def test_devices_are_named_with_their_layers(model: Path) -> None:
+def test_devices_and_their_layers(model: Path) -> None:
     args = ["bench", "-m", model, "-p", "4", "-n", "0", "-r", "1", "-t", "1"]
     table = lamella(*args, "-dev", "sim", "-ngl", "2").stdout
     assert "1 thread: ceiling not measured\nSIM0: simulated gpu, 1 of 2 layers\n" in table
@@ -105,9 +105,7 @@ def test_numpy_kernels_have_no_ceiling(model: Path, monkeypatch: pytest.MonkeyPa
     assert report["memory_bytes_per_s"] is None
 
 
-def test_a_ceiling_that_cannot_be_measured_is_done_without(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_runs_without_a_ceiling(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(n_threads: int, n_near: int) -> Ceiling:
         raise BackendError("the machine's speed cannot be measured: no memory")
 
@@ -137,15 +135,15 @@ def test_each_test_is_warmed_up_just_before_it_is_measured(
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["-p", "x"], "argument -p/--n-prompt: 'x' is no whole number"),
-        (["-p", "1,,2"], "argument -p/--n-prompt: '' is no whole number"),
+        (["-p", "x"], "argument -p/--n-prompt: 'x' is not a whole number"),
+        (["-p", "1,,2"], "argument -p/--n-prompt: '' is not a whole number"),
         (["-n", "-1"], "argument -n/--n-gen: -1 must lie in 0..1048576"),
         (["-npl", "1,0"], "argument -npl/--n-parallel: 0 must lie in 1..1024"),
-        (["-pg", "512"], "argument -pg: '512' must be two numbers, like 512,128"),
+        (["-pg", "512"], "argument -pg: '512' must be two numbers, for example 512,128"),
         (["-pg", "0,1"], "argument -pg: 0 must lie in 1..1048576"),
         (["-t", "0"], "argument -t/--threads: 0 must lie in 1..512"),
         (["-r", "0"], "argument -r/--repetitions: 0 must lie in 1..10000"),
-        (["-p", "0", "-n", "0"], "there is nothing to test: -p and -n are 0, and there is no -pg"),
+        (["-p", "0", "-n", "0"], "nothing to test: -p and -n are 0, and -pg is not given"),
         (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
     ],
 )
@@ -169,8 +167,8 @@ def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
     assert complaint in done.stderr
 
 
-def test_where_it_runs(model: Path) -> None:
-    """Placement flags are those of the other commands, and the model is planned."""
+def test_placement_flags(model: Path) -> None:
+    """Bench has the placement flags of the other commands, and plans the model."""
 
     def backend(*args: str) -> str:
         done = lamella("bench", "-m", model, "-p", "8", "-n", "0", "-r", "1", "--json", *args)
@@ -187,7 +185,7 @@ def test_where_it_runs(model: Path) -> None:
     )
     assert fitted.returncode == 0
     overridden = lamella("bench", "-m", model, "-dev", "sim", "-ot", "nothing=CPU", "-p", "8")
-    assert "no weight's name matches 'nothing'" in overridden.stderr
+    assert "-ot: no weight matches 'nothing'" in overridden.stderr
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -210,27 +208,27 @@ def result(test: BenchTest, card: ModelCard = CARD, n_ubatch: int = 512) -> benc
     )
 
 
-def test_the_ceiling_is_memory_s_or_the_multiplications() -> None:
-    # one token reads 0.584 GB of 200 GB/s; at position 63.5 on average that many keys and values
+def test_memory_or_arithmetic_bounds_the_ceiling() -> None:
+    # a token reads 0.584 GB at 200 GB/s, and the keys and values of 63.5 earlier tokens on average
     seconds = (584e6 + 63.5 * 32768) / 200e9
     assert result(BenchTest(n_gen=128)).best_possible == pytest.approx(1 / seconds)
-    # with 1000 sequences the products take longer than reading
+    # with 1000 sequences, arithmetic takes longer than reading
     many = result(BenchTest(n_gen=1, n_seq=1000))
     assert many.best_possible == pytest.approx(900.0)
     assert result(BenchTest(n_prompt=512)).best_possible == pytest.approx(900.0)
     assert result(BenchTest(n_prompt=512)).median == 20.0
 
 
-def test_the_ceiling_reads_the_weights_once_for_each_ubatch() -> None:
-    # 5 ubatches of 2 tokens at most; a token's products take 1/900 s
+def test_the_ceiling_reads_the_weights_once_per_ubatch() -> None:
+    # 5 ubatches of at most 2 tokens; the products of a token take 1/900 s
     found = result(BenchTest(n_prompt=9, n_depth=10), n_ubatch=2).best_possible
     assert found == pytest.approx(9 / ((5 * 584e6 + 10 * 32768) / 200e9))
-    # also several sequences may be too many for one
+    # several sequences may need several ubatches too
     found = result(BenchTest(n_gen=1, n_seq=3), n_ubatch=2).best_possible
     assert found == pytest.approx(3 / (2 * 584e6 / 200e9))
 
 
-def test_sizes_are_written_in_units_that_suit_them() -> None:
+def test_units_of_sizes() -> None:
     row = cells(bench_table.table_row(result(BenchTest(n_gen=128, n_seq=8, n_depth=16))))
     assert row[:7] == [
         *("llama Q4_0", "592.23 MiB", "1.10 B", "CPU", "2"),

@@ -1,4 +1,4 @@
-"""A model with a BPE vocabulary, as Llama 3 and Qwen files have, in the real server and chat."""
+"""A model with a BPE vocabulary, like Llama 3 and Qwen, in the real server and chat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = ("H e", "He l", "Hel l", "Hell o", "Ġ w", "Ċ Ċ", "u s", "us e", "use 
 SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 TOKENS = [*sorted(BYTES, key=BYTES.__getitem__), *(w.replace(" ", "") for w in WORDS), *SPECIAL]
 BOS, HEADER, END_HEADER, EOT = (TOKENS.index(text) for text in SPECIAL)
-# the template of Llama 3, but for tools and the date
+# the template of Llama 3, without tools and the date
 TEMPLATE = (
     "{% for m in messages %}{% set content = '<|start_header_id|>' + m['role'] "
     "+ '<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' %}"
@@ -76,24 +76,24 @@ def test_a_chat_has_the_tokens_of_its_template(server: Server) -> None:
     assert reply["choices"][0]["message"]["content"] == plain["content"]
 
 
-def test_a_token_of_the_end_ends_it(server: Server) -> None:
+def test_an_end_token_ends_the_text(server: Server) -> None:
     reply = server.post("/v1/completions", prompt="Hello", max_tokens=8, logit_bias={str(EOT): 100})
     assert reply["choices"][0]["finish_reason"] == "stop"
     assert reply["choices"][0]["text"] == ""
 
 
-def test_half_a_character_is_said_as_such(server: Server) -> None:
+def test_half_a_character_becomes_u_fffd(server: Server) -> None:
     half = server.post("/tokenize", content="é")["tokens"][0]
     reply = server.post("/completion", prompt="Hello", n_predict=3, logit_bias={str(half): 100})
     assert reply["content"] == "\N{REPLACEMENT CHARACTER}" * 3
 
 
-def test_the_kind_is_told_by_llama_cpp_s_number(server: Server) -> None:
+def test_the_vocabulary_type_has_llama_cpp_s_number(server: Server) -> None:
     with urlopen(server.url + "/v1/models", timeout=250) as reply:
         assert json.load(reply)["data"][0]["meta"]["vocab_type"] == 2
 
 
-def test_in_the_terminal(path: Path) -> None:
+def test_run_and_chat(path: Path) -> None:
     flags = ("-m", path, "-dev", "none", "-n", "4", "--temp", "0")
     ended = lamella("run", "-p", "Hello", *flags)
     assert ended.returncode == 0

@@ -1,4 +1,4 @@
-"""`lamella chat`: through a pipe, in a terminal, its commands, conversations in files."""
+"""`lamella chat`: pipes, terminals, its commands, saved conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lamella.cli.conversation import Conversation
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.open import open_instance
 
-NEWLINE = 3 + 10  # the byte token of it
+NEWLINE = 3 + 10  # its byte token
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
 
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chat(model: Path, *args: str | Path, lines: str) -> subprocess.CompletedProcess[str]:
-    """The answers to `lines`, which have no newlines in them: those are made impossible."""
+    """Answer `lines`. A logit bias prevents newlines in answers."""
     common = ["chat", "-m", model, "-n", "6", "--temp", "0", "-l", f"{NEWLINE}-inf"]
     return lamella(*common, *args, stdin=lines)
 
@@ -40,30 +40,30 @@ def answers(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stdout.removesuffix("\n").split("\n")
 
 
-def test_one_line_in_one_answer_out(model: Path) -> None:
+def test_one_answer_per_line(model: Path) -> None:
     done = chat(model, "--chat-template", "{{ messages[-1].content }}", lines="a b\n\nc d\na b\n")
     assert done.returncode == 0
-    first, _, third = answers(done)  # nothing for the empty line
+    first, _, third = answers(done)  # an empty line gets no answer
     assert first == third
     assert done.stderr == ""
 
 
-def test_answers_depend_on_what_was_said_until_it_is_reset(model: Path) -> None:
+def test_answers_depend_on_the_conversation_until_reset(model: Path) -> None:
     done = chat(model, "--chat-template", PLAIN, lines="a b\na b\n/reset\na b\n")
     first, second, third = answers(done)
     assert first == third
     assert first != second
 
 
-def test_regen_takes_back_the_last_answer(model: Path) -> None:
+def test_regen_replaces_the_last_answer(model: Path) -> None:
     done = chat(model, "--chat-template", PLAIN, lines="a b\n/regen\n")
     first, second = answers(done)
     assert first == second  # temperature 0: the same prompt gives the same answer
     nothing = chat(model, lines="/regen\n")
-    assert "no question yet" in nothing.stderr
+    assert "there is no question to answer again" in nothing.stderr
 
 
-def test_saved_conversations_go_on(model: Path, tmp_path: Path) -> None:
+def test_saved_conversations_continue(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     whole = chat(model, "--chat-template", PLAIN, lines=f"a b\n/save {file}\nc\n")
     messages = json.loads(file.read_text())["messages"]
@@ -75,37 +75,35 @@ def test_saved_conversations_go_on(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("/what", "there is no command /what; there are /help, /reset"),
-        ("/set temperatur=1", "/set temperatur: there is only seed, temperature"),
+        ("/what", "unknown command /what; commands: /help, /reset"),
+        ("/set temperatur=1", "/set temperatur: unknown parameter; parameters: seed, temperature"),
         ("/set top_k=1.5", "the value must be a whole number"),
         ("/set temperature=hot", "the value must be a number"),
-        ("/save", "/save needs the name of a file"),
+        ("/save", "/save needs a file name"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
-        (f"/load {__file__}", "is no saved conversation"),
+        (f"/load {__file__}", "is not a saved conversation"),
     ],
 )
-def test_wrong_commands_say_what_is_right_and_the_chat_goes_on(
-    model: Path, line: str, complaint: str
-) -> None:
+def test_errors_of_commands_do_not_end_the_chat(model: Path, line: str, complaint: str) -> None:
     done = chat(model, lines=f"{line}\na\n")
     assert done.returncode == 0
     assert complaint in done.stderr
     assert len(answers(done)) == 1
 
 
-def test_parameters_can_be_set(model: Path) -> None:
+def test_set(model: Path) -> None:
     done = chat(model, lines="/set temperature=0.5\n/set\n")
     assert done.stderr.count("temperature=0.5") == 2
     assert "top_k=40" in done.stderr
 
 
-def test_a_question_that_is_too_long_is_an_error_and_not_the_end(model: Path) -> None:
+def test_a_question_that_is_too_long_does_not_end_the_chat(model: Path) -> None:
     done = chat(model, "-c", "32", lines="a b c d e f g h i j k l m n o p q r s t\n/reset\n")
     assert "the context holds 32" in done.stderr
     assert done.returncode == 0
 
 
-def test_a_conversation_that_outgrows_the_context_loses_its_beginning(
+def test_a_conversation_larger_than_the_context_loses_its_oldest_messages(
     model: Path, tmp_path: Path
 ) -> None:
     lines = "".join(f"{word} is all\n" for word in ["one", "two", "three", "four", "five"])
@@ -114,11 +112,11 @@ def test_a_conversation_that_outgrows_the_context_loses_its_beginning(
         model, "-c", "96", "-sys", "be", "--chat-template", PLAIN, lines=f"{lines}/save {file}\n"
     )
     assert len(answers(done)) == 5
-    assert done.stderr.count("has outgrown the context: its beginning is left out") == 1
-    assert len(json.loads(file.read_text())["messages"]) == 11  # nothing is forgotten
+    assert done.stderr.count("no longer fits the context: its oldest messages are left out") == 1
+    assert len(json.loads(file.read_text())["messages"]) == 11  # all messages are saved
 
 
-def test_as_much_of_a_conversation_is_read_as_leaves_room(model: Path) -> None:
+def test_left_out_messages_leave_room_for_an_answer(model: Path) -> None:
     params = open_params(model, n_ctx=96, devices=["none"], chat_template=PLAIN)
     with open_instance(params) as instance:
         talk = Conversation(instance, SamplingParams(temperature=0.0), system="be", n_predict=4)
@@ -133,7 +131,9 @@ def test_as_much_of_a_conversation_is_read_as_leaves_room(model: Path) -> None:
             list(talk.ask(f"{word} is all"))
             left_out.append(talk.n_left_out)
             assert n_read(talk.n_left_out) <= 72
-            if talk.n_left_out != [0, *left_out][-2]:  # just now, and no more than needed
+            if (
+                talk.n_left_out != [0, *left_out][-2]
+            ):  # more was left out just now, but no more than needed
                 assert n_read(talk.n_left_out) <= 48 < n_read(talk.n_left_out - 2)
         assert left_out == sorted(left_out)
         assert left_out[-1] > left_out[0] == 0
@@ -147,7 +147,7 @@ def test_as_much_of_a_conversation_is_read_as_leaves_room(model: Path) -> None:
 
 
 class Terminal:
-    """`lamella chat` in a terminal of the test's."""
+    """`lamella chat` in a pseudo-terminal."""
 
     def __init__(self, model: Path, home: Path) -> None:
         self.master, slave = pty.openpty()
@@ -168,7 +168,7 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, text: str, seconds: float = 250) -> None:
-        """Read until `text` has been printed since the last wait."""
+        """Read until `text` is printed after the last match."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
@@ -176,7 +176,7 @@ class Terminal:
         self.seen = self.seen.split(text, 1)[1]
 
     def wait_for_answer(self) -> None:
-        """Read more than the terminal shows of a line that is entered."""
+        """Read more output than the echo of an entered line."""
         end = time.monotonic() + 250
         while len(self.seen) < 1000:
             assert time.monotonic() < end, f"no answer in {self.seen!r}"
@@ -202,7 +202,7 @@ def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("/help shows commands")
     terminal.wait_for(">")
     terminal.send("a b\r")
@@ -211,8 +211,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.wait_for("[stopped]")
     terminal.wait_for(">")
     terminal.send("/set top_k=007\r")
-    terminal.wait_for("top_k=7")  # not what was entered
-    terminal.wait_for(">")  # only a prompt reads Ctrl-D as itself
+    terminal.wait_for("top_k=7")  # not the echo of the input
+    terminal.wait_for(">")  # Ctrl-D counts only at a prompt
     terminal.send("\x04")  # Ctrl-D
     assert terminal.process.wait(timeout=250) == 0
     history = (tmp_path / "lamella" / "chat_history").read_text()

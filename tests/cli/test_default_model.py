@@ -1,4 +1,4 @@
-"""Without a model: commands use the one that comes with Lamella, `scripts/serve` too."""
+"""Without a model flag, commands and `scripts/serve` use the model that comes with Lamella."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lamella.model.shipped import shipped_model
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
 SERVE = str(ROOT / "scripts" / "serve")
-NOTE = "this is lamella-stories-Q8_0, the small model that comes with Lamella: it goes on with"
+NOTE = "using lamella-stories-Q8_0, the small model that comes with Lamella; for another model,"
 
 
-def test_run_and_chat_use_it() -> None:
+def test_run_and_chat_use_the_default_model() -> None:
     run = ["run", "-p", "Once", "-n", "8", "--temp", "0"]
     named = lamella(*run, "-m", shipped_model())
     unnamed = lamella(*run)
     assert (unnamed.returncode, unnamed.stdout) == (0, named.stdout)
-    assert "comes with" not in unnamed.stderr  # nobody looks on
+    assert "comes with" not in unnamed.stderr  # stderr is not a terminal
     chat = lamella("chat", "--temp", "0", stdin="Who are you?\n", terminal=True)
     assert chat.returncode == 0
     assert chat.stdout == ANSWERS["Who are you?"] + "\n"
@@ -33,14 +33,16 @@ def test_run_and_chat_use_it() -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
-def test_other_commands_too(command: str) -> None:
+def test_plan_and_explain_use_the_default_model(command: str) -> None:
     done = lamella(command, "-dev", "none")
     assert done.returncode == 0
     assert done.stdout.startswith("lamella-stories-Q8_0.gguf")
     assert f"usage: lamella {command} [MODEL | -hf REPO] [options]" in lamella(command, "-h").stdout
 
 
-def test_a_broken_one_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_default_model_is_a_one_line_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("lamella.model.shipped.shipped_model.__defaults__", (tmp_path,))
     done = lamella("run", "-p", "a")
     assert (done.returncode, done.stdout) == (1, "")
@@ -63,7 +65,7 @@ def server() -> Iterator[Server]:
 
 @installed
 def test_scripts_serve_answers(server: Server) -> None:
-    assert any(NOTE in line for line in server.told)
+    assert any(NOTE in line for line in server.log)
     asked = ["Who are you?", "Explain quantum physics."] * 2
     found: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""`lamella doctor`: what it tells of the machine, the self-test, and the exit status."""
+"""`lamella doctor`: the report on the machine, the self-test, and the exit status."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ REASON = "no NVIDIA driver is installed"
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has; and not all of the self-test, which has tests of its own."""
+    """No GPU, on any machine; and only two cases of the self-test, which has tests of its own."""
     monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), REASON))
     monkeypatch.setattr(self_test, "CASES", (product(GGMLType.Q4_0, 1), norm()))
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[GridDriver]:
-    """A machine with a GPU that the host plays."""
+    """A machine with an emulated GPU."""
     driver = GridDriver(n_gpus=1)
     registry = open_cuda(lambda: driver, GridCompiler)
     monkeypatch.setattr(devices, "find_cuda", lambda: registry)
@@ -97,13 +97,15 @@ def test_numpy_s_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report()["cpu"]["packed_types"] == []
 
 
-def test_an_isa_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lamella_isa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAMELLA_ISA", "generic")
-    monkeypatch.setattr(doctor, "self_test", lambda device: iter(()))  # compiled for the other one
+    monkeypatch.setattr(
+        doctor, "self_test", lambda device: iter(())
+    )  # kernels are compiled for another ISA
     assert report()["cpu"]["isa"] == "generic"
 
 
-def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PACKAGES", ("lamella", "numpy", "no-such-package"))
     assert report()["versions"]["no-such-package"] is None
     assert "no-such-package" not in lamella("doctor").stdout
@@ -117,15 +119,15 @@ def test_a_gpu(driver: GridDriver) -> None:
     (gpu,) = driver.grid_gpus
     done = lamella("doctor")
     assert done.returncode == 0, done.stdout
-    told = done.stdout
-    assert f"CUDA      driver {driver.version}, " in told
-    assert f"CUDA0     {gpu.info.name}, sm_90, {gpu.info.n_sm} multiprocessors, " in told
-    assert " GiB of 1.00 GiB free" in told
-    products = [line.strip() for line in told.splitlines() if line.strip().startswith("multiplies")]
+    text = done.stdout
+    assert f"CUDA      driver {driver.version}, " in text
+    assert f"CUDA0     {gpu.info.name}, sm_90, {gpu.info.n_sm} multiprocessors, " in text
+    assert " GiB of 1.00 GiB free" in text
+    products = [line.strip() for line in text.splitlines() if line.strip().startswith("multiplies")]
     assert any(line.startswith("multiplies Q4_0 ") and " with " in line for line in products)
     assert any(" F16 " in line for line in products)
-    assert told.count("keeps kernels in /") == 2
-    assert {(row[0], row[4]) for row in rows(told)} == {("CUDA0", "ok"), ("CPU", "ok")}
+    assert text.count("keeps kernels in /") == 2
+    assert {(row[0], row[4]) for row in rows(text)} == {("CUDA0", "ok"), ("CPU", "ok")}
     found = report()["cuda"]
     assert found["gpus"][0]["pci"] == gpu.info.pci
     assert found["gpus"][0]["memory_free"] <= gpu.info.total
@@ -134,25 +136,25 @@ def test_a_gpu(driver: GridDriver) -> None:
 
 
 @needs_compiler
-def test_only_what_would_be_used_is_tested(driver: GridDriver) -> None:
+def test_only_used_devices_are_tested(driver: GridDriver) -> None:
     found = report("-dev", "none")
     assert list(found["self_test"]) == ["CPU"]
     assert len(found["cuda"]["gpus"]) == 1
     assert list(report("-dev", "sim")["self_test"]) == ["SIM0", "CPU"]
 
 
-def test_types_without_a_kernel_are_told_of() -> None:
+def test_types_without_a_kernel_are_reported() -> None:
     products = CudaProducts(["Q2_K", "Q3_K"], "", "")
     assert products.line == "leaves products of Q2_K Q3_K to the CPU"
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Check("norm", 0.5, 1e-5, 0.001, "differs by 5.0e-01, 1e-05 is allowed")
-    nothing = Check("attention", None, 1e-3, None, "there is no kernel for FLASH_ATTN_EXT")
-    infinite = Check("product", float("inf"), 1e-3, 0.001, "differs by inf, 1e-03 is allowed")
+    wrong = Check("norm", 0.5, 1e-5, 0.001, "error 5.0e-01 is above the limit 1e-05")
+    nothing = Check("attention", None, 1e-3, None, "no kernel for FLASH_ATTN_EXT")
+    infinite = Check("product", float("inf"), 1e-3, 0.001, "error inf is above the limit 1e-03")
     monkeypatch.setattr(doctor, "self_test", lambda device: iter((wrong, nothing, infinite)))
     done = lamella("doctor")
     assert done.returncode == 1
@@ -163,9 +165,9 @@ def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert done.stdout.endswith(
         "\n\n"
-        "CPU: norm: differs by 5.0e-01, 1e-05 is allowed\n"
-        "CPU: attention: there is no kernel for FLASH_ATTN_EXT\n"
-        "CPU: product: differs by inf, 1e-03 is allowed\n"
+        "CPU: norm: error 5.0e-01 is above the limit 1e-05\n"
+        "CPU: attention: no kernel for FLASH_ATTN_EXT\n"
+        "CPU: product: error inf is above the limit 1e-03\n"
     )
     done = lamella("doctor", "--json")
     assert done.returncode == 1
@@ -175,7 +177,7 @@ def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["CUDA0", "gpu"])
-def test_a_device_that_is_not_there(name: str) -> None:
+def test_an_unknown_device(name: str) -> None:
     done = lamella("doctor", "-dev", name)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"no device is called '{name}'" in done.stderr

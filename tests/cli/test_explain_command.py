@@ -1,4 +1,4 @@
-"""`lamella explain`: text, JSON, DOT and the page of a decode step and of a prompt's graph."""
+"""`lamella explain`: a decode step and a prompt's graph as text, JSON, DOT and a page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_devices_of_a_split_model(model: Path) -> None:
     assert {b["buffer_type"] for b in found["memory"]} == {"SIM0", "CPU"}
 
 
-def test_what_the_plan_says_goes_to_stderr(model: Path) -> None:
+def test_warnings_of_the_plan_go_to_stderr(model: Path) -> None:
     done = lamella("explain", model, "-dev", "sim:200KiB", "-fitt", "0", "-c", 64, "-ub", 16)
     assert done.returncode == 0 and done.stdout.startswith("tiny.gguf, decode step\n")
     assert re.search(r"^lamella: \d of 3 layers are on SIM0: more does not fit$", done.stderr, re.M)
@@ -73,7 +73,7 @@ def test_displaced_nodes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return op.op is not Op.RMS_NORM and plain(self, op)
 
     monkeypatch.setattr(SimDevice, "supports_op", supports_op)
-    for rule, begin in (("strict", "placement is strict, and "), ("warn", ""), ("auto", None)):
+    for rule, begin in (("strict", "placement is strict, but "), ("warn", ""), ("auto", None)):
         done = lamella("explain", model, *SPLIT, "--placement", rule)
         assert done.returncode == 0 and done.stdout
         if begin is None:
@@ -94,7 +94,7 @@ def test_the_graph_of_a_prompt(model: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 65])
-def test_a_ubatch_that_cannot_be(model: Path, n: int) -> None:
+def test_an_invalid_ubatch(model: Path, n: int) -> None:
     done = lamella("explain", model, "-dev", "none", "-ub", 64, "--ubatch", n)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
@@ -113,13 +113,13 @@ def test_experts_on_the_cpu(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("memory was asked for")
+        raise AssertionError("weight memory was allocated")
 
     monkeypatch.setattr(RepackBufferType, "_alloc", refuse)
     assert explained(model, "-dev", "none")["n_splits"] == 1
 
 
-def test_hardware_that_is_not_there(model: Path) -> None:
+def test_simulated_hardware(model: Path) -> None:
     found = explained(model, "-dev", "sim:80GiB:2")
     assert [d["name"] for d in found["devices"]] == ["SIM0", "SIM1", "CPU"]
 
@@ -156,13 +156,13 @@ def test_a_page_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         assert done.stderr == f"lamella: error: {out} cannot be written: {why}\n"
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_model(tmp_path: Path) -> None:
     done = lamella("explain", tmp_path / "none.gguf")
     assert done.returncode == 1
     assert "none.gguf" in done.stderr
 
 
-def test_one_form_at_a_time(model: Path) -> None:
+def test_json_and_dot_exclude_each_other(model: Path) -> None:
     done = lamella("explain", model, "--json", "--dot")
     assert done.returncode == 2
     assert "not allowed with" in done.stderr
@@ -176,11 +176,11 @@ def test_help() -> None:
         assert flag in done.stdout
 
 
-def test_the_same_text_of_every_new_graph(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lamella_debug_logs_the_same_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAMELLA_NO_JIT", "1")
     flags = ("-m", model, *SPLIT, "-c", 64, "-ub", 16)
     text = lamella("explain", *flags).stdout.split("\n", 1)[1].rstrip("\n")
     monkeypatch.setenv("LAMELLA_DEBUG", "3")
     done = lamella("run", *flags, "-p", "a", "-n", 2, "--temp", 0)
     assert done.returncode == 0
-    assert text in done.stderr  # of the loaded model, to the byte
+    assert text in done.stderr  # the loaded model logs the same text

@@ -1,4 +1,4 @@
-"""The page of an explanation: what is in the file, and how it works in a browser."""
+"""The page of an explanation: the content of the file, and its behavior in a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG = "n" * 5000
 
 @cache
 def model_graph(n_layer: int, scattered: bool = False, parallel: bool = False) -> Explanation:
-    """A llama-shaped graph over two GPUs and a CPU."""
+    """A graph like llama's over two GPUs and a CPU."""
     backends, bufts = machine()
     graph = Model(n_layer, bufts, scattered).graph()
     return explain(Scheduler(backends, parallel=parallel).alloc_graph(graph))
@@ -37,7 +37,7 @@ def model_graph(n_layer: int, scattered: bool = False, parallel: bool = False) -
 
 @cache
 def small() -> Explanation:
-    """Two devices, copies, a chain in place and hostile names."""
+    """Two devices, copies, a chain of in-place ops and hostile names."""
     gpu, host = NullBufferType("GPU0"), NullBufferType("HOST", is_host=True)
     devices = [
         NullDevice("GPU0", DeviceType.GPU, gpu),
@@ -66,7 +66,7 @@ def one_node() -> Explanation:
 # --- the file ---
 
 
-def test_the_page_is_all_there_is() -> None:
+def test_the_page_is_one_file() -> None:
     text = page(small(), "model.gguf", "decode step")
     assert "<title>model.gguf: decode step</title>" in text
     outside = text.replace(json.dumps(HOSTILE)[1:-1], "")
@@ -76,7 +76,7 @@ def test_the_page_is_all_there_is() -> None:
         assert f"@{part}@" not in text
 
 
-def test_the_explanation_is_in_it() -> None:
+def test_the_page_contains_the_explanation() -> None:
     text = page(small(), HOSTILE, QUOTES)
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
@@ -113,7 +113,7 @@ def show(
 
 
 def drawn(browser: Browser) -> tuple[int, int]:
-    """Nodes and copies in the lanes."""
+    """The numbers of drawn nodes and copies in the lanes."""
     data = browser.js("{...document.getElementById('lanes').dataset}")
     return int(data["nodes"]), int(data["copies"])
 
@@ -138,7 +138,9 @@ def facts(browser: Browser) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("width", [1440, 800])
-def test_all_is_drawn(browser: Browser, tmp_path: Path, explanation: Any, width: int) -> None:
+def test_everything_is_drawn(
+    browser: Browser, tmp_path: Path, explanation: Any, width: int
+) -> None:
     browser.driver.set_window_size(width, 1000)
     try:
         e = show(browser, tmp_path, explanation())
@@ -155,7 +157,7 @@ def test_all_is_drawn(browser: Browser, tmp_path: Path, explanation: Any, width:
             )
         ]
         assert browser.js("document.documentElement.scrollWidth <= innerWidth")
-        # drawn, that is: not all of one colour
+        # drawn: more than one color
         colors = browser.js(
             "new Set(document.getElementById('lanes').getContext('2d')"
             ".getImageData(0, 0, 1200, 60).data).size"
@@ -165,16 +167,16 @@ def test_all_is_drawn(browser: Browser, tmp_path: Path, explanation: Any, width:
         browser.driver.set_window_size(1440, 1000)
 
 
-def test_splits_and_why_they_begin_are_seen_at_first(browser: Browser, tmp_path: Path) -> None:
+def test_the_first_view_shows_splits_and_their_reasons(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, small())
     assert [row.strip() for row in browser.texts("#rows .why")] == [s.why for s in e.splits]
     assert browser.text("h1") == "model.gguf"
-    told = browser.text("#facts")
-    assert "2 splits" in re.sub(r"(\d)([a-z])", r"\1 \2", told)
+    header = browser.text("#facts")
+    assert "2 splits" in re.sub(r"(\d)([a-z])", r"\1 \2", header)
     assert browser.texts("#causes b") == list(e.causes)
 
 
-def test_pointing_and_clicking_tell_of_a_node(browser: Browser, tmp_path: Path) -> None:
+def test_hovering_and_clicking_show_a_node(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, small())
     for n in e.nodes:
         browser.point(*browser.at(f"cell('node', {n.index})"))
@@ -191,7 +193,7 @@ def test_pointing_and_clicking_tell_of_a_node(browser: Browser, tmp_path: Path) 
         assert sources[: len(n.sources)] == [s.name for s in n.sources]
 
 
-def test_what_a_node_reads_is_a_link(browser: Browser, tmp_path: Path) -> None:
+def test_sources_of_a_node_are_links(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, small())
     last = next(n for n in e.nodes if n.name == "squared")
     browser.point(*browser.at(f"cell('node', {last.index})"), click=True)
@@ -206,7 +208,7 @@ def test_what_a_node_reads_is_a_link(browser: Browser, tmp_path: Path) -> None:
     assert facts(browser)["from"].startswith(copy.from_device)
 
 
-def test_the_memory_map_tells_of_tensors(browser: Browser, tmp_path: Path) -> None:
+def test_the_memory_map_shows_tensors(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, small())
     act = next(n for n in e.nodes if n.name == "act")
     assert act.in_place_of == QUOTES
@@ -228,7 +230,7 @@ def test_search_and_filters_shorten_the_list(browser: Browser, tmp_path: Path) -
         assert 0 < n < e.n_nodes
         assert n_listed(browser) == n
         assert browser.text("#count") == f"{n} of {e.n_nodes} nodes"
-        assert drawn(browser)[0] == e.n_nodes  # the others are pale
+        assert drawn(browser)[0] == e.n_nodes  # filtered nodes are drawn pale
         browser.click("#clear")
         assert browser.text("#count") == f"{e.n_nodes} nodes"
 
@@ -260,7 +262,7 @@ def test_search_and_filters_shorten_the_list(browser: Browser, tmp_path: Path) -
     browser.click("#search")
     browser.press(*"no such node")
     assert n_listed(browser) == 0
-    assert browser.text("#rows") == "No node is left by the filters."
+    assert browser.text("#rows") == "No node matches the filters."
 
 
 def test_lists_of_splits_and_copies_follow_the_filters(browser: Browser, tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def test_keys(browser: Browser, tmp_path: Path) -> None:
     browser.press(UP, UP, UP, DOWN)
     assert browser.text("#details h3") == shown[1]
     browser.press(ESCAPE)
-    assert browser.text("#details h3") == shown[1]  # the filter first
+    assert browser.text("#details h3") == shown[1]  # the first Escape clears the filter
     browser.press(ESCAPE)
     assert browser.texts("#details h3") == []
 
@@ -316,11 +318,11 @@ def test_zooming_and_moving(browser: Browser, tmp_path: Path) -> None:
         browser.wheel(x, y, -250)
     n = drawn(browser)[0]
     assert 0 < n < e.n_nodes / 4
-    # what is pointed at stays where it is; half a pixel is magnified, too
+    # the point under the cursor stays; zooming magnifies half a pixel of error
     assert browser.at("cell('node', 60)") == pytest.approx((x, y), abs=16)
     browser.press(*"+")
     assert drawn(browser)[0] < n
-    browser.press(*([LEFT] * 3))  # from the last node on: it is brought into view
+    browser.press(*([LEFT] * 3))  # moves from the last node, and scrolls it into view
     cell = browser.at(f"cell('node', {e.n_nodes - 1})")
     assert 0 < cell[0] < 1100
     browser.click("#all")
@@ -349,8 +351,8 @@ def test_only_the_rows_in_view_exist(browser: Browser, tmp_path: Path) -> None:
     assert n_listed(browser) == sum("blk.40." in n.why for n in e.nodes)
 
 
-def test_rows_stay_while_others_are_pointed_at(browser: Browser, tmp_path: Path) -> None:
-    """A click that begins on a row ends on it."""
+def test_rows_stay_while_other_items_are_hovered(browser: Browser, tmp_path: Path) -> None:
+    """A click that begins on a row must end on it."""
     show(browser, tmp_path, small())
     browser.click('[data-tab="node"]')
     row = "document.querySelector('#rows [data-index=\"1\"]')"
@@ -381,7 +383,7 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
 
 def test_light_and_dark(browser: Browser, tmp_path: Path) -> None:
     def backs() -> tuple[str, list[int]]:
-        """Of the page, and of a drawing."""
+        """Background colors of the page and of a drawing."""
         canvas = "document.querySelector('#lanes').getContext('2d').getImageData(2, 2, 1, 1).data"
         return browser.js("getComputedStyle(document.body).backgroundColor"), browser.js(
             f"[...{canvas}]"
@@ -395,7 +397,7 @@ def test_light_and_dark(browser: Browser, tmp_path: Path) -> None:
             browser.prefer(scheme)
             show(browser, tmp_path, small())
             assert backs() == colors
-        browser.prefer("light")  # while it is open
+        browser.prefer("light")  # while the page is open
         browser.settle()
         canvas = "document.querySelector('#maps canvas').getContext('2d')"
         assert browser.js(f"{canvas}.getImageData(2, 2, 1, 1).data[0]") == 255

@@ -1,4 +1,4 @@
-"""Flags as they are written: names, short forms, values, and what wrong ones are told."""
+"""Flags: names, short forms, values, and error messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
 def test_sampling_flags() -> None:
     flags = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --typical 0.8 -s 7 --samplers top_k;temp"
     given = sampling_given(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
-    assert len(given) == 8  # no defaults: the model's file may have its own
+    assert len(given) == 8  # no defaults: the model's file may recommend its own
     params = SamplingParams(**given)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)
     assert (params.typical_p, params.seed, params.samplers) == (0.8, 7, ("top_k", "temperature"))
@@ -69,13 +69,13 @@ def test_number_of_layers(flags: str, n: int | None) -> None:
     assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_gpu_layers == n
 
 
-def test_what_goes_where_unless_told() -> None:
+def test_placement_defaults() -> None:
     params = open_params(parsed("run", "-m", "f")).placement
     assert (params.overrides, params.n_cpu_moe, params.placement) == ((), 0, "warn")
     assert (params.fit, params.fit_target) == (False, 1024)
 
 
-def test_what_goes_where() -> None:
+def test_placement_flags_of_weights() -> None:
     flags = ["-ot", "a=CUDA0,b=CPU", "-ot", r"c=CPU", "--placement", "strict", "--fit"]
     params = open_params(parsed("run", "-m", "f", *flags)).placement
     assert params.overrides == (("a", "CUDA0"), ("b", "CPU"), ("c", "CPU"))
@@ -83,7 +83,7 @@ def test_what_goes_where() -> None:
 
 
 @pytest.mark.parametrize("flags", ["-cmoe", "--cpu-moe", "-cmoe -ncmoe 2", "-ncmoe 2 -cmoe"])
-def test_experts_of_all_layers_for_the_cpu(flags: str) -> None:
+def test_cpu_moe_means_all_layers(flags: str) -> None:
     assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_cpu_moe == -1
 
 
@@ -121,7 +121,7 @@ def test_wrong_overrides(text: str, message: str) -> None:
     assert f"argument -ot/--override-tensor: {message}" in done.stderr
 
 
-def test_a_placement_that_there_is_not() -> None:
+def test_an_unknown_placement() -> None:
     done = lamella("run", "-m", "f", "--placement", "hope")
     assert done.returncode == 2
     assert "argument --placement: invalid choice: 'hope'" in done.stderr
@@ -137,7 +137,7 @@ def model_argument_parser() -> Parser:
     "args",
     ["f.gguf -ngl 5", "-ngl 5 f.gguf", "-ngl 5 f.gguf -nkvo", "-nkvo -m f.gguf", "-m f.gguf"],
 )
-def test_a_model_without_its_flag(args: str) -> None:
+def test_the_model_as_an_argument(args: str) -> None:
     assert open_params(model_argument_parser().parse_args(args.split())).model.path == "f.gguf"
 
 
@@ -151,7 +151,9 @@ def test_a_model_without_its_flag(args: str) -> None:
         ("f.gguf g.gguf", "unexpected argument 'g.gguf'"),
     ],
 )
-def test_a_model_once(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_models_are_an_error(
+    args: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         model_argument_parser().parse_args(args.split())
     assert ended.value.code == 2
@@ -159,7 +161,7 @@ def test_a_model_once(args: str, message: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "plan", "explain", "bench"])
-def test_a_model_of_hugging_face(command: str) -> None:
+def test_a_model_on_hugging_face(command: str) -> None:
     for flags in ("-hf u/r:Q8_0 -hff a/b.gguf", "--hf-repo u/r:Q8_0 --hf-file a/b.gguf"):
         args = parsed(command, *flags.split(), "--offline")
         assert (args.hf_repo, args.hf_file) == (HubModel("u/r", "Q8_0"), "a/b.gguf")
@@ -174,18 +176,18 @@ def test_a_model_of_hugging_face(command: str) -> None:
         ("-m f -hf u/r", "argument -hf/--hf-repo: not allowed with argument -m/--model"),
     ],
 )
-def test_wrong_models_of_hugging_face(flags: str, message: str) -> None:
+def test_wrong_models_on_hugging_face(flags: str, message: str) -> None:
     done = lamella("run", *flags.split())
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_a_file_of_no_repository() -> None:
-    with pytest.raises(RequestError, match="-hff FILE is a file of a repository"):
+def test_hff_needs_hf() -> None:
+    with pytest.raises(RequestError, match="-hff FILE names a file of a repository"):
         open_params(parsed("run", "-m", "f", "-hff", "g.gguf"))
 
 
-def test_a_wrong_value_is_told_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_reported_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamella.cli.download.find_model", lambda *args, **options: 1 / 0)
     with pytest.raises(RequestError, match="n_parallel is 0"):
         open_params(parsed("run", "-hf", "u/r", "-np", "0"))
@@ -197,49 +199,49 @@ def test_numbers_may_follow_a_letter() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hfd", "-lv", "-cram"])
-def test_flags_of_two_letters_are_not_taken_for_one_and_a_value(flag: str) -> None:
+def test_flags_of_two_letters_are_not_split(flag: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")
     assert done.returncode == 2
     assert done.stderr.startswith(f"lamella run: unknown flag {flag}")
 
 
 @pytest.mark.parametrize(
-    ("flag", "meant"),
+    ("flag", "suggestion"),
     [("--tmp", "--temp"), ("--gpu-layer", "--gpu-layers"), ("--ctx_size", "--ctx-size")],
 )
-def test_suggestions(flag: str, meant: str) -> None:
+def test_suggestions(flag: str, suggestion: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")
-    assert f"unknown flag {flag}; did you mean {meant}?" in done.stderr
+    assert f"unknown flag {flag}; did you mean {suggestion}?" in done.stderr
     assert "See `lamella run --help`" in done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--mlock", "--jinja", "--slots", "--zzz"])
-def test_no_suggestion_is_better_than_a_wild_one(flag: str) -> None:
+def test_no_suggestion_without_a_similar_flag(flag: str) -> None:
     assert lamella("run", "-m", "f", flag).stderr.startswith(f"lamella run: unknown flag {flag}\n")
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"),
+    ("command", "suggestion"),
     [("serv", "serve"), ("server", "serve"), ("rnu", "run"), ("Chat", "chat"), ("doc", "doctor")],
 )
-def test_suggested_commands(command: str, meant: str) -> None:
+def test_suggested_commands(command: str, suggestion: str) -> None:
     done = lamella(command, "-m", "f")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"lamella: argument COMMAND: invalid choice: {command!r}; did you mean {meant}?\n"
+        f"lamella: argument COMMAND: invalid choice: {command!r}; did you mean {suggestion}?\n"
         "See `lamella --help`.\n"
     )
 
 
 @pytest.mark.parametrize("command", ["quantize", "f.gguf", "list", ""])
-def test_a_command_like_no_other_gets_the_list(command: str) -> None:
+def test_an_unknown_command_without_a_similar_one_lists_all(command: str) -> None:
     done = lamella(command)
     assert done.returncode == 2
     assert f"argument COMMAND: invalid choice: {command!r} (choose from " in done.stderr
     assert "doctor" in done.stderr and "did you mean" not in done.stderr
 
 
-def test_a_value_that_was_nearly_right() -> None:
+def test_suggested_values() -> None:
     done = lamella("run", "-m", "f", "--placement", "strickt")
     assert done.returncode == 2
     assert "--placement: invalid choice: 'strickt'; did you mean strict?" in done.stderr

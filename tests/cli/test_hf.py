@@ -1,4 +1,4 @@
-"""Models of Hugging Face by -hf, in real commands, on a hub of the test's."""
+"""Models on Hugging Face (-hf) in real commands, with a fake hub."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lines_without_timings(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith(("prompt:", "compil"))]
 
 
-def test_a_download_and_the_same_answer_as_from_a_file(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_downloaded_model_gives_the_same_text(hub: FakeHub, tmp_path: Path) -> None:
     expected = lamella(*RUN, "-m", tiny_model(tmp_path))
     first = lamella(*RUN, "-hf", "u/tiny")
     assert (first.returncode, first.stdout) == (0, expected.stdout)
@@ -68,7 +68,7 @@ def test_a_file_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
         ("u/tiny:Q2_K", "u/tiny has no Q2_K; there are Q4_K_M ("),
     ],
 )
-def test_refusals_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:
+def test_errors_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:
     for command in (RUN, ["bench"], ["serve"], ["chat"], ["plan"], ["explain"]):
         done = lamella(*command, "-hf", wanted)
         assert (done.returncode, done.stdout) == (1, "")
@@ -78,7 +78,7 @@ def test_refusals_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
-def test_a_plan_needs_the_header_alone(
+def test_a_plan_downloads_only_the_header(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setattr(find, "HEADER_STEP", 4096)
@@ -89,25 +89,25 @@ def test_a_plan_needs_the_header_alone(
         json.loads(done.stdout),
         json.loads(lamella(*args, tiny_model(tmp_path)).stdout),
     )
-    for of in (found, expected):
-        del of["model"]
+    for plan in (found, expected):
+        del plan["model"]
     if command == "plan":
-        # what is free may have changed
-        for of in (found, expected):
-            of["devices"] = [device["needed"] for device in of["devices"]]
+        # free memory may change between the two runs
+        for plan in (found, expected):
+            plan["devices"] = [device["needed"] for device in plan["devices"]]
     assert found == expected
     assert 0 < hub.n_sent < len(hub.repos["u/tiny"].files[NAME]) / 2
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_bench(hub: FakeHub, tmp_path: Path) -> None:
+def test_bench_downloads(hub: FakeHub, tmp_path: Path) -> None:
     done = lamella("bench", "-hf", "u/tiny", "--json", "-p", "4", "-n", "0", "-r", "1")
     assert done.returncode == 0, done.stderr
     assert NAME in done.stdout
 
 
-def test_ctrl_c_keeps_what_is_there(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
-    hub.stall_after = 300_000  # more than the file's buffer takes before it writes
+def test_a_download_resumes_after_ctrl_c(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
+    hub.stall_after = 300_000  # more than the file's buffer, so that some is written
     env = {**os.environ, **environment(hub, tmp_path)}
     part = tmp_path / "cache" / "models--u--tiny" / "blobs" / f"{digest_of(model)}.incomplete"
     with subprocess.Popen(
@@ -121,13 +121,13 @@ def test_ctrl_c_keeps_what_is_there(hub: FakeHub, tmp_path: Path, model: bytes) 
             while not (part.exists() and part.stat().st_size > 0):
                 assert process.poll() is None
                 time.sleep(0.02)
-            time.sleep(0.2)  # what is written is counted, too
+            time.sleep(0.2)  # let the process write more
             process.send_signal(signal.SIGINT)
             out, errors = process.communicate(timeout=250)
         finally:
             process.kill()
     assert (process.returncode, out) == (130, ""), errors
-    assert "which are kept: the same command goes on from there" in errors
+    assert "run the same command again to resume" in errors
     assert "Traceback" not in errors and "downloaded" not in errors
     there = part.stat().st_size
     assert 0 < there <= 300_000
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_is_there(hub: FakeHub, tmp_path: Path, model: bytes) 
     assert hub.n_sent == len(model) - there
 
 
-def test_the_environment_is_honoured(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
+def test_environment_variables(hub: FakeHub, tmp_path: Path, model: bytes) -> None:
     hub.repos["u/tiny"].private = True
     env = {**os.environ, **environment(hub, tmp_path), "HF_TOKEN": "hf_good"}
     done = subprocess.run(
@@ -148,7 +148,7 @@ def test_the_environment_is_honoured(hub: FakeHub, tmp_path: Path, model: bytes)
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "cache" / "models--u--tiny" / "blobs" / digest_of(model)).exists()
-    # nothing is asked but what is needed
+    # no needless requests
     assert {r.path.split("/")[1] for r in hub.requests if r.host == "hub"} == {"api", "u"}
     assert {r.path for r in hub.requests if "/api/" in r.path} == {"/api/models/u/tiny"}
     hub.forget()
@@ -169,29 +169,29 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Terminal()
-    monkeypatch.setattr(sys, "stderr", told)
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     bar = DownloadBar()
     for done in (0, 500 << 20, 1 << 30):
         bar.on_progress(done, 1 << 30, NAME)
     bar.close()
-    assert NAME in told.getvalue() and "GiB" in told.getvalue()
-    assert "downloading" not in told.getvalue()
-    assert f"downloaded {NAME}, 1.00 GiB, in " in told.getvalue()
+    assert NAME in stderr.getvalue() and "GiB" in stderr.getvalue()
+    assert "downloading" not in stderr.getvalue()
+    assert f"downloaded {NAME}, 1.00 GiB, in " in stderr.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_that_is_interrupted(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", told)
+def test_an_interrupted_download(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     bar = DownloadBar()
     bar.on_progress(0, 4 << 30, NAME)
     bar.on_progress(1 << 30, 4 << 30, NAME)
     bar.interrupted()
     bar.close()
-    assert told.getvalue().endswith(
-        "stopped at 1.00 GiB of 4.00 GiB, which are kept: the same command goes on from there\n"
+    assert stderr.getvalue().endswith(
+        "stopped after 1.00 GiB of 4.00 GiB: run the same command again to resume\n"
     )
-    assert "downloaded" not in told.getvalue()
+    assert "downloaded" not in stderr.getvalue()

@@ -1,4 +1,4 @@
-"""The command itself: it starts at once, and Ctrl-C while it starts is no traceback."""
+"""The command itself: it starts fast, and Ctrl-C during the start prints no traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import lamella as package
 from lamella.cli.parser import INTERRUPTED
 
 
-def test_nothing_slow_is_imported_before_a_command_is_known() -> None:
+def test_the_start_imports_nothing_slow() -> None:
     code = "import lamella, lamella.cli.main, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -20,7 +20,7 @@ def test_nothing_slow_is_imported_before_a_command_is_known() -> None:
     assert not {"numpy", "numba", "aiohttp", "jinja2", "gguf"} & set(done.stdout.split())
 
 
-def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_the_import_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -29,7 +29,7 @@ def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> 
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "\n")
 
 
-def test_the_package_has_what_it_says() -> None:
+def test_the_package_has_all_names_of_its_api() -> None:
     assert set(package.__all__) <= set(dir(package))
     assert {name for name in package.__all__ if getattr(package, name) is None} == set()
     with pytest.raises(AttributeError, match="no attribute 'lode'"):

@@ -1,5 +1,5 @@
-"""`lamella plan`: a table or JSON from a file's header alone; what does not fit ends with status 2,
-here and in the commands that would load it."""
+"""`lamella plan`: a table or JSON from a file's header alone. A model that does not fit gives
+status 2, also in the commands that load models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lamella.runtime import devices as lookup
 from lamella.runtime.params import OpenParams
 
 N_LAYER = 4
-FAST = ("--bandwidth", "CPU=40")  # measuring takes time
+FAST = ("--bandwidth", "CPU=40")  # measuring is slow
 SMALL = ("-c", "512", "-ub", "32", "-t", "2")
 
 
@@ -49,19 +49,19 @@ def plan(*args: object, status: int = 0) -> dict[str, Any]:
 
 
 def table(*args: object, status: int = 0) -> str:
-    """The plan of a command line, for people."""
+    """The plan of a command line, as text."""
     done = lamella("plan", *args, *FAST)
     assert done.returncode == status, done.stderr
     return done.stdout
 
 
 def sim(n_bytes: int, n_gpus: int = 1) -> str:
-    """The name of simulated devices with this memory, exactly."""
+    """The name of simulated devices with exactly this memory."""
     return f"sim:{n_bytes / 1024:.10f}KiB:{n_gpus}"
 
 
 def rows(text: str, head: str) -> dict[str, list[str]]:
-    """The rows of the table whose first column has this name, by what is in that."""
+    """The rows of the table whose first line starts with `head`, by their first cell."""
     lines = iter(text.splitlines())
     next(line for line in lines if line.startswith(head))
     found = {}
@@ -73,7 +73,7 @@ def rows(text: str, head: str) -> dict[str, list[str]]:
     return found
 
 
-# --- what is printed ---
+# --- output ---
 
 
 def test_the_table(model: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_table(model: Path) -> None:
     gpu, cpu = found["devices"]
     memory = rows(text, "device   memory")
     assert memory["SIM0"][0] == "SIM0" and memory["CPU"][0] == "CPU"
-    assert "CPU_REPACK" in memory  # a second row of the CPU's
+    assert "CPU_REPACK" in memory  # the second row of the CPU
     devices = rows(text, "device   layers")
     assert devices["SIM0"][0] == "3" and devices["SIM0"][-3:] == ["24.00 GiB", "24.00 GiB", "fits"]
     assert devices["CPU"][0] == "2"
@@ -94,13 +94,15 @@ def test_the_table(model: Path) -> None:
     assert graphs["32 tokens"][:3] == [str(found["prefill"][k]) for k in COUNTS]
     decode = rows(text, "decode")
     assert decode["CPU"][-3] == "40.0 GB/s"
-    assert decode["SIM0"][-2:] == decode["together"][-2:] == ["?", "?"]
-    assert "\nbandwidth SIM0 unknown: --bandwidth SIM0=GB/s\n          CPU given\n" in text
+    assert decode["SIM0"][-2:] == decode["all devices"][-2:] == ["?", "?"]
+    assert (
+        "\nbandwidth SIM0 unknown: set it with --bandwidth SIM0=GB/s\n          CPU given\n" in text
+    )
     assert f"\noverride  ffn_down to CPU: {N_LAYER} weights, 96.00 KiB\n" in text
     assert "\npipeline  off: there are fewer than two devices beside the CPU\n" in text
-    assert "\ndisplaced no nodes\n" in text
+    assert "\ndisplaced none\n" in text
     assert "note" not in text
-    assert "\nsimulated SIM0: computes with the CPU's kernels, takes no large batches over" in text
+    assert "\nsimulated SIM0: computes with the CPU's kernels, runs no large batches for" in text
     assert "simulated" not in table(model, *SMALL, "-dev", "none")
     assert gpu["n_layers"] + cpu["n_layers"] == found["n_layers"] == N_LAYER + 1
 
@@ -108,7 +110,7 @@ def test_the_table(model: Path) -> None:
 COUNTS = ("n_nodes", "n_splits", "n_copies")
 
 
-def test_sizes_add_up_and_are_bytes(model: Path) -> None:
+def test_sizes_are_bytes_and_add_up(model: Path) -> None:
     found = plan(model, *SMALL, "-dev", "sim:24GiB", "-ngl", "3")
     kinds = ("weights", "kv", "compute", "work")
     for device in found["devices"]:
@@ -132,7 +134,7 @@ def test_sizes_add_up_and_are_bytes(model: Path) -> None:
 
 def test_every_field_is_documented(model: Path) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text("utf-8")
-    told = set(re.findall(r"`(\w+)`", text.split("## As JSON")[1]))
+    documented = set(re.findall(r"`(\w+)`", text.split("## As JSON")[1]))
 
     def keys(value: Any) -> set[str]:
         if isinstance(value, list):
@@ -144,7 +146,7 @@ def test_every_field_is_documented(model: Path) -> None:
     found = plan(model, *SMALL, "-ot", "ffn=CPU")
     options = found["params"].keys()
     assert options == OpenParams().values().keys() - {"path"}
-    assert told - {"null"} == keys(found | {"params": None})
+    assert documented - {"null"} == keys(found | {"params": None})
 
 
 def test_memory_without_a_limit(model: Path) -> None:
@@ -155,8 +157,8 @@ def test_memory_without_a_limit(model: Path) -> None:
     assert gpu["free"] is None and gpu["capacity"] is None
 
 
-def test_nothing_to_read_is_not_unknown(model: Path) -> None:
-    """Keys and values of a layer on a device, but of an empty context."""
+def test_a_device_that_reads_nothing_has_no_unknown_speed(model: Path) -> None:
+    """The CPU reads only keys and values: nothing with an empty context."""
     args = ("-dev", "sim", "-ngl", "all", "--no-kv-offload")
     for speed, full in ((FAST, r"[\d.]+"), (("--bandwidth", "SIM0=4"), r"\?")):
         done = lamella("plan", model, *SMALL, *args, *speed)
@@ -166,7 +168,7 @@ def test_nothing_to_read_is_not_unknown(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
-def test_the_header_counts_what_the_file_has(name: str, tmp_path: Path) -> None:
+def test_tied_weights_count_once(name: str, tmp_path: Path) -> None:
     write_model(replace(TINY[name], tied=True), tmp_path / "tied.gguf")
     with open_gguf(tmp_path / "tied.gguf") as file:
         n = sum(info.nbytes for info in file.tensors.values())
@@ -177,16 +179,16 @@ def test_the_header_counts_what_the_file_has(name: str, tmp_path: Path) -> None:
 def test_plan_and_explain_count_the_same_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of experts those that may be used."""
+    """Of experts, both count those in use."""
     monkeypatch.setattr(SimDevice, "offload_op", lambda self, op: op.op is Op.MUL_MAT_ID)
     write_model(TINY["mixtral"], tmp_path / "experts.gguf")
     args = (tmp_path / "experts.gguf", *SMALL, "-dev", "sim", "--cpu-moe", "--no-repack")
     found = plan(*args)
     for graph, n in (("decode", 1), ("prefill", 32)):
         done = lamella("explain", *args, "--ubatch", n, "--json")
-        told = json.loads(done.stdout)
-        assert any(copy["kind"] == "experts" for copy in told["copies"])
-        assert found[graph]["n_bytes_copied"] == told["bytes_copied"]
+        explained = json.loads(done.stdout)
+        assert any(copy["kind"] == "experts" for copy in explained["copies"])
+        assert found[graph]["n_bytes_copied"] == explained["bytes_copied"]
 
 
 def test_ceilings_of_all_devices_add_up(model: Path) -> None:
@@ -201,29 +203,29 @@ def test_ceilings_of_all_devices_add_up(model: Path) -> None:
             seconds += n / speed
         assert found[name] == pytest.approx(1 / seconds)
     assert gpu["bandwidth"] == 1000e9 and gpu["bandwidth_source"] == "given"
-    # in flags of their own as well
+    # one flag per device
     again = json.loads(lamella(*args, "--bandwidth", "SIM0=1000", "--bandwidth", "CPU=40").stdout)
     assert again["decode_ceiling"] == found["decode_ceiling"]
 
 
-def test_what_is_not_given_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_missing_bandwidths_are_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_devices = []
 
     def measured(device: Any, n_threads: int) -> float | None:
-        asked.append((device.name, n_threads))
+        measured_devices.append((device.name, n_threads))
         return None if device.name == "SIM0" else 10e9
 
     for kind in (SimDevice, CpuDevice):
         monkeypatch.setattr(kind, "bandwidth", measured)
     args = ("plan", model, *SMALL, "-dev", "sim", "--json")
     gpu, cpu = json.loads(lamella(*args, "-ngl", "3").stdout)["devices"]
-    assert asked == [("SIM0", 2), ("CPU", 2)]
+    assert measured_devices == [("SIM0", 2), ("CPU", 2)]
     assert (cpu["bandwidth"], cpu["bandwidth_source"]) == (10e9, "measured")
     assert (gpu["bandwidth"], gpu["decode_ceiling"]) == (None, None)
-    # who reads nothing needs no speed
-    asked.clear()
+    # a device that reads nothing is not measured
+    measured_devices.clear()
     _, cpu = json.loads(lamella(*args, "-ngl", "all").stdout)["devices"]
-    assert asked == [("SIM0", 2)] and cpu["bandwidth_source"] == "reads nothing"
+    assert measured_devices == [("SIM0", 2)] and cpu["bandwidth_source"] == "reads nothing"
 
     def failing(*_: object) -> float:
         raise OutOfMemoryError("memory to measure", 2, 1)
@@ -242,16 +244,16 @@ def test_every_model(name: str, device: str) -> None:
     assert found["pipeline"] is (n_gpus == 2) is (not found["no_pipeline"])
     assert [d["name"] for d in found["devices"]] == [*(f"SIM{i}" for i in range(n_gpus)), "CPU"]
     assert found["fits"] and not found["displaced"] and not found["notes"]
-    # of an odd number of layers; splits for the embedding, and for each device
+    # one split for the embedding, and one per device
     assert found["decode"]["n_splits"] == 1 + n_gpus
 
 
-# --- what it reads ---
+# --- the header ---
 
 
 @pytest.fixture
 def header(model: Path, tmp_path: Path) -> Path:
-    """The file of the model, cut where its tensors' data begin."""
+    """The model's file, cut where the data of tensors begin."""
     with open_gguf(model) as file:
         n = min(info.offset for info in file.tensors.values())
     path = tmp_path / model.name
@@ -268,7 +270,7 @@ from lamella.model.gguf import file
 n_header, plain = int(sys.argv[1]), file._map
 
 def guarded(path):
-    "The file, whose pages behind the header end the process when they are read."
+    "The file, with a guard: reading pages after the header ends the process."
     map = plain(path)
     begin = -(-n_header // mmap.PAGESIZE) * mmap.PAGESIZE
     address = np.frombuffer(map, np.uint8).ctypes.data
@@ -282,13 +284,13 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_only_the_header_is_read(model: Path, header: Path) -> None:
-    """Whose data is not there is planned all the same; where it is, it is not touched."""
+    """A file without data is planned too. If there is data, the plan does not read it."""
     args = (*SMALL, "-dev", "sim:24GiB", "-ngl", "3")
     whole, cut = plan(model, *args), plan(header, *args)
     assert header.stat().st_size < model.stat().st_size // 4
     for found in (whole, cut):
         del found["model"]
-        found["devices"][-1].pop("free")  # of this machine, just now
+        found["devices"][-1].pop("free")  # depends on the machine's state
     assert whole == cut
 
     def guarded(*args: object) -> int:
@@ -307,10 +309,10 @@ def test_a_broken_header(header: Path, cut: str) -> None:
     assert done.stderr.startswith(f"lamella: error: {header}: ") and done.stderr.count("\n") == 1
 
 
-# --- what is refused ---
+# --- errors ---
 
 
-def test_what_does_not_fit(model: Path) -> None:
+def test_a_model_that_does_not_fit(model: Path) -> None:
     needed = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]["needed"]
     args = (*SMALL, "-dev", sim(needed - 1000), "-ngl", "3")
     found = plan(model, *args, status=2)
@@ -333,7 +335,7 @@ def test_what_does_not_fit(model: Path) -> None:
         )
 
 
-def test_what_fits_to_the_byte_runs(model: Path) -> None:
+def test_a_model_that_fits_exactly_runs(model: Path) -> None:
     device = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]
     args = ("-m", model, *SMALL, "-ngl", "3", "-p", "a b c", "-n", "4", "--temp", "0")
     expected = lamella("run", *args, "-dev", "none").stdout
@@ -345,7 +347,7 @@ def test_what_fits_to_the_byte_runs(model: Path) -> None:
 
 
 def test_the_process_ends_with_its_status(model: Path) -> None:
-    """The real command, with stdout and stderr of its own."""
+    """In a process of its own, with its own stdout and stderr."""
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
         command = [*LAMELLA, "plan", *map(str, (*args, *FAST))]
@@ -362,7 +364,7 @@ def test_the_process_ends_with_its_status(model: Path) -> None:
 
 @pytest.fixture
 def picky(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulated device cannot normalise."""
+    """The simulated device does not support RMS_NORM."""
     ops = frozenset(Op) - {Op.RMS_NORM}
 
     def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
@@ -382,15 +384,15 @@ def test_strict_placement(model: Path) -> None:
     for name in ("plan", "run"):
         done = lamella(name, "-m", model, *SMALL, "--placement", "strict")
         assert done.returncode == 2
-        assert done.stderr.startswith("lamella: error: placement is strict, and nodes would be")
+        assert done.stderr.startswith("lamella: error: placement is strict, but nodes would be")
         assert line in done.stderr
     assert plan(model, *SMALL, "--placement", "strict", status=2)["fits"]
 
 
-# --- what is chosen ---
+# --- automatic choices ---
 
 
-def test_as_many_layers_as_fit_and_a_context_that_fits(model: Path) -> None:
+def test_layers_and_context_are_chosen_to_fit(model: Path) -> None:
     def needed(*args: object) -> int:
         found = plan(model, "-ub", "32", "-t", "2", "-dev", "sim", *args)
         n: int = found["devices"][0]["needed"]
@@ -409,12 +411,12 @@ def test_as_many_layers_as_fit_and_a_context_that_fits(model: Path) -> None:
     assert (fitted["n_ctx"], fitted["fits"]) == (512, True)
     assert fitted["notes"] == ["the context has 512 tokens, not 1024: more does not fit"]
     fit = ("-dev", sim(all_of_512), "-ngl", "all", "--fit")
-    told = lamella("run", "-m", model, *args, *fit, "-p", "a", "-n", "1")
-    assert told.stderr.startswith("lamella: the context has 512 tokens, not 1024: more does not")
-    assert told.returncode == 0
+    done = lamella("run", "-m", model, *args, *fit, "-p", "a", "-n", "1")
+    assert done.stderr.startswith("lamella: the context has 512 tokens, not 1024: more does not")
+    assert done.returncode == 0
 
 
-def test_more_context_than_the_model_was_trained_with_is_told(model: Path) -> None:
+def test_a_context_above_the_trained_one_has_a_note(model: Path) -> None:
     note = (
         "the context has 1025 tokens, the model was trained with 1024: text beyond that is likely "
         "to be poor"
@@ -425,14 +427,14 @@ def test_more_context_than_the_model_was_trained_with_is_told(model: Path) -> No
     larger = (*args, "-c", "1025")
     assert plan(model, *larger)["notes"] == [note]
     assert "\nnote      the context has 1025 tokens, the model was" in table(model, *larger)
-    for asked in ("run -p a -n 1", "chat", "explain"):
-        done = lamella(*asked.split(), "-m", model, *larger)
+    for command in ("run -p a -n 1", "chat", "explain"):
+        done = lamella(*command.split(), "-m", model, *larger)
         assert done.returncode == 0
         assert done.stderr.splitlines().count(f"lamella: {note}") == 1
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "complaint"),
     [
         (["--bandwidth", "CPU"], "'CPU': must be a device and its GB/s"),
         (["--bandwidth", "=4"], "'=4': must be a device and its GB/s"),
@@ -443,18 +445,18 @@ def test_more_context_than_the_model_was_trained_with_is_told(model: Path) -> No
         (["--placement", "lax"], "invalid choice: 'lax'"),
     ],
 )
-def test_flags_that_cannot_be_read(model: Path, args: list[str], told: str) -> None:
+def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
     done = lamella("plan", model, *args)
     assert done.returncode == 2 and not done.stdout
-    assert told in done.stderr
+    assert complaint in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "complaint"),
     [
-        (["--bandwidth", "SIM0=4"], "--bandwidth: SIM0 is none of CPU"),
-        (["--bandwidth", "CPU=4,cpu=5"], "--bandwidth: CPU is given twice"),
-        (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "--bandwidth: CPU is given twice"),
+        (["--bandwidth", "SIM0=4"], "--bandwidth: unknown device SIM0; devices: CPU"),
+        (["--bandwidth", "CPU=4,cpu=5"], "--bandwidth: CPU is given more than once"),
+        (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "CPU is given more than once"),
         (["-dev", "sim:0x"], "no device is called 'sim:0x'; there are: CPU, none"),
         (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
         (["-c", "-1"], "-c/--ctx-size is -1: must lie in 0"),
@@ -462,7 +464,7 @@ def test_flags_that_cannot_be_read(model: Path, args: list[str], told: str) -> N
         (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f32, f16, bf16, q8_0"),
     ],
 )
-def test_values_that_cannot_be(model: Path, args: list[str], told: str) -> None:
+def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
     done = lamella("plan", model, "-dev", "none", *args)
     assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("lamella: error: ") and told in done.stderr
+    assert done.stderr.startswith("lamella: error: ") and complaint in done.stderr

@@ -1,4 +1,4 @@
-"""`lamella profile`: tables for people, one JSON object for programs, a trace for viewers."""
+"""`lamella profile`: tables, one JSON object, and a trace for viewers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cells(line: str) -> list[str]:
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """The tables of an output, without their rules: rows of cells, the head first."""
+    """The tables of an output: rows of cells, without the rule below the header."""
     blocks = [block.splitlines() for block in text.split("\n\n")]
     found = [[line for line in block if line.startswith("|")] for block in blocks]
     for block in found:
@@ -37,16 +37,16 @@ def test_tables(model: Path) -> None:
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"tiny.gguf on CPU \(.*, 1 threads\)", lines[0])
-    assert re.match(r"prompt: 20 tokens in 1 step, [\d.]+ ms a step, [\d.]+ tokens/s", lines[2])
+    assert re.match(r"prompt: 20 tokens in 1 step, [\d.]+ ms/step, [\d.]+ tokens/s", lines[2])
     assert re.match(
-        r"with splits and copies timed: [\d.]+ ms a step, of which Python takes [\d.]+ ms", lines[3]
+        r"with timed splits and copies: [\d.]+ ms/step, Python takes [\d.]+ ms of it", lines[3]
     )
-    assert re.match(r"kernel calls, timed one by one: [\d.]+ ms a step together, \d+% of", lines[4])
+    assert re.match(r"with timed kernel calls: the calls take [\d.]+ ms/step, \d+% of an", lines[4])
     assert "generation: 3 tokens in 3 steps" in done.stdout
     found = tables(done.stdout)
     assert len(found) == 6
     for kinds, nodes, devices in (found[:3], found[3:]):
-        assert kinds[0] == ["device", "op", "calls", "ms a step", "share", "GB/s", "GFLOPS"]
+        assert kinds[0] == ["device", "op", "calls", "ms/step", "share", "GB/s", "GFLOPS"]
         by_kind = {row[1]: row for row in kinds[1:]}
         assert by_kind["MUL_MAT F32"][0] == "CPU"
         assert float(by_kind["MUL_MAT F32"][6]) > 0
@@ -107,9 +107,9 @@ def test_a_trace_is_written(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["-p", "0", "-n", "0"], "there is nothing to compute: -p and -n are 0"),
+        (["-p", "0", "-n", "0"], "nothing to compute: -p and -n are 0"),
         (["-p", "-1"], "-1 must lie in 0..1048576"),
-        (["-n", "few"], "'few' is no whole number"),
+        (["-n", "few"], "'few' is not a whole number"),
         (["--top", "-3"], "-3 must lie in 0.."),
         (["-m", "x.gguf"], "not allowed with argument MODEL"),
     ],
@@ -120,7 +120,7 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
     assert complaint in done.stderr
 
 
-def test_what_cannot_be_is_told_before_the_model_is_loaded(
+def test_errors_come_before_the_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lamella.runtime.open.load_model", None)
@@ -152,12 +152,12 @@ def test_without_fusion_and_without_compiled_kernels(
             assert not any("+" in kind for kind in kinds)
 
 
-def test_long_names_are_cut_and_nothing_measured_is_no_fault() -> None:
+def test_long_names_and_a_phase_without_calls() -> None:
     name = "a" * 20 + "b" * 20
     assert profile_table._short(name) == "a" * 17 + "…" + "b" * 18
     empty = PhaseSums("prompt", 1, 5, 10**6, 10**6, 0, 0, (), (), (), ())
     text = "\n".join(profile_table.lines("m", {"CPU": "x"}, [empty], 3))
-    assert "prompt: 5 tokens in 1 step, 1.000 ms a step, 5000.0 tokens/s" in text
+    assert "prompt: 5 tokens in 1 step, 1.000 ms/step, 5000.0 tokens/s" in text
     assert "kernel calls" not in text
 
 

@@ -1,4 +1,4 @@
-"""`lamella run`: text on stdout, the rest on stderr, one JSON object, errors in one line."""
+"""`lamella run`: text on stdout, the rest on stderr, JSON, errors in one line."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def test_a_split_over_a_simulated_gpu_gives_the_same_text(model: Path, layers: l
     assert split["tokens"] == alone["tokens"]
 
 
-@pytest.mark.parametrize(("asked", "told"), [([], True), (["-dev", "none"], False)])
-def test_a_terminal_is_told_why_no_gpu_is_used(
-    model: Path, asked: list[str], told: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("flags", "is_logged"), [([], True), (["-dev", "none"], False)])
+def test_a_terminal_shows_why_no_gpu_is_used(
+    model: Path, flags: list[str], is_logged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = CudaRegistry((), "no NVIDIA driver is installed")
     monkeypatch.setattr(devices, "find_cuda", lambda: found)
-    args = ["run", "-m", model, "-p", "a", "-n", "2", *asked]
+    args = ["run", "-m", model, "-p", "a", "-n", "2", *flags]
     line = "lamella: CUDA is not used: no NVIDIA driver is installed\n"
     assert line not in lamella(*args).stderr
     done = lamella(*args, terminal=True)
-    assert (line in done.stderr) is told
+    assert (line in done.stderr) is is_logged
     assert line not in done.stdout
 
 
@@ -71,14 +71,14 @@ def test_text_is_on_stdout_and_timings_on_stderr(model: Path) -> None:
 
 
 NO_TEXT = (
-    "lamella: the model ended at once and wrote nothing: `lamella run` continues a text, "
-    "`lamella chat` asks questions\n"
+    "lamella: the model ended at once and generated no text: `lamella run` continues a text, "
+    "`lamella chat` answers questions\n"
 )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_model_that_ends_at_once_is_told(terminal: bool) -> None:
-    """The one that ships does, if it is asked a question."""
+def test_an_empty_text_has_a_note(terminal: bool) -> None:
+    """The default model does so if the prompt is a question."""
     done = lamella("run", "-p", "Who are you?", "--temp", "0", terminal=terminal)
     assert (done.returncode, done.stdout) == (0, "\n")
     assert done.stderr.endswith(f"\n{NO_TEXT}") and done.stderr.count(NO_TEXT) == 1
@@ -87,7 +87,7 @@ def test_a_model_that_ends_at_once_is_told(terminal: bool) -> None:
     assert report.stderr.endswith(NO_TEXT)
 
 
-def test_no_text_that_was_asked_for_is_not_told(model: Path) -> None:
+def test_a_requested_end_has_no_note(model: Path) -> None:
     for args in (["-n", "0"], ["-n", "1"], ["-n", "9", "-r", "a", "-r", " ", "-r", "b"]):
         done = lamella("run", "-m", model, "-p", "a", "--ignore-eos", "-s", "1", *args)
         assert done.returncode == 0
@@ -118,7 +118,7 @@ def test_stop_texts(model: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [[], ["-dev", "sim", "-ngl", "2"]])
-def test_tensors_are_told_on_stderr(model: Path, device: list[str]) -> None:
+def test_trace_tensors(model: Path, device: list[str]) -> None:
     args = ["run", "-m", model, "-p", "a b", "-n", "2", "--temp", "0", "--json", *device]
     plain = lamella(*args)
     done = lamella(*args, "--trace-tensors", "^l_out-0$|FLASH_ATTN_EXT")
@@ -126,21 +126,21 @@ def test_tensors_are_told_on_stderr(model: Path, device: list[str]) -> None:
     assert json.loads(done.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
     lines = [line for line in done.stderr.splitlines() if " = " in line]
     names = [line.split(" = ")[0] for line in lines]
-    assert names == ["fattn-0", "l_out-0", "fattn-1"] * 2  # the prompt, and a token
+    assert names == ["fattn-0", "l_out-0", "fattn-1"] * 2  # the prompt, then a token
     number = r"-?[\d.e+-]+"
     numbers = f"min {number}, max {number}, mean {number}, 0 NaN; ({number}, ){{8}}..."
     assert re.fullmatch(rf"l_out-0 = ADD \[64, 4\] F32: {numbers}", lines[1])
     assert re.fullmatch(rf"l_out-0 = ADD \[64\] F32: {numbers}", lines[4])
 
 
-def test_tensors_that_are_not_there(model: Path) -> None:
+def test_trace_tensors_that_match_no_node(model: Path) -> None:
     args = ["run", "-m", model, "-p", "a", "-n", "1", "--trace-tensors"]
     done = lamella(*args, "l_oud")
     assert done.returncode == 0
-    assert "lamella: no node matches 'l_oud'; there are inp_tokens, inp_embd, " in done.stderr
+    assert "lamella: no node matches 'l_oud'; some nodes: inp_tokens, inp_embd, " in done.stderr
     done = lamella(*args, "l_(")
     assert done.returncode == 1
-    assert done.stderr.startswith("lamella: error: 'l_(' is no regular expression: missing )")
+    assert done.stderr.startswith("lamella: error: 'l_(' is not a regular expression: missing )")
     assert done.stdout == ""
 
 
@@ -164,7 +164,7 @@ def test_tensors_that_are_not_there(model: Path) -> None:
         (["-mg", "-1"], "-mg/--main-gpu is -1: must lie in 0.."),
         (["--top-k", "3", "--samplers", "top_k;magic"], "error: --samplers is 'magic', allowed: "),
         (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
-        (["-f", "model"], "error: model cannot be read"),  # a file that is called as a flag is
+        (["-f", "model"], "error: model cannot be read"),  # a file named like a flag's field
         (["-n", "-2"], "-n/--predict/--n-predict -2: must be -1 (no limit) or more"),
         (["--repeat-penalty", "0"], "error: --repeat-penalty is 0.0, allowed: "),
         (["-l", "99999+1"], "-l/--logit-bias: token 99999, allowed: 0 to "),
@@ -177,7 +177,7 @@ def test_tensors_that_are_not_there(model: Path) -> None:
         (["-ub", "0"], "-ub/--ubatch-size is 0: must lie in 1.."),
     ],
 )
-def test_what_goes_wrong_is_one_line(model: Path, args: list[str], complaint: str) -> None:
+def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> None:
     given = ["-p", "a"] if "-f" not in args else []
     done = lamella("run", "-m", model, *given, "-n", "2", *args)
     assert done.returncode == 1
@@ -206,7 +206,7 @@ def test_wrong_flags(args: list[str], complaint: str) -> None:
     assert "--help" in done.stderr
 
 
-def test_the_program_is_installed(model: Path) -> None:
+def test_the_program_runs_in_a_process_of_its_own(model: Path) -> None:
     done = subprocess.run(
         [*LAMELLA, "run", "-m", model, "-p", "a", "-n", "3", "--json"],
         capture_output=True,
@@ -216,7 +216,7 @@ def test_the_program_is_installed(model: Path) -> None:
     assert len(json.loads(done.stdout)["tokens"]) == 3
 
 
-def test_help_is_there_for_every_command() -> None:
+def test_help_of_commands() -> None:
     assert "commands" in lamella("--help").stdout
     for command in ("run", "chat", "serve"):
         done = lamella(command, "--help")
@@ -226,7 +226,7 @@ def test_help_is_there_for_every_command() -> None:
         assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_ctrl_c_ends_it_quietly(model: Path) -> None:
+def test_ctrl_c_ends_the_program_quietly(model: Path) -> None:
     command = [*LAMELLA, "run", "-m", str(model), "-p", "a", "-n", "-1", "--ignore-eos"]
     with subprocess.Popen(
         [*command, "-c", "200000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_it_quietly(model: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
+def test_a_closed_pipe_ends_the_program(model: Path) -> None:
     command = [*LAMELLA, "run", "-m", str(model), "-p", "a", "-n", "-1", "--ignore-eos"]
     with subprocess.Popen(
         [*command, "-c", "200000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -258,12 +258,12 @@ def test_a_reader_that_goes_away_ends_it(model: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_the_file_s_own_sampling_holds_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
+def test_flags_override_the_file_s_recommended_sampling(tmp_path: Path) -> None:
     path = tmp_path / "recommends.gguf"
     write_model(TINY["llama"], path, metadata={"general.sampling.temp": 0.0})
     run = ["run", "-m", path, "-p", "ab", "-n", "12"]
     plain, greedy = lamella(*run, terminal=True), lamella(*run, "--temp", "0")
     assert plain.stdout == greedy.stdout
-    assert "as the file recommends: temperature 0.0" in plain.stderr
+    assert "as the model's file recommends: temperature 0.0" in plain.stderr
     hot = [lamella(*run, "--temp", "5", "-s", seed).stdout for seed in (1, 2)]
     assert hot[0] != hot[1]

@@ -1,4 +1,4 @@
-"""`lamella serve`, the real program: a real model, real clients, signals."""
+"""`lamella serve`: the real program with a real model, real clients and signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from make_model import Shape, Type
 from serving import Server
 
 N_CLIENTS = 8
-# of quantised models: whole blocks of 256
+# sizes are multiples of 256, for quantized blocks
 SHAPE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=512)
 
 
@@ -41,7 +41,7 @@ def server(model: Path) -> Iterator[Server]:
 def typed_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server of a model whose weights have this type."""
+    """A server with a model whose weights have this type."""
     path = tmp_path_factory.mktemp("typed") / "model.gguf"
     make_model.write_model(SHAPE, request.param, path)
     server = Server(path, "-np", "3", "-c", "512")
@@ -50,10 +50,10 @@ def typed_server(
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2}])
-def test_clients_at_once_get_the_texts_they_get_alone(
+def test_parallel_clients_get_the_same_texts_as_alone(
     typed_server: Server, sampling: dict[str, float]
 ) -> None:
-    """More clients than places, prompts of all lengths, a pool that is too small for all."""
+    """More clients than parallel requests, prompts of all lengths, a pool too small for all."""
 
     def complete(i: int) -> Any:
         prompt = ("a b c d e f g " * 12)[: 3 + 20 * i]
@@ -62,17 +62,17 @@ def test_clients_at_once_get_the_texts_they_get_alone(
         )["content"]
 
     alone = [complete(i) for i in range(N_CLIENTS)]
-    together = [""] * N_CLIENTS
+    parallel = [""] * N_CLIENTS
 
     def work(i: int) -> None:
-        together[i] = complete(i)
+        parallel[i] = complete(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(N_CLIENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert together == alone
+    assert parallel == alone
     assert len(set(alone)) > 1
 
 
@@ -98,14 +98,14 @@ def test_a_golden_through_the_openai_package() -> None:
         assert sum(len(p.choices) for p in parts) >= 2
         assert [m.id for m in client.models.list().data] == ["stories260K-F32"]
         assert client.models.retrieve("stories260K-F32").owned_by == "lamella"
-        with pytest.raises(openai.NotFoundError, match="there is no model"):
+        with pytest.raises(openai.NotFoundError, match="not found: this server serves"):
             client.models.retrieve("gpt/5")
         client.close()
     finally:
         assert server.stop() == 0
 
 
-def test_what_a_request_may_contain_does_not_end_it(server: Server) -> None:
+def test_invalid_requests_do_not_end_the_server(server: Server) -> None:
     for body in (b"", b"{", b"[1]", b"null", b'{"prompt": 7}', b"[" * 100_000, b"\xff\xfe"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{server.url}/completion", body, timeout=250)
@@ -115,17 +115,17 @@ def test_what_a_request_may_contain_does_not_end_it(server: Server) -> None:
     assert server.post("/completion", prompt="a", n_predict=2)["stop"] is True
 
 
-def test_sigterm_ends_it_soon_in_the_middle_of_a_generation(model: Path) -> None:
+def test_sigterm_ends_the_server_during_a_generation(model: Path) -> None:
     server = Server(model, "-c", "500000")
     body = json.dumps({"prompt": "a", "stream": True, "ignore_eos": True}).encode()
     with urllib.request.urlopen(f"{server.url}/completion", body, timeout=250) as reply:
         assert reply.readline().startswith(b"data: ")
-        assert server.stop() == 0  # it waits for 30 s, not for 500,000 tokens
+        assert server.stop() == 0  # it does not wait for 500,000 tokens
     larger = "lamella: the context has 500000 tokens, the model was trained with 256: "
-    assert sum(line.startswith(larger) for line in server.told) == 1
+    assert sum(line.startswith(larger) for line in server.log) == 1
 
 
-def test_it_says_why_it_does_not_start(model: Path) -> None:
+def test_errors_at_the_start(model: Path) -> None:
     def fails(*args: str) -> str:
         done = subprocess.run(
             [*LAMELLA, "serve", *args], capture_output=True, text=True, timeout=250, check=False

@@ -1,4 +1,4 @@
-"""`scripts/setup` and `scripts/serve`: with a Python that only notes what it was to install."""
+"""`scripts/setup` and `scripts/serve`, with a fake Python that only records installations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# makes .venv of itself; what `.venv/bin/python -m pip` would install is noted, once `go` is there
+# copies itself into .venv; as `python -m pip` it records its arguments and waits for the file `go`
 PYTHON = f"""#!/bin/sh
 case "$*" in
     "-m venv .venv")
@@ -29,13 +29,13 @@ case "$*" in
     *) exec {sys.executable} "$@" ;;
 esac
 """
-SAYS = "Installing Lamella and its test tools into .venv (once, about a minute) ...\n"
-WAITS = "Another start is installing into .venv: waiting for it ...\n"
-SAYS_BARE = "Installing Lamella into .venv (once, about half a minute) ...\n"
+INSTALLS = "Installing Lamella and its test tools into .venv (once, about a minute) ...\n"
+WAITS = "Another process is installing into .venv: waiting for it ...\n"
+INSTALLS_BARE = "Installing Lamella into .venv (once, about half a minute) ...\n"
 
 
 class Checkout:
-    """A folder with the two scripts, and a Python to install with."""
+    """A folder with the two scripts and the fake Python."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,13 +73,13 @@ class Checkout:
 
     @property
     def installed(self) -> list[str]:
-        """What was installed so far, in order."""
+        """The installed targets so far, in order."""
         file = self.folder / "installed"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line.split()[-1] for line in lines]
 
     def close(self) -> None:
-        """Let all that was started end."""
+        """Let all started processes end."""
         (self.folder / "go").touch()
         for process in self._started:
             process.communicate(timeout=250)
@@ -92,32 +92,32 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     made.close()
 
 
-def test_what_is_there_is_not_installed_again(checkout: Checkout) -> None:
-    assert checkout.run("scripts/setup", "--bare") == (0, "", SAYS_BARE)
+def test_an_installation_is_not_repeated(checkout: Checkout) -> None:
+    assert checkout.run("scripts/setup", "--bare") == (0, "", INSTALLS_BARE)
     assert checkout.run("scripts/setup", "--bare") == (0, "", "")
-    assert checkout.run() == (0, "", SAYS)  # the test tools are not there yet
+    assert checkout.run() == (0, "", INSTALLS)  # the test tools are still missing
     for flags in ([], ["--bare"]):
         assert checkout.run("scripts/setup", *flags) == (0, "", "")
     assert checkout.installed == [".", ".[test]"]
 
 
-def test_another_pyproject_or_folder_is_installed_anew(checkout: Checkout) -> None:
+def test_a_changed_pyproject_or_folder_installs_again(checkout: Checkout) -> None:
     checkout.run()
-    (checkout.folder / "pyproject.toml").write_text("two")  # as long as it was
-    assert checkout.run() == (0, "", SAYS)
+    (checkout.folder / "pyproject.toml").write_text("two")  # same length
+    assert checkout.run() == (0, "", INSTALLS)
     assert checkout.run() == (0, "", "")
     checkout.folder = checkout.folder.rename(checkout.folder.with_name("moved"))
     checkout.python = checkout.folder / checkout.python.name
-    assert checkout.run() == (0, "", SAYS)
+    assert checkout.run() == (0, "", INSTALLS)
     assert checkout.run() == (0, "", "")
 
 
-def test_an_installation_that_failed_is_begun_again(checkout: Checkout) -> None:
+def test_a_failed_installation_is_repeated(checkout: Checkout) -> None:
     broken = checkout.folder / "broken"
     broken.touch()
-    assert checkout.run() == (1, "", SAYS)
+    assert checkout.run() == (1, "", INSTALLS)
     broken.unlink()
-    assert checkout.run() == (0, "", SAYS)
+    assert checkout.run() == (0, "", INSTALLS)
     assert checkout.run() == (0, "", "")
 
 
@@ -126,29 +126,29 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_two_first_starts_at_once_install_once(checkout: Checkout) -> None:
+def test_two_parallel_starts_install_once(checkout: Checkout) -> None:
     (checkout.folder / "go").unlink()
     both = [checkout.start(), checkout.start()]
-    assert {first_line(process) for process in both} == {SAYS, WAITS}
+    assert {first_line(process) for process in both} == {INSTALLS, WAITS}
     (checkout.folder / "go").touch()
     assert [process.communicate(timeout=250) for process in both] == [("", ""), ("", "")]
     assert [process.returncode for process in both] == [0, 0]
     assert checkout.installed == [".[test]"]
 
 
-def test_who_waited_installs_what_is_missing_still(checkout: Checkout) -> None:
+def test_a_waiting_start_installs_missing_tools(checkout: Checkout) -> None:
     (checkout.folder / "go").unlink()
     bare = checkout.start("scripts/setup", "--bare")
-    assert first_line(bare) == SAYS_BARE
+    assert first_line(bare) == INSTALLS_BARE
     whole = checkout.start()
     assert first_line(whole) == WAITS
     (checkout.folder / "go").touch()
-    assert [p.communicate(timeout=250) for p in (bare, whole)] == [("", ""), ("", SAYS)]
+    assert [p.communicate(timeout=250) for p in (bare, whole)] == [("", ""), ("", INSTALLS)]
     assert checkout.installed == [".", ".[test]"]
 
 
-def test_what_another_installed_meanwhile_is_not_installed_again(checkout: Checkout) -> None:
-    """It came between the first look and the lock."""
+def test_an_installation_by_another_process_is_not_repeated(checkout: Checkout) -> None:
+    """Another process installs between the first check and the lock."""
     slow = checkout.folder / "slow"
     other = f'PYTHON="{checkout.python}" scripts/setup 2> /dev/null'
     slow.write_text(
@@ -159,17 +159,17 @@ def test_what_another_installed_meanwhile_is_not_installed_again(checkout: Check
     assert checkout.installed == [".[test]"]
 
 
-def test_nobody_waits_for_what_is_there(checkout: Checkout) -> None:
+def test_an_existing_installation_needs_no_lock(checkout: Checkout) -> None:
     checkout.run()
     with (checkout.folder / "build" / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert checkout.run() == (0, "", "")
 
 
-def test_serve_passes_its_arguments_on_where_it_was_started(checkout: Checkout) -> None:
-    said = f"{checkout.folder.parent}: serve -m a b\n"
-    assert checkout.run("scripts/serve", "-m", "a b") == (0, said, SAYS_BARE)
-    assert checkout.run("scripts/serve", "-m", "a b") == (0, said, "")
+def test_serve_passes_arguments_and_the_working_folder(checkout: Checkout) -> None:
+    output = f"{checkout.folder.parent}: serve -m a b\n"
+    assert checkout.run("scripts/serve", "-m", "a b") == (0, output, INSTALLS_BARE)
+    assert checkout.run("scripts/serve", "-m", "a b") == (0, output, "")
 
 
 @pytest.mark.parametrize("script", ["setup", "serve"])
@@ -189,8 +189,8 @@ def test_links_to_a_script(checkout: Checkout, script: str) -> None:
     assert len(checkout.installed) == 1
 
 
-def test_tools_that_only_linux_has_are_not_needed(checkout: Checkout) -> None:
-    """As on macOS: no sha256sum, no flock, and a readlink without -f."""
+def test_linux_tools_are_not_needed(checkout: Checkout) -> None:
+    """As on macOS: no sha256sum, no flock, and readlink without -f."""
     tools = checkout.folder.parent / "tools"
     tools.mkdir()
     real = shutil.which("readlink")
@@ -203,5 +203,5 @@ def test_tools_that_only_linux_has_are_not_needed(checkout: Checkout) -> None:
         (tools / name).chmod(0o755)
     (tools / "setup").symlink_to(checkout.folder / "scripts" / "setup")
     path = f"{tools}:{os.environ['PATH']}"
-    assert checkout.run(tools / "setup", PATH=path) == (0, "", SAYS)
+    assert checkout.run(tools / "setup", PATH=path) == (0, "", INSTALLS)
     assert checkout.run("scripts/serve", PATH=path)[::2] == (0, "")

@@ -1,4 +1,4 @@
-"""Opening a model: what is told while it takes its time, and that nothing is told afterwards."""
+"""Opening a model: the progress output, and none after the start."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from lamella.cli.start import StartProgress
 
 
 def progress(is_terminal: bool) -> tuple[StartProgress, io.StringIO]:
-    """A progress that is told to a file, as if that were a terminal."""
-    told, made = io.StringIO(), StartProgress()
-    made._console = Console(file=told, force_terminal=is_terminal, width=100)
-    return made, told
+    """A progress that writes to a buffer, which may count as a terminal."""
+    output, made = io.StringIO(), StartProgress()
+    made._console = Console(file=output, force_terminal=is_terminal, width=100)
+    return made, output
 
 
-def test_without_a_terminal_compiling_is_told_in_two_lines() -> None:
-    bars, told = progress(is_terminal=False)
+def test_without_a_terminal_two_lines_report_compiling() -> None:
+    bars, output = progress(is_terminal=False)
     with bars:
         bars.on_load(1, 2)
         for done in range(4):
             bars.on_compile(done, 3, "add", 1.5)
         for done in range(2):
             bars.on_compile(done, 1, "mul", 0.2)
-    lines = told.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     assert lines == [
-        "compiling 3 kernels, once ...",
+        "compiling 3 kernels (first use only) ...",
         "compiled 3 kernels in 1.5 s",
-        "compiling 1 kernel, once ...",
+        "compiling 1 kernel (first use only) ...",
         "compiled 1 kernel in 0.2 s",
     ]
 
 
 def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "QUIET_S", -1)
-    bars, told = progress(is_terminal=True)
+    bars, output = progress(is_terminal=True)
     with bars:
         bars.on_load(1, 2)
         bars.on_compile(1, 4, "add_f32", 0.0)
-    assert "loading weights" in told.getvalue()
-    assert "add_f32" in told.getvalue()
+    assert "loading weights" in output.getvalue()
+    assert "add_f32" in output.getvalue()
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("has_bars", [True, False])
-def test_nothing_is_told_after_the_start(
+def test_no_output_after_the_start(
     is_terminal: bool, has_bars: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "QUIET_S", -1)
-    bars, told = progress(is_terminal)
+    bars, output = progress(is_terminal)
     stdout = sys.stdout
     with bars:
         if has_bars:
             bars.on_compile(0, 1, "first", 0.0)
-    before = told.getvalue()
+    before = output.getvalue()
     try:
         bars.on_compile(0, 1, "later", 0.0)
         bars.on_compile(1, 1, "", 2.0)
         bars.on_load(1, 2)
-        assert sys.stdout is stdout  # bars would take it, and answers would go to stderr
-        assert told.getvalue() == before
+        assert sys.stdout is stdout  # bars would redirect it to stderr
+        assert output.getvalue() == before
     finally:
         if bars._bars is not None:
             bars._bars.stop()

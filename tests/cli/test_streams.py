@@ -1,4 +1,4 @@
-"""The command's standard streams: closed ones, and those that take nothing."""
+"""The command's standard streams: closed streams, and a full disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(model: Path, redirect: str) -> subprocess.CompletedProcess[str]:
-    """`lamella run` without a prompt of its own, as a shell starts it."""
+    """`lamella run` without a prompt, started by a shell with these redirections."""
     command = f'exec "$@" {redirect}'
     args = [*LAMELLA, "run", "-m", str(model), "-n", "3", "--temp", "0"]
     return subprocess.run(
@@ -32,21 +32,21 @@ def shell(model: Path, redirect: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("redirect", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_empty_ones(model: Path, redirect: str) -> None:
+def test_closed_streams(model: Path, redirect: str) -> None:
     done = shell(model, redirect)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_one_line(model: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(model: Path) -> None:
     done = shell(model, ">/dev/full")
     assert done.returncode == 1
     assert done.stderr.endswith("lamella: error: [Errno 28] No space left on device\n")
     assert "Traceback" not in done.stderr
 
 
-def test_a_history_that_cannot_be_kept_is_no_reason_not_to_talk(tmp_path: Path) -> None:
+def test_chat_works_without_a_history_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert isinstance(_history(tmp_path / "file" / "history"), InMemoryHistory)
     assert isinstance(_history(tmp_path / "folder" / "history"), FileHistory)

@@ -146,7 +146,7 @@ def test_a_gpu_without_room_is_left_alone(gpus: Gpus, files: ModelFiles) -> None
     filler.free()
     assert [d.name for d in plan.devices] == ["CPU"]
     assert not plan.placement.params.op_offload
-    assert "cannot take large batches over" in plan.notes[1]
+    assert "cannot run large batches for the CPU" in plan.notes[1]
     assert not any(m.buffer_type == "CUDA_Host" for m in plan.devices[0].memory)
 
 

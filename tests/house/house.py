@@ -18,7 +18,8 @@ ROOMS = (
 
 
 def repository_files(*, untracked: bool = False) -> list[PurePosixPath]:
-    """Tracked files, and new ones that git does not ignore. Skips the test outside a checkout."""
+    """Tracked files; with `untracked`, also new files that git does not ignore. Skips the test
+    outside a checkout."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     command = ["git", "ls-files", "-z", "--cached"]
@@ -26,7 +27,7 @@ def repository_files(*, untracked: bool = False) -> list[PurePosixPath]:
         command += ["--others", "--exclude-standard"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     files = {PurePosixPath(name) for name in run.stdout.split("\0") if name}
-    return sorted(file for file in files if (ROOT / file).is_file())  # not those just deleted
+    return sorted(file for file in files if (ROOT / file).is_file())  # without deleted files
 
 
 def room_sources() -> list[PurePosixPath]:
@@ -43,18 +44,18 @@ def read(file: PurePosixPath) -> str:
 
 
 def packages(path: PurePosixPath) -> tuple[str, ...]:
-    """The package that relative imports of a file start from."""
+    """The package at which relative imports of a file start."""
     room, *inner = path.parent.parts
     return ("lamella", *inner) if room == "api" else ("lamella", room, *inner)
 
 
 def room_of(module: tuple[str, ...]) -> str:
-    """The room of a module, `lamella` first; what is no room's is the public package's."""
+    """The room of a module name that starts with `lamella`. Other modules belong to `api`."""
     return module[1] if len(module) > 1 and module[1] in ROOMS else "api"
 
 
 def relative_targets(node: ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The modules that a relative import means; none if it climbs out of the package."""
+    """The modules that a relative import names; none if it leaves the package."""
     up = len(package) - (node.level - 1)
     base = package[: max(up, 0)] + tuple((node.module or "").split(".") if node.module else ())
     if up < 1:

@@ -1,4 +1,4 @@
-"""What `scripts/test` does: choose the tests to run, and call pytest in several processes.
+"""The program behind `scripts/test`: chooses the tests and calls pytest in several processes.
 
 Tested by tests/house/test_run_tests.py.
 """
@@ -19,22 +19,22 @@ from house import ROOMS, ROOT, packages, read, relative_targets, room_of, room_s
 
 USAGE: Final = """scripts/test [--only] [ROOM ...] [--full] [--cuda] [pytest's arguments]
 
-Run the tests: all of them, or those that a change to some rooms can break.
+Run the tests: all, or those that a change in some rooms can break.
 
   scripts/test                    all tests
   scripts/test alloc sched        the tests of these rooms and of all rooms that import them
-  scripts/test --only alloc       the tests of this room alone
-  scripts/test --full             all tests, also the cases of large matrices that say little new
+  scripts/test --only alloc       only the tests of this room
+  scripts/test --full             all tests, with all cases of large matrices
   scripts/test --cuda             tests/cuda on this machine's GPU, at real sizes
   scripts/test -n 4 -k layers     four processes, and pytest's own options
   scripts/test tests/base/test_log.py -x
 
 Rooms come before pytest's arguments. They are the folders in tests/: {rooms}.
-There is one process per processor; -n N or LAMELLA_TEST_PROCESSES sets another number, -n 0 runs
-everything in this process (for a debugger)."""
+By default there is one process per processor. -n N or LAMELLA_TEST_PROCESSES sets another number;
+-n 0 runs everything in this process, for a debugger."""
 
 TESTS: Final = ROOT / "tests"
-FOLDERS: Final = (*ROOMS, "cuda", "recipe", "house")  # of tests
+FOLDERS: Final = (*ROOMS, "cuda", "recipe", "house")  # folders in tests/
 
 
 @cache
@@ -51,7 +51,7 @@ def room_imports() -> dict[str, set[str]]:
 
 @cache
 def rooms_of_file(file: Path) -> frozenset[str]:
-    """The rooms that a test file imports, itself or through the helpers it imports."""
+    """The rooms that a test file imports, directly or through its helpers."""
     modules = re.findall(r"^(?:from|import) ([\w.]+)", file.read_text("utf-8"), re.MULTILINE)
     ours = (module.split(".") for module in modules)
     rooms = {room_of(tuple(names)) for names in ours if names[0] == "lamella"}
@@ -62,10 +62,10 @@ def rooms_of_file(file: Path) -> frozenset[str]:
 
 
 def affected(rooms: Iterable[str]) -> list[str]:
-    """The tests that a change to these rooms can break, as folders and files.
+    """The tests that a change in these rooms can break, as folders and files.
 
-    The tests of these rooms and of all rooms that import them, directly or not, and every other
-    test file that imports one of those.
+    These are the tests of the rooms and of all rooms that import them, directly or not, and all
+    other test files that import one of those rooms.
     """
     found = set(rooms)
     while more := {name for name, used in room_imports().items() if used & found} - found:
@@ -88,12 +88,11 @@ def default_processes() -> int:
 
 
 def distribution(arguments: Sequence[str]) -> list[str]:
-    """Arguments that let pytest use several processes, unless the caller says how many or names
-    a single file."""
+    """Arguments that make pytest use several processes. None if the caller names a single file."""
     files = [a for a in arguments if ".py" in a and not a.startswith("-")]
     if len(files) == 1 or "--pdb" in arguments or "-s" in arguments:
         return []
-    # whole files: their tests share models and compiled kernels. tests/conftest.py orders them
+    # distribute whole files: their tests share models and kernels. tests/conftest.py orders them
     how = ["--dist=loadfile", "--no-loadscope-reorder"]
     if any(re.match(r"-n|--numprocesses", a) for a in arguments):
         return how
@@ -102,10 +101,10 @@ def distribution(arguments: Sequence[str]) -> list[str]:
 
 
 def pytest_arguments(arguments: Sequence[str]) -> list[str]:
-    """What pytest is called with. `arguments`: those of scripts/test.
+    """The arguments of pytest, from the arguments of scripts/test.
 
     Raises:
-        SystemExit: the arguments ask for help, or --only has no room.
+        SystemExit: the arguments request help, or --only has no room.
     """
     parser = argparse.ArgumentParser(
         usage=USAGE.format(rooms=" ".join(FOLDERS)), add_help=False, allow_abbrev=False
@@ -130,7 +129,7 @@ def pytest_arguments(arguments: Sequence[str]) -> list[str]:
 def main() -> None:
     arguments = pytest_arguments(sys.argv[1:])
     os.chdir(ROOT)
-    # the tests start many processes of Lamella, which must not compile its sources each time
+    # the tests start many processes, which must not compile the sources each time
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
 

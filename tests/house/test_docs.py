@@ -1,5 +1,5 @@
-"""The documents are true: examples print what they show, every cause has its line, links lead to
-files."""
+"""The documents are correct: examples print the shown output, every cause has its line, links lead
+to files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENTS = [
 ]
 
 
-def test_the_scheduler_s_example_prints_what_it_shows() -> None:
+def test_the_scheduler_s_example_prints_the_shown_output() -> None:
     text = (ROOT / "docs" / "scheduling.md").read_text("utf-8")
     code, shown = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL)[0]
     done = subprocess.run(
@@ -36,14 +36,14 @@ def test_the_scheduler_s_example_prints_what_it_shows() -> None:
     assert done.stdout == shown
 
 
-def test_the_tour_explains_every_cause() -> None:
+def test_the_docs_explain_every_cause() -> None:
     tour = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    told = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", tour, re.MULTILINE))
-    assert told == CAUSES
+    documented = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", tour, re.MULTILINE))
+    assert documented == CAUSES
 
 
 def broken_references(document: Path) -> Iterator[str]:
-    """The links and paths in a document that lead nowhere."""
+    """The links and paths in a document whose targets do not exist."""
     text = document.read_text("utf-8")
     name = document.relative_to(ROOT)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
@@ -63,8 +63,8 @@ def test_modules_name_tests_that_exist() -> None:
     missing = []
     for source in room_sources():
         docstring = ast.get_docstring(ast.parse(read(source))) or ""
-        told = re.split(r"Tested by|Tests?:", docstring, maxsplit=1)[1:]
-        for pattern in re.findall(r"tests/[\w/*{},]+\.py", "".join(told)):
+        tests = re.split(r"Tested by|Tests?:", docstring, maxsplit=1)[1:]
+        for pattern in re.findall(r"tests/[\w/*{},]+\.py", "".join(tests)):
             if not list(ROOT.glob(re.sub(r"\{.*?\}", "*", pattern))):
                 missing.append(f"{source}: {pattern}")
     assert missing == []

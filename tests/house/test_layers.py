@@ -15,14 +15,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def walk(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """All nodes below `node`, each with the name of the function it stands in."""
+    """All nodes below `node`, each with the name of its function."""
     for child in ast.iter_child_nodes(node):
         yield child, function
         yield from walk(child, child.name if isinstance(child, Function) else function)
 
 
 def absolute_names(node: ast.AST) -> list[str]:
-    """Modules of ours that are named in full: by an import, or as text for the import machinery."""
+    """Modules of ours with absolute names, in an import or in a call of the import machinery."""
     match node:
         case ast.Import(names=names):
             modules = [alias.name for alias in names]
@@ -33,18 +33,18 @@ def absolute_names(node: ast.AST) -> list[str]:
             | ast.Attribute(attr="import_module" | "__import__"),
             args=[ast.Constant(value=str(module)), *_],
         ):
-            # a leading dot is relative to a package of ours: no other one passes its own name
+            # a leading dot is relative to one of our packages
             modules = ["lamella" + module] if module.startswith(".") else [module]
         case _:
             modules = []
     return [module for module in modules if module.split(".")[0] == "lamella"]
 
 
-LAZY = "__getattr__"  # where a package imports what it names only when it is asked for (PEP 562)
+LAZY = "__getattr__"  # may import lazily (PEP 562)
 
 
 def wrong_imports(path: PurePosixPath, source: str) -> list[str]:
-    """What is wrong with the imports of one file, by line."""
+    """The faults in the imports of one file, by line."""
     room = path.parts[0]
     found = []
     for node, function in walk(ast.parse(source)):
@@ -64,7 +64,7 @@ def wrong_imports(path: PurePosixPath, source: str) -> list[str]:
 
 
 def environment_uses(path: PurePosixPath, source: str) -> list[str]:
-    """Where one file reads or writes the environment, or declares a switch, by line."""
+    """The uses of the environment and the declared switches in one file, by line."""
     tree = ast.parse(source)
     os_names = {
         alias.asname or alias.name
@@ -125,10 +125,10 @@ def test_the_walk_sees_the_rooms() -> None:
         ("base/__init__.py", "from .. import graph", "base must not know lamella.graph"),
         ("graph/x.py", "from ..alloc import Buffer, host", "graph must not know lamella.alloc"),
         ("base/x.py", "from .. import base, alloc", "base must not know lamella.alloc"),
-        # the public package lies above all rooms
+        # the public package is above all rooms
         ("cli/main.py", "from .. import load", "cli must not know lamella.load"),
         ("cli/main.py", "from ..version import __version__", "cli must not know lamella.version"),
-        # named in full
+        # absolute names
         ("alloc/a.py", "import lamella", "lamella is not imported relatively"),
         ("alloc/a.py", "import os, lamella.base as b", "lamella.base is not imported relatively"),
         ("alloc/a.py", "from lamella.base import errors", "lamella.base is not"),
@@ -144,7 +144,7 @@ def test_the_walk_sees_the_rooms() -> None:
             ":4: our own import inside g()",
         ),
         ("alloc/a.py", "def f():\n    import lamella.base", "lamella.base is not"),
-        # conditions change nothing
+        # imports under conditions
         ("graph/a.py", "if TYPE_CHECKING:\n    from ..alloc import Buffer", "graph must not know"),
         ("graph/a.py", "try:\n    from ..alloc import b\nexcept ImportError:\n    b = 0", "graph"),
         # too many dots
@@ -163,7 +163,7 @@ def test_wrong_imports_are_found(path: str, source: str, complaint: str) -> None
     [
         ("graph/ops/data.py", "from ..op import Op\nfrom ...base.errors import GraphError"),
         ("graph/__init__.py", "from . import ops\nfrom .op import Op"),
-        ("graph/x.py", "from .alloc import y"),  # graph's own module of that name
+        ("graph/x.py", "from .alloc import y"),  # a module of graph with that name
         ("kernels/sim/device.py", "from ...sched import Device\nfrom ..reference import f"),
         ("sched/x.py", "from .. import base, graph, alloc, sched"),
         ("server/x.py", "from ..model import Context"),
@@ -174,7 +174,7 @@ def test_wrong_imports_are_found(path: str, source: str, complaint: str) -> None
         ("alloc/x.py", "if TYPE_CHECKING:\n    from ..graph import Tensor"),
     ],
 )
-def test_right_imports_pass(path: str, source: str) -> None:
+def test_valid_imports_pass(path: str, source: str) -> None:
     assert wrong_imports(PurePosixPath(path), source) == []
 
 

@@ -45,7 +45,7 @@ def _three_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--cuda", "-x"], ["--cuda", "tests/cuda", "-x"]),
     ],
 )
-def test_what_pytest_is_called_with(given: list[str], passed: list[str]) -> None:
+def test_arguments_of_pytest(given: list[str], passed: list[str]) -> None:
     assert pytest_arguments(given) == passed
 
 
@@ -65,7 +65,7 @@ def test_a_room_is_tested_with_the_rooms_that_import_it() -> None:
     assert "tests/server" not in affected(["observe"])
 
 
-def test_files_that_import_an_affected_room_are_chosen_wherever_they_are() -> None:
+def test_files_that_import_an_affected_room_are_chosen() -> None:
     assert "tests/cuda/test_cuda_models.py" in affected(["model"])
     assert "tests/cuda/test_cuda_models.py" not in affected(["server"])
     assert "tests/house/test_layers.py" in affected(["api"])
@@ -87,12 +87,12 @@ def test_imports_of_helpers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rooms_of_file(test) == {"model", "base"}
 
 
-def test_every_folder_of_tests_can_be_named() -> None:
+def test_every_folder_of_tests_is_an_argument() -> None:
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     assert folders == set(FOLDERS)
 
 
-def test_help_and_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         pytest_arguments(["--help"])
     assert stopped.value.code is None
@@ -110,7 +110,8 @@ def test_help_and_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with the conftest.py of all tests and two files, of three tests and a `full` one."""
+    """A folder with the conftest.py of all tests, and two files with three tests and a `full`
+    one."""
     (tmp_path / "tests" / "base").mkdir(parents=True)
     for name in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / name, tmp_path / name)

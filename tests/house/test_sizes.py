@@ -1,4 +1,4 @@
-"""Files and functions are short enough to read, and each module begins with a docstring."""
+"""Files and functions are short, and each module begins with a docstring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE_LINES = 600
 FUNCTION_LINES = 80
 
 
-def complaints(path: PurePosixPath, source: str) -> list[str]:
+def faults(path: PurePosixPath, source: str) -> list[str]:
     """The faults of one file: lines above the limits, a missing docstring."""
     found = []
     n_lines = len(source.splitlines())
@@ -32,7 +32,7 @@ def complaints(path: PurePosixPath, source: str) -> list[str]:
 
 
 def test_sizes_and_headers() -> None:
-    assert [fault for path in room_sources() for fault in complaints(path, read(path))] == []
+    assert [fault for path in room_sources() for fault in faults(path, read(path))] == []
 
 
 def function(n_lines: int, head: str = "def f():") -> str:
@@ -43,7 +43,7 @@ HEADER = '"""A module."""\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "complaint"),
+    ("name", "source", "expected"),
     [
         ("x.py", HEADER + "x = 1\n" * 600, "601 lines, 600 at most"),
         ("__init__.py", HEADER + "x = 1\n" * 600, "601 lines"),
@@ -57,10 +57,10 @@ HEADER = '"""A module."""\n'
         ("__init__.py", "from . import x\n", "no docstring"),
     ],
 )
-def test_what_is_too_long_or_missing_is_found(name: str, source: str, complaint: str) -> None:
-    found = complaints(PurePosixPath("graph") / name, source)
+def test_faults_are_found(name: str, source: str, expected: str) -> None:
+    found = faults(PurePosixPath("graph") / name, source)
     assert len(found) == 1, found
-    assert complaint in found[0]
+    assert expected in found[0]
 
 
 @pytest.mark.parametrize(
@@ -72,5 +72,5 @@ def test_what_is_too_long_or_missing_is_found(name: str, source: str, complaint:
         ("__init__.py", "\n"),
     ],
 )
-def test_what_is_within_the_limits_passes(name: str, source: str) -> None:
-    assert complaints(PurePosixPath("graph") / name, source) == []
+def test_files_within_the_limits_pass(name: str, source: str) -> None:
+    assert faults(PurePosixPath("graph") / name, source) == []

@@ -1,4 +1,4 @@
-"""The wheel holds every file of every room and the model that ships, and nothing else."""
+"""The wheel contains every file of every room and the default model, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import PurePosixPath
 import pytest
 from house import ROOMS, ROOT, repository_files
 
-# what a room may hold beside code and what the code reads: pages for those who read the source
+# files in rooms that are not installed: notes for readers of the source
 NOT_INSTALLED = {".md"}
-# the model that ships: its file and sum, its card with the picture
+# the default model: its file and checksum, its card with a picture
 SHIPPED = {"lamella-stories-Q8_0.gguf", "lamella-stories-Q8_0.gguf.sha256", "README.md", "loss.svg"}
 
 
 def installed_as(file: PurePosixPath) -> str:
-    """Where a room's file lies in the wheel."""
+    """The path of a room's file in the wheel."""
     room, *inner = file.parts
     return "/".join(["lamella", *inner] if room == "api" else ["lamella", room, *inner])
 
@@ -31,7 +31,7 @@ def checkout() -> list[PurePosixPath]:
 
 @pytest.fixture(scope="module")
 def wheel(checkout: list[PurePosixPath], tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in a wheel built from a copy: a leftover `build/` or egg-info must not help."""
+    """The names in a wheel built from a copy, which has no old `build/` or egg-info."""
     copy = tmp_path_factory.mktemp("copy")
     for file in checkout:
         if file.parts[0] != "tests":
@@ -40,7 +40,7 @@ def wheel(checkout: list[PurePosixPath], tmp_path_factory: pytest.TempPathFactor
             shutil.copy(ROOT / file, target)
     out = copy.parent / f"{copy.name}-dist"
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    # not from the repository's root, whose folders would come before the installed packages
+    # not in the repository's root: its folders would hide installed packages
     run = subprocess.run(
         [*command, str(copy)], cwd=copy.parent, capture_output=True, text=True, check=False
     )
@@ -50,7 +50,7 @@ def wheel(checkout: list[PurePosixPath], tmp_path_factory: pytest.TempPathFactor
         return set(files.namelist())
 
 
-def test_the_wheel_holds_every_file_of_every_room(
+def test_the_wheel_contains_every_file_of_every_room(
     checkout: list[PurePosixPath], wheel: set[str]
 ) -> None:
     rooms = [file for file in checkout if file.parts[0] in ROOMS]
@@ -62,5 +62,5 @@ def test_the_wheel_holds_every_file_of_every_room(
     assert sorted(packed - wanted) == []
 
 
-def test_the_wheel_carries_the_licence(wheel: set[str]) -> None:
+def test_the_wheel_contains_the_license(wheel: set[str]) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)

@@ -1,4 +1,4 @@
-"""The repository names no folder of the machine it was written on."""
+"""No file names a personal folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from house import ROOT, repository_files
 
-# absolute paths of somebody's own folders; the system's (/usr, /etc) are the same for all
+# absolute paths of personal folders; system folders (/usr, /etc) are the same everywhere
 PERSONAL = re.compile(r"(?<![\w.$}])/(?:home|root|Users|work|mnt|tmp)/\w")
 
 
@@ -23,7 +23,7 @@ def test_no_file_names_a_personal_folder() -> None:
         try:
             text = (ROOT / file).read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # a picture or a model, no text
+            continue  # a binary file
         n_read += 1
         found += [f"{file}:{line}" for line in personal_lines(text)]
     assert found == []

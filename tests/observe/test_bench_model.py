@@ -1,4 +1,4 @@
-"""Tests of a model's speed: what is decoded, what a token costs. No time is looked at."""
+"""Speed tests of a model: the decoded batches, and the costs of a token. No time is checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TESTS = [
     BenchTest(n_prompt=4, n_gen=2, n_seq=3),
 ]
 CPU = {"devices": ("none",), "n_threads": 1}
-N_EMBD, N_FF, N_LAYER = 64, 96, 2  # of the tiny llama; queries 64, keys and values 32
+N_EMBD, N_FF, N_LAYER = 64, 96, 2  # the tiny llama; queries have 64, keys and values 32 elements
 N_LAYER_WEIGHTS = N_EMBD * (64 + 32 + 32 + 64) + 3 * N_EMBD * N_FF
 
 
@@ -45,7 +45,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     ],
     ids=lambda value: value.name if isinstance(value, BenchTest) else None,
 )
-def test_what_is_decoded(
+def test_decoded_batches(
     bench: Bench, test: BenchTest, steps: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, batches = bench.context.decode, list[Batch]()
@@ -60,24 +60,24 @@ def test_what_is_decoded(
     assert [(len(batch.runs), len(batch)) for batch in batches] == steps
     assert all(batch.n_outputs == test.n_seq for batch in batches)
     assert all(0 <= t < N_VOCAB for batch in batches for run in batch.runs for t in run.tokens)
-    assert bench.context.pool.n_free == n_free  # also the pool is as large as it must be
+    assert bench.context.pool.n_free == n_free  # the pool was large enough
 
 
-def test_no_token_is_drawn_while_the_clock_runs(
+def test_tokens_are_drawn_before_the_measurement(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
 
-    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:
+    def recording(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*args: Any) -> Any:
             events.append(name)
             return call(*args)
 
-        return noted
+        return recorded
 
-    monkeypatch.setattr(bench, "_draw", noting("draw", bench._draw))
-    monkeypatch.setattr(bench.context, "decode", noting("decode", bench.context.decode))
-    monkeypatch.setattr(bench_module, "perf_counter", noting("clock", lambda: 0.0))
+    monkeypatch.setattr(bench, "_draw", recording("draw", bench._draw))
+    monkeypatch.setattr(bench.context, "decode", recording("decode", bench.context.decode))
+    monkeypatch.setattr(bench_module, "perf_counter", recording("clock", lambda: 0.0))
     bench.run(BenchTest(n_prompt=4, n_gen=2, n_depth=3))
     assert events == [
         *("draw", "decode"),  # the depth
@@ -92,7 +92,7 @@ def test_names() -> None:
     assert [test.n_cells for test in TESTS] == [64, 32, 96]
 
 
-def test_what_a_token_costs(bench: Bench) -> None:
+def test_costs_of_a_token(bench: Bench) -> None:
     card = bench.card()
     matrices = N_LAYER * N_LAYER_WEIGHTS + N_EMBD * N_VOCAB
     norms = (2 * N_LAYER + 1) * N_EMBD
@@ -105,7 +105,7 @@ def test_what_a_token_costs(bench: Bench) -> None:
 
 
 def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
-    # its rows of 172 values are no blocks of 32, and stay F32
+    # rows of 172 values are not whole blocks of 32, and stay F32
     with open_bench(
         open_params(model_path("stories260K-Q4_0"), n_ubatch=32, **CPU), TESTS
     ) as opened:
@@ -113,7 +113,7 @@ def test_a_model_is_named_after_most_weights_not_most_bytes() -> None:
     assert (card.name, card.is_quantized) == ("llama Q4_0", True)
 
 
-def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) -> None:
+def test_tied_weights_count_once_and_experts_by_their_use(tmp_path: Path) -> None:
     cards = {}
     for name in ("llama", "llama-tied", "mixtral"):
         path = tmp_path / f"{name}.gguf"
@@ -123,13 +123,13 @@ def test_tied_weights_are_counted_once_and_experts_by_their_use(tmp_path: Path) 
     plain, tied, experts = cards.values()
     assert tied.n_params == plain.n_params - N_EMBD * N_VOCAB
     assert tied.n_bytes_read == plain.n_bytes_read
-    # 2 of 4 experts, and what chooses them
+    # 2 of 4 experts, and the router
     added = N_LAYER * (3 * N_EMBD * N_FF + 4 * N_EMBD)
     assert experts.n_mul_adds == plain.n_mul_adds + added
     assert experts.n_bytes_read == plain.n_bytes_read + 4 * added
 
 
-def test_tied_weights_in_two_kinds_of_memory_are_counted_once(tmp_path: Path) -> None:
+def test_tied_weights_in_two_buffer_types_count_once(tmp_path: Path) -> None:
     write_model(TINY["llama-tied"], tmp_path / "tied.gguf")
     cards = []
     for device in ("none", "sim"):
@@ -150,6 +150,6 @@ def test_tied_weights_in_two_kinds_of_memory_are_counted_once(tmp_path: Path) ->
         ({"n_depth": 5}, "a test has neither a prompt nor tokens to generate"),
     ],
 )
-def test_tests_that_cannot_be(numbers: dict[str, int], complaint: str) -> None:
+def test_invalid_tests(numbers: dict[str, int], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         BenchTest(**numbers)

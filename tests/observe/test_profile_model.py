@@ -1,4 +1,4 @@
-"""Profiles of whole models: the same bits, every op counted, sums that add up."""
+"""Profiles of whole models: the same bits, all ops counted, consistent sums."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def profile(context: Context, test: BenchTest = TEST) -> tuple[Records, list[Pha
     return records, list(sum_up(records))
 
 
-PLACES = [
+PLACEMENTS = [
     pytest.param(("none",), -1, id="cpu"),
     pytest.param(("sim",), -1, id="sim"),
     pytest.param(("sim",), 1, id="split"),
@@ -57,9 +57,9 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("devices", "n_layers"), PLACES)
+@pytest.mark.parametrize(("devices", "n_layers"), PLACEMENTS)
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_the_bits_are_those_of_plain_steps(
+def test_profiling_changes_no_bits(
     name: str, devices: tuple[str, ...], n_layers: int, tmp_path: Path
 ) -> None:
     with opened(tmp_path, name, devices, n_layers) as context:
@@ -72,8 +72,8 @@ def test_the_bits_are_those_of_plain_steps(
         assert steps.logits(None)[-1].tobytes() == plain[-1].tobytes()
 
 
-@pytest.mark.parametrize(("devices", "n_layers"), PLACES)
-def test_all_nodes_are_in_it(devices: tuple[str, ...], n_layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("devices", "n_layers"), PLACEMENTS)
+def test_all_nodes_are_profiled(devices: tuple[str, ...], n_layers: int, tmp_path: Path) -> None:
     with opened(tmp_path, "qwen3moe", devices, n_layers) as context:
         records, sums = profile(context)
         step = records.calls[-1]
@@ -101,14 +101,14 @@ def test_steps_and_sums(tmp_path: Path) -> None:
             assert sum(row.ns for row in rows) == sums.calls_ns
             assert [row.ns for row in rows] == sorted((row.ns for row in rows), reverse=True)
         kinds = {kind.kind: kind for kind in sums.kinds}
-        # of each layer gate, up and GLU are one, five products remain; and there are the logits
+        # per layer: gate, up and GLU are fused, and five products remain; plus the logits
         assert kinds["MUL_MAT+MUL_MAT+GLU Q8_0"].n == 2 * sums.n_steps
         assert kinds["MUL_MAT Q8_0"].n == (2 * 5 + 1) * sums.n_steps
         assert "MUL_MAT quantize" in kinds
 
 
 def test_sums_of_bytes_and_products_by_hand(tmp_path: Path) -> None:
-    """A token's products, and the weights that they read."""
+    """The products of a token, and the weights that they read."""
     with NO_FUSION.set(True), opened(tmp_path) as context:
         _, (generation,) = profile(context, BenchTest(n_gen=2, n_depth=3))
         matrices = [
@@ -122,14 +122,14 @@ def test_sums_of_bytes_and_products_by_hand(tmp_path: Path) -> None:
     n_bytes = sum(kind.n_bytes for kind in products if "MUL_MAT" in kind.kind)
     assert n_bytes == 2 * (sum(t.nbytes for t in matrices) + columns)
     attention = next(kind for kind in products if kind.kind == "FLASH_ATTN_EXT")
-    # positions 3 and 4: four cells and five; each pair costs head_dim for the score and the sum
+    # positions 3 and 4: four and five cells; each pair costs head_dim for score and for sum
     assert attention.n_mul_adds == 2 * (4 + 5) * 4 * 2 * 16
     small = attention.n_bytes - (4 + 5) * n_kv
     assert small == 2 * 2 * (4 * 64 + 4 * 64 + 3 * 4)  # queries, results, page, sequence, position
 
 
-def test_a_node_of_several_calls_costs_once(tmp_path: Path) -> None:
-    """Packed experts are gathered in a call of their own."""
+def test_the_cost_of_a_node_with_several_calls_counts_once(tmp_path: Path) -> None:
+    """Packed experts are gathered by a separate call."""
     with NO_FUSION.set(True), opened(tmp_path, "qwen3moe") as context:
         hp = context.model.hp
         _, (generation,) = profile(context, BenchTest(n_gen=1))
@@ -141,7 +141,7 @@ def test_a_node_of_several_calls_costs_once(tmp_path: Path) -> None:
     assert sum(node.n_mul_adds for node in nodes) == used
     weights = sum(t.nbytes for t in experts) * hp.n_expert_used // hp.n_expert
     n_bytes = sum(node.n_bytes for node in nodes)
-    assert weights < n_bytes < 1.2 * weights  # once; columns and results are small
+    assert weights < n_bytes < 1.2 * weights  # weights count once; columns and results are small
 
 
 def test_splits_and_copies_over_two_devices(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_without_compiled_kernels(tmp_path: Path) -> None:
     assert {"MUL_MAT Q8_0", "RMS_NORM", "GLU"} < {kind.kind for kind in prompt.kinds}
 
 
-def test_devices_that_tell_no_calls(tmp_path: Path) -> None:
+def test_devices_that_time_no_calls(tmp_path: Path) -> None:
     with opened(tmp_path) as context:
         records, _ = profile(context)
     for step in records.calls:
@@ -182,7 +182,7 @@ def test_devices_that_tell_no_calls(tmp_path: Path) -> None:
     assert prompt.nodes == []
 
 
-def test_nothing_stays_behind(tmp_path: Path) -> None:
+def test_a_profile_frees_its_memory(tmp_path: Path) -> None:
     with opened(tmp_path) as context:
         free = context.pool.n_free
         n_bytes = context.n_bytes()

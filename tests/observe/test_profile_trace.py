@@ -1,4 +1,4 @@
-"""Traces are what viewers of Chrome's format read: lanes with names, events that nest."""
+"""Traces in Chrome's format: lanes with names, nested events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.observe.profile import ProfileRun
 from lamella.observe.profile_trace import chrome_trace
 
 Event = dict[str, Any]
-NS = 0.0005  # microseconds: times are whole nanoseconds
+NS = 0.0005  # microseconds: half a nanosecond, for rounding
 
 
 @pytest.fixture(scope="module", params=["none", "sim"])
@@ -48,7 +48,7 @@ def test_lanes_are_named_by_metadata(trace: Event) -> None:
     assert {e["tid"] for e in of(trace, "X")} == set(found.values())
 
 
-def test_events_have_what_the_format_asks_for(trace: Event) -> None:
+def test_fields_of_events(trace: Event) -> None:
     assert set(trace) == {"traceEvents", "displayTimeUnit"}
     for event in trace["traceEvents"]:
         assert event["ph"] in ("M", "X")
@@ -61,7 +61,7 @@ def test_events_have_what_the_format_asks_for(trace: Event) -> None:
             assert event["cat"] in ("step", "split", "copy", "call")
 
 
-def test_events_of_a_lane_nest_and_never_go_back(trace: Event) -> None:
+def test_events_of_a_lane_are_ordered_and_nested(trace: Event) -> None:
     for lane in lanes(trace).values():
         open_until: list[float] = []
         last = 0.0
@@ -75,7 +75,7 @@ def test_events_of_a_lane_nest_and_never_go_back(trace: Event) -> None:
             open_until.append(end)
 
 
-def test_work_lies_in_its_step_and_calls_in_their_split(trace: Event) -> None:
+def test_splits_are_inside_steps_and_calls_inside_splits(trace: Event) -> None:
     def inside(inner: Event, outers: list[Event]) -> bool:
         return any(
             outer["ts"] - NS <= inner["ts"]
@@ -90,7 +90,7 @@ def test_work_lies_in_its_step_and_calls_in_their_split(trace: Event) -> None:
         assert inside(call, [split for split in splits if split["tid"] == call["tid"]])
 
 
-def test_calls_say_what_they_compute(trace: Event) -> None:
+def test_arguments_of_calls(trace: Event) -> None:
     calls = of(trace, "X", cat="call")
     fused = next(c for c in calls if c["name"] == "ADD+RMS_NORM+MUL")
     assert fused["args"]["node"] == "ffn_norm-0"
@@ -103,7 +103,7 @@ def test_calls_say_what_they_compute(trace: Event) -> None:
     assert any(source.endswith("Q8_0") for source in product["args"]["sources"])
 
 
-def test_copies_say_from_where_to_where(trace: Event) -> None:
+def test_arguments_of_copies(trace: Event) -> None:
     for copy in of(trace, "X", cat="copy"):
         assert copy["args"]["bytes"] > 0
         assert copy["tid"] == lanes(trace)[copy["args"]["to"]]

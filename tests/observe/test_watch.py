@@ -1,4 +1,4 @@
-"""Tensors that are looked at while they are computed: the right numbers, wherever they lie."""
+"""Statistics of computed tensors: the right numbers, on any device."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_line() -> None:
 
 
 def test_a_bad_pattern() -> None:
-    with pytest.raises(RequestError, match=r"'\(' is no regular expression: missing \)"):
+    with pytest.raises(RequestError, match=r"'\(' is not a regular expression: missing \)"):
         TensorWatch("(", print)
 
 
@@ -99,15 +99,15 @@ def test_names_and_ops_match() -> None:
     assert watch.matches(norm.named("l_out-12"))
     assert not watch.matches(norm.named("all_out-1"))
     experts = ops.mul_mat_id(Tensor(GGMLType.F32, (4, 4, 2)), x, Tensor(GGMLType.I32, (4, 1)))
-    assert not watch.matches(experts.named("e"))  # the whole name of an op
+    assert not watch.matches(experts.named("e"))  # only the whole name of an op matches
 
 
 # --- a model ---
 
 
 @pytest.mark.parametrize("n_layers", [0, 2, 3])
-def test_the_numbers_are_those_of_a_numpy_forward_pass(n_layers: int, tmp_path: Path) -> None:
-    """On the CPU, split over it and a simulated GPU, and on that alone."""
+def test_the_numbers_equal_those_of_a_numpy_forward_pass(n_layers: int, tmp_path: Path) -> None:
+    """On the CPU, split over the CPU and a simulated GPU, and on that GPU alone."""
     tiny, path = TINY["llama"], tmp_path / "model.gguf"
     weights = write_model(tiny, path)
     tokens = [3, 14, 15, 9, 26, 5, 35, 8]
@@ -117,28 +117,30 @@ def test_the_numbers_are_those_of_a_numpy_forward_pass(n_layers: int, tmp_path: 
     model = load_model(
         path, Placement(cpu=cpu, devices=devices, params=PlacementParams(n_gpu_layers=n_layers))
     )
-    told: list[str] = []
+    output_lines: list[str] = []
     f32 = GGMLType.F32
     with STRICT.set(True), Context(model, ContextParams(n_ctx=64, type_k=f32, type_v=f32)) as c:
-        c.set_eval_callback(TensorWatch("^result_output$|^inp_embd$|^cache_v-0$", told.append))
+        c.set_eval_callback(
+            TensorWatch("^result_output$|^inp_embd$|^cache_v-0$", output_lines.append)
+        )
         logits = decode(c, tokens)
         c.set_eval_callback(None)
         n_bytes = c.n_bytes()
         assert decode(c, tokens).tobytes() == logits.tobytes()
         assert c.n_bytes() == n_bytes
     model.free()
-    embedded, cache, output = told
+    embedded, cache, output = output_lines
     rows = weights["token_embd.weight"][tokens]
     assert numbers(embedded) == pytest.approx(stats(rows), rel=1e-4)
     assert embedded.startswith("inp_embd = GET_ROWS [64, 8] F32: min ")
     assert cache.startswith("cache_v-0 = SET_ROWS [32, ")
-    assert " 0 NaN" in cache  # of the rows that were written, not of the pool
+    assert " 0 NaN" in cache  # of the written rows, not of the whole pool
     assert numbers(output) == pytest.approx(stats(expected), rel=1e-3)
     assert numbers(output) == pytest.approx(stats(logits), rel=1e-4)
 
 
 def stats(values: np.ndarray) -> list[float]:
-    """What a line has: smallest, largest, mean, NaN, the first eight."""
+    """The numbers of a line: min, max, mean, NaN count, the first eight values."""
     first = values.reshape(-1)[:8]
     return [values.min(), values.max(), values.mean(), 0, *first.tolist()]
 
@@ -147,26 +149,26 @@ def numbers(line: str) -> list[float]:
     return [float(x) for x in re.findall(NUMBER, line.split(": ", 1)[1])]
 
 
-def test_all_nodes_of_experts_can_be_seen(tmp_path: Path) -> None:
+def test_all_nodes_of_experts_are_reported(tmp_path: Path) -> None:
     with STRICT.set(True), opened(tmp_path, "qwen3moe", ("sim",), 1) as context:
         plain = decode(context, [1, 2, 3])
-        told: list[str] = []
-        context.set_eval_callback(TensorWatch("", told.append))
+        output_lines: list[str] = []
+        context.set_eval_callback(TensorWatch("", output_lines.append))
         n_bytes = context.n_bytes()
         for _ in range(3):
             assert decode(context, [1, 2, 3]).tobytes() == plain.tobytes()
         assert context.n_bytes() == n_bytes
-        assert len(told) % 3 == 0
-    names = {line.split(" = ")[0] for line in told}
+        assert len(output_lines) % 3 == 0
+    names = {line.split(" = ")[0] for line in output_lines}
     assert {"ffn_moe_topk-0", "ffn_moe_out-1", "fattn-0", "result_output"} < names
 
 
-def test_what_there_is_instead(tmp_path: Path) -> None:
+def test_suggested_names(tmp_path: Path) -> None:
     with opened(tmp_path) as context:
         watch = TensorWatch("nowhere", print)
         context.set_eval_callback(watch)
         decode(context, [1])
-    assert watch.n_told == 0
+    assert watch.n_matches == 0
     assert watch.names().startswith("inp_tokens, inp_embd, attn_norm-0, ")
     assert "-1" not in watch.names()
     assert watch.names().endswith(", ...")

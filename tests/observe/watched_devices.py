@@ -1,13 +1,13 @@
-"""Simulated devices whose work is watched: what begins and ends where, in which order.
+"""Simulated devices that record the order in which their work begins and ends.
 
     watch = Watch()
     devices = [watch.device("SIM0"), watch.device("SIM1")]
-    watch.on_begin = hold              # called on a device's own thread, may wait or raise
+    watch.on_begin = hold              # called on the device's thread; may wait or raise
     ...
     watch.order                        # [("SIM0", "begin", 1), ("SIM0", "end", 1), ...]
 
-Numbers count the splits that a device has computed; with all layers on devices, a ubatch is one
-split on each. Knows no model.
+Numbers count the splits of a device. With all layers on devices, a ubatch is one split on each.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from lamella.kernels.reference.compute import ReferenceCompute
 from lamella.kernels.sim import SimDevice
 
-WAIT_S = 100.0  # for what happens within milliseconds, on a machine that does other things too
+WAIT_S = 100.0  # for events within milliseconds, on a busy machine
 
 Step = tuple[str, str, int]  # device, "begin" or "end", number
 
 
 class Watch:
-    """The order of work on some devices, and who holds it up."""
+    """The order of work on some devices, with a hook that can delay it."""
 
     def __init__(self) -> None:
         self.order: list[Step] = []
@@ -35,11 +35,11 @@ class Watch:
         self._changed = threading.Condition()
 
     def device(self, name: str, **options: Any) -> SimDevice:
-        """A device that tells what it does; `options` are those of a SimDevice."""
+        """A device that records its work. `options` are those of a SimDevice."""
         return SimDevice(name, compute=lambda: _Watched(self, name), **options)
 
     def wait_for(self, *step: Any) -> bool:
-        """Wait until something has happened; False if it takes too long."""
+        """Wait for a step. Return False after a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: step in self.order, WAIT_S)
 
@@ -47,21 +47,21 @@ class Watch:
         return self.order.index(first) < self.order.index(second)
 
     def clear(self) -> None:
-        """Forget everything; numbers begin at 1 again."""
+        """Drop all records. Numbers begin at 1 again."""
         self.order.clear()
         self._counts.clear()
 
     def run(self, name: str, program: Callable[[], None]) -> None:
-        """Compute a split, and tell."""
+        """Compute a split and record it."""
         with self._changed:
             self._counts[name] += 1
             n = self._counts[name]
-        self._tell((name, "begin", n))
+        self._record((name, "begin", n))
         self.on_begin(name, n)
         program()
-        self._tell((name, "end", n))
+        self._record((name, "end", n))
 
-    def _tell(self, step: Step) -> None:
+    def _record(self, step: Step) -> None:
         with self._changed:
             self.order.append(step)
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""A context, a vocabulary and a sink that stand in for real ones under the engine.
+"""A fake context, vocabulary and sink for tests of the engine.
 
-The context keeps token ids in its cells, and its logits are a hash of all tokens that a sequence's
-cells hold: a wrong cell, position or order changes what is generated. `expected` generates the same
-without an engine.
+The context stores token ids in its cells. Its logits are a hash of all tokens in a sequence's
+cells: a wrong cell, position or order changes the generated tokens. `expected` generates the same
+tokens without an engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EOS = 2
 PIECES = [b"", b"", b"", b"\n", "é".encode()[:1], "é".encode()[1:], b" the", b"ab", b"bc", b"c"]
 PIECES += [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz ,.!?"]
 N_VOCAB = len(PIECES)
-WAIT_S = 100.0  # for what happens within milliseconds, on a machine that does other things too
+WAIT_S = 100.0  # for events within milliseconds, on a busy machine
 
 
 class FakeDecoder:
@@ -66,14 +66,16 @@ VOCAB = cast(Vocab, FakeVocab())
 
 
 def fake_logits(history: npt.NDArray[np.int64]) -> F32Array:
-    """[n_vocab] logits that depend on every token before, and on their order."""
+    """[n_vocab] logits that depend on all earlier tokens and their order."""
     rng = np.random.default_rng(zlib.crc32(history.tobytes()))
     return rng.standard_normal(N_VOCAB).astype(np.float32) * 2
 
 
 class FakeContext:
-    """`on_decode` is called with the step's number, from 1 on, before each decode. `tops`: like a
-    context whose logits lie on a device, it gives the largest where they are enough."""
+    """A fake context. It calls `on_decode` with the step's number, from 1 on, before each decode.
+
+    With `tops` it returns only the largest logits if they are enough, like a context on a device.
+    """
 
     def __init__(
         self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4, tops: bool = False
@@ -87,7 +89,7 @@ class FakeContext:
         self.pool = PagePool(n_ctx, page_size=page_size)
         self.content = np.full(self.pool.n_cells_total, -1, np.int64)
         self.tops = tops
-        self.n_wanted: list[list[int]] = []  # n_top of each output, by step
+        self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
 
@@ -100,7 +102,7 @@ class FakeContext:
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         n_tops = [r.n_top for r in batch.runs for _ in range(r.n_outputs)]
-        self.n_wanted.append(n_tops)
+        self.n_tops.append(n_tops)
         rows = zip(self.decode(batch), n_tops, strict=True)
         return [_largest(row, n) if self.tops and n else row for row, n in rows]
 
@@ -120,7 +122,7 @@ class FakeContext:
 
 
 class PipelineContext(FakeContext):
-    """One that computes batches without outputs later, and may fail at that: `fails` says so."""
+    """A context that computes batches without outputs later. `fails` decides if that fails."""
 
     def __init__(self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4) -> None:
         super().__init__(n_ctx, n_ubatch=n_ubatch, page_size=page_size)
@@ -138,7 +140,7 @@ class PipelineContext(FakeContext):
             self.content[cells] = tokens
         if pending and self.fails():
             self._spoil(pending)
-            raise BackendError("what was in flight has failed")
+            raise BackendError("work in flight failed")
 
     def decode(self, batch: Batch) -> F32Array:
         now = [(r.seq.cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
@@ -153,11 +155,11 @@ class PipelineContext(FakeContext):
             raise
         self.in_flight = bool(self.pending)
         if self.in_flight:
-            self._spoil(now)  # not there yet
+            self._spoil(now)  # not computed yet
         return rows
 
-    def _spoil(self, what: Sequence[tuple[npt.NDArray[np.int32], list[int]]]) -> None:
-        for cells, _ in what:
+    def _spoil(self, work: Sequence[tuple[npt.NDArray[np.int32], list[int]]]) -> None:
+        for cells, _ in work:
             self.content[cells] = -2
 
 
@@ -167,7 +169,7 @@ def _largest(logits: F32Array, n: int) -> TopLogits:
 
 
 class Clock:
-    """In place of the engine's module `time`: it goes on only when it is told to."""
+    """Replaces the engine's module `time`. Only `wait` advances it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -180,7 +182,7 @@ class Clock:
 
 
 class Recorder:
-    """A sink that writes down what it is told. `on_token` may object, or raise."""
+    """A sink that records its calls. `on_token` may return False or raise."""
 
     def __init__(self, on_token: Callable[[int], bool] = lambda n: True) -> None:
         self.on_token = on_token
@@ -225,7 +227,7 @@ class Recorder:
 
 
 def sampling(seed: int = 1) -> SamplingParams:
-    """Random enough to make every generation its own, with a memory of the tokens before."""
+    """Sampling that differs for each seed and depends on earlier tokens."""
     return SamplingParams(seed=seed, repeat_penalty=1.3)
 
 
@@ -250,7 +252,7 @@ def job(
 
 
 def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[int]:
-    """The tokens a job gets to see, generated without an engine: at most `n_max`, without EOS."""
+    """The tokens that a job's sink gets, generated without an engine: at most `n_max`, no EOS."""
     sampler = Sampler(params, VOCAB)
     tokens = list(prompt)
     for token in tokens:
@@ -272,7 +274,8 @@ def make_engine(context: FakeContext, n_parallel: int = 4, max_waiting: int = 51
 def running(
     context: FakeContext, *jobs: Job, n_parallel: int = 4, max_waiting: int = 512
 ) -> Iterator[Engine]:
-    """An engine whose first step sees all of `jobs`; closed in the end, and then without pages."""
+    """An engine whose first step sees all `jobs`. Closes it, and asserts that all pages are
+    free."""
     engine = make_engine(context, n_parallel, max_waiting)
     for j in jobs:
         engine.submit(j)

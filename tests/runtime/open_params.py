@@ -1,4 +1,4 @@
-"""Options by name, as tests write them."""
+"""Parameters of a model from options by name."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from lamella.runtime.params import OpenParams
 
 
 def open_params(path: str | Path, **given: Any) -> OpenParams:
-    """What to open, with these options of whatever group."""
+    """The parameters with these options, of any group."""
     return OpenParams.make({"path": path, **given})

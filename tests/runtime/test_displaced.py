@@ -1,4 +1,4 @@
-"""Displaced nodes: found where a device lacks an op or a type, not where the user put things."""
+"""Displaced nodes: found if a device lacks an op or a type, not if the user moved them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Find = Callable[..., list[Displaced]]
 
 
 class Picky(SimDevice):
-    """A simulated device that has no kernels for some nodes."""
+    """A simulated device without kernels for some nodes."""
 
     def __init__(self, refuses: Callable[[Tensor], bool], name: str = "SIM0") -> None:
         super().__init__(name, compute=CpuDevice(1).new_compute)
@@ -48,7 +48,8 @@ def weighs(*types: GGMLType) -> Callable[[Tensor], bool]:
 
 @pytest.fixture
 def find(tmp_path: Path) -> Iterator[Find]:
-    """`find(name, device...)`: the displaced nodes of a tiny model's prefill or decode graph."""
+    """`find(name, device...)` returns the displaced nodes of a tiny model's prefill or decode
+    graph."""
     opened: list[LoadedModel | Context] = []
 
     def made(
@@ -67,9 +68,9 @@ def find(tmp_path: Path) -> Iterator[Find]:
         model = load_model(path, placed(cpu, devices, **params))
         opened.append(model)
         context = context or ContextParams(n_ctx=N_PREFILL, n_ubatch=N_PREFILL)
-        at_work = Context(model, context)
-        opened.append(at_work)
-        scheduled = at_work.plan_graph(n_tokens, 1)
+        model_context = Context(model, context)
+        opened.append(model_context)
+        scheduled = model_context.plan_graph(n_tokens, 1)
         return displaced(scheduled, model)
 
     yield made
@@ -86,7 +87,7 @@ def kv(**params: object) -> ContextParams:
 
 @pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
 @pytest.mark.parametrize("name", TINY)
-def test_a_device_that_can_run_all(name: str, n_tokens: int, find: Find) -> None:
+def test_a_device_that_supports_all_nodes(name: str, n_tokens: int, find: Find) -> None:
     for n_gpu_layers in (-1, 2, 1, 0):
         assert find(name, sim(), n_tokens=n_tokens, n_gpu_layers=n_gpu_layers) == []
     two = (sim("SIM0"), sim("SIM1"))
@@ -94,21 +95,21 @@ def test_a_device_that_can_run_all(name: str, n_tokens: int, find: Find) -> None
     assert find(name, n_tokens=n_tokens) == []
 
 
-def test_quantised_weights_and_pages(find: Find) -> None:
+def test_quantized_weights_and_pages(find: Find) -> None:
     # a token's keys must be whole blocks of Q8_0
     pages = kv(type_k=GGMLType.Q8_0, type_v=GGMLType.Q8_0)
     assert find("qwen3", sim(), type=GGMLType.Q4_0, context=pages) == []
 
 
 @pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
-def test_pages_that_stay_with_the_cpu(n_tokens: int, find: Find) -> None:
+def test_pages_on_the_cpu(n_tokens: int, find: Find) -> None:
     assert find("llama", sim(), n_tokens=n_tokens, kv_offload=False) == []
 
 
 @pytest.mark.parametrize("n_tokens", [1, N_PREFILL])
 @pytest.mark.parametrize("n", [-1, 1])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3moe"])
-def test_experts_that_stay_with_the_cpu(name: str, n: int, n_tokens: int, find: Find) -> None:
+def test_experts_on_the_cpu(name: str, n: int, n_tokens: int, find: Find) -> None:
     cpu = CpuDevice(1)
     overrides = moe_overrides(2, n, cpu.buffer_type)
     found = find(name, sim(), cpu=cpu, n_tokens=n_tokens, overrides=overrides)
@@ -121,20 +122,20 @@ def test_an_override_to_another_device(find: Find) -> None:
     assert find("llama", first, second, tensor_split=(1.0,), overrides=overrides) == []
 
 
-# --- what a device has no kernel for ---
+# --- missing kernels ---
 
 
 def test_weights_of_a_type_without_kernels(find: Find) -> None:
     gpu = Picky(weighs(GGMLType.Q4_0))
     found = find("llama", gpu, type=GGMLType.Q4_0, n_gpu_layers=2)
     assert {d.op for d in found} == {"MUL_MAT"}
-    assert len(found) == 7 + 1  # those of the last layer, and the output
+    assert len(found) == 7 + 1  # the last layer, and the output
     assert {(d.device, d.wanted) for d in found} == {("CPU", "SIM0")}
     why = {d.why for d in found}
     assert why == {"SIM0 has no kernel for MUL_MAT with weights of Q4_0"}
     (fix,) = {d.fix for d in found}
     # rows of 64 or 96 are no whole blocks of 256
-    assert fix.startswith("quantise the weights to Q8_0, F16, BF16 or F32, or leave them")
+    assert fix.startswith("quantize the weights to Q8_0, F16, BF16 or F32, or place them")
     assert r"\.ffn_up\.weight=CPU,\.ffn_down\.weight=CPU,^output\.weight=CPU" in fix
 
 
@@ -146,11 +147,11 @@ def test_types_that_help_all_nodes_of_a_kind(find: Find) -> None:
         return weight.type is GGMLType.Q4_0 or (weight.type, weight.ne[0]) == (GGMLType.Q8_0, 96)
 
     found = find("llama", Picky(refuses), type=GGMLType.Q4_0)
-    assert found[0].fix.startswith("quantise the weights to F16, BF16 or F32, or ")
+    assert found[0].fix.startswith("quantize the weights to F16, BF16 or F32, or ")
 
 
-def test_the_fix_is_one(find: Find) -> None:
-    """What the message says to write makes the placement strict."""
+def test_the_suggested_override_works(find: Find) -> None:
+    """With the suggested override, no node is displaced."""
     gpu = Picky(weighs(GGMLType.Q4_0))
     found = find("llama", gpu, type=GGMLType.Q4_0)
     text = found[0].fix.split('-ot "')[1].rstrip('"')
@@ -165,8 +166,8 @@ def test_an_op_without_kernels_for_weights(find: Find) -> None:
     assert {d.node for d in found} == {
         f"ffn_moe_{kind}-{il}" for kind in ("gate", "up", "down") for il in range(2)
     }
-    assert all("quantise" not in d.fix for d in found)
-    assert found[0].fix.startswith('leave them to the CPU knowingly: -ot "\\.ffn_gate_exps')
+    assert all("quantize" not in d.fix for d in found)
+    assert found[0].fix.startswith('place them on the CPU explicitly: -ot "\\.ffn_gate_exps')
 
 
 @pytest.mark.parametrize(
@@ -190,9 +191,9 @@ def test_an_op_without_kernels(name: str, op: Op, nodes: set[str], find: Find) -
     assert {d.node for d in only_last} == {node for node in nodes if node.endswith("-1")}
 
 
-def test_nodes_without_a_name_belong_to_the_layer_that_reads_them(find: Find) -> None:
+def test_nodes_without_a_name_belong_to_their_reader_s_layer(find: Find) -> None:
     found = find("llama", sim(ops=set(Op) - {Op.RMS_NORM}), n_gpu_layers=2)
-    assert [d.op for d in found] == ["RMS_NORM"] * 3  # two of the last layer, one of the output
+    assert [d.op for d in found] == ["RMS_NORM"] * 3  # two in the last layer, one for the output
     assert all(d.node.startswith("node_") for d in found)
     assert len(find("llama", sim(ops=set(Op) - {Op.RMS_NORM}), n_gpu_layers=1)) == 1
 
@@ -204,7 +205,7 @@ def test_nodes_without_a_name_belong_to_the_layer_that_reads_them(find: Find) ->
         (lambda k, v: v is GGMLType.Q8_0, "-ctv f16"),
         (lambda k, v: GGMLType.Q8_0 in (k, v), "-ctk f16 -ctv f16"),
         (lambda k, v: (k, v) != (GGMLType.BF16, GGMLType.Q8_0), "-ctk bf16"),
-        (lambda k, v: True, "-nkvo, which keeps keys, values and attention with the CPU"),
+        (lambda k, v: True, "-nkvo, which keeps the KV cache and attention on the CPU"),
     ],
 )
 def test_pages_of_a_type_without_kernels(
@@ -222,13 +223,13 @@ def test_pages_of_a_type_without_kernels(
     assert find("qwen3", Picky(refuses), context=pages, kv_offload=False) == []
 
 
-def test_a_weight_that_its_device_reads_in_small_batches_only(find: Find) -> None:
+def test_a_weight_whose_device_supports_only_small_batches(find: Find) -> None:
     gpu = Picky(lambda node: node.name == "ffn_out-0" and node.ne[1] == N_PREFILL)
     assert find("llama", gpu) == []
     (found,) = find("llama", gpu, n_tokens=N_PREFILL)
     assert (found.node, found.device, found.wanted) == ("ffn_out-0", "CPU", "SIM0")
     assert found.why == "SIM0 has no kernel for MUL_MAT with sources of F32, F32"
-    assert found.fix == r'leave them to the CPU knowingly: -ot "\.ffn_down\.weight=CPU"'
+    assert found.fix == r'place them on the CPU explicitly: -ot "\.ffn_down\.weight=CPU"'
 
 
 def test_the_input_embedding_belongs_to_the_cpu(find: Find) -> None:
@@ -238,16 +239,16 @@ def test_the_input_embedding_belongs_to_the_cpu(find: Find) -> None:
 # --- op offload ---
 
 
-def test_nodes_that_a_device_takes_over(find: Find) -> None:
-    taker = sim(offload_ops=[Op.MUL_MAT])
-    found = find("llama", taker, n_gpu_layers=1, n_tokens=N_PREFILL)
+def test_op_offload(find: Find) -> None:
+    gpu = sim(offload_ops=[Op.MUL_MAT])
+    found = find("llama", gpu, n_gpu_layers=1, n_tokens=N_PREFILL)
     assert {(d.op, d.device, d.wanted, d.cause, d.fix) for d in found} == {
         ("MUL_MAT", "SIM0", "CPU", "1.off", "--no-op-offload")
     }
     assert len(found) == 14
     without = find(
         "llama",
-        taker,
+        gpu,
         n_gpu_layers=1,
         n_tokens=N_PREFILL,
         op_offload=False,
@@ -255,7 +256,7 @@ def test_nodes_that_a_device_takes_over(find: Find) -> None:
     assert without == []
 
 
-# --- what is told ---
+# --- messages ---
 
 
 def node(name: str, **changes: str) -> Displaced:
@@ -270,7 +271,7 @@ def node(name: str, **changes: str) -> Displaced:
     return Displaced(name, **(fields | changes))
 
 
-def test_a_line_for_each_kind() -> None:
+def test_one_line_per_kind() -> None:
     many = [node("a-0"), node("b-0"), node("c", op="ADD", fix=""), node("a-0")]
     assert summary(many) == [
         "2 MUL_MAT nodes run on CPU, not on SIM0 (1.wgt0), such as a-0: SIM0 has none; to change "
@@ -282,11 +283,11 @@ def test_a_line_for_each_kind() -> None:
     assert summary([]) == []
 
 
-def test_strict_placement_is_refused_with_all_kinds() -> None:
+def test_the_error_of_strict_placement_lists_all_kinds() -> None:
     refuse([])
     with pytest.raises(PlacementError) as refused:
         refuse([node("a-0"), node("b", op="ADD", fix="sell one")])
     text = str(refused.value)
-    assert text.startswith("placement is strict, and nodes would be displaced:\n  1 MUL_MAT node")
+    assert text.startswith("placement is strict, but nodes would be displaced:\n  1 MUL_MAT node")
     assert "such as a-0: SIM0 has none; to change it: buy one\n  1 ADD node" in text
     assert text.endswith("sell one")

@@ -1,4 +1,4 @@
-"""Many generations at once: the same tokens as alone, in order, within the budget of a step."""
+"""Parallel generations: the same tokens as alone, in order, within the budget of a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lamella.model.sampling import Logprobs, SamplingParams
 from lamella.runtime.engine.job import Job, StopType, Timings
 
 
-def test_a_job_alone_gets_its_tokens_and_a_result() -> None:
+def test_one_job() -> None:
     sink = Recorder()
     with running(FakeContext(), job(sink, 7, 8, 9, seed=5, n_predict=12, ignore_eos=True)):
         result = sink.result()
@@ -33,7 +33,7 @@ def test_a_job_alone_gets_its_tokens_and_a_result() -> None:
     assert (result.n_prompt, result.n_cached, result.n_predicted, result.seed) == (3, 0, 12, 5)
 
 
-def test_the_end_token_is_counted_but_not_shown() -> None:
+def test_the_end_token_counts_but_is_not_passed_on() -> None:
     sink = Recorder()
     with running(FakeContext(), job(sink, seed=3)):
         result = sink.result()
@@ -44,7 +44,7 @@ def test_the_end_token_is_counted_but_not_shown() -> None:
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3, 8])
-def test_eight_jobs_at_once_get_what_each_gets_alone(n_parallel: int) -> None:
+def test_parallel_jobs_get_the_same_tokens_as_alone(n_parallel: int) -> None:
     prompts = [tuple(range(3, 4 + 3 * i)) for i in range(8)]
     sinks = [Recorder() for _ in prompts]
     jobs = [
@@ -58,7 +58,7 @@ def test_eight_jobs_at_once_get_what_each_gets_alone(n_parallel: int) -> None:
         assert sink.tokens == expected(prompt, sampling(i), 30)
 
 
-def test_jobs_submitted_from_many_threads_get_what_each_gets_alone() -> None:
+def test_jobs_from_many_threads_get_the_same_tokens_as_alone() -> None:
     sinks = [Recorder() for _ in range(12)]
     with running(FakeContext()) as engine:
 
@@ -79,11 +79,11 @@ def test_jobs_submitted_from_many_threads_get_what_each_gets_alone() -> None:
 def test_first_come_first_served() -> None:
     order: list[int] = []
 
-    def note(i: int, _: int) -> bool:
+    def record(i: int, _: int) -> bool:
         order.append(i)
         return True
 
-    sinks = [Recorder(partial(note, i)) for i in range(5)]
+    sinks = [Recorder(partial(record, i)) for i in range(5)]
     jobs = [job(sink, *([5] * (5 - i)), seed=i, n_predict=3) for i, sink in enumerate(sinks)]
     with running(FakeContext(), *jobs, n_parallel=1):
         sinks[-1].result()
@@ -91,7 +91,7 @@ def test_first_come_first_served() -> None:
     assert set(order) == set(range(5))
 
 
-def test_a_place_that_becomes_free_is_taken_in_the_next_step() -> None:
+def test_a_waiting_job_starts_in_the_step_after_another_ends() -> None:
     context = FakeContext()
     sinks = [Recorder() for _ in range(3)]
     lengths = (2, 6, 4)
@@ -105,7 +105,7 @@ def test_a_place_that_becomes_free_is_taken_in_the_next_step() -> None:
     assert [len(step) for step in context.steps] == [2] * 6
 
 
-def test_a_step_decodes_all_sequences_first_and_fills_up_with_prompts() -> None:
+def test_a_step_decodes_all_sequences_and_then_prompts() -> None:
     context = FakeContext(n_ubatch=8)
     a, b, c = Recorder(), Recorder(), Recorder()
     jobs = [
@@ -125,7 +125,7 @@ def test_a_step_decodes_all_sequences_first_and_fills_up_with_prompts() -> None:
     ]
 
 
-def test_prompts_go_on_when_decoding_fills_the_budget() -> None:
+def test_prompts_make_progress_when_decoding_fills_the_budget() -> None:
     context = FakeContext(n_ubatch=2)
     old, new = [Recorder() for _ in range(2)], Recorder()
     jobs = [job(s, 5, seed=i, n_predict=20, ignore_eos=True) for i, s in enumerate(old)]
@@ -136,7 +136,7 @@ def test_prompts_go_on_when_decoding_fills_the_budget() -> None:
     assert new.tokens == expected((5, 6, 7), sampling(3), 5)
 
 
-def test_progress_is_told_after_each_chunk() -> None:
+def test_progress_is_reported_after_each_chunk() -> None:
     sink = Recorder()
     with running(FakeContext(n_ubatch=8), job(sink, *[5] * 20, n_predict=1)):
         sink.result()
@@ -154,7 +154,7 @@ def test_the_engine_sleeps_when_idle_and_wakes_up() -> None:
     assert n_steps == 6
 
 
-def test_a_call_runs_on_the_thread_that_owns_the_context() -> None:
+def test_a_call_runs_on_the_engine_s_thread() -> None:
     context = FakeContext()
     sink = Recorder()
     with running(context, job(sink, n_predict=40, ignore_eos=True)) as engine:
@@ -167,7 +167,7 @@ def test_a_call_runs_on_the_thread_that_owns_the_context() -> None:
         assert sink.result().n_predicted == 40
 
 
-def test_a_call_gets_room_in_a_full_pool() -> None:
+def test_a_call_gets_pages_in_a_full_pool() -> None:
     context = FakeContext(n_ctx=32)
     sinks = [Recorder() for _ in range(3)]
     jobs = [job(sink, 7, 8, i, n_predict=20) for i, sink in enumerate(sinks, 3)]
@@ -189,12 +189,12 @@ def test_a_call_gets_room_in_a_full_pool() -> None:
 
 
 @pytest.mark.parametrize("n_parallel", [0, 65])
-def test_more_places_than_the_context_has_are_refused(n_parallel: int) -> None:
+def test_an_invalid_n_parallel(n_parallel: int) -> None:
     with pytest.raises(RequestError, match=f"n_parallel {n_parallel}: must be 1 to 64"):
         make_engine(FakeContext(), n_parallel=n_parallel)
 
 
-def test_a_queue_without_room_is_refused() -> None:
+def test_an_invalid_max_waiting() -> None:
     with pytest.raises(RequestError, match="max_waiting 0"):
         make_engine(FakeContext(), max_waiting=0)
 
@@ -215,7 +215,7 @@ def test_timings_have_llama_servers_fields() -> None:
 
 
 @pytest.mark.parametrize("predicted_n", [0, 1])
-def test_timings_of_nothing_are_zero(predicted_n: int) -> None:
+def test_timings_without_tokens_are_zero(predicted_n: int) -> None:
     timings = Timings(cache_n=0, prompt_n=0, prompt_ms=0, predicted_n=predicted_n, predicted_ms=0)
     assert set(timings.as_dict().values()) == {0, predicted_n}
 
@@ -223,8 +223,8 @@ def test_timings_of_nothing_are_zero(predicted_n: int) -> None:
 def test_time_is_split_at_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, context, sink = Clock(), FakeContext(n_ubatch=8), Recorder()
     monkeypatch.setattr("lamella.runtime.engine.runner.time", clock)
-    naps = {1: 0.02, 2: 0.02, 3: 0.05}  # two chunks of prompt, one token after the first
-    context.on_decode = lambda step: clock.wait(naps.get(step, 0))
+    seconds = {1: 0.02, 2: 0.02, 3: 0.05}  # two chunks of prompt, one token after the first
+    context.on_decode = lambda step: clock.wait(seconds.get(step, 0))
     with running(context, job(sink, *[5] * 12, n_predict=2, ignore_eos=True)):
         timings = sink.result().timings
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (0, 12, 2)
@@ -232,7 +232,7 @@ def test_time_is_split_at_the_first_token(monkeypatch: pytest.MonkeyPatch) -> No
     assert timings.predicted_ms == pytest.approx(50)
 
 
-def test_probabilities_are_of_the_logits_that_the_token_was_sampled_from() -> None:
+def test_probabilities_belong_to_the_logits_of_the_sampled_token() -> None:
     best: list[int] = []
 
     class Watching(Recorder):

@@ -1,4 +1,4 @@
-"""Cancelling, closing and breaking the engine in every phase: nothing is lost, it goes on."""
+"""Cancellation, closing and faults in every phase: no pages are lost, and the engine goes on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lamella.runtime.engine.ticket import Ticket
 
 
 class Gate(FakeContext):
-    """Stops in front of decode number `n` until it is opened."""
+    """Blocks before decode number `n` until it is opened."""
 
     def __init__(self, n: int, n_ctx: int = 512) -> None:
         super().__init__(n_ctx)
@@ -66,7 +66,7 @@ class Broken(Recorder):
 
 
 def is_alive(engine: Engine) -> bool:
-    """Whether the engine still does what it should."""
+    """True if the engine still generates the right tokens."""
     sink = Recorder()
     engine.submit(job(sink, 4, 5, 6, seed=9, n_predict=8))
     sink.wait()
@@ -82,7 +82,7 @@ PHASES = {"first_chunk": 1, "chunk": 3, "last_chunk": 7, "first_token": 8, "late
 
 
 @pytest.mark.parametrize("step", PHASES.values(), ids=PHASES)
-def test_a_cancelled_job_is_gone_after_the_step_that_runs(step: int) -> None:
+def test_a_cancelled_job_ends_after_the_running_step(step: int) -> None:
     context = Gate(step)
     cancelled, other = Recorder(), Recorder()
     with running(context) as engine:
@@ -127,13 +127,13 @@ def test_a_preempted_job_can_be_cancelled() -> None:
     engine.start()
     assert a.result().n_predicted == 28
     assert isinstance(b.error(), CancelledError)
-    assert 0 < len(b.tokens) < 20  # it was waiting for the second time
+    assert 0 < len(b.tokens) < 20  # it waited after a preemption
     engine.close()
-    assert isinstance(b.error(), CancelledError)  # still the only one
+    assert isinstance(b.error(), CancelledError)  # no second call of the sink
     assert context.pool.n_free == context.pool.n_pages
 
 
-def test_a_job_cancelled_while_it_gets_no_pages_is_gone() -> None:
+def test_a_job_cancelled_during_a_failed_admission() -> None:
     class Full(FakeContext):
         def append(self, seq: KVSequence, n: int) -> None:
             if n == 7:
@@ -169,7 +169,7 @@ def test_a_sink_can_cancel_its_own_job() -> None:
         assert len(sink.tokens) == 4
 
 
-def test_cancelling_a_job_that_has_ended_does_nothing() -> None:
+def test_cancelling_an_ended_job_does_nothing() -> None:
     sink = Recorder()
     with running(FakeContext()) as engine:
         ticket = engine.submit(job(sink, n_predict=2))
@@ -183,7 +183,9 @@ def test_cancelling_a_job_that_has_ended_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("where", ["progress", "token", "finished"])
-def test_a_broken_sink_harms_nobody_else(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_sink_does_not_affect_other_jobs(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     broken, other = Broken(where), Recorder()
     jobs = [job(broken, n_predict=1), job(other, 4, 5, seed=2, n_predict=9)]
     with caplog.at_level(logging.ERROR, "lamella.server"), running(FakeContext(), *jobs) as engine:
@@ -195,13 +197,13 @@ def test_a_broken_sink_harms_nobody_else(where: str, caplog: pytest.LogCaptureFi
     assert "the sink is broken" in caplog.text
 
 
-def test_a_sink_that_cannot_even_be_told_of_its_failure_harms_nobody() -> None:
-    class Hopeless(Broken):
+def test_a_sink_that_raises_in_failed_does_not_affect_other_jobs() -> None:
+    class RaisesAtFailure(Broken):
         def failed(self, error: object) -> None:
             self.ended.set()
             raise RuntimeError("once more")
 
-    sink = Hopeless("token")
+    sink = RaisesAtFailure("token")
     with running(FakeContext(), job(sink)) as engine:
         assert sink.ended.wait(WAIT_S)
         assert is_alive(engine)
@@ -245,7 +247,7 @@ def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
     assert spared.tokens == expected((6, 7), sampling(4), 6)
 
 
-def test_a_sampler_that_raises_fails_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_raises_fails_only_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample
 
     def raising(self: Sampler, logits: Row) -> int:
@@ -262,7 +264,7 @@ def test_a_sampler_that_raises_fails_its_job_alone(monkeypatch: pytest.MonkeyPat
     assert other.tokens == expected((4, 5), sampling(2), 9)
 
 
-def test_memory_that_is_missing_at_admission_fails_the_job() -> None:
+def test_missing_memory_at_admission_fails_the_job() -> None:
     class Full(FakeContext):
         def append(self, seq: KVSequence, n: int) -> None:
             if n == 7:
@@ -294,7 +296,7 @@ def test_a_fault_outside_of_decode_fails_the_running_jobs() -> None:
 
 
 def begin_to_close(engine: Engine) -> threading.Thread:
-    """The thread in which `close` has begun, and waits for the step that runs."""
+    """A thread in which `close` has begun and waits for the running step."""
     closer = threading.Thread(target=engine.close)
     closer.start()
     while not engine.closed:
@@ -302,7 +304,7 @@ def begin_to_close(engine: Engine) -> threading.Thread:
     return closer
 
 
-def test_closing_cancels_what_runs_and_what_waits() -> None:
+def test_closing_cancels_running_and_waiting_jobs() -> None:
     context = Gate(4)
     sinks = [Recorder() for _ in range(4)]
     jobs = [job(s, ignore_eos=True) for s in sinks]
@@ -329,7 +331,7 @@ def test_closing_before_the_start_and_when_idle() -> None:
         idle.close()
 
 
-def test_a_cancelled_job_is_told_once_when_the_engine_closes() -> None:
+def test_the_sink_of_a_cancelled_job_is_called_once_when_the_engine_closes() -> None:
     context = Gate(2)
     sink = Recorder()
     with running(context) as engine:
@@ -362,14 +364,14 @@ def test_a_sink_may_close_the_engine() -> None:
 @pytest.mark.parametrize(
     "use", [lambda e: e.submit(job(Recorder())), lambda e: e.call(lambda c: None), Engine.start]
 )
-def test_a_closed_engine_says_so(use: Callable[[Engine], Any]) -> None:
+def test_a_closed_engine_raises(use: Callable[[Engine], Any]) -> None:
     with running(FakeContext()) as engine:
         engine.close()
         with pytest.raises(ClosedError, match="engine is closed"):
             use(engine)
 
 
-def test_a_call_that_the_engine_did_not_come_to_is_refused() -> None:
+def test_a_pending_call_fails_when_the_engine_closes() -> None:
     context = Gate(1)
     errors: list[BaseException] = []
     with running(context) as engine:
@@ -393,7 +395,7 @@ def test_a_call_that_the_engine_did_not_come_to_is_refused() -> None:
     assert len(errors) == 1
 
 
-def test_a_step_that_does_not_end_is_not_waited_for_for_ever(
+def test_close_does_not_wait_forever_for_a_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
@@ -410,21 +412,21 @@ def test_a_step_that_does_not_end_is_not_waited_for_for_ever(
     assert isinstance(sink.error(), CancelledError)
 
 
-def test_memory_is_freed_only_when_no_step_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_ended_waits_for_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
     context = Gate(1)
     engine = make_engine(context)
     freed = threading.Event()
-    told: list[str] = []
-    engine.when_ended(lambda: told.append("before it was started"))
-    assert told == ["before it was started"]
+    calls: list[str] = []
+    engine.when_ended(lambda: calls.append("before the start"))
+    assert calls == ["before the start"]
     engine.start()
     engine.submit(job(Recorder(), ignore_eos=True))
     assert context.reached.wait(WAIT_S)
-    engine.close()  # the step goes on
+    engine.close()  # the step is still running
     engine.when_ended(freed.set)
     assert not freed.is_set()
     context.opened.set()
     assert freed.wait(WAIT_S)
-    engine.when_ended(lambda: told.append("afterwards"))
-    assert told[-1] == "afterwards"
+    engine.when_ended(lambda: calls.append("after the end"))
+    assert calls[-1] == "after the end"

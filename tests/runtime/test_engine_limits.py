@@ -1,4 +1,4 @@
-"""Where generations end, what is refused, and what happens when the KV pool is full."""
+"""Limits of generations, rejected jobs, and a full KV pool."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_stop_word_in_the_last_token_counts_before_the_limit() -> None:
 
 
 @pytest.mark.parametrize("n_prompt", [1, 8, 20])
-def test_no_token_to_predict_evaluates_the_prompt(n_prompt: int) -> None:
+def test_n_predict_0_evaluates_the_prompt(n_prompt: int) -> None:
     context, sink = FakeContext(n_ubatch=8), Recorder()
     with running(context, job(sink, *[5] * n_prompt, n_predict=0)):
         result = sink.result()
@@ -51,7 +51,7 @@ def test_no_token_to_predict_evaluates_the_prompt(n_prompt: int) -> None:
 
 
 @pytest.mark.parametrize("n_prompt", [1, 13, 31])
-def test_a_sequence_alone_ends_when_the_context_is_full(n_prompt: int) -> None:
+def test_a_job_ends_when_the_context_is_full(n_prompt: int) -> None:
     sink = Recorder()
     with running(FakeContext(32), job(sink, *[5] * n_prompt, ignore_eos=True)):
         result = sink.result()
@@ -59,7 +59,7 @@ def test_a_sequence_alone_ends_when_the_context_is_full(n_prompt: int) -> None:
     assert n_prompt + result.n_predicted == 32
 
 
-def test_a_context_that_is_no_multiple_of_pages_ends_where_it_says() -> None:
+def test_a_context_that_is_not_a_multiple_of_pages() -> None:
     sink = Recorder()
     with running(FakeContext(30), job(sink, 5, ignore_eos=True)):
         assert sink.result().n_predicted == 29
@@ -74,7 +74,7 @@ def test_a_prompt_as_large_as_the_context_is_refused() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, N_VOCAB])
-def test_a_token_that_is_none_is_refused(token: int) -> None:
+def test_an_invalid_token_is_refused(token: int) -> None:
     with running(FakeContext()) as engine, pytest.raises(RequestError, match=f"token {token} "):
         engine.submit(job(Recorder(), 4, token, 5))
 
@@ -102,7 +102,7 @@ def test_too_many_waiting_jobs_are_refused_until_one_is_admitted() -> None:
     engine.close()
 
 
-def test_a_refusal_costs_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_job_makes_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(FakeContext(), max_waiting=1)
     engine.submit(job(Recorder()))
     monkeypatch.delattr("lamella.runtime.engine.engine.Sampler")
@@ -111,7 +111,7 @@ def test_a_refusal_costs_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
-def test_a_queue_that_fills_up_during_a_submission_takes_no_more(
+def test_a_queue_that_becomes_full_during_a_submission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make_engine(FakeContext(), max_waiting=1)
@@ -136,11 +136,11 @@ def test_ignored_end_tokens_are_never_sampled() -> None:
             assert EOS not in sink.tokens
 
 
-def test_time_is_up_only_after_a_new_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_needs_a_new_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("lamella.runtime.engine.runner.time", clock)
     newline, other = 3, 10
-    for token, n_predicted in ((newline, 4), (other, 20)):  # the fourth comes after 6 ms
+    for token, n_predicted in ((newline, 4), (other, 20)):  # the fourth token comes after 6 ms
         context, sink = FakeContext(), Recorder()
         context.on_decode = lambda step: clock.wait(0.002)
         biased = replace(sampling(), logit_bias=((token, 1e9),))
@@ -164,11 +164,11 @@ def test_preemption_changes_no_token() -> None:
             sink.result()
     for i, sink in enumerate(sinks):
         assert sink.tokens == expected([5] * 5, endless(i), 24)
-        assert sink.progressed[-1] == (5, 5)  # nothing about what was computed again
+        assert sink.progressed[-1] == (5, 5)  # recomputed tokens are not reported
         assert sink.progressed.count((5, 5)) == 1
     n_computed = sum(n for step in context.steps for _, _, n, _ in step)
     n_needed = sum(5 + len(sink.tokens) for sink in sinks)
-    assert n_computed > n_needed, "the pool was large enough: nobody was preempted"
+    assert n_computed > n_needed, "no job was preempted: the pool is too large"
 
 
 def endless(seed: int) -> SamplingParams:
@@ -176,11 +176,11 @@ def endless(seed: int) -> SamplingParams:
 
 
 def lengths(context: FakeContext) -> list[list[int]]:
-    """How many tokens each step computed for each of its sequences."""
+    """The number of tokens per sequence of each step."""
     return [[n for _, _, n, _ in step] for step in context.steps]
 
 
-def test_the_oldest_goes_on_in_every_step_while_the_youngest_is_preempted() -> None:
+def test_the_oldest_decodes_in_every_step_while_the_youngest_is_preempted() -> None:
     context = FakeContext(48)
     a, b, c = Recorder(), Recorder(), Recorder()
     jobs = [job(s, 5, seed=i, n_predict=30, ignore_eos=True) for i, s in enumerate((a, b, c))]
@@ -195,13 +195,13 @@ def test_the_oldest_goes_on_in_every_step_while_the_youngest_is_preempted() -> N
     assert positions == list(range(30))
 
 
-def test_a_preempted_job_is_back_before_any_other_and_only_as_a_whole() -> None:
+def test_a_preempted_job_returns_first_and_as_a_whole() -> None:
     context = FakeContext(32, n_ubatch=32)
     a, b, c = Recorder(), Recorder(), Recorder()
     jobs = [
         job(a, *[5] * 4, seed=1, n_predict=24, ignore_eos=True),  # 28 tokens, 7 pages
         job(b, *[6] * 14, seed=2, n_predict=12, ignore_eos=True),
-        job(c, *[7] * 2, seed=3, n_predict=2, ignore_eos=True),  # would fit all the time
+        job(c, *[7] * 2, seed=3, n_predict=2, ignore_eos=True),  # would fit at any time
     ]
     with running(context, *jobs, n_parallel=2):
         for sink in (a, b, c):
@@ -209,12 +209,12 @@ def test_a_preempted_job_is_back_before_any_other_and_only_as_a_whole() -> None:
     assert lengths(context)[0] == [4, 14]
     n_together = lengths(context).index([1])
     assert lengths(context)[n_together:24] == [[1]] * (24 - n_together)
-    # all of b again, but for the one page that a did not need; and only now c
+    # all of b again, except one page that a did not need; c starts only now
     assert lengths(context)[24] == [14 + n_together - 4, 2]
     assert (b.result().n_predicted, c.result().n_predicted) == (12, 2)
 
 
-def test_a_job_that_does_not_fit_yet_waits_for_pages_though_a_place_is_free() -> None:
+def test_a_job_waits_for_pages() -> None:
     context = FakeContext(32)
     a, b = Recorder(), Recorder()
     jobs = [

@@ -1,5 +1,5 @@
-"""The engine over a pipeline of two devices: steps overlap, and what fails in flight is told to
-those whose tokens it was."""
+"""The engine over a pipeline of two devices: steps overlap, and errors of work in flight go to the
+jobs in flight."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def running(path: Path, devices: Sequence[Device], n_ctx: int = 512) -> Iterator[Engine]:
-    """An engine over the devices; in the end all pages are free."""
+    """An engine over the devices. Asserts at the end that all pages are free."""
     model = load_model(path, Placement(cpu=CpuDevice(1), devices=tuple(devices)))
     params = ContextParams(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     with Context(model, params) as context:
@@ -63,7 +63,7 @@ def watched(path: Path, n_ctx: int = 512) -> Iterator[tuple[Watch, Engine]]:
 def generate(
     engine: Engine, prompt: Sequence[int], n_predict: int = 6, *, cache_prompt: bool = True
 ) -> Recorder:
-    """Submit a job; its sink."""
+    """Submit a job. Return its sink."""
     sink = Recorder()
     how = {"ignore_eos": True, "cache_prompt": cache_prompt}
     engine.submit(job(sink, *prompt, n_predict=n_predict, n_probs=0, **how))
@@ -71,7 +71,7 @@ def generate(
 
 
 def alone(path: Path, prompt: Sequence[int]) -> list[int]:
-    """What is generated on one device."""
+    """The tokens generated on one device."""
     with running(path, [SimDevice("SIM0")]) as engine:
         sink = generate(engine, prompt)
         sink.result()
@@ -79,17 +79,17 @@ def alone(path: Path, prompt: Sequence[int]) -> list[int]:
 
 
 class Hold:
-    """SIM1 stops before its n-th ubatch until it is let go, then fails if it is to."""
+    """Blocks SIM1 before its n-th ubatch until `release` is set, then fails if `fails`."""
 
     def __init__(self, watch: Watch, n: int, fails: bool) -> None:
         self.watch, self.n, self.fails = watch, n, fails
-        self.reached, self.let_go = threading.Event(), threading.Event()
+        self.reached, self.release = threading.Event(), threading.Event()
         watch.on_begin = self
 
     def __call__(self, name: str, n: int) -> None:
         if (name, n) == ("SIM1", self.n):
             self.reached.set()
-            assert self.let_go.wait(WAIT_S)
+            assert self.release.wait(WAIT_S)
             if self.fails:
                 raise RuntimeError("the device is on fire")
 
@@ -111,10 +111,10 @@ def test_steps_of_a_prompt_overlap(path: Path) -> None:
         assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
 
 
-def test_jobs_side_by_side_get_what_they_get_alone(path: Path) -> None:
+def test_parallel_jobs_get_the_same_tokens_as_alone_on_a_pipeline(path: Path) -> None:
     prompts = [PROMPT, OTHER, PROMPT[5:], PROMPT[:17], OTHER * 5, PROMPT[20:]]
     expected = [alone(path, prompt) for prompt in prompts]
-    for n_ctx in (512, 96):  # the second is not enough for all: some are preempted
+    for n_ctx in (512, 96):  # the second is too small for all jobs: some are preempted
         with watched(path, n_ctx) as (_, engine):
             sinks = [generate(engine, prompt) for prompt in prompts]
             for sink in sinks:
@@ -122,16 +122,16 @@ def test_jobs_side_by_side_get_what_they_get_alone(path: Path) -> None:
             assert [sink.tokens for sink in sinks] == expected
 
 
-def test_a_failure_in_flight_is_told_to_whose_it_is(path: Path) -> None:
-    """It fails at its first chunk, and is told so at a later one; who waits is not concerned."""
+def test_an_error_in_flight_fails_only_its_job(path: Path) -> None:
+    """The first chunk fails; a later step reports it. A waiting job is not affected."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
-        engine._runner._n_parallel = 1  # the other one waits
+        engine._runner._n_parallel = 1  # the other job waits
         hold = Hold(watch, 1, fails=True)
         sink = generate(engine, PROMPT)
         other = generate(engine, OTHER)
         assert hold.reached.wait(WAIT_S)
-        hold.let_go.set()
+        hold.release.set()
         with pytest.raises(BackendError, match="on fire"):
             raise sink.error()
         other.result()
@@ -139,8 +139,9 @@ def test_a_failure_in_flight_is_told_to_whose_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
-    """The next job gets neither its pages too early nor its error, nor what it left undone."""
+def test_cancelling_work_in_flight(path: Path, fails: bool) -> None:
+    """The next job gets neither the cancelled job's pages too early, nor its error, nor bad
+    cells."""
     expected = alone(path, OTHER)
     with watched(path) as (watch, engine):
         engine._runner._n_parallel = 1
@@ -150,7 +151,7 @@ def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
         assert hold.reached.wait(WAIT_S)
         engine.cancel(ticket)
         other = generate(engine, OTHER)
-        hold.let_go.set()
+        hold.release.set()
         assert isinstance(sink.error(), CancelledError)
         other.result()
         assert other.tokens == expected
@@ -160,18 +161,18 @@ def test_cancelling_what_is_in_flight(path: Path, fails: bool) -> None:
         assert again.tokens == alone(path, PROMPT)
 
 
-def test_who_copies_a_page_gets_no_error_of_what_is_in_flight(path: Path) -> None:
-    """It waits for what may be writing the page; what fails then is told to whose it is."""
+def test_copying_a_shared_page_gets_no_error_of_other_jobs(path: Path) -> None:
+    """Copying a shared page synchronizes first. An error of work in flight goes to its own job."""
     long = [3 + i * 7 % 50 for i in range(12 * N_UBATCH)]
     expected = {job: alone(path, job) for job in (tuple(long), (*OTHER, 11, 12))}
     with watched(path) as (watch, engine):
-        generate(engine, OTHER).result()  # leaves a page that is not full
+        generate(engine, OTHER).result()  # leaves a partly filled page in the pool
         watch.clear()
         hold = Hold(watch, 2, fails=True)
         sink = generate(engine, long)
         assert hold.reached.wait(WAIT_S)
         other = generate(engine, (*OTHER, 11, 12))
-        hold.let_go.set()
+        hold.release.set()
         assert other.result().n_cached >= len(OTHER)
         assert other.tokens == expected[*OTHER, 11, 12]
         assert "on fire" in str(sink.error())
@@ -181,37 +182,37 @@ def test_who_copies_a_page_gets_no_error_of_what_is_in_flight(path: Path) -> Non
         assert again.tokens == expected[tuple(long)]
 
 
-def test_a_prompt_alone_that_fails_has_not_ended_well(path: Path) -> None:
-    """Without a token to predict nobody reads an output: what is in flight may fail still."""
+def test_a_failing_prompt_without_prediction_reports_its_error(path: Path) -> None:
+    """With n_predict 0 no output is read, so work in flight must be synchronized before the end."""
     with watched(path) as (watch, engine):
         hold = Hold(watch, len(PROMPT) // N_UBATCH, fails=True)
-        hold.let_go.set()
+        hold.release.set()
         with pytest.raises(BackendError, match="on fire"):
             raise generate(engine, PROMPT, n_predict=0).error()
         assert generate(engine, PROMPT, n_predict=0).result().n_predicted == 0
 
 
-def test_calls_see_no_failure_of_others(path: Path) -> None:
-    """What is in flight is waited for, and its failure told to its job, before a call."""
+def test_calls_get_no_errors_of_jobs(path: Path) -> None:
+    """Before a call, the engine synchronizes, and errors go to the jobs in flight."""
     with watched(path) as (watch, engine):
         hold = Hold(watch, 2, fails=True)
         sink = generate(engine, PROMPT)
         assert hold.reached.wait(WAIT_S)
-        threading.Timer(0.05, hold.let_go.set).start()
+        threading.Timer(0.05, hold.release.set).start()
         engine.call(Context.synchronize)
         with pytest.raises(BackendError, match="on fire"):
             raise sink.error()
 
 
-def test_preempting_what_is_in_flight(path: Path) -> None:
-    """A prompt gives its pages back while its first chunks fail: it is computed again."""
+def test_preempting_work_in_flight(path: Path) -> None:
+    """A prompt is preempted while its first chunk fails: its job fails, later ones are right."""
     expected = [alone(path, p) for p in (OTHER, PROMPT)]
     with watched(path) as (watch, engine):
         hold = Hold(watch, 1, fails=True)
         sink = generate(engine, PROMPT)
         assert hold.reached.wait(WAIT_S)
-        hold.let_go.set()
-        # a call that wants the whole pool: whoever is under way has to leave
+        hold.release.set()
+        # a call that needs the whole pool preempts all running jobs
         engine.call(lambda context: None, n_tokens=512)
         error = sink.wait()
         assert isinstance(error, BackendError)
@@ -227,6 +228,6 @@ def test_closing_the_engine_while_work_is_in_flight(path: Path) -> None:
             hold = Hold(watch, 2, fails)
             sink = generate(engine, PROMPT)
             assert hold.reached.wait(WAIT_S)
-            hold.let_go.set()
+            hold.release.set()
             engine.close()
             assert isinstance(sink.error(), CancelledError | BackendError)

@@ -1,6 +1,6 @@
-"""What a prompt begins with is evaluated once: how much is found again, and it changes nothing.
+"""Shared prefixes are evaluated once, and sharing changes no tokens.
 
-The context's logits are a hash of what its cells hold, so a wrong cell shows in the tokens.
+The context's logits are a hash of its cells, so a wrong cell changes the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMPT = tuple(range(3, 23))  # 5 pages of 4
 
 
 def generate(engine: Engine, prompt: Sequence[int], n: int = 3, **values: bool) -> Result:
-    """One job, its tokens compared with what they are alone."""
+    """Run one job. Asserts that it gets the same tokens as alone."""
     sink = Recorder()
     engine.submit(job(sink, *prompt, n_predict=n, ignore_eos=True, **values))
     result = sink.result()
@@ -31,7 +31,7 @@ def generate(engine: Engine, prompt: Sequence[int], n: int = 3, **values: bool) 
 
 
 def whole(prompt: Sequence[int], n: int, seed: int = 1) -> list[int]:
-    """What is generated alone."""
+    """The tokens that the job gets alone."""
     sink = Recorder()
     with running(FakeContext(), job(sink, *prompt, seed=seed, n_predict=n, ignore_eos=True)):
         sink.result()
@@ -42,43 +42,45 @@ def n_evaluated(context: FakeContext) -> int:
     return sum(n for step in context.steps for _, _, n, _ in step)
 
 
-def test_the_same_prompt_again_evaluates_one_token() -> None:
+def test_a_repeated_prompt_evaluates_one_token() -> None:
     context = FakeContext()
     with running(context) as engine:
         assert generate(engine, PROMPT).n_cached == 0
         before = n_evaluated(context)
         assert generate(engine, PROMPT).n_cached == len(PROMPT) - 1
-        assert n_evaluated(context) - before == 1 + 2  # and what is predicted, but for the last
+        assert n_evaluated(context) - before == 1 + 2  # and all predicted tokens but the last
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
+def test_a_conversation_continues_from_the_cache() -> None:
     context, tokens = FakeContext(), list(PROMPT)
     with running(context) as engine:
         for turn in range(5):
             result = generate(engine, tokens, 6)
-            # the last token that was predicted is in no cell
+            # the last predicted token is in no cell
             assert result.n_cached == (len(tokens) - 4 if turn else 0)
             tokens += [*whole(tokens, 6), 5, 6, 7]
 
 
-@pytest.mark.parametrize("n_alike", [1, 3, 4, 5, 8, 19])
-def test_a_prompt_that_begins_alike_is_found_to_the_token(n_alike: int) -> None:
+@pytest.mark.parametrize("n_shared", [1, 3, 4, 5, 8, 19])
+def test_shared_prefixes_are_exact_to_the_token(n_shared: int) -> None:
     with running(FakeContext()) as engine:
         generate(engine, PROMPT)
-        other = (*PROMPT[:n_alike], 30, 30, 30)
-        assert generate(engine, other).n_cached == n_alike
-        assert generate(engine, PROMPT).n_cached == len(PROMPT) - 1  # left as it was
+        other = (*PROMPT[:n_shared], 30, 30, 30)
+        assert generate(engine, other).n_cached == n_shared
+        assert (
+            generate(engine, PROMPT).n_cached == len(PROMPT) - 1
+        )  # the cached prompt is unchanged
 
 
-def test_prompts_only_and_tokens_only() -> None:
+def test_prompts_without_prediction_and_single_tokens() -> None:
     with running(FakeContext()) as engine:
         assert generate(engine, PROMPT, 0).n_cached == 0
         assert generate(engine, PROMPT, 0).n_cached == len(PROMPT) - 1
-        assert generate(engine, PROMPT[:1]).n_cached == 0  # one token is always evaluated
+        assert generate(engine, PROMPT[:1]).n_cached == 0  # at least one token is evaluated
         assert generate(engine, PROMPT[:2]).n_cached == 1
 
 
-def test_a_job_that_runs_shares_its_full_pages() -> None:
+def test_a_running_job_shares_its_full_pages() -> None:
     context, first, second = FakeContext(), Recorder(), Recorder()
 
     def submit(step: int) -> None:
@@ -96,7 +98,7 @@ def test_a_job_that_runs_shares_its_full_pages() -> None:
 
 
 @pytest.mark.parametrize("n_ubatch", [8, 64])
-def test_of_many_at_once_that_begin_alike_one_evaluates_it(n_ubatch: int) -> None:
+def test_one_of_many_parallel_jobs_evaluates_a_shared_prefix(n_ubatch: int) -> None:
     context, sinks = FakeContext(n_ubatch=n_ubatch), [Recorder() for _ in range(4)]
     jobs = [
         job(sink, *PROMPT, *[i] * i, seed=i, n_predict=5, ignore_eos=True)
@@ -109,7 +111,7 @@ def test_of_many_at_once_that_begin_alike_one_evaluates_it(n_ubatch: int) -> Non
         assert sink.tokens == whole((*PROMPT, *[i] * i), 5, seed=i)
 
 
-def test_who_waits_for_one_that_fails_evaluates_it_alone() -> None:
+def test_a_job_evaluates_the_prefix_if_the_awaited_job_fails() -> None:
     context, sinks = FakeContext(n_ubatch=8), [Recorder(), Recorder()]
 
     def fail(step: int) -> None:
@@ -124,7 +126,7 @@ def test_who_waits_for_one_that_fails_evaluates_it_alone() -> None:
     assert sinks[1].tokens == whole(PROMPT, 3)
 
 
-def test_nobody_waits_for_one_that_leaves_nothing() -> None:
+def test_jobs_do_not_wait_for_a_job_that_does_not_share() -> None:
     context, sinks = FakeContext(n_ubatch=64), [Recorder(), Recorder()]
     jobs = [
         job(sink, *PROMPT, n_predict=3, ignore_eos=True, cache_prompt=cached)
@@ -135,16 +137,16 @@ def test_nobody_waits_for_one_that_leaves_nothing() -> None:
     assert [n for _, _, n, _ in context.steps[0]] == [20, 20]
 
 
-def test_a_request_may_want_none_of_it() -> None:
+def test_cache_prompt_off() -> None:
     with running(FakeContext()) as engine:
         generate(engine, PROMPT)
         assert generate(engine, PROMPT, cache_prompt=False).n_cached == 0
         other = tuple(reversed(PROMPT))
         generate(engine, other, cache_prompt=False)
-        assert generate(engine, other).n_cached == 0  # nor has it left anything
+        assert generate(engine, other).n_cached == 0  # and it leaves no cached prefix
 
 
-def test_a_cancelled_job_leaves_what_it_has_evaluated() -> None:
+def test_a_cancelled_job_leaves_its_evaluated_tokens() -> None:
     context, sink = FakeContext(n_ubatch=8), Recorder()
     engine = make_engine(context)
     ticket = engine.submit(job(sink, *PROMPT))
@@ -156,7 +158,7 @@ def test_a_cancelled_job_leaves_what_it_has_evaluated() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_step_that_failed_leaves_nothing(is_cancelled: bool) -> None:
+def test_a_failed_step_leaves_no_cached_prefix(is_cancelled: bool) -> None:
     context, sink = FakeContext(n_ubatch=8), Recorder()
     engine = make_engine(context)
     ticket = engine.submit(job(sink, *PROMPT))
@@ -174,7 +176,7 @@ def test_a_step_that_failed_leaves_nothing(is_cancelled: bool) -> None:
     engine.close()
 
 
-def test_what_is_remembered_makes_room_for_what_runs() -> None:
+def test_cached_prefixes_are_evicted_for_running_jobs() -> None:
     context = FakeContext(32)  # 8 pages
     with running(context) as engine:
         for begin in range(3, 9):
@@ -184,8 +186,8 @@ def test_what_is_remembered_makes_room_for_what_runs() -> None:
 
 
 @pytest.mark.parametrize("n_prompt", range(25, 32))
-def test_a_prompt_that_fills_the_pool_starts_from_a_page_shared_in_part(n_prompt: int) -> None:
-    """To share a page in part takes one more, until it is copied: here there is none."""
+def test_a_prompt_that_fills_the_pool_shares_a_partial_page(n_prompt: int) -> None:
+    """A partly shared page needs one more page until it is copied; here no page is free."""
     context, prompt = FakeContext(32), [*range(3, 31), 3, 4, 5, 6][:n_prompt]
     with running(context) as engine:
         generate(engine, prompt, 1)
@@ -195,7 +197,7 @@ def test_a_prompt_that_fills_the_pool_starts_from_a_page_shared_in_part(n_prompt
         assert generate(engine, other, 1).n_cached >= (n_prompt - 3) // 4 * 4
 
 
-def test_a_preempted_job_tells_what_was_cached_when_it_started_first() -> None:
+def test_a_preempted_job_reports_the_cached_tokens_of_its_first_start() -> None:
     a, b = Recorder(), Recorder()
     jobs = [
         job(a, *[5] * 4, seed=1, n_predict=24, ignore_eos=True),
@@ -206,10 +208,10 @@ def test_a_preempted_job_tells_what_was_cached_when_it_started_first() -> None:
         assert a.result().n_cached == b.result().n_cached == 0
     assert b.tokens == whole([6] * 14, 12, seed=2)
     again = [n for step in context.steps for _, pos, n, _ in step if n > 1 and pos == 4]
-    assert len(again) == 1  # its first page was still there
+    assert len(again) == 1  # its first page was still in the pool
 
 
-def test_progress_begins_behind_what_is_cached() -> None:
+def test_progress_begins_after_the_cached_tokens() -> None:
     context = FakeContext(n_ubatch=8)
     sinks = [Recorder(), Recorder()]
     with running(context) as engine:
@@ -222,7 +224,7 @@ def test_progress_begins_behind_what_is_cached() -> None:
     assert engine.counters.n_prompt == 21
 
 
-def test_tokens_are_those_of_a_plain_generation() -> None:
+def test_a_cached_prompt_gives_the_expected_tokens() -> None:
     sink = Recorder()
     with running(FakeContext()) as engine:
         for _ in range(3):

@@ -1,5 +1,5 @@
-"""Random lives of an engine whose jobs begin alike: every page that is remembered holds what it
-should after every step, whatever was cancelled, preempted or failed, and none is lost."""
+"""Random runs of an engine with shared prefixes, cancellations, preemptions and faults: after every
+step all cached pages have the right content, and no page is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes_of(engine: Engine) -> list[Node]:
 
 
 def check_pool(engine: Engine, context: PipelineContext) -> None:
-    """The tree's cells, and the books of the pool against all who have a page."""
+    """Check the cells of the prefix tree, and the pool's reference counts against all users."""
     pool, nodes = context.pool, nodes_of(engine)
     n_refs = np.zeros(pool.n_pages + 1, np.int64)
     for ticket in engine._runner.running:
@@ -52,31 +52,31 @@ def check_pool(engine: Engine, context: PipelineContext) -> None:
     assert pool.n_free == pool.n_pages - np.count_nonzero(in_use)
 
 
-class Life:
-    """One engine, its jobs, and what happens to them."""
+class RandomRun:
+    """One engine, its jobs, and random events."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = chance = random.Random(seed)
+        self.rng = rng = random.Random(seed)
         self.context = PipelineContext(
-            chance.choice([8, 24, 33, 64, 96]),
-            n_ubatch=chance.choice([1, 2, 5, 16, 64]),
-            page_size=chance.choice([1, 2, 3, 4, 8]),
+            rng.choice([8, 24, 33, 64, 96]),
+            n_ubatch=rng.choice([1, 2, 5, 16, 64]),
+            page_size=rng.choice([1, 2, 3, 4, 8]),
         )
-        self.engine = make_engine(self.context, n_parallel=chance.choice([1, 2, 3, 6]))
-        self.p_fail, self.p_cancel = chance.choice([0, 0.02]), chance.choice([0, 0.1])
-        self.context.fails = lambda: chance.random() < 10 * self.p_fail
+        self.engine = make_engine(self.context, n_parallel=rng.choice([1, 2, 3, 6]))
+        self.p_fail, self.p_cancel = rng.choice([0, 0.02]), rng.choice([0, 0.1])
+        self.context.fails = lambda: rng.random() < 10 * self.p_fail
         self.context.on_decode = self.on_decode
-        self.base = [chance.randrange(3, 5) for _ in range(100)]
+        self.base = [rng.randrange(3, 5) for _ in range(100)]
         self.waiting = [self.new_job() for _ in range(30)]
         self.ends: list[Callable[[], int]] = []
 
     def new_job(self) -> Callable[[], None]:
-        chance, n_ctx = self.chance, self.engine.n_ctx
-        n = min(chance.choice([1, 3, 8, 20, 40, n_ctx - 1]), n_ctx - 1)
-        n_alike = chance.choice([0, n, chance.randrange(n + 1)])
-        prompt = self.base[:n_alike] + [chance.randrange(3, 31) for _ in range(n - n_alike)]
-        n_predict, seed = chance.choice([0, 1, 5, 25]), chance.randrange(100)
-        cache_prompt = chance.random() < 0.9
+        rng, n_ctx = self.rng, self.engine.n_ctx
+        n = min(rng.choice([1, 3, 8, 20, 40, n_ctx - 1]), n_ctx - 1)
+        n_shared = rng.choice([0, n, rng.randrange(n + 1)])
+        prompt = self.base[:n_shared] + [rng.randrange(3, 31) for _ in range(n - n_shared)]
+        n_predict, seed = rng.choice([0, 1, 5, 25]), rng.randrange(100)
+        cache_prompt = rng.random() < 0.9
 
         def submit() -> None:
             sink = Recorder()
@@ -84,7 +84,7 @@ class Life:
             self.engine.submit(new)
 
             def end() -> int:
-                """The tokens that came are right; how many of the prompt were there."""
+                """Check the tokens. Return the number of cached prompt tokens."""
                 n_max = min(n_predict, n_ctx - n)
                 tokens, how = expected(prompt, sampling(seed), n_max), sink.wait()
                 assert sink.tokens == tokens[: len(sink.tokens)]
@@ -100,22 +100,23 @@ class Life:
         return submit
 
     def submit(self) -> None:
-        """The next job, if there is one; from this thread or the engine's."""
+        """Submit the next job, if there is one; from this thread or the engine's."""
         with suppress(IndexError):
             self.waiting.pop()()
 
     def on_decode(self, step: int) -> None:
-        if self.chance.random() < 0.3:
+        if self.rng.random() < 0.3:
             self.submit()
-        if self.engine._runner.running and self.chance.random() < self.p_cancel:
-            self.engine.cancel(self.chance.choice(self.engine._runner.running))
-            if self.chance.random() < 10 * self.p_fail:
-                raise BackendError("the device is gone, and so is a client")
-        if self.chance.random() < self.p_fail:
+        if self.engine._runner.running and self.rng.random() < self.p_cancel:
+            self.engine.cancel(self.rng.choice(self.engine._runner.running))
+            if self.rng.random() < 10 * self.p_fail:
+                raise BackendError("the device and a client are gone")
+        if self.rng.random() < self.p_fail:
             raise BackendError("the device is gone")
 
     def run(self) -> int:
-        """Live it to the end, looking at the pool after every step; prompt tokens found again."""
+        """Run to the end and check the pool after every step. Return the number of cached
+        tokens."""
         step, wrong = self.engine._runner.step, list[BaseException]()
 
         def checked_step() -> None:
@@ -143,9 +144,9 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_remembered_is_true_and_nothing_is_lost(seed: int) -> None:
-    Life(seed).run()
+def test_cached_pages_are_right_and_none_is_lost(seed: int) -> None:
+    RandomRun(seed).run()
 
 
-def test_something_is_found_again() -> None:
-    assert sum(Life(seed).run() for seed in range(100, 110)) > 200
+def test_random_runs_share_prefixes() -> None:
+    assert sum(RandomRun(seed).run() for seed in range(100, 110)) > 200

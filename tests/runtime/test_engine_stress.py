@@ -1,4 +1,4 @@
-"""Random lives of the engine: small pools, cancels, stop words and faults, all at once."""
+"""Random runs of the engine with small pools, cancellations, stop words and faults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Case:
     prompt: tuple[int, ...]
     seed: int
     n_predict: int
-    n_wanted: int  # tokens after which the sink has had enough
+    n_max_sink: int  # tokens after which the sink stops the job
     sink: Recorder
     ticket: Ticket | None = None
 
     def check(self, n_ctx: int) -> None:
-        """Whatever happened, all tokens that came are the right ones, and so is the end."""
+        """Check that all tokens and the end are right."""
         end = self.sink.wait()
-        n_max = min(self.n_predict, n_ctx - len(self.prompt), self.n_wanted)
+        n_max = min(self.n_predict, n_ctx - len(self.prompt), self.n_max_sink)
         tokens = expected(self.prompt, sampling(self.seed), n_max)
         if not isinstance(end, Result):
             assert isinstance(end, CancelledError | BackendError)
@@ -38,26 +38,26 @@ class Case:
             assert end.n_predicted == len(tokens) + 1
         else:
             assert len(tokens) == n_max == end.n_predicted
-            assert (end.stop_type == StopType.WORD) == (n_max == self.n_wanted)
+            assert (end.stop_type == StopType.WORD) == (n_max == self.n_max_sink)
 
 
 def make_case(rng: random.Random, n_ctx: int) -> Case:
-    """Two of three begin alike."""
+    """A random case. Two of three share a prefix."""
     n_prompt = min(rng.choice([1, 3, 8, 20, 40]), n_ctx - 1)
-    n_wanted = rng.choice([3, 10, 1000])
-    n_alike = rng.choice([0, rng.randrange(n_prompt), n_prompt])
-    alike = random.Random(1)
+    n_max_sink = rng.choice([3, 10, 1000])
+    n_shared = rng.choice([0, rng.randrange(n_prompt), n_prompt])
+    shared_rng = random.Random(1)
     return Case(
-        prompt=tuple((alike if i < n_alike else rng).randint(3, 30) for i in range(n_prompt)),
+        prompt=tuple((shared_rng if i < n_shared else rng).randint(3, 30) for i in range(n_prompt)),
         seed=rng.randint(0, 99),
         n_predict=rng.choice([1, 5, 25, 60]),
-        n_wanted=n_wanted,
-        sink=Recorder(lambda n: n < n_wanted),
+        n_max_sink=n_max_sink,
+        sink=Recorder(lambda n: n < n_max_sink),
     )
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_lives_give_the_right_tokens_and_lose_nothing(seed: int) -> None:
+def test_random_runs_give_the_right_tokens_and_lose_no_pages(seed: int) -> None:
     rng = random.Random(seed)
     n_ctx = rng.choice([24, 64, 96])
     context = FakeContext(n_ctx, n_ubatch=rng.choice([1, 5, 16]), page_size=rng.choice([1, 4, 8]))

@@ -1,4 +1,4 @@
-"""The engine asks for the largest logits where they are enough, and gets the same tokens."""
+"""The engine requests only the largest logits if they are enough, and gets the same tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARAMS: list[dict[str, Any]] = [
     {"samplers": ("top_k", "penalties", "typ_p"), "presence_penalty": 1, "typical_p": 0.7},
     {"top_k": 200, "temperature": 1.5, "xtc_probability": 0.5},
 ]
-FEW = (0, 1, 2, 6, 7)  # those that can do with the largest logits
+FEW = (0, 1, 2, 6, 7)  # parameters for which the largest logits are enough
 
 
 def sampling(i: int) -> SamplingParams:
@@ -37,7 +37,7 @@ def sampling(i: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3, 8])
-def test_mixed_jobs_get_what_each_gets_alone(n_parallel: int) -> None:
+def test_mixed_jobs_get_the_same_tokens_as_alone(n_parallel: int) -> None:
     sinks = [Recorder() for _ in PARAMS]
     jobs = [
         Job(prompt=(3, 4 + i), sampling=sampling(i), sink=sink, n_predict=30)
@@ -50,8 +50,8 @@ def test_mixed_jobs_get_what_each_gets_alone(n_parallel: int) -> None:
         assert sink.tokens == expected((3, 4 + i), sampling(i), 30)
 
 
-def test_what_is_asked_for() -> None:
-    """Each row by its own job: what its samplers, its bans and its sink need."""
+def test_numbers_of_requested_logits() -> None:
+    """The number of logits in each row is what the job's samplers, bans and sink need."""
     context = FakeContext()
 
     def job(i: int, *, needs_logits: bool = False, ignore_eos: bool = False) -> Job:
@@ -71,7 +71,7 @@ def test_what_is_asked_for() -> None:
     with running(context, *jobs, n_parallel=6):
         for sink in sinks:
             sink.result()
-    assert context.n_wanted == [[40, 1, 5, 0, 0, 0]]
+    assert context.n_tops == [[40, 1, 5, 0, 0, 0]]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_all(path: Path, wanted: tuple[int, ...], n_probs: int = 0) -> list[list[Piece]]:
-    """The tokens, with probabilities if asked for, of clients that all run at once."""
+def run_all(path: Path, indexes: tuple[int, ...], n_probs: int = 0) -> list[list[Piece]]:
+    """The tokens, with `n_probs` probabilities, of clients that run in parallel."""
     params = open_params(path, devices=["sim"], n_ctx=1024, n_parallel=8)
     with open_instance(params) as instance:
         generations = [
@@ -94,23 +94,23 @@ def run_all(path: Path, wanted: tuple[int, ...], n_probs: int = 0) -> list[list[
                 n_predict=40,
                 n_probs=n_probs,
             )
-            for i in wanted
+            for i in indexes
         ]
         return [list(generation) for generation in generations]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "n_probs"), [(tuple(range(8)), 0), (FEW, 0), (FEW, 2), ((0, 3), 0)]
+    ("indexes", "n_probs"), [(tuple(range(8)), 0), (FEW, 0), (FEW, 2), ((0, 3), 0)]
 )
-def test_on_a_device_the_tokens_are_those_of_whole_rows(
-    path: Path, monkeypatch: pytest.MonkeyPatch, wanted: tuple[int, ...], n_probs: int
+def test_largest_logits_give_the_same_tokens_as_whole_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch, indexes: tuple[int, ...], n_probs: int
 ) -> None:
-    found = run_all(path, wanted, n_probs)
+    found = run_all(path, indexes, n_probs)
     monkeypatch.setattr(outputs, "N_TOPS", ())
-    assert run_all(path, wanted, n_probs) == found
+    assert run_all(path, indexes, n_probs) == found
 
 
-def test_a_step_moves_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_bytes_are_read_per_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_bytes = 0
     read = SimBuffer._read
 
@@ -126,5 +126,5 @@ def test_a_step_moves_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(outputs, "N_TOPS", ())
     assert run_all(path, (0, 1, 2, 6) * 2) == tokens
     assert n_tokens > 100
-    assert few <= (n_tokens + 8) * (8 * 64 + 4)  # ends are sampled, but not shown
+    assert few <= (n_tokens + 8) * (8 * 64 + 4)  # end tokens are sampled but not passed on
     assert n_bytes >= n_tokens * 4 * N_VOCAB

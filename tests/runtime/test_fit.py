@@ -1,5 +1,5 @@
-"""Plans are exact: what they say is what is allocated, to the byte, and stays so. They hold: what
-fits is loaded, with a byte less it is refused; what is chosen is the most that fits."""
+"""Plans are exact to the byte, before and after work. A model that fits is loaded; with one byte
+less it is refused. Automatic choices are the most that fits."""
 
 from __future__ import annotations
 
@@ -66,10 +66,8 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "two GPUs, of which one is used": {
         **{"devices": ("sim:1GiB:2",), "split_mode": "none", "main_gpu": 1}
     },
-    "a GPU and weights that are not packed": {
-        **{"devices": ("sim",), "n_gpu_layers": 2, "repack": False}
-    },
-    "no batches taken over": {"devices": ("sim",), "n_gpu_layers": 1, "op_offload": False},
+    "a GPU and unpacked weights": {**{"devices": ("sim",), "n_gpu_layers": 2, "repack": False}},
+    "no op offload": {"devices": ("sim",), "n_gpu_layers": 1, "op_offload": False},
     "keys on the CPU": {"devices": ("sim",), "kv_offload": False},
     "overrides": {"devices": ("sim",), "overrides": (("ffn_down", "CPU"),)},
     "overrides to the other GPU": {
@@ -99,12 +97,12 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sim(n_bytes: int, n_gpus: int = 1) -> str:
-    """The name of simulated devices with this memory, exactly."""
+    """The name of simulated devices with exactly this memory."""
     return f"sim:{n_bytes / 1024:.10f}KiB:{n_gpus}"
 
 
 def allocated(context: Context) -> dict[str, dict[Usage, int]]:
-    """Bytes of all buffers, by buffer type and use, from those who keep them."""
+    """Bytes of all buffers by buffer type and usage, from their owners."""
     found: dict[str, dict[Usage, int]] = {}
 
     def add(buffers: Any, usage: Usage) -> None:
@@ -124,7 +122,7 @@ def allocated(context: Context) -> dict[str, dict[Usage, int]]:
 
 
 def used(context: Context) -> dict[str, int]:
-    """Bytes in use, by buffer type, as these count them."""
+    """Bytes in use by buffer type, as the buffer types count them."""
     bufts: set[BufferType] = set()
     for device in context.model.devices:
         host = device.host_buffer_type
@@ -152,7 +150,7 @@ def decode_all_kinds(context: Context) -> None:
 
 
 def check_exact(context: Context, plan: ModelPlan) -> None:
-    """Before and after work, all memory is as planned."""
+    """Check that all memory is as planned, before and after work."""
     for _ in range(2):
         uses = allocated(context)
         assert {m.buffer_type: m.total for m in planned(plan)} == used(context)
@@ -168,7 +166,7 @@ def check_exact(context: Context, plan: ModelPlan) -> None:
 
 @contextmanager
 def opened(plan: ModelPlan) -> Iterator[Context]:
-    """The context of a plan; whatever in it is unexpected is an error."""
+    """The context of a plan, in strict mode."""
     with STRICT.set(1):
         context = load(plan)
         try:
@@ -190,7 +188,10 @@ def test_a_plan_is_exact(path: Path, name: str) -> None:
     with opened(plan) as context:
         check_exact(context, plan)
     model = load_model(path, plan.placement)
-    with STRICT.set(1), Context(model, plan.params.context) as context:  # finds the sizes itself
+    with (
+        STRICT.set(1),
+        Context(model, plan.params.context) as context,
+    ):  # without the plan's reserved sizes
         check_exact(context, plan)
     model.free()
 
@@ -203,7 +204,7 @@ def test_a_plan_is_exact_without_fusion(deep: Path, devices: Sequence[str]) -> N
             check_exact(context, plan)
 
 
-def test_two_gpus_are_pipelined_and_with_too_little_memory_they_are_not(deep: Path) -> None:
+def test_a_pipeline_needs_enough_memory(deep: Path) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
     roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
     assert not roomy.no_pipeline
@@ -216,18 +217,16 @@ def test_two_gpus_are_pipelined_and_with_too_little_memory_they_are_not(deep: Pa
         uses = {m.buffer_type: m.total for m in planned(tight)}
         assert uses == used(context)
         assert context.no_pipeline == tight.no_pipeline
-    # if it does not fit without a pipeline either, that is what it lacks memory for
+    # if it does not fit without a pipeline either, the shortfall is without a pipeline
     small = plan_of(deep, devices=("sim:1KiB:2",), **params)
     assert small.no_pipeline and not small.fits
 
 
-# --- plans hold ---
+# --- loading ---
 
 
 @pytest.mark.parametrize("n_gpus", [1, 2])
-def test_what_fits_to_the_byte_is_loaded_and_a_byte_less_is_refused(
-    deep: Path, n_gpus: int
-) -> None:
+def test_an_exact_fit_is_loaded_and_one_byte_less_is_refused(deep: Path, n_gpus: int) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0,) * n_gpus}
     roomy = plan_of(deep, devices=(sim(1 << 30, n_gpus),), **params)
     needed = max(device.needed for device in roomy.devices[:-1])
@@ -236,9 +235,9 @@ def test_what_fits_to_the_byte_is_loaded_and_a_byte_less_is_refused(
     with opened(exact) as context:
         check_exact(context, exact)
         assert min(d.memory()[0] for d in context.model.devices[:-1]) == 0
-    # what is left to save: the copies of a pipeline
+    # without a pipeline it needs less: no copies
     model = load_model(deep, exact.placement)
-    with Context(model, exact.params.context, no_pipeline="it was turned off") as context:
+    with Context(model, exact.params.context, no_pipeline="turned off") as context:
         needed = max(d.buffer_type.used for d in context.model.devices[:-1])
         context.model.free()
     short = plan_of(deep, devices=(sim(needed - 1, n_gpus),), **params)
@@ -250,7 +249,7 @@ def test_what_fits_to_the_byte_is_loaded_and_a_byte_less_is_refused(
         open_instance(open_params(deep, devices=(sim(needed - 1, n_gpus),), **SMALL, **params))
     assert isinstance(e.value, OutOfMemoryError)
     assert [name for name, _, _ in e.value.short] == [d.name for d in short.devices if d.shortfall]
-    with pytest.raises(OutOfMemoryError):  # it would not have worked
+    with pytest.raises(OutOfMemoryError):  # loading would fail
         load(short)
 
 
@@ -283,10 +282,10 @@ def needed_by_layers(path: Path, devices: str, **params: Any) -> list[list[int]]
 
 @pytest.mark.parametrize("shares", [None, (3.0, 1.0), (1.0, 5.0)], ids=str)
 def test_as_many_layers_as_fit(deep: Path, shares: tuple[float, ...] | None) -> None:
-    """The first of two devices needs less with more layers, once the second has the output."""
+    """The first of two devices needs less with more layers, when the second gets the output."""
     n_gpus = len(shares or "1")
     params: Mapping[str, Any] = {"tensor_split": shares, "fit_target": 0}
-    # without a pipeline's copies, which are given up before layers are
+    # without a pipeline: the pipeline is turned off before layers leave
     needed = needed_by_layers(deep, sim(1 << 30, n_gpus), **params)
     sizes = sorted({n for row in needed[:-1] for n in row})
     if shares is None:
@@ -302,7 +301,7 @@ def test_as_many_layers_as_fit(deep: Path, shares: tuple[float, ...] | None) -> 
             assert plan.notes[0].startswith(f"{most} of {plan.n_layers} layers are on SIM0")
 
 
-def test_some_memory_is_left_free(deep: Path) -> None:
+def test_fit_target(deep: Path) -> None:
     needed = needed_by_layers(deep, "sim")
     n = len(needed) - 2
     for spare, chosen in ((0, n), (-1, n - 1)):
@@ -323,7 +322,7 @@ def test_a_sketch_needs_no_more_than_the_plan(deep: Path) -> None:
         assert all(sketched.needed <= planned.needed for sketched, planned in pairs)
 
 
-def test_a_sketch_that_says_too_little_misleads_nobody(
+def test_a_sketch_that_is_too_small_does_not_change_the_plan(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(measured: MeasuredModel) -> Sequence[DevicePlan]:
@@ -337,7 +336,7 @@ def test_a_sketch_that_says_too_little_misleads_nobody(
 
 
 @pytest.mark.parametrize("n", [0, 3, -1])
-def test_a_number_of_layers_is_kept(deep: Path, n: int) -> None:
+def test_a_given_number_of_layers_never_changes(deep: Path, n: int) -> None:
     plan = plan_of(deep, devices=("sim:1KiB",), n_gpu_layers=n)
     assert plan.n_gpu_layers == (plan.n_layers if n < 0 else n)
     assert plan.fits is (n == 0)
@@ -347,7 +346,7 @@ def test_a_number_of_layers_is_kept(deep: Path, n: int) -> None:
 # --- contexts ---
 
 
-def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path) -> None:
+def test_context_sizes(deep: Path) -> None:
     def planned(n_ctx: int, free: int = 1 << 30, **params: Any) -> ModelPlan:
         options = {"n_gpu_layers": -1, "fit_target": 0, **params}
         return plan_of(deep, n_ctx=n_ctx, devices=(sim(free),), **options)
@@ -356,10 +355,10 @@ def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path)
     assert planned(768).n_ctx == 768
     whole, half = planned(0).devices[0].needed, planned(N_CTX // 2).devices[0].needed
     assert half < whole
-    # it is not made smaller than asked for, and not at all without --fit
+    # it never gets smaller than requested, and not without --fit
     for n_ctx, fit in ((0, False), (N_CTX, False), (N_CTX, True)):
         plan = planned(n_ctx, half, fit=fit)
-        given = ("--fit does not change a context that was given with -c",)
+        given = ("--fit does not change a context size set with -c",)
         assert (plan.n_ctx, plan.fits) == (N_CTX, False)
         assert plan.notes == (given if fit else ())
     assert planned(0, whole, fit=True).n_ctx == N_CTX
@@ -371,7 +370,7 @@ def test_a_context_is_the_model_s_the_one_asked_for_or_one_that_fits(deep: Path)
     assert (least.n_ctx, least.fits) == (CTX_STEP, False)
 
 
-def test_a_context_is_made_smaller_before_layers_leave(deep: Path) -> None:
+def test_the_context_shrinks_before_layers_leave(deep: Path) -> None:
     def planned(free: int, **params: Any) -> ModelPlan:
         options = {"n_ctx": 0, "fit_target": 0, "fit": True, **params}
         return plan_of(deep, devices=(sim(free),), **options)
@@ -389,8 +388,8 @@ def test_a_context_is_made_smaller_before_layers_leave(deep: Path) -> None:
     assert len(plan.notes) == 2 and plan.fits
 
 
-def test_a_short_context_is_not_made_longer_to_fit(tmp_path: Path) -> None:
-    """Of a model of fewer tokens than those by which a context is made smaller."""
+def test_a_short_context_never_grows(tmp_path: Path) -> None:
+    """The trained context is shorter than CTX_STEP."""
     path = tmp_path / "short.gguf"
     write_model(replace(TINY["llama"], n_ctx=CTX_STEP // 2), path)
     small = {"n_ctx": 0, "devices": ("sim:1KiB",), "n_gpu_layers": -1, "fit": True}
@@ -398,7 +397,7 @@ def test_a_short_context_is_not_made_longer_to_fit(tmp_path: Path) -> None:
     assert plan.n_ctx == plan.n_ctx_train == CTX_STEP // 2 and not plan.fits
 
 
-def test_what_leaves_the_gpu_has_to_fit_elsewhere(
+def test_layers_that_leave_the_gpu_must_fit_on_the_cpu(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --fit, the context also shrinks for the memory of the CPU."""
@@ -413,7 +412,7 @@ def test_what_leaves_the_gpu_has_to_fit_elsewhere(
 
 @pytest.fixture
 def picky(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulated device cannot normalise."""
+    """The simulated device does not support RMS_NORM."""
     ops = frozenset(Op) - {Op.RMS_NORM}
 
     def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
@@ -423,9 +422,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("picky")
-def test_strict_placement_refuses_what_would_run_elsewhere(
-    deep: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_strict_placement(deep: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = open_params(deep, **SMALL)
     plan = plan_model(params)
     assert plan.fits and plan.displaced
@@ -439,23 +436,25 @@ def test_strict_placement_refuses_what_would_run_elsewhere(
     assert "RMS_NORM" in caplog.text
 
 
-def test_overrides_are_told(deep: Path) -> None:
+def test_the_plan_reports_overrides(deep: Path) -> None:
     overrides = (("ffn_down", "CPU"), ("ffn_(down|up)", "SIM0"), ("nothing", "CPU"))
     plan = plan_of(deep, devices=("sim",), overrides=overrides)
-    n_bytes = 4 * 64 * 96  # of a matrix
+    n_bytes = 4 * 64 * 96  # one matrix
     assert plan.overrides == (
         OverridePlan("ffn_down", "CPU", N_LAYER, N_LAYER * n_bytes),
-        OverridePlan("ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes),  # without the first's
+        OverridePlan(
+            "ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes
+        ),  # without those of the first pattern
         OverridePlan("nothing", "CPU", 0, 0),
     )
     assert plan.devices[-1].n_bytes_read == N_LAYER * n_bytes
     assert plan.n_gpu_layers == plan.n_layers
 
 
-def test_what_a_token_reads_and_keeps(deep: Path) -> None:
+def test_bytes_per_token(deep: Path) -> None:
     plan = plan_of(deep, devices=("sim",), n_gpu_layers=3)
     gpu, cpu = plan.devices
-    kv = 2 * 2 * 2 * 16  # bytes of an F16 key and a value of a layer
+    kv = 2 * 2 * 2 * 16  # bytes of F16 keys and values per layer and token
     assert (gpu.n_bytes_kv, cpu.n_bytes_kv) == (2 * kv, (N_LAYER - 2) * kv)  # and the output
     assert plan.n_bytes_kv == N_LAYER * kv
     n_pages = SMALL["n_ctx"] // PAGE_SIZE + 1
@@ -468,23 +467,22 @@ def test_what_a_token_reads_and_keeps(deep: Path) -> None:
     assert [d.n_bytes_kv for d in elsewhere.devices] == [0, N_LAYER * kv]
 
 
-# --- what nobody would want ---
+# --- regressions ---
 
 
-def test_a_context_that_fits_is_not_given_up_for_room_that_there_is_not(deep: Path) -> None:
+def test_the_context_does_not_shrink_for_an_impossible_fit_target(deep: Path) -> None:
     needed = plan_of(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).devices[0].needed
-    small = (sim(needed),)  # less than the 1024 MiB that are to stay free
+    small = (sim(needed),)  # less than the 1024 MiB of --fit-target
     plan = plan_of(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True)
     assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, True, ())
     plan = plan_of(deep, n_ctx=0, devices=small, fit=True)  # -ngl auto: no layer fits
     assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (N_CTX, 0, True)
     assert plan.notes[0].endswith(
-        "layers are on SIM0: more does not fit; 1024 MiB are to stay free on each device "
-        "(--fit-target)"
+        "layers are on SIM0: more does not fit; --fit-target keeps 1024 MiB free on each device"
     )
 
 
-def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> None:
+def test_the_shortfall_of_two_gpus_is_without_a_pipeline(deep: Path) -> None:
     params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
     roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
     tight = plan_of(deep, devices=("sim:1KiB:2",), **params)
@@ -492,8 +490,8 @@ def test_what_two_gpus_lack_is_what_they_lack_without_a_pipeline(deep: Path) -> 
         assert without.needed < with_copies.needed
 
 
-def test_an_override_that_matches_nothing_is_told(
+def test_an_override_that_matches_nothing_is_logged(
     deep: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     enforce(plan_of(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))))
-    assert [r.message for r in caplog.records] == ["no weight's name matches 'ffn_dwon' (-ot)"]
+    assert [r.message for r in caplog.records] == ["-ot: no weight matches 'ffn_dwon'"]

@@ -1,4 +1,4 @@
-"""Iterating over a generation: its text, its end, leaving early, Ctrl-C."""
+"""Iterating over a generation: its text, its end, early exits, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def becomes_idle(engine: Engine) -> bool:
     return not engine.n_running
 
 
-def test_the_pieces_make_the_text(engine: Engine) -> None:
+def test_the_pieces_are_the_text(engine: Engine) -> None:
     generation = start(engine)
     text = "".join(piece.text for piece in generation)
     assert text == VOCAB.detokenize(expected([5, 6], sampling(), 20))
@@ -57,7 +57,7 @@ def test_the_pieces_make_the_text(engine: Engine) -> None:
     assert list(generation) == []
 
 
-def test_stop_strings_end_it(engine: Engine) -> None:
+def test_stop_strings_end_a_generation(engine: Engine) -> None:
     text = VOCAB.detokenize(expected([5, 6], sampling(), 20))
     word = text[4:7]
     generation = start(engine, 20, word)
@@ -66,7 +66,7 @@ def test_stop_strings_end_it(engine: Engine) -> None:
     assert generation.result.stopping_word == word
 
 
-def test_several_at_once(engine: Engine) -> None:
+def test_parallel_generations(engine: Engine) -> None:
     generations = [start(engine) for _ in range(6)]
     texts = {"".join(piece.text for piece in g) for g in generations}
     assert len(texts) == 1
@@ -85,7 +85,7 @@ def test_leaving_the_loop_cancels(engine: Engine, context: FakeContext) -> None:
     left = threading.Event()
 
     def hold(step: int) -> None:
-        if step == 100:  # it would go on to the 500th
+        if step == 100:  # it would continue to step 500
             assert left.wait(WAIT_S)
 
     context.on_decode = hold
@@ -96,7 +96,7 @@ def test_leaving_the_loop_cancels(engine: Engine, context: FakeContext) -> None:
     assert becomes_idle(engine)
     with pytest.raises(CancelledError):
         list(generation)
-    with pytest.raises(CancelledError):  # and not wait for ever
+    with pytest.raises(CancelledError):  # the second iteration does not block
         list(generation)
 
 
@@ -126,7 +126,7 @@ def test_cancelling_ends_the_iteration(engine: Engine, context: FakeContext) -> 
     generation.cancel()
 
 
-def test_failures_reach_whoever_iterates(engine: Engine, context: FakeContext) -> None:
+def test_iterating_raises_the_generation_s_error(engine: Engine, context: FakeContext) -> None:
     def fail(step: int) -> None:
         if step == 5:
             raise BackendError("the device is gone")
@@ -137,7 +137,7 @@ def test_failures_reach_whoever_iterates(engine: Engine, context: FakeContext) -
         list(generation)
 
 
-def test_bad_requests_are_refused_at_once(engine: Engine) -> None:
+def test_invalid_requests_are_refused_by_generate(engine: Engine) -> None:
     with pytest.raises(ContextSizeError):
         generate(engine, VOCAB, [5] * 512, sampling())
 

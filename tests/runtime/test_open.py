@@ -1,4 +1,4 @@
-"""Opening a model: what is refused before the weights are read, and what it tells of itself."""
+"""Opening a model: errors before the weights are read, and the properties of an instance."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
         ({"chat_template": "{% if %}"}, "line 1"),
     ],
 )
-def test_what_is_refused_is_refused_before_the_weights_are_read(
+def test_errors_come_before_the_weights_are_read(
     path: Path, params: dict[str, Any], complaint: str
 ) -> None:
     def on_load(done: int, total: int) -> None:
@@ -62,7 +62,7 @@ def test_what_is_refused_is_refused_before_the_weights_are_read(
     assert not isinstance(caught.value, ModelFileError)
 
 
-def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None:
+def test_the_error_of_an_unsupported_vocabulary_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "bpe.gguf"
     write_model(TINY["llama"], file)
     key = b"tokenizer.ggml.model" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
@@ -76,9 +76,7 @@ def test_a_vocabulary_that_cannot_be_used_names_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("names", [("none",), ("sim",)])
-def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
-    path: Path, names: tuple[str, ...]
-) -> None:
+def test_metadata_does_not_depend_on_devices(path: Path, names: tuple[str, ...]) -> None:
     with open_instance(open_params(path, devices=names)) as instance:
         assert instance.alias == "tiny"
         assert instance.meta["ftype"] == "Q8_0"
@@ -87,7 +85,7 @@ def test_what_it_tells_of_the_file_does_not_depend_on_where_it_lies(
         assert 0 < int(instance.meta["size"]) < path.stat().st_size
 
 
-def test_the_main_gpu_alone_is_used(path: Path) -> None:
+def test_split_mode_none_uses_the_main_gpu(path: Path) -> None:
     how: dict[str, Any] = {"devices": ("sim:1GiB:3",), "n_gpu_layers": -1, "n_ctx": 64}
     for mode, expected in (("layer", ["SIM0", "SIM1", "SIM2"]), ("none", ["SIM1"])):
         params = open_params(path, **how, split_mode=mode, main_gpu=1)
@@ -96,26 +94,24 @@ def test_the_main_gpu_alone_is_used(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"), [((), ["CUDA is not used: no driver"]), (("none",), []), (("sim",), [])]
+    ("names", "logged"), [((), ["CUDA is not used: no driver"]), (("none",), []), (("sim",), [])]
 )
 def test_why_no_gpu_is_used(
     path: Path,
-    asked: tuple[str, ...],
-    told: list[str],
+    names: tuple[str, ...],
+    logged: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
     with (
         caplog.at_level(logging.INFO, "lamella"),
-        open_instance(open_params(path, n_ctx=64, devices=asked)),
+        open_instance(open_params(path, n_ctx=64, devices=names)),
     ):
-        assert caplog.messages == told
+        assert caplog.messages == logged
 
 
-def test_nothing_stays_open_when_a_late_part_fails(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_error_closes_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 
     def fail(*_: object, **__: object) -> None:
@@ -152,7 +148,9 @@ def test_threads(
     monkeypatch.setattr(lookup, "usable_cpus", lambda: 8)
     assert lookup._threads(PlacementParams(**given)) == used
     most = max(given.values(), default=0)
-    expected = [f"{most} threads were requested, 8 can run at once: using 8"] if warns else []
+    expected = (
+        [f"{most} threads were requested, but only 8 can run at once: using 8"] if warns else []
+    )
     assert [r.message for r in caplog.records] == expected
 
 

@@ -1,4 +1,4 @@
-"""What to open is declared once: a new field is a new option, everywhere."""
+"""Parameters are declared once: a new field is a new option everywhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOMS = ("base", "graph", "alloc", "sched", "kernels", "model", "runtime", "obse
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package in which one group of options has one more field."""
+    """A copy of the package with one more field in one group of options."""
     folder = tmp_path_factory.mktemp("changed")
     shutil.copytree(ROOT / "api", folder / "lamella")
     for room in (*ROOMS, "server", "cli"):
@@ -68,8 +68,8 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
         return json.loads(done.stdout)["params"]["n_new"]
 
     helps = run(changed, "-c", HELPS, "run", "chat", "serve", "plan", "explain", "profile", "bench")
-    for told in helps.stdout.split("usage:")[1:]:
-        assert "-nn, --number-new N" in told and "a new number (3)" in told, told
+    for text in helps.stdout.split("usage:")[1:]:
+        assert "-nn, --number-new N" in text and "a new number (3)" in text, text
     assert helps.stdout.count("a new number (3)") == 7, helps.stderr
     assert planned() == 3
     assert planned("-nn", "5") == 5
@@ -92,7 +92,7 @@ except lamella.RequestError as e:
 
 
 def test_every_option_is_read_somewhere() -> None:
-    """Of each option there is code that reads it by its name, besides its declaration."""
+    """Code besides the declaration reads each option by its name."""
     sources = [
         path.read_text("utf-8")
         for room in (*ROOMS, "server", "cli")

@@ -36,14 +36,14 @@ PAGE = 4
     [
         # pages
         (prompt(9), 0, True, [], False),
-        (prompt(9), 0, False, [], False),  # alone it always enters
+        (prompt(9), 0, False, [], False),  # without running jobs it always starts
         (prompt(9), 0, True, [DECODING], False),
         (prompt(9), 0, False, [DECODING], True),
         # a running job evaluates the next page of its prefix
         (prompt(9), 0, True, [prompt(9)], True),
         (prompt(9), 4, True, [prompt(9, 4)], True),
         (prompt(9), 6, True, [prompt(9, 6)], True),  # the page is shared in part
-        (prompt(9), 8, True, [prompt(9)], False),  # its next page would be its last token's
+        (prompt(9), 8, True, [prompt(9)], False),  # the next page has only the last token
         (prompt(4), 0, True, [prompt(4)], False),
         (prompt(5), 0, True, [prompt(4)], True),
         (prompt(9), 0, True, [prompt(3)], False),  # not a full page
@@ -66,11 +66,11 @@ def test_which_jobs_wait(
 @pytest.mark.parametrize(
     ("n_shared", "fits", "n"), [(0, True, 0), (6, True, 6), (6, False, 4), (8, False, 8)]
 )
-def test_how_much_of_a_prefix_is_shared(n_shared: int, fits: bool, n: int) -> None:
+def test_shared_length(n_shared: int, fits: bool, n: int) -> None:
     assert policy.shared_length(n_shared, fits, PAGE) == n
 
 
-def test_the_youngest_gives_way() -> None:
+def test_the_youngest_is_preempted() -> None:
     old, young = prompt(3), State((1,), decoding=True)
     assert policy.victim([old]) is old
     assert policy.victim([old, young]) is young
@@ -88,12 +88,12 @@ def test_the_youngest_gives_way() -> None:
         ([prompt(3), prompt(20)], 0, 8, [3, 5]),  # the oldest first
         ([prompt(20), prompt(3)], 0, 8, [8]),
         ([DECODING, prompt(20), DECODING], 2, 8, [6]),
-        ([prompt(9)], 8, 8, [1]),  # prompts always go on
+        ([prompt(9)], 8, 8, [1]),  # prompts always make progress
         ([prompt(9), prompt(9)], 12, 8, [1]),
         ([prompt(9, settled=True), prompt(3)], 0, 8, [3]),
     ],
 )
-def test_what_a_step_evaluates_of_prompts(
+def test_prompt_chunks(
     running: list[State], n_decoding: int, n_ubatch: int, chunks: list[int]
 ) -> None:
     found = policy.prompt_chunks(running, n_decoding, n_ubatch)
@@ -116,7 +116,7 @@ def test_every_decoding_job_gets_a_token() -> None:
         (2, 3, 5, 9, True, (StopType.LIMIT, False)),
         (2, -1, 8, 9, False, (None, False)),
         (2, -1, 9, 9, False, (StopType.LIMIT, True)),
-        (3, 3, 9, 9, False, (StopType.LIMIT, False)),  # nothing was cut short
+        (3, 3, 9, 9, False, (StopType.LIMIT, False)),  # the limit came first
     ],
 )
 def test_limits(
@@ -136,8 +136,8 @@ def test_limits(
         (0, 1e9, True, False),  # no limit
         (10, 9, True, False),
         (10, 10, True, True),
-        (10, 11, False, False),  # it has a new line first
+        (10, 11, False, False),  # no new line yet
     ],
 )
-def test_time(t_max_ms: float, elapsed_ms: float, has_new_line: bool, late: bool) -> None:
+def test_time_limit(t_max_ms: float, elapsed_ms: float, has_new_line: bool, late: bool) -> None:
     assert policy.is_late(t_max_ms, elapsed_ms, has_new_line) is late

@@ -1,4 +1,4 @@
-"""A prompt whose beginning is in the pool gives the bits that it gives alone, on real models."""
+"""A prompt with a cached prefix gives the same bits as without, on real models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lamella.runtime.open import open_instance
 from lamella.runtime.text import TokenProbs, generate
 
 PROMPT = [1, *(3 + i * 7 % 250 for i in range(80))]
-PLACES = {
+PLACEMENTS = {
     "cpu": open_params("", devices=("none",)),
     "cpu-q8": open_params("", devices=("none",), type_k="q8_0", type_v="q8_0"),
     "sim": open_params("", devices=("sim",), n_gpu_layers=-1),
-    # the device takes no large chunks over: who computes a token may not depend on its neighbours
+    # no op offload: it would make the device of a token depend on the size of its chunk
     "sim+cpu": open_params("", devices=("sim",), n_gpu_layers=1, op_offload=False),
     "two": open_params("", devices=("sim", "sim"), n_gpu_layers=-1),
 }
@@ -29,7 +29,7 @@ PLACES = {
 def run(
     instance: Instance, prompt: Sequence[int], *, cache_prompt: bool = True
 ) -> tuple[int, list[TokenProbs]]:
-    """How many tokens needed no evaluation, and the probabilities at each place, to the bit."""
+    """The number of cached tokens, and the exact probabilities at each position."""
     generation = generate(
         instance.engine,
         instance.vocab,
@@ -45,13 +45,13 @@ def run(
     return generation.result.n_cached, probs
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_what_is_reused_changes_no_bit(tmp_path: Path, name: str, place: str) -> None:
+def test_cached_prefixes_change_no_bit(tmp_path: Path, name: str, placement: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_model(TINY[name], path, GGMLType.Q8_0)
     prompts = [PROMPT[:n] + more for n in (81, 64, 65, 63, 7, 32) for more in ([], [9, 8, 7])]
-    with open_instance(PLACES[place].change(path=path, n_ctx=224, n_ubatch=32)) as instance:
+    with open_instance(PLACEMENTS[placement].change(path=path, n_ctx=224, n_ubatch=32)) as instance:
         cold = [run(instance, prompt, cache_prompt=False) for prompt in prompts]
         assert {n_cached for n_cached, _ in cold} == {0}
         run(instance, PROMPT)

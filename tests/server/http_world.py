@@ -1,6 +1,6 @@
-"""A server in a thread, over the fake context, and a plain HTTP client: what the HTTP tests share.
+"""Shared by the HTTP tests: a server in a thread over the fake context, and a plain HTTP client.
 
-The server is the real one, on a free port, with asyncio's debug mode on: a callback that blocks the
+The server is the real one, on a free port, in asyncio's debug mode. A callback that blocks the
 event loop for long makes the test fail when the server is closed.
 """
 
@@ -34,12 +34,12 @@ from lamella.server.state import ServerConfig
 assert VOCAB.n_tokens == len(PIECES)
 
 BOS, BOS_TEXT = 1, "<s>"
-N_BLOCKING_SECONDS = 5.0  # of one callback: as long as no busy machine holds up a quick one
-THREAD = "test-server"  # the event loop's
+N_BLOCKING_SECONDS = 5.0  # limit of one callback; long enough for a busy machine
+THREAD = "test-server"  # the thread of the event loop
 
 
 class HttpVocab(FakeVocab):
-    """The fake vocabulary with a BOS; a character it lacks is left out."""
+    """The fake vocabulary with a BOS. Unknown characters are left out."""
 
     bos, eos, eot, unk = BOS, 2, None, 0
     add_bos, add_eos = True, False
@@ -71,7 +71,7 @@ def make_model(
     n_parallel: int = 4,
     max_waiting: int = 64,
 ) -> Instance:
-    """A model whose texts depend on every token before."""
+    """A fake model. Each token of its texts depends on all tokens before."""
     known = cast(Vocab, vocab or HttpVocab())
     engine = Engine(
         cast(Context, context or FakeContext()),
@@ -91,7 +91,7 @@ def make_model(
 
 
 def fake_plan(decode: Sequence[Displaced] = (), prefill: Sequence[Displaced] = ()) -> ModelPlan:
-    """A plan that has nothing but displaced nodes."""
+    """A plan with displaced nodes only."""
     graphs = {"decode": decode, "prefill": prefill}
     named = {name: SimpleNamespace(displaced=nodes) for name, nodes in graphs.items()}
     return cast(ModelPlan, SimpleNamespace(**named))
@@ -109,7 +109,7 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error, after a look at the shape all errors have."""
+        """The error. Asserts the common shape of errors."""
         error = self.json["error"]
         assert error["code"] == self.status, error
         assert error["message"], error
@@ -118,7 +118,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """What a stream said; [DONE] stays a text, pings are left out."""
+        """The events of a stream. [DONE] stays a text, pings are left out."""
         assert self.headers["content-type"] == "text/event-stream"
         frames = self.raw.decode().split("\n\n")
         assert frames.pop() == "", "the stream does not end with an empty line"
@@ -127,7 +127,7 @@ class Reply:
 
 
 class RunningServer:
-    """A server as `running` started it."""
+    """A server started by `running`."""
 
     def __init__(self, model: Instance, port: int) -> None:
         self.model = model
@@ -158,7 +158,7 @@ class RunningServer:
         return self.call("POST", path, body)
 
     def ok(self, path: str, **body: object) -> Any:
-        """The JSON that a sound request is answered with."""
+        """The JSON reply of a request that must succeed."""
         reply = self.post(path, body)
         assert reply.status == 200, reply.raw
         return reply.json
@@ -168,26 +168,26 @@ class RunningServer:
 def running(
     load: Callable[[], Instance] = make_model, config: ServerConfig | None = None
 ) -> Iterator[RunningServer]:
-    """A server with a loaded model; checks afterwards that nothing blocked its event loop."""
+    """A server with a loaded model. Asserts at the end that nothing blocked its event loop."""
     models: list[Instance] = []
 
-    def load_and_keep() -> Instance:
+    def load_and_record() -> Instance:
         models.append(load())
         return models[0]
 
-    with listening(load_and_keep, config) as port:
+    with listening(load_and_record, config) as port:
         yield RunningServer(models[0], port)
 
 
 @contextmanager
 def listening(load: Callable[[], Instance], config: ServerConfig | None = None) -> Iterator[int]:
-    """The port of a server that is ready."""
+    """Start a server and yield its port when it is ready."""
     config = config or ServerConfig(port=0)
     addresses: list[str] = []
     ready = threading.Event()
     failed: list[BaseException] = []
     stops: list[Callable[[], object]] = []
-    complaints = _Complaints()
+    warnings = _AsyncioWarnings()
 
     def announce(address: str) -> None:
         addresses.append(address)
@@ -208,7 +208,7 @@ def listening(load: Callable[[], Instance], config: ServerConfig | None = None) 
         ready.set()
 
     thread = threading.Thread(target=run, name=THREAD)
-    with complaints.gathered():
+    with warnings.recorded():
         thread.start()
         assert ready.wait(WAIT_S), "the server did not start"
         try:
@@ -216,16 +216,16 @@ def listening(load: Callable[[], Instance], config: ServerConfig | None = None) 
                 raise failed[0]
             yield int(addresses[0].rpartition(":")[2])
         finally:
-            with suppress(RuntimeError):  # it has failed, and its loop is closed
+            with suppress(RuntimeError):  # the server failed and its loop is closed
                 stops[0]()
             thread.join(WAIT_S)
     assert not thread.is_alive(), "the server did not stop"
     assert failed == []
-    assert complaints.texts == []
+    assert warnings.texts == []
 
 
-class _Complaints(logging.Handler):
-    """What asyncio says of callbacks that took too long, and of exceptions nobody took."""
+class _AsyncioWarnings(logging.Handler):
+    """Records asyncio's warnings: slow callbacks and exceptions that were never retrieved."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -235,7 +235,7 @@ class _Complaints(logging.Handler):
         self.texts.append(record.getMessage())
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         logger = logging.getLogger("asyncio")
         logger.addHandler(self)
         try:

@@ -1,4 +1,4 @@
-"""The server's life: loading, failing to load, keys, CORS, stopping."""
+"""The server's life cycle: loading, load errors, API keys, CORS, stopping."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lamella.server.state import ServerConfig
 def eventually(check: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not check():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.005)
 
 
-def test_while_it_loads_everything_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = app._listen
     ports: list[int] = []
     replies: list[Reply] = []
@@ -55,15 +55,15 @@ def test_while_it_loads_everything_is_unavailable(monkeypatch: pytest.MonkeyPatc
         }
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+def test_a_load_error_ends_the_server() -> None:
     def load() -> Instance:
-        raise ModelFileError("x.gguf: no GGUF file")
+        raise ModelFileError("x.gguf: not a GGUF file")
 
     with pytest.raises(ModelFileError, match=r"x\.gguf"), listening(load):
         pass
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use() -> None:
     with (
         running() as server,
         pytest.raises(RequestError, match=f"cannot listen on 127.0.0.1, port {server.port}: .*use"),
@@ -72,7 +72,7 @@ def test_a_port_in_use_is_named() -> None:
         pass
 
 
-ELSEWHERE = ServerConfig(host="192.0.2.1", port=0)  # an address of no machine (RFC 5737)
+ELSEWHERE = ServerConfig(host="192.0.2.1", port=0)  # reserved for documentation (RFC 5737)
 
 
 def test_an_address_of_another_machine() -> None:
@@ -85,18 +85,18 @@ def test_an_invalid_port() -> None:
         ServerConfig(port=99999)
 
 
-def test_run_server_reports_why_it_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_server_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_server(ELSEWHERE, make_model) == 1
     assert capsys.readouterr().err.startswith("lamella: error: cannot listen on 192.0.2.1")
 
 
-def test_a_server_that_cannot_start_leaves_signals_as_they_were() -> None:
+def test_run_server_restores_signal_handlers_after_an_error() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert run_server(ELSEWHERE, make_model) == 1
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def test_keys() -> None:
+def test_api_keys() -> None:
     with running(config=ServerConfig(port=0, api_keys=("one", "two"))) as server:
         assert server.get("/health").status == 200
         assert server.get("/v1/health").status == 200
@@ -136,7 +136,7 @@ def test_cors_and_server_headers() -> None:
 
 
 def test_stopping_ends_running_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "N_HANDLER_SECONDS", WAIT_S)  # however slow the machine is
+    monkeypatch.setattr(app, "N_HANDLER_SECONDS", WAIT_S)  # for slow machines
     context = FakeContext()
     in_step, go_on = threading.Event(), threading.Event()
 
@@ -145,7 +145,7 @@ def test_stopping_ends_running_generations(monkeypatch: pytest.MonkeyPatch) -> N
             in_step.set()
             assert go_on.wait(WAIT_S)
 
-    def let_go() -> None:
+    def continue_when_closed() -> None:
         eventually(lambda: server.model.engine.closed)
         go_on.set()
 
@@ -156,6 +156,6 @@ def test_stopping_ends_running_generations(monkeypatch: pytest.MonkeyPatch) -> N
         thread = threading.Thread(target=lambda: replies.append(server.post("/completion", body)))
         thread.start()
         assert in_step.wait(WAIT_S)
-        threading.Thread(target=let_go).start()
+        threading.Thread(target=continue_when_closed).start()
     thread.join(WAIT_S)
     assert replies[0].error["type"] == "unavailable_error"

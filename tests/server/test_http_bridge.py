@@ -28,56 +28,56 @@ def body(n_predict: int = 5) -> GenerationBody:
     return GenerationBody(n_predict=n_predict, ignore_eos=True)
 
 
-async def settled(model: Instance) -> None:
-    """Between two steps nobody has just left a place and is not told yet."""
+async def idle(model: Instance) -> None:
+    """Wait until no job runs or waits. `call` runs between two steps, after their events."""
     engine = model.engine
     while await asyncio.to_thread(engine.call, lambda c: engine.n_running + engine.n_waiting):
         await asyncio.sleep(0.005)
 
 
-def test_what_happened_meanwhile_comes_in_one_go() -> None:
+def test_events_are_read_together() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
         bridge.submit([choice(0), choice(1)], [PROMPT], body())
-        await settled(model)
-        news = await bridge.news(WAIT_S)
+        await idle(model)
+        events = await bridge.events(WAIT_S)
         for i in (0, 1):
-            *pieces, result = [report.event for report in news if report.index == i]
+            *pieces, result = [item.event for item in events if item.index == i]
             assert all(isinstance(piece, Piece) for piece in pieces)
             assert isinstance(result, Result)
-        assert await bridge.news(0.01) == []
+        assert await bridge.events(0.01) == []
 
     model = make_model()
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
     model.engine.close()
 
 
-def test_news_that_was_taken_wakes_nobody_again() -> None:
+def test_events_already_read_do_not_wake_a_reader() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge._say(0, Progress(1, 3))
-        await asyncio.sleep(0)  # its wake-up has come, that of the next one has not
-        bridge._say(0, Progress(2, 3))
-        assert len(await bridge.news(WAIT_S)) == 2
-        news = asyncio.create_task(bridge.news(WAIT_S))
+        bridge._post(0, Progress(1, 3))
+        await asyncio.sleep(0)  # the first wake-up has arrived, the second one has not
+        bridge._post(0, Progress(2, 3))
+        assert len(await bridge.events(WAIT_S)) == 2
+        events = asyncio.create_task(bridge.events(WAIT_S))
         await asyncio.sleep(0.01)
-        assert not news.done()
-        bridge._say(0, Progress(3, 3))
-        assert len(await news) == 1
+        assert not events.done()
+        bridge._post(0, Progress(3, 3))
+        assert len(await events) == 1
 
     model = make_model()
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
     model.engine.close()
 
 
-def test_much_news_comes_in_portions() -> None:
+def test_many_events_are_read_in_portions() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
         bridge.submit([choice()], [PROMPT], body(70))
-        await settled(model)
-        portions = [await bridge.news(WAIT_S) for _ in range(3)]
+        await idle(model)
+        portions = [await bridge.events(WAIT_S) for _ in range(3)]
         assert [len(portion) for portion in portions[:2]] == [32, 32]
-        *pieces, result = [report.event for portion in portions for report in portion]
+        *pieces, result = [item.event for portion in portions for item in portion]
         assert isinstance(result, Result)
         assert sum(len(piece.tokens) for piece in pieces if isinstance(piece, Piece)) == 70
 
@@ -86,7 +86,7 @@ def test_much_news_comes_in_portions() -> None:
     model.engine.close()
 
 
-def test_an_error_comes_alone_after_what_was_said_before_it() -> None:
+def test_an_error_comes_alone_after_earlier_events() -> None:
     context = FakeContext()
 
     def fail(step: int) -> None:
@@ -96,9 +96,9 @@ def test_an_error_comes_alone_after_what_was_said_before_it() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
         bridge.submit([choice()], [PROMPT], body())
-        await settled(model)
-        assert all(isinstance(report.event, Piece) for report in await bridge.news(WAIT_S))
-        (last,) = await bridge.news(WAIT_S)
+        await idle(model)
+        assert all(isinstance(item.event, Piece) for item in await bridge.events(WAIT_S))
+        (last,) = await bridge.events(WAIT_S)
         assert isinstance(last.event, LamellaError)
 
     context.on_decode = fail
@@ -107,7 +107,7 @@ def test_an_error_comes_alone_after_what_was_said_before_it() -> None:
     model.engine.close()
 
 
-def test_a_closed_loop_is_no_fault_of_the_engine() -> None:
+def test_the_engine_survives_a_closed_loop() -> None:
     context = FakeContext()
     in_step, go_on = threading.Event(), threading.Event()
 
@@ -124,12 +124,12 @@ def test_a_closed_loop_is_no_fault_of_the_engine() -> None:
     model = make_model(context)
     asyncio.run(main())
     go_on.set()
-    asyncio.run(settled(model))
-    assert len(context.steps) == 5  # to its end
+    asyncio.run(idle(model))
+    assert len(context.steps) == 5  # the job ran to its end
     model.engine.close()
 
 
-def test_those_submitted_before_one_is_refused_are_cancelled_with_the_request() -> None:
+def test_close_cancels_jobs_submitted_before_an_error() -> None:
     context = FakeContext()
     in_step, go_on = threading.Event(), threading.Event()
 
@@ -144,7 +144,7 @@ def test_those_submitted_before_one_is_refused_are_cancelled_with_the_request() 
         assert in_step.wait(WAIT_S)
         bridge.close()
         go_on.set()
-        await settled(model)
+        await idle(model)
 
     context.on_decode = wait
     model = make_model(context, n_parallel=2, max_waiting=3)
@@ -153,7 +153,7 @@ def test_those_submitted_before_one_is_refused_are_cancelled_with_the_request() 
     model.engine.close()
 
 
-def test_too_many_requests_are_told_to_come_again() -> None:
+def test_too_many_requests_get_503() -> None:
     context, go_on = FakeContext(), threading.Event()
 
     def wait(step: int) -> None:
@@ -164,5 +164,5 @@ def test_too_many_requests_are_told_to_come_again() -> None:
         error = server.post("/completion", {"prompt": ["a"] * 9}).error
         assert (error["code"], error["type"]) == (503, "unavailable_error")
         go_on.set()
-        asyncio.run(settled(server.model))  # those before the refused one have left
+        asyncio.run(idle(server.model))  # jobs submitted before the error have ended
         assert server.ok("/completion", prompt="a", n_predict=1)

@@ -1,4 +1,4 @@
-"""Generating without a stream: the native route and the two OpenAI ones."""
+"""Generation without a stream: the native route and the two OpenAI routes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def text_of(server: RunningServer, prompt: str, n: int, **sampling: Any) -> str:
-    """What is to be generated, without an engine."""
+    """The expected text, computed without an engine."""
     vocab = server.model.vocab
     return vocab.detokenize(expected(vocab.tokenize(prompt), SamplingParams(**sampling), n))
 
@@ -57,13 +57,13 @@ def test_the_native_reply(server: RunningServer, path: str) -> None:
     assert settings.keys() >= {"top_k", "samplers", "stop", "n_probs", "ignore_eos", "stream"}
 
 
-def test_tokens_on_request(server: RunningServer) -> None:
+def test_return_tokens(server: RunningServer) -> None:
     reply = server.ok("/completion", prompt=[BOS, 7], return_tokens=True, **GREEDY)
     assert reply["tokens"] == expected((BOS, 7), SamplingParams(temperature=0), 12)
     assert reply["tokens_evaluated"] == 2
 
 
-def test_the_seed_that_was_used_repeats_the_text(server: RunningServer) -> None:
+def test_the_reported_seed_repeats_the_text(server: RunningServer) -> None:
     first = server.ok("/completion", prompt="ab", n_predict=20)
     seed = first["generation_settings"]["seed"]
     assert seed >= 0
@@ -71,7 +71,7 @@ def test_the_seed_that_was_used_repeats_the_text(server: RunningServer) -> None:
     assert again["content"] == first["content"] == text_of(server, "ab", 20, seed=seed)
 
 
-def test_a_stop_string_ends_the_text_and_is_no_part_of_it(server: RunningServer) -> None:
+def test_a_stop_string_ends_the_text_and_is_left_out(server: RunningServer) -> None:
     whole = server.ok("/completion", prompt="abc", **GREEDY)["content"]
     word = whole[3:5]
     reply = server.ok("/completion", prompt="abc", stop=["no such", word], **GREEDY)
@@ -81,7 +81,7 @@ def test_a_stop_string_ends_the_text_and_is_no_part_of_it(server: RunningServer)
     assert chosen["finish_reason"] == "stop"
 
 
-def test_a_model_that_ends_the_text(server: RunningServer) -> None:
+def test_an_end_token_ends_the_text(server: RunningServer) -> None:
     bias = [[2, 1000]]
     reply = server.ok("/completion", prompt="a", logit_bias=bias)
     assert (reply["stop_type"], reply["content"]) == ("eos", "")
@@ -97,7 +97,7 @@ def test_a_full_context_truncates(server: RunningServer) -> None:
     assert reply["tokens_evaluated"] + reply["tokens_predicted"] == server.model.n_ctx
 
 
-def test_a_banned_token_is_said_in_json(server: RunningServer) -> None:
+def test_a_banned_token_in_json(server: RunningServer) -> None:
     reply = server.ok("/completion", prompt="a", n_predict=1, logit_bias=[[7, False], [8, 0.5]])
     assert reply["generation_settings"]["logit_bias"] == [
         {"token": 7, "bias": False},
@@ -117,7 +117,7 @@ def test_several_prompts(server: RunningServer) -> None:
     assert merged["usage"]["completion_tokens"] == 24
 
 
-def test_several_choices_have_seeds_that_count_up(server: RunningServer) -> None:
+def test_several_choices_have_ascending_seeds(server: RunningServer) -> None:
     fields: dict[str, Any] = {"prompt": "abc", "n_predict": 12, "ignore_eos": True}
     alone = [server.ok("/completion", seed=seed, **fields)["content"] for seed in (5, 6, 7)]
     reply = server.ok("/v1/completions", seed=5, n=3, **fields)
@@ -156,7 +156,7 @@ def test_probabilities_after_sampling(server: RunningServer) -> None:
         assert math.fsum(top["prob"] for top in at["top_probs"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_only_the_fields_asked_for(server: RunningServer) -> None:
+def test_response_fields(server: RunningServer) -> None:
     wanted = ["content", "generation_settings/n_predict", "timings/nothing", "nothing"]
     reply = server.ok("/completion", prompt="a", n_predict=1, response_fields=wanted)
     assert reply.keys() == {"content", "generation_settings/n_predict"}
@@ -183,15 +183,15 @@ def test_the_openai_completion(server: RunningServer) -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
-    again = server.ok("/v1/completions", **body)  # what others have left changes nothing
+    again = server.ok("/v1/completions", **body)  # cached prefixes change nothing
     assert again["choices"] == [choice]
 
 
-def test_what_a_prompt_begins_with_is_evaluated_once(server: RunningServer) -> None:
+def test_a_shared_prefix_is_evaluated_once(server: RunningServer) -> None:
     body = {"prompt": "zyxwv", "n_predict": 4, "temperature": 0}
     first = server.ok("/completion", **body)
     again = server.ok("/completion", **body)
-    assert again["timings"]["cache_n"] == 5  # with BOS; the last one is evaluated
+    assert again["timings"]["cache_n"] == 5  # with BOS; the last token is evaluated
     assert again["timings"]["prompt_n"] == 1
     anew = server.ok("/completion", **body, cache_prompt=False)
     assert (anew["timings"]["cache_n"], anew["timings"]["prompt_n"]) == (0, 6)
@@ -224,7 +224,7 @@ def test_logprobs_of_a_chat(server: RunningServer) -> None:
         assert [len(at["top_logprobs"]) for at in content] == [n] * len(content)
 
 
-def test_eight_clients_get_the_texts_they_get_alone(server: RunningServer) -> None:
+def test_parallel_clients_get_the_same_texts_as_alone(server: RunningServer) -> None:
     bodies: list[dict[str, Any]] = [
         {
             "prompt": "abc "[: 1 + i % 4] * (1 + 5 * i),

@@ -1,4 +1,4 @@
-"""Errors over HTTP: statuses, the documented body, and nothing that ends the server."""
+"""Errors over HTTP: statuses and the documented body. No request ends the server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_error_has_a_status_and_a_type(error: Exception, status: int, type:
     assert body["error"]["message"]
 
 
-def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
+def test_the_error_of_a_long_prompt_has_both_sizes() -> None:
     status, body = describe(ContextSizeError(100, 64))
     assert status == 400
     assert body["error"].pop("message").startswith("the prompt has 100 tokens")
@@ -65,7 +65,7 @@ def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), BackendError("secret"), MemoryError()])
-def test_what_nobody_foresaw_is_logged_and_not_told(
+def test_unexpected_errors_are_logged_without_details_for_the_client(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "lamella.server"):
@@ -75,7 +75,7 @@ def test_what_nobody_foresaw_is_logged_and_not_told(
     assert caplog.records[0].exc_info is not None
 
 
-def test_nobody_is_told_that_the_client_is_gone() -> None:
+def test_a_lost_connection_gets_no_response() -> None:
     async def handler(request: web.Request) -> web.Response:
         raise ConnectionResetError("gone")
 
@@ -124,9 +124,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
-def test_broken_bodies_are_the_client_s_fault_on_every_route(
-    server: RunningServer, raw: bytes
-) -> None:
+def test_invalid_bodies_get_400_on_every_route(server: RunningServer, raw: bytes) -> None:
     for path in (
         *("/completion", "/v1/completions", "/v1/chat/completions"),
         *("/tokenize", "/detokenize", "/apply-template"),
@@ -166,7 +164,7 @@ def test_compressed_bodies(server: RunningServer) -> None:
     assert server.call("POST", "/tokenize", b"no gzip", packed).error["code"] == 400
 
 
-def test_what_is_no_http_at_all(server: RunningServer) -> None:
+def test_bytes_that_are_not_http(server: RunningServer) -> None:
     for raw in (b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"POST /completion HTTP/1.1\r\nX"):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(raw)
@@ -178,7 +176,7 @@ class BrokenVocab(HttpVocab):
         raise KeyError("/secret/path")
 
 
-def test_a_fault_of_ours_is_a_500_without_details() -> None:
+def test_an_internal_error_is_500_without_details() -> None:
     with running(lambda: make_model(vocab=BrokenVocab())) as server:
         reply = server.post("/completion", {"prompt": "a"})
         assert (reply.status, reply.error["type"]) == (500, "server_error")

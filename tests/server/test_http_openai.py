@@ -1,4 +1,4 @@
-"""The official client package, used as its users do."""
+"""The official `openai` client package against the server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_completion(client: OpenAI) -> None:
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (4, 8)
     assert reply.usage.prompt_tokens_details is not None
-    assert reply.usage.prompt_tokens_details.cached_tokens in range(4)  # others may begin alike
+    assert reply.usage.prompt_tokens_details.cached_tokens in range(
+        4
+    )  # other tests may share the prefix
     assert reply.system_fingerprint is not None
     assert reply.object == "text_completion"
 
@@ -153,7 +155,7 @@ def test_error_classes(client: OpenAI, server: RunningServer) -> None:
         stranger.models.list()
 
 
-def test_a_stream_can_be_left(client: OpenAI, server: RunningServer) -> None:
+def test_closing_a_stream_early(client: OpenAI, server: RunningServer) -> None:
     with client.completions.create(
         model="any", prompt="a", stream=True, extra_body={"ignore_eos": True}
     ) as stream:

@@ -1,4 +1,4 @@
-"""A server as a process: where it says it listens, signals, exit statuses."""
+"""The server as a process: its address line, signals, exit statuses."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def process(
     on_decode: str = "pass",
     last_resorts: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A server process; it is killed in the end if it is still there. Without its `last_resorts` it
-    waits for whatever does not end, so that the speed of the machine decides nothing."""
+    """A server process, killed at the end if it still runs. Without `last_resorts`, the server has
+    no time limits for stopping, so that tests do not depend on the machine's speed."""
     code = PROGRAM.format(path=sys.path, load=load, on_decode=on_decode, last_resorts=last_resorts)
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
@@ -64,19 +64,19 @@ def process(
             server.kill()
 
 
-def said(server: subprocess.Popen[str]) -> str:
+def next_line(server: subprocess.Popen[str]) -> str:
     assert server.stderr is not None
     return server.stderr.readline()
 
 
 def port_of(server: subprocess.Popen[str]) -> int:
-    line = said(server)
+    line = next_line(server)
     assert line.startswith("lamella: listening on http://127.0.0.1:"), line
     return int(line.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_status_0(number: signal.Signals) -> None:
+def test_a_signal_ends_the_server_with_status_0(number: signal.Signals) -> None:
     with process(on_decode="time.sleep(0.01)") as server:
         port = port_of(server)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
@@ -104,38 +104,38 @@ def test_more_signals_change_nothing(number: signal.Signals) -> None:
         assert server.stderr.read() == ""
 
 
-def test_a_step_that_takes_for_ever_does_not_keep_it_alive() -> None:
+def test_an_endless_step_does_not_keep_the_server_alive() -> None:
     assert N_STOP_SECONDS < 5
     step = "print('in a step', file=sys.stderr, flush=True); time.sleep(3600)"
     with process(on_decode=step, last_resorts=True) as server:
         port = port_of(server)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
             client.request("POST", "/completion", b'{"prompt": "a"}')
-            assert said(server) == "in a step\n"
+            assert next_line(server) == "in a step\n"
             server.terminate()
             assert server.wait(WAIT_S) == 0
 
 
-def test_a_signal_while_it_loads() -> None:
+def test_a_signal_while_the_model_loads() -> None:
     load = "print('loading', file=sys.stderr, flush=True); time.sleep(3600)"
     with process(load=load) as server:
-        assert said(server) == "loading\n"
+        assert next_line(server) == "loading\n"
         server.terminate()
         assert server.wait(WAIT_S) == 0
 
 
-def test_a_model_that_cannot_be_loaded() -> None:
-    with process(load="raise ModelFileError('x.gguf: no GGUF file')") as server:
-        assert said(server) == "lamella: error: x.gguf: no GGUF file\n"
+def test_a_load_error() -> None:
+    with process(load="raise ModelFileError('x.gguf: not a GGUF file')") as server:
+        assert next_line(server) == "lamella: error: x.gguf: not a GGUF file\n"
         assert server.wait(WAIT_S) == 1
 
 
-def test_clients_that_break_http_or_leave_are_not_logged() -> None:
+def test_invalid_http_and_disconnects_are_not_logged() -> None:
     with process(on_decode="time.sleep(0.005)") as server:
         port = port_of(server)
         body = b'{"prompt": "a", "stream": true, "ignore_eos": true}'
-        ask = b"POST /completion HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        for raw in (b"GET /health HTTP/1.1\r\nContent-Length: -1\r\n\r\n", *[ask] * 20):
+        request = b"POST /completion HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        for raw in (b"GET /health HTTP/1.1\r\nContent-Length: -1\r\n\r\n", *[request] * 20):
             with closing(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)) as client:
                 client.sendall(raw)
                 assert client.recv(1000)
@@ -146,7 +146,7 @@ def test_clients_that_break_http_or_leave_are_not_logged() -> None:
         assert server.stderr.read() == ""
 
 
-def test_what_clients_send_does_not_end_it() -> None:
+def test_invalid_bodies_do_not_end_the_server() -> None:
     with process() as server:
         client = RunningServer(make_model(), port_of(server))
         client.model.engine.close()

@@ -1,4 +1,4 @@
-"""From requests to token ids and sampling parameters."""
+"""Bodies of requests become token ids and sampling parameters."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_a_bos_is_added_only_before_a_text(model: Instance) -> None:
 
 
 def test_a_last_assistant_message_is_continued(model: Instance) -> None:
-    asked = render(model, USER)
-    assert render(model, USER, REPLY) == asked + "well"
-    assert render(model, USER, REPLY, add_generation_prompt=False) == asked + "well"
-    assert render(model, USER, REPLY, continue_final_message=True) == asked + "well"
+    prompt = render(model, USER)
+    assert render(model, USER, REPLY) == prompt + "well"
+    assert render(model, USER, REPLY, add_generation_prompt=False) == prompt + "well"
+    assert render(model, USER, REPLY, continue_final_message=True) == prompt + "well"
     closed = render(model, USER, REPLY, continue_final_message=False)
     assert "well" in closed
     assert not closed.endswith("well")
@@ -64,11 +64,11 @@ def test_template_options_reach_the_template(model: Instance) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{{ flag }}{{ reasoning_effort }}"
     model = replace(model, chat=ChatTemplate(source, bos=BOS_TEXT))
     options = {"flag": "!", "reasoning_effort": "low"}
-    assert render(model, USER, chat_template_kwargs=options) == "hi!low"  # and without the BOS
+    assert render(model, USER, chat_template_kwargs=options) == "hi!low"  # without the BOS
     assert render(model, USER, reasoning_effort="high") == "hihigh"
 
 
-def test_a_template_may_refuse(model: Instance) -> None:
+def test_a_template_may_raise(model: Instance) -> None:
     model = replace(model, chat=ChatTemplate("{{ raise_exception('no system messages') }}"))
     with pytest.raises(RequestError, match="no system messages"):
         render(model, USER)
@@ -82,7 +82,7 @@ def test_sampling_fields_replace_the_model_s_defaults(model: Instance) -> None:
     assert sampling == replace(own, temperature=0, samplers=("top_k", "temperature"))
 
 
-def test_a_bias_may_name_a_token_by_its_text(model: Instance) -> None:
+def test_a_bias_for_the_tokens_of_a_text(model: Instance) -> None:
     a, b = model.vocab.tokenize("ab", add_special=False)
     body = completion(logit_bias=[["ab", -1], [9, False]])
     biases = ((a, -1.0), (b, -1.0), (9, float("-inf")))
@@ -105,13 +105,13 @@ def test_choices_of_several_prompts(model: Instance) -> None:
     ]
 
 
-def test_seeds_that_count_up_never_become_random_ones(model: Instance) -> None:
+def test_ascending_seeds_never_become_random(model: Instance) -> None:
     choices = choices_of(model, completion(n=3, seed=2**32 - 2), [[1]])
     assert [c.sampling.seed for c in choices] == [2**32 - 2, 0, 1]
     choices = choices_of(model, completion(n=2), [[1]])
     assert [c.sampling.seed for c in choices] == [-1, -1]
 
 
-def test_no_more_choices_than_run_in_parallel(model: Instance) -> None:
-    with pytest.raises(RequestError, match=r'"n" must be at most 4, .* found 5'):
+def test_n_is_at_most_the_number_of_parallel_requests(model: Instance) -> None:
+    with pytest.raises(RequestError, match=r'"n" must be at most 4 .*, found 5'):
         choices_of(model, completion(n=5), [[1]])

@@ -1,4 +1,4 @@
-"""The routes that generate nothing."""
+"""The routes that do not generate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_tokenize(server: RunningServer) -> None:
     assert server.ok("/tokenize", content=["a", "b"]) == {"tokens": [a, b]}
 
 
-def test_pieces_that_are_no_text_are_bytes(server: RunningServer) -> None:
+def test_pieces_that_are_not_utf8_are_bytes(server: RunningServer) -> None:
     first, second = "é".encode()
     pieces = server.ok("/tokenize", content="aé", with_pieces=True)["tokens"]
     assert [piece["piece"] for piece in pieces] == ["a", [first], [second]]
@@ -81,7 +81,7 @@ def test_apply_template(server: RunningServer) -> None:
 
 
 class WatchedVocab(HttpVocab):
-    """Notes which threads it is asked in to tokenise a long text: a real one may take seconds."""
+    """Records the threads that tokenize long texts, which may take seconds."""
 
     def __init__(self) -> None:
         self.threads: set[str] = set()

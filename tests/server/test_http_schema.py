@@ -1,4 +1,4 @@
-"""Bodies: what is read, what is refused, and what the refusal says."""
+"""Bodies of requests: valid forms, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_forms_of_a_prompt(prompt: object, prompts: object) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[], 3, True, [True], [[1, True]], {}, [1.5], [["a", "b"]]])
-def test_what_is_no_prompt(prompt: object) -> None:
+def test_invalid_prompts(prompt: object) -> None:
     with pytest.raises(RequestError, match=r'^"prompt" must be a text, a list of .*, found '):
         completion(prompt=prompt)
 
@@ -57,7 +57,7 @@ def test_defaults_and_null() -> None:
     assert not completion(stream_options={"include_usage": None}).stream_options.include_usage
 
 
-def test_the_first_of_several_names_wins() -> None:
+def test_the_first_alias_wins() -> None:
     assert completion(max_tokens=1).n_predict == 1
     assert completion(max_tokens=1, max_completion_tokens=2).n_predict == 2
     assert completion(max_tokens=1, max_completion_tokens=2, n_predict=3).n_predict == 3
@@ -66,7 +66,7 @@ def test_the_first_of_several_names_wins() -> None:
     assert completion(n=2).n_choices == completion(n_cmpl=2).n_choices == 2
 
 
-def test_fields_of_sampling_are_gathered_for_those_who_check_them() -> None:
+def test_sampling_fields_are_collected_unchecked() -> None:
     given = {"temperature": 1, "top_k": 3, "seed": 2**40, "samplers": "kt"}
     assert completion(**given, sampling={"top_k": 9}).sampling == given
 
@@ -83,7 +83,7 @@ def test_both_forms_of_logit_bias(value: object, found: object) -> None:
     assert completion(logit_bias=value).logit_bias == found
 
 
-def test_stop_is_a_text_or_a_list_and_empty_ones_do_not_count() -> None:
+def test_stop_is_a_text_or_a_list_without_empty_texts() -> None:
     assert completion(stop="x").stop == ("x",)
     assert completion(stop=["x", "", "y"]).stop == ("x", "y")
     assert completion(stop="").stop == ()
@@ -123,7 +123,7 @@ def test_stop_is_a_text_or_a_list_and_empty_ones_do_not_count() -> None:
         ({"stop": ["y" * 1000, 3]}, r'found \["y{75}\.\.\.$'),
     ],
 )
-def test_wrong_values_are_named(fields: dict[str, object], message: str) -> None:
+def test_invalid_values(fields: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         completion(**fields)
 
@@ -136,9 +136,9 @@ def test_wrong_values_are_named(fields: dict[str, object], message: str) -> None
         (b'{"prompt": "a"} x', "Extra data"),
         (b"[1]", r"must be a JSON object, found \[1\]"),
         (b"null", "must be a JSON object, found null"),
-        (b'{"prompt": NaN}', "NaN is no JSON number"),
-        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is no JSON number"),
-        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not valid: .*5000 digits"),
+        (b'{"prompt": NaN}', "NaN is not a JSON number"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "is invalid: .*5000 digits"),
         (b'{"prompt": "\xff"}', "not UTF-8: byte 12"),
         (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
         (b'{"\\udfff": 1}', "half a surrogate pair"),
@@ -148,7 +148,7 @@ def test_wrong_values_are_named(fields: dict[str, object], message: str) -> None
         (b"{}", r'"prompt" is missing'),
     ],
 )
-def test_what_is_no_body(raw: bytes, message: str) -> None:
+def test_invalid_bodies(raw: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         parse_body(CompletionBody, raw)
 
@@ -168,7 +168,7 @@ def test_a_whole_surrogate_pair_is_a_character() -> None:
         (CompletionBody, b'{"prompt": [' + b'"",' * 500_000 + b'""]}'),
     ],
 )
-def test_wrong_lists_do_not_cost_more_than_they_are_long(model: type[Body], raw: bytes) -> None:
+def test_invalid_lists_need_little_memory(model: type[Body], raw: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RequestError, match=r"^.{,300}$"):
@@ -181,7 +181,7 @@ def test_wrong_lists_do_not_cost_more_than_they_are_long(model: type[Body], raw:
 def test_parts_of_a_message_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = chat(messages=[{"role": "user", "content": parts, "name": "n"}])
-    assert body.messages[0].as_template_sees_it() == {
+    assert body.messages[0].for_template() == {
         "role": "user",
         "content": "a\nb",
         "name": "n",
@@ -201,7 +201,7 @@ def test_parts_of_a_message_become_one_text() -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], r'"messages\[0\]" must have parts'),
     ],
 )
-def test_wrong_messages(messages: object, message: str) -> None:
+def test_invalid_messages(messages: object, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         chat(messages=messages)
 
@@ -217,21 +217,21 @@ def test_probabilities_of_a_chat() -> None:
 
 
 @pytest.mark.parametrize("name", ["self", "messages", "add_generation_prompt"])
-def test_template_options_cannot_replace_what_has_its_own_field(name: str) -> None:
+def test_template_options_cannot_replace_fields(name: str) -> None:
     with pytest.raises(RequestError, match=name):
         chat(chat_template_kwargs={name: 1})
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(name: str) -> None:
+def test_unsupported_features_get_501_unless_they_are_off(name: str) -> None:
     for harmless in UNSUPPORTED[name]:
         chat(**{name: harmless})
     with pytest.raises(web.HTTPNotImplemented) as refused:
-        chat(**{name: {"something": "else"}})
+        chat(**{name: {"other": "value"}})
     assert f'"{name}"' in (refused.value.text or "")
 
 
-def test_pictures_are_refused() -> None:
+def test_pictures_get_501() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     with pytest.raises(web.HTTPNotImplemented, match="Not Implemented") as refused:
         chat(messages=[{"role": "user", "content": [picture]}])
@@ -246,7 +246,7 @@ def test_unknown_fields_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         for _ in range(2):
             completion(**known, brand_new_field=1)
     assert [r.getMessage() for r in caplog.records] == [
-        "requests have a field that is not known and does nothing: 'brand_new_field'"
+        "ignoring an unknown field of requests: 'brand_new_field'"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: the chunks of the three shapes, how streams end, and how they fail."""
+"""Server-sent events: the chunks of the three shapes, the ends of streams, and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_chat_chunks(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_usage_on_request(server: RunningServer, path: str) -> None:
+def test_include_usage(server: RunningServer, path: str) -> None:
     *_, finish, usage, done = stream(server, path, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert finish["choices"][0]["finish_reason"] == "length"
@@ -99,9 +99,9 @@ def test_usage_on_request(server: RunningServer, path: str) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_probabilities_in_chunks(server: RunningServer, path: str) -> None:
-    asked = {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"n_probs": 2}
-    chunks = [chunk for chunk in stream(server, path, **asked) if chunk != "[DONE]"]
-    reply = whole(server, path, **asked)
+    fields = {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"n_probs": 2}
+    chunks = [chunk for chunk in stream(server, path, **fields) if chunk != "[DONE]"]
+    reply = whole(server, path, **fields)
     if path == "/completion":
         found = [at for c in chunks for at in c.get("completion_probabilities", [])]
         assert found == reply["completion_probabilities"]
@@ -132,8 +132,8 @@ def test_several_choices_share_a_stream(server: RunningServer) -> None:
 
 
 def test_progress_of_the_prompt(server: RunningServer) -> None:
-    anew = {"return_progress": True, "cache_prompt": False}
-    events = stream(server, "/completion", prompt="a" * 49, **anew)
+    uncached = {"return_progress": True, "cache_prompt": False}
+    events = stream(server, "/completion", prompt="a" * 49, **uncached)
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert [p["processed"] for p in progress] == [16, 32, 48, 50]
     assert {(p["total"], p["cache"]) for p in progress} == {(50, 0)}
@@ -155,7 +155,7 @@ def test_timings_of_each_token(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_fails_before_the_first_token_is_an_ordinary_error(
+def test_an_error_before_the_first_token_is_an_error_response(
     server: RunningServer, path: str
 ) -> None:
     body = {"prompt": "a", "messages": [USER], "stream": True, "temperature": "hot"}
@@ -173,16 +173,16 @@ def failing(step: int) -> FakeContext:
     return context
 
 
-def test_an_engine_that_fails_in_the_prompt() -> None:
+def test_an_engine_error_in_the_prompt() -> None:
     with running(lambda: make_model(failing(1))) as server:
         body = {"prompt": "a", "stream": True, "n_predict": 2, "ignore_eos": True, "seed": 1}
         reply = server.post("/completion", body)
         assert (reply.status, reply.error["type"]) == (500, "server_error")
         assert b"secret" not in reply.raw
-        assert len(server.post("/completion", body).events) == 3  # it goes on with the next one
+        assert len(server.post("/completion", body).events) == 3  # the next request succeeds
 
 
-def test_an_engine_that_fails_later_says_so_in_the_stream() -> None:
+def test_a_later_engine_error_is_an_event_of_the_stream() -> None:
     context = failing(20)
     with running(lambda: make_model(context)) as server:
         body = {"prompt": "a", "stream": True, "n_predict": 100, "ignore_eos": True}
@@ -195,7 +195,7 @@ def test_an_engine_that_fails_later_says_so_in_the_stream() -> None:
 
 
 class Gate:
-    """Holds the engine in step `n` until `open` is called."""
+    """Blocks the engine in step `n` until `open` is called."""
 
     def __init__(self, context: FakeContext, n: int) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
@@ -211,7 +211,7 @@ class Gate:
         self._open.set()
 
 
-def test_a_silent_stream_is_pinged() -> None:
+def test_pings_of_an_idle_stream() -> None:
     context = FakeContext()
     gate = Gate(context, 3)
     body = {"prompt": "a", "stream": True, "n_predict": 5, "sse_ping_interval": 1, "seed": 1}
@@ -224,7 +224,7 @@ def test_a_silent_stream_is_pinged() -> None:
         while not raw.endswith(ping) and (part := response.read1()):
             raw += part
         assert raw.startswith(b"data: ") and raw.endswith(b"\n\n" + ping)
-        assert time.monotonic() - begin >= 1  # and not sooner
+        assert time.monotonic() - begin >= 1  # not sooner
         gate.open()
         raw += response.read()
         headers = {name.lower(): value for name, value in response.getheaders()}

@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus reads, before, during and after requests."""
+"""GET /metrics: the samples before, during and after requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Samples = dict[str, float]
 
 
 def scrape(server: RunningServer) -> Samples:
-    """Every sample, by its name with its labels in the order of their names."""
+    """The value of every sample, by its name and its sorted labels."""
     reply = server.get("/metrics")
     assert reply.status == 200, reply.raw
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -46,7 +46,7 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def test_without_the_flag_there_are_none() -> None:
+def test_metrics_need_the_flag() -> None:
     with running() as server:
         error = server.get("/metrics").error
     assert (error["code"], error["type"]) == (501, "not_supported_error")
@@ -59,7 +59,7 @@ def test_metrics_need_a_key() -> None:
         assert server.get("/metrics", Authorization="Bearer k").status == 200
 
 
-def test_names_are_llama_server_s(server: RunningServer) -> None:
+def test_names_of_metrics(server: RunningServer) -> None:
     before = time.time()
     assert set(scrape(server)) == {
         "llamacpp:prompt_tokens_total",
@@ -90,7 +90,7 @@ def test_types(server: RunningServer) -> None:
     assert kinds["lamella_displaced_nodes"] == "gauge"
 
 
-def test_nothing_has_happened(server: RunningServer) -> None:
+def test_counters_begin_at_zero(server: RunningServer) -> None:
     found = scrape(server)
     pages = found.pop("lamella_kv_pages")
     assert pages == found.pop("lamella_kv_pages_free") == 128
@@ -98,7 +98,7 @@ def test_nothing_has_happened(server: RunningServer) -> None:
 
 
 def test_counters_after_requests(server: RunningServer) -> None:
-    # 16 tokens in a step: the first prompt, with its BOS, takes two
+    # a step has 16 tokens: the first prompt, with its BOS, takes two steps
     server.ok("/completion", prompt="a" * 20, n_predict=5, ignore_eos=True)
     server.ok("/completion", prompt="abc", n_predict=0)
     found = scrape(server)
@@ -113,7 +113,7 @@ def test_counters_after_requests(server: RunningServer) -> None:
     assert found["lamella_kv_pages_free"] == 128
 
 
-def test_rates_are_those_since_the_last_look(server: RunningServer) -> None:
+def test_rates_since_the_last_request(server: RunningServer) -> None:
     server.ok("/completion", prompt="abc", n_predict=5, ignore_eos=True)
     first = scrape(server)
     seconds = first["llamacpp:prompt_seconds_total"]
@@ -127,8 +127,8 @@ def test_rates_are_those_since_the_last_look(server: RunningServer) -> None:
     assert second["llamacpp:tokens_predicted_total"] == 5
 
 
-def test_while_requests_run_and_wait() -> None:
-    """The engine is in the middle of a step; nobody waits for its end."""
+def test_running_and_waiting_requests() -> None:
+    """The engine is inside a step, and the request for metrics does not wait for its end."""
     context = FakeContext()
     in_step, go_on = threading.Event(), threading.Event()
 
@@ -166,7 +166,7 @@ def test_while_requests_run_and_wait() -> None:
     assert after["lamella_kv_pages_free"] == 128
 
 
-def test_what_was_predicted_counts_though_the_client_left() -> None:
+def test_predicted_tokens_count_after_a_disconnect() -> None:
     context = FakeContext()
     with running(lambda: make_model(context), WITH_METRICS) as server:
         reached = threading.Event()
@@ -186,7 +186,7 @@ def test_what_was_predicted_counts_though_the_client_left() -> None:
 
 
 def displaced(cause: str, wanted: str = "SIM0") -> Displaced:
-    return Displaced("n", "MUL_MAT", "CPU", wanted, cause, "because", "do it")
+    return Displaced("n", "MUL_MAT", "CPU", wanted, cause, "why", "fix")
 
 
 def test_displaced_nodes_and_buffers() -> None:
@@ -207,7 +207,7 @@ def test_displaced_nodes_and_buffers() -> None:
     assert found["lamella_buffer_bytes{buffer_type=SIM0,usage=compute}"] == 2**40
 
 
-def test_servers_share_nothing() -> None:
+def test_servers_have_separate_metrics() -> None:
     before = {family.name for family in REGISTRY.collect()}
     with running(config=WITH_METRICS) as one, running(config=WITH_METRICS) as other:
         one.ok("/completion", prompt="abc", n_predict=2, ignore_eos=True)
@@ -234,10 +234,8 @@ def test_a_real_model(tmp_path: Path) -> None:
     assert after["lamella_kv_pages"] == 2
 
 
-def test_bytes_are_those_that_are_allocated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those that were planned: they follow what grows."""
+def test_bytes_of_allocated_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes are those of the allocated buffers, not of the plan, so they grow with buffers."""
     made: list[Buffer] = []
     plain = BufferType.alloc_buffer
 
@@ -259,8 +257,8 @@ def test_bytes_are_those_that_are_allocated(
             use = "kv" if buffer.usage is Usage.ANY else buffer.usage.value
             name = f"lamella_buffer_bytes{{buffer_type={buffer.buft.name},usage={use}}}"
             expected[name] = expected.get(name, 0) + buffer.size
-    told = {name: n for name, n in found.items() if name.startswith("lamella_buffer_bytes") and n}
-    assert told == expected
+    sizes = {name: n for name, n in found.items() if name.startswith("lamella_buffer_bytes") and n}
+    assert sizes == expected
     assert grown["lamella_buffer_bytes{buffer_type=SIM0,usage=work}"] == 1 << 20
     assert instance.context.buffer_bytes()
     instance.close()
