@@ -1,13 +1,13 @@
 // Emulates a CUDA grid on the host: the functions of kernels/cuda/src/device.cuh in plain C++.
 //
 // Blocks run in turn. The threads of a block are fibers: one runs until it waits for its warp or
-// its block, then another does. So a missing barrier shows as memory that nobody has written yet,
-// which is full of 0xFF (NaN); copies are made as late as they may be; and misuse (a warp operation
-// without all lanes, barriers that never end, addresses that are not there or not aligned) is
-// reported with the kernel, the block and the thread. Linux, g++ or clang++.
+// its block, then another does. Unwritten memory is full of 0xFF (NaN), so a missing barrier shows.
+// Copies arrive as late as they may. Misuse is reported with the kernel, the block and the thread:
+// a warp operation without all lanes, a deadlock, an invalid or misaligned address. Linux, g++ or
+// clang++.
 //
-// cuda_grid.py compiles this file with a kernel file in an unnamed namespace behind it, so that all
-// of a library is its own. Knows no driver. Tested by tests/kernels/test_cuda_grid.py.
+// cuda_grid.py compiles this file, followed by a kernel file in an unnamed namespace, so that
+// libraries share nothing. Knows no driver. Tested by tests/kernels/test_cuda_grid.py.
 #pragma once
 
 #include "cuda_grid_threads.hpp"
@@ -43,7 +43,7 @@ GRID_VECTOR4(int, int4, 16)
 GRID_VECTOR4(unsigned int, uint4, 16)
 GRID_VECTOR4(float, float4, 16)
 
-// --- what device.cuh's other branch defines ---
+// --- the definitions of device.cuh's other branch ---
 
 #define DEVICE inline __attribute__((unused))
 
@@ -104,7 +104,7 @@ GRID_INLINE unsigned as_bits(float v) {
     return bits;
 }
 
-// A float of the same digits is 2^112 times too small, which a product mends, subnormal or not.
+// A float of the same digits is 2^112 times too small. A product scales it, subnormal or not.
 GRID_INLINE float f16_to_f32(unsigned short h) {
     const unsigned sign = (h & 0x8000u) << 16, digits = (h & 0x7fffu) << 13;
     const unsigned finite = as_bits(as_float(digits) * as_float(0x77800000u));
@@ -114,7 +114,7 @@ GRID_INLINE float f16_to_f32(unsigned short h) {
 GRID_INLINE unsigned short f32_to_f16(float f) {  // to nearest even
     const unsigned bits = as_bits(f), sign = bits >> 16 & 0x8000u, abs = bits & 0x7fffffffu;
     unsigned h;
-    if (abs > 0x7f800000u) return 0x7fff;  // NaN, as the hardware gives it
+    if (abs > 0x7f800000u) return 0x7fff;  // the hardware's NaN
     if (abs >= 0x477ff000u)
         h = 0x7c00;  // 65520 and more
     else if (abs >= 0x38800000u)
@@ -126,8 +126,8 @@ GRID_INLINE unsigned short f32_to_f16(float f) {  // to nearest even
 
 // --- tensor cores ---
 //
-// A fragment's registers hold (PTX ISA, mma.m16n8k16 and m16n8k32), of lane i, with `n` elements in
-// a register, at element e of register r:
+// Element e of register r of lane i, with `n` elements in a register (PTX ISA, mma.m16n8k16 and
+// m16n8k32):
 //   a: row i / 4 + 8 * (r % 2), column n * (i % 4) + e + 4 * n * (r / 2)
 //   b: row n * (i % 4) + e + 4 * n * r, column i / 4
 //   d: row i / 4 + 8 * (r / 2), column 2 * (i % 4) + r % 2
@@ -193,7 +193,7 @@ GRID_INLINE bool in_shared(const void *at, size_t size) {
 }
 
 GRID_INLINE void check_shared(const void *at, const char *what) {
-    if (!in_shared(at, 16)) error("%s: %p is not in the block's memory", what, at);
+    if (!in_shared(at, 16)) error("%s: %p is not in shared memory", what, at);
     if (reinterpret_cast<uintptr_t>(at) % 16) error("%s: %p is not aligned to 16", what, at);
 }
 
@@ -214,13 +214,13 @@ template <bool TRANSPOSED> GRID_INLINE void load_matrix(unsigned (&r)[4], const 
     memcpy(r, own.out, sizeof r);
 }
 
-// --- copies: the place is poisoned at once, and written when they are waited for ---
+// --- copies: the destination is poisoned at once, and written by the wait ---
 
 GRID_COLD void begin_copy(void *to, const void *from) {
     check_shared(to, "copy_async");
     if (reinterpret_cast<uintptr_t>(from) % 16) error("copy_async: %p is not aligned to 16", from);
     Thread &t = threads[now];
-    if (t.n_copies == MAX_COPIES) error("copy_async: more than %d are under way", MAX_COPIES);
+    if (t.n_copies == MAX_COPIES) error("copy_async: more than %d are in flight", MAX_COPIES);
     large->copies[now][t.n_copies++] = {to, from, t.n_groups};
     memset(to, POISON, 16);
 }
@@ -277,18 +277,18 @@ GRID_COLD void on_signal(int number, siginfo_t *info, void *context) {
     Dl_info library = {};
     dladdr(reinterpret_cast<const void *>(&on_signal), &library);
     const char *begin = static_cast<const char *>(library.dli_fbase);
-    const long at = static_cast<long>(pc - begin);  // whose line can be looked up
+    const long at = static_cast<long>(pc - begin);  // cuda_grid_compiler.py finds its line
     if (number == SIGSEGV || number == SIGBUS)
         error("address %p cannot be read or written [pc 0x%lx]", info->si_addr, at);
     if (number == SIGFPE) error("division by 0 [pc 0x%lx]", at);
-    error("an address that is not aligned to its type, an index outside its array, "
-          "a shift by too much, or a division by 0 [pc 0x%lx]", at);
+    error("a misaligned address, an index outside its array, a shift by too much, "
+          "or a division by 0 [pc 0x%lx]", at);
 }
 
-constexpr int N_SIGNALS = 5;  // the last two are how compilers trap
+constexpr int N_SIGNALS = 5;  // the last two are raised by compilers' traps
 static const int SIGNALS[N_SIGNALS] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 
-struct Signals {  // caught while it lives
+struct Signals {  // handles signals during its lifetime
     struct sigaction before[N_SIGNALS];
     stack_t stack_before;
     Signals() {
@@ -323,7 +323,7 @@ static void run_block() {
     memset(shared_memory, POISON, shared_size);
     memset(shared_memory + shared_size, GUARD, N_GUARD);
     char *fixed = __bss_start;
-    asm volatile("" : "+r"(fixed) : : "memory");  // it may be any variable's
+    asm volatile("" : "+r"(fixed) : : "memory");  // may alias any variable
     memset(fixed, POISON, _end - __bss_start);
     memset(threads, 0, n_threads * sizeof *threads);
     for (int i = 0; i < n_warps; i++) {
@@ -342,8 +342,8 @@ static void run_block() {
     for (size_t i = 0; i < N_GUARD; i++)
         if (shared_memory[shared_size + i] != static_cast<char>(GUARD))
             return (void)snprintf(message, sizeof message,
-                                  "%s: block (%u, %u, %u): byte %zu of its dynamic memory was "
-                                  "written, which has %zu",
+                                  "%s: block (%u, %u, %u): byte %zu of its dynamic shared memory "
+                                  "was written, but it has %zu bytes",
                                   kernel->name, blockIdx.x, blockIdx.y, blockIdx.z,
                                   shared_size + i, shared_size);
 }
@@ -357,7 +357,7 @@ static void run_blocks() {
                 if (reverse) blockIdx = {n.x - 1 - x, n.y - 1 - y, n.z - 1 - z};
                 run_block();
                 if (!message[0]) continue;
-                n_idle = n_fibers = 0;  // whatever they were at
+                n_idle = n_fibers = 0;  // drop them, wherever they are
                 return;
             }
 }
@@ -371,7 +371,7 @@ GRID_EXPORT int grid_has(const char *name) {
     return 0;
 }
 
-// Run a kernel; 0, or 1 with what went wrong in `message`. One thread at a time.
+// Run a kernel. Return 0, or 1 with the error in `message`. Only one thread may call at a time.
 GRID_EXPORT int grid_run(const char *name, const unsigned *size, int block, size_t shared,
                          const void *params, int reverse, char *message, size_t message_size) {
     grid::message[0] = 0;
@@ -380,10 +380,10 @@ GRID_EXPORT int grid_run(const char *name, const unsigned *size, int block, size
     if (!grid::kernel)
         snprintf(grid::message, sizeof grid::message, "no kernel is named %s", name);
     else if (block < 1 || block > grid::kernel->max_threads || block > grid::MAX_THREADS)
-        snprintf(grid::message, sizeof grid::message, "%s: blocks of %d threads, it is made for %d",
+        snprintf(grid::message, sizeof grid::message, "%s: blocks of %d threads, not at most %d",
                  name, block, grid::kernel->max_threads);
     else if (shared > grid::MAX_SHARED)
-        snprintf(grid::message, sizeof grid::message, "%s: %zu bytes of dynamic memory", name,
+        snprintf(grid::message, sizeof grid::message, "%s: %zu bytes of dynamic shared memory", name,
                  shared);
     else if (!grid::begin())
         snprintf(grid::message, sizeof grid::message, "no memory for emulated grids");

@@ -1,5 +1,5 @@
-// The threads of an emulated CUDA grid: fibers, the scheduler that lets them wait
-// for their warp or block, and how they exchange values. See cuda_grid.hpp.
+// The threads of an emulated CUDA grid: fibers, their scheduler, waits for a warp or a block, and
+// the exchange of values between lanes. See cuda_grid.hpp.
 //
 // Tested by tests/kernels/test_cuda_grid.py.
 #pragma once
@@ -32,8 +32,8 @@ struct dim3 {
     unsigned int x, y, z;
 };
 
-// Variables of this file. All others that the library has, which the linker puts into .bss, are a
-// block's memory of fixed size: each block finds them poisoned.
+// For variables of this file. The linker puts all other variables into .bss: they are a block's
+// shared memory of fixed size, and are poisoned for each block.
 #define GRID_STATE static __attribute__((section("grid_state")))
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
@@ -59,8 +59,8 @@ struct Context {
     void *sp;
 };
 
-// What a call must keep is pushed, the stacks are exchanged. An indirect jump is foreseen better
-// than a return from elsewhere.
+// Push the callee-saved registers and exchange the stacks. An indirect jump is predicted better
+// than a return to another place.
 asm(R"(
     .text
     .type grid_switch, @function
@@ -87,7 +87,7 @@ extern "C" __attribute__((visibility("hidden"))) void grid_switch(Context *from,
 
 GRID_COLD void prepare(Context &c, char *stack, Entry entry) {
     void **top = reinterpret_cast<void **>(stack + STACK);
-    *--top = nullptr;  // where a call would have left its return address
+    *--top = nullptr;  // instead of a call's return address
     *--top = reinterpret_cast<void *>(entry);
     for (int i = 0; i < 6; i++) *--top = nullptr;
     c.sp = top;
@@ -127,7 +127,7 @@ struct Fiber {
     char *stack;
 };
 
-// --- what runs ---
+// --- threads, warps and operations ---
 
 enum Kind { NONE, SYNC_WARP, SHFL, SHFL_XOR, BALLOT, MMA, LOAD_MATRIX };
 static const char *const KINDS[] = {"nothing", "sync_warp", "shfl", "shfl_xor",
@@ -138,23 +138,23 @@ struct Copy {
     const void *from;
     int group;
 };
-constexpr int MAX_COPIES = 256;  // of a thread, under way
+constexpr int MAX_COPIES = 256;  // of a thread, in flight
 
 struct Thread {
     Fiber *fiber;  // null before it has begun
-    int n_copies, n_groups;  // under way, begun
+    int n_copies, n_groups;  // copies in flight, groups begun
 };
 
-struct Slot {  // what a lane gives to an operation of its warp, and gets
+struct Slot {  // a lane's input and output of a warp operation
     uint32_t in[10];
     uint32_t out[4];
 };
 
 struct Warp {
     uint32_t lanes, ready, alive, at_block;  // sets of lanes; the running one is not ready
-    uint32_t arrived;                        // at an operation of this kind
+    uint32_t arrived;                        // lanes at an operation of this kind
     Kind kind;
-    uint32_t n_done;  // operations; those of even and odd number have slots of their own
+    uint32_t n_done;  // operations; even and odd ones have their own slots
     Slot slots[2][N_LANES];
 };
 
@@ -165,7 +165,7 @@ struct Kernel {
     const Kernel *next;
 };
 
-struct Large {  // what is large; the system has zeroed it
+struct Large {  // large arrays, zeroed by the system
     alignas(16) char shared_memory[MAX_SHARED + N_GUARD];
     Thread threads[MAX_THREADS];
     Warp warps[MAX_WARPS];
@@ -177,16 +177,16 @@ struct Large {  // what is large; the system has zeroed it
 
 GRID_STATE Large *large;
 GRID_STATE const Kernel *kernels;
-GRID_STATE const Kernel *kernel;  // the one that runs
+GRID_STATE const Kernel *kernel;  // the running kernel
 GRID_STATE const void *params;
-GRID_STATE bool reverse;  // later blocks, warps and lanes first
+GRID_STATE bool reverse;  // run later blocks, warps and lanes first
 GRID_STATE Thread *threads;
 GRID_STATE Warp *warps;
 GRID_STATE int n_threads, n_warps, n_alive, n_at_block;
-GRID_STATE int now;  // number of the running thread
+GRID_STATE int now;  // index of the running thread
 GRID_STATE Fiber host, *running;
 GRID_STATE int n_fibers, n_idle;
-GRID_STATE char *shared_memory;  // the block's dynamic memory
+GRID_STATE char *shared_memory;  // the block's dynamic shared memory
 GRID_STATE size_t shared_size;
 GRID_STATE char message[1024];
 
@@ -198,7 +198,7 @@ struct Register {
     }
 };
 
-// --- errors: the grid ends where it is ---
+// --- errors: the grid stops at once ---
 
 GRID_COLD __attribute__((noreturn)) void stop() {
     Context dead;
@@ -223,7 +223,7 @@ GRID_COLD __attribute__((noreturn)) void deadlock() {
         if (w.at_block >> (i % N_LANES) & 1) at_block++, block_first = i;
         if (w.arrived >> (i % N_LANES) & 1) at_warp++, warp_first = i;
     }
-    error("nobody can go on: %d threads wait at sync_block (the first is %d), "
+    error("deadlock: %d threads wait at sync_block (the first is %d), "
           "%d at warp operations (the first is %d, at %s), %d have returned",
           at_block, block_first, at_warp, warp_first, KINDS[warps[warp_first / N_LANES].kind],
           n_threads - n_alive);
@@ -239,7 +239,7 @@ GRID_COLD Fiber *new_fiber() {
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void *at = mmap(nullptr, 2 * STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (at == MAP_FAILED) error("no memory for the thread's stack");
-        mprotect(at, STACK, PROT_NONE);  // what is too deep faults, also past a large array
+        mprotect(at, STACK, PROT_NONE);  // a stack overflow faults, even past a large array
         f.stack = static_cast<char *>(at) + STACK;
     }
     prepare(f.context, f.stack, fiber_main);
@@ -250,7 +250,7 @@ GRID_INLINE int pick_lane(uint32_t set) {
     return reverse ? 31 - __builtin_clz(set) : __builtin_ctz(set);
 }
 
-// The thread to run next, of the running warp if there is one; -1: none can. It is ready no more.
+// Take the next ready thread, of the running warp if possible; -1 if no thread is ready.
 GRID_INLINE int take_ready() {
     int w = now / N_LANES;
     if (!warps[w].ready) {
@@ -271,7 +271,7 @@ GRID_INLINE void become(int thread) {
     threadIdx.x = static_cast<unsigned>(thread);
 }
 
-// Leave the running fiber for the one of a thread, which may have to begin.
+// Switch from the running fiber to a thread's fiber; start the thread if it has not begun.
 GRID_INLINE void go_to(int thread) {
     Fiber *from = running, *&to = threads[thread].fiber;
     if (!to) to = n_idle ? large->idle[--n_idle] : new_fiber();
@@ -297,13 +297,13 @@ static void release_block() {
 static void leave() {
     Warp &w = warps[now / N_LANES];
     if (w.arrived)
-        error("it returns while lane %d waits at %s", __builtin_ctz(w.arrived), KINDS[w.kind]);
+        error("returns while lane %d waits at %s", __builtin_ctz(w.arrived), KINDS[w.kind]);
     w.alive &= ~(1u << now % N_LANES);
     n_alive--;
     if (n_at_block && n_at_block == n_alive) release_block();
 }
 
-// Runs threads to their ends, one after the other while they need not wait.
+// Run threads one after the other, each to its end, as long as none has to wait.
 static void fiber_main() {
     Fiber *const me = running;
     for (;;) {
@@ -347,7 +347,7 @@ GRID_COLD __attribute__((noreturn)) void misused(const Warp &w, Kind kind) {
 GRID_INLINE Warp &this_warp() { return warps[now / N_LANES]; }
 GRID_INLINE Slot &slot_of(Warp &w, int lane) { return w.slots[w.n_done & 1][lane]; }
 
-// Wait for all lanes; the last one does `finish` for all, on their slots. Gives this lane's.
+// Wait for all lanes; the last one calls `finish` on all slots. Return this lane's slot.
 template <typename Finish> GRID_INLINE Slot &together(Warp &w, Kind kind, Finish finish) {
     if (w.alive != ALL || (w.arrived && w.kind != kind)) misused(w, kind);
     const uint32_t own = 1u << now % N_LANES;

@@ -1,11 +1,11 @@
-/* A libcuda.so.1 for tests: the driver calls of kernels/cuda/bindings.py, on memory of the host.
+/* A libcuda.so.1 for tests: the driver calls of kernels/cuda/bindings.py, on host memory.
 
-Devices are contexts that must be current, as in the real driver; streams run at once, unless they
+A device is a context that must be current, as in the real driver. Streams run at once, unless they
 are captured. The only kernel, "add", adds words[2] to words[1] int64 values at words[0]. A module's
 image must begin with "IMAGE".
 
-What was called, with its arguments, is in the log of fake_log(). The environment, read at each
-call, says what the machine is like:
+fake_log() returns the calls with their arguments. The environment, read at each call, describes the
+machine:
 
     FAKE_CUDA_FAIL=cuMemAlloc=2,cuInit=100   these calls return these errors
     FAKE_CUDA_VERSION=12080                  of the driver
@@ -39,14 +39,14 @@ typedef struct { Context *context; int timing; double at; } Event;
 
 static Context contexts[MAX_DEVICES];
 static __thread Context *current;
-static __thread int capturing; /* in a mode that forbids memory to come and go */
+static __thread int capturing; /* in a mode that forbids allocating and freeing */
 static int initialized;
 static size_t pinned;
 static double now;
 static char log_text[1 << 16];
 static size_t log_size;
 
-/* --- what the test sees and says --- */
+/* --- the tests' interface --- */
 
 const char *fake_log(void) { return log_text; }
 void fake_log_clear(void) { log_text[log_size = 0] = 0; }
@@ -65,7 +65,7 @@ static long setting(const char *name, long fallback) {
     return text && *text ? atol(text) : fallback;
 }
 
-/* The error that the test wants from a call. */
+/* The error that the test requests from a call. */
 static Result wanted_error(const char *name) {
     const char *at = getenv("FAKE_CUDA_FAIL");
     size_t n = strlen(name);
@@ -144,7 +144,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 75: *value = arch(device) / 10; return SUCCESS;
         case 76: *value = arch(device) % 10; return SUCCESS;
         case 16: *value = 132; return SUCCESS;    /* multiprocessors */
-        case 97: *value = 232448; return SUCCESS; /* memory of a block, if it asks */
+        case 97: *value = 232448; return SUCCESS; /* shared memory of a block, opt-in */
         default: return INVALID_VALUE;
     }
 }
@@ -184,7 +184,7 @@ Result cuCtxEnablePeerAccess(Context *peer, unsigned flags) {
     return SUCCESS;
 }
 
-/* --- memory: each piece stands behind a header with its size --- */
+/* --- memory: a header with the size precedes each allocation --- */
 
 static void *piece_new(size_t size, size_t *used) {
     char *piece = *used + size > (size_t)setting("FAKE_CUDA_MEMORY", 1 << 20)

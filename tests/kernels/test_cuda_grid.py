@@ -154,9 +154,9 @@ def test_a_block_that_does_not_wait_reads_what_is_not_there() -> None:
 @each_order
 def test_a_warp_that_does_not_wait_reads_what_is_not_there(reverse: bool) -> None:
     out = np.zeros(32, np.float32)
-    run_kernel(TOY, "toy_neighbour", [out], [1], reverse=reverse)
+    run_kernel(TOY, "toy_neighbor", [out], [1], reverse=reverse)
     assert out.tolist() == [*range(1, 32), 0]
-    run_kernel(TOY, "toy_neighbour", [out], [0], reverse=reverse)
+    run_kernel(TOY, "toy_neighbor", [out], [0], reverse=reverse)
     assert np.isnan(out).sum() == (1 if reverse else 31)
 
 
@@ -192,21 +192,21 @@ def test_who_has_returned_is_not_waited_for(n: int, reverse: bool) -> None:
 # --- misuse ---
 
 WRONG: Sequence[tuple[int, int, str]] = [
-    (0, 0, "nobody can go on: 64 threads wait at sync_block .the first is 1., "
+    (0, 0, "deadlock: 64 threads wait at sync_block .the first is 1., "
            "64 at warp operations .the first is 0, at sync_warp., 0 have returned"),
     (1, 0, "shfl, but lane 3 has returned|returns while lane 0 waits at shfl"),
     (2, 0, "thread 1: shfl, but lane 0 is at shfl_xor"),
-    (4, 40, "byte 40 of its dynamic memory was written, which has 40"),
+    (4, 40, "byte 40 of its dynamic shared memory was written, but it has 40 bytes"),
     (5, 4, "index outside its array"),
     (6, 64, r"thread 0: address 0x\w+ cannot be read or written \[toy_cuda.cu:\d+"),
     (6, -4096, "cannot be read or written"),
-    (7, 2, "an address that is not aligned"),
+    (7, 2, "a misaligned address"),
     (8, 0, "division by 0"),
-    (9, 0, r"copy_async: 0x\w+ is not in the block's memory"),
+    (9, 0, r"copy_async: 0x\w+ is not in shared memory"),
     (10, 0, r"copy_async: 0x\w+ is not aligned to 16"),
-    (11, 0, r"load_matrix: 0x\w+ is not in the block's memory"),
+    (11, 0, r"load_matrix: 0x\w+ is not in shared memory"),
     (12, 32, "a shift by too much"),
-    (13, 0, "nobody can go on: 32 threads wait at sync_block .the first is 0., "
+    (13, 0, "deadlock: 32 threads wait at sync_block .the first is 0., "
             "1 at warp operations .the first is 32, at ballot., 31 have returned"
             "|returns while lane 0 waits at ballot"),
     (14, 0, "cannot be read or written"),
@@ -227,7 +227,7 @@ def test_misuse_is_reported(source: CudaSource, what: int, value: int, message: 
 def test_a_warp_that_is_not_whole() -> None:
     with pytest.raises(BackendError, match="ballot in a warp of 8 lanes"):
         run_kernel(TOY, "toy_wrong", [], [3], block=40, reverse=True)
-    with pytest.raises(BackendError, match="blocks of 129 threads, it is made for 128"):
+    with pytest.raises(BackendError, match="blocks of 129 threads, not at most 128"):
         run_kernel(TOY, "toy_wrong", [], [3], block=129)
 
 

@@ -452,5 +452,5 @@ def test_a_function_is_allowed_the_memory_that_was_asked_for_last(
 
 def test_a_block_that_is_larger_than_the_kernel_is_made_for(gpu: GridGpu, stream: Stream) -> None:
     gpu.launch(toy(gpu), (1, 1, 1), 288, 0, words_of(zeros(gpu)), stream)
-    with pytest.raises(BackendError, match="toy_add: blocks of 288 threads, it is made for 256"):
+    with pytest.raises(BackendError, match="toy_add: blocks of 288 threads, not at most 256"):
         gpu.stream_synchronize(stream)

@@ -1,4 +1,4 @@
-// Small kernels for the tests of the CUDA grid and plans: each does one thing, some do it wrong.
+// Small kernels that test the emulated grid and CUDA plans. Each does one thing, some do it wrong.
 #include "device.cuh"
 
 DEVICE int *ints(const Params &p, int i) { return reinterpret_cast<int *>(p.t[i].data); }
@@ -34,7 +34,7 @@ KERNEL(toy_f16, 256, 1) {
     if (i < p.t[3].ne[0]) reinterpret_cast<u16 *>(p.t[2].data)[i] = f32_to_f16(floats(p, 3)[i]);
 }
 
-// t[0] int [1]: threads counted; t[1] int: who came when
+// t[0] int [1]: how many threads arrived; t[1] int: threads in the order of arrival
 KERNEL(toy_atomics, 256, 1) { ints(p, 1)[atomic_add(ints(p, 0), 1)] = thread_id(); }
 
 KERNEL(toy_fail, 64, 1) {
@@ -47,7 +47,7 @@ DEVICE u32 word_of(const Params &p, int i, i64 row, i64 byte) {
     return *reinterpret_cast<u32 *>(p.t[i].data + row * p.t[i].nb[1] + byte);
 }
 
-// 4 bytes of a's row and b's column for each lane, 16 further on for the second half of K
+// 4 bytes of a's row and b's column for each lane; the second half of K is 16 bytes later
 #define FRAGMENTS()                                                                      \
     int group = lane_id() / 4, four = lane_id() % 4;                                     \
     u32 a[4] = {word_of(p, 1, group, 4 * four), word_of(p, 1, group + 8, 4 * four),      \
@@ -110,7 +110,7 @@ KERNEL(toy_load_matrix, 32, 1) {
     for (int i = 0; i < 4; i++) out[128 + i] = r[i];
 }
 
-// --- the block's memory and barriers ---
+// --- shared memory and barriers ---
 
 // t[0] float [blocks]: the sum of each block's number and its threads'; param 0: 0 for no barrier
 KERNEL(toy_block_sum, 256, 1) {
@@ -123,7 +123,7 @@ KERNEL(toy_block_sum, 256, 1) {
     floats(p, 0)[blockIdx.x] = v;
 }
 
-template <int n> DEVICE float neighbour(float v, bool wait) {
+template <int n> DEVICE float neighbor(float v, bool wait) {
     __shared__ float all[n];
     all[threadIdx.x] = v;
     if (wait) sync_warp();
@@ -131,11 +131,11 @@ template <int n> DEVICE float neighbour(float v, bool wait) {
 }
 
 // t[0] float [32]: the next lane's number; param 0: 0 for no barrier
-KERNEL(toy_neighbour, 32, 1) {
-    floats(p, 0)[lane_id()] = neighbour<32>(static_cast<float>(lane_id()), p.param[0].i != 0);
+KERNEL(toy_neighbor, 32, 1) {
+    floats(p, 0)[lane_id()] = neighbor<32>(static_cast<float>(lane_id()), p.param[0].i != 0);
 }
 
-// t[0] int [blocks, 3]: what a block finds in its memory; it leaves numbers there
+// t[0] int [blocks, 3]: the initial content of a block's shared memory, which it then overwrites
 KERNEL(toy_poison, 32, 1) {
     __shared__ int fixed[4];
     __shared__ uint4 wide;
@@ -147,7 +147,7 @@ KERNEL(toy_poison, 32, 1) {
     wide.w = 1;
 }
 
-// t[0] float [4, 32]: t[1] copied in 4 groups, each read when param 0 may still be under way
+// t[0] float [4, 32]: t[1] copied in 4 groups; each is read with at most param 0 in flight
 KERNEL(toy_copies, 32, 1) {
     DYNAMIC_SHARED(float, own);
     for (int i = 0; i < 4; i++) {
@@ -168,7 +168,7 @@ KERNEL(toy_copies, 32, 1) {
     }
 }
 
-// Threads that leave before a barrier are not waited for. t[0] int [1]: how many were there.
+// Threads return before a barrier, which must not wait for them. t[0] int [1]: how many stayed.
 KERNEL(toy_leave, 128, 1) {
     __shared__ int n;
     if (threadIdx.x >= p.param[0].i) return;
@@ -179,10 +179,10 @@ KERNEL(toy_leave, 128, 1) {
     if (threadIdx.x == 0) ints(p, 0)[0] = n;
 }
 
-// --- misuse, by the number in param 0 ---
+// --- misuse; param 0 selects which ---
 
 DEVICE int descend(int n) {
-    volatile int more[1024];  // of a stack that has an end
+    volatile int more[1024];  // overflows the stack
     more[n % 1024] = n;
     return n == 0 ? 0 : descend(n + 1) + more[n % 1024];
 }
@@ -217,13 +217,13 @@ KERNEL(toy_wrong, 128, 1) {
 
 // --- for streams and plans ---
 
-// t[0] int: each + param 0, after param 1 of those before it
+// t[0] int: add param 0 to each
 KERNEL(toy_add, 256, 1) {
     int i = thread_id();
     if (i < p.t[0].ne[0]) ints(p, 0)[i] += static_cast<int>(p.param[0].i);
 }
 
-// t[0] i64: all words of the block of parameters, as the kernel finds them
+// t[0] i64: all words of the kernel's parameters
 KERNEL(toy_words, 1, 1) {
     i64 *out = reinterpret_cast<i64 *>(p.t[0].data);
     int n = 0;
@@ -242,21 +242,21 @@ KERNEL(toy_words, 1, 1) {
     out[n++] = static_cast<i64>(sizeof(Params));
 }
 
-// Fail with param 0 as the index, if it is not below param 1.
+// Report param 0 as a bad index if it is not below param 1.
 KERNEL(toy_fail_at, 32, 1) {
     if (threadIdx.x == 0 && p.param[0].i >= p.param[1].i) fail(p, p.param[0].i, p.param[1].i);
 }
 
 DEVICE i64 *words(char *at) { return reinterpret_cast<i64 *>(at); }
 
-// prepared[0] i64: each of t[param 1], i64 [n], + param 0
+// prepared[0] i64 [n]: t[param 1], i64 [n], plus param 0
 KERNEL(toy_prepare, 32, 1) {
     const Tensor &x = p.t[p.param[1].i];
     for (i64 i = threadIdx.x; i < x.ne[0]; i += 32)
         words(p.prepared[0])[i] = words(x.data)[i] + p.param[0].i;
 }
 
-// t[0] i64 [n]: the sums of what was prepared
+// t[0] i64 [n]: the sums of the prepared tensors
 KERNEL(toy_sum_prepared, 32, 1) {
     for (i64 i = threadIdx.x; i < p.t[0].ne[0]; i += 32) {
         i64 sum = 0;
@@ -266,11 +266,12 @@ KERNEL(toy_sum_prepared, 32, 1) {
     }
 }
 
-// scratch i64: param 1 numbers from param 0 on are put there; t[0] i64 [3]: their sum, and where
+// scratch i64: param 1 numbers from param 0 on
 KERNEL(toy_put_scratch, 32, 1) {
     for (i64 i = threadIdx.x; i < p.param[1].i; i += 32) words(p.scratch)[i] = p.param[0].i + i;
 }
 
+// t[0] i64 [3]: the sum of scratch's numbers, and the addresses of scratch and prepared[0]
 KERNEL(toy_sum_scratch, 32, 1) {
     if (threadIdx.x > 0) return;
     i64 *out = words(p.t[0].data);
@@ -280,7 +281,7 @@ KERNEL(toy_sum_scratch, 32, 1) {
     out[2] = reinterpret_cast<i64>(p.prepared[0]);
 }
 
-// t[0] i64 [1]: + param 0; the block has that much dynamic memory
+// t[0] i64 [1]: add param 0; the block uses 64 numbers of dynamic shared memory
 KERNEL(toy_count, 64, 1) {
     DYNAMIC_SHARED(i64, all);
     all[threadIdx.x] = p.param[0].i;

@@ -1,8 +1,8 @@
 // Activations of one float: the functions of UNARY, and the gates of GLU.
 //
-// `op` is UnaryOp or GluOp of graph/op.py. Where it is a constant, one branch is left; where it is
-// a parameter, all threads take the same one. Products are f32(gate(op, a) * b) everywhere, so that
-// a gate computed behind a matrix product has the bits of a node of its own.
+// `op` is UnaryOp or GluOp of graph/op.py. A constant leaves one branch; with a parameter, all
+// threads take the same one. Products are f32(gate(op, a) * b) everywhere: a gate fused into a
+// matrix product has the bits of a GLU node.
 #pragma once
 #include "device.cuh"
 
@@ -17,10 +17,10 @@ DEVICE float gelu(float x) {
 
 DEVICE float gelu_quick(float x) { return x / (1.0f + expf(-1.702f * x)); }
 
-// x / 2 * erfc(-x / sqrt 2), within a few units in the last place also where that is near 0.
+// x / 2 * erfc(-x / sqrt 2), within a few units in the last place, near 0 too.
 //
-// With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e^(p(t) - z^2), where p is a Chebyshev
-// fit for z < 15, off by 7e-8 at most; above, erfc is 0 in float32.
+// With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e^(p(t) - z^2). p is a Chebyshev fit
+// for z < 15, with an error of at most 7e-8. Above 15, erfc is 0 in float32.
 DEVICE float gelu_erf(float x) {
     float a = fminf(21.0f, fabsf(x));
     float t = 1.0f / fmaf(0.35355339059f, a, 1.0f);
@@ -33,14 +33,14 @@ DEVICE float gelu_erf(float x) {
     p = fmaf(p, t, 0.376550198f);
     p = fmaf(p, t, 0.999756813f);
     p = fmaf(p, t, -1.26550055f);
-    // z^2 = a^2 / 2 with all its digits: the exponential would magnify a rounding
+    // z^2 = a^2 / 2 with all its digits: the exponential would magnify a rounding error
     float square = a * a;
     float rest = fmaf(a, a, -square);
     float erfc = t * expf(-0.5f * square) * expf(fmaf(rest, -0.5f, p));
     return 0.5f * x * (x < 0.0f ? erfc : 2.0f - erfc);
 }
 
-DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }  // also 0 of NaN
+DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }  // NaN becomes 0 too
 
 DEVICE float unary(int op, float x) {
     switch (op) {

@@ -1,18 +1,19 @@
 // FLASH_ATTN_EXT on tensor cores: causal attention over a paged pool of keys and values.
 //
-// A block has the queries of some tokens of one sequence, whose heads share keys and values: all
-// partitions of positions that these see, in order (see attention.cuh), or every n-th partition,
-// whose sums it leaves in scratch memory for `attention_combine`. Blocks of one warp serve
-// decoding, those of four share what they read of the pool among more queries. All give equal bits.
+// A block has the queries of some tokens of one sequence, whose heads share keys and values. It
+// computes all partitions of positions that they see, in order (see attention.cuh); or every n-th
+// partition, and writes those sums to scratch memory for `attention_combine`. Blocks of one warp
+// serve decoding. Blocks of four warps share each read of the pool among more queries. All give
+// equal bits.
 //
-// Grid: groups of tokens times their sequences, heads of K (times parts of them), every n-th
-// partition. Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V (F16 or Q8_0).
+// Grid: (groups of tokens times their sequences, heads of K times parts of them, every n-th
+// partition). Compiled with HEAD_DIM_K and HEAD_DIM_V, TYPE_K and TYPE_V (F16 or Q8_0).
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention_warp.cuh"
 
 // --- the work of a block ---
 
-// Heads `first` ... first + n - 1, which read head `kv` of K, and a slice of head `kv` of V.
+// Heads `first` ... first + n - 1. They read head `kv` of K, and a slice of head `kv` of V.
 struct Heads {
     int kv, first, n, slice;
 };
@@ -28,8 +29,8 @@ DEVICE Heads heads_of(const Params &p, int n_rows) {
     return {kv, kv * n + begin, n - begin < n_rows ? n - begin : n_rows, i % N_SLICES};
 }
 
-// Tokens of a sequence, one after the other; and how many partitions all tokens before them see,
-// or -1 if these are not divided among blocks.
+// Consecutive tokens of a sequence. n_before: how many partitions all tokens before them see, or -1
+// if partitions are not divided among blocks.
 struct Run {
     int begin, end, n_before;
 
@@ -45,12 +46,12 @@ DEVICE int lowest_bit(u64 v) {
     return low ? popcount((low & (0 - low)) - 1) : 32 + popcount((high & (0 - high)) - 1);
 }
 
-// What a block does. It lies in the block's memory: registers have better use.
+// What a block does. It is in shared memory to save registers.
 struct Work {
     Heads heads;
-    Run run;                      // that is met now
+    Run run;                      // the current run
     int seq, last;                // its sequence; the last position that it sees, or -1
-    int begin, end, index, step;  // of the block's tokens the runs index, index + step ...
+    int begin, end, index, step;  // the block's tokens; it takes runs index, index + step, ...
 
     DEVICE int n_queries() const { return (run.end - run.begin) * heads.n; }
 };
@@ -59,13 +60,13 @@ DEVICE Work first_work(const Params &p, int n_rows) {
     const int n_tokens = static_cast<int>(p.t[Q].ne[2]), n = n_shared(p);
     const int size = n < n_rows ? n_rows / n : 1, n_groups = (n_tokens + size - 1) / size;
     const int x = static_cast<int>(blockIdx.x), n_slots = static_cast<int>(gridDim.x) / n_groups;
-    // the last tokens, which see most, begin first
+    // the last tokens see most and begin first
     const int begin = (n_groups - 1 - x % n_groups) * size;
     const int end = begin + size < n_tokens ? begin + size : n_tokens;
     return {heads_of(p, n_rows), {}, 0, 0, begin, end, x / n_groups, n_slots};
 }
 
-// The index-th run among tokens begin ... end - 1, 64 at most; an empty one if there is none.
+// The index-th run among at most 64 tokens begin ... end - 1; an empty one if there is none.
 DEVICE Run find_run(const Params &p, int begin, int end, int index) {
     u64 starts = 0;
     for (int half = 0; half < 2; half++) {
@@ -80,7 +81,7 @@ DEVICE Run find_run(const Params &p, int begin, int end, int index) {
     return {begin + lowest_bit(starts), others ? begin + lowest_bit(others) : end, -1};
 }
 
-// The last position that a run sees, -1 if it sees none: one of its tokens is not where it may be.
+// The last position that a run sees; -1 if one of its tokens is invalid, so that it sees none.
 DEVICE int last_position(const Params &p, const Run &run) {
     int last = -1;
     bool is_good = true;
@@ -96,7 +97,7 @@ DEVICE int last_position(const Params &p, const Run &run) {
     return ballot(!is_good) == 0 ? last : -1;
 }
 
-// Make the next run the block's work, if there is one that it has to meet.
+// Make the next run the block's work. Return false if none is left.
 DEVICE bool next_run(const Params &p, Work &work) {
     Run run = find_run(p, work.begin, work.end, work.index);
     if (run.begin == run.end) return false;
@@ -115,7 +116,7 @@ DEVICE bool next_run(const Params &p, Work &work) {
     return true;
 }
 
-// The tile of 32 positions after the one from `first` on, in every n-th partition.
+// Where the tile of 32 positions after the one at `first` begins, in every n-th partition.
 DEVICE int next_tile(int first, int n) {
     const int next = first + TILE;
     return next % PARTITION ? next : next + (n - 1) * PARTITION;
@@ -123,7 +124,7 @@ DEVICE int next_tile(int first, int n) {
 
 // --- the work of a warp ---
 
-// The queries of a run, which repeat the last one up to the end of the block's `rows`.
+// List the queries of a run; the last one repeats to the end of the block's `rows`.
 template <int N_ROWS>
 DEVICE void list_rows(Row *rows, const Params &p, const Work &work) {
     if (threadIdx.x >= N_ROWS) return;
@@ -137,8 +138,8 @@ DEVICE void list_rows(Row *rows, const Params &p, const Work &work) {
 
 struct Queries {
     const Row *rows;  // 16
-    int n_own;        // rows that do not repeat others
-    int least, most;  // positions of rows
+    int n_own;        // rows before the repeated ones
+    int least, most;  // smallest and largest position of the rows
     Fragments q;
     Sums part;
 
@@ -158,7 +159,7 @@ struct Queries {
 
     DEVICE bool sees(int first) const { return n_own > 0 && first <= most; }
 
-    // Meet the tile of positions from `first` on; it has values of those up to `last`.
+    // Add the tile of positions from `first` on; values past position `last` are not there.
     template <int K_STRIDE, int V_STRIDE>
     DEVICE void attend(const uint4 *keys, const uint4 *values, const Scores &scores, int first,
                        int last) {
@@ -175,7 +176,7 @@ struct Queries {
             add_seen_values<V_STRIDE>(part, w, keep, values, rows, first);
     }
 
-    // All positions of a partition were met.
+    // Finish a partition: all of its positions were added.
     DEVICE void end_partition(const Params &p, const Work &work, int partition, Totals &all) {
         if (!sees(partition * PARTITION)) return;
         part.add_totals();
@@ -219,8 +220,8 @@ struct Queries {
 
 // --- the kernels ---
 
-// The cell in the pool of a tile's first position, and how many of its positions somebody sees. A
-// page that is out of range counts as one of zeros, and is kept to be reported.
+// The pool's cell of a tile's first position; `n`: how many of the tile's positions are seen. A
+// page out of range counts as zeros, and is noted in `bad_page` for the report.
 DEVICE int find_tile(const Params &p, const Work &work, int first, int &n, int &bad_page) {
     n = 0;
     const int n_left = work.last - first + 1;
@@ -252,7 +253,7 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
     Totals all;
     int n = 0, cell = 0, bad_page = 0, n_next;
     int next_cell = find_tile(p, work, next, n_next, bad_page);
-    // while a tile is used, the next one is on its way
+    // while a tile is used, the next one is in flight
     for (int first = -1, stage = 0; first <= work.last; stage ^= 1) {
         copy_async_wait<0>();
         sync_block();
@@ -268,7 +269,7 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
         copy_async_commit();
         const int now = first, then = next_tile(next, is_whole ? 1 : gridDim.z);
         first = next, cell = next_cell, n = n_next;
-        next = then;  // which is found in time for the next round
+        next = then;  // its cell is found now, in time for the next round
         next_cell = find_tile(p, work, next, n_next, bad_page);
         if (now < 0) {
             queries.load(p);

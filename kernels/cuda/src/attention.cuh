@@ -1,25 +1,25 @@
-// Shared by the kernels of attention: the places of tokens, scores, and sums over positions: how
-// they are combined, and where they lie in scratch memory.
+// Shared by the attention kernels: positions of tokens, scores, and how sums over positions are
+// combined and stored in scratch memory.
 //
-// A query is a head of a token. It processes positions in partitions of 256, each with sums of its
-// own, which are combined in ascending order, whichever block computed them. Exponentials are
+// A query is a head of a token. It processes positions in partitions of 256, each with its own
+// sums. The sums are combined in ascending order, whichever block computed them. Exponentials are
 // powers of 2: the factors of scores contain log2(e). Does not know how partitions are computed.
 #pragma once
 #include "device.cuh"
 
 constexpr int PARTITION = 256;
-constexpr float LOWEST = -3.402823466e+38f;  // below every score, and finite: it may be subtracted
+constexpr float LOWEST = -3.402823466e+38f;  // below every score, but finite: can be subtracted
 
 // tensors besides the result [head_dim_v, n_head, n_tokens], see graph/ops/matrix.py
 constexpr int Q = 1, K = 2, V = 3, PAGES = 4, SEQ = 5, POS = 6;
 
-// parameters of all kernels here, as kernels/cuda/ops/attention.py gives them
-constexpr int SCALE = 0;      // of products: scores, or what tanh is taken of if SOFTCAP > 0
+// parameters of all attention kernels, set by kernels/cuda/ops/attention.py
+constexpr int SCALE = 0;      // factor of products
 constexpr int SOFTCAP = 1;    // factor of tanh, or 0
 constexpr int MAX_BIAS = 2;   // of ALiBi
 constexpr int PAGE_SIZE = 3;
-constexpr int N_PAGES = 4;    // in the pool
-constexpr int N_RECORDS = 5;  // partitions of tokens that scratch memory has room for
+constexpr int N_PAGES = 4;    // pages in the pool
+constexpr int N_RECORDS = 5;  // partitions of tokens that fit in scratch memory
 
 // --- tokens and what they see ---
 
@@ -27,13 +27,13 @@ DEVICE int int_at(const Tensor &t, i64 i) {
     return *reinterpret_cast<const int *>(t.data + i * t.nb[0]);
 }
 
-// Position of a token; -1, from where it sees nothing, if it is out of range.
+// Position of a token; -1 if it is out of range, so that the token sees nothing.
 DEVICE int position_of(const Params &p, int token) {
     const int pos = int_at(p.t[POS], token);
     return pos >= 0 && pos < p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i ? pos : -1;
 }
 
-// Reports a token whose position or sequence is out of range: true if there is something to do.
+// Report a token whose position or sequence is out of range. True if the token sees anything.
 DEVICE bool check_token(const Params &p, int token) {
     const int seq = int_at(p.t[SEQ], token);
     const i64 n_seqs = p.t[PAGES].ne[1];
@@ -46,7 +46,7 @@ DEVICE bool check_token(const Params &p, int token) {
     return false;
 }
 
-// The page of a position of a sequence, which may be out of range.
+// The i-th page of a sequence; it may be out of range.
 DEVICE int page_of(const Params &p, int seq, u32 i) {
     const Tensor &pages = p.t[PAGES];
     return *reinterpret_cast<const int *>(pages.data + i * pages.nb[0] + seq * pages.nb[1]);
@@ -67,7 +67,7 @@ DEVICE float slope_of(const Params &p, int head) {
     return exp2f(-max_bias * i / static_cast<float>(n)) * 1.44269504f;
 }
 
-// From the product of a query and a key to their score, in powers of 2.
+// Scores, in powers of 2, from products of queries and keys.
 struct Scores {
     float scale, softcap;
     bool is_biased;
@@ -79,7 +79,7 @@ struct Scores {
 
     DEVICE bool is_plain() const { return !is_biased && softcap <= 0; }
 
-    // `distance` is that of the key from the query, not above 0.
+    // `distance`: position of the key minus position of the query, at most 0.
     DEVICE float of(float product, float slope, int distance) const {
         float s = product * scale;
         if (softcap > 0) s = softcap * tanhf(s);
@@ -87,10 +87,10 @@ struct Scores {
     }
 };
 
-// --- sums: the largest score; the exponentials' total, and values weighted by them, relative to it
+// --- sums: the largest score; relative to it, the exponentials' total and the weighted values ---
 
-// Adding sums over the positions that come next, whose largest score is `next`: factors of both.
-// Sums over no positions (LOWEST, 0, 0), on either side, change no bit of the other.
+// Factors for adding two sums: over the positions `before`, and over the ones that come `next`. An
+// empty sum (LOWEST, 0, 0) on either side changes no bit of the other.
 struct Combination {
     float before, next;
 
@@ -103,14 +103,14 @@ struct Combination {
     DEVICE float add(float sum, float sum_next) const { return fmaf(sum_next, next, sum * before); }
 };
 
-// A mean of values. A zero has no sign: which one it got depends on how many sums were combined.
+// A mean of values. A zero loses its sign, which depends on how many sums were combined.
 DEVICE float mean_of(float value, float inverse_total) { return value * inverse_total + 0.0f; }
 
-// --- records: sums of partitions in scratch memory, if these are divided ---
+// --- records: sums of partitions in scratch memory, if partitions are divided among blocks ---
 
 DEVICE int n_partitions(int pos) { return (pos + PARTITION) / PARTITION; }
 
-// How many partitions all tokens see, and those before `token`; of a whole warp.
+// How many partitions all tokens see, and the tokens before `token`. A whole warp computes it.
 struct PartitionCount {
     int all, before;
 
@@ -130,7 +130,7 @@ struct PartitionCount {
     DEVICE bool has_room(const Params &p) const { return all <= p.param[N_RECORDS].i; }
 };
 
-// The record of a head and of a partition, counted over those of all tokens.
+// The record of a head and a partition; partitions are counted over all tokens.
 struct Record {
     float *sums, *values;  // the largest score and the total; head_dim_v values
 

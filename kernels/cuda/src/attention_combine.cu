@@ -1,8 +1,8 @@
-// The last step of attention where partitions of positions were divided: their records are combined
-// in ascending order. Tested by tests/kernels/test_cuda_attention.py.
+// The last step of attention whose partitions were divided among blocks: combine their records in
+// ascending order. Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
 
-// Blocks (token, part of its heads' values), a value for each thread.
+// Grid: (token, part of its heads' values). A thread has one value.
 KERNEL(attention_combine, 128, 1) {
     const Tensor &out = p.t[0];
     const int token = static_cast<int>(blockIdx.x), head_dim = static_cast<int>(out.ne[0]);

@@ -1,13 +1,13 @@
-// FLASH_ATTN_EXT in float32, for pools of any types, heads and pages of any size: what
-// attention.cu has no tensor cores for. The same partitions of positions, and sums in one order.
+// FLASH_ATTN_EXT in float32, for types, head sizes and page sizes that attention.cu does not
+// support. It has the same partitions of positions, and sums them in the same order.
 //
-// A block has one query: a thread for each position of a partition, then for each element of the
-// values. Partitions may be divided among blocks as in attention.cu.
+// A block has one query. A thread has a position of a partition for the scores, then an element of
+// the values. Partitions may be divided among blocks as in attention.cu.
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
 
 constexpr int TYPE_K = 6, TYPE_V = 7;  // parameters: GGMLType of the pools
-constexpr int N_GROUPS = 4;            // of threads: each has a quarter of the positions
+constexpr int N_GROUPS = 4;            // groups of threads, each with a quarter of the positions
 constexpr int WIDTH = PARTITION / N_GROUPS;  // elements of values at a time
 
 struct Q8_0 {
@@ -25,7 +25,7 @@ template <typename T> struct Plain {
     }
 };
 
-// --- of rows of a type ---
+// --- rows of a type ---
 
 template <typename T> DEVICE float dot_of(const float *q, int n, const char *row, int first) {
     float s = 0.0f;
@@ -51,7 +51,7 @@ DEVICE float weighted_of(const Tensor &v, const float *w, const int *cells, int 
     return s;
 }
 
-// The i-th elements of `n` rows of values, weighted.
+// The weighted sum of the i-th elements of `n` rows of values.
 DEVICE float weighted(int type, const Tensor &v, const float *w, const int *cells, int n, int i) {
     switch (type) {
     case 0: return weighted_of<Plain<F32>>(v, w, cells, n, i);
@@ -61,9 +61,9 @@ DEVICE float weighted(int type, const Tensor &v, const float *w, const int *cell
     }
 }
 
-// --- of a block ---
+// --- a block ---
 
-// Largest or sum of all threads' values, for each of them.
+// Sum or maximum of all threads' values, for every thread.
 template <bool IS_SUM> DEVICE float of_block(float v) {
     __shared__ float warps[PARTITION / WARP];
     v = IS_SUM ? warp_sum(v) : warp_max(v);
@@ -75,7 +75,8 @@ template <bool IS_SUM> DEVICE float of_block(float v) {
     return v;
 }
 
-// Element `i`, a multiple of WIDTH plus the thread's, of the values' sums; of the first group.
+// Element `i` of the values' sum, in the first group's threads. `i` is a multiple of WIDTH plus the
+// thread's index in its group.
 DEVICE float values_of_block(const Params &p, const float *w, const int *cells, int n, int i,
                              int first) {
     __shared__ float parts[PARTITION];
@@ -95,10 +96,10 @@ DEVICE float values_of_block(const Params &p, const float *w, const int *cells, 
 struct Query {
     int token, head, kv, seq, pos;
     float slope;
-    const float *q;  // in the block's memory
+    const float *q;  // in shared memory
 };
 
-// The thread's position of a partition: its cell, and its score, below all if it is not seen.
+// The score and the cell of the thread's position; minus infinity if the query does not see it.
 DEVICE float score(const Params &p, const Query &query, int position, int &cell) {
     cell = 0;
     if (position > query.pos) return as_float(0xff800000u);
@@ -116,7 +117,7 @@ DEVICE float score(const Params &p, const Query &query, int position, int &cell)
     return Scores(p).of(product, query.slope, position - query.pos);
 }
 
-// A partition's sums: added to those before, in `sums`, or a record if there is a number for it.
+// Compute a partition's sums. Add them to `sums`, or write them to a record if `record` >= 0.
 DEVICE void attend(const Params &p, const Query &query, int partition, float &largest,
                    float &total, float *sums, int record) {
     __shared__ float w[PARTITION];
@@ -126,7 +127,7 @@ DEVICE void attend(const Params &p, const Query &query, int partition, float &la
     const float s = score(p, query, begin + threadIdx.x, cells[threadIdx.x]);
     const float largest_here = fmaxf(LOWEST, of_block<false>(s)), weight = exp2f(s - largest_here);
     w[threadIdx.x] = weight;
-    const float total_here = of_block<true>(weight);  // and all weights are there
+    const float total_here = of_block<true>(weight);  // also waits for all weights
     const Combination with(largest, largest_here);
     total = with.add(total, total_here);
     const Record to(p, record < 0 ? 0 : record, query.head);
@@ -140,7 +141,7 @@ DEVICE void attend(const Params &p, const Query &query, int partition, float &la
     }
 }
 
-// Blocks (token, head, every n-th partition). Dynamic memory: the query, then sums of its values.
+// Grid: (token, head, every n-th partition). Shared memory: the query, then its values' sums.
 KERNEL(attention_f32, PARTITION, 1) {
     DYNAMIC_SHARED(float, q);
     const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);

@@ -1,17 +1,16 @@
-// Tiles of keys and values: 32 positions of a head, brought from the paged pool into the block's
-// memory as rows of float16. They lie in one page, whose size is a multiple of 32. Knows no
-// queries.
+// Tiles of keys and values: 32 positions of a head, copied from the paged pool into shared memory
+// as rows of float16. A tile is in one page, whose size is a multiple of 32. Knows no queries.
 //
-// PoolTile<type of the pool, elements of a row, threads>: `copy` begins to bring the first `n`
-// positions of a tile, whose cells follow `cell`, and zeros for the others. Once it has come
-// (copy_async_wait, sync_block) `unpack` makes float16 of it if IS_PACKED.
+// PoolTile<type of the pool, elements of a row, threads>: `copy` begins to copy the first `n`
+// positions of a tile, from `cell` on, and fills the rest with zeros. After it has arrived
+// (copy_async_wait, sync_block), `unpack` converts it to float16 if IS_PACKED.
 #pragma once
 #include "device.cuh"
 
 constexpr int TILE = 32;
 
-// Of a row in the block's memory, in 16 bytes: D elements, zeros up to the next multiple of 16, and
-// an odd number in all, so that load_matrix finds the same part of 8 rows in different banks.
+// Stride of a row in shared memory, in units of 16 bytes: D elements, padded to a multiple of 16.
+// It is odd, so load_matrix finds the same part of 8 rows in different banks.
 DEVICE constexpr int stride_of(int d) { return (d + 15) / 16 * 2 | 1; }
 
 DEVICE uint4 zeros() { return make_uint4(0, 0, 0, 0); }
@@ -19,14 +18,14 @@ DEVICE uint4 zeros() { return make_uint4(0, 0, 0, 0); }
 DEVICE u32 two_of(u16 low, u16 high) { return low | static_cast<u32>(high) << 16; }
 DEVICE u32 two_of(float low, float high) { return two_of(f32_to_f16(low), f32_to_f16(high)); }
 
-// Zeros from element D on in rows of a tile, which are never written again.
+// Zero the elements from D on in rows of a tile; nothing else writes them.
 template <int D, int THREADS> DEVICE void pad_rows(uint4 *tile, int n_rows) {
     if (D % 16 != 0)
         for (int row = threadIdx.x; row < n_rows; row += THREADS)
             tile[row * stride_of(D) + D / 8] = zeros();
 }
 
-// How threads share a tile's rows, each of N parts: a thread has the same part of several rows.
+// How threads share a tile's rows of N parts: a thread has the same part of several rows.
 template <int N, int THREADS> struct Shares {
     static constexpr int LEAST = THREADS > TILE ? THREADS / TILE : 1;
     static constexpr int MIN = N > LEAST ? N : LEAST;
@@ -90,8 +89,8 @@ template <int D, int THREADS> struct PoolTile<F16, D, THREADS> {
 
 struct Q8_0;  // blocks of a float16 factor and 32 int8 (ggml-common.h)
 
-// One stage, and the bytes of the next one. Blocks lie anywhere: whole 16 bytes that have a byte of
-// them are copied, which may also have some of what lies before or behind the pool.
+// One stage, and the bytes of the next one. Blocks are unaligned: every aligned 16 bytes that
+// contain one of their bytes are copied. That may include bytes before or after the pool.
 template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
     static constexpr bool IS_PACKED = true;
     static constexpr int BLOCK = 32, BLOCK_BYTES = 34;
@@ -100,7 +99,7 @@ template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
     static constexpr int STRIDE = stride_of(D), SIZE = TILE * (STRIDE + N_CHUNKS);
 
     const char *from;
-    int nb, first, n_bytes;  // element of its block where a row begins; bytes of its blocks
+    int nb, first, n_bytes;  // first: a row's first element in its block; n_bytes: of its blocks
     uint4 *tile, *packed;
 
     DEVICE PoolTile(const Tensor &pool, int element, uint4 *shared)
@@ -145,7 +144,7 @@ template <int D, int THREADS> struct PoolTile<Q8_0, D, THREADS> {
         }
     }
 
-    // 8 elements of a row, from `element` on, which is a multiple of 8: each is rounded once.
+    // 8 elements of a row from `element` on, a multiple of 8. Each is rounded once.
     DEVICE uint4 octet_of(int row, int offset, int element) const {
         const char *const block = reinterpret_cast<const char *>(packed + row * N_CHUNKS) + offset +
                                   element / BLOCK * BLOCK_BYTES;

@@ -1,30 +1,30 @@
-// The 16 queries of a warp, and how a tile of 32 positions changes their sums: by online softmax
-// (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, the rest
-// float32. The result of a query depends on itself and the positions that it sees alone.
+// The 16 queries of a warp, and how a tile of 32 positions changes their sums: online softmax
+// (arXiv 2205.14135) on tensor cores. Queries, keys, values and weights are float16, the rest is
+// float32. A query's result depends only on itself and the positions that it sees.
 //
-// A lane has two rows of the 16, lane / 4 and 8 more, and of these a quarter of the elements, as
-// fragments of mma_f16 lie. Compiled with HEAD_DIM_K and HEAD_DIM_V, multiples of 8.
+// A lane has rows lane / 4 and lane / 4 + 8 of the 16, and a quarter of their elements, in
+// mma_f16's fragment layout. Compiled with HEAD_DIM_K and HEAD_DIM_V, multiples of 8.
 #pragma once
 #include "attention.cuh"
 #include "attention_tile.cuh"
 
-constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // of the tensor core along a key
+constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // tensor-core steps along a key
 constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // of values: registers have room for one
 constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
-constexpr int N_PAIRS = (SLICE + 15) / 16;          // of 8 elements each
+constexpr int N_PAIRS = (SLICE + 15) / 16;          // pairs of 8 elements
 
-// Of large queries, registers have room for N_KEPT steps alone; unpacking tiles takes some of them.
+// Registers have room for N_KEPT steps of a large query; unpacking tiles needs some of them.
 constexpr bool IS_PACKED =
     PoolTile<TYPE_K, HEAD_DIM_K, WARP>::IS_PACKED || PoolTile<TYPE_V, SLICE, WARP>::IS_PACKED;
 constexpr int N_LENT = N_STEPS > (IS_PACKED ? 6 : 8) ? 6 : 0, N_KEPT = N_STEPS - N_LENT;
 
-// A query. It lies in the block's memory, and is read when it is needed.
+// A query, in shared memory. It is read again for each use.
 struct Row {
     int token, head, pos;
     float slope;
 };
 
-// Of a lane's two rows: largest scores are those of whole rows, totals may be parts of them.
+// Sums of a lane's two rows. `largest` is of a whole row, `total` may be of a part of it.
 struct Sums {
     float largest[2], total[2], values[2 * N_PAIRS][4];
 
@@ -55,13 +55,13 @@ struct Sums {
     }
 };
 
-// Sums over all partitions so far. They are needed but once in a partition, and lie in the thread's
-// own memory, since registers have better use: what is indexed at run time cannot be in these, so
-// sums over one more partition have another place.
+// Sums over all partitions so far. They are used once in a partition, so they are in local memory
+// to save registers. The index of `memory` is known at run time only, which keeps it out of
+// registers; so each partition writes another place than it reads.
 struct Totals {
     volatile float memory[2][2 * N_PAIRS + 1][4];
 
-    // Add those before `partition` to the sums over it.
+    // Add the sums before `partition` to its own.
     DEVICE void add_to(Sums &sums, int partition) const {
         const volatile float(&from)[2 * N_PAIRS + 1][4] = memory[partition % 2];
         float both[2] = {from[0][0], from[0][1]};
@@ -73,14 +73,14 @@ struct Totals {
         }
 #pragma unroll
         for (int n = 0; n < 2 * N_PAIRS; n++) {
-            if (n % 4 == 0) sync_warp();  // registers have no room for more at once
+            if (n % 4 == 0) sync_warp();  // limits the loads at once, and so the registers
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 sums.values[n][i] = with[i / 2].add(from[n + 1][i], sums.values[n][i]);
         }
     }
 
-    // Keep the sums over partitions up to `partition`.
+    // Store the sums up to and with `partition`.
     DEVICE void keep(const Sums &sums, int partition) {
         volatile float(&to)[2 * N_PAIRS + 1][4] = memory[(partition + 1) % 2];
 #pragma unroll
@@ -100,8 +100,8 @@ DEVICE u32 load_pair(const float *q, int d) {
     return two_of(q[d], q[d + 1]);
 }
 
-// What a lane has of a warp's queries: the last N_LENT steps in the block's memory, `lent`, where
-// each lane reads what it wrote.
+// A lane's part of the warp's queries. The last N_LENT steps are in shared memory, `lent`; each
+// lane reads there what it wrote.
 struct Fragments {
     u32 kept[N_KEPT][4];
     uint4 *lent;
@@ -140,9 +140,9 @@ struct Fragments {
     }
 };
 
-// --- a tile: n-th 8 positions, of these the two from 2 * (lane % 4) on, for both rows ---
+// --- a tile: of each 8 positions, a lane has two from 2 * (lane % 4) on, for both of its rows ---
 
-// Products of queries and keys.
+// Multiply queries and keys.
 template <int STRIDE>
 DEVICE void multiply_keys(float (&s)[4][4], const Fragments &queries, const uint4 *keys) {
 #pragma unroll
@@ -166,7 +166,8 @@ DEVICE void multiply_keys(float (&s)[4][4], const Fragments &queries, const uint
     }
 }
 
-// Products become scores; of positions from `first` on that a row does not see, minus infinity.
+// Turn products into scores: minus infinity for positions that a row does not see. `first` is the
+// tile's first position.
 DEVICE void score(float (&s)[4][4], const Scores &scores, const Row *rows, int first,
                   bool is_masked) {
     const int begin = first + lane_id() % 4 * 2;
@@ -192,7 +193,7 @@ DEVICE void score(float (&s)[4][4], const Scores &scores, const Row *rows, int f
     }
 }
 
-// Scores become weights, relative to the largest so far; `keep` are the factors of sums before.
+// Turn scores into weights, relative to the largest score so far. `keep`: factors of earlier sums.
 DEVICE void weigh(u32 (&w)[2][4], float (&keep)[2], Sums &sums, float (&s)[4][4]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -225,7 +226,7 @@ template <int STRIDE> DEVICE void load_values(u32 (&v)[2][4], const uint4 *value
     load_matrix_x4_trans(v[1], from + 16 * STRIDE);
 }
 
-// Products of weights and values.
+// Multiply weights and values.
 DEVICE void multiply_values(float (&sums)[2][4], const u32 (&w)[2][4], const u32 (&v)[2][4]) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -267,8 +268,8 @@ DEVICE void clear_behind(u32 (&v)[2][4], int last) {
     }
 }
 
-// The same for values that are not all finite: 0 times one of these is no number. So each row gets
-// products without the positions, the tile's first being `first`, that it does not see.
+// Like add_values, for tiles with infinite or NaN values: 0 times such a value is NaN. So each row
+// gets products without the positions that it does not see. `first` is the tile's first position.
 template <int STRIDE>
 DEVICE void add_seen_values(Sums &sums, const u32 (&w)[2][4], const float (&keep)[2],
                             const uint4 *values, const Row *rows, int first) {
@@ -290,7 +291,7 @@ DEVICE void add_seen_values(Sums &sums, const u32 (&w)[2][4], const float (&keep
         }
 }
 
-// Whether all values of a tile are finite; of a whole warp.
+// Whether all values of a tile are finite. A whole warp computes it.
 template <int STRIDE> DEVICE bool are_finite(const uint4 *values) {
     bool finite = true;
     for (int row = 0; row < TILE; row++)

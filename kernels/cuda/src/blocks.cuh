@@ -1,20 +1,20 @@
-// Blocks of quantised weights as they lie in GGUF, and the arithmetic of their products: one order
-// of float steps for every kernel, so that no batch and no kernel changes a bit.
+// Blocks of quantized weights in GGUF's layout, and the arithmetic of their products. Every kernel
+// takes the float steps in one order, so no batch and no kernel changes a bit.
 //
-// K is cut into chunks of 256 values, each of 8 blocks of 32. A chunk's sum starts at 0; its blocks
-// are added in ascending order by `accumulate`, each from the exact integer product of the weights'
-// integers with those of the column (form q8, below). Then total = total + sum, chunks ascending,
-// from 0. Blocks beyond K are left out.
+// K is cut into chunks of 256 values, each of 8 blocks of 32. A chunk's sum starts at 0. Its blocks
+// are added in ascending order by `accumulate`, each from the exact integer product of weights and
+// column (form q8, below). Then total = total + sum, chunks ascending, from 0. Blocks beyond K are
+// left out.
 //
 // A type reads one chunk of a row from `Bytes`:
 //     BYTES             bytes of a chunk
-//     VALUES            of one of GGUF's blocks, 32 or 256
+//     VALUES            values of one GGUF block, 32 or 256
 //     HAS_MIN           whether there is a w_min
-//     OFFSET            what is to be subtracted from the integers that `words` gives
-//     words(at, b, t, low, high)   of block b of the chunk: values 4t..4t+3 and 16+4t..16+4t+3 as
-//                       bytes: what thread t of a quad holds of mma_s8_k32's operands, t = 0..3
+//     OFFSET            to subtract from the integers that `words` gives
+//     words(at, b, t, low, high)   values 4t..4t+3 and 16+4t..16+4t+3 of block b, as bytes:
+//                       the mma_s8_k32 operands of thread t of a quad, t = 0..3
 //     scales(at, b, w_scale, w_min)
-//     HAS_SUB_SCALES    whether 16 values have a scale: then sub_scales(at, b, first, second)
+//     HAS_SUB_SCALES    whether each 16 values have a scale: then sub_scales(at, b, first, second)
 // Layouts: kernels/quants/layouts.py.
 #pragma once
 
@@ -26,8 +26,8 @@ constexpr int CHUNK_BLOCKS = CHUNK / BLOCK;
 
 // --- columns of activations in form q8 (quantize.cu) ---
 //
-// Of `kp` values, K rounded up to whole chunks (zeros): i8 values[kp], float scales[kp / 32],
-// int sums[kp / 32], the sums of each block's integers. 16-byte aligned.
+// i8 values[kp], float scales[kp / 32], int sums[kp / 32], 16-byte aligned. kp is K rounded up to
+// whole chunks, padded with zeros. sums[i] is the sum of block i's integers.
 
 DEVICE i64 q8_column_bytes(i64 kp) { return kp + kp / BLOCK * 8; }
 DEVICE const i8 *q8_values(const char *column, i64) {
@@ -42,7 +42,7 @@ DEVICE const int *q8_sums(const char *column, i64 kp) {
 
 // --- the float steps ---
 
-// A chunk's sum and one block more. `isum` and `a_sum` are integers below 2**24: exact as floats.
+// Add one block to a chunk's sum. `isum` and `a_sum` are integers below 2**24: exact as floats.
 template <class Type>
 DEVICE float accumulate(float s, float isum, float a_d, float a_sum, float w_scale, float w_min) {
     s = fmaf(w_scale * a_d, isum, s);
@@ -52,7 +52,7 @@ DEVICE float accumulate(float s, float isum, float a_d, float a_sum, float w_sca
 
 // --- bytes ---
 
-// Bytes at an address that is a multiple of 2; of 4 if ALIGNED. Every field's offset is even.
+// Bytes at a multiple of 2; of 4 if ALIGNED. Every field's offset is even.
 template <bool ALIGNED> struct Bytes {
     const char *from;
 
@@ -66,7 +66,7 @@ template <bool ALIGNED> struct Bytes {
     DEVICE float f16(int offset) const { return f16_to_f32(static_cast<u16>(half(offset))); }
 };
 
-// --- types of 32 values: d, perhaps m, perhaps fifth bits, then 4 bits of each value in halves ---
+// --- types of 32 values: d, m if MIN, fifth bits if FIFTH, then 4 bits of each value in halves ---
 
 template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
     static constexpr int VALUES = 32;
@@ -78,7 +78,7 @@ template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
     static constexpr bool HAS_SUB_SCALES = false;
     static constexpr int OFFSET = CENTRE;
 
-    // 4 bits, one to a byte, as its bit 4.
+    // Spread 4 bits: each becomes bit 4 of a byte.
     static DEVICE u32 fifth(u32 bits) { return ((bits & 15) * 0x02040810u) & 0x10101010u; }
 
     template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
@@ -126,7 +126,7 @@ struct Q8_0 {
 
 // --- types of 256 values ---
 
-// d, dmin, scales and mins of 6 bits, perhaps fifth bits, 4 bits of each value in halves of 64
+// d, dmin, scales and mins of 6 bits, fifth bits if FIFTH, 4 bits of each value in halves of 64
 template <bool FIFTH> struct Sixes {
     static constexpr int VALUES = 256;
     static constexpr int SCALES = 4;
@@ -194,7 +194,7 @@ struct Q6_K {
         high = bits(at.word(ql + 16), at.word(qh + 16), b);
     }
 
-    // As `words`, but 4 * (integer - 32) as signed bytes, which takes fewer steps.
+    // Like `words`, but 4 * (integer - 32) as signed bytes, which takes fewer steps.
     template <class B> static DEVICE void fourfold(B at, int b, int t, u32 &low, u32 &high) {
         int ql = QL + 64 * (b / 4) + BLOCK * (b & 1) + 4 * t;
         int qh = QH + BLOCK * (b / 4) + 4 * t;

@@ -1,14 +1,14 @@
-// Copies into another type: CPY between floats, from and to I32, from and to quantised types.
+// Copies into another type: CPY between floats, from and to I32, from and to quantized types.
 //
-// Elements keep their order; shapes and strides may differ. Values pass as float32.
+// Elements keep their order; shapes and strides may differ. Values are converted by way of float32.
 #include "dequantize.cuh"
 #include "encode.cuh"
 #include "walk.cuh"
 
 constexpr int THREADS = 256;
 
-// ROW and SECOND_ROW: elements of a row of the node and of the source, which may be all. TOTAL: of
-// all. STEP: how many may be taken at once, as they lie in one row in both.
+// ROW, SECOND_ROW: elements of a row of the node and of the source; a row may be the whole tensor.
+// TOTAL: all elements. STEP: how many to convert at once; they are in one row in both tensors.
 enum { TYPE, SECOND_TYPE, ROW, SECOND_ROW, TOTAL, STEP };
 
 KERNEL(convert, THREADS, 1) {
@@ -26,7 +26,7 @@ KERNEL(convert, THREADS, 1) {
     }
 }
 
-// Into blocks of 32, each of them by a warp; no row of the node ends inside one.
+// Into blocks of 32, one for each warp. Rows of the node are whole blocks.
 KERNEL(quantize, THREADS, 1) {
     const int type = static_cast<int>(p.param[TYPE].i);
     const int from = static_cast<int>(p.param[SECOND_TYPE].i);

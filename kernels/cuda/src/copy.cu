@@ -1,19 +1,19 @@
 // Copies that keep the type, bit for bit: CPY, CONT and DUP between any layouts, CONCAT, REPEAT.
 //
-// Where rows have no gaps they are moved in words of up to 16 bytes, as large as addresses and
-// strides allow; else element by element.
+// Contiguous rows are moved in words of up to 16 bytes, as large as addresses and strides allow,
+// other rows element by element.
 #include "walk.cuh"
 
 constexpr int THREADS = 256;
 
-// SIZE: bytes of an element. RUN: bytes that lie in a line in both tensors, 0 if none do. ROW and
-// SECOND_ROW: bytes of a row of the node and of the source, which may be all. TOTAL: bytes to copy.
-// OFFSET: where in the node they go, in the shape of tensor LIKE.
+// SIZE: bytes of an element. RUN: bytes that are contiguous in both tensors, or 0. ROW, SECOND_ROW:
+// bytes of a row of the node and of the source; a row may be the whole tensor. TOTAL: bytes to
+// copy. OFFSET: where in the node they go. LIKE: the tensor whose shape they have.
 enum { SIZE, RUN, ROW, SECOND_ROW, TOTAL, OFFSET, LIKE };
 
 DEVICE u64 strides_of(const Tensor &t) { return static_cast<u64>(t.nb[1] | t.nb[2] | t.nb[3]); }
 
-// Bytes of the words that can be copied.
+// Bytes of a word: the largest that every address and stride is a multiple of.
 DEVICE int word_size(const Params &p) {
     if (p.param[RUN].i == 0) return static_cast<int>(p.param[SIZE].i);
     u64 bits = reinterpret_cast<u64>(p.t[0].data) | reinterpret_cast<u64>(p.t[1].data) |
@@ -23,7 +23,7 @@ DEVICE int word_size(const Params &p) {
     return static_cast<int>(bits & (~bits + 1));
 }
 
-// Words of a row, and bytes from one to the next.
+// The tensor as rows of words.
 template <typename W> DEVICE Walk words_of(const Params &p, int tensor, int like, int row) {
     const Tensor &t = p.t[tensor];
     bool lies_in_a_line = p.param[RUN].i != 0;
@@ -64,7 +64,7 @@ template <typename W> DEVICE void repeat_words(const Params &p) {
     }
 }
 
-// Rows are rows here, never all.
+// ROW and SECOND_ROW are true rows here, never the whole tensor.
 KERNEL(repeat, THREADS, 1) {
     switch (word_size(p)) {
         case 16: repeat_words<uint4>(p); break;

@@ -1,11 +1,11 @@
-// Single elements of quantised rows as float32, with the bits of `gguf.quants`: for rows by index
-// and copies. Products of matrices know blocks better (blocks.cuh).
+// Single elements of quantized rows as float32, for GET_ROWS and copies. Values have the bits of
+// `gguf.quants`. Matrix products read whole blocks instead (blocks.cuh).
 #pragma once
 #include "units.cuh"
 
 DEVICE float f16_at(const u8 *at) { return f16_to_f32(*reinterpret_cast<const u16 *>(at)); }
 
-// Of element `i` of a block of 32: the low nibbles are those of the first half.
+// Element `i` of a block of 32: the low nibbles are the first half.
 DEVICE int nibble(const u8 *qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
 DEVICE int fifth_bit(const u8 *qh, int i) { return (qh[i / 8] >> i % 8 & 1) << 4; }
 
@@ -45,7 +45,7 @@ struct Q8_0 {
     }
 };
 
-// The six-bit scales and minima of eight parts of 32, in 12 bytes (Q4_K, Q5_K).
+// Six-bit scales and minima of eight parts of 32 values, in 12 bytes (Q4_K, Q5_K).
 DEVICE int scale_of(const u8 *scales, int part) {
     if (part < 4) return scales[part] & 63;
     return (scales[part + 4] & 15) | (scales[part - 4] >> 6) << 4;
@@ -56,7 +56,7 @@ DEVICE int min_of(const u8 *scales, int part) {
     return scales[part + 4] >> 4 | (scales[part] >> 6) << 4;
 }
 
-// Value `q` of a part, by the scales and minima behind d and dmin.
+// Value `q` of a part, with the part's scale and minimum.
 DEVICE float scaled(const u8 *block, int part, int q) {
     float d = f16_at(block) * scale_of(block + 4, part);
     float m = f16_at(block + 2) * min_of(block + 4, part);
@@ -92,7 +92,7 @@ struct Q6_K {
     }
 };
 
-// `n` elements from element `i` of a row on, all of which lie in one block.
+// Load `n` elements from element `i` of a row on; all are in one block.
 template <typename Q> DEVICE void load_quantized(const char *row, u32 i, int n, float (&v)[UNIT]) {
     const u8 *block = reinterpret_cast<const u8 *>(row) + static_cast<i64>(i / Q::SIZE) * Q::BYTES;
 #pragma unroll
@@ -100,7 +100,7 @@ template <typename Q> DEVICE void load_quantized(const char *row, u32 i, int n, 
         v[k] = k < n ? Q::load(block, static_cast<int>(i % Q::SIZE) + k) : 0.0f;
 }
 
-// The same of any type we read; of what is not quantised, `nb0` bytes are from one to the next.
+// Like load_quantized, of any readable type; other elements are `nb0` bytes apart.
 DEVICE void load_any(int type, const char *row, u32 i, i64 nb0, int n, float (&v)[UNIT]) {
     switch (type) {
         case TYPE_Q4_0: load_quantized<Q4_0>(row, i, n, v); break;

@@ -1,12 +1,12 @@
-// The device for kernels: integer and half types, warps, tensor cores, and the block of parameters
-// of every kernel. It needs no header of CUDA, so NVRTC alone compiles it.
+// What every kernel uses: integer and half types, warps, tensor cores, and the parameter block. It
+// needs no CUDA header, so NVRTC alone compiles it.
 //
-// Kernels reach PTX only through this file. With LAMELLA_GRID, the emulated GPU's header brings the
-// same functions in plain C++, and kernels run on the host. So kernels write
-// DYNAMIC_SHARED, not extern __shared__, and use the names below, not CUDA's intrinsics.
+// Kernels reach PTX only through this file. With LAMELLA_GRID, the emulated GPU's header defines
+// the same functions in plain C++, and kernels run on the host. So kernels write DYNAMIC_SHARED,
+// not extern __shared__, and use the names below, not CUDA's intrinsics.
 //
-// Contraction is off (--fmad=false): a * b + c rounds twice, fmaf(a, b, c) once, so that the same
-// formula has the same bits in every kernel that uses it.
+// Contraction is off (--fmad=false): a * b + c rounds twice, fmaf(a, b, c) once. So a formula has
+// the same bits in every kernel that uses it.
 #pragma once
 
 typedef signed char i8;
@@ -27,12 +27,12 @@ constexpr int WARP = 32;
 
 #define DEVICE __device__ __forceinline__
 
-// A kernel of blocks of THREADS threads, BLOCKS_PER_SM of which should fit a multiprocessor.
+// A kernel. Its blocks have THREADS threads; BLOCKS_PER_SM blocks should fit a multiprocessor.
 #define KERNEL(name, threads, blocks_per_sm)                                       \
     extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)           \
         name(const __grid_constant__ Params p)
 
-// The block's memory whose size is given at launch, aligned to 16 bytes.
+// Shared memory whose size is given at launch, aligned to 16 bytes.
 #define DYNAMIC_SHARED(type, name)                              \
     extern __shared__ uint4 dynamic_shared_memory_[];           \
     type *const name = reinterpret_cast<type *>(dynamic_shared_memory_)
@@ -44,7 +44,8 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE int lane_id() { return threadIdx.x % WARP; }
 DEVICE int warp_id() { return threadIdx.x / WARP; }
 
-// Of all 32 lanes at once: the value of lane `lane`, of the lane whose number differs by `mask`.
+// All 32 lanes call these together. shfl: the value of lane `lane`. shfl_xor: the value of the lane
+// whose number is this lane's, xor `mask`.
 template <typename T> DEVICE T shfl(T v, int lane) { return __shfl_sync(~0u, v, lane); }
 template <typename T> DEVICE T shfl_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
@@ -71,7 +72,7 @@ DEVICE u16 f32_to_f16(float f) {  // to nearest even
     return h;
 }
 
-// --- tensor cores: d += a * b on a warp's fragments, as PTX lays them out (mma.sync, row.col) ---
+// --- tensor cores: d += a * b on a warp's fragments, in PTX's layout (mma.sync, row.col) ---
 
 // 16 x 32 by 32 x 8 signed bytes. sm_75 has only 8 x 8 x 16: the sums are exact either way.
 DEVICE void mma_s8_k32(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -122,7 +123,7 @@ DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 
 #if __CUDA_ARCH__ >= 800
 #define HAS_BF16_MMA 1
-// As mma_f16, of bfloat16.
+// Like mma_f16, with bfloat16.
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -133,8 +134,8 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #define HAS_BF16_MMA 0
 #endif
 
-// Four 8 x 8 matrices of 16-bit elements from the block's memory: lane i gives the address of row
-// i % 8 of matrix i / 8, and gets elements 2 * (i % 4) and the next of row i / 4 of each.
+// Load four 8 x 8 matrices of 16-bit elements from shared memory. Lane i gives the address of row
+// i % 8 of matrix i / 8. It gets elements 2 * (i % 4) and the next of row i / 4 of each matrix.
 DEVICE void load_matrix_x4(u32 (&r)[4], const void *row) {
     u32 at = static_cast<u32>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -152,7 +153,7 @@ DEVICE void load_matrix_x4_trans(u32 (&r)[4], const void *row) {
                  : "memory");
 }
 
-// --- copies of 16 bytes into the block's memory, in groups; at once before sm_80 ---
+// --- asynchronous copies of 16 bytes into shared memory, in groups; synchronous before sm_80 ---
 
 DEVICE void copy_async(void *to, const void *from) {
 #if __CUDA_ARCH__ >= 800
@@ -169,7 +170,8 @@ DEVICE void copy_async_commit() {
 #endif
 }
 
-// Wait until at most `n` of this thread's groups are under way; others' need a sync_block too.
+// Wait until at most `n` of this thread's groups are in flight. To see what other threads copied,
+// call sync_block too.
 template <int n> DEVICE void copy_async_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
@@ -178,7 +180,7 @@ template <int n> DEVICE void copy_async_wait() {
 
 #endif  // LAMELLA_GRID
 
-// --- parameters: kernels/plan/params.py and kernels/cuda/params.py say where each word is ---
+// --- parameters: the layout is in kernels/plan/params.py and kernels/cuda/params.py ---
 
 struct Tensor {
     char *data;
@@ -192,15 +194,15 @@ union Param {
 };
 
 struct Params {
-    Tensor t[7];        // the node, then its sources; or the call's own tensors
+    Tensor t[7];        // the node and its sources, or the tensors that the call names
     char *prepared[2];  // sources in another form
-    Param param[16];    // of the op
+    Param param[16];    // parameters of the op
     char *scratch;      // memory that the node's calls share
     u64 *error;         // where to report a bad index: call, value, limit
     i64 call;           // number of the call, from 1
 };
 
-// Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
+// Report an index `value` that is not in 0 .. limit - 1. The kernel goes on without it.
 DEVICE void fail(const Params &p, i64 value, i64 limit) {
     if (atomic_claim(p.error, static_cast<u64>(p.call))) {
         p.error[1] = static_cast<u64>(value);
@@ -211,7 +213,7 @@ DEVICE void fail(const Params &p, i64 value, i64 limit) {
 
 DEVICE i64 n_rows(const Tensor &t) { return t.ne[1] * t.ne[2] * t.ne[3]; }
 
-// Address of row `r`, counted over dimensions 1, 2, 3.
+// Address of row `r`; rows are counted over dimensions 1, 2, 3.
 DEVICE char *row_of(const Tensor &t, i64 r) {
     if (r < t.ne[1]) return t.data + r * t.nb[1];
     i64 i1 = r % t.ne[1], r2 = r / t.ne[1];

@@ -1,16 +1,16 @@
-// Arithmetic, element by element, of one tensor: activations and masks too.
+// Element-wise ops on one tensor, with activations and masks.
 //
 // A thread computes a unit at a time, in float32. An element's bits depend on its own value and
-// place alone. Every unit is read before it is written: the node may lie over its source.
+// place alone. Every unit is read before it is written, so the node may overwrite its source.
 #include "activations.cuh"
 #include "units.cuh"
 
 constexpr int THREADS = 256;
 
-// FLAT: both tensors have no gaps and one shape. SCALAR ...: the op's own.
+// FLAT: both tensors are contiguous, with one shape. SCALAR, SECOND_SCALAR: the op's parameters.
 enum { FLAT, TYPE, SCALAR, SECOND_SCALAR };
 
-// f(x, place of the unit, number in it)
+// Apply f(x, place of the unit, index in the unit) to each element.
 template <typename F> DEVICE void map(const Params &p, F f) {
     const Tensor &out = p.t[0], &a = p.t[1];
     const int type = static_cast<int>(p.param[TYPE].i);
@@ -59,7 +59,7 @@ KERNEL(unary_float, THREADS, 4) {
     map(p, [=](float x, const Place &, int) { return unary(op, x); });
 }
 
-// Parameters: how many columns the first row keeps, and what the others become.
+// Parameters: how many columns the first row keeps, and the value of the masked ones.
 KERNEL(diag_mask_float, THREADS, 4) {
     i64 n_past = p.param[SCALAR].i;
     float value = scalar(p, SECOND_SCALAR);

@@ -1,5 +1,5 @@
-// Rows of float32 into any writable type, with the bits of `gguf.quants`: for rows by index, copies
-// and caches. A block of 32 values is a warp's, one value in each lane.
+// Rows of float32 into any writable type, for SET_ROWS, copies and caches. Blocks have the bits of
+// `gguf.quants`. A warp encodes a block of 32 values, one value in each lane.
 #pragma once
 #include "units.cuh"
 
@@ -9,14 +9,14 @@ DEVICE float warp_min(float v) { return -warp_max(-v); }
 
 DEVICE void store_f16(u8 *at, float v) { *reinterpret_cast<u16 *>(at) = f32_to_f16(v); }
 
-// The value furthest from 0, with its sign; the first one of several.
+// The value furthest from 0, with its sign; the first one if there are several.
 DEVICE float furthest(float v) {
     float a = fabsf(v);
     u32 best = ballot(a == warp_max(a));
     return shfl(v, popcount(~best & (best - 1)) % WARP);  // the zeros below the lowest one
 }
 
-// Nibbles of 32 values in 16 bytes: those of the first half are low.
+// Store 32 nibbles in 16 bytes: the first half in the low nibbles.
 DEVICE void store_nibbles(u8 *qs, int q) {
     int other = shfl_xor(q, 16);
     if (lane_id() < 16) qs[lane_id()] = static_cast<u8>((q & 15) | (other & 15) << 4);
@@ -35,7 +35,7 @@ DEVICE void encode_q8_0(u8 *block, float v) {
     block[2 + lane_id()] = static_cast<u8>(static_cast<int>(x < 0.0f ? -whole : whole));
 }
 
-// Q4_0 and Q5_0: d is of the value furthest from 0, which becomes -HALF.
+// Q4_0 and Q5_0: d is chosen so that the value furthest from 0 becomes -HALF.
 template <int HALF> DEVICE void encode_symmetric(u8 *block, float v) {
     constexpr bool has_fifth = HALF == 16;
     float d = furthest(v) / -HALF;
@@ -45,7 +45,7 @@ template <int HALF> DEVICE void encode_symmetric(u8 *block, float v) {
     store_nibbles(block + (has_fifth ? 6 : 2), q);
 }
 
-// Q4_1 and Q5_1: from the least value to the largest in LARGEST steps.
+// Q4_1 and Q5_1: LARGEST steps from the smallest value to the largest.
 template <int LARGEST> DEVICE void encode_range(u8 *block, float v) {
     constexpr bool has_fifth = LARGEST == 31;
     float least = warp_min(v), d = (warp_max(v) - least) / LARGEST;
@@ -58,7 +58,7 @@ template <int LARGEST> DEVICE void encode_range(u8 *block, float v) {
     store_nibbles(block + (has_fifth ? 8 : 4), q);
 }
 
-// Of the block of a quantised type: the warp's 32 values.
+// Encode the warp's 32 values as a block of a quantized type.
 DEVICE void encode_block(int type, char *at, float v) {
     u8 *block = reinterpret_cast<u8 *>(at);
     switch (type) {
@@ -84,13 +84,13 @@ DEVICE bool is_quantized(int type) {
     return type != TYPE_F32 && type != TYPE_F16 && type != TYPE_BF16 && type != TYPE_I32;
 }
 
-// Bytes of `n` elements without gaps.
+// Bytes of `n` contiguous elements.
 DEVICE i64 encoded_size(int type, int n) {
     if (is_quantized(type)) return static_cast<i64>(n / WARP) * block_bytes(type);
     return static_cast<i64>(n) * (type == TYPE_F16 || type == TYPE_BF16 ? 2 : 4);
 }
 
-// By the whole thread block: `n` floats into a row without gaps.
+// Encode `n` floats into a contiguous row, by the whole thread block.
 DEVICE void encode_row(int type, const float *from, char *to, int n) {
     if (is_quantized(type)) {
         const int n_warps = blockDim.x / WARP;

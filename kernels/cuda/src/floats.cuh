@@ -1,24 +1,24 @@
 // Shared by products with float weights: the columns of each matrix, loads from rows of any
-// alignment, and the order in which sums of chunks are added. Knows no chunks.
+// alignment, and the order of summing chunks. How a chunk is computed is up to the kernels.
 #pragma once
 #include "device.cuh"
 
-// parameters of all kernels here, as kernels/cuda/ops/floats.py gives them
-constexpr int COLUMNS = 0;        // that share a matrix of weights: they follow each other
-constexpr int REPEAT_3 = 1;       // of the weights along dimension 3
-constexpr int STRIDE = 2;         // bytes between prepared columns; 0: they are used in place
+// parameters of all products, set by kernels/cuda/ops/floats.py
+constexpr int COLUMNS = 0;        // consecutive columns that share a matrix of weights
+constexpr int REPEAT_3 = 1;       // how often the weights repeat along dimension 3
+constexpr int STRIDE = 2;         // bytes between prepared columns; 0: columns are used in place
 constexpr int COLUMN_BLOCKS = 3;  // blocks that share the columns of a matrix
-constexpr int ROW_BLOCKS = 4;     // blocks that share its rows
+constexpr int ROW_BLOCKS = 4;     // blocks that share the rows of a matrix
 constexpr int SPLIT = 5;          // warps that share a row: see add_in_order
-constexpr int ROUND = 6;          // chunks that they do before their sums are added
+constexpr int ROUND = 6;          // chunks computed before their sums are added
 
-// A matrix of weights times `n` columns, whose results are rows of the node, counted over its
-// dimensions 1, 2, 3: `first` and those behind it, or those that `list` says.
+// A matrix of weights times `n` columns. Result j is row first + j of the node, or row list[j] if
+// there is a list; rows are counted over dimensions 1, 2, 3.
 struct Product {
     const char *weights;
     i64 first;
     int n;
-    bool is_expert;  // the rows are pairs of MUL_MAT_ID: (token, its i-th expert)
+    bool is_expert;  // a row is a pair of MUL_MAT_ID: (token, its i-th expert)
     const int *list;
 
     DEVICE i64 row(int j) const { return list ? list[j] : first + j; }
@@ -39,8 +39,8 @@ struct Product {
     }
 };
 
-// A block's share of a product. Blocks that share a matrix follow each other, first those that
-// share the same rows of it, so that the second one finds them in the cache.
+// A block's share of a product. Blocks that share a matrix are neighbors, those that share its rows
+// are the closest: the second one finds the rows in the cache.
 struct Share {
     Product x;
     int row_block, column_block;
@@ -59,7 +59,7 @@ DEVICE Share share_of(const Params &p) {
 
 // --- experts ---
 
-// The expert of a pair; -1, which is reported, if there is no such one.
+// The expert of a pair. An invalid expert is reported; the result is then -1.
 DEVICE int expert_of(const Params &p, u32 pair) {
     const Tensor &ids = p.t[3];
     const u32 n_used = static_cast<u32>(ids.ne[0]);
@@ -70,7 +70,7 @@ DEVICE int expert_of(const Params &p, u32 pair) {
     return -1;
 }
 
-// Blocks (pair, row block): `multiply(share)` for the block's pair.
+// Grid: (pair, row block). Call `multiply(share)` for the block's pair.
 template <typename Multiply> DEVICE void for_one_pair(const Params &p, const Multiply &multiply) {
     const u32 row_blocks = static_cast<u32>(p.param[ROW_BLOCKS].i), pair = blockIdx.x / row_blocks;
     const int expert = expert_of(p, pair);
@@ -79,9 +79,10 @@ template <typename Multiply> DEVICE void for_one_pair(const Params &p, const Mul
     multiply({{weights, pair, 1, true, nullptr}, static_cast<int>(blockIdx.x % row_blocks), 0});
 }
 
-// Blocks (expert, row block): `multiply(share)` for the expert's pairs, at most COLUMNS at a time.
+// Grid: (expert, row block). Call `multiply(share)` for the expert's pairs, at most COLUMNS at a
+// time.
 template <typename Multiply> DEVICE void for_each_pair(const Params &p, const Multiply &multiply) {
-    constexpr int SOME = 2048, N = Multiply::COLUMNS;  // pairs are looked at SOME at a time
+    constexpr int SOME = 2048, N = Multiply::COLUMNS;  // pairs are searched SOME at a time
     __shared__ int list[SOME], n_listed;
     const int row_blocks = static_cast<int>(p.param[ROW_BLOCKS].i);
     const int expert = static_cast<int>(blockIdx.x) / row_blocks;
@@ -104,7 +105,7 @@ template <typename Multiply> DEVICE void for_each_pair(const Params &p, const Mu
 
 // --- rows ---
 
-// Whether all rows of weights, or of columns, begin at multiples of 16 bytes.
+// Whether all rows begin at multiples of 16 bytes.
 DEVICE bool rows_are_aligned(const Tensor &t) {
     return ((reinterpret_cast<u64>(t.data) | t.nb[1] | t.nb[2] | t.nb[3]) & 15) == 0;
 }
@@ -112,24 +113,24 @@ DEVICE bool columns_are_aligned(const Params &p) {
     return p.param[STRIDE].i != 0 || rows_are_aligned(p.t[2]);
 }
 
-// Elements k to k + N - 1 of a row of `n_k`, which may begin anywhere; 0 behind its end.
+// Load elements k .. k + N - 1 of a row of `n_k`, zeros past its end. The row may be unaligned.
 template <typename T, int N> DEVICE void load_elements(T (&to)[N], const T *row, int k, int n_k) {
     for (int i = 0; i < N; i++) to[i] = k + i < n_k ? row[k + i] : T(0);
 }
 
-// Rows of weights times columns, in chunks of a row that warps share out.
+// Multiply rows of weights with columns; warps share the chunks of a row.
 //
 // A Work multiplies a tile of rows with its columns: `chunk(c, to)` writes SIZE sums for each of
 // the PARTS of chunk c, `store(i, v)` takes the i-th result. All parts are added in ascending
-// order, from 0 on, whichever warp computed them: so the results have the same bits as those of a
-// kernel that goes along its rows from the beginning to the end.
+// order, from 0 on, whichever warp computed them. So the results have the same bits as those of a
+// kernel that walks its rows from beginning to end.
 //
-// SPLIT warps share the chunks of a tile. Memory of the block: PARTS * SIZE floats for ROUND chunks
-// of each of its tiles and, where that is not all of the chunks, SIZE more for each tile.
+// SPLIT warps share the chunks of a tile. Shared memory: PARTS * SIZE floats for ROUND chunks of
+// each of the block's tiles; SIZE more for each tile if there are more chunks than ROUND.
 template <int CHUNK, typename Work> DEVICE void add_in_order(const Params &p, const Work &work) {
     constexpr int SIZE = Work::SIZE, CHUNK_SIZE = Work::PARTS * SIZE;
     DYNAMIC_SHARED(float, sums);
-    // a row without elements has a chunk without elements: its sum is 0
+    // an empty row has one empty chunk, whose sum is 0
     const int n_k = static_cast<int>(p.t[1].ne[0]);
     const int n_chunks = n_k ? (n_k + CHUNK - 1) / CHUNK : 1;
     const int split = static_cast<int>(p.param[SPLIT].i);
@@ -163,8 +164,8 @@ DEVICE float load_float(i64 type, const char *at) {
     return type == 1 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-// Prepare columns: rows of T without gaps, 0 behind their ends. Blocks (row, part of it); a thread
-// packs 8 elements.
+// Pack columns: rows of T without gaps, padded with zeros. Grid: (row, part of it). A thread packs
+// 8 elements.
 template <typename T> DEVICE void pack_row(const Params &p) {
     typedef typename T::stored stored;
     constexpr int N_WORDS = sizeof(stored) / 2;

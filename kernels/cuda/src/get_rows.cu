@@ -1,11 +1,11 @@
-// GET_ROWS: rows by index, dequantised; I32 as it is.
+// GET_ROWS: rows by index, dequantized; I32 unchanged.
 #include "dequantize.cuh"
 
 constexpr int THREADS = 256;
 
 enum { TYPE };
 
-// Blocks: rows of the node, and parts of THREADS units of each.
+// Grid: (row of the node, part of THREADS units).
 KERNEL(get_rows, THREADS, 1) {
     const Tensor &out = p.t[0], &a = p.t[1], &ids = p.t[2];
     u32 r = blockIdx.x, m1 = static_cast<u32>(ids.ne[0]), m2 = static_cast<u32>(ids.ne[1]);
@@ -21,6 +21,6 @@ KERNEL(get_rows, THREADS, 1) {
     float v[UNIT];
     load_any(type, at(a, 0, index, i2, i3), i, a.nb[0], count, v);
     char *to = at(out, 0, i1, i2, i3) + i * out.nb[0];
-    // integers pass as the float32 of the same bits, unchanged
+    // I32 is moved as float32 of the same bits
     store_unit(TYPE_F32, to, out.nb[0], count, v);
 }

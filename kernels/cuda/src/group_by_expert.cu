@@ -1,9 +1,9 @@
-// The pairs (token, its i-th expert) of MUL_MAT_ID sorted by expert, so that products read each
-// expert's weights for all of its pairs at once.
+// Sort the pairs (token, its i-th expert) of MUL_MAT_ID by expert, so that products read each
+// expert's weights once for all of its pairs.
 //
-// Prepared 0: one int for each expert and one more, where its pairs begin in the list behind; then
-// the pairs, as token * n_used + i, those of an expert ascending. A block makes one expert's: it
-// counts those before and collects its own, all from the ids. A bad id is in no list.
+// Prepared 0: where each expert's pairs begin in the list, and where the last ones end, as ints;
+// then the list of pairs as token * n_used + i, ascending for each expert. A block makes one
+// expert's part: it counts the pairs before and collects its own. An invalid id is in no list.
 #include "device.cuh"
 
 constexpr int THREADS = 256;
@@ -11,14 +11,14 @@ constexpr int WARPS = THREADS / WARP;
 
 // parameters
 constexpr int N_EXPERTS = 0;
-constexpr int IDS = 1;  // which tensor they are
+constexpr int IDS = 1;  // which tensor has the ids
 
 DEVICE int id_of(const Tensor &ids, int pair) {
     const int n_used = static_cast<int>(ids.ne[0]);
     return *reinterpret_cast<const int *>(at(ids, pair % n_used * ids.nb[0], pair / n_used, 0, 0));
 }
 
-// A number of each thread's, summed over the block, for all of them.
+// The sum of all threads' values, for every thread.
 DEVICE int block_sum(int v) {
     __shared__ int sums[WARPS];
     for (int mask = WARP / 2; mask > 0; mask /= 2) v += shfl_xor(v, mask);
@@ -47,7 +47,7 @@ KERNEL(group_by_expert, THREADS, 4) {
         const int i = first + static_cast<int>(threadIdx.x);
         const bool is_own = i < n && id_of(ids, i) == own;
         const u32 set = ballot(is_own);
-        // two rows of counts: a warp may be a barrier ahead of those that still read
+        // two sets of counts: a warp may be one barrier ahead of warps that still read
         if (lane_id() == 0) counts[turn][warp_id()] = popcount(set);
         sync_block();
         int place = to + popcount(set & ((1u << lane_id()) - 1));

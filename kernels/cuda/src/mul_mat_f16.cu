@@ -1,18 +1,18 @@
 // MUL_MAT and MUL_MAT_ID with float16 or bfloat16 weights (T), on tensor cores: float32 sums of
 // products of weights with columns that are rounded to T.
 //
-// A result is the sum of its chunks, 256 elements of a row each: a chunk is 8 times `multiply_32`,
-// from 0 on, and chunks are added in ascending order, from 0 on. `Skinny` lets warps share out the
-// chunks of a few rows, for few columns, where reading the weights is what takes time; `Tiled`
-// keeps tiles of rows and of columns in the block's memory, for many. Both do the same steps, so a
-// column has the same bits in any batch.
+// A result is the sum of its chunks of 256 elements of a row: a chunk is 8 times `multiply_32`,
+// from 0 on, and chunks are added in ascending order, from 0 on. `Skinny` is for few columns, where
+// reading the weights takes the time: warps share the chunks of a few rows. `Tiled` is for many
+// columns: tiles of rows and of columns are in shared memory. Both take the same steps, so a column
+// has the same bits in any batch.
 //
 // Compiled with T=F16 or T=BF16. Tested by tests/kernels/test_cuda_floats.py.
 #include "device.cuh"
 #include "floats.cuh"
 
 #ifndef BF16_MMA
-#define BF16_MMA HAS_BF16_MMA  // unless a test wants to do without
+#define BF16_MMA HAS_BF16_MMA  // a test may set it to 0
 #endif
 
 constexpr int CHUNK = 256;  // elements of a row
@@ -23,7 +23,7 @@ DEVICE void multiply_16(F16, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]
     mma_f16(d, a, b);
 }
 
-// Two rows times two columns, one element of each as the bits of a float.
+// Two rows times two columns; one element of each, as the bits of a float.
 DEVICE void multiply_1(float (&d)[4], u32 x, u32 y, u32 u, u32 v) {
     d[0] = fmaf(as_float(x), as_float(u), d[0]);
     d[1] = fmaf(as_float(x), as_float(v), d[1]);
@@ -35,8 +35,8 @@ DEVICE void multiply_16(BF16, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2
 #if BF16_MMA
     mma_bf16(d, a, b);
 #else
-    // A lane has elements of rows lane / 4 and lane / 4 + 8, and of column lane / 4, and wants
-    // results of those rows and of columns 2 * (lane % 4) and the next.
+    // A lane has elements of rows lane / 4 and lane / 4 + 8, and of column lane / 4. Its results
+    // are of those rows and of columns 2 * (lane % 4) and the next.
     const int row = lane_id() & ~3, column = lane_id() % 4 * 8;
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
@@ -44,16 +44,16 @@ DEVICE void multiply_16(BF16, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2
         for (int half = 0; half < 2; half++) {
             const u32 x = shfl(a[2 * half], row + i), y = shfl(a[2 * half + 1], row + i);
             const u32 u = shfl(b[half], column + i), v = shfl(b[half], column + 4 + i);
-            multiply_1(d, x << 16, y << 16, u << 16, v << 16);  // of two elements, one is below
+            multiply_1(d, x << 16, y << 16, u << 16, v << 16);  // the low one of two elements
             multiply_1(d, x & ~0xffffu, y & ~0xffffu, u & ~0xffffu, v & ~0xffffu);
         }
     }
 #endif
 }
 
-// 16 rows times 8 columns, 32 elements of each: lane i has elements 8 * (i % 4) to 8 * (i % 4) + 7
-// of row i / 4, of row i / 4 + 8 and of column i / 4, as it can load them at once. A step takes
-// half of them: that these are no 16 neighbours does not matter, if it is so everywhere.
+// 16 rows times 8 columns, 32 elements of each. Lane i has elements 8 * (i % 4) to 8 * (i % 4) + 7
+// of row i / 4, of row i / 4 + 8 and of column i / 4: 16 bytes that it loads at once. A step takes
+// half of them. They are not 16 adjacent elements; every kernel takes the same ones.
 DEVICE void multiply_32(float (&d)[4], const uint4 &low, const uint4 &high, const uint4 &column) {
     const u32 a0[4] = {low.x, high.x, low.y, high.y}, b0[2] = {column.x, column.y};
     multiply_16(T(), d, a0, b0);
@@ -71,7 +71,7 @@ DEVICE uint4 pack(const u16 (&v)[8]) {
     return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
 
-// Elements k to k + 7 of a row of n_k. WHOLE: all of them are there, at a multiple of 16 bytes.
+// Elements k to k + 7 of a row of n_k. WHOLE: all are there, and aligned to 16 bytes.
 template <bool WHOLE> DEVICE uint4 load_weights(const char *row, int k, int n_k) {
     if (WHOLE || (k + 8 <= n_k && (reinterpret_cast<u64>(row) & 15) == 0))
         return *reinterpret_cast<const uint4 *>(row + 2 * k);
@@ -80,14 +80,14 @@ template <bool WHOLE> DEVICE uint4 load_weights(const char *row, int k, int n_k)
     return pack(v);
 }
 
-// The same of columns: of prepared ones, which are of T, and 0 up to a multiple of CHUNK ...
+// Elements of prepared columns: of type T, with zeros up to a multiple of CHUNK.
 struct Packed {
     template <bool WHOLE> static DEVICE uint4 load(const char *column, int k, int) {
         return *reinterpret_cast<const uint4 *>(column + 2 * k);
     }
 };
 
-// ... and of floats.
+// Elements of float32 columns, rounded to T.
 struct Direct {
     template <bool WHOLE> static DEVICE uint4 load(const char *column, int k, int n_k) {
         float x[8];
@@ -108,7 +108,7 @@ struct Direct {
 // --- few columns ---
 
 // A warp's tile is 16 * M rows times 8 * N columns, DEPTH * 32 elements at a time. Rows and columns
-// behind the last ones count as zeros, and nothing is stored of them.
+// past the last ones count as zeros and are not stored.
 template <int M, int N, int DEPTH, typename Columns> struct Skinny {
     static constexpr int PARTS = 1, SIZE = 16 * M * 8 * N;
 
@@ -117,8 +117,8 @@ template <int M, int N, int DEPTH, typename Columns> struct Skinny {
     int first_row, first_column;  // of the block
     int n_k;
     bool is_aligned;
-    // the lane's rows lane / 4 + 8 * i of the warp's tile, and columns likewise: where the first
-    // one lies, and how many there are from it on (0 and less: none)
+    // the lane has rows lane / 4 + 8 * i of the warp's tile, and such columns: where the first one
+    // is, and how many rows there are from it on (0 or less: none)
     const char *row, *column;
     int n_rows, n_columns;
 
@@ -170,7 +170,7 @@ template <int M, int N, int DEPTH, typename Columns> struct Skinny {
         }
     }
 
-    // Results lie as `chunk` puts them.
+    // `i`: index of the result in the order of `chunk`.
     DEVICE void store(int tile, int i, float v) const {
         const int lane = i % WARP, e = i / WARP % 4, j = i / WARP / 4 % N, m = i / WARP / 4 / N;
         const int row = first_row + (tile * M + m) * 16 + lane / 4 + e / 2 * 8;
@@ -204,10 +204,9 @@ KERNEL(mul_mat_id_8, SKINNY_THREADS, 2) { for_each_pair(p, Multiply8{p}); }
 
 // --- many columns ---
 
-// A block's tile is ROWS rows times COLS columns, a warp's 16 * M rows times 8 * N columns of it,
-// 32 elements at a time. Each of the STAGES in the block's memory holds so many of the rows, and
-// behind them of the columns. 64 bytes of one lie behind those of the one before, and lanes load
-// them as they lie: without conflicts.
+// A block's tile is ROWS rows times COLS columns, a warp's is 16 * M rows times 8 * N columns of
+// it, 32 elements at a time. Each of the STAGES in shared memory holds 64 bytes of each row, then
+// of each column, without gaps. Lanes load them in this order, so there are no bank conflicts.
 template <int ROWS, int COLS, int M, int N, int STAGES> struct Tiled {
     static constexpr int STEP = 32, WARP_ROWS = ROWS / (16 * M), WARP_COLS = COLS / (8 * N);
     static constexpr int THREADS = WARP_ROWS * WARP_COLS * WARP, AT_ONCE = THREADS / 4;
@@ -218,7 +217,7 @@ template <int ROWS, int COLS, int M, int N, int STAGES> struct Tiled {
     int first_row, first_column, n_rows, n_k;
     bool is_aligned;
     uint4 *stages;
-    const char *rows[A], *columns[B];  // that this thread loads
+    const char *rows[A], *columns[B];  // loaded by this thread
 
     DEVICE Tiled(const Params &p, const Share &s, uint4 *stages) : p(p), x(s.x), stages(stages) {
         const Tensor &a = p.t[1];

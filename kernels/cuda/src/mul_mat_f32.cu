@@ -1,10 +1,11 @@
 // MUL_MAT and MUL_MAT_ID with float32 weights, in float32.
 //
-// A result is the sum of its chunks, 512 elements of a row each, in ascending order, from 0 on. A
+// A result is the sum of its chunks of 512 elements of a row, in ascending order, from 0 on. A
 // chunk has 8 parts: part j is the sum by fmaf, from 0 on, of elements 64 * i + 8 * j to
 // 64 * i + 8 * j + 7 for i = 0, 1, ..., 7. Parts are added one by one, in ascending order. `Vector`
-// gives each part to a lane, so that 8 lanes load 256 bytes of a row, for few columns; `Tiled` goes
-// along its tiles in that order, for many. So a column has the same bits in any batch.
+// is for few columns: a lane computes a part, and 8 lanes load 256 bytes of a row. `Tiled` is for
+// many columns: it takes a tile's elements in the same order. So a column has the same bits in any
+// batch.
 //
 // Tested by tests/kernels/test_cuda_floats.py.
 #include "device.cuh"
@@ -12,7 +13,7 @@
 
 constexpr int CHUNK = 512, PIECE = 8, N_PARTS = 8, STRIP = PIECE * N_PARTS;  // elements of a row
 
-// Elements k to k + 3 of a row of n_k. WHOLE: all of them are there, at a multiple of 16 bytes.
+// Elements k to k + 3 of a row of n_k. WHOLE: all are there, and aligned to 16 bytes.
 template <bool WHOLE> DEVICE float4 load_4(const char *row, int k, int n_k) {
     if (WHOLE || (k + 4 <= n_k && (reinterpret_cast<u64>(row) & 15) == 0))
         return *reinterpret_cast<const float4 *>(row + 4 * k);
@@ -27,8 +28,7 @@ DEVICE float add_products(const float4 &a, const float4 &b, float sum) {
 
 // --- few columns ---
 
-// A warp's tile is 4 rows times N columns. Rows and columns behind the last ones count as zeros,
-// and nothing is stored of them.
+// A warp's tile is 4 rows times N columns. Rows and columns past the last ones are not stored.
 template <int N> struct Vector {
     static constexpr int ROWS = WARP / N_PARTS, PARTS = N_PARTS, SIZE = ROWS * N;
     static constexpr int DEPTH = N > 1 ? 1 : 4;  // strips whose weights are loaded at once
@@ -38,7 +38,7 @@ template <int N> struct Vector {
     int first_row, first_column;  // of the block
     int n_k;
     bool is_aligned;
-    const char *row;  // the lane's; null behind the last one
+    const char *row;  // the lane's; null past the last one
     const char *columns[N];
 
     DEVICE Vector(const Params &p, const Share &s) : p(p), x(s.x) {
@@ -111,11 +111,11 @@ KERNEL(mul_mat_id_8, VECTOR_THREADS, 1) { for_each_pair(p, MultiplyFew<8>{p}); }
 
 // --- many columns ---
 
-// Where a step of 16 elements, two pieces of a part, is in a row.
+// Place in a row of a step of 16 elements: two pieces of a part.
 struct Place {
     int n_k, chunk, part, pair;
 
-    DEVICE int n_pairs() const {  // of a part of this chunk
+    DEVICE int n_pairs() const {  // in a part of this chunk
         const int left = n_k - chunk;
         return left < CHUNK ? (left + 2 * STRIP - 1) / (2 * STRIP) : CHUNK / (2 * STRIP);
     }
@@ -131,10 +131,10 @@ struct Place {
     }
 };
 
-// A block's tile is 64 rows times 64 columns, a thread's 8 times 4 of them: rows thread % 8 + 8 * i
-// and columns thread / 8 + 16 * j. Each of the STAGES in the block's memory holds 16 elements of
-// the rows, then of the columns, as 4 lists of 4 elements of each. A list has 4 places too many, so
-// that threads which write to two lists do not meet in a bank.
+// A block's tile is 64 rows times 64 columns. A thread has 8 times 4 of them: rows thread % 8 + 8 *
+// i and columns thread / 8 + 16 * j. Each of the STAGES in shared memory holds 16 elements of the
+// rows, then of the columns: 4 lists of 4 elements of each. Lists are padded by 4 places, so that
+// threads that write to two lists have no bank conflict.
 struct Tiled {
     static constexpr int THREADS = 128, SIDE = 64, ROWS = 8, COLS = 4, STAGES = 4;
     static constexpr int LISTS = 4, LIST = SIDE + 4, STAGE = 2 * LISTS * LIST;
@@ -144,7 +144,7 @@ struct Tiled {
     int first_row, first_column, n_k;
     bool is_aligned;
     float4 *stages;
-    const char *row, *column;  // that this thread loads, from its half of a piece on
+    const char *row, *column;  // loaded by this thread, from its half of a piece on
 
     DEVICE Tiled(const Params &p, const Share &s, float4 *stages) : p(p), x(s.x), stages(stages) {
         const Tensor &a = p.t[1];

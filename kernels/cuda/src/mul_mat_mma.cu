@@ -1,20 +1,20 @@
-// Products of quantised weights with many columns, on tensor cores. Compiled with -DTYPE=Q4_0, ...
+// Products of quantized weights with many columns, on tensor cores. Compiled with -DTYPE=Q4_0, ...
 // (blocks.cuh) and the shape of a tile:
 //     WARPS_M      warps that share the rows: each has MT * 16 of them, with all columns
-//     WARPS_K      groups of so many warps that take chunks of K in turn
-//     MT, NT       tiles of the tensor cores, 16 rows and 8 columns, that a warp computes
+//     WARPS_K      groups of WARPS_M warps that take chunks of K in turn
+//     MT, NT       tiles of the tensor cores, 16 rows times 8 columns, that a warp computes
 //     STAGES       steps of 128 values in shared memory: one is multiplied, the others copied
-//     MATRICES     2: a gate and what it gates, MT = 2: a warp has 16 rows of both
-//     GATE         with which function
+//     MATRICES     2: a gate and its factor; MT is 2, a warp has 16 rows of both
+//     GATE         the gate's function, GluOp
 //     STAGE_BYTES  bytes of a stage, as ops/tensor_core.py computes them
 //
-// A warp's threads hold rows lane / 4 and 8 more, and columns 2 * (lane % 4) and the next of each
-// tile, and unpack the weights of their rows straight from the raw bytes into tensor-core operands.
-// Each element is summed in the order of blocks.cuh, in two accumulators, a chunk's and the total:
-// so its bits do not depend on the shape of the tile. Of several groups the first has the total;
-// the others leave it their chunks' sums in shared memory.
+// Of each tile, a lane has rows lane / 4 and lane / 4 + 8, and columns 2 * (lane % 4) and the next.
+// It unpacks the weights of its rows from the raw bytes into tensor-core operands. Each element is
+// summed in the order of blocks.cuh, in two accumulators, a chunk's and the total: so its bits do
+// not depend on the shape of the tile. If there are several groups, the first has the total; the
+// others pass it their chunks' sums through shared memory.
 //
-// Tensors: the result, weights, columns, and the gated weights if there are two matrices.
+// Tensors: the result, weights, columns, and the factor's weights if there are two matrices.
 // Prepared: columns in form q8; with experts the lists of group_by_expert.cu.
 #include "activations.cuh"
 #include "tiles.cuh"
@@ -24,9 +24,9 @@ typedef Staging<Type> Rows;
 
 constexpr int GROUP = WARPS_M * WARP;  // threads
 constexpr int THREADS = WARPS_K * GROUP;
-// as many as have registers
+// limited by registers
 constexpr int BLOCKS_PER_SM = WARP * (MT == 2 || NT == 8 ? 8 : NT == 4 ? 12 : 16) / THREADS;
-constexpr int N_ROWS = 16 * MT * WARPS_M;  // that are multiplied, of both matrices
+constexpr int N_ROWS = 16 * MT * WARPS_M;  // multiplied by a block, of both matrices
 constexpr int OUT_ROWS = N_ROWS / MATRICES;
 constexpr int N_COLS = 8 * NT;
 static_assert(MATRICES == 1 || MT == 2, "a tile of each matrix");
@@ -48,7 +48,7 @@ constexpr int N_USED = 1;     // experts of a token
 struct Work {
     const char *matrix[MATRICES];  // from the tile's first row on
     u32 row_bytes[MATRICES];
-    int first_row, n_rows;  // n_rows: from the first one on
+    int first_row, n_rows;  // n_rows: from first_row to the matrix's end
     int n_blocks;           // of 32 values of a row
     int first_column, n_columns;
     const int *pairs;       // an expert's (token, slot), as token * n_used + slot
@@ -59,12 +59,12 @@ struct Work {
     DEVICE i64 kp() const { return static_cast<i64>(n_chunks()) * CHUNK; }
 };
 
-// Row r of the N_ROWS: of which matrix, and its number there.
+// Row r of the N_ROWS: its matrix, and its index there.
 DEVICE constexpr int matrix_of(int r) { return MATRICES == 1 ? 0 : r / 16 % 2; }
 DEVICE constexpr int row_in(int r) { return MATRICES == 1 ? r : r / 32 * 16 + r % 16; }
 
-// Of the lists of group_by_expert.cu: the `tile`th run of up to N_COLS pairs of one expert, counted
-// over all experts. False if there are not so many. For all lanes alike.
+// Find the `tile`th run of up to N_COLS pairs of one expert, counted over all experts, in the lists
+// of group_by_expert.cu. False if there are fewer runs. All lanes get the same result.
 DEVICE bool find_run(const int *begins, int n_experts, int tile, int &expert, Work &w) {
     int before = 0;  // tiles of earlier experts
     for (int e0 = 0; e0 < n_experts; e0 += WARP) {
@@ -92,7 +92,7 @@ DEVICE bool find_run(const int *begins, int n_experts, int tile, int &expert, Wo
     return false;
 }
 
-// Blocks: of rows, of columns of a matrix or of all experts, of matrices.
+// Grid: (tile of rows, tile of columns of a matrix or of all experts, matrix).
 DEVICE bool find_work(const Params &p, Work &w, int &batch) {
     const Tensor &a = p.t[1], &x = p.t[2];
     const int n_experts = static_cast<int>(p.param[N_EXPERTS].i);
@@ -100,7 +100,7 @@ DEVICE bool find_work(const Params &p, Work &w, int &batch) {
         const int *begins = reinterpret_cast<const int *>(p.prepared[1]);
         if (!find_run(begins, n_experts, blockIdx.y, batch, w)) return false;
     } else {
-        // the columns of all batches that a matrix is for
+        // the columns of all batches that share a matrix
         const i64 n = gridDim.z == 1 ? n_rows(x) : n_rows(x) / gridDim.z;
         batch = blockIdx.z;
         w.pairs = nullptr;
@@ -122,13 +122,13 @@ DEVICE bool find_work(const Params &p, Work &w, int &batch) {
     return true;
 }
 
-constexpr int UNIT = 16;  // bytes: that a column's place is a multiple of
+constexpr int UNIT = 16;  // bytes: a column's place is a multiple of it
 
-// Where column c of the tile's lies in form q8, in units, and where its results go.
+// Find the place of the tile's column c in form q8, in units, and where its results go.
 DEVICE void find_column(const Params &p, const Work &w, int batch, int c, u32 &from, char *&to) {
     const Tensor &out = p.t[0], &a = p.t[1], &x = p.t[2];
     const int ne1 = static_cast<int>(x.ne[1]);
-    i64 index = 0;  // of those beyond the last one
+    i64 index = 0;  // past the last column: read the first one
     to = nullptr;
     if (w.pairs != nullptr && c < w.n_columns) {
         const int pair = w.pairs[w.first_column + c], n_used = static_cast<int>(p.param[N_USED].i);
@@ -152,7 +152,7 @@ DEVICE void find_column(const Params &p, const Work &w, int batch, int c, u32 &f
 
 // --- copying a step into a stage, by the threads of a group ---
 
-constexpr int ROW_LANES = Rows::PIECES <= 8 ? 8 : 16;  // that copy a row
+constexpr int ROW_LANES = Rows::PIECES <= 8 ? 8 : 16;  // lanes that copy a row
 constexpr int ROWS_AT_ONCE = GROUP / ROW_LANES;
 constexpr int COL_LANES = STEP / PIECE;
 constexpr int COLS_AT_ONCE = GROUP / COL_LANES;
@@ -162,8 +162,8 @@ static_assert(N_COLS <= GROUP && 16 % ROWS_AT_ONCE == 0, "a thread for each colu
 // What a thread copies: one piece of some rows and columns.
 struct Loader {
     const Work &work;
-    int thread;          // of the group
-    const u32 *columns;  // of find_column
+    int thread;          // index in the group
+    const u32 *columns;  // places from find_column
 
     DEVICE void load_rows(char *slots, int step) const {
         const int piece = thread % ROW_LANES, row = thread / ROW_LANES;
@@ -178,7 +178,7 @@ struct Loader {
         }
 #pragma unroll 8
         for (int i = 0; i < N_ROWS; i += ROWS_AT_ONCE) {
-            // the last row stands for those beyond it
+            // past the last row, copy the last one again
             const int own = row_in(i) + row, last = work.n_rows - 1;
             const u64 r = static_cast<u32>(own < last ? own : last);
             const u64 from = matrix_of(i) == 0
@@ -212,10 +212,10 @@ struct Loader {
 
 // --- multiplying ---
 
-// Blocks that are unpacked at once: as many as registers are left for.
+// Blocks to unpack at once: limited by registers.
 constexpr int AT_ONCE = Type::HAS_SUB_SCALES ? 1 : 2;
 
-// Blocks of a thread's rows: as operands, and their scales.
+// Blocks of a thread's rows: operands and scales.
 template <class T> struct Weights {
     typedef typename Staging<T>::View View;
 
@@ -223,7 +223,7 @@ template <class T> struct Weights {
     float scale[AT_ONCE][2], min[AT_ONCE][2];  // by block and row
     int sub[AT_ONCE][2][2];                    // first and second
 
-    // Row r's blocks of a step from `first` on, of which `n_blocks` belong to K.
+    // Load row r's blocks of a step from `first` on. Blocks from `n_blocks` on are beyond K.
     DEVICE void load(const View &view, int r, int half, int first, int n_blocks) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -261,7 +261,7 @@ struct Step {
     const char *rows, *columns;  // slots
     int half;
     int n_blocks;                // until K ends
-    const int *shifts;           // of the thread's rows, 2 for each tile
+    const int *shifts;           // shifts of the thread's rows, 2 for each tile
 };
 
 // The scales and sums of a thread's columns of a tile, by block and column.
@@ -277,7 +277,7 @@ struct Columns {
         }
     }
 
-    // Numbers of a column, for one block or two.
+    // Load a column's scales or sums, for one block or two.
     template <class T> static DEVICE void load(float (&to)[1][2], int c, const char *from) {
         to[0][c] = static_cast<float>(*reinterpret_cast<const T *>(from));
     }
@@ -291,7 +291,7 @@ struct Columns {
     }
 };
 
-// A step's blocks from `first` on added to a thread's sums: of tile m, n, from 4 * (m * NT + n) on.
+// Add a step's blocks from `first` on to a thread's sums. Tile m, n is at 4 * (m * NT + n).
 DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
     Weights<Type> w[MT];
 #pragma unroll
@@ -305,7 +305,7 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
     }
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        sync_warp();  // no load moves over it: else all are made at once, and registers spill
+        sync_warp();  // loads do not move across it; all loads at once would spill registers
         const char *tile = step.columns + 8 * n * COL_SLOT;
         u32 values[4];
         load_matrix_x4(values, tile + lane_id() % 8 * COL_SLOT + BLOCK * first +
@@ -331,7 +331,7 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
 
 // --- the groups' sums ---
 
-// total += what the other groups have left, in order: zeros where there was no chunk for one.
+// Add the other groups' sums to the total, in order. A group without a chunk has left zeros.
 DEVICE void add_others(float (&total)[N_OUT], const float *others) {
 #pragma unroll
     for (int k = 1; k < WARPS_K; k++) {
@@ -375,7 +375,7 @@ DEVICE void store_sums(const Work &w, const float (&total)[N_OUT], char *const *
 
 // --- a block ---
 
-// The steps of a group of warps, a few of them in its stages. Each of its chunks takes two turns.
+// The steps of a group of warps, a few of them in its stages. A chunk takes two turns.
 struct Ring {
     const Work &work;
     const Loader loader;
@@ -399,7 +399,7 @@ struct Ring {
         copy_async_commit();
     }
 
-    // s += a turn's step. `addresses`: low bits of those of the thread's rows.
+    // Add a turn's step to s. `addresses`: low bits of the addresses of the thread's rows.
     DEVICE void multiply(float (&s)[N_OUT], int turn, const u32 (&addresses)[2 * MT]) const {
         const int now = step(turn), warp = loader.thread / WARP;
         if (now >= n_steps) return;
@@ -454,7 +454,7 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
             copy_async_wait<STAGES - 2>();
             sync_block();
             ring.load(turn + STAGES - 1);
-            // what the others left before the barrier
+            // the other groups wrote their sums before the barrier
             if (WARPS_K > 1 && group == 0 && turn == first && turn > 0) add_others(total, others);
             ring.multiply(s, turn, addresses);
         }

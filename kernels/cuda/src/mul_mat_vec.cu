@@ -1,12 +1,12 @@
-// Products of quantised weights with few columns. They take most of the time of decoding, and are
-// limited by the bandwidth of the weights' memory. Compiled with -DTYPE=Q4_0, ... (blocks.cuh),
-// -DN_COLS=1 or 8, and -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
+// Products of quantized weights with few columns. They take most of the time of decoding, and are
+// limited by memory bandwidth. Compiled with -DTYPE=Q4_0, ... (blocks.cuh), -DN_COLS=1 or 8, and
+// -DTHREADS and -DSHARED, a block's threads and bytes of shared memory.
 //
-// A block computes 16 rows. Its warps take a chunk of K each in turn: a warp copies the chunk's
-// bytes of all rows into a stage of shared memory of its own, 16 bytes at a time whatever the
-// alignment, while it multiplies the one before. Tensor cores give the exact integer products, with
-// up to 8 columns for the price of one. Chunks' sums go through shared memory to one thread for
-// each element, which adds them in order (blocks.cuh).
+// A block computes 16 rows. Its warps take chunks of K in turn. A warp copies the chunk's bytes of
+// all rows into its own stage of shared memory, 16 bytes at a time whatever the alignment, while it
+// multiplies the chunk before. Tensor cores give the exact integer products, with up to 8 columns
+// at the cost of one. Chunks' sums go through shared memory to one thread for each element, which
+// adds them in order (blocks.cuh).
 #include "activations.cuh"
 #include "blocks.cuh"
 
@@ -15,9 +15,9 @@ typedef TYPE Type;
 constexpr int ROWS = 16;
 constexpr int HALF = ROWS / 2;
 constexpr int STAGES = 2;
-constexpr int OWN = N_COLS == 1 ? 1 : 2;  // rows, and columns, of a thread's sums
+constexpr int OWN = N_COLS == 1 ? 1 : 2;  // rows and columns of a thread's sums
 
-// A stage: rows, then columns, in odd numbers of 16 bytes: so 8 of them lie in different banks.
+// A stage has rows, then columns. Each is an odd number of 16 bytes, so 8 are in different banks.
 constexpr int PIECE = 16;
 constexpr int ROW_PIECES = ((Type::BYTES + PIECE - 2 + PIECE - 1) / PIECE) | 1;
 constexpr int ROW_SLOT = PIECE * ROW_PIECES;
@@ -26,18 +26,18 @@ constexpr int COLUMN_SLOT = CHUNK + 8 * CHUNK_BLOCKS + PIECE;
 constexpr int COLUMNS = ROWS * ROW_SLOT;  // where columns begin
 constexpr int STAGE = COLUMNS + N_COLS * COLUMN_SLOT;
 
-// Warps and chunks' sums that fit the 64 KiB that every device has.
+// Warps and chunks' sums, limited by the 64 KiB that every device has.
 constexpr int WARPS = N_COLS > 1 ? 4 : Type::BYTES <= 192 ? 8 : 6;
 constexpr int N_SUMS = N_COLS > 1 ? 8 : Type::BYTES <= 192 ? 64 : 48;
 constexpr int OUTPUTS = ROWS * N_COLS;
 static_assert(SHARED == WARPS * STAGES * STAGE + 4 * N_SUMS * OUTPUTS, "as in ops/quantized.py");
 static_assert(THREADS == WARPS * WARP && OUTPUTS <= THREADS && N_SUMS % WARPS == 0, "likewise");
-constexpr int BLOCKS_PER_SM = N_COLS > 1 ? 3 : 1;  // for which no architecture spills registers
+constexpr int BLOCKS_PER_SM = N_COLS > 1 ? 3 : 1;  // no architecture spills registers
 
 // What a block computes: rows of one matrix, or half as many of two, times columns.
 struct Work {
     const char *low, *high;  // rows 0 and 8 of the 16
-    int n_low, n_high;       // rows of the matrix from there on: 0 and less if it ends before
+    int n_low, n_high;       // rows of the matrix from there on; 0 or less: it ends before
     i64 row_bytes;
     int n_blocks;            // of 32 values of a row
     int n_columns;
@@ -48,7 +48,7 @@ struct Work {
     DEVICE int n_chunks() const { return (n_blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
     DEVICE int kp() const { return n_chunks() * CHUNK; }
 
-    // Row r of the first or second 8; the last one of the matrix for those beyond it.
+    // Row r of the first or second 8; past the end of the matrix, its last row.
     DEVICE const char *row(bool second, int r) const {
         const int last = (second ? n_high : n_low) - 1;
         return (second ? high : low) + (r < last ? r : last) * row_bytes;
@@ -67,12 +67,12 @@ DEVICE int misalignment(const char *at) {
 
 // --- copying chunks into stages ---
 
-constexpr int ROW_LANES = 8;  // that copy a row: 128 bytes at once
+constexpr int ROW_LANES = 8;  // lanes that copy a row: 128 bytes at once
 constexpr int ROW_STEP = WARP / ROW_LANES;
 constexpr int OWN_ROWS = ROWS / ROW_STEP;
-constexpr int VALUE_LANES = CHUNK / PIECE;  // that copy a column's values
+constexpr int VALUE_LANES = CHUNK / PIECE;  // lanes that copy a column's values
 constexpr int COLUMN_STEP = WARP / VALUE_LANES;
-constexpr int SCALE_LANES = 4 * CHUNK_BLOCKS / PIECE;  // that copy its scales; as many its sums
+constexpr int SCALE_LANES = 4 * CHUNK_BLOCKS / PIECE;  // lanes for its scales; as many for its sums
 
 // What a lane copies of its warp's next chunk, and where to.
 struct Loader {
@@ -82,7 +82,7 @@ struct Loader {
     i64 column_step;             // bytes between columns of `values`
     int n_columns;
     int left;         // blocks of 32 from this chunk on
-    bool is_aligned;  // chunks of rows lie in whole pieces
+    bool is_aligned;  // chunks of rows are whole pieces
     int row_slot, value_slot, scale_slot;
 
     DEVICE explicit Loader(const Work &w)
@@ -111,7 +111,7 @@ struct Loader {
         scales += PIECE * (lane % SCALE_LANES);
     }
 
-    // The aligned pieces that hold the chunk's `n` bytes of each row.
+    // Copy the aligned pieces that contain the chunk's `n` bytes of each row.
     template <bool ALIGNED> DEVICE void load_rows(char *stage, int n) const {
         const int rest = n - PIECE * (lane_id() % ROW_LANES);
 #pragma unroll
@@ -137,7 +137,7 @@ struct Loader {
         if (lane_id() / (2 * SCALE_LANES) < n_columns) copy_async(stage + scale_slot, scales);
     }
 
-    // The next chunk as one group of copies, which is empty behind the last chunk.
+    // Begin to copy the next chunk as one group; the group is empty past the last chunk.
     DEVICE void load(char *stage) {
         if (left > 0) {
             if (is_aligned && left >= CHUNK_BLOCKS) {
@@ -160,9 +160,9 @@ struct Loader {
 
 // --- a chunk's sums ---
 
-// What a thread multiplies. Tensor cores give it the products of rows lane / 4 and 8 more with
-// columns 2 * (lane % 4) and the next. Of one column, all eight are copies: so it takes the sum of
-// one row, those in even places the first, and its neighbour the second.
+// What a thread multiplies. Tensor cores give it the products of rows lane / 4 and lane / 4 + 8
+// with columns 2 * (lane % 4) and the next. If there is one column, all eight are copies: then an
+// even lane sums the first row, an odd lane the second.
 struct Operands {
     const char *rows[2];       // the chunk's bytes
     const char *own_rows[OWN];
@@ -170,7 +170,7 @@ struct Operands {
     const char *matrices;      // this lane's row of the first load_matrix_x4
 };
 
-// The integer products of block b with two registers of columns. `sums`: of the columns.
+// Multiply block b with two registers of columns, in integers. `sums`: the columns' sums.
 template <class W, class B>
 DEVICE void multiply_block(int (&isum)[OWN][OWN], const B (&rows)[2], const B (&own_rows)[OWN],
                            int b, const u32 (&column)[2], const int (&sums)[OWN]) {
@@ -216,7 +216,7 @@ DEVICE void load_few(int (&to)[FEW], const char *from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// Blocks 0 .. n_blocks - 1 of a chunk; all if WHOLE. ALIGNED: rows are, to 4 bytes.
+// Add blocks 0 .. n_blocks - 1 of a chunk; all if WHOLE. ALIGNED: rows are aligned to 4 bytes.
 template <bool ALIGNED, bool WHOLE>
 DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
     const Bytes<ALIGNED> rows[2] = {{of.rows[0]}, {of.rows[1]}};
@@ -224,7 +224,7 @@ DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
     for (int r = 0; r < OWN; r++) own_rows[r].from = of.own_rows[r];
 #pragma unroll
     for (int first = 0; first < CHUNK_BLOCKS; first += FEW) {
-        if (first > 0) sync_warp();  // or all blocks would be loaded at once, into many registers
+        if (first > 0) sync_warp();  // limits the blocks loaded at once, and so the registers
         float scales[OWN][FEW];
         int sums[OWN][FEW];
         u32 columns[FEW / 2][4];  // two registers for each block
@@ -260,16 +260,16 @@ DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
 
 // Where a lane reads in a stage.
 struct Multiplier {
-    int rows[2];       // slots of rows lane / 4 and 8 more
-    int shift[2];      // of the rows' beginnings from 16 bytes
+    int rows[2];       // slots of rows lane / 4 and lane / 4 + 8
+    int shift[2];      // misalignment of these rows to 16 bytes
     int columns[OWN];  // slots
     int matrices;
-    int sums;  // place of the first of its sums among those of a chunk; -1: others have them too
-    bool is_aligned;  // all rows to 4 bytes
+    int sums;  // place of its first sum among a chunk's sums; -1: another lane has the same sums
+    bool is_aligned;  // all rows are aligned to 4 bytes
 
     DEVICE explicit Multiplier(const Work &w) : is_aligned(w.is_aligned(4)) {
         const int g = lane_id() / 4, t = lane_id() % 4, row = lane_id() % 8;
-        // missing columns repeat the last one: they are not stored
+        // past the last column, read the last one; it is not stored
         const int last = w.n_columns - 1;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -284,8 +284,8 @@ struct Multiplier {
         sums = OWN == 2 ? ROWS * 2 * t + g : t < 2 ? HALF * t + g : -1;
     }
 
-    // Of a stage's chunk, with `left` blocks and those behind it, the sum of row r and column c to
-    // to[ROWS * c + r].
+    // Compute the sums of a stage's chunk: the sum of row r and column c goes to to[ROWS * c + r].
+    // `left`: blocks from this chunk on.
     DEVICE void multiply(const char *stage, int chunk, int left, float *to) const {
         const bool second = lane_id() % 2 == 1;
         Operands of;
@@ -350,7 +350,7 @@ DEVICE float product(const Work &w) {
     return total;
 }
 
-// GATED: the first half of the rows are gates, the other their factors.
+// GATED: the first half of the rows are gates, the other half their factors.
 template <bool GATED> DEVICE void compute(const Params &p, const Work &w) {
     const float v = product(w);
     const int r = threadIdx.x % ROWS, c = threadIdx.x / ROWS;
@@ -360,7 +360,7 @@ template <bool GATED> DEVICE void compute(const Params &p, const Work &w) {
     to[r] = GATED ? glu(static_cast<int>(p.param[0].i), v, other) : v;
 }
 
-// Tile number `tile` of tensor 1, or of tensors 1 and 3 if GATED, of a matrix at an offset.
+// Tile `tile` of the matrix at `offset` of tensor 1, or of tensors 1 and 3 if GATED.
 template <bool GATED> DEVICE Work work_of(const Params &p, u32 tile, i64 offset, char *to) {
     constexpr int N = GATED ? HALF : ROWS;
     const Tensor &a = p.t[1];
@@ -376,7 +376,8 @@ template <bool GATED> DEVICE Work work_of(const Params &p, u32 tile, i64 offset,
     return w;
 }
 
-// Blocks: groups of columns of a tile side by side, as they read the same rows; tiles; batches.
+// Grid: (tile and group of columns, batch). The groups of a tile are neighbors: they read the same
+// rows.
 template <bool GATED> DEVICE void mul_mat(const Params &p) {
     const Tensor &a = p.t[1], &x = p.t[2], &y = p.t[0];
     u32 tile = blockIdx.x, group = 0, i2 = 0, i3 = 0;
@@ -401,7 +402,7 @@ template <bool GATED> DEVICE void mul_mat(const Params &p) {
     compute<GATED>(p, w);
 }
 
-// Blocks: tiles, slots, tokens. The last tensor has the expert of each slot of a token.
+// Grid: (tile, slot, token). The last tensor has the expert of each slot of a token.
 template <bool GATED> DEVICE void mul_mat_id(const Params &p) {
     const Tensor &a = p.t[1], &x = p.t[2], &ids = p.t[GATED ? 4 : 3];
     const u32 slot = blockIdx.y, token = blockIdx.z, n_x = static_cast<u32>(x.ne[1]);

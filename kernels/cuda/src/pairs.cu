@@ -1,17 +1,17 @@
-// Arithmetic, element by element, of two tensors: gated units too.
+// Element-wise ops on two tensors, with gated units.
 //
 // A thread computes a unit at a time, in float32. An element's bits depend on its operands alone.
-// Every unit is read before it is written: the node may lie over a source.
+// Every unit is read before it is written, so the node may overwrite a source.
 #include "activations.cuh"
 #include "units.cuh"
 
 constexpr int THREADS = 256;
 
-// FLAT: tensors have no gaps and one shape. The second operand is tensor SECOND; operands begin so
-// many bytes inside their rows. GATE: of glu_float.
+// FLAT: tensors are contiguous, with one shape. SECOND: which tensor is the second operand. OFFSET,
+// SECOND_OFFSET: where the operands begin in their rows, in bytes. GATE: of glu_float.
 enum { FLAT, TYPE, SECOND_TYPE, SECOND, OFFSET, SECOND_OFFSET, GATE };
 
-// A unit of a row that is repeated to `n0` elements.
+// Load a unit of a row that is repeated to `n0` elements.
 DEVICE void load_repeated(int type, const Tensor &t, const char *row, const Place &at, u32 n0,
                           float (&v)[UNIT]) {
     u32 n = static_cast<u32>(t.ne[0]);
@@ -25,13 +25,13 @@ DEVICE void load_repeated(int type, const Tensor &t, const char *row, const Plac
     }
 }
 
-// f(x, y)
+// Apply f(x, y) to each pair of elements.
 template <typename F> DEVICE void pair(const Params &p, F f) {
     const Tensor &out = p.t[0], &a = p.t[1], &b = p.t[p.param[SECOND].i];
     const int type = static_cast<int>(p.param[TYPE].i);
     const int second = static_cast<int>(p.param[SECOND_TYPE].i);
     const Units units = units_of(out, p.param[FLAT].i);
-    // the elements of b's row: those of half a row are not all it has
+    // b's row repeats, unless b is the other half of a's rows
     const bool repeats = p.param[SECOND].i == 2 && !p.param[FLAT].i;
     for (u32 u = thread_of_grid(); u < units.count; u += threads_of_grid()) {
         Place at = place_of(units, u);
@@ -64,7 +64,7 @@ KERNEL(div_float, THREADS, 4) {
     pair(p, [](float x, float y) { return x / y; });
 }
 
-// The second operand's row is the one that tensor 3, of int32, chooses.
+// Tensor 3 (int32) selects the second operand's row.
 KERNEL(add_id_float, THREADS, 4) {
     const Tensor &out = p.t[0], &a = p.t[1], &b = p.t[2], &ids = p.t[3];
     const int type = static_cast<int>(p.param[TYPE].i);

@@ -1,11 +1,11 @@
-// Columns of activations in form q8 (blocks.cuh), each made once for all products that read it.
-// Compiled with -DT=F32 (F16, BF16). Bits of a block depend on its 32 values alone.
+// Columns of activations in form q8 (blocks.cuh). A column is quantized once for all products that
+// read it. Compiled with -DT=F32 (F16, BF16). The bits of a block depend on its 32 values alone.
 #include "blocks.cuh"
 
-constexpr int N_VALUES = CHUNK / WARP;       // of a thread
+constexpr int N_VALUES = CHUNK / WARP;       // values of a thread
 constexpr int QUAD = BLOCK / N_VALUES;       // threads of a block of values
 constexpr float LARGEST = 127.0f;
-constexpr float SMALLEST = 1e-30f;           // of scales: below, the inverse may be infinite
+constexpr float SMALLEST = 1e-30f;           // the inverse of a smaller scale may be infinite
 
 DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 
@@ -13,7 +13,7 @@ DEVICE int quantized(float x, float inverse) {
     return static_cast<int>(fminf(fmaxf(rintf(x * inverse), -LARGEST), LARGEST));
 }
 
-// Values `first`.. of a row of k; zeros beyond it.
+// Load values from `first` on of a row of k, zeros past its end.
 DEVICE void load_values(float (&x)[N_VALUES], const char *row, i64 first, i64 k) {
     const T::stored *from = reinterpret_cast<const T::stored *>(row) + first;
     if (sizeof(T::stored) == 4 && reinterpret_cast<u64>(from) % 16 == 0 && first + N_VALUES <= k) {
@@ -27,7 +27,8 @@ DEVICE void load_values(float (&x)[N_VALUES], const char *row, i64 first, i64 k)
     for (int i = 0; i < N_VALUES; i++) x[i] = first + i < k ? T::load(from + i) : 0.0f;
 }
 
-// Tensor 2's rows to prepared 0. A warp makes a chunk of a column; chunks of a column side by side.
+// Tensor 2's rows become columns in prepared 0. A warp makes a chunk; chunks of a column are made
+// by neighboring warps.
 KERNEL(quantize_q8, 128, 8) {
     const Tensor &src = p.t[2];
     const i64 k = src.ne[0], n_chunks = (k + CHUNK - 1) / CHUNK, kp = n_chunks * CHUNK;
@@ -37,7 +38,7 @@ KERNEL(quantize_q8, 128, 8) {
     float x[N_VALUES];
     load_values(x, row_of(src, column), first, k);
 
-    u32 largest = 0;  // as bits: NaN is larger than all numbers, and so stays in its block
+    u32 largest = 0;  // as bits: NaN is larger than all numbers, so the block's scale is NaN
 #pragma unroll
     for (int i = 0; i < N_VALUES; i++) largest = larger(largest, as_bits(x[i]) & 0x7fffffff);
     for (int mask = QUAD / 2; mask > 0; mask /= 2) {

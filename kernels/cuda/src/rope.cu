@@ -1,17 +1,17 @@
-// Rotary position embedding: ROPE of F32 and F16, pairs of neighbours or of halves; and of keys
-// straight into the rows of a cache.
+// Rotary position embedding: ROPE of F32 and F16, with pairs of neighbors or of halves. Also ROPE
+// of keys straight into the rows of a cache.
 //
-// An angle is its position times a factor of its pair, in float64: turns, of which only the
-// fraction matters, rounded to float32 when it is below one.
+// An angle is the position times the pair's frequency, in turns and in float64. Only its fraction
+// matters, which is rounded to float32.
 #include "encode.cuh"
 #include "set_rows.cuh"
 
 constexpr int MAX_THREADS = 256;
 constexpr double TURN = 6.283185307179586;
 
-// RATIO: frequency of a pair / that of the one before it. YaRN: pairs up to LOW turn as they are,
-// from HIGH on scaled, between them mixed. MAGNITUDE: factor of cosines and sines. NEOX: pairs are
-// of halves. TYPE: of elements, or of the cache. N_HEADS: of a thread, or of a block.
+// RATIO: frequency of a pair / frequency of the pair before it. YaRN: pairs up to LOW are not
+// scaled, pairs from HIGH on are, those between are mixed. MAGNITUDE: factor of cosines and sines.
+// NEOX: pairs are of halves. TYPE: of elements, or of the cache. N_HEADS: of a thread or a block.
 enum {
     N_DIMS, HAS_FACTORS, RATIO, FREQ_SCALE, EXT_FACTOR, LOW, HIGH, MAGNITUDE, NEOX, TYPE, N_HEADS,
     ID_BYTES
@@ -21,15 +21,15 @@ struct Rotation {
     float cos, sin;
 };
 
-// Elements of a head that turn together. Behind N_DIMS they are neighbours that do not turn, the
-// last of an odd number alone.
+// Two elements of a head that are rotated together. From N_DIMS on, pairs are neighbors that are
+// not rotated; the last element of an odd number is alone.
 struct Pair {
     int first, second;
     bool turns, is_whole;
 };
 
-// Cosine and sine of 2 pi `turns`, for turns in -0.5..0.5: polynomials of Cephes' cosf and sinf
-// within an eighth of a turn of the nearest quarter turn.
+// Cosine and sine of 2 pi `turns`, for turns in -0.5..0.5: the polynomials of Cephes' cosf and
+// sinf, within an eighth of a turn of the nearest quarter turn.
 DEVICE Rotation rotation_of(float turns) {
     float quarters = rintf(turns * 4.0f);
     float a = (turns - quarters * 0.25f) * static_cast<float>(TURN), z = a * a;
@@ -47,7 +47,7 @@ DEVICE Rotation rotation_of(float turns) {
     }
 }
 
-// Turns of pair `i` at position 1.
+// Frequency of pair `i`: turns at position 1.
 DEVICE double frequency_of(const Params &p, int i) {
     double turns = 1.0 / TURN, ratio = p.param[RATIO].f;
     for (int n = i; n > 0; n /= 2) {
@@ -64,7 +64,7 @@ DEVICE double frequency_of(const Params &p, int i) {
     return turns * p.param[FREQ_SCALE].f * (1.0 - mix) + turns * mix;
 }
 
-// How pair `i` turns in token `t`.
+// Rotation of pair `i` in token `t`.
 DEVICE Rotation rotation_of_pair(const Params &p, int i, i64 t) {
     const Tensor &pos = p.t[2];
     double turns = *reinterpret_cast<const int *>(pos.data + t * pos.nb[0]) * frequency_of(p, i);
@@ -86,7 +86,7 @@ DEVICE void turn(const Rotation &r, float &a, float &b) {
     b = x * r.sin + y * r.cos;
 }
 
-// A thread has a pair in N_HEADS heads of a token.
+// A thread rotates one pair in N_HEADS heads of a token.
 KERNEL(rope, MAX_THREADS, 1) {
     const Tensor &out = p.t[0], &x = p.t[1];
     const int type = static_cast<int>(p.param[TYPE].i), n = static_cast<int>(out.ne[0]);
@@ -112,8 +112,8 @@ KERNEL(rope, MAX_THREADS, 1) {
     }
 }
 
-// Tensors: the cache, those of ROPE (positions again where there are no factors), indices.
-// Blocks: tokens, and N_HEADS heads of each, which make whole blocks of the cache's type.
+// Tensors: the cache, ROPE's sources (positions again if there are no factors), indices.
+// Grid: (token, N_HEADS of its heads). N_HEADS heads are whole blocks of the cache's type.
 KERNEL(rope_set_rows, MAX_THREADS, 1) {
     DYNAMIC_SHARED(float, heads);
     const Tensor &cache = p.t[0], &x = p.t[1], &ids = p.t[4];

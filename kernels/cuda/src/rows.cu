@@ -1,8 +1,8 @@
-// Norms and sums of rows; norms also fused with the nodes around them: a residual's sum before, the
-// weight behind. Fused or not, a row goes through the same function and has the same bits.
+// Norms and sums of rows. A norm may be fused with the residual's ADD before it and with the
+// weight's MUL after it. Fused or not, one function computes a row, so the bits are the same.
 #include "rows.cuh"
 
-enum { EPS = THREADS + 1 };  // behind the parameter of all kernels of rows
+enum { EPS = THREADS + 1 };  // after the parameter of all row kernels
 
 KERNEL(sum_rows_f32, MAX_THREADS, 1) {
     __shared__ float sums[WARP];
@@ -14,7 +14,7 @@ KERNEL(sum_rows_f32, MAX_THREADS, 1) {
     if (line.thread == 0) *floats(p.t[0], r) = sum;
 }
 
-// Squared distances from the mean; what lies behind the row's end has none.
+// Squared distances from the mean, 0 past the row's end.
 DEVICE float squares_of(const Quad &q, float mean, int n) {
     Quad s;
 #pragma unroll
@@ -25,8 +25,8 @@ DEVICE float squares_of(const Quad &q, float mean, int n) {
     return total_of(s);
 }
 
-// out = (x - mean) * factor, times the weight, if there is one. x = a, or a + b, if there is b,
-// which is written to `sum`, if that is given.
+// out = (x - mean) * factor * weight, with x = a + b; b and weight may be null. x is written to
+// `sum`, unless it is null.
 template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, const float *a,
                                              const float *b, float *sum, const float *weight,
                                              float *out) {
@@ -42,7 +42,7 @@ template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, 
         return q;
     };
     Quad x[HELD] = {}, w[HELD] = {};
-    each_unit(line, [&](int j, int i) {  // the weight too, which would else be waited for behind
+    each_unit(line, [&](int j, int i) {  // the weight is loaded now, to be there when it is needed
         Quad q = load(i);
         if (sum) store_quad(sum, i, n, q);
         if (j == HELD) return;

@@ -1,8 +1,8 @@
-// A row that several threads share: whole warps, as many as its length asks for.
+// A row that several threads share: a number of whole warps that depends on its length.
 //
-// Each thread has every `threads`-th unit of four elements. Sums are taken in an order that depends
-// on the row's length alone. Up to 8 elements of each thread stay in registers; elements of longer
-// rows are read again.
+// Each thread has every `threads`-th unit of four elements. The order of a sum depends on the row's
+// length alone. Up to 8 elements of each thread stay in registers; the rest of a longer row is read
+// again.
 #pragma once
 #include "units.cuh"
 
@@ -12,11 +12,11 @@ constexpr int N_SUMMED = 16;      // units that a thread sums before it adds the
 
 struct Line {
     int n;        // elements
-    int threads;  // that share the row: WARP, or the whole block
-    int thread;   // of those, this one
+    int threads;  // threads that share the row: WARP, or the whole block
+    int thread;   // index of this one
 };
 
-enum { THREADS };  // parameter of all kernels of rows: how many threads share one
+enum { THREADS };  // parameter of all row kernels: how many threads share a row
 
 // The row of this warp or block; false if there is none.
 DEVICE bool find_row(const Params &p, const Tensor &x, Line &line, i64 &r) {
@@ -34,7 +34,7 @@ struct Quad {
     float v[UNIT];
 };
 
-// Units of the row from element `i` on; elements behind the end are 0.
+// The unit of the row from element `i` on, zeros past the end.
 DEVICE Quad load_quad(const float *row, int i, int n) {
     Quad q;
     load_unit(TYPE_F32, reinterpret_cast<const char *>(row + i), 4, smaller(UNIT, n - i), q.v);
@@ -47,8 +47,8 @@ DEVICE void store_quad(float *row, int i, int n, const Quad &q) {
 
 DEVICE float total_of(const Quad &q) { return (q.v[0] + q.v[1]) + (q.v[2] + q.v[3]); }
 
-// Calls f(j, i) for each unit of this thread, which begins at element `i`: with j = 0 ... HELD - 1,
-// so that it may stand in registers, and with j = HELD for all others.
+// Call f(j, i) for each unit of this thread; `i` is its first element. The first units have j =
+// 0 ... HELD - 1 and may stay in registers; all others have j = HELD.
 template <typename F> DEVICE void each_unit(const Line &line, F f) {
 #pragma unroll
     for (int j = 0; j < HELD; j++) {
@@ -59,7 +59,7 @@ template <typename F> DEVICE void each_unit(const Line &line, F f) {
         f(HELD, i);
 }
 
-// --- what all threads of a row have in common ---
+// --- reductions over all threads of a row ---
 
 DEVICE float infinity() { return as_float(0x7f800000); }
 
@@ -73,7 +73,7 @@ struct Max {
     static DEVICE float warp(float v) { return warp_max(v); }
 };
 
-// Sum or Max of the threads' values; `shared` is of one float for each warp, not used otherwise.
+// Sum or Max of the threads' values. `shared` has one float for each warp, for this call alone.
 template <typename Kind> DEVICE float of_all(const Line &line, float v, float *shared) {
     v = Kind::warp(v);
     if (line.threads == WARP) return v;
@@ -82,7 +82,7 @@ template <typename Kind> DEVICE float of_all(const Line &line, float v, float *s
     return Kind::warp(lane_id() < line.threads / WARP ? shared[lane_id()] : Kind::none());
 }
 
-// The sum of value(j, i), which is that of a unit's elements.
+// The sum of value(j, i) over all units; value(j, i) is the sum over a unit's elements.
 template <typename F> DEVICE float sum_of(const Line &line, float *shared, F value) {
     float total = 0.0f, part = 0.0f;
     int n = 0;

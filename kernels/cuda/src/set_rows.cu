@@ -1,4 +1,4 @@
-// SET_ROWS: rows of float32 into rows of any type we write, by index.
+// SET_ROWS: rows of float32 into rows of any writable type, by index.
 #include "encode.cuh"
 #include "set_rows.cuh"
 

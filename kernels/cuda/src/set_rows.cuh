@@ -1,5 +1,5 @@
-// Where a row of SET_ROWS goes. Rows are written at once; where an index stands twice, the last row
-// stays, as if they were written in order.
+// Where a row of SET_ROWS goes. Rows are written in parallel. If an index occurs twice, the last
+// row wins, as if rows were written in order.
 #pragma once
 #include "device.cuh"
 
@@ -7,7 +7,7 @@
 struct Ids {
     const char *data;
     i64 nb;
-    int size;  // bytes of one: 4 or 8
+    int size;  // bytes of an index: 4 or 8
     int n;
 };
 
@@ -16,8 +16,8 @@ DEVICE i64 id_of(const Ids &ids, int i) {
     return ids.size == 8 ? *reinterpret_cast<const i64 *>(at) : *reinterpret_cast<const int *>(at);
 }
 
-// The row that row `i` is written to; -1 if it is not: its index is not below `n_rows`, or stands
-// again behind. The answer is the whole thread block's, which must ask together.
+// The row that row `i` is written to; -1 if its index is out of range or occurs again later. All
+// threads of the block must call it together.
 DEVICE i64 target_of(const Params &p, const Ids &ids, int i, i64 n_rows) {
     __shared__ int again;
     i64 index = id_of(ids, i);

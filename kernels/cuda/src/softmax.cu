@@ -1,4 +1,4 @@
-// SOFT_MAX: of scaled rows and, added to them, a mask with ALiBi's slopes.
+// SOFT_MAX of scaled rows, plus a mask with ALiBi's slopes.
 #include "rows.cuh"
 
 enum { SCALE = THREADS + 1, MAX_BIAS, MASK_TYPE };
@@ -13,14 +13,14 @@ DEVICE float alibi_slope(int head, int n_head, float max_bias) {
                     : exp2f(-max_bias * (2 * (head - n) + 1) / (2 * n));
 }
 
-// A row's mask, and its factor.
+// A row's mask and its factor.
 struct Mask {
     int type;
-    const char *row;  // null: there is none
+    const char *row;  // null: no mask
     float slope;
 };
 
-// Only elements of the row change `largest` and the sum: those behind its end become -inf.
+// Scaled and masked elements of a unit, -inf past the row's end.
 DEVICE Quad scores_of(const float *x, const Mask &mask, float scale, int i, int n) {
     Quad q = load_quad(x, i, n), m;
     if (mask.row) {

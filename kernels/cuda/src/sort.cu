@@ -1,21 +1,21 @@
-// ARGSORT; also TOP_K, of short rows and of large k. Tiles are sorted by a block each; of longer
-// rows, sorted runs are merged in pairs, every key by a search for its rank in the other run.
+// ARGSORT, and TOP_K of short rows or large k. A block sorts a tile. Sorted runs of longer rows are
+// merged in pairs: each key's rank in the other run is found by a search.
 #include "sort.cuh"
 
 constexpr int TILE = 2048;  // keys that a block sorts
 constexpr int THREADS = 256;
 
-// DESCENDING: 1 or 0. FIRST_ROW, N_ROWS: those that this call sorts. KEYS: in the block's memory, a
-// power of two. FROM, TO: which half of the scratch memory is read and written. RUN: keys of a
-// sorted run. IS_LAST: 1 if what is written are the indices.
+// DESCENDING: 1 or 0. FIRST_ROW, N_ROWS: the rows that this call sorts. KEYS: in shared memory, a
+// power of two. FROM, TO: the halves of scratch memory to read and to write. RUN: keys of a sorted
+// run. IS_LAST: 1 if the call writes the indices.
 enum { DESCENDING, FIRST_ROW, N_ROWS, KEYS, FROM, TO, RUN, IS_LAST };
 
-// The keys of one row in a half of the scratch memory.
+// The keys of a row in a half of scratch memory.
 DEVICE u64 *keys_of(const Params &p, int half, i64 row) {
     return reinterpret_cast<u64 *>(p.scratch) + (half * p.param[N_ROWS].i + row) * p.t[1].ne[0];
 }
 
-// Blocks: rows, and tiles of each.
+// Grid: (row, tile).
 KERNEL(sort_tiles, TILE / 2, 1) {
     __shared__ u64 keys[TILE];
     const Tensor &out = p.t[0], &x = p.t[1];
@@ -57,7 +57,7 @@ DEVICE i64 rank_in(const u64 *keys, i64 n, u64 key) {
     return low;
 }
 
-// Blocks: rows, and THREADS keys of each.
+// Grid: (row, THREADS keys of it).
 KERNEL(merge_runs, THREADS, 1) {
     const i64 row = blockIdx.x, n = p.t[1].ne[0], run = p.param[RUN].i;
     const i64 i = static_cast<i64>(blockIdx.y) * THREADS + threadIdx.x;

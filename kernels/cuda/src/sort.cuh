@@ -1,7 +1,7 @@
-// The order of floats as that of integers, and the sorting of a block's keys.
+// Floats as integers of the same order, and the sorting of a block's keys.
 //
-// A key is the order of a value above and its index below, so that no two of a row are equal and
-// any way of sorting is stable. NaN is last in both orders, and -0 is 0.
+// A key is a value's order in the high half and its index in the low half. No two keys of a row are
+// equal, so any sort is stable. NaN is last in both directions, and -0 equals 0.
 #pragma once
 #include "units.cuh"
 
@@ -19,7 +19,7 @@ DEVICE u64 key_of(float v, u32 index, bool descending) {
     return static_cast<u64>(order_of(v, descending)) << 32 | index;
 }
 
-// Sort `n` keys of the block's memory, a power of two, ascending, by all its threads.
+// Sort `n` keys in shared memory, ascending, by all threads of the block. `n` is a power of two.
 DEVICE void sort_keys(u64 *keys, int n) {
     for (int size = 2; size <= n; size *= 2) {
         for (int stride = size / 2; stride > 0; stride /= 2) {

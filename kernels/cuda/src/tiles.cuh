@@ -1,10 +1,10 @@
-// Shared memory of the tensor-core kernel (mul_mat_mma.cu): steps of 128 values of rows
-// of weights, as GGUF has them, and of columns in form q8 (blocks.cuh).
+// Shared memory of the tensor-core kernel (mul_mat_mma.cu): steps of 128 values, of weight rows in
+// GGUF's layout and of columns in form q8 (blocks.cuh).
 //
-// A row's bytes are copied in pieces of 16, aligned as copies must be, whatever the row's own
+// A row's bytes are copied in aligned pieces of 16, as copies must be, whatever the row's own
 // alignment: a step begins `shift` bytes into its first piece. `Staging` knows for each type which
-// bytes a step needs, and gives blocks.cuh a view of them. Slots of rows and columns are odd
-// numbers of pieces: so 8 of them lie in different banks.
+// bytes a step needs, and gives blocks.cuh a view of them. A slot of a row or column is an odd
+// number of pieces, so 8 slots are in different banks.
 #pragma once
 #include "blocks.cuh"
 
@@ -18,7 +18,7 @@ DEVICE int misalignment(u64 address) { return static_cast<int>(address % PIECE);
 
 // --- weights ---
 
-// Blocks of 32 values: those of a step follow each other.
+// Blocks of 32 values: the blocks of a step are contiguous.
 template <class Type> struct Staging {
     static constexpr bool ENDS_ANYWHERE = true;  // K may end within a step
     static constexpr bool ALIGNED = Type::BLOCK_BYTES % 4 == 0;
@@ -27,8 +27,8 @@ template <class Type> struct Staging {
 
     // Where a step's bytes begin in a row.
     static DEVICE i64 begin(int step) { return static_cast<i64>(step) * STEP_BYTES; }
-    // Of piece i: where it begins behind there if that is aligned, and how many bytes are needed
-    // from there on, the pieces behind it included.
+    // Where piece i begins, from an aligned `begin` on; and how many bytes are needed from there
+    // on, later pieces included.
     static DEVICE int offset(int i, int) { return PIECE * i; }
     static DEVICE int needed(int i, int n_blocks) {
         return (n_blocks < STEP_BLOCKS ? n_blocks : STEP_BLOCKS) * Type::BLOCK_BYTES - PIECE * i;
@@ -36,11 +36,11 @@ template <class Type> struct Staging {
 
     typedef Bytes<ALIGNED> View;
     static DEVICE View view(const char *slot, int shift, int) { return View{slot + shift}; }
-    // The number of the step's block i for blocks.cuh.
+    // The index of the step's block i for blocks.cuh.
     static DEVICE int block(int, int i) { return i; }
 };
 
-// Blocks of 256 values: HEAD bytes that the whole block shares, then 32 bytes for 64 values.
+// Blocks of 256 values: HEAD bytes for the whole block, then 32 bytes for each 64 values.
 template <class Type, int HEAD> struct HeadedStaging {
     static constexpr bool ENDS_ANYWHERE = false;
     static constexpr int HEAD_PIECES = pieces(HEAD + PIECE - 4);
@@ -75,7 +75,7 @@ template <class Type, int HEAD> struct HeadedStaging {
 template <> struct Staging<Q4_K> : HeadedStaging<Q4_K, 16> {};
 template <> struct Staging<Q5_K> : HeadedStaging<Q5_K, 48> {};
 
-// Of each half: 64 bytes of low bits, 32 of high ones, and what both share.
+// Each half has 64 bytes of low bits and 32 bytes of high bits; both share the rest.
 template <> struct Staging<Q6_K> {
     static constexpr bool ENDS_ANYWHERE = false;
     static constexpr int QL = 5, QH = 3, REST = 2;  // pieces
@@ -114,7 +114,7 @@ template <> struct Staging<Q6_K> {
     static DEVICE int block(int half, int i) { return STEP_BLOCKS * half + i; }
 };
 
-// Bytes below 128, less n each, as signed bytes.
+// Subtract n from each byte; bytes are below 128, results are signed.
 template <int n> DEVICE u32 centred(u32 bytes) {
     return (bytes + (128 - n) * 0x01010101u) ^ 0x80808080u;
 }
@@ -131,6 +131,6 @@ DEVICE void centred_words(const View &view, int b, int t, u32 &low, u32 &high) {
 
 // --- columns ---
 
-// Values, scales and, if there are minima, sums of a step of a column.
+// A step of a column: values, scales and, if the type has minima, sums.
 constexpr int COLUMN_SCALES = STEP, COLUMN_SUMS = STEP + PIECE;
 template <class Type> constexpr int COLUMN_SLOT = STEP + (Type::HAS_MIN ? 3 : 1) * PIECE;

@@ -1,5 +1,5 @@
-// TOP_K of long rows, in rounds: each reduces groups of a row to their k largest, until one group
-// is left, whose k are sorted. Keys are unique, so nothing depends on the order of threads.
+// TOP_K of long rows, in rounds: each round reduces groups of a row to their k largest. The k of
+// the last group are sorted. Keys are unique, so nothing depends on the order of threads.
 #include "sort.cuh"
 
 constexpr int MAX_THREADS = 1024;
@@ -8,9 +8,9 @@ constexpr int MAX_K = 1024;
 constexpr int DIGIT = 8;  // bits
 constexpr int N_DIGITS = 1 << DIGIT;
 
-// K: how many are wanted. N: values or keys of a row. FROM, TO: halves of the scratch memory; FROM
-// is -1 in the first round, which reads values. N_KEYS: of a row in a half. IS_LAST: 1 for the
-// round whose result is that of the op.
+// K: how many to find. N: values or keys of a row. FROM, TO: the halves of scratch memory to read
+// and to write; FROM is -1 in the first round, which reads values. N_KEYS: of a row in a half.
+// IS_LAST: 1 in the last round.
 enum { K, N, FROM, TO, N_KEYS, IS_LAST };
 
 struct Keys {
@@ -21,7 +21,7 @@ DEVICE u64 *keys_of(const Params &p, i64 half) {
     return reinterpret_cast<u64 *>(p.scratch) + (half * gridDim.x + blockIdx.x) * p.param[N_KEYS].i;
 }
 
-// The keys of this thread; NO_KEY behind the row's end.
+// The keys of this thread, NO_KEY past the row's end.
 DEVICE Keys load_keys(const Params &p) {
     const Tensor &x = p.t[1];
     const char *values = row_of(x, blockIdx.x);
@@ -41,7 +41,7 @@ DEVICE Keys load_keys(const Params &p) {
     return keys;
 }
 
-// The least key of the block.
+// The smallest key of the block.
 DEVICE u64 least_of(const Keys &keys) {
     __shared__ u64 of_warps[WARP];
     u64 least = NO_KEY;
@@ -54,13 +54,13 @@ DEVICE u64 least_of(const Keys &keys) {
     return least;
 }
 
-// A digit of the key that is sought, and how many keys of the same higher digits come before it,
-// and have it.
+// A digit of the key to find. Of the keys with the same higher digits: how many have a smaller
+// digit, and how many have this one.
 struct Digit {
     int value, n_before, n_same;
 };
 
-// By one warp: the digit at which the counts reach `n`.
+// Find the digit at which the counts reach `n`. One warp calls it.
 DEVICE void find_digit(const int *counts, int n, Digit *found) {
     constexpr int N_OWN = N_DIGITS / WARP;
     const int lane = lane_id(), *own = counts + N_OWN * lane;
@@ -78,7 +78,7 @@ DEVICE void find_digit(const int *counts, int n, Digit *found) {
     *found = {N_OWN * lane + i, before, own[i]};
 }
 
-// The n-th key of the block in ascending order, or one behind it and before the next.
+// The n-th key of the block in ascending order, or a number between it and the next key.
 DEVICE u64 nth_of(const Keys &keys, int n) {
     __shared__ int counts[N_DIGITS];
     __shared__ Digit found;
@@ -102,7 +102,7 @@ DEVICE u64 nth_of(const Keys &keys, int n) {
     return known;
 }
 
-// Blocks: rows, and groups of HELD keys for each thread.
+// Grid: (row, group of HELD keys for each thread).
 KERNEL(top_k, MAX_THREADS, 1) {
     __shared__ u64 best[MAX_K];
     __shared__ int n_found;

@@ -1,6 +1,6 @@
-// Units: up to four neighbouring elements of a row, read and written at once where they lie in a
-// line at an aligned address, else one by one. Also the types of elements by ggml's numbers, which
-// kernels are given: all threads take the same branch. Knows no quantised type.
+// Units: up to four adjacent elements of a row. A contiguous, aligned unit is read and written at
+// once, any other one by one. Also the element types by ggml's numbers. The type is a parameter, so
+// all threads take the same branch. Knows no quantized type.
 #pragma once
 #include "device.cuh"
 
@@ -50,7 +50,7 @@ DEVICE bool is_aligned(const void *at, int size) {
     return reinterpret_cast<u64>(at) % static_cast<u64>(size) == 0;
 }
 
-// Whether a unit can be moved at once: four elements of `size` bytes in a line, aligned.
+// Whether a unit can be moved at once: four contiguous elements of `size` bytes, aligned.
 DEVICE bool is_whole(const void *at, i64 nb0, int n, int size) {
     return n == UNIT && nb0 == size && is_aligned(at, UNIT * size);
 }
@@ -66,7 +66,7 @@ DEVICE u32 halves_of(int type, float low, float high) {
     return a | b << 16;
 }
 
-// Read `n` elements from `at` on, `nb0` bytes from one to the next; the others of `v` become 0.
+// Read `n` elements from `at` on, `nb0` bytes apart; the rest of `v` becomes 0.
 DEVICE void load_unit(int type, const char *at, i64 nb0, int n, float (&v)[UNIT]) {
     if (type == TYPE_F32 && is_whole(at, nb0, n, 4)) {
         float4 x = *reinterpret_cast<const float4 *>(at);
@@ -94,9 +94,9 @@ DEVICE void store_unit(int type, char *at, i64 nb0, int n, const float (&v)[UNIT
     }
 }
 
-// --- all units of a tensor; kernels count in 32 bits, tables refuse what has more elements ---
+// --- all units of a tensor; counts have 32 bits, the op tables reject larger tensors ---
 
-// The units of rows of `n0` elements; one row, if the tensor is taken as `flat`.
+// The units of rows of `n0` elements; a `flat` tensor is one row.
 struct Units {
     u32 n0, per_row, n1, n2, count;
 };
@@ -137,12 +137,12 @@ DEVICE u32 wrapped(u32 i, i64 n) {
     return n == 1 ? 0 : i % static_cast<u32>(n);
 }
 
-// Address of a place's row in a tensor that is repeated along dimensions 1, 2, 3.
+// Address of a place's row in a tensor that repeats along dimensions 1, 2, 3.
 DEVICE char *row_at(const Tensor &t, const Place &at) {
     return t.data + wrapped(at.i1, t.ne[1]) * t.nb[1] + wrapped(at.i2, t.ne[2]) * t.nb[2] +
            wrapped(at.i3, t.ne[3]) * t.nb[3];
 }
 
-// Number of this thread in the grid, and of all threads.
+// Index of this thread in the grid, and how many threads the grid has.
 DEVICE u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u32 threads_of_grid() { return gridDim.x * blockDim.x; }

@@ -1,5 +1,5 @@
-// Elements of a tensor by their number, counted over all dimensions: for copies between tensors of
-// other shapes and strides. An element may be a word of a row's bytes instead.
+// Elements of a tensor by their index over all dimensions, for copies between tensors of different
+// shapes and strides. An element may also be a word of a row's bytes.
 #pragma once
 #include "units.cuh"
 
@@ -14,8 +14,8 @@ struct Spot {
     u32 i0;
 };
 
-// `n0` elements in a row, `nb0` bytes from one to the next: where a tensor has no gaps, all of it
-// may be one row. The other dimensions have the shape of `like`.
+// A row has `n0` elements, `nb0` bytes apart; a contiguous tensor may be one row. The other
+// dimensions have the shape of `like`.
 DEVICE Walk walk_of(const Tensor &t, const Tensor &like, i64 n0, i64 nb0) {
     return {t.data,  static_cast<u32>(n0), static_cast<u32>(like.ne[1]),
             static_cast<u32>(like.ne[2]), nb0, t.nb[1], t.nb[2], t.nb[3]};
