@@ -1,4 +1,4 @@
-"""Kinds of memory for the allocators' tests, and leafs to put into them."""
+"""Buffer types for the allocators' tests, and leafs to place in them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def leaf(name: str, *ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
 
 
 def hold(tensor: Tensor, buft: BufferType | None = None) -> Buffer:
-    """Allocate a tensor outside of any graph; its memory lives as long as the result."""
+    """Allocate a tensor outside of any graph. Its memory lives as long as the returned buffer."""
     (buffer,) = alloc_tensors([tensor], buft or HostBufferType())
     return buffer
 
 
 def allocated(*outputs: Tensor, buft: BufferType | None = None) -> GraphAllocator:
-    """A graph placed with 16 bytes of alignment: a leaf of 4 floats takes exactly one step."""
+    """Place a graph with an alignment of 16 bytes, the size of a leaf of 4 floats."""
     galloc = GraphAllocator([buft or HostBufferType(alignment=16)])
     galloc.alloc_graph(Graph(*outputs))
     return galloc
 
 
 class PaddingBufferType(HostBufferType):
-    """Host memory in which tensors of some ops take more bytes than they have."""
+    """Host memory in which tensors of some ops take more bytes than their data."""
 
     def __init__(
         self, padding: dict[Op, int], *, alignment: int = 16, max_size: int = UNLIMITED
@@ -40,7 +40,7 @@ class PaddingBufferType(HostBufferType):
 
 
 class BareBufferType(BufferType):
-    """Memory with the raw verbs and nothing else, which the host cannot read in place."""
+    """Memory with the required methods only, which the host cannot read in place."""
 
     def __init__(self, name: str = "BARE", capacity: int = UNLIMITED) -> None:
         super().__init__(name, alignment=8, max_size=64, capacity=capacity)
@@ -52,7 +52,7 @@ class BareBufferType(BufferType):
 
 
 class BareBuffer(Buffer):
-    """Remembers for which tensors it was told to prepare, how often it was written and released."""
+    """Records which tensors it initialized, and how often it was written and released."""
 
     def __init__(self, buft: BufferType, size: int) -> None:
         super().__init__(buft, size)

@@ -1,4 +1,4 @@
-"""Buffer types, buffers and their verbs on tensors, views, and buffers without bytes."""
+"""Buffer types, buffers and their operations on tensors, views, and buffers without bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lamella.graph.tensor import view_tensor
 
 
 class BrokenBufferType(BufferType):
-    """Memory of which there is none, whatever it says."""
+    """A type whose allocations always fail."""
 
     def _alloc(self, size: int) -> Buffer:
         raise OutOfMemoryError(self.name, size)
@@ -41,7 +41,7 @@ def bare(size: int) -> BareBuffer:
 
 
 def placed(buffer: BareBuffer, offset: int = 8, n_bytes: int = 8) -> Tensor:
-    """A tensor of bytes, with memory before and behind it that is not its own."""
+    """A tensor of bytes, with foreign memory before and after it."""
     tensor = leaf("t", n_bytes, type=GGMLType.I8)
     tensor_alloc(buffer, tensor, offset)
     return tensor
@@ -50,7 +50,7 @@ def placed(buffer: BareBuffer, offset: int = 8, n_bytes: int = 8) -> Tensor:
 # --- buffer types ---
 
 
-def test_a_buffer_type_says_what_it_is() -> None:
+def test_a_buffer_type_describes_itself() -> None:
     buft = HostBufferType("MEM", alignment=32, max_size=1000, capacity=5000)
     assert (buft.name, buft.alignment, buft.max_size, buft.capacity) == ("MEM", 32, 1000, 5000)
     assert buft.is_host
@@ -59,7 +59,7 @@ def test_a_buffer_type_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("make", [HostBufferType, BrokenBufferType])
-def test_a_buffer_type_is_unlimited_unless_told(make: Callable[[str], BufferType]) -> None:
+def test_a_buffer_type_is_unlimited_by_default(make: Callable[[str], BufferType]) -> None:
     buft = make("MEM")
     assert (buft.max_size, buft.capacity, buft.used) == (UNLIMITED, UNLIMITED, 0)
 
@@ -96,7 +96,7 @@ def test_memory_is_released_once() -> None:
     assert buffer.n_released == 1
 
 
-def test_a_buffer_nobody_holds_gives_its_memory_back() -> None:
+def test_an_unreferenced_buffer_releases_its_memory() -> None:
     buft = HostBufferType()
     buffer = buft.alloc_buffer(100)
     del buffer
@@ -115,7 +115,7 @@ def test_capacity_holds_for_all_buffers_together() -> None:
     assert buft.alloc_buffer(100).size == 100
 
 
-def test_memory_that_could_not_be_had_is_not_counted() -> None:
+def test_a_failed_allocation_is_not_counted() -> None:
     buft = BrokenBufferType("MEM")
     with pytest.raises(OutOfMemoryError, match=r"MEM cannot give 8 bytes$"):
         buft.alloc_buffer(8)
@@ -125,7 +125,7 @@ def test_memory_that_could_not_be_had_is_not_counted() -> None:
 # --- buffers ---
 
 
-def test_a_buffer_is_for_anything_unless_told() -> None:
+def test_a_buffer_is_for_any_use_by_default() -> None:
     buffer = bare(8)
     assert buffer.usage is Usage.ANY
     buffer.usage = Usage.WEIGHTS
@@ -163,7 +163,7 @@ def test_part_of_a_tensor_is_written_and_read() -> None:
     assert tensor_get(tensor, 8).tobytes() == b""  # the end is not outside
 
 
-def test_what_was_read_is_a_copy() -> None:
+def test_reading_returns_a_copy() -> None:
     tensor = leaf("x", 4, type=GGMLType.I8)
     alloc_tensors([tensor], HostBufferType())
     tensor_set(tensor, b"abcd")
@@ -205,7 +205,7 @@ def test_bytes_outside_a_tensor_are_refused(offset: int, size: int) -> None:
     assert bytes(buffer.bytes) == before
 
 
-def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
+def test_a_tensor_of_another_buffer_is_refused() -> None:
     here, elsewhere = bare(24), bare(24)
     tensor = placed(elsewhere)
     for verb in (
@@ -242,7 +242,7 @@ def test_an_unallocated_tensor_is_refused() -> None:
 @pytest.mark.parametrize("source", ["bare", "host"])
 @pytest.mark.parametrize("target", ["bare", "host"])
 def test_tensors_are_copied_between_any_two_kinds(source: str, target: str) -> None:
-    """Where neither side knows the other's memory, through the host."""
+    """The copy goes through the host if neither side knows the other's memory."""
     kinds: dict[str, type[BufferType]] = {"bare": BareBufferType, "host": HostBufferType}
     made = []
     for kind in (source, target):
@@ -254,7 +254,7 @@ def test_tensors_are_copied_between_any_two_kinds(source: str, target: str) -> N
     tensor_set(src, b"abcd")
     tensor_copy(src, dst)
     got = [tensor_get(t).tobytes() for _, pair in made for t in pair]
-    assert got == [b"\t" * 4, b"abcd", b"\t" * 4] * 2  # src stays, neighbours stay
+    assert got == [b"\t" * 4, b"abcd", b"\t" * 4] * 2  # src and neighbors are unchanged
 
 
 def test_a_buffer_that_cannot_copy_says_so() -> None:
@@ -279,12 +279,12 @@ def test_only_tensors_of_the_same_size_are_copied() -> None:
 # --- places ---
 
 
-def test_a_tensor_gets_its_place_and_is_initialised() -> None:
+def test_a_tensor_gets_its_place_and_is_initialized() -> None:
     buffer = bare(24)
     tensor = placed(buffer, 16)
     assert (tensor.buffer, tensor.offset) == (buffer, 16)
     assert buffer.initialised == [tensor]
-    buffer.reset()  # does nothing where a buffer attaches nothing
+    buffer.reset()  # does nothing in a buffer that attaches nothing to tensors
     assert tensor.buffer is buffer
 
 
@@ -301,7 +301,7 @@ def test_places_outside_or_between_are_refused(offset: int, n_bytes: int, compla
         placed(bare(24), offset, n_bytes)
 
 
-def test_what_a_type_adds_must_fit_too() -> None:
+def test_padding_of_a_type_must_fit_too() -> None:
     buffer = PaddingBufferType({Op.NONE: 1}).alloc_buffer(16)
     with pytest.raises(AssertionError, match=r"0 \+ 17 does not fit"):
         tensor_alloc(buffer, leaf("x", 4), 0)
@@ -316,7 +316,7 @@ def test_a_tensor_gets_a_place_once() -> None:
         tensor_alloc(buffer, view_tensor(tensor), 0)
 
 
-def test_a_view_lies_in_its_source() -> None:
+def test_a_view_is_placed_in_its_source() -> None:
     buffer = bare(48)
     source = leaf("x", 4, 2)
     tensor_alloc(buffer, source, 8)
@@ -358,7 +358,7 @@ def test_tensors_without_elements_are_tensors_too() -> None:
     buft = BareBufferType()
     empty, other = leaf("e", 0), leaf("o", 3, 0)
     (buffer,) = alloc_tensors([empty, other], buft, Usage.WEIGHTS)
-    assert not buft.buffers  # no memory was asked for
+    assert not buft.buffers  # no memory was requested
     assert (empty.buffer, other.buffer, buffer.usage) == (buffer, buffer, Usage.WEIGHTS)
     tensor_set(empty, b"")
     buffer.memset_tensor(empty, 1)

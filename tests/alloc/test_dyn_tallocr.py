@@ -1,6 +1,6 @@
-"""The dynamic allocator: each of its rules by hand, then all of them against a naive model.
+"""The dynamic allocator: each of its rules alone, then all of them against a naive model.
 
-The model knows nothing of free lists: it keeps the intervals in use and looks at the gaps.
+The model has no free lists: it stores the intervals in use and searches the gaps.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def free_blocks(d: DynTensorAllocator) -> list[list[tuple[int, int]]]:
 
 
 def filled(chunks: Sequence[tuple[int, Sequence[int]]], max_size: int = 64) -> DynTensorAllocator:
-    """Chunks given as (n_free, sizes): all sizes are given out, one behind the other, then the
-    1st, 3rd, 5th ... of each chunk is taken back, `n_free` of them."""
+    """Chunks given as (n_free, sizes): all sizes are allocated one after the other, then `n_free`
+    of each chunk are freed: the 1st, 3rd, 5th ..."""
     d = DynTensorAllocator(8, max_size)
     given: list[list[tuple[int, int, int]]] = []
     for c, (_, sizes) in enumerate(chunks):
@@ -42,23 +42,23 @@ def test_sizes_are_rounded_up_to_the_alignment() -> None:
     d = DynTensorAllocator(8, 64)
     assert [d.alloc(size) for size in (1, 8, 9, 8)] == [(0, 0), (0, 8), (0, 16), (0, 32)]
     assert d.chunk_sizes == [40]
-    d.free(0, 16, 9)  # rounded as it was when given
+    d.free(0, 16, 9)  # rounded as in alloc
     assert free_blocks(d) == [[(16, 16), (40, 24)]]
 
 
-def test_nothing_is_needed_before_something_is_given() -> None:
+def test_sizes_are_zero_before_the_first_alloc() -> None:
     assert DynTensorAllocator(8, 64).chunk_sizes == []
 
 
-def test_no_bytes_need_an_address_but_no_room() -> None:
+def test_an_empty_tensor_gets_an_address_but_no_bytes() -> None:
     d = DynTensorAllocator(8, 64)
     assert d.alloc(0) == (0, 0)
     assert d.chunk_sizes == [0]
     assert [d.alloc(64), d.alloc(0)] == [(0, 0), (1, 0)]
 
 
-def test_no_bytes_come_back_as_no_block() -> None:
-    """Else the list is out of order, and neighbours of other blocks are not found any more."""
+def test_freeing_an_empty_tensor_adds_no_block() -> None:
+    """An empty block would break the list's order, and neighbors would not be found."""
     d = DynTensorAllocator(8, 64)
     assert [d.alloc(size) for size in (8, 0, 8)] == [(0, 0), (0, 8), (0, 8)]
     d.free(0, 0, 8)
@@ -67,14 +67,14 @@ def test_no_bytes_come_back_as_no_block() -> None:
     assert free_blocks(d) == [[(0, 64)]]
 
 
-# --- first: the best fit among all blocks but each chunk's last ---
+# --- first: the best fit among all blocks except each chunk's last ---
 
 
 def test_the_best_fit_wins_over_the_first() -> None:
     d = filled([(2, [32, 8, 16, 8])], max_size=128)
     assert free_blocks(d) == [[(0, 32), (40, 16), (64, 64)]]
     assert d.alloc(16) == (0, 40)
-    assert d.alloc(16) == (0, 0)  # what is left of a block is a block
+    assert d.alloc(16) == (0, 0)  # the rest of a block is a block
 
 
 def test_an_exact_fit_leaves_no_block() -> None:
@@ -90,8 +90,8 @@ def test_the_later_block_wins_a_tie() -> None:
     assert d.alloc(12) == (0, 0)
 
 
-def test_the_last_block_is_not_looked_at_first() -> None:
-    """Not even if it fits exactly and does not reach the chunk's end."""
+def test_the_last_block_is_not_searched_first() -> None:
+    """Even if it fits exactly and does not reach the chunk's end."""
     d = filled([(2, [32, 8, 16, 8])])
     assert free_blocks(d) == [[(0, 32), (40, 16)]]
     assert d.alloc(16) == (0, 0)
@@ -107,8 +107,8 @@ def test_the_last_chunk_with_a_fitting_block_wins() -> None:
     assert d.alloc(16) == (0, 0)
 
 
-def test_memory_in_use_before_is_preferred_to_more() -> None:
-    """Even where the room behind it would fit better."""
+def test_memory_used_before_is_preferred_to_growth() -> None:
+    """Even if the space after it would fit better."""
     d = filled([(1, [24, 8])], max_size=40)
     assert d.alloc(8) == (0, 0)
     assert d.chunk_sizes == [32]
@@ -118,7 +118,7 @@ def test_memory_in_use_before_is_preferred_to_more() -> None:
 
 
 def emptied(*sizes: int) -> DynTensorAllocator:
-    """Chunks of which one block from 0 on is free, the first `sizes[c]` bytes in use before."""
+    """Chunks that are one free block from 0 on, with the first `sizes[c]` bytes used before."""
     return filled([(1, [size]) for size in sizes])
 
 
@@ -129,7 +129,7 @@ def emptied(*sizes: int) -> DynTensorAllocator:
         ((48, 64), 40, 0),
         ((64, 40), 40, 1),  # an exact fit is the best
         ((48, 48), 40, 0),  # a tie: the earlier
-        ((48, 64), 56, 1),  # no growth wins over growth by 8, wherever it stands
+        ((48, 64), 56, 1),  # no growth wins over growth by 8, whatever the order
         ((64, 48), 56, 0),
         ((40, 48), 56, 1),  # growth by 16 or 8
         ((48, 40), 56, 0),
@@ -172,11 +172,11 @@ def test_a_full_chunk_has_no_last_block() -> None:
 # --- else: a new chunk ---
 
 
-def test_a_new_chunk_where_no_other_has_room() -> None:
+def test_a_new_chunk_if_no_other_has_space() -> None:
     d = filled([(0, [40]), (0, [32])])
     assert d.alloc(40) == (2, 0)
     assert d.chunk_sizes == [40, 32, 40]
-    assert d.alloc(24) == (0, 40)  # room in older chunks is still used: an exact fit of the room
+    assert d.alloc(24) == (0, 40)  # space in older chunks is still used: an exact fit
 
 
 def test_a_larger_tensor_gets_a_chunk_of_its_own_size() -> None:
@@ -206,8 +206,8 @@ def test_an_unlimited_type_needs_one_chunk() -> None:
     assert [d.alloc(2**50) for _ in range(3)] == [(0, i * 2**50) for i in range(3)]
 
 
-def test_chunks_stay_below_what_the_type_gives() -> None:
-    """Where it is no multiple of the alignment, its rest stays unused."""
+def test_chunks_stay_below_the_type_s_max_size() -> None:
+    """If it is no multiple of the alignment, the rest stays unused."""
     d = DynTensorAllocator(64, 100)
     assert [d.alloc(64), d.alloc(36)] == [(0, 0), (1, 0)]
 
@@ -215,7 +215,7 @@ def test_chunks_stay_below_what_the_type_gives() -> None:
 # --- freeing ---
 
 
-def test_free_blocks_merge_with_their_neighbours() -> None:
+def test_free_blocks_merge_with_their_neighbors() -> None:
     d = filled([(0, [8, 16, 24, 8])])
     for offset, size, blocks in (
         (8, 16, [(8, 16), (56, 8)]),  # with none
@@ -227,7 +227,7 @@ def test_free_blocks_merge_with_their_neighbours() -> None:
         assert free_blocks(d) == [blocks]
 
 
-def test_the_last_merges_with_the_room_behind() -> None:
+def test_the_last_merges_with_the_space_after_it() -> None:
     d = filled([(0, [8, 16])])
     d.free(0, 8, 16)
     assert free_blocks(d) == [[(8, 56)]]
@@ -246,8 +246,8 @@ def test_blocks_of_two_chunks_do_not_merge() -> None:
     assert free_blocks(d) == [[(32, 32)], [(0, 32)]]
 
 
-def test_part_of_what_was_given_may_come_back() -> None:
-    """As when an op works in place and needs less."""
+def test_part_of_an_allocation_may_be_freed() -> None:
+    """This happens when an op works in place and needs less."""
     d = filled([(0, [48, 8])], max_size=128)
     d.free(0, 16, 32)
     assert free_blocks(d) == [[(16, 32), (56, 72)]]
@@ -255,7 +255,7 @@ def test_part_of_what_was_given_may_come_back() -> None:
     assert free_blocks(d) == [[(0, 48), (56, 72)]]
 
 
-def test_max_size_is_the_most_ever_in_use_of_each_chunk() -> None:
+def test_max_size_is_the_peak_of_each_chunk() -> None:
     d = filled([(0, [40, 24]), (0, [48])])
     assert d.chunk_sizes == [64, 48]
     d.free(0, 40, 24)
@@ -271,7 +271,7 @@ Interval = tuple[int, int]  # offset, end
 
 
 class NaiveAllocator:
-    """The same rules, read off the gaps between the intervals in use."""
+    """The same rules, applied to the gaps between the intervals in use."""
 
     def __init__(self, alignment: int, max_size: int) -> None:
         self.alignment, self.max_size = alignment, min(max_size, UNLIMITED // 2)
@@ -330,7 +330,7 @@ def test_random_runs_equal_the_naive_model(seed: int, max_size: int) -> None:
     d, naive = DynTensorAllocator(alignment, max_size), NaiveAllocator(alignment, max_size)
     live: list[tuple[int, int, int]] = []
     for step in range(300):
-        # it fills up and empties again, several times
+        # memory fills and empties several times
         if live and rng.random() < (0.25 if step // 60 % 2 == 0 else 0.75):
             c, offset, size = live.pop(rng.randrange(len(live)))
             d.free(c, offset, size)
@@ -351,7 +351,7 @@ def test_random_runs_equal_the_naive_model(seed: int, max_size: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_runs_with_empty_tensors_stay_sound(seed: int) -> None:
-    """Addresses of no bytes may lie anywhere, but must not disturb the others."""
+    """Addresses of empty tensors may be anywhere, but must not disturb the others."""
     rng = random.Random(seed)
     d = DynTensorAllocator(8, 128)
     live: list[tuple[int, int, int]] = []
@@ -367,12 +367,12 @@ def test_random_runs_with_empty_tensors_stay_sound(seed: int) -> None:
             live.append((c, offset, size))
     for place in live:
         d.free(*place)
-    # all in one block again, whatever blocks of no bytes lie around
+    # all is one block again, despite empty tensors
     assert [max(c.sizes) for c in d.chunks] == [128] * len(d.chunks)
 
 
-def test_the_random_runs_are_worth_it() -> None:
-    """They need many chunks, and those are reused."""
+def test_the_random_runs_cover_enough() -> None:
+    """They need many chunks, and reuse them."""
     d, rng = DynTensorAllocator(8, 64), random.Random(0)
     places = [d.alloc(rng.randint(1, 64)) for _ in range(100)]
     assert len(d.chunks) == N_CHUNKS_MAX

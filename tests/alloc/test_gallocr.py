@@ -1,4 +1,4 @@
-"""The graph allocator: reserving, placing, and when a graph has to be planned anew."""
+"""The graph allocator: reserving, placing, and when a graph must be planned again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_untouched(graph: Graph) -> bool:
 # --- reserving ---
 
 
-def test_the_layout_is_what_is_reserved() -> None:
+def test_reserve_computes_the_layout() -> None:
     bufts = [host("A", max_size=64), host("B")]
     galloc, graph = GraphAllocator(bufts), chain(12, 5)
     galloc.reserve(graph, [0, 1, 0, 1, 0], [1])
@@ -75,7 +75,7 @@ def test_a_type_used_twice_shares_one_buffer() -> None:
     galloc.alloc_graph(graph)
     assert len({t.buffer for t in (*graph.leafs, *graph.nodes)}) == 1
     assert [len(chunks) for chunks in galloc.buffers] == [0, 1, 0, 0]
-    # planned together: the second node cannot lie where the first one does
+    # planned together: the second node cannot have the first one's place
     assert [t.offset for t in (*graph.leafs, *graph.nodes)] == [0, 16, 32, 48]
     assert galloc.buffer_sizes() == [0, 80, 0, 0]
     assert a.used == 80
@@ -107,7 +107,7 @@ def test_tensors_without_elements_are_placed() -> None:
     assert not galloc.needs_realloc(Graph(ops.scale(leaf("x", 8, 0), 2)))
 
 
-def test_freeing_gives_everything_back() -> None:
+def test_freeing_releases_everything() -> None:
     bufts = [host("A", max_size=32), host("B")]
     galloc, graph = GraphAllocator(bufts), chain(8)
     galloc.reserve(graph, [0, 1, 0], [0])
@@ -142,7 +142,7 @@ def test_only_tensors_without_a_place_get_one() -> None:
     assert galloc.alloc_graph(graph) == []  # all have one now
 
 
-def test_every_tensor_is_initialised_once() -> None:
+def test_every_tensor_is_initialized_once() -> None:
     buft = BareBufferType()
     x = leaf("x", 4)
     view = ops.view(ops.cont(x), (2,))
@@ -152,7 +152,7 @@ def test_every_tensor_is_initialised_once() -> None:
 
 
 class Stubborn(BareBuffer):
-    """Refuses to prepare for views."""
+    """Fails to initialize views."""
 
     def init_tensor(self, tensor: Tensor) -> None:
         if tensor.view_src is not None:
@@ -164,7 +164,7 @@ class StubbornType(BareBufferType):
         return Stubborn(self, size)
 
 
-def test_a_placement_that_fails_leaves_nothing_behind() -> None:
+def test_a_failed_placement_is_undone() -> None:
     galloc = GraphAllocator([StubbornType()])
     graph = Graph(ops.scale(ops.view(ops.cont(leaf("x", 4)), (2,)), 2))
     with pytest.raises(ValueError, match="node_1"):
@@ -184,7 +184,7 @@ def test_a_placed_graph_stays_next_to_later_ones() -> None:
 
 
 def test_several_types_are_not_reserved_by_themselves() -> None:
-    """Nobody has told where each tensor shall live."""
+    """The buffer type of each tensor is unknown."""
     galloc, graph = GraphAllocator([host("A"), host("B")]), chain(4)
     with pytest.raises(ReserveError, match=r"3 nodes and 1 leafs .* over 2 buffer types"):
         galloc.alloc_graph(graph)
@@ -200,7 +200,7 @@ def test_several_types_are_not_reserved_by_themselves() -> None:
 
 
 def test_one_type_is_reserved_by_itself() -> None:
-    """Also if it is given twice."""
+    """Even if it is given twice."""
     buft = host()
     galloc = GraphAllocator([buft, buft])
     for n in (4, 2, 100):
@@ -210,7 +210,7 @@ def test_one_type_is_reserved_by_itself() -> None:
     assert galloc.buffer_sizes() == [800, 0]
 
 
-# --- when a graph has to be planned anew ---
+# --- when a graph must be planned again ---
 
 
 def net(
@@ -222,7 +222,7 @@ def net(
     kept: bool = False,
     more: Callable[[Tensor], Tensor] = lambda t: t,
 ) -> Graph:
-    """Two leafs; a node in place, one that copies, one of both; small differences by request."""
+    """Two leafs; a node in place, one that copies, one of both. Arguments change details."""
     x, w = leaf("x", n), leaf("w", n)
     if kept:
         kept_alive.append(hold(w))
@@ -232,7 +232,7 @@ def net(
     return Graph(more(ops.add(second, w if source == 0 else first)))
 
 
-kept_alive: list[object] = []  # the memory of tensors that lie outside
+kept_alive: list[object] = []  # buffers of tensors outside of the graph's memory
 
 
 SAME = {
@@ -263,7 +263,7 @@ def test_a_graph_that_fits_is_placed_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_graph_that_differs_is_planned_anew(name: str) -> None:
+def test_a_graph_that_differs_is_planned_again(name: str) -> None:
     galloc, graph = GraphAllocator([host()]), OTHER[name]
     galloc.reserve(net())
     layout = galloc.layout
@@ -274,7 +274,7 @@ def test_a_graph_that_differs_is_planned_anew(name: str) -> None:
 
 
 def test_other_wiring_of_as_many_tensors_gets_other_places() -> None:
-    """As many nodes and leafs of the same sizes and ops, but tensors live longer."""
+    """The same number of nodes and leafs, of the same sizes and ops, but longer lifetimes."""
 
     def graph(source: int) -> Graph:
         a = ops.cont(leaf("x", 4))
@@ -297,14 +297,14 @@ def test_a_graph_with_memory_outside_does_not_fit_one_without() -> None:
     assert galloc.needs_realloc(net())  # there is no place for the leaf
 
 
-def test_a_larger_leaf_is_noticed_even_if_nobody_reads_it() -> None:
+def test_a_larger_leaf_is_noticed_even_without_a_reader() -> None:
     galloc = GraphAllocator([host()])
     galloc.reserve(Graph(leaf("x", 4)))
     assert not galloc.needs_realloc(Graph(leaf("x", 4)))
     assert galloc.needs_realloc(Graph(leaf("x", 5)))
 
 
-def test_what_worked_in_place_must_still_be_able_to() -> None:
+def test_a_node_planned_in_place_must_still_fit_in_place() -> None:
     """Fewer bytes and the same wiring, but now a node has other strides than its source."""
     galloc = GraphAllocator([host()])
     galloc.reserve(Graph(ops.sqr(leaf("x", 2, 5))))
@@ -314,7 +314,7 @@ def test_what_worked_in_place_must_still_be_able_to() -> None:
     assert galloc.needs_realloc(Graph(ops.sqr(gappy)))
 
 
-def test_what_the_type_adds_counts() -> None:
+def test_padding_of_the_type_counts() -> None:
     buft = PaddingBufferType({})
     galloc = GraphAllocator([buft])
     galloc.reserve(net(8))
@@ -330,7 +330,7 @@ def test_other_ids_need_another_layout() -> None:
     galloc.reserve(graph, [0, 1, 0], [0])
     assert not galloc.needs_realloc(graph, [0, 1, 0], [0])
     assert not galloc.needs_realloc(graph, [2, 1, 0], [2])  # the same types
-    assert not galloc.needs_realloc(graph)  # wherever they live
+    assert not galloc.needs_realloc(graph)  # whatever their types
     assert galloc.needs_realloc(graph, [0, 0, 0], [0])
     assert galloc.needs_realloc(graph, [0, 1, 0], [1])
     assert galloc.needs_realloc(graph, leaf_ids=[1])
@@ -368,12 +368,12 @@ def test_reserving_less_keeps_the_buffers() -> None:
     assert galloc.buffers[0] == before
     assert galloc.generations == [0]
     galloc.alloc_graph(chain(4))
-    galloc.alloc_graph(chain(16))  # has to be planned again, but not to grow
+    galloc.alloc_graph(chain(16))  # must be planned again, but needs no growth
     assert galloc.buffers[0] == before
 
 
 def test_no_chunk_shrinks_when_another_grows() -> None:
-    """So graphs that take turns do not make each other grow forever."""
+    """Otherwise graphs that alternate would make each other grow forever."""
     galloc = GraphAllocator([host(max_size=64)])
 
     def sizes() -> list[int]:
@@ -391,8 +391,8 @@ def test_no_chunk_shrinks_when_another_grows() -> None:
     assert galloc.generations == [2]
 
 
-def test_old_buffers_are_freed_before_new_ones_are_asked_for() -> None:
-    """Both together may be more than there is."""
+def test_old_buffers_are_freed_before_new_ones_are_allocated() -> None:
+    """Both together may exceed the memory."""
     buft = host(capacity=100)
     galloc = GraphAllocator([buft])
     galloc.reserve(Graph(leaf("x", 16)))
@@ -411,7 +411,7 @@ def test_out_of_memory_is_an_error_value() -> None:
     with pytest.raises(OutOfMemoryError, match="MEM cannot give 128 bytes, 100 bytes are free"):
         galloc.alloc_graph(too_large)
     assert is_untouched(too_large)
-    assert (buft.used, galloc.generations) == (0, [1])  # what lay there has to be placed anew
+    assert (buft.used, galloc.generations) == (0, [1])  # its tensors must be placed again
     assert galloc.needs_realloc(chain(4))  # its place is gone too
     again = chain(12)
     galloc.alloc_graph(again)
@@ -419,7 +419,7 @@ def test_out_of_memory_is_an_error_value() -> None:
     assert buft.used == 96
 
 
-def test_out_of_memory_halfway_keeps_no_chunk() -> None:
+def test_out_of_memory_halfway_frees_all_chunks() -> None:
     buft = host(max_size=32, capacity=80)
     galloc = GraphAllocator([buft])
     with pytest.raises(OutOfMemoryError, match="16 bytes are free"):

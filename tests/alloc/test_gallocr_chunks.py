@@ -1,6 +1,6 @@
-"""Graphs in buffers of very few bytes, so that they need several (after ggml's test-alloc).
+"""Graphs in tiny buffers, so that they need several of them (after ggml's test-alloc).
 
-Tensors are counted in bytes here, of which every 8 are a step of the alignment.
+Tensor sizes are in bytes. The alignment is 8.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def inp(name: str, n_bytes: int) -> Tensor:
 
 
 def node(op: Op, n_bytes: int, *src: Tensor) -> Tensor:
-    """A node of any size: the allocator does not mind what it computes."""
+    """A node of any size: the allocator does not care what it computes."""
     return Tensor(GGMLType.F32, (n_bytes // 4,), op=op, src=src)
 
 
 def place(max_size: int, *outputs: Tensor) -> tuple[GraphAllocator, list[tuple[int, int]]]:
-    """Allocate; also give (chunk, offset) of each leaf, then of each node."""
+    """Allocate. Return also (chunk, offset) of each leaf, then of each node."""
     galloc = GraphAllocator([HostBufferType(alignment=8, max_size=max_size)])
     graph = Graph(*outputs)
     placed = galloc.alloc_graph(graph)
@@ -60,8 +60,8 @@ def test_a_tensor_larger_than_a_buffer() -> None:
     assert sizes(galloc) == [24]
 
 
-def test_more_tensors_than_there_may_be_buffers() -> None:
-    """The last buffer takes them all, and the type manages or refuses."""
+def test_more_tensors_than_allowed_buffers() -> None:
+    """The last buffer takes the rest; the type may fail to allocate it."""
     total = inp("x", 8)
     for i in range(20):
         total = ops.add(total, inp(f"x{i}", 8))
@@ -70,7 +70,7 @@ def test_more_tensors_than_there_may_be_buffers() -> None:
     assert len(set(places[:21])) == 21
 
 
-def test_room_left_in_a_buffer_is_filled() -> None:
+def test_free_space_in_a_buffer_is_filled() -> None:
     x = inp("x", 8)
     padded = node(Op.REPEAT, 16, x)  # needs a second buffer
     galloc, places = place(16, node(Op.SUM_ROWS, 8, padded))
@@ -100,7 +100,7 @@ def test_buffers_are_reused() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_freed_neighbours_become_one_block(order: Sequence[int]) -> None:
+def test_freed_neighbors_become_one_block(order: Sequence[int]) -> None:
     x = [inp(f"x{i}", 16) for i in range(3)]
     total = node(Op.CONCAT, 8, *(x[i] for i in order))  # frees them in this order
     galloc, places = place(48, *x, node(Op.REPEAT, 48, total))
@@ -108,8 +108,8 @@ def test_freed_neighbours_become_one_block(order: Sequence[int]) -> None:
     assert sizes(galloc) == [48, 8]
 
 
-def test_memory_in_use_before_is_preferred() -> None:
-    """Even if what is left at the end of the buffer would fit better."""
+def test_memory_used_before_is_preferred() -> None:
+    """Even if the space at the end of the buffer would fit better."""
     x = inp("x", 24)
     first = node(Op.SUM_ROWS, 8, x)
     galloc, places = place(40, node(Op.SUM_ROWS, 8, first))

@@ -1,7 +1,7 @@
-"""Random graphs over one to three kinds of memory in small buffers: nobody's data is overwritten.
+"""Random graphs over one to three buffer types in small buffers: no live tensor is overwritten.
 
-Checked by a run in which every tensor's value is its name: a node finds the names of its sources in
-their bytes, or somebody has written over them.
+A simulated run writes each tensor's number to its bytes. Each node must find the numbers of its
+sources in their bytes; otherwise they were overwritten.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lamella.graph.tensor import same_layout, view_tensor
 
 PADDING = {Op.CONT: 24, Op.REPEAT: 100, Op.MUL_MAT: 7}  # of ops that never work in place
 N_MAX = 40  # elements
-LARGEST = 288  # bytes that any of them takes, aligned to 32
+LARGEST = 288  # bytes of the largest tensor, aligned to 32
 
 
 class Maker:
-    """Random choices; with another `scale` the same ones, over tensors of other sizes."""
+    """Random choices. They do not depend on `scale`, which scales the sizes of tensors."""
 
     def __init__(self, seed: int, scale: float = 1) -> None:
         self.rng = random.Random(seed)
@@ -36,7 +36,7 @@ class Maker:
         return int(n * self.scale)
 
     def part(self, n: int) -> int:
-        """At most `n`; takes as much randomness whatever `n` is."""
+        """A number up to `n`. Consumes the same amount of randomness for any `n`."""
         return int(self.rng.random() * (n + 1))
 
 
@@ -53,7 +53,7 @@ def _computed(op: Op) -> Step:
 
 
 def _alike(op: Op) -> Step:
-    """A node of the layout of its first or second source, which it may work in place of."""
+    """A node with the layout of its first or second source, so that it may work in place."""
 
     def step(m: Maker, a: Tensor, b: Tensor) -> Tensor:
         return Tensor(a.type, a.ne, nb=a.nb, op=op, src=m.rng.sample([a, b], 2))
@@ -67,7 +67,7 @@ def _view(m: Maker, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _write(m: Maker, a: Tensor, b: Tensor) -> Tensor:
-    """As CPY: the result is all of `b`, whoever made that."""
+    """Like CPY: the result is all of `b`."""
     return Tensor(b.type, b.ne, nb=b.nb, op=Op.CPY, src=[a, b], view_src=b)
 
 
@@ -93,9 +93,9 @@ def random_graph(m: Maker, n: int, outside: Sequence[Tensor]) -> Graph:
         if rng.random() < 0.1:
             values[-1].set_output()
     graph = Graph(*rng.sample(values, 3), values[-1])
-    for _ in range(rng.randint(0, 3)):  # what keeps another tensor alive for a while
+    for _ in range(rng.randint(0, 3)):  # dependencies, which keep another tensor alive
         i = rng.randrange(len(graph.nodes))
-        # never one of their own kind: a dependency is nothing to read
+        # a dependency has no data, so none may depend on it
         kept = rng.choice([*graph.leafs, *(t for t in graph.nodes[: i + 1] if t.op is not Op.NONE)])
         dependency = view_tensor(kept)
         dependency.src = [kept]
@@ -104,7 +104,7 @@ def random_graph(m: Maker, n: int, outside: Sequence[Tensor]) -> Graph:
 
 
 class NamedMemory:
-    """All buffers, with the number of the tensor that was last written to each byte."""
+    """All buffers; each byte holds the number of the tensor that was last written there."""
 
     def __init__(self) -> None:
         self._bytes: dict[Buffer, npt.NDArray[np.int64]] = {}
@@ -116,7 +116,7 @@ class NamedMemory:
         return self._bytes[t.buffer][t.offset : t.offset + t.nbytes]
 
     def write(self, t: Tensor) -> None:
-        """Writes all that the tensor may use: what the buffer type adds too."""
+        """Write all bytes that the tensor may use, padding of the buffer type included."""
         whole = self._lies_at(t.root)
         extra = t.buffer.buft.get_alloc_size(t.root) - t.root.nbytes
         memory = self._bytes[t.buffer][t.root.offset : t.root.offset + whole.size + extra]
@@ -142,7 +142,7 @@ def check_run(graph: Graph, outside: Sequence[Tensor]) -> None:
 
 
 def may_be_written(node: Tensor, src: Tensor) -> bool:
-    """A source may lie where its node does, but only exactly there."""
+    """Whether the node may write to its source's memory: only if both have the same place."""
     apart = (
         not (node.nbytes and src.nbytes)
         or node.buffer is not src.buffer
@@ -185,7 +185,7 @@ def random_ids(rng: random.Random, graph: Graph, n_bufts: int) -> tuple[list[int
 
 
 def outside_tensors(m: Maker) -> list[Tensor]:
-    """Flagged as outputs: whatever works in place must leave them alone."""
+    """Tensors flagged as outputs: nodes in place must not overwrite them."""
     return [leaf(f"w{i}", m.n_elements(at_least=1)).set_output() for i in range(3)]
 
 
@@ -219,8 +219,8 @@ def test_no_two_live_tensors_overlap(seed: int, n_types: int) -> None:
 
 @pytest.mark.parametrize("n_types", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_nor_do_they_in_a_layout_of_larger_ones(seed: int, n_types: int) -> None:
-    """A graph of the same wiring and fewer bytes is placed where the larger one was planned."""
+def test_no_two_live_tensors_overlap_in_a_larger_graph_s_layout(seed: int, n_types: int) -> None:
+    """A graph of the same wiring with fewer bytes is placed by the plan of the larger one."""
     types = random_memory(random.Random(seed), n_types)
     galloc = GraphAllocator(types)
     for scale in (1, 0.6, 0.1):
@@ -231,7 +231,7 @@ def test_nor_do_they_in_a_layout_of_larger_ones(seed: int, n_types: int) -> None
         if scale == 1:
             galloc.reserve(graph, *random_ids(m.rng, graph, n_types))
         if galloc.needs_realloc(graph):
-            continue  # two tensors that were alike by chance are so no more, and were in place
+            continue  # in place by chance at full size: the layouts differ here
         galloc.alloc_graph(graph)
         assert galloc.generations == [0] * n_types
         check_places(graph, galloc, outside)
@@ -239,7 +239,7 @@ def test_nor_do_they_in_a_layout_of_larger_ones(seed: int, n_types: int) -> None
         assert len(kept) == 3
 
 
-def test_the_random_graphs_are_worth_testing() -> None:
+def test_the_random_graphs_cover_enough() -> None:
     """Nodes work in place, views are read, several chunks are needed and memory is used again."""
     n_inplace = n_chunks = n_reused = n_fitting = n_views_read = n_outputs_read = 0
     for seed in range(25):

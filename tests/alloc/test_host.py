@@ -1,4 +1,4 @@
-"""Host memory: aligned, viewed by NumPy in place, and an error value where there is none left."""
+"""Host memory: aligned, viewed by NumPy in place; out of memory is an error value."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tensors_begin_aligned() -> None:
     assert buffers[0].size == 1024
 
 
-def test_numpy_sees_the_memory_itself() -> None:
+def test_numpy_views_the_memory_itself() -> None:
     x = leaf("x", 3, 2)
     buffer = host(HostBufferType(), 128)
     tensor_alloc(buffer, x, 64)
@@ -103,7 +103,7 @@ def test_elements_have_their_type(type: GGMLType, dtype: npt.DTypeLike) -> None:
     assert len(kept) == 1
 
 
-def test_quantised_tensors_are_rows_of_packed_blocks() -> None:
+def test_quantized_tensors_are_rows_of_packed_blocks() -> None:
     x = leaf("x", 64, 3, 2, type=GGMLType.Q4_0)  # 2 blocks of 18 bytes a row
     kept = alloc_tensors([x], HostBufferType())
     tensor_set(x, np.arange(x.nbytes).astype(np.uint8))
@@ -113,7 +113,7 @@ def test_quantised_tensors_are_rows_of_packed_blocks() -> None:
     assert len(kept) == 1
 
 
-def test_blocks_with_gaps_cannot_be_seen() -> None:
+def test_blocks_with_gaps_have_no_array() -> None:
     gappy = Tensor(GGMLType.Q4_0, (64, 3), nb=(36, 72, 216, 216))  # every other block
     with pytest.raises(AssertionError, match="a row of blocks has gaps"):
         array_of(gappy, np.zeros(216, np.uint8))
@@ -121,12 +121,12 @@ def test_blocks_with_gaps_cannot_be_seen() -> None:
 
 @pytest.mark.parametrize("size", [0, 4, 7])
 def test_arrays_do_not_leave_their_memory(size: int) -> None:
-    """NumPy itself does not look at where an array ends if there is no memory at all."""
+    """NumPy itself does not check an array's end if the buffer is empty."""
     with pytest.raises(TensorAccessError, match=rf"bytes 0\.\.8 are outside its .* {size} bytes"):
         array_of(leaf("x", 2), np.zeros(size, np.uint8))
 
 
-def test_nor_do_arrays_from_the_middle_of_it() -> None:
+def test_arrays_from_the_middle_do_not_leave_their_memory() -> None:
     x = leaf("x", 2)
     x.offset = 4
     with pytest.raises(TensorAccessError, match=r"bytes 4\.\.12 are outside its memory of 8 bytes"):
@@ -141,7 +141,7 @@ def test_an_empty_tensor_is_an_empty_array() -> None:
     assert len(kept) == 1
 
 
-def test_a_tensor_that_lies_elsewhere_cannot_be_seen() -> None:
+def test_a_tensor_of_another_buffer_has_no_array() -> None:
     x, y = leaf("x", 4), leaf("y", 4)
     kept = [*alloc_tensors([x], HostBufferType()), *alloc_tensors([y], HostBufferType())]
     assert isinstance(kept[0], HostBuffer)
@@ -152,14 +152,14 @@ def test_a_tensor_that_lies_elsewhere_cannot_be_seen() -> None:
         kept[0].array(x)
 
 
-def test_memory_is_let_go_when_a_buffer_is_freed() -> None:
+def test_memory_is_released_when_a_buffer_is_freed() -> None:
     buffer = host(HostBufferType(), 1000)
     buffer.free()
     assert buffer.memory.size == 0
 
 
 def flags_of(address: int) -> set[str] | None:
-    """The kernel's flags of the map that an address lies in; None: there is no such map."""
+    """The kernel's flags of the mapping that contains an address; None if there is none."""
     found, flags = False, None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(maxsplit=1)[0]
@@ -184,8 +184,8 @@ def test_large_memory_is_aligned_and_usable(size: int, alignment: int) -> None:
     assert view.tolist() == [7] * 10  # a view keeps it
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages to ask for")
-def test_large_memory_asks_for_huge_pages_and_is_given_back() -> None:
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages")
+def test_large_memory_requests_huge_pages_and_is_returned() -> None:
     size = 16 * HUGE_BYTES  # more than malloc would keep
     small, memory = (aligned_empty(n, 64, "test") for n in (HUGE_BYTES - 1, size))
     memory[:] = 1
@@ -245,4 +245,4 @@ def test_absurd_sizes_are_an_error_value(size: int) -> None:
         buft.alloc_buffer(size)
     assert (e.value.where, e.value.wanted) == ("RAM", size)
     assert buft.used == 0
-    assert buft.alloc_buffer(100).size == 100  # and life goes on
+    assert buft.alloc_buffer(100).size == 100  # the type still works

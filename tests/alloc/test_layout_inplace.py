@@ -1,6 +1,6 @@
 """In-place reuse: when a node takes over the memory of one of its sources, and when it must not.
 
-Every tensor has 4 floats, 16 bytes, unless said otherwise: one step of the alignment. A leaf takes
+Every tensor has 4 floats, 16 bytes, unless stated otherwise; the alignment is 16. A leaf takes
 [0, 16), a node made of it by `cont` takes [16, 32), and a third tensor could go to 0 again.
 """
 
@@ -44,7 +44,7 @@ def shared(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("op", COMPUTING_OPS, ids=lambda op: op.name)
 def test_which_ops_work_in_place(op: Op) -> None:
     parent = ops.cont(leaf("x", 4))
-    node = Tensor(GGMLType.F32, (4,), op=op, src=[parent])  # the allocator looks no deeper
+    node = Tensor(GGMLType.F32, (4,), op=op, src=[parent])  # enough for the allocator
     galloc = allocated(node)
     assert (parent.offset, node.offset) == (16, 16 if op in MAY_WORK_IN_PLACE else 0)
     assert galloc.buffer_sizes() == [32]
@@ -57,7 +57,7 @@ def test_a_chain_works_in_place_throughout() -> None:
 
 
 def test_a_leaf_may_be_taken_over() -> None:
-    """An input too: it is written before each computation."""
+    """An input as well: it is written before each computation."""
     x = leaf("x", 4).set_input()
     node = ops.sqr(x)
     galloc = allocated(node)
@@ -89,7 +89,7 @@ def test_the_first_source_that_can_be_taken_is_taken() -> None:
     assert len(galloc.buffer_sizes()) == 1
 
 
-def test_a_later_source_is_taken_where_the_first_cannot() -> None:
+def test_a_later_source_is_taken_if_the_first_cannot() -> None:
     a, b = ops.cont(leaf("x", 4)).set_output(), ops.cont(leaf("y", 4))
     node = ops.add(a, b)
     galloc = allocated(node)
@@ -148,7 +148,7 @@ def other_strides(parent: Tensor) -> list[Tensor]:
 
 
 def a_view_of_it(parent: Tensor) -> list[Tensor]:
-    """Although nothing else needs the memory, and the view is as large as its source."""
+    """Even if nothing else needs the memory, and the view is as large as its source."""
     return [ops.scale(ops.view(parent, (4,)), 2)]
 
 
@@ -175,7 +175,7 @@ def test_a_source_is_not_taken_over(make: Callable[[Tensor], list[Tensor]]) -> N
     assert len(galloc.buffer_sizes()) == 1
 
 
-def test_strides_alone_are_no_layout() -> None:
+def test_equal_strides_are_not_an_equal_layout() -> None:
     parent = ops.cont(leaf("x", 4, 1, 1, 2))
     node = Tensor(GGMLType.F32, (4,), op=Op.SCALE, src=[parent])
     assert node.nb == parent.nb
@@ -214,7 +214,7 @@ def test_the_last_reader_takes_over() -> None:
 
 
 @pytest.mark.parametrize("first", ["reader", "node"])
-def test_views_must_be_done_with(first: str) -> None:
+def test_views_of_a_source_must_have_been_read(first: str) -> None:
     parent = ops.cont(leaf("x", 4))
     view = ops.view(parent, (4,))
     reader, node = ops.cont(view), ops.scale(parent, 2)
@@ -223,7 +223,7 @@ def test_views_must_be_done_with(first: str) -> None:
     assert len(galloc.buffer_sizes()) == 1
 
 
-# --- what the source took beyond the node's need ---
+# --- bytes of the source that the node does not need ---
 
 
 def test_the_rest_of_a_larger_source_is_free_at_once() -> None:
@@ -259,7 +259,7 @@ def test_no_rest_where_it_is_less_than_a_step() -> None:
 def test_the_node_later_frees_only_what_it_kept() -> None:
     """The rest is another tensor's by then."""
     y = leaf("y", 4)
-    parent = ops.cont(leaf("x", 4))  # takes 16 + 16 bytes, behind both leafs: [32, 64)
+    parent = ops.cont(leaf("x", 4))  # takes 16 + 16 bytes, after both leafs: [32, 64)
     node = ops.scale(parent, 2)  # keeps [32, 48)
     in_rest = ops.repeat(y, (8,))  # [48, 80); then both leafs are free
     small = ops.dup(node)  # [0, 16); then the node is free, so [16, 48) is
@@ -270,10 +270,10 @@ def test_the_node_later_frees_only_what_it_kept() -> None:
 
 
 def test_a_source_that_took_less_than_the_node_needs_is_not_taken_over() -> None:
-    """Else the node would reach into the memory of its neighbour."""
+    """Otherwise the node would reach into its neighbor's memory."""
     x, y = leaf("x", 4), leaf("y", 4).set_input()
     node = ops.scale(x, 2)
-    buft = PaddingBufferType({Op.SCALE: 16})  # memory in which it needs [0, 32) or the like
+    buft = PaddingBufferType({Op.SCALE: 16})  # here the node needs 32 bytes
     galloc = allocated(ops.add(node, y), buft=buft)
     assert node.offset + 32 <= y.offset or y.offset + 16 <= node.offset
     assert len(galloc.buffer_sizes()) == 1

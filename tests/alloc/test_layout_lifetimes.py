@@ -1,7 +1,7 @@
-"""How long a tensor keeps its memory: sources, views, outputs, inputs, and what only keeps alive.
+"""How long a tensor keeps its memory: sources, views, outputs, inputs and dependencies.
 
-Every tensor has 4 floats, 16 bytes, unless said otherwise: one step of the alignment. `cont`, `dup`
-and `repeat` never work in place.
+Every tensor has 4 floats, 16 bytes, unless stated otherwise; the alignment is 16. `cont`, `dup` and
+`repeat` never work in place.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def test_a_source_used_twice_by_one_node_is_freed_once() -> None:
     assert galloc.buffer_sizes() == [64]
 
 
-def test_a_node_nobody_reads_keeps_its_memory() -> None:
-    """It is wanted, or it would not be in the graph."""
+def test_a_node_without_readers_keeps_its_memory() -> None:
+    """It is in the graph because the user reads it."""
     x = leaf("x", 4)
     result = ops.cont(x)
     later = ops.cont(ops.cont(leaf("y", 4)))
@@ -62,7 +62,7 @@ def test_a_node_nobody_reads_keeps_its_memory() -> None:
 
 
 def test_leafs_have_places_before_all_nodes() -> None:
-    """Also one that is read last, or by nobody: the user may write it before."""
+    """Even one that is read last or never: the user may write it before the run."""
     x, late, unread = leaf("x", 4), leaf("late", 4), leaf("unread", 4)
     chain = ops.cont(ops.cont(x))
     galloc = allocated(unread, ops.concat(chain, late, 0))
@@ -107,8 +107,8 @@ def test_an_output_that_is_a_view_keeps_its_source_after_its_last_reader() -> No
     assert len(galloc.buffer_sizes()) == 1
 
 
-def test_an_output_that_is_a_view_is_not_worked_over() -> None:
-    """Not even once the source has no other reader left."""
+def test_an_output_that_is_a_view_is_not_overwritten_in_place() -> None:
+    """Even if the source has no other reader left."""
     a = ops.cont(leaf("x", 4))
     view = ops.reshape(a, (2, 2)).set_output()
     reader = ops.cont(view)
@@ -119,7 +119,7 @@ def test_an_output_that_is_a_view_is_not_worked_over() -> None:
 
 
 def test_an_input_has_its_place_before_what_could_overwrite_it() -> None:
-    """Even where it is a node, far down the graph: nothing before it may lie there."""
+    """Even if it is a late node: no earlier tensor may have its place."""
     x = leaf("x", 4)
     before = ops.cont(ops.cont(ops.cont(x)))
     late = ops.cont(before).set_input()
@@ -128,7 +128,7 @@ def test_an_input_has_its_place_before_what_could_overwrite_it() -> None:
     assert len(galloc.buffer_sizes()) == 1
 
 
-def test_without_the_flag_it_would_lie_there() -> None:
+def test_without_the_flag_it_shares_that_place() -> None:
     x = leaf("x", 4)
     before = ops.cont(ops.cont(ops.cont(x)))
     late = ops.cont(before)
@@ -145,7 +145,7 @@ def test_views_take_no_memory() -> None:
     view = ops.view(ops.transpose(ops.reshape(x, (2, 8))), (2,), offset=8)
     galloc = allocated(ops.sum_rows(ops.cont(view)))
     assert (view.buffer, view.offset) == (x.buffer, 8)
-    assert galloc.buffer_sizes() == [64 + 16]  # the sum lies where x was
+    assert galloc.buffer_sizes() == [64 + 16]  # the sum is where x was
 
 
 def test_a_source_lives_as_long_as_its_views_are_read() -> None:
@@ -182,8 +182,8 @@ def test_a_view_that_is_read_twice_counts_once() -> None:
     assert galloc.buffer_sizes() == [64]
 
 
-def test_what_writes_into_a_tensor_is_a_view_of_it() -> None:
-    """CPY and SET_ROWS: who reads their result reads the tensor."""
+def test_a_node_that_writes_into_a_tensor_is_a_view_of_it() -> None:
+    """CPY and SET_ROWS: a reader of their result reads the tensor."""
     x, y = leaf("x", 4), leaf("y", 4)
     target = ops.cont(y)
     copied = ops.cpy(x, target)
@@ -208,7 +208,7 @@ def test_a_view_of_memory_outside_frees_nothing() -> None:
 
 
 def chain_with_dependency(behind: int) -> tuple[Tensor, list[Tensor]]:
-    """x -> a -> b -> c -> d, and behind one of them a node that reads nothing but keeps `a`."""
+    """x -> a -> b -> c -> d, and after one of them a dependency that keeps `a` alive."""
     x = leaf("x", 4)
     chain = [ops.cont(x)]
     for _ in range(3):
@@ -227,6 +227,6 @@ def test_a_dependency_keeps_its_source_alive() -> None:
 
 
 def test_a_dependency_keeps_nothing_longer_than_itself() -> None:
-    """It is a view that nobody reads, and does not count as one."""
+    """A dependency is a view without a reader, and does not count as a view."""
     a, (b, c, d) = chain_with_dependency(behind=1)
     assert offsets(a, b, c, d) == [16, 0, 16, 0]

@@ -1,4 +1,4 @@
-"""The linear allocator, and all tensors of a list placed in a buffer type."""
+"""The linear allocator, and placing all tensors of a list in a buffer type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_align(size: int, alignment: int, aligned: int) -> None:
 # --- one buffer ---
 
 
-def test_tensors_lie_one_after_the_other() -> None:
+def test_tensors_are_placed_one_after_the_other() -> None:
     buffer = HostBufferType(alignment=16).alloc_buffer(64)
     allocator = TensorAllocator(buffer)
     tensors = [raw("a", 1), raw("b", 16), raw("c", 0), raw("d", 17)]
@@ -42,7 +42,7 @@ def test_tensors_lie_one_after_the_other() -> None:
     assert allocator.offset == 64
 
 
-def test_what_a_type_adds_is_left_free() -> None:
+def test_padding_of_a_type_is_left_free() -> None:
     buffer = PaddingBufferType({Op.SCALE: 20}).alloc_buffer(64)
     allocator = TensorAllocator(buffer)
     x, y = ops.scale(leaf("x", 4), 1), raw("y", 8)
@@ -68,7 +68,7 @@ def test_a_full_buffer_is_an_error_value() -> None:
 # --- lists ---
 
 
-def test_a_list_lies_in_one_buffer() -> None:
+def test_a_list_is_placed_in_one_buffer() -> None:
     buft = HostBufferType(alignment=16)
     tensors = [raw("a", 10), raw("b", 40), raw("c", 16)]
     buffers = alloc_tensors(iter(tensors), buft, Usage.WEIGHTS)
@@ -78,7 +78,7 @@ def test_a_list_lies_in_one_buffer() -> None:
     assert buft.used == 80
 
 
-def test_a_list_is_for_anything_unless_told() -> None:
+def test_a_list_is_for_any_use_by_default() -> None:
     (buffer,) = alloc_tensors([raw("a", 1)], HostBufferType())
     assert buffer.usage is Usage.ANY
 
@@ -93,7 +93,7 @@ def test_tensors_with_a_place_keep_it() -> None:
     assert second[0].size == 16
 
 
-def test_nothing_to_place_makes_no_buffer() -> None:
+def test_an_empty_list_makes_no_buffer() -> None:
     x = raw("x", 16)
     buft = HostBufferType()
     kept = alloc_tensors([x], buft)
@@ -120,20 +120,20 @@ def test_a_tensor_larger_than_max_size_gets_its_own_buffer() -> None:
     assert [b.size for b in buffers] == [16, 112, 64]
 
 
-def test_what_a_type_adds_counts_towards_max_size() -> None:
+def test_padding_of_a_type_counts_towards_max_size() -> None:
     buft = PaddingBufferType({Op.SCALE: 16}, max_size=64)
     tensors = [ops.scale(leaf(f"x{i}", 4), 1) for i in range(3)]
     buffers = alloc_tensors(tensors, buft)
     assert places(tensors, buffers) == [(0, 0), (0, 32), (1, 0)]
 
 
-def test_views_may_stand_before_their_sources() -> None:
+def test_views_may_precede_their_sources() -> None:
     buft = HostBufferType(alignment=16)
     x = leaf("x", 4, 2)
     view = ops.view(x, (4,), offset=16)
     buffers = alloc_tensors([view, ops.view(view, (2,)), raw("y", 16), x], buft)
     assert places([view, x], buffers) == [(0, 32), (0, 16)]
-    assert buffers[0].size == 48  # views take none of it
+    assert buffers[0].size == 48  # views take no memory
 
 
 def test_views_of_tensors_placed_before() -> None:
@@ -145,7 +145,7 @@ def test_views_of_tensors_placed_before() -> None:
     assert (view.buffer, view.offset) == (buffer, 16)
 
 
-def test_every_tensor_is_initialised_once() -> None:
+def test_every_tensor_is_initialized_once() -> None:
     buft = BareBufferType()
     x = leaf("x", 4)
     view = ops.view(x, (2,))
@@ -160,14 +160,14 @@ def test_out_of_memory_halfway_leaves_nothing_behind() -> None:
     with pytest.raises(OutOfMemoryError, match="MEM cannot give 32 bytes") as e:
         alloc_tensors([*tensors, view], buft)
     assert e.value.free == 16
-    assert buft.used == 0  # although the error, still at hand, remembers the first two buffers
+    assert buft.used == 0  # although the error still references the first two buffers
     assert [(t.buffer, t.offset) for t in (*tensors, view)] == [(None, 0)] * 4
     buffers = alloc_tensors([*tensors[:2], view], buft)  # what fits still fits
     assert places(tensors[:2], buffers) == [(0, 0), (1, 0)]
     assert view.buffer is buffers[0]
 
 
-def test_out_of_memory_keeps_what_was_placed_before() -> None:
+def test_out_of_memory_keeps_tensors_placed_before() -> None:
     buft = HostBufferType(alignment=16, capacity=40)
     old, new = raw("old", 16), raw("new", 32)
     (buffer,) = alloc_tensors([old], buft)

@@ -1,4 +1,4 @@
-"""What nodes and fused chains cost, counted by hand."""
+"""The cost of nodes and fused chains, compared with hand-counted bytes and FLOPs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_experts_in_use_are_read() -> None:
     node = ops.mul_mat_id(a, leaf(F32, 64, 1, 3), ids)
     rest, written = 4 * 64 * 3 + 24, 4 * 32 * 2 * 3
     assert cost([node], KnownUse(experts=4)) == Cost(4 * 32 * ROW + rest, written, 64 * 32 * 6)
-    # nobody has looked: one for each choice, but no more than there are
+    # usage unknown: one expert for each choice, but no more than exist
     assert cost([node]).n_read == 6 * 32 * ROW + rest
     many = ops.mul_mat_id(a, leaf(F32, 64, 1, 30), leaf(I32, 2, 30))
     assert cost([many]).n_read == 8 * 32 * ROW + 4 * 64 * 30 + 4 * 60
@@ -75,7 +75,7 @@ def test_attention_reads_the_cells_it_attends_to() -> None:
     assert cost([node]).n_mul_adds == 3 * 640 * 4 * 32
 
 
-def test_what_passes_between_fused_nodes_is_free() -> None:
+def test_values_passed_between_fused_nodes_are_free() -> None:
     x, a, b = leaf(F32, 64, 2), leaf(Q4_0, 64, 96), leaf(Q4_0, 64, 96)
     gate, up = ops.mul_mat(a, x), ops.mul_mat(b, x)
     glu = ops.swiglu(gate, up)

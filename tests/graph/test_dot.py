@@ -1,4 +1,4 @@
-"""Graphs as DOT text: read back by a small parser of what is written, and by `dot` where it is."""
+"""Graphs as DOT text: read back by a small parser, and by `dot` where it is installed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_names_are_escaped(name: str) -> None:
     assert dot.edges == [(f"{name}\n[4] F32", "out\nSQR [4] F32", "0")]
 
 
-def test_part_of_a_graph_draws_no_edge_to_what_is_not_drawn() -> None:
+def test_part_of_a_graph_draws_no_edge_to_missing_tensors() -> None:
     graph = attention_like()
     dot = Dot(to_dot(graph.view(1, 4)))
     assert len(dot.shapes) == 3
@@ -110,7 +110,7 @@ def test_graphviz_reads_it() -> None:
     assert run.stdout.count("\nedge ") == 6
 
 
-def test_copies_hang_on_their_source_with_a_dashed_arrow() -> None:
+def test_a_dashed_arrow_links_a_copy_to_its_source() -> None:
     x = Tensor(GGMLType.F32, (4,), name="x")
     copy = Tensor(GGMLType.F32, (4,), name="GPU#x#0")
     dot = Dot(to_dot(Graph(ops.sqr(copy).named("out"), x), copies={copy: x}))

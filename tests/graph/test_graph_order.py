@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "scheduler-cases.jsonl"
 
 
 class RecursiveGraph:
-    """ggml.c, ggml_visit_parents_graph as it stands there, recursion and all."""
+    """ggml_visit_parents_graph of ggml.c, with its recursion."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
@@ -39,7 +39,7 @@ def leaf(name: str = "") -> Tensor:
 
 
 def node(*src: Tensor, name: str = "") -> Tensor:
-    """A node with any number of sources: the order does not depend on what it computes."""
+    """A node with any number of sources: the order does not depend on the op."""
     return Tensor(GGMLType.F32, (4,), op=Op.ADD, src=src, name=name)
 
 
@@ -48,7 +48,7 @@ def names(tensors: list[Tensor]) -> str:
 
 
 def random_dag(rng: random.Random) -> list[Tensor]:
-    """Tensors, each made of earlier ones; leafs come in between, a source may come twice."""
+    """Nodes made of earlier tensors, with leafs in between. A source may occur twice."""
     tensors = [leaf("t0"), leaf("t1")]
     for i in range(2, rng.randint(5, 60)):
         if rng.random() < 0.2:
@@ -78,7 +78,7 @@ def golden_cases() -> list[dict[str, Any]]:
 
 
 def test_order_is_that_of_ggml() -> None:
-    """On real graphs: their nodes and leafs as ggml's scheduler saw them."""
+    """On real graphs: their nodes and leafs as recorded from ggml's scheduler."""
     seen = 0
     for case in golden_cases():
         if "expect" not in case:

@@ -1,9 +1,9 @@
-"""Every op builder: what it makes of good arguments, and how it refuses bad ones.
+"""Every op builder: its result for good arguments, and its error for bad ones.
 
-Two tables, RIGHT and WRONG. A builder without a row in both fails a test here, and so does a rule
-(a call of `require…`) that no row of WRONG breaks. In a row a string is a tensor, written as its
-repr with F32 left out: `b[64, 2] F16`. `turned` before it: rows with gaps inside; `gaps`: whole
-rows, room after each.
+There are two tables, RIGHT and WRONG. A builder needs a row in both, and each of its rules (a call
+of `require…`) a row of WRONG that breaks it: tests check this. In a row a string is a tensor,
+written as its repr without F32: `b[64, 2] F16`. `turned` before it: rows with gaps inside; `gaps`:
+whole rows with a gap after each.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Call:
     kwargs: dict[str, Any]
 
     def build(self, given: list[Tensor]) -> Tensor:
-        """The result; `given` gets the tensors it is made from, also if the builder raises."""
+        """Return the result. Append its arguments to `given`, even if the builder raises."""
         args = [self._argument(a, given) for a in self.args]
         kwargs = {key: self._argument(a, given) for key, a in self.kwargs.items()}
         result = getattr(ops, self.name)(*args, **kwargs)
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A call and what it must return. `src`: its sources by name, None: the arguments in order."""
+    """A call and its expected result. `src`: sources by name, None: the arguments in order."""
 
     call: Call
     result: str
@@ -103,7 +103,7 @@ class Wrong:
     rule: str
     shows: str | None = None
     also: str = ""
-    op: str = ""  # where the message calls the op otherwise than the builder is called
+    op: str = ""  # the op's name in the message, if it differs from the builder's
 
 
 def right(
@@ -282,7 +282,7 @@ RIGHT = [
         params=AttnParams(0.125, 8.0, 30.0, 32),
     ),
     right(
-        "FLASH_ATTN_EXT[1, 1, 5] F32",  # all that can be 1
+        "FLASH_ATTN_EXT[1, 1, 5] F32",  # every size that can be 1 is 1
         "flash_attn_ext",
         **FLASH | {"q": "q[1, 1, 5]", "k": "k[1, 3]", "v": "v[1, 3]", "page_size": 1},
         params=AttnParams(0.125, 0.0, 0.0, 1),
@@ -386,7 +386,7 @@ def label(t: Tensor) -> str:
 def test_good_arguments(case: Right) -> None:
     given: list[Tensor] = []
     result = case.call.build(given)
-    want = tensor(case.result)  # named as the op: a nameless result shows as its op
+    want = tensor(case.result)  # a result without a name shows its op as its name
     assert (result.op.name, result.ne, result.type) == (want.name, want.ne, want.type)
     assert result.nb == (case.nb or contiguous_strides(result.type, result.ne))
     assert result.params == case.params

@@ -1,4 +1,4 @@
-"""Tensors: strides, bytes, views, contiguity, against ggml's formulas and by enumeration."""
+"""Tensors: strides, bytes, views and contiguity, checked by ggml's formulas and by enumeration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F32, F16, Q4_0, Q4_K = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q4_K
 
 
 def ggml_nbytes(t: Tensor) -> int:
-    """ggml.c, ggml_nbytes: written out as there."""
+    """ggml_nbytes of ggml.c."""
     if any(n <= 0 for n in t.ne):
         return 0
     if t.type.block_size == 1:
@@ -39,7 +39,7 @@ def ggml_nbytes(t: Tensor) -> int:
 
 
 def ggml_is_contiguous(t: Tensor) -> bool:
-    """ggml.c, ggml_is_contiguous_n with n = 0."""
+    """ggml_is_contiguous_n of ggml.c, with n = 0."""
     next_nb = t.type.type_size
     if t.ne[0] != t.type.block_size and t.nb[0] != next_nb:
         return False
@@ -52,7 +52,7 @@ def ggml_is_contiguous(t: Tensor) -> bool:
 
 
 def random_tensor(rng: random.Random) -> Tensor:
-    """A small tensor, with or without gaps, often with dimensions of 1, seldom with one of 0."""
+    """A small tensor, with or without gaps; often with dimensions of 1, sometimes with one of 0."""
     type = rng.choice([F32, F16, Q4_0, Q4_K])
     ne = [rng.choice([0, 1, 1, 1, 2, 2, 3, 3]) for _ in range(4)]
     ne[0] *= type.block_size
@@ -111,7 +111,7 @@ def test_bytes_end_after_the_last_block(seed: int) -> None:
             sum(i * nb for i, nb in zip(at, t.nb, strict=True)) + t.type.type_size
             for at in itertools.product(*blocks)
         ]
-        # ggml counts the blocks of a quantised row as if no gap lay between them: none may
+        # ggml counts the blocks of a quantized row as contiguous, so gaps are not allowed
         if t.type.is_quantized and t.nb[0] != t.type.type_size:
             continue
         assert t.nbytes == max(ends, default=0), (t, t.nb)
@@ -123,7 +123,7 @@ def test_bytes_end_after_the_last_block(seed: int) -> None:
         ((4, 3), (4, 16, 48, 48), True),
         ((4, 3), (4, 32, 96, 96), False),
         ((4, 3), (8, 16, 48, 48), False),
-        ((1, 3), (999, 4, 12, 12), True),  # a dimension of 1 is never stepped over
+        ((1, 3), (999, 4, 12, 12), True),  # the stride of a dimension of 1 is never used
         ((4, 1, 3), (4, 999, 16, 48), True),
         ((4, 3, 1, 1), (4, 16, 1, 2), True),
         ((3, 4), (16, 4, 48, 48), False),
@@ -134,7 +134,7 @@ def test_contiguity(ne: tuple[int, ...], nb: Shape, contiguous: bool) -> None:
     assert Tensor(F32, ne, nb=nb).is_contiguous is contiguous
 
 
-def test_contiguous_quantised_row_of_one_block() -> None:
+def test_contiguous_quantized_row_of_one_block() -> None:
     assert Tensor(Q4_0, (32, 2), nb=(999, 18, 36, 36)).is_contiguous
     assert not Tensor(Q4_0, (64, 2), nb=(999, 36, 72, 72)).is_contiguous
 
@@ -161,7 +161,7 @@ def test_contiguous_rows_and_transposition() -> None:
         ((5, 1, 2, 1), 3, 10, 2),
         ((1, 1, 1, 3), 4, 3, 3),
         ((0, 4), 2, 0, 4),
-        ((4, 0), 1, 0, 0),  # as ggml_n_dims: the last dimension above 1
+        ((4, 0), 1, 0, 0),  # like ggml_n_dims: the last dimension above 1
     ],
 )
 def test_counts(ne: tuple[int, ...], n_dims: int, n_elements: int, n_rows: int) -> None:
@@ -189,7 +189,7 @@ def test_views_of_views_end_at_the_owner() -> None:
     assert base.root is base
 
 
-def test_view_may_leave_the_view_it_looks_at_but_not_the_owner() -> None:
+def test_a_view_of_a_view_may_exceed_it_but_not_the_owner() -> None:
     base = Tensor(F32, (16,), name="base")
     middle = ops.view(base, (4,), offset=16)
     wide = ops.view(middle, (12,))
@@ -341,7 +341,7 @@ def test_same_shape_and_same_layout() -> None:
         ((1,), (5, 6, 7, 8), True),
         ((4, 3), (2, 3), False),
         ((2, 1, 1, 2), (2, 5, 5, 3), False),
-        ((0, 2), (0, 7), True),  # as ggml: nothing repeats to nothing, whatever the rest
+        ((0, 2), (0, 7), True),  # like ggml: empty repeats to empty, whatever the other sizes
         ((0, 2), (2, 2), False),
         ((2, 2), (0, 2), True),
     ],

@@ -1,4 +1,4 @@
-"""The table of tensor types: equal to gguf's, checked at import, and the size of a row."""
+"""The table of tensor types: equal to gguf's, checked at import; and the size of a row."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_check_against_refuses_another_size(size: tuple[int, int]) -> None:
     assert str(size) in str(error.value)
 
 
-def test_check_against_passes_over_types_that_one_side_lacks() -> None:
+def test_check_against_ignores_types_that_one_side_lacks() -> None:
     check_against(SIZES)
     check_against({})
     check_against({**SIZES, 1000: (7, 7)})
 
 
-def test_quantised_types_are_those_with_blocks() -> None:
+def test_quantized_types_are_those_with_blocks() -> None:
     plain = {t.name for t in GGMLType if not t.is_quantized}
     assert plain == {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
 
@@ -59,6 +59,6 @@ def test_row_size(type: GGMLType, n: int, size: int) -> None:
     assert type.row_size(n) == size
 
 
-def test_row_size_wants_whole_blocks() -> None:
+def test_row_size_requires_whole_blocks() -> None:
     with pytest.raises(AssertionError, match="48 elements are not a multiple of Q4_0 blocks"):
         GGMLType.Q4_0.row_size(48)

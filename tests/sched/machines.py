@@ -1,4 +1,4 @@
-"""Machines of simulated devices that the scheduler's tests run on, with random delays."""
+"""Machines of simulated devices with random delays, for the scheduler's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice
 from lamella.sched import DeviceType
 
 Delay = Callable[[], float]
-Delays = Callable[[], Delay | None]  # gives each device its own
+Delays = Callable[[], Delay | None]  # makes a device's delay
 
 OFFLOAD = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS)
 NO_SOFT_MAX = tuple(op for op in Op if op not in (Op.SOFT_MAX, Op.ROPE, Op.ARGSORT))
@@ -21,7 +21,7 @@ NO_SOFT_MAX = tuple(op for op in Op if op not in (Op.SOFT_MAX, Op.ROPE, Op.ARGSO
 
 @dataclass
 class SimMachine:
-    """Backends, highest priority first, and the memory that weights may lie in."""
+    """Backends, highest priority first, and the buffer types that weights may use."""
 
     backends: list[SimBackend]
     homes: list[BufferType]
@@ -60,7 +60,7 @@ def shared_memory(delay: Delays) -> list[SimDevice]:
 
 
 def accel_async_cpu(delay: Delays) -> list[SimDevice]:
-    """An accelerator that works in the CPU's own memory, both asynchronous."""
+    """An accelerator that uses the CPU's memory, both asynchronous."""
     (cpu,) = async_cpu(delay)
     blas = SimDevice(
         "BLAS",
@@ -79,7 +79,7 @@ def host_reader(delay: Delays) -> list[SimDevice]:
 
 
 def eventless_gpus(delay: Delays) -> list[SimDevice]:
-    """Two asynchronous devices without events: whoever needs them synchronises."""
+    """Two asynchronous devices without events, so that waits synchronize."""
     sims = [SimDevice(f"SIM{i}", events=False, delay=delay()) for i in (0, 1)]
     return [*sims, *single(delay)]
 
@@ -110,8 +110,8 @@ MACHINES: tuple[MakeDevices, ...] = (
 
 @contextmanager
 def running(make: MakeDevices, seed: int | None = None) -> Iterator[SimMachine]:
-    """A machine with its workers, which end with the block; with a seed, some of its devices are
-    slow, so that whoever does not wait for them comes first."""
+    """A machine, freed at the end of the block. With a seed, some of its devices are slow, so that
+    a missing wait shows."""
     rng = random.Random(seed)
 
     def delay() -> Delay | None:

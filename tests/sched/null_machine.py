@@ -1,4 +1,4 @@
-"""Null devices in the usual arrangements, and leafs with a place."""
+"""Machines of null devices, and leafs with a place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamella.sched.assignment import Assignment, BackendTable
 
 
 class Null:
-    """GPUs with memory of their own, optionally an accelerator in host memory, and a CPU."""
+    """GPUs with their own memory, optionally an accelerator in host memory, and a CPU."""
 
     def __init__(
         self,

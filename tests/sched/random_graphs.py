@@ -18,7 +18,7 @@ HEAD_DIM, N_HEAD_KV = 8, 2
 
 
 class Model:
-    """Weights and caches, each in a home chosen by `seed`, with data that follows from its name."""
+    """Weights and caches, each in a buffer type chosen by `seed`. Its name determines its data."""
 
     def __init__(self, seed: int, homes: Sequence[BufferType]) -> None:
         self._rng = random.Random(seed)
@@ -89,7 +89,7 @@ class RandomGraph:
             **{x: rng.standard_normal((N_TOKENS, N_EMBD)) for x in self.x},
         }
         for tensor, value in values.items():
-            if tensor.buffer is not None:  # else nothing in this graph reads it
+            if tensor.buffer is not None:  # otherwise this graph does not read it
                 dtype = np.float32 if tensor.type is GGMLType.F32 else np.int32
                 tensor_set(tensor, value.astype(dtype))
 

@@ -1,4 +1,4 @@
-"""Weights copied while the split before theirs computes: their order, memory and bits."""
+"""Weights copied while the previous split computes: their order, memory and bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N, SLOW = 64, 0.005  # elements of a row; seconds
 
 
 def chain(n: int) -> tuple[Tensor, Tensor]:
-    """An input and the product of n matrices in host memory with it."""
+    """An input, and its product with n matrices in host memory."""
     x = Tensor(GGMLType.F32, (N, N), name="x").set_input()
     y = x
     for i in range(n):
@@ -58,26 +58,26 @@ def test_the_next_weights_are_copied_before_a_split_is_started(
 ) -> None:
     done: list[str] = []
 
-    def tell(name: str, what: Any) -> None:
-        verb = getattr(SimBackend, name)
+    def record(name: str, entry: Any) -> None:
+        method = getattr(SimBackend, name)
 
-        def told(self: SimBackend, *args: Any) -> Any:
+        def recorded(self: SimBackend, *args: Any) -> Any:
             if self.name == "SIM0":
-                done.append(what(*args))
-            return verb(self, *args)
+                done.append(entry(*args))
+            return method(self, *args)
 
-        monkeypatch.setattr(SimBackend, name, told)
+        monkeypatch.setattr(SimBackend, name, recorded)
 
-    tell("copy_ahead_async", lambda src, dst: f"copy {src.name}")
-    tell("wait_copies_ahead", lambda: "wait")
-    tell("graph_plan_compute", lambda plan: "compute")
+    record("copy_ahead_async", lambda src, dst: f"copy {src.name}")
+    record("wait_copies_ahead", lambda: "wait")
+    record("graph_plan_compute", lambda plan: "compute")
     x, y = chain(3)
     with scheduled(y) as (scheduler, graph, _):
         compute(scheduler, graph, x, y)
     assert done == ["copy w1", "compute", "wait", "copy w2", "compute", "wait", "compute"]
 
 
-def test_two_neighbours_have_memory_of_their_own_and_the_third_reuses_it() -> None:
+def test_two_adjacent_splits_have_their_own_copies_and_the_third_reuses_one() -> None:
     _, y = chain(6)
     with scheduled(y) as (_, graph, _):
         copies = [split.graph.nodes[0].src[0] for split in graph.splits]
@@ -94,7 +94,7 @@ def test_two_neighbours_have_memory_of_their_own_and_the_third_reuses_it() -> No
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("bandwidth", [None, 1e6])
-def test_the_bits_are_those_of_other_copies(parallel: bool, bandwidth: float | None) -> None:
+def test_copying_ahead_changes_no_bits(parallel: bool, bandwidth: float | None) -> None:
     found = []
     for async_copies in (False, True):
         x, y = chain(5)
@@ -107,7 +107,7 @@ def test_the_bits_are_those_of_other_copies(parallel: bool, bandwidth: float | N
     assert len(set(found)) == 1
 
 
-def test_a_device_that_cannot_copies_nothing_ahead() -> None:
+def test_a_device_without_async_copies_copies_nothing_ahead() -> None:
     _, y = chain(3)
     with scheduled(y, async_copies=False) as (_, graph, gpu):
         assert not any(run.ahead or run.waits_ahead for run in graph.runs)

@@ -1,4 +1,4 @@
-"""Explanations: every place has its sentence, every copy its bytes, every address its life."""
+"""Explanations: the reason of every placement, bytes of every copy, lifetime of every place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def random_graph(
 
 @pytest.mark.parametrize("parallel", [False, True], ids=["one copy", "pipeline"])
 @pytest.mark.parametrize("make", MACHINES, ids=lambda make: make.__name__)
-def test_what_is_said_agrees_with_what_was_decided(make: MakeDevices, parallel: bool) -> None:
+def test_explanations_agree_with_decisions(make: MakeDevices, parallel: bool) -> None:
     for seed in range(8):
         with random_graph(make, seed, parallel) as (scheduled, e):
             tensors = scheduled.graph.nodes
@@ -73,7 +73,7 @@ def test_what_is_said_agrees_with_what_was_decided(make: MakeDevices, parallel: 
                 )
             for facts, tensor in zip(e.nodes, tensors, strict=True):
                 names = [source.name for source in facts.sources]
-                assert all("#" not in name for name in names), "a copy instead of what it copies"
+                assert all("#" not in name for name in names), "a copy instead of its source"
                 copied = [source.copy is not None for source in facts.sources]
                 assert copied == [src.name.startswith(f"{facts.device}#") for src in tensor.src]
                 for source in facts.sources:
@@ -97,7 +97,7 @@ def test_no_memory_is_used_twice_at_once(make: MakeDevices, parallel: bool) -> N
 
 
 def overlap(rectangles: Sequence[Rectangle], a: Rectangle, b: Rectangle) -> bool:
-    """Whether two share bytes at a step, other than that in which one takes over the other."""
+    """Whether two share bytes at a step, except the step in which one takes over the other."""
     if a.offset >= b.offset + b.size or b.offset >= a.offset + a.size:
         return False
     steps = min(a.last, b.last) - max(a.first, b.first) + 1
@@ -106,7 +106,7 @@ def overlap(rectangles: Sequence[Rectangle], a: Rectangle, b: Rectangle) -> bool
 
 
 @pytest.mark.parametrize("make", MACHINES, ids=lambda make: make.__name__)
-def test_what_is_read_is_still_there(make: MakeDevices) -> None:
+def test_sources_are_alive_when_they_are_read(make: MakeDevices) -> None:
     for seed in range(8):
         with random_graph(make, seed) as (scheduled, e):
             lives = {(r.kind, r.index): (r.first, r.last) for b in e.memory for r in b.rectangles}
@@ -117,7 +117,7 @@ def test_what_is_read_is_still_there(make: MakeDevices) -> None:
                     if src.root is not src or facts.is_view:
                         continue
                     life = lives.get(at if source.copy is None else ("copy", source.copy))
-                    if life is not None:  # not a weight, which always is
+                    if life is not None:  # None: a weight, which is always alive
                         assert life[0] <= facts.step <= life[1]
                         n_read += 1
             assert n_read > 5
@@ -194,17 +194,17 @@ def test_sentences_name_what_decided() -> None:
     ]
 
 
-def test_a_neighbour_below() -> None:
+def test_a_neighbor_below() -> None:
     null = Null()
     w = weight(null.gpu_bufts[0], 8, 8, name="w")
     square = ops.sqr(inp(8, name="x")).named("square")
     norm = ops.rms_norm(square, 1e-5).named("norm")
     e = explain(Scheduler(null.backends).alloc_graph(Graph(ops.mul_mat(w, norm).named("h"))))
-    # not the one just below, which is there for the same reason
+    # the reason is h, not the nearest node, which is there for the same reason
     assert why(e, "square") == ("2.sup", "it comes before h on GPU0, which supports it")
 
 
-def test_a_neighbour_further_away() -> None:
+def test_a_neighbor_further_away() -> None:
     """A device spreads over nodes that it cannot run."""
     null = Null(ops=[Op.MUL_MAT, Op.SQR])
     w = weight(null.gpu_bufts[0], 8, 8, name="w")
@@ -300,14 +300,14 @@ def test_weights_that_are_copied_ahead() -> None:
         ("w1", 1, True),
         ("w2", 2, True),
     ]
-    # in the order of memory they come before the split that computes meanwhile
+    # in memory order they precede the split that computes during the copy
     assert e.copies[2].step < node(e, "y0").step < e.copies[3].step < node(e, "y1").step
     scheduler.free()
     for backend in backends:
         backend.free()
 
 
-def test_experts_count_as_those_that_may_be_used() -> None:
+def test_a_copy_of_experts_counts_those_that_may_be_used() -> None:
     null = Null(offload=[Op.MUL_MAT_ID])
     gate = weight(null.gpu_bufts[0], 32, 8, name="gate")
     experts = weight(null.host, 32, 16, 8, name="experts")
@@ -315,7 +315,7 @@ def test_experts_count_as_those_that_may_be_used() -> None:
         x = inp(32, n_tokens, name="x")
         ids = ops.argsort_top_k(ops.mul_mat(gate, x), 2)
         y = ops.mul_mat_id(experts, ops.reshape(x, (32, 1, n_tokens)), ids).named("y")
-        # the choice is made in a split of its own
+        # an earlier split makes the choice
         scheduler = Scheduler(null.backends)
         scheduler.set_tensor_backend(ids.root, null.by_name["CPU"])
         scheduled = scheduler.alloc_graph(Graph(y))
@@ -371,7 +371,7 @@ def test_lives_and_what_is_computed_in_place() -> None:
         "b": (1, 2, 256, "a"),
         "c": (2, 3, 256, "b"),
         "d": (3, 4, 0, None),  # where x was
-        "end": (4, 5, 256, None),  # where c was; never given back
+        "end": (4, 5, 256, None),  # where c was; never freed
     }
     assert [n.in_place_of for n in e.nodes] == [None, "a", "b", None, None]
     assert len(e.steps) == 5

@@ -1,4 +1,4 @@
-"""Scheduled graphs as text and as a picture."""
+"""Scheduled graphs as text and as DOT."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_name_longer_than_a_line_stays_whole() -> None:
     assert name in text
 
 
-def test_a_terminal_is_told_nothing_by_names() -> None:
+def test_names_cannot_control_a_terminal() -> None:
     null = Null(n_gpus=0)
     y = ops.sqr(inp(8, name="x\x1b[2J\n")).named("y\x1b]0;title\x07")
     text = describe(Scheduler(null.backends).alloc_graph(Graph(y)))

@@ -32,7 +32,7 @@ def reserved(backends: Sequence[Backend], memory: Memory) -> tuple[list[int], li
     return scheduler.buffer_sizes(), scheduler.work_sizes(), scheduled.n_splits
 
 
-def test_it_measures_what_real_backends_take() -> None:
+def test_measured_sizes_equal_those_of_real_backends() -> None:
     real = reserved([GPU.init_backend(), CPU.init_backend()], REAL_MEMORY)
     memory = MeasuredMemory()
     measured = reserved([MeasuredBackend(GPU, memory), MeasuredBackend(CPU, memory)], memory)
@@ -42,7 +42,7 @@ def test_it_measures_what_real_backends_take() -> None:
     assert all(isinstance(buffer, NullBuffer) for buffer in memory.buffers)
 
 
-def test_nothing_is_too_large_and_nothing_is_taken() -> None:
+def test_any_size_is_measured_and_no_memory_is_used() -> None:
     buft = HostBufferType("CPU", capacity=100)
     memory = MeasuredMemory()
     kept = memory.alloc_buffer(buft, TERABYTE)
@@ -54,13 +54,13 @@ def test_nothing_is_too_large_and_nothing_is_taken() -> None:
     assert buft.used == 0
 
 
-def test_addresses_are_apart() -> None:
+def test_buffers_have_disjoint_addresses() -> None:
     memory = MeasuredMemory()
     a, b = (memory.alloc_buffer(HostBufferType(), TERABYTE) for _ in range(2))
     assert a.address + TERABYTE <= b.address or b.address + TERABYTE <= a.address
 
 
-def test_tensors_are_placed_alike_in_both() -> None:
+def test_measured_tensors_are_placed_like_real_ones() -> None:
     def places(memory: Memory) -> tuple[list[tuple[int, Usage]], list[int]]:
         tensors = [inp(n, name=f"x{n}") for n in (4, 100, 60)]
         buft = HostBufferType(max_size=512)
@@ -71,7 +71,7 @@ def test_tensors_are_placed_alike_in_both() -> None:
     assert places(MeasuredMemory()) == places(REAL_MEMORY)
 
 
-def test_memory_of_the_backend_s_own_is_measured() -> None:
+def test_the_backend_s_own_memory_is_measured() -> None:
     class Staged(CpuDevice):
         @property
         def backend_memory(self) -> Sequence[tuple[BufferType, int]]:

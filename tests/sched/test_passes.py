@@ -79,7 +79,7 @@ def test_pass1_offload(op_offload: bool, home: str, expected: tuple[str, str]) -
 
 
 def test_pass1_offloads_from_host_memory_only() -> None:
-    """A repacked layout of the CPU's is not host memory: nobody else can read it."""
+    """The CPU's repacked layout is not host memory: no other device can read it."""
     null = Null(offload=(Op.MUL_MAT,))
     null.host.is_host = False
     node = ops.mul_mat(weight(null.host, 4, 4), inp(4))
@@ -94,8 +94,8 @@ def test_pass1_refuses_memory_where_the_op_cannot_run() -> None:
         pass1_allocated(null.assignment(Graph(ops.cpy(inp(4), cache).named("cache_view"))))
 
 
-def test_pass1_refuses_leafs_that_look_at_nothing() -> None:
-    """A view without op as a leaf: its source is reached by nobody, so it would never have data."""
+def test_pass1_refuses_leafs_that_view_an_unplaced_tensor() -> None:
+    """A leaf that is a view: nothing in the graph reaches its source, so it would have no data."""
     null = Null()
     node = ops.sqr(view_tensor(leaf(4, name="lost"), "looking"))
     with pytest.raises(SchedulingError, match=r"looking\[4\] F32 is a view of lost\[4\] F32"):
@@ -116,7 +116,7 @@ def test_pass1_refuses_leafs_and_inputs_that_view_a_node() -> None:
 
 
 def test_pass1_refuses_to_write_into_weights() -> None:
-    """Nobody waits for weights: they never change."""
+    """The scheduler never waits for weights, as they must not change."""
     null = Null()
     w = weight(null.gpu_bufts[0], 4, name="w")
     with pytest.raises(SchedulingError, match=r"CPY would write into weights w\[4\] F32"):
@@ -143,7 +143,7 @@ def chain(n: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        # the example of a forward and a backward sweep: the CPU does not spread over GPU neighbours
+        # a forward and a backward sweep: the CPU does not spread over GPU neighbors
         ("..0.2.0.", "00002000"),
         ("2......0", "20000000"),
         ("...2....", "22222222"),
@@ -152,7 +152,7 @@ def chain(n: int) -> list[Tensor]:
         ("....", "...."),
     ],
 )
-def test_pass2_spreads_to_neighbours(given: str, expected: str) -> None:
+def test_pass2_spreads_to_neighbors(given: str, expected: str) -> None:
     null = Null(2)
     nodes = chain(len(given))
     user = {n: int(c) for n, c in zip(nodes, given, strict=True) if c != "."}
@@ -161,7 +161,7 @@ def test_pass2_spreads_to_neighbours(given: str, expected: str) -> None:
     assert all(a.causes[n] == "2.sup" for n in nodes if n in a.ids and n not in user)
 
 
-def test_pass2_jumps_over_what_is_not_supported() -> None:
+def test_pass2_skips_unsupported_nodes() -> None:
     null = Null(ops=(Op.SQR,))
     nodes = [ops.sqr(leaf(4))]
     nodes.append(ops.sqrt(nodes[-1]))
@@ -243,7 +243,7 @@ def test_pass4_a_leaf_reached_through_views_goes_with_its_first_reader() -> None
     assert placed(a, plain, view) == [("GPU1", "4.cur"), ("GPU1", "4.vsrc")]
 
 
-def test_pass4_leafs_that_nobody_reads_go_to_the_cpu() -> None:
+def test_pass4_unread_leafs_go_to_the_cpu() -> None:
     null = Null()
     plain = leaf(4)
     graph = Graph(ops.view(leaf(4), (2,)), plain)
@@ -252,7 +252,7 @@ def test_pass4_leafs_that_nobody_reads_go_to_the_cpu() -> None:
     assert all(t in a.ids for t in (*graph.leafs, *graph.nodes))
 
 
-def test_an_op_nobody_supports_is_refused() -> None:
+def test_an_op_without_support_is_refused() -> None:
     null = Null(ops=(Op.ADD,), cpu_ops=(Op.ADD,))
     node = ops.mul_mat(weight(null.gpu_bufts[0], 4, 4, name="W"), inp(4)).named("product")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What takes time is recorded: copies with their bytes, splits, calls; and nothing else changes."""
+"""A profiler records copies with their bytes, splits and calls; it changes nothing else."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_copies_and_splits_are_recorded_in_order(each_call: bool, async_: bool) 
         assert profiler.take() == ([], [])
 
 
-def test_calls_lie_in_their_splits() -> None:
+def test_calls_are_within_their_splits() -> None:
     with machine() as m:
         profiler = Profiler(each_call=True)
         m.scheduler.set_profiler(profiler)
@@ -91,7 +91,7 @@ def test_calls_lie_in_their_splits() -> None:
 
 
 def test_a_split_s_time_is_that_of_its_work() -> None:
-    """Asynchronous work is waited for: what a device spends is found where it was spent."""
+    """The profiler synchronizes after each split, so a device's time counts for the right split."""
     with machine() as m:
         m.gpu._delay = lambda: 0.02
         profiler = Profiler()
@@ -115,7 +115,7 @@ def test_the_bits_are_the_same(each_call: bool) -> None:
         assert m.compute() == plain
 
 
-def test_without_a_profiler_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_profiler_backends_do_not_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     with machine() as m:
         profiler = Profiler(each_call=True)
         m.scheduler.set_profiler(profiler)
@@ -126,7 +126,7 @@ def test_without_a_profiler_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         assert profiler.take() == ([], [])
 
 
-def test_who_looks_at_nodes_still_sees_them() -> None:
+def test_an_eval_callback_works_with_a_profiler() -> None:
     with machine() as m:
         profiler = Profiler(each_call=True)
         m.scheduler.set_profiler(profiler)
@@ -139,11 +139,11 @@ def test_who_looks_at_nodes_still_sees_them() -> None:
 
         m.scheduler.set_eval_callback(callback)
         m.compute()
-        assert seen == ["h", "act"]  # which stopped the run
+        assert seen == ["h", "act"]  # "act" stopped the run
         assert [split.calls for split in profiler.splits] == [()]
 
 
-def test_a_backend_without_times_computes_as_always() -> None:
+def test_a_backend_without_profiling_computes_as_always() -> None:
     with machine() as m:
         gpu = m.backends[0]
         plain = m.compute()
@@ -155,7 +155,7 @@ def test_a_backend_without_times_computes_as_always() -> None:
         assert [len(split.calls) for split in profiler.splits] == [0, 1]
 
 
-def test_of_experts_only_those_copied_count() -> None:
+def test_only_copied_experts_count() -> None:
     cpu = SimDevice("CPU", DeviceType.CPU)
     gpu = SimDevice("SIM0", offload_ops=[Op.MUL_MAT_ID])
     backends = [gpu.init_backend(), cpu.init_backend()]
@@ -206,7 +206,7 @@ def test_weights_that_are_copied_ahead_are_timed_too() -> None:
     copied = {copy.name: copy for copy in profiler.copies}
     assert {"w0", "w1", "w2"} <= set(copied)
     assert all(copy.end - copy.begin >= 5e6 for copy in copied.values())
-    assert copied["w1"].split < scheduled.n_splits - 1  # that during which it is made
+    assert copied["w1"].split < scheduled.n_splits - 1  # it is copied during an earlier split
     scheduler.free()
     for backend in backends:
         backend.free()

@@ -1,5 +1,5 @@
-"""Properties of the scheduler on random graphs: memory is sound, and every machine gives the bits
-that one backend gives."""
+"""The scheduler on random graphs: live tensors do not overlap, and every machine computes the same
+bits as a single backend."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bits_equal_those_of_one_backend(
 
 @pytest.mark.parametrize("make", [gpu_cpu, shared_memory])
 def test_two_cached_graphs_take_turns(make: MakeDevices) -> None:
-    """Graphs of other shapes over one scheduler, in flight one behind the other."""
+    """Graphs of different shapes are in flight at once over one scheduler."""
     with running(make, seed=3) as machine:
         for parallel in (False, True):
             scheduler = Scheduler(machine.backends, parallel=parallel)
@@ -90,7 +90,7 @@ def test_two_cached_graphs_take_turns(make: MakeDevices) -> None:
                 scheduler.wait_inputs(scheduled)
                 made.write_inputs(9)
                 scheduler.graph_compute_async(scheduled)
-            # the caches hold what step 9 wrote, so every graph gives what it gives alone
+            # the caches hold step 9's rows, so every graph gives the same result as alone
             assert [compute_alone(scheduler, *pair, step=9) for pair in cached] == alone
             scheduler.free()
 
@@ -98,7 +98,7 @@ def test_two_cached_graphs_take_turns(make: MakeDevices) -> None:
 def compute_alone(
     scheduler: Scheduler, made: RandomGraph, scheduled: ScheduledGraph, step: int
 ) -> list[bytes]:
-    for _ in range(2):  # the second time, the caches hold this step's own rows already
+    for _ in range(2):  # the second time, the caches already hold this step's rows
         made.write_inputs(step)
         scheduler.graph_compute(scheduled)
     return made.read_outputs()
@@ -108,7 +108,7 @@ def compute_alone(
 
 
 def check_memory(scheduled: ScheduledGraph) -> None:
-    """No two live tensors overlap, all lie aligned in their buffers, views lie in their sources."""
+    """Live tensors do not overlap, all are aligned and in their buffers, views in their sources."""
     order = scheduled.order.graph
     born = dict.fromkeys(order.leafs, -1) | {t: i for i, t in enumerate(order.nodes)}
     last_use: dict[Tensor, int] = {}
@@ -149,8 +149,8 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def test_the_graphs_are_worth_testing() -> None:
-    """All steps occur, several splits and copies come about, nodes work in place."""
+def test_the_random_graphs_cover_enough() -> None:
+    """All steps occur, there are several splits and copies, and nodes work in place."""
     seen: set[Op] = set()
     n_splits, n_inplace = [], 0
     with running(gpu_cpu) as machine:

@@ -1,4 +1,4 @@
-"""`Graph.restore`: after it a graph is exactly as it was before it was scheduled."""
+"""`Graph.restore` makes a graph exactly as it was before it was scheduled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _frozen(value: Any) -> Any:
 
 
 class Shuffling(NullBackend):
-    """Reorders each split, as far as sources allow, and fails when it is asked to."""
+    """Reorders each split as far as sources allow, and fails on request."""
 
     def __init__(self, device: NullDevice, fail: Callable[[str], None]) -> None:
         super().__init__(device)
@@ -69,7 +69,7 @@ def shuffling(null: Null, fail: Callable[[str], None] = lambda stage: None) -> l
 
 
 def graph_with_everything(null: Null) -> Graph:
-    """Weights on both devices, inputs, a bundle, caches, views and nodes that can change places."""
+    """Weights on both devices, inputs, a bundle, caches, views and nodes that can be reordered."""
     made = RandomGraph(Model(3, [null.host, *null.gpu_bufts]), seed=3)
     whole = inp(16, name="bundle").set_bundle()
     w = weight(null.gpu_bufts[0], 8, 4)
@@ -78,7 +78,7 @@ def graph_with_everything(null: Null) -> Graph:
 
 
 def test_the_graph_is_changed_in_every_way() -> None:
-    """Else the tests below would show nothing."""
+    """Otherwise the tests below would prove nothing."""
     null = Null(2)
     graph = graph_with_everything(null)
     before, nodes, sources = state(graph), list(graph.nodes), [list(n.src) for n in graph.nodes]
@@ -106,10 +106,10 @@ def test_restored_is_as_before(
         scheduler.reserve(graph)
         assert state(graph) == before
         scheduler.alloc_graph(graph)
-        scheduler.alloc_graph(graph)  # takes the first one back
+        scheduler.alloc_graph(graph)  # restores the first one
         graph.restore()
         assert state(graph) == before
-        graph.restore()  # nothing is left to take back
+        graph.restore()  # nothing is left to restore
         assert state(graph) == before
 
 
@@ -118,7 +118,7 @@ def test_restored_is_as_before(
 def test_a_failure_midway_leaves_the_graph_as_it_was(
     stage: str, parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever split, or tensor, it happens at."""
+    """Whichever split or tensor fails."""
     null = Null(2)
     graph = graph_with_everything(null)
     before, n_left = state(graph), 0
@@ -143,7 +143,7 @@ def test_a_failure_midway_leaves_the_graph_as_it_was(
     scheduler.graph_compute(scheduler.alloc_graph(graph))
 
 
-def test_nodes_added_meanwhile_stay() -> None:
+def test_nodes_added_after_scheduling_stay() -> None:
     null = Null()
     a, b = ops.sqr(inp(4)).named("a"), ops.sqr(inp(4)).named("b")
     graph = Graph(ops.add(a, b).named("c"))

@@ -19,7 +19,7 @@ from lamella.sched.assignment import CAUSES
 
 
 def product(n_tokens: int, n_more: int = 0) -> Graph:
-    """A small graph with its output; `n_more` adds nodes."""
+    """A small graph with an output and `n_more` more nodes."""
     x = inp(8, n_tokens, name="x")
     node = ops.mul(x, x)
     for _ in range(n_more):
@@ -60,7 +60,7 @@ def test_after_reserve_smaller_graphs_do_not_move_anything() -> None:
 
 
 def test_a_second_graph_with_more_nodes_over_one_scheduler() -> None:
-    """The case of the graph-allocator document: reserved for one graph, then another comes."""
+    """A graph arrives that is not the one that was reserved for."""
     cpu = SimDevice("CPU", DeviceType.CPU)
     scheduler = Scheduler([cpu.init_backend()])
     a, b = inp(1, name="l_a"), inp(1, name="l_b")
@@ -80,7 +80,7 @@ def test_a_second_graph_with_more_nodes_over_one_scheduler() -> None:
     scheduler.graph_compute(vision)
     assert values(second.nodes[-1]) == [24]
 
-    # the buffer has grown, so the first graph's place is gone; it can be scheduled again
+    # the buffer has grown, so the first graph has lost its place; it can be scheduled again
     assert not scheduler.is_current(language)
     with pytest.raises(SchedulingError, match="lies in a buffer that has moved: allocate it again"):
         scheduler.graph_compute(language)
@@ -144,7 +144,7 @@ def test_a_graph_scheduled_again_ends_its_first_schedule() -> None:
 
 
 def test_tensors_cannot_be_in_two_scheduled_graphs() -> None:
-    """The memory of the first is used again for others, so the second would read anything."""
+    """The first graph's memory is reused, so the second would read garbage."""
     scheduler = Scheduler(Null().backends)
     first = product(4)
     scheduler.alloc_graph(first)
@@ -156,7 +156,7 @@ def test_tensors_cannot_be_in_two_scheduled_graphs() -> None:
 
 
 def test_moving_to_another_buffer_type_reserves_again() -> None:
-    """The same graph, but a node is elsewhere than the layout has it."""
+    """The same graph, but a node's buffer type differs from the layout's."""
     null = Null(2)
     scheduler = Scheduler(null.backends)
     where = []
@@ -194,8 +194,8 @@ def test_assignments_by_hand_hold_until_reset() -> None:
     assert scheduler.alloc_graph(graph).backend_of(node).name == "CPU"
 
 
-def test_views_cannot_be_put_elsewhere_than_their_source() -> None:
-    """A copy of one could be wanted before what it looks at is computed."""
+def test_views_cannot_be_assigned_away_from_their_source() -> None:
+    """Otherwise the view could be copied before its source is computed."""
     null = Null()
     view = ops.view(inp(4, name="x"), (2,)).named("v")
     with pytest.raises(SchedulingError, match=r"v\[2\] F32 is a view .* assign x\[4\] F32 instead"):
@@ -223,7 +223,7 @@ def test_copies_rotate_and_start_again_after_synchronize() -> None:
     for _ in range(6):
         taken.append(scheduler.alloc_graph(product(4)).copy_index)
     assert taken == [0, 1, 2, 3, 0, 1]
-    scheduler.synchronize()  # a graph is allocated: goes on where it was
+    scheduler.synchronize()  # a graph is allocated: rotation goes on
     assert scheduler.alloc_graph(product(4)).copy_index == 2
     scheduler.reset()
     scheduler.synchronize()
@@ -292,7 +292,7 @@ def test_an_unsupported_op_leaves_the_graph_as_it_was() -> None:
 
 
 def test_a_backend_that_cannot_compile_its_split_leaves_the_graph_as_it_was() -> None:
-    """A CPY whose destination lies on a device without CPY, where the CPU cannot write either."""
+    """A CPY whose destination is on a device without CPY, where the CPU cannot write either."""
     gpu = SimDevice("SIM0", ops=(Op.SQR,))
     backends = [gpu.init_backend(), SimDevice("CPU", DeviceType.CPU).init_backend()]
     scheduler = Scheduler(backends)
@@ -403,7 +403,7 @@ def test_debug_prints_splits_and_causes(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text == ""
 
 
-def test_a_host_buffer_type_of_its_own_is_used_in_place() -> None:
+def test_a_second_host_buffer_type_is_used_in_place() -> None:
     """Pinned host memory for the CPU's tensors, as with a GPU beside it."""
     pinned = HostBufferType("SIM0_Host")
     cpu = SimDevice("CPU", DeviceType.CPU, reads=[pinned])

@@ -1,4 +1,4 @@
-"""Cutting graphs into splits, copies between them, and the order memory is planned for."""
+"""Cutting graphs into splits, copies between them, and the order that memory is planned for."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_graphs_of_views_and_empty_graphs() -> None:
 
 
 def test_a_weight_elsewhere_begins_a_split_once_there_are_inputs() -> None:
-    """So that the memory of weights copied before can be used again."""
+    """Then the memory of weights copied earlier can be reused."""
     null = Null()
     w = [weight(null.host, 4, 4, name=f"w{i}") for i in range(3)]
     node, user = leaf(4, name="x"), {}
@@ -133,7 +133,7 @@ def test_order_puts_rotating_copies_first() -> None:
 
 
 class Optimizing(NullBackend):
-    """Does what it is told in graph_optimize."""
+    """Performs `action` in graph_optimize."""
 
     def __init__(self, device: NullDevice, action: Callable[[Graph], Sequence[KeepAlive]]) -> None:
         super().__init__(device)
@@ -205,8 +205,8 @@ def test_a_backend_that_fails_to_optimize_leaves_the_graph_as_it_was(n_copies: i
         assert (a.src, x.flags) == ([x], INPUT)
 
 
-def test_a_tensor_put_where_it_is_wanted_is_not_copied() -> None:
-    """Whatever memory it lies in: the user has said so."""
+def test_a_tensor_assigned_to_its_reader_s_backend_is_not_copied() -> None:
+    """Whatever memory it is in: the user's assignment decides."""
     null = Null()
     w = weight(null.gpu_bufts[0], 4)
     node = ops.sqr(w)
@@ -228,7 +228,7 @@ def test_a_backend_may_not_lose_nodes() -> None:
 
 
 def test_tensors_are_kept_alive_until_a_later_node() -> None:
-    """Up to 10 sources a dependency node, right after the node they wait for."""
+    """A dependency node has up to 10 sources. It follows the last node that needs them."""
     null = Null()
     heads = [ops.sqr(inp(64)).named(f"h{i}") for i in range(12)]
     total = heads[0]
@@ -237,7 +237,7 @@ def test_tensors_are_kept_alive_until_a_later_node() -> None:
     last = ops.soft_max(ops.cont(total.named("total"))).named("last")
 
     def keep(graph: Graph) -> Sequence[KeepAlive]:
-        return [KeepAlive(h, until=last) for h in (*heads, *heads)]  # asking twice is fine
+        return [KeepAlive(h, until=last) for h in (*heads, *heads)]  # duplicates are allowed
 
     plain, kept = Scheduler(null.backends), Scheduler(optimizing(null, keep))
     offsets = []
@@ -255,10 +255,10 @@ def test_tensors_are_kept_alive_until_a_later_node() -> None:
     assert order[-3] is last
     assert order[-2:] == dependencies
     assert len(set(offsets[1])) == len(offsets[1]), "all are alive to the end"
-    assert len(set(offsets[0])) < len(offsets[0]), "without the wish memory is reused"
+    assert len(set(offsets[0])) < len(offsets[0]), "without KeepAlive memory is reused"
 
 
-def test_a_wish_for_a_foreign_node_is_our_own_mistake() -> None:
+def test_keep_alive_until_a_foreign_node_is_an_assertion() -> None:
     null = Null()
     a = ops.sqr(inp(4)).named("a")
     b = ops.sqr(a).named("b")

@@ -1,5 +1,5 @@
-"""Every wait that memory demands: each test has one slow device, and whoever does not wait for it
-reads too early or writes too soon."""
+"""Every wait that shared memory requires. Each test has one slow device: without the wait, memory
+is read or written too early."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read(tensor: Tensor) -> F32:
 
 
 def test_a_split_waits_for_memory_it_shares() -> None:
-    """Its only copy is of a graph input; what it reads directly is still being computed."""
+    """Its only copy is of a graph input; its other source is still being computed."""
     pool = SimBufferType("POOL")
     with opened(gpu("SIM0", True, pool), gpu("SIM1", False, pool), cpu()) as backends:
         scheduler = Scheduler(backends, parallel=True)
@@ -87,7 +87,7 @@ def test_a_split_waits_for_memory_it_shares() -> None:
 
 
 def test_a_copy_is_not_overwritten_before_it_was_read() -> None:
-    """The fifth run uses the first one's copy again, which a slow device may not have read yet."""
+    """The fifth run reuses the first run's copy, which a slow device may not have read yet."""
     with opened(gpu("SIM0", True), cpu()) as backends:
         scheduler = Scheduler(backends, parallel=True)
         log = weights(backends[0].device.buffer_type, 8, 16, usage=Usage.ANY)
@@ -117,8 +117,8 @@ class _Logged:
 
 
 @pytest.mark.parametrize("async_copies", [False, True])
-def test_graphs_of_other_layouts_do_not_overwrite_each_other(async_copies: bool) -> None:
-    """The second graph's copies lie where the first one still computes."""
+def test_graphs_of_different_layouts_do_not_overwrite_each_other(async_copies: bool) -> None:
+    """The second graph's copies are in memory where the first graph still computes."""
     slow = SimDevice("SIM0", delay=lambda: SLOW, async_copies=async_copies)
     with opened(slow, cpu()) as backends:
         scheduler = Scheduler(backends, parallel=True)
@@ -134,7 +134,7 @@ def test_graphs_of_other_layouts_do_not_overwrite_each_other(async_copies: bool)
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_inputs_of_another_graph_wait_for_its_memory(parallel: bool) -> None:
-    """An asynchronous CPU, itself waiting for a slow GPU, will work where they are written."""
+    """An asynchronous CPU waits for a slow GPU, and will then use the memory of these inputs."""
     fast_cpu = SimDevice("CPU", DeviceType.CPU, async_=True)
     with opened(gpu("SIM0", True), fast_cpu) as backends:
         scheduler = Scheduler(backends, parallel=parallel)
@@ -159,7 +159,7 @@ def test_inputs_of_another_graph_wait_for_its_memory(parallel: bool) -> None:
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("slow_cpu", [False, True])
 def test_inputs_may_be_written_on_return(slow_cpu: bool, parallel: bool) -> None:
-    """Be they read in place by a slow CPU, or copied to a slow GPU through a view."""
+    """Even if a slow CPU reads them in place, or a slow GPU gets a copy through a view."""
     with opened(gpu("SIM0", not slow_cpu), cpu(slow=slow_cpu)) as backends:
         scheduler = Scheduler(backends, parallel=parallel)
         owner = backends[slow_cpu]
@@ -212,7 +212,7 @@ def test_the_choice_of_experts_is_awaited() -> None:
 
 
 def test_only_the_experts_used_are_copied() -> None:
-    """Memory of the others keeps what new device memory holds."""
+    """Memory of the others is not written."""
     host = HostBufferType("CPU")
     sim = SimDevice("SIM0", offload_ops=_OFFLOADED)
     with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
@@ -230,7 +230,7 @@ def test_only_the_experts_used_are_copied() -> None:
 
 
 def test_an_expert_copy_waits_for_shared_memory() -> None:
-    """The copy's place was a tensor's that another device is still reading."""
+    """The copy reuses memory of a tensor that another device still reads."""
     pool, host = SimBufferType("POOL"), HostBufferType("CPU")
     slow = gpu("SIM0", True, pool)
     fast = SimDevice("SIM1", buffer_type=pool, offload_ops=_OFFLOADED)
@@ -271,7 +271,7 @@ def test_ids_written_in_the_same_split_do_not_choose_what_is_copied() -> None:
     with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
         scheduler = Scheduler(backends)
         e = _Experts(backends, host, n_tokens=3)
-        alloc_tensors([e.x], sim.buffer_type)  # so that the first split has no inputs and goes on
+        alloc_tensors([e.x], sim.buffer_type)  # so the first split has no inputs and does not end
         slot = Tensor(GGMLType.I32, (1, 3), name="slot")
         alloc_tensors([slot], sim.buffer_type)
         ids = ops.cpy(e.ids, slot)
@@ -282,19 +282,19 @@ def test_ids_written_in_the_same_split_do_not_choose_what_is_copied() -> None:
 
 
 @pytest.mark.parametrize("how", ["permuted", "read twice"])
-def test_experts_are_copied_whole_where_parts_would_not_do(how: str) -> None:
+def test_experts_are_copied_whole_if_parts_are_not_enough(how: str) -> None:
     host = HostBufferType("CPU")
     sim = SimDevice("SIM0", offload_ops=(*_OFFLOADED, Op.SUM_ROWS))
     with opened(sim, SimDevice("CPU", DeviceType.CPU, buffer_type=host)) as backends:
         scheduler = Scheduler(backends)
         e = _Experts(backends, host, n_tokens=3)
         total = None
-        if how == "permuted":  # an expert is not one run of bytes
+        if how == "permuted":  # an expert is not contiguous
             w = weights(host, 32, 4, 32)
             e.experts = ops.permute(w, (0, 2, 1, 3))
             e.out = ops.mul_mat_id(e.experts, e.out.src[1], e.ids).set_output()
             scheduler.set_tensor_backend(e.out, backends[0])
-            for node in (e.ids.root, e.ids.root.src[0]):  # the choice is known before
+            for node in (e.ids.root, e.ids.root.src[0]):  # an earlier split chooses the experts
                 scheduler.set_tensor_backend(node, backends[1])
             graph = Graph(e.out)
         else:
@@ -322,8 +322,8 @@ def _compare(scheduler: Scheduler, scheduled: ScheduledGraph, e: _Experts, n_run
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_what_a_node_writes_into_an_input_is_awaited(parallel: bool) -> None:
-    """It lies where the user writes, but it is a node that writes it."""
+def test_a_node_that_writes_into_an_input_is_awaited(parallel: bool) -> None:
+    """The memory is an input's, but a node writes it."""
     with opened(gpu("SIM0", True), cpu()) as backends:
         scheduler = Scheduler(backends, parallel=parallel)
         cache = weights(backends[0].device.buffer_type, 8, 2, usage=Usage.ANY).set_input()
@@ -340,7 +340,7 @@ def test_what_a_node_writes_into_an_input_is_awaited(parallel: bool) -> None:
 
 
 def test_a_view_of_an_input_read_in_place_is_awaited() -> None:
-    """With several copies only the work that reads inputs is: here, nothing else tells."""
+    """With several copies, only work that reads inputs is awaited: here only the view shows it."""
     with opened(cpu(slow=True)) as backends:
         scheduler = Scheduler(backends, parallel=True)
         log = weights(backends[0].device.buffer_type, 8, usage=Usage.ANY)
@@ -355,7 +355,7 @@ def test_a_view_of_an_input_read_in_place_is_awaited() -> None:
 
 
 def test_a_split_without_inputs_waits_for_the_one_before_it() -> None:
-    """Also where nothing shows that they share memory: here two buffers lie over the same bytes."""
+    """Even if their buffers do not show that they share memory: here two have the same bytes."""
     first, second = cpu(slow=True), SimDevice("CPU1", DeviceType.CPU, async_=True)
     memory = np.zeros(64, np.uint8)
     with opened(first, second) as backends:
@@ -376,7 +376,7 @@ def test_a_split_without_inputs_waits_for_the_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("grow", ["reserve", "alloc_graph"])
-def test_buffers_move_only_when_nobody_works_in_them(grow: str) -> None:
+def test_buffers_move_only_when_no_work_uses_them(grow: str) -> None:
     with opened(gpu("SIM0", True), cpu()) as backends:
         scheduler = Scheduler(backends)
         log = weights(backends[0].device.buffer_type, 8, 16, usage=Usage.ANY)
@@ -385,10 +385,10 @@ def test_buffers_move_only_when_nobody_works_in_them(grow: str) -> None:
         larger = Graph(ops.scale(inp("large", 4096), 2))
         scheduler.reserve(larger) if grow == "reserve" else scheduler.alloc_graph(larger)
         assert not scheduler.is_current(run.scheduled)
-        assert (read(log)[0, 0, 5] == 9).all(), "the run was over before anything moved"
+        assert (read(log)[0, 0, 5] == 9).all(), "the buffer moved before the run ended"
 
 
-# --- the contract of one backend's verbs ---
+# --- the contract of a backend's methods ---
 
 
 @pytest.mark.parametrize("slow", [0, 1])
