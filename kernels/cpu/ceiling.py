@@ -1,7 +1,5 @@
 """The limits of this machine: bytes read from memory and products, per second.
 
-    python -m lamella.kernels.cpu.ceiling THREADS NEAR_BYTES    # one line of JSON
-
 `measure` holds a large buffer in memory for a second. `measure_apart` does it in another process,
 so that the caller's peak memory does not grow. Knows no models.
 Tested by tests/kernels/test_cpu_ceiling.py.
@@ -12,9 +10,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -223,7 +220,7 @@ def measure_apart(n_threads: int, n_near: int) -> Ceiling:
         BackendError: the process cannot be started, or failed; names its last line.
     """
     failed = "the machine's speed cannot be measured"
-    command = python_command(__name__, n_threads, n_near)
+    command = python_command(f"{__package__}.ceiling_process", n_threads, n_near)
     if command is None:
         raise BackendError(f"{failed}: Python is inside another program")
     try:
@@ -234,7 +231,3 @@ def measure_apart(n_threads: int, n_near: int) -> Ceiling:
         last = (done.stderr.strip() or "no message").splitlines()[-1]
         raise BackendError(f"{failed}: {last}")
     return Ceiling(**json.loads(done.stdout.splitlines()[-1]))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(measure(*map(int, sys.argv[1:])))) + "\n")

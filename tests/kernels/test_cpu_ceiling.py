@@ -73,12 +73,17 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-P", "-m", "lamella.kernels.cpu.ceiling", "2", "1000"]
+        assert command[1:] == ["-P", "-m", "lamella.kernels.cpu.ceiling_process", "2", "1000"]
         text = '{"bytes_per_s": 1, "near_bytes_per_s": 2, "int8_per_s": 3, "f32_per_s": 4}\n'
         return subprocess.CompletedProcess(command, 0, "noise\n" + text, "")
 
     monkeypatch.setattr(subprocess, "run", answer)
     assert ceiling.measure_apart(2, 1000) == ceiling.Ceiling(1, 2, 3, 4)
+
+
+def test_the_process_measures() -> None:
+    found = ceiling.measure_apart(1, 1 << 16)
+    assert min(found.bytes_per_s, found.near_bytes_per_s, found.int8_per_s, found.f32_per_s) > 0
 
 
 def test_memory_that_is_not_free_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
