@@ -1,7 +1,7 @@
-"""Batches: the tokens of one step, of one or several sequences, and their cutting into ubatches.
+"""Batches: the tokens of one step, cut into ubatches.
 
-A `Batch` is what a caller wants decoded; a `UBatch` is what one graph computes, as flat arrays.
-Knows no graphs and no tensors. Tested by tests/model/test_batch.py.
+A `Batch` holds tokens of one or several sequences. A `UBatch` is the part of a batch that one graph
+computes. Knows no graphs and no tensors. Tested by tests/model/test_batch.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ I32Array = npt.NDArray[np.int32]
 class Batch:
     """Tokens to decode, each at a position that its sequence has reserved.
 
-    Tokens of one sequence come in order of position; those of several may be mixed.
+    Tokens of one sequence are in order of position. Runs of several sequences may be mixed.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,11 @@ class Batch:
     def add(
         self, tokens: list[int], seq: KVSequence, pos: int, n_outputs: int = 0, n_top: int = 0
     ) -> None:
-        """Add consecutive tokens of a sequence, the first at `pos`; the logits of the last
-        `n_outputs` of them are wanted: the `n_top` largest are enough, or 0: all."""
+        """Add consecutive tokens of a sequence, the first at `pos`.
+
+        The last `n_outputs` tokens have logits as outputs: at least the `n_top` largest of each
+        row, or all if `n_top` is 0.
+        """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
@@ -46,8 +49,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive tokens of one sequence; the logits of the last `n_outputs` are wanted, of each
-    the `n_top` largest or, if that is 0, all."""
+    """Consecutive tokens of one sequence; see `Batch.add`."""
 
     tokens: list[int]
     seq: KVSequence
@@ -56,7 +58,7 @@ class Run:
     n_top: int = 0
 
     def cut(self, n: int) -> tuple[Run, Run]:
-        """The first `n` tokens, and the rest."""
+        """Return the first `n` tokens and the rest, as two runs."""
         rest = min(self.n_outputs, len(self.tokens) - n)
         return (
             Run(self.tokens[:n], self.seq, self.pos, self.n_outputs - rest, self.n_top),
@@ -66,16 +68,16 @@ class Run:
 
 @dataclass(slots=True)
 class UBatch:
-    """What one graph computes: runs of at most n_ubatch tokens together."""
+    """The tokens that one graph computes: runs of at most n_ubatch tokens in total."""
 
     runs: list[Run]
     n_tokens: int
     n_outputs: int
-    seqs: list[KVSequence]  # the sequences, each once; rows of the page table
+    seqs: list[KVSequence]  # the distinct sequences; one row of the page table each
 
     @property
     def n_tops(self) -> list[int]:
-        """Of each output: how many of the largest logits are enough, or 0 if all are wanted."""
+        """For each output, the number of largest logits it needs; 0 for all."""
         return [run.n_top for run in self.runs for _ in range(run.n_outputs)]
 
 

@@ -1,4 +1,4 @@
-"""What a model costs, whatever computes it: its sizes, and what one token reads and multiplies.
+"""The static costs of a model: its sizes, and the bytes read and multiplications of one token.
 
 Knows no device's speed. Tested by tests/observe/test_bench_model.py.
 """
@@ -20,12 +20,16 @@ FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a model costs, whatever computes it.
+    """The static costs of a model.
 
-    `name`: its architecture and the type of most of its weights. `n_bytes`, `n_params`: of all
-    weights, each once. `n_bytes_read`: of the weights that one step reads, however many tokens it
-    has; of experts, those of one token. `n_mul_adds`: of the matrix products of one token.
-    `n_bytes_kv`: keys and values of one token. `is_quantized`: products are of integers.
+    Attributes:
+        name: the architecture and the most frequent type of its weights.
+        n_bytes: size of all weights; tied weights count once.
+        n_params: elements of all weights; tied weights count once.
+        n_bytes_read: bytes of weights that a step of one token reads.
+        n_mul_adds: multiply-adds in the matrix products of one token.
+        n_bytes_kv: bytes of keys and values of one token.
+        is_quantized: matrix products are computed with integers.
     """
 
     name: str
@@ -38,9 +42,9 @@ class ModelCard:
 
 
 def model_card(context: Context) -> ModelCard:
-    """What the model of a context costs, with its KV pool."""
+    """Return the costs of a context's model and KV pool."""
     model = context.model
-    # tied ones once, though each kind of memory has them
+    # keyed by origin: tied weights may have a copy in each kind of memory
     weights = {model.origins[name]: t for name, t in model.weights.items()}.values()
     n_read = n_mul_adds = 0.0
     for t in _used_by_products(model):
@@ -63,7 +67,7 @@ def model_card(context: Context) -> ModelCard:
 
 
 def bytes_read(model: LoadedModel) -> dict[str, int]:
-    """Bytes of weights that one token reads, by the name of the device where they lie."""
+    """Return the bytes of weights that one token reads, by the name of their device."""
     names = {id(t): name for name, t in model.weights.items()}
     read = dict.fromkeys((device.name for device in model.devices), 0)
     for t in _used_by_products(model):
@@ -72,12 +76,14 @@ def bytes_read(model: LoadedModel) -> dict[str, int]:
 
 
 def _used_by_products(model: LoadedModel) -> Iterable[Tensor]:
-    """The weights that a token needs as a whole: of the embeddings it takes one row, unless they
-    are the output's weights as well."""
+    """Return the weights that a token reads as a whole.
+
+    The embeddings count only if they are also the output's weights: else a token reads one row.
+    """
     return {id(t): t for name, t in model.weights.items() if name != EMBEDDINGS}.values()
 
 
 def _share_used(model: LoadedModel, t: Tensor) -> float:
-    """Of experts, the share that a token goes to; 1 for all others."""
+    """Return the share of a weight that a token reads: below 1 for experts only."""
     hp = model.hp
     return hp.n_expert_used / hp.n_expert if hp.n_expert and t.ne[2] == hp.n_expert else 1.0

@@ -1,8 +1,8 @@
-"""Chat templates: messages to the text that a model was trained to continue.
+"""Chat templates: render messages to the text that a model was trained to continue.
 
-A template is the GGUF's (`tokenizer.chat_template`) or ChatML, in Jinja, as Hugging Face's
-transformers render it. Knows no tokens and no requests; how a template is kept within bounds is
-model/chat_sandbox.py's business. Tests: tests/model/test_chat_*.py.
+A template is the GGUF's (`tokenizer.chat_template`) or ChatML. It is written in Jinja, and rendered
+as Hugging Face transformers does. model/chat_sandbox.py bounds its time and memory. Knows no tokens
+and no requests. Tests: tests/model/test_chat_*.py.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ CHATML: Final = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}
 """
-"""The template of models that bring none, as in llama.cpp."""
+"""The template for models without one, as in llama.cpp."""
 
 
 class ChatTemplate:
-    """One template. Immutable, for any number of threads."""
+    """A compiled chat template. Immutable and thread-safe."""
 
     def __init__(self, source: str | None, *, bos: str = "", eos: str = "") -> None:
         """
         Args:
-            source: in Jinja; None for ChatML.
-            bos: what the template sees as `bos_token`.
-            eos: and as `eos_token`.
+            source: Jinja source; None for ChatML.
+            bos: value of the template's `bos_token`.
+            eos: value of the template's `eos_token`.
 
         Raises:
-            RequestError: it does not compile; names the line.
+            RequestError: the template does not compile; names the line.
         """
         self.source = CHATML if source is None else source
         self._special = {"bos_token": bos, "eos_token": eos}
@@ -50,13 +50,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: object,
     ) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         Args:
-            messages: JSON-like, with `role`, `content` and what else the template knows. Content in
-                parts is given to a template that only knows text as their texts, one a line.
+            messages: JSON-like, with `role`, `content` and any other keys that the template reads.
+                If the template does not support content in parts, their texts are joined by
+                newlines.
             add_generation_prompt: end with the start of the assistant's next message.
-            kwargs: more variables of the template, as `tools`. A `messages` among them is ignored.
+            kwargs: more variables of the template, such as `tools`. `messages` is ignored.
 
         Raises:
             RequestError: the template refuses the messages, fails, or exceeds its bounds.
@@ -82,7 +83,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        # No template says so, but one that knows only text fails or prints the list as it is.
+        # a template without support for parts fails or prints the list as Python or JSON does
         mark = "the text of a part"
         message = {"role": "user", "content": [{"type": "text", "text": mark}]}
         try:
@@ -97,7 +98,10 @@ def _content(message: object) -> object:
 
 
 def _with_text_content(message: Mapping[str, object]) -> Mapping[str, object]:
-    """The message with its text parts joined, if they are all it has: as llama.cpp, by lines."""
+    """Return the message with its text parts joined by newlines, as llama.cpp does.
+
+    A message with any other part is returned unchanged.
+    """
     content = _content(message)
     if not isinstance(content, list):
         return message

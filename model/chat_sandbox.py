@@ -1,11 +1,11 @@
-"""Rendering of Jinja templates that strangers wrote: bounded in reach, in time and in memory.
+"""Rendering of untrusted Jinja templates, with limits on access, time and memory.
 
-Jinja's sandbox keeps a template from Python's insides, but not from `'a' * 10 ** 9`, nor from loops
-in loops in loops. Here a render has a `Budget` of processor time, looked at in each round of a loop
-and at each call, filter and operator, and of text, charged for all strings that a template makes.
-What could make much of little in one step is charged for beforehand, or is not there.
+Jinja's sandbox blocks access to Python internals. It does not stop `'a' * 10 ** 9` or deeply nested
+loops. So each render has a `Budget` of processor time and of text. Time is checked at each loop
+iteration, call, filter and operator. Text is charged for every string that the template makes. An
+operation that can make a large result from small inputs is charged in advance or not available.
 
-Knows nothing of chats: model/chat.py does. Tests: tests/model/test_chat_hostile.py.
+Knows no messages and no roles. Tests: tests/model/test_chat_hostile.py.
 """
 
 from __future__ import annotations
@@ -31,34 +31,36 @@ from jinja2.visitor import NodeTransformer
 
 from ..base.errors import RequestError
 
-SOURCE_MAX: Final = 1 << 20  # characters of a template; long ones have 20 thousand
-SECONDS_MAX: Final = 2.0  # of processor time; a long conversation takes some hundredths
-TEXT_MAX: Final = 32 << 20  # characters made by a render, its result and all on the way to it
+SOURCE_MAX: Final = 1 << 20  # characters of a template; long real ones have 20 thousand
+SECONDS_MAX: Final = 2.0  # processor time; a long conversation takes a few hundredths
+TEXT_MAX: Final = 32 << 20  # characters that a render makes, with all intermediate strings
 INTEGER_BITS_MAX: Final = 4096
 DECIMALS_MAX: Final = 20
-_ELEMENT: Final = 16  # what an element of a container counts, in characters
+_ELEMENT: Final = 16  # characters charged for an element of a container
 
 
 class Budget:
-    """What one render may still use."""
+    """The time and text that one render has left."""
 
     def __init__(self, seconds: float, n_chars: int) -> None:
         self._time_end = time.thread_time() + seconds
         self._n_left = n_chars
 
     def tick(self) -> None:
-        """Raises RequestError: the time is over."""
+        """Raise RequestError if the time is used up."""
         if time.thread_time() > self._time_end:
-            raise RequestError("the chat template takes too long: it was stopped")
+            raise RequestError(f"the chat template was stopped after {SECONDS_MAX:g} s")
 
     def charge(self, n_chars: int) -> None:
-        """Raises RequestError: there is no room for so much text."""
+        """Raise RequestError if fewer than `n_chars` characters are left."""
         self._n_left -= n_chars
         if self._n_left < 0:
-            raise RequestError("the chat template makes too much text: it was stopped")
+            raise RequestError(
+                f"the chat template was stopped: it made more than {TEXT_MAX} characters of text"
+            )
 
     def weigh(self, value: object, times: int = 1) -> None:
-        """Charges `times` for all text in `value`, as often as printing it would show it."""
+        """Charge for all text in `value`, `times` over. Shared parts count at each occurrence."""
         waiting = [value]
         while waiting:
             value = waiting.pop()
@@ -77,10 +79,10 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 def compile_template(source: str) -> Template:
-    """A template ready to be rendered.
+    """Return a compiled template.
 
     Raises:
-        RequestError: it is no valid template; names the line.
+        RequestError: the template is invalid; names the line.
     """
     if len(source) > SOURCE_MAX:
         raise RequestError(
@@ -91,27 +93,27 @@ def compile_template(source: str) -> Template:
         tree.set_environment(_sandbox)
         return _sandbox.from_string(tree)
     except TemplateSyntaxError as e:
-        raise RequestError(f"the chat template is broken in line {e.lineno}: {e.message}") from e
-    except Exception as e:  # Python's compiler has limits of its own, and all of them are met here
-        raise RequestError(f"the chat template is broken: {_described(e)}") from e
+        raise RequestError(f"the chat template is invalid in line {e.lineno}: {e.message}") from e
+    except Exception as e:  # limits of Python's compiler, such as nesting depth
+        raise RequestError(f"the chat template is invalid: {_described(e)}") from e
 
 
 def render(template: Template, variables: Mapping[str, object]) -> str:
-    """The template's text.
+    """Return the rendered text.
 
     Args:
         template: made by `compile_template`.
-        variables: what the template sees, besides its environment's own.
+        variables: the template's variables, besides the environment's globals.
 
     Raises:
-        RequestError: it went wrong; with the text of `raise_exception`, or the line.
+        RequestError: rendering failed; has the text of `raise_exception`, or names the line.
     """
     _budget.set(Budget(SECONDS_MAX, TEXT_MAX))
     try:
         return template.render(variables)
     except RequestError:
         raise
-    except Exception as e:  # a template can raise whatever Python code can
+    except Exception as e:  # a template can raise any Python exception
         raise RequestError(f"the chat template fails{_line(e)}: {_described(e)}") from e
 
 
@@ -125,23 +127,23 @@ def _line(e: Exception) -> str:
 
 
 class _Meter(NodeTransformer):
-    """Puts calls of `_Sandbox.kept` and `.looped` where the sandbox has no hook to overload."""
+    """Inserts calls of `_Sandbox.value` and `.count_loop` where the sandbox has no hook."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  # Jinja's names
         n_chars = sum(len(constant.data) for constant in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
-        call = _call("looped", nodes.Const(n_chars), node.lineno)
+        call = _call("count_loop", nodes.Const(n_chars), node.lineno)
         node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_call("kept", part, node.lineno) for part in node.nodes]
+        node.nodes = [_call("value", part, node.lineno) for part in node.nodes]
         return node
 
     def visit_List(self, node: nodes.Expr) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("kept", node, node.lineno)
+        return _call("value", node, node.lineno)
 
     visit_Dict = visit_List  # noqa: N815
 
@@ -159,9 +161,9 @@ def _call(method: str, argument: nodes.Expr, lineno: int) -> nodes.Expr:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`: marks what a model is trained on; nothing of it shows in the text."""
+    """`{% generation %}`: marks text that a model is trained on. It does not change the result."""
 
-    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+    tags = {"generation"}  # noqa: RUF012  # the base class has a plain set
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -169,13 +171,13 @@ class _GenerationBlock(Extension):
 
 
 class _QuietNamespace(Namespace):
-    # It can hold itself, and much more than it was charged for: its contents are not for printing.
+    # a namespace can contain itself and more text than was charged, so it prints no contents
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for, Hugging Face's, within a budget."""
+    """Hugging Face's environment for chat templates, with a budget."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -195,13 +197,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: _metered(filter) for name, filter in filters.items()}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Also refuses methods that fill up to a width, or otherwise make much of little."""
+        """Also refuse methods that can make a large result from small inputs, like `ljust`."""
         if isinstance(obj, str | int) and attr in _METHODS_REFUSED:
             return False
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The one place where methods of strings are replaced: those that have to be charged."""
+        """Return the charged version of a string method. Jinja's only hook for such methods."""
         owner = getattr(value, "__self__", None)
         method = _STR_METHODS.get(getattr(value, "__name__", ""))
         if not isinstance(owner, str) or method is None:
@@ -209,7 +211,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return functools.partial(method, owner)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Every call in a template."""
+        """Perform a call of the template, with its time and result charged."""
         budget = _budget.get()
         budget.tick()
         result = super().call(context, function, *args, **kwargs)
@@ -217,7 +219,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`+`, `*`, `**` and `%`: those that can make long texts and large numbers."""
+        """Perform `+`, `*`, `**` or `%`, with the result's size checked in advance."""
         budget = _budget.get()
         budget.tick()
         if operator == "%" and isinstance(left, str):
@@ -232,12 +234,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         budget.weigh(result)
         return result
 
-    def kept(self, value: object) -> object:
-        """A value in a template that no hook sees; `call` charges for it."""
+    def value(self, value: object) -> object:
+        """Return `value`. `call` charges for it, as no other hook does."""
         return value
 
-    def looped(self, n_chars: int) -> None:
-        """One round of a loop with `n_chars` of constant text; `call` looks at the time."""
+    def count_loop(self, n_chars: int) -> None:
+        """Charge a loop iteration for `n_chars` of constant text. `call` checks the time."""
         _budget.get().charge(n_chars)
 
 
@@ -251,13 +253,13 @@ def _check_bits(operator: str, left: int, right: int) -> None:
 
 @pass_context
 def _printed(_: Context, value: object) -> object:
-    # With the context as an argument, or Jinja would print constants when it compiles.
+    # takes the context, or Jinja would call it at compile time for constants
     _budget.get().weigh(value)
     return value
 
 
 def _metered(filter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(filter)  # also what Jinja notes on a function about its first argument
+    @functools.wraps(filter)  # copies Jinja's mark for the first argument as well
     def call(*args: Any, **kwargs: Any) -> Any:
         budget = _budget.get()
         budget.tick()
@@ -276,12 +278,12 @@ def _strftime_now(format: str) -> str:
     return datetime.now().astimezone().strftime(format)
 
 
-# Jinja's filters that chat templates use; those with a width, a count or a format are not here.
+# Jinja's filters that chat templates use, without those that take a width, a count or a format
 _FILTERS: Final = """
     abs attr capitalize count d default dictsort e escape first float groupby int items last length
     list lower map max min reject rejectattr reverse safe select selectattr sort string title trim
     truncate unique upper wordcount
-""".split()  # noqa: SIM905  # a list of them is no easier to read
+""".split()  # noqa: SIM905  # a list would be no easier to read
 _METHODS_REFUSED: Final = frozenset(
     "center encode expandtabs format format_map ljust rjust to_bytes translate zfill".split()  # noqa: SIM905
 )
@@ -332,7 +334,9 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     if abs(precision) > DECIMALS_MAX:
-        raise RequestError(f"the chat template rounds to {precision} decimals, not {DECIMALS_MAX}")
+        raise RequestError(
+            f"the chat template rounds to {precision} decimals, at most {DECIMALS_MAX} are allowed"
+        )
     return do_round(value, precision, method)
 
 
@@ -343,7 +347,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Hugging Face's, not as Jinja's, which escapes for HTML."""
+    """Like Hugging Face's filter. Jinja's own escapes for HTML."""
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=None if indent is None else _indentation(indent),

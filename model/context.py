@@ -7,8 +7,8 @@
     batch.add(tokens, seq, 0, n_outputs=1)
     logits = context.decode(batch)        # float32 [n_outputs, n_vocab]
 
-Graphs are built for a few sizes of ubatch and reused (llama-context.cpp, process_ubatch). For one
-thread at a time. Knows no text, no sampling, no requests. Tested by tests/model/test_context*.py.
+Graphs are built for a few ubatch sizes and reused (llama-context.cpp, process_ubatch). Not
+thread-safe. Knows no text, no sampling and no requests. Tested by tests/model/test_context*.py.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ PAGE_SIZE: Final = 32  # cells in a page of the pool
 
 
 class Context:
-    """A model at work: its backends, scheduler, KV pool and graphs.
-
-    `n_graphs_built` and `n_reused` count the ubatches that needed a new graph and those that did
-    not. `no_pipeline` says why ubatches run one after the other; "" if they are pipelined. While a
-    ubatch may still run, `in_flight` is true: its failure is an error of a later call.
+    """A model ready to decode: its backends, scheduler, KV pool and graphs.
 
     A model in measured memory needs `MeasuredBackend`s; then nothing is compiled or allocated.
 
+    Attributes:
+        n_graphs_built: ubatches that needed a new graph.
+        n_reused: ubatches that reused a graph.
+        no_pipeline: the reason that ubatches run one after the other; "" if they are pipelined.
+        in_flight: a ubatch may still run. If it fails, a later call raises its error.
+
     Args:
-        model: its placement says where keys and values lie and how many threads compute.
-        params: the sizes.
-        no_pipeline: why ubatches must run one after the other; "" lets them overlap where they can.
-        reserved: the memory that an equal context has reserved, to save the time to find it out.
+        model: its placement determines the devices of keys and values, and the thread counts.
+        params: sizes and KV types.
+        no_pipeline: a reason to run ubatches one after the other; "" allows a pipeline.
+        reserved: sizes that an equal context has reserved; saves measuring them again.
         open_backend: opens the backend of a device.
 
     Raises:
         RequestError: an invalid parameter.
-        OutOfMemoryError: the pool or the compute buffers do not fit; nothing stays allocated.
+        OutOfMemoryError: the pool or the compute buffers do not fit; all memory is freed.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Context:
         self._reserved = reserved
         self._open_backend = open_backend
         self._graphs: dict[tuple[GraphParams, int], DecodeGraph] = {}
-        self._copy = 0  # of the graphs' inputs: the one to use next
+        self._copy = 0  # index of the input copy that the next ubatch uses
         self.in_flight = False
         self._kv_buffers: list[Buffer] = []
         self._backends: dict[Device, Backend] = {}
@@ -115,7 +117,7 @@ class Context:
             try:
                 self._reserve(parallel=True)
             except OutOfMemoryError as e:
-                self.no_pipeline = f"its compute buffers do not fit: {e}"
+                self.no_pipeline = f"the pipeline's compute buffers do not fit: {e}"
                 log.warning(f"ubatches run one after the other: {self.no_pipeline}")
                 self._open_scheduler().free()
         if self.no_pipeline:
@@ -124,7 +126,7 @@ class Context:
             self._warm_up()
 
     def _make_pool(self) -> list[KVLayer]:
-        """The keys and values of each layer, allocated where the layer computes."""
+        """Allocate the keys and values of each layer on their device."""
         hp, n_cells = self.model.hp, self.pool.n_cells_total
         layers, homes = [], dict[Device, list[Tensor]]()
         for il in range(hp.n_layer):
@@ -139,7 +141,7 @@ class Context:
         return layers
 
     def _reserve(self, parallel: bool) -> None:
-        """Open a scheduler, with compute memory large enough for every graph to come."""
+        """Open a scheduler with compute memory that is large enough for every later graph."""
         backends = list(self._backends.values())
         op_offload = self.model.placement.params.op_offload
         scheduler = Scheduler(
@@ -150,7 +152,7 @@ class Context:
         if known is not None and known.n_copies == scheduler.n_copies:
             scheduler.reserve_sizes(known)
             return
-        n_top = max(self._top_sizes, default=0)  # adds nodes, and takes none away
+        n_top = max(self._top_sizes, default=0)  # only adds nodes, so this is the worst case
         for sizes in sorted(self._reserved_sizes(), reverse=True):
             params = GraphParams(*sizes, n_top)
             graph = self._build(params)
@@ -159,22 +161,21 @@ class Context:
             scheduler.reserve(graph.graph)
 
     def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
-        """Tokens, outputs and sequences of graphs that between them need the most memory.
+        """Return (tokens, outputs, sequences) of the graphs that cover the largest memory need.
 
-        A small graph may need more than a large one: devices leave small batches to the CPU, and
-        divide the work for few tokens of few sequences in other ways, with sums to be kept.
+        A small graph can need more than a large one. Devices leave small batches to the CPU, and
+        attention over few tokens is split into partial sums, which need memory.
         """
         n, n_seqs = self.n_ubatch, self.n_seq_max
         sizes = {
             (m, m, bucket(k, n_seqs)) for m in _buckets(n) for k in range(1, min(m, n_seqs) + 1)
         }
-        if len(self._backends) > 1 and not self._top_sizes:  # few outputs may be the CPU's alone
+        if len(self._backends) > 1 and not self._top_sizes:  # the CPU may compute few outputs
             sizes |= {(n, m, n_seqs) for m in _buckets(n)}
         return {(n, n, n_seqs), *sizes}
 
     def _warm_up(self) -> None:
-        """Compile graphs that between them have all kernels: from here on there is nothing to
-        compile while somebody waits."""
+        """Compile graphs that cover all kernels, so that no request waits for a compiler."""
         n_seqs = self.n_seq_max
         n_decode = min(self.n_ubatch, n_seqs)
         for n_top in (0, *self._top_sizes):
@@ -192,10 +193,10 @@ class Context:
 
         Raises:
             OutOfMemoryError: the pool has too few free pages; nothing has changed.
-            BackendError: a device failed at what is in flight; nothing has changed.
+            BackendError: a ubatch in flight failed; nothing has changed.
         """
         if self.in_flight and seq.last_is_shared:
-            self.synchronize()  # it may be writing what will be copied
+            self.synchronize()  # a ubatch in flight may write the cells to copy
         for copy in seq.append(n):
             for layer in self.kv:
                 for t in (layer.k, layer.v):
@@ -204,16 +205,16 @@ class Context:
                     tensor_set(t, cells, copy.dst_cell * size)
 
     def decode(self, batch: Batch) -> F32Array:
-        """Compute a batch: writes its keys and values, gives the logits that are wanted.
+        """Compute a batch: write its keys and values, and return the logits of its outputs.
 
         In a pipeline, ubatches after the last one with an output may still run on return.
 
         Returns:
-            float32 [n_outputs, n_vocab], in the order of the batch; the caller's own.
+            float32 [n_outputs, n_vocab], in the order of the batch; a new array.
 
         Raises:
-            BackendError: a device failed, at this batch or at what was in flight before: all of it
-                is lost, and nothing is in flight any more.
+            BackendError: a device failed at this batch or at an earlier one in flight. All work in
+                flight is lost.
             ClosedError: the context was closed.
         """
         self._open_scheduler()
@@ -225,17 +226,20 @@ class Context:
         return logits
 
     def synchronize(self) -> None:
-        """Wait until nothing is in flight.
+        """Wait until no ubatch is in flight.
 
         Raises:
-            BackendError: a device failed at it; all that was in flight is lost.
+            BackendError: a device failed; all work in flight is lost.
         """
-        self._copy, self.in_flight = 0, False  # graphs computed one at a time use the same copy
+        self._copy, self.in_flight = 0, False  # without a pipeline, all graphs use copy 0
         self._open_scheduler().synchronize()
 
     def decode_rows(self, batch: Batch) -> list[Row]:
-        """As `decode`, but where logits lie in a device's memory, of an output with an `n_top` only
-        the largest: so many of them, or more."""
+        """Compute a batch as `decode` does, and return a row for each output.
+
+        A row may have only the largest logits, at least `n_top` of them, if the output has an
+        `n_top` and its logits are in a device's memory.
+        """
         if not self._top_sizes:
             return list(self.decode(batch))
         rows: list[Row] = []
@@ -254,15 +258,17 @@ class Context:
         return rows
 
     def _read_logits(self, ubatch: UBatch, logits: F32Array) -> None:
-        """Compute a ubatch; fills `logits` [n_outputs, n_vocab]."""
+        """Compute a ubatch and write its logits into `logits` [n_outputs, n_vocab]."""
         graph = self._compute(ubatch)
         if len(logits):
             graph.outputs.read_logits(logits)
             self._check(logits, ubatch, graph)
 
     def _compute(self, ubatch: UBatch, n_top: int = 0) -> DecodeGraph:
-        """Compute a ubatch with a graph that fits it, and has its outputs; one without such may
-        still run on return."""
+        """Compute a ubatch and return its graph, which holds the outputs.
+
+        In a pipeline, a ubatch without outputs may still run on return.
+        """
         scheduler = self._open_scheduler()
         try:
             graph = self._graph_for(self._params_of(ubatch, n_top))
@@ -277,17 +283,17 @@ class Context:
                 self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
             return graph
         except BaseException:
-            with suppress(LamellaError):  # the first error is the one to tell
+            with suppress(LamellaError):  # raise the first error, not its consequences
                 self.synchronize()
             raise
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
-        """Refuse what strict does not allow in the logits of a ubatch."""
+        """In strict mode, raise StrictError if the logits of a ubatch have a NaN."""
         if STRICT() and have_nan(rows):
             raise_nan(graph.scheduled, lambda finder: self._compute_again(graph, ubatch, finder))
 
     def _compute_again(self, graph: DecodeGraph, ubatch: UBatch, finder: NanFinder) -> None:
-        """Compute a ubatch node by node; it writes the same keys and values to the same cells."""
+        """Compute a ubatch again, node by node. It writes the same values to the same cells."""
         scheduler = self._open_scheduler()
         scheduler.poison()
         graph.set_inputs(ubatch)
@@ -307,7 +313,7 @@ class Context:
         )
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:
-        """A graph of these sizes, ready to compute: a cached one if it can be reused."""
+        """Return a scheduled graph of these sizes: the cached one if it can be reused."""
         scheduler, key = self._open_scheduler(), (params, self._copy)
         graph = self._graphs.get(key)
         if graph is not None and not NO_REUSE():
@@ -328,19 +334,18 @@ class Context:
         return graph
 
     def plan_graph(self, n_tokens: int, n_outputs: int, n_seqs: int = 1) -> ScheduledGraph:
-        """The graph that a ubatch of these sizes, of requests with the default sampler, is computed
-        with."""
+        """Return the graph for a ubatch of these sizes with the default sampler."""
         n = bucket(n_tokens, self.n_ubatch)
         n_top = top_size([SamplingParams().top_k], self._top_sizes) if self._top_sizes else 0
         params = GraphParams(n, bucket(n_outputs, n), bucket(n_seqs, self.n_seq_max), n_top)
         return self._graph_for(params).scheduled
 
     def reserved(self) -> ReservedSizes:
-        """The memory that was reserved, for another context that is equal to this one."""
+        """Return the reserved sizes, to open an equal context with."""
         return self._open_scheduler().reserved()
 
     def n_bytes(self) -> int:
-        """Bytes of compute and scratch memory, on all devices."""
+        """Return the bytes of compute and scratch memory on all devices."""
         scheduler = self._open_scheduler()
         return sum(scheduler.buffer_sizes()) + sum(scheduler.work_sizes())
 
@@ -348,14 +353,14 @@ class Context:
         return build_graph(self.model, self.kv, params, self.pool)
 
     def _set_threads(self, n_tokens: int) -> None:
-        """Tell backends how many threads the next plans may use."""
+        """Set the number of threads that the backends' next plans may use."""
         params = self.model.placement.params
         n = params.n_threads if n_tokens == 1 else params.n_threads_batch
         for backend in self._backends.values():
             backend.set_n_threads(n)
 
     def _pin_attention(self, graph: DecodeGraph) -> None:
-        """Attention runs where its pages are: else the whole pool would be copied each time."""
+        """Pin attention to the device of its pages, as any other would copy the whole pool."""
         scheduler = self._open_scheduler()
         backends = {b.device.buffer_type: b for b in reversed(self._backends.values())}
         for node in graph.graph.nodes:
@@ -364,19 +369,21 @@ class Context:
                 if backend.supports_op(node):
                     scheduler.set_tensor_backend(node, backend)
 
-    # --- watching ---
+    # --- observing ---
 
     def set_profiler(self, profiler: Profiler | None) -> None:
-        """Take the time of what is computed from now on; None: no longer. See `sched.profile`."""
+        """Measure the time of later computations; None stops. See `sched.profile`."""
         self._open_scheduler().set_profiler(profiler)
 
     def set_eval_callback(self, callback: EvalCallback | None) -> None:
-        """See nodes as they are computed: see `Scheduler.set_eval_callback`."""
+        """Call `callback` for nodes as they are computed; see `Scheduler.set_eval_callback`."""
         self._open_scheduler().set_eval_callback(callback)
 
     def buffer_bytes(self) -> dict[tuple[str, str], int]:
-        """Bytes that are allocated now for the model and this context, by the name of their buffer
-        type and by use: "weights", "kv", "compute", "work". From any thread; none once closed."""
+        """Return the allocated bytes of the model and this context, by buffer type and use.
+
+        A use is "weights", "kv", "compute" or "work". Thread-safe. Empty after `close`.
+        """
         scheduler = self._scheduler
         if self.closed or scheduler is None:
             return {}
@@ -395,25 +402,25 @@ class Context:
 
     def _open_scheduler(self) -> Scheduler:
         if self.closed or self._scheduler is None:
-            raise ClosedError("the context was used after it had been closed")
+            raise ClosedError("the context was used after it was closed")
         return self._scheduler
 
     def close(self) -> None:
-        """Free everything but the model. Twice is fine."""
+        """Free everything but the model. May be called again."""
         if self.closed:
             return
         self.closed = True
         self._graphs.clear()
         if self._scheduler is not None:
-            with suppress(LamellaError):  # of what is in flight: nobody wants it any more
+            with suppress(LamellaError):  # results in flight are not needed
                 self._scheduler.synchronize()
-        with ExitStack() as stack:  # the last first; all of them, also if one fails
+        with ExitStack() as stack:  # runs in reverse order, and to the end even if one fails
             for buffer in self._kv_buffers:
                 stack.callback(buffer.free)
             if self._scheduler is not None:
                 stack.callback(self._scheduler.free)
             for backend in self._backends.values():
-                stack.callback(backend.free)  # waits for what uses the memory
+                stack.callback(backend.free)  # waits for work that uses the memory
 
     def __enter__(self) -> Context:
         return self
@@ -423,12 +430,12 @@ class Context:
 
 
 def _buckets(limit: int) -> list[int]:
-    """All sizes that `bucket` gives."""
+    """Return all values of `bucket(n, limit)`, ascending."""
     return sorted({bucket(min(1 << i, limit), limit) for i in range(limit.bit_length() + 1)})
 
 
 def _check_pool_types(params: ContextParams, model: LoadedModel) -> None:
-    """Refuse types whose blocks do not divide a token's keys or values in this model."""
+    """Raise RequestError if a type's block size does not divide a token's keys or values."""
     hp = model.hp
     pools = (("type_k", params.type_k, hp.n_embd_k), ("type_v", params.type_v, hp.n_embd_v))
     for name, type, size in pools:

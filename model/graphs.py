@@ -1,7 +1,7 @@
-"""Decode graphs: built for a size of ubatch, scheduled once, computed often.
+"""Decode graphs: built for one ubatch size, scheduled once, computed often.
 
-Sizes are rounded up to a few buckets. What a ubatch lacks to its bucket is filled with padding
-tokens that read and write the pool's scratch page only. Tested by tests/model/test_context*.py.
+Sizes are rounded up to a few buckets. Padding tokens fill a ubatch up to its bucket; they read and
+write the pool's scratch page only. Tested by tests/model/test_context*.py.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ I32Array = npt.NDArray[np.int32]
 
 
 class GraphParams(NamedTuple):
-    """What a graph's shape depends on, in buckets; graphs of equal parameters are equal.
+    """The sizes that determine a graph's shape, rounded up to buckets.
 
-    `n_top`: how many of the largest logits of each output it finds; 0: whole rows only.
+    `n_top` is the number of largest logits that the graph finds for each output; 0 for whole rows
+    only.
     """
 
     n_tokens: int
@@ -41,7 +42,7 @@ class GraphParams(NamedTuple):
 
 
 def bucket(n: int, limit: int) -> int:
-    """The next power of two, but at most `limit`."""
+    """Return the smallest power of two that is at least `n`, or `limit` if that is smaller."""
     return min(1 << max(n - 1, 0).bit_length(), limit)
 
 
@@ -57,26 +58,28 @@ class DecodeGraph:
 
     @property
     def scheduled(self) -> ScheduledGraph:
-        assert self._scheduled is not None, "the graph was not scheduled"
+        assert self._scheduled is not None, "the graph is not scheduled"
         return self._scheduled
 
     def can_reuse(self, params: GraphParams, scheduler: Scheduler) -> bool:
-        """Whether a ubatch of these sizes can be computed with this graph as it is."""
+        """True if this graph can compute a ubatch of these sizes without being scheduled again."""
         return params == self.params and scheduler.is_current(self.scheduled)
 
     def schedule(self, scheduler: Scheduler, copy_index: int = 0) -> None:
-        """Place and compile the graph, once. From then on its inputs have fixed addresses."""
+        """Place and compile the graph. Its inputs keep their addresses afterwards."""
         self._scheduled = scheduler.alloc_graph(self.graph, copy_index)
 
     @cached_property
     def _arrays(self) -> dict[str, I32Array]:
-        """The inputs' data in place, int32 [rows, n]; the graph must be scheduled."""
+        """The inputs' data in place, int32 [rows, n]. The graph must be scheduled."""
         names = GraphInputs.__dataclass_fields__
         return {name: _in_place(getattr(self.inputs, name)) for name in names}
 
     def set_inputs(self, ubatch: UBatch) -> None:
-        """Write a ubatch's tokens, positions, cells and pages: all of them each time, as the last
-        computation may have used their memory for something else."""
+        """Write a ubatch's tokens, positions, cells and pages.
+
+        All of them are written each time: the last computation may have reused their memory.
+        """
         tokens, pos, seq, cells, out_ids = (
             self._arrays[name][0] for name in ("tokens", "pos", "seq", "cells", "out_ids")
         )
@@ -88,7 +91,7 @@ class DecodeGraph:
         at, outputs = 0, 0
         for run in ubatch.runs:
             n = len(run.tokens)
-            if n == 1:  # decoding: scalars are written faster than slices
+            if n == 1:  # decoding: writing a scalar is faster than writing a slice
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
                 cells[at] = run.seq.cell(run.pos)
             else:
@@ -114,7 +117,7 @@ class DecodeGraph:
 
 def _in_place(tensor: Tensor) -> I32Array:
     buffer = buffer_of(tensor)
-    assert isinstance(buffer, HostBuffer), f"{tensor!r} is an input, not in host memory"
+    assert isinstance(buffer, HostBuffer), f"input {tensor!r} is not in host memory"
     data: I32Array = buffer.array(tensor)[0, 0].view(np.int32)
     return data
 
@@ -123,7 +126,7 @@ def build_graph(
     model: LoadedModel, kv: Sequence[KVLayer], params: GraphParams, pool: PagePool
 ) -> DecodeGraph:
     """Build the model's graph for ubatches of up to `params`."""
-    # one more row in the page table: the padding tokens' sequence
+    # the page table has one more row, for the sequence of the padding tokens
     inputs = GraphInputs.new(params.n_tokens, params.n_outputs, pool.n_pages, params.n_seqs + 1)
     build = GraphBuild(model.hp, model.weights, inputs, kv, pool.page_size)
     return DecodeGraph(params, inputs, model.arch.build(build))

@@ -1,7 +1,7 @@
-"""Hyperparameters: the numbers that a GGUF file's metadata gives an architecture.
+"""Hyperparameters of a model, read from a GGUF file's metadata.
 
 Keys are those of the GGUF specification, read as llama.cpp reads them (llama-model.cpp,
-load_hparams). Knows no tensors but for the size of the vocabulary. Tested by
+load_hparams). Knows no tensors, except to find the vocabulary size. Tested by
 tests/model/test_arch_hparams.py.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from ..base.errors import ModelFileError, UnsupportedModelError
 from .gguf import Array, GGUFFile
 
-# llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS: what is above them is a broken file
+# llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS; a file with more is broken
 MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 512
 MAX_COUNT: Final = 2**31 - 1
@@ -23,7 +23,7 @@ MAX_COUNT: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How positions turn into angles: the arguments of `ops.rope` by their names there.
+    """The arguments of `ops.rope` that map positions to angles.
 
     `ext_factor` is 1 for YaRN (arXiv 2309.00071) and 0 otherwise; `freq_scale` is 1 / factor.
     """
@@ -59,20 +59,20 @@ class HParams:
     n_ff_exp: int
 
     def n_embd_k(self, il: int) -> int:
-        """Elements of one token's keys in layer `il`."""
+        """Return the number of elements of one token's keys in layer `il`."""
         return self.head_dim_k * self.n_head_kv[il]
 
     def n_embd_v(self, il: int) -> int:
-        """Elements of one token's values in layer `il`."""
+        """Return the number of elements of one token's values in layer `il`."""
         return self.head_dim_v * self.n_head_kv[il]
 
 
 def read_hparams(file: GGUFFile, *, moe: bool = False) -> HParams:
-    """The hyperparameters of a file; with `moe`, it must have experts.
+    """Return the hyperparameters of a file. With `moe`, the file must have experts.
 
     Raises:
-        ModelFileError: a key is missing, of the wrong type, or has a value no model can have.
-        UnsupportedModelError: a rope scaling that Lamella does not know.
+        ModelFileError: a key is missing, or has a wrong type or an invalid value.
+        UnsupportedModelError: an unsupported rope scaling.
     """
     keys = _Keys(file)
     n_layer = keys.count("block_count", high=MAX_LAYERS)
@@ -101,12 +101,12 @@ def read_hparams(file: GGUFFile, *, moe: bool = False) -> HParams:
         rope=_rope(keys),
         n_expert=n_expert,
         n_expert_used=n_expert_used,
-        n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral's are as wide as a dense FFN
+        n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral has only feed_forward_length
     )
 
 
 class _Keys:
-    """The keys of the file's architecture, without its prefix, and what values they may have."""
+    """Reads and checks the keys of the file's architecture, by their names without its prefix."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.path: Path = file.path
@@ -125,7 +125,7 @@ class _Keys:
     def count(
         self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT
     ) -> int:
-        """A whole number in low..high; the default, if there is one, need not be."""
+        """Return an integer in low..high, or `default`, which is not checked."""
         if default is not None and key not in self:
             return default
         value = self.metadata.int(self.full(key))
@@ -136,8 +136,8 @@ class _Keys:
     def per_layer(
         self, key: str, n_layer: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """A count for each layer, from one number for all of them or an array."""
-        # a default of zeros is none: another key, which the file lacks too, would have set it
+        """Return a count for each layer. The file has one number for all layers or an array."""
+        # a default of zeros comes from a missing key, so it is no default
         if default is not None and all(default) and key not in self:
             return default
         if not isinstance(self.metadata.get(self.full(key)), Array):
@@ -151,7 +151,7 @@ class _Keys:
         return values[:n_layer]
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0, or `default`, which is not checked."""
         if default is not None and key not in self:
             return default
         value = self.metadata.float(self.full(key))
@@ -178,7 +178,7 @@ def _n_rot(keys: _Keys, head_dim: int) -> int:
 
 
 def _experts(keys: _Keys, moe: bool) -> tuple[int, int, int]:
-    """n_expert, n_expert_used and n_ff_exp, the last 0 where the file does not say."""
+    """Return n_expert, n_expert_used and n_ff_exp; the last is 0 if the file has no such key."""
     if not moe and "expert_count" not in keys:
         return 0, 0, 0
     n_expert = keys.count("expert_count", low=int(moe), high=MAX_EXPERTS)
@@ -189,7 +189,7 @@ def _experts(keys: _Keys, moe: bool) -> tuple[int, int, int]:
 
 
 def _n_vocab(keys: _Keys, file: GGUFFile) -> int:
-    """As many as the vocabulary has tokens; files without one say it, or just have the rows."""
+    """Return the vocabulary's number of tokens, else `vocab_size`, else the embeddings' rows."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Array) and len(tokens):
         return len(tokens)
@@ -199,9 +199,9 @@ def _n_vocab(keys: _Keys, file: GGUFFile) -> int:
 
 
 def _rope(keys: _Keys) -> RopeScaling:
-    """Scaling as llama.cpp applies it (llama-model.cpp, load_hparams; llama-context.cpp).
+    """Return the scaling that llama.cpp applies (llama-model.cpp load_hparams, llama-context.cpp).
 
-    Llama 3's scaling is no type of its own: it comes as the tensor rope_freqs.weight.
+    Llama 3's scaling has no type of its own. Its files have the tensor rope_freqs.weight.
     """
     kind = keys.metadata.str(keys.full("rope.scaling.type"), "linear")
     if kind not in ("none", "linear", "yarn"):
@@ -214,7 +214,7 @@ def _rope(keys: _Keys) -> RopeScaling:
         keys.fail("rope.scaling.factor", factor, "YaRN extends a context: must be at least 1")
     freq_base = keys.positive("rope.freq_base", 10000.0)
     if freq_base <= 1:
-        keys.fail("rope.freq_base", freq_base, "must be above 1: pairs turn ever more slowly")
+        keys.fail("rope.freq_base", freq_base, "must be above 1")
     return RopeScaling(
         freq_base=freq_base,
         freq_scale=1.0 if kind == "none" else 1.0 / factor,
@@ -228,6 +228,6 @@ def _rope(keys: _Keys) -> RopeScaling:
 
 def _rope_factor(keys: _Keys) -> float:
     for key in ("rope.scaling.factor", "rope.scale_linear"):  # the second is the older name
-        if key in keys and keys.metadata.float(keys.full(key)) != 0.0:  # 0: not scaled
+        if key in keys and keys.metadata.float(keys.full(key)) != 0.0:  # 0 means no scaling
             return keys.positive(key)
     return 1.0

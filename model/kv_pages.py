@@ -1,14 +1,13 @@
-"""Bookkeeping of the paged KV pool: which cell holds which position of which sequence.
+"""Bookkeeping of the paged KV pool: the cell of each position of each sequence.
 
-A pool is a row of cells, one per token, cut into pages. A sequence is a list of pages in order of
-position: position p lies in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
-counted references. Sequences share a prefix exactly to the token: whole pages stay shared, and a
-shared page that is only partly used is copied before its first write, so that a page with more than
-one reference is never written. Page 0 is scratch: padding tokens write there, no sequence owns it.
+A pool is a row of cells, one per token, divided into pages. A sequence is a list of pages in order
+of position: position p lies in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
+reference-counted. Sequences can share a prefix of any length. A shared page that is partly used is
+copied before it is appended to, so a page with several references is never written. Page 0 is
+scratch: padding tokens write there, and no sequence has it.
 
-Knows no tensors (whoever owns them performs the copies that `append` returns), no tokens and no
-policy: who waits and who is preempted is the engine's business. For one thread at a time.
-Tests: tests/model/test_kv_pages.py.
+The caller performs the copies that `append` returns. Knows no tensors, no tokens and no policy of
+admission or preemption. Not thread-safe. Tests: tests/model/test_kv_pages.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ I32Array = npt.NDArray[np.int32]
 
 
 class CellCopy(NamedTuple):
-    """`n` cells from `src_cell` on are to be copied to those from `dst_cell` on, in every layer."""
+    """A copy of `n` consecutive cells, to perform in every layer."""
 
     src_cell: int
     dst_cell: int
@@ -33,31 +32,33 @@ class CellCopy(NamedTuple):
 
 
 class PagePool:
-    """The pages of one pool: `n_pages` to give out, and the scratch page 0 besides.
+    """The pages of one pool: `n_pages` for sequences, and the scratch page 0.
 
-    `n_cells` is rounded up to whole pages; tensors need `n_cells_total` cells.
+    `n_cells` is rounded up to whole pages. Tensors need `n_cells_total` cells.
     """
 
     def __init__(self, n_cells: int, *, page_size: int = 32) -> None:
-        """Raises RequestError: a size below 1, or more cells than an int32 can number."""
+        """Raise RequestError if a size is below 1 or the cells exceed an int32."""
         if n_cells < 1 or page_size < 1:
-            raise RequestError(f"a KV pool of {n_cells} cells in pages of {page_size}: at least 1")
+            raise RequestError(
+                f"a KV pool of {n_cells} cells in pages of {page_size}: both must be at least 1"
+            )
         self.page_size = page_size
         self.n_pages = -(-n_cells // page_size)
         self.n_cells_total = (self.n_pages + 1) * page_size
         if self.n_cells_total > np.iinfo(np.int32).max:
             raise RequestError(f"a KV pool of {n_cells} cells: at most 2^31 - 1, scratch included")
         self._n_refs = np.zeros(self.n_pages + 1, np.int32)
-        self._released: list[int] = []  # a stack of pages that were given back
-        self._n_used = 0  # pages 1.._n_used were given out at some time
-        self._is_kept = np.zeros(self.n_pages + 1, np.bool_)  # `keep` has a reference
-        self._n_evictable = 0  # pages with no other one
-        self.evict: Callable[[int], None] | None = None  # `drop` so many of these
+        self._released: list[int] = []  # a stack of pages that were released
+        self._n_used = 0  # pages 1.._n_used were taken at least once
+        self._is_kept = np.zeros(self.n_pages + 1, np.bool_)  # `keep` holds a reference
+        self._n_evictable = 0  # pages whose only reference is that of `keep`
+        self.evict: Callable[[int], None] | None = None  # drops this number of evictable pages
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
     def n_free(self) -> int:
-        """Pages that no sequence refers to, those that are only kept included."""
+        """The number of pages that no sequence refers to, evictable pages included."""
         return self._n_idle + self._n_evictable
 
     @property
@@ -65,11 +66,11 @@ class PagePool:
         return len(self._released) + self.n_pages - self._n_used
 
     def new_sequence(self) -> KVSequence:
-        """An empty sequence. It owns no page until `append`."""
+        """Return an empty sequence. It has no page until `append`."""
         return KVSequence(self)
 
     def sequence_of(self, pages: I32Array, n: int) -> KVSequence:
-        """A sequence that shares `pages`, which hold its first `n` positions: exactly so many."""
+        """Return a new sequence of `n` positions that shares `pages`, which hold exactly these."""
         assert len(pages) == -(-n // self.page_size), f"{n} positions in {len(pages)} pages"
         self._share(pages)
         seq = KVSequence(self)
@@ -78,15 +79,17 @@ class PagePool:
         return seq
 
     def keep(self, page: int) -> None:
-        """Have a reference to a page, besides those of sequences, one of which has it now. Once no
-        sequence has, it counts as free: `evict` is called when it is needed."""
-        assert self._n_refs[page] > 0, f"page {page} is nobody's"
+        """Add a reference to a page that a sequence has now.
+
+        The page counts as free once no sequence has it. `evict` is called when it is needed.
+        """
+        assert self._n_refs[page] > 0, f"page {page} is free"
         assert not self._is_kept[page], f"page {page} is kept already"
         self._n_refs[page] += 1
         self._is_kept[page] = True
 
     def drop(self, page: int) -> None:
-        """Give the reference of `keep` back."""
+        """Remove the reference of `keep`."""
         assert self._is_kept[page], f"page {page} is not kept"
         self._n_evictable -= self.is_evictable(page)
         self._is_kept[page] = False
@@ -95,16 +98,16 @@ class PagePool:
             self._released.append(page)
 
     def is_evictable(self, page: int) -> bool:
-        """Whether a page is kept, and no sequence has it."""
+        """True if a page is kept and no sequence has it."""
         return bool(self._is_kept[page] and self._n_refs[page] == 1)
 
     def _take(self, n: int) -> list[int]:
         if n > self.n_free:
             raise OutOfMemoryError("the KV pool", n, self.n_free, "pages")
         if n > self._n_idle:
-            assert self.evict is not None, "pages are kept, but nobody drops them"
+            assert self.evict is not None, "pages are kept, but evict is not set"
             self.evict(n - self._n_idle)
-            assert n <= self._n_idle, f"{n} pages are wanted, {self._n_idle} were evicted"
+            assert n <= self._n_idle, f"{n} pages are needed, {self._n_idle} are idle after evict"
         n_again = min(n, len(self._released))
         pages = self._released[len(self._released) - n_again :]
         del self._released[len(self._released) - n_again :]
@@ -123,28 +126,28 @@ class PagePool:
     def _release(self, pages: I32Array) -> None:
         self._n_refs[pages] -= 1
         self._n_evictable += self._count_evictable(pages)
-        assert not (self._n_refs[pages] < 0).any(), f"a page of {pages} was given back twice"
+        assert not (self._n_refs[pages] < 0).any(), f"a page of {pages} was released twice"
         self._released.extend(pages[self._n_refs[pages] == 0].tolist())
 
 
 class KVSequence:
-    """The pages of one sequence; positions 0..length-1 are reserved, without holes.
+    """The pages of one sequence. Positions 0..length-1 are reserved.
 
-    Everything but `free` raises ClosedError after `free`.
+    After `free`, every method but `free` raises ClosedError.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.length = 0
         self._n_pages = 0
-        self._table = np.empty(8, np.int32)  # grows by doubling; the first _n_pages count
-        # up to here positions can be reserved with nothing to do: the rest of an own last page.
-        # Only `fork` can make an own page a shared one, and it takes this back; so can `keep`, but
-        # when a page is kept that is not full, the sequence must not go on.
+        self._table = np.empty(8, np.int32)  # grows by doubling; the first _n_pages are valid
+        # Positions below this need no page and no copy, as the last page is not shared. `fork`
+        # shares it and resets this. `keep` does not reset it: after `keep` of a partly filled page,
+        # the sequence must not append.
         self._n_ready = 0
 
     def can_append(self, n: int) -> bool:
-        """Whether `append(n)` finds the pages it needs."""
+        """True if the pool has the pages that `append(n)` needs."""
         if 0 <= n <= self._n_ready - self.length:
             return True
         return self._n_wanted(n) <= self.pool.n_free
@@ -152,11 +155,12 @@ class KVSequence:
     def append(self, n: int) -> list[CellCopy]:
         """Reserve the next `n` positions.
 
-        Returns the copies to perform before any cell of the pool is written: at most one, of the
-        used cells of a last page that was shared.
+        Returns:
+            The copies to perform before any cell of the pool is written. There is at most one: of
+            the used cells of a shared last page.
 
         Raises:
-            OutOfMemoryError: `can_append(n)` is False; `wanted` and `free` are pages. Nothing has
+            OutOfMemoryError: `can_append(n)` is False; `wanted` and `free` count pages. Nothing has
                 changed.
         """
         if 0 <= n <= self._n_ready - self.length:
@@ -172,13 +176,13 @@ class KVSequence:
         return copies
 
     def cell(self, pos: int) -> int:
-        """The cell of one position, which must be reserved."""
+        """Return the cell of a reserved position."""
         assert 0 <= pos < self.length, f"position {pos} of {self.length}"
         size = self.pool.page_size
         return int(self._table[pos // size]) * size + pos % size
 
     def cells(self, begin: int, end: int) -> I32Array:
-        """[end - begin] int32: the cell of each position; a new array.
+        """Return the cell of each position in begin..end-1: int32 [end - begin], a new array.
 
         Raises:
             RequestError: not 0 <= begin <= end <= length.
@@ -195,14 +199,17 @@ class KVSequence:
         return rows.reshape(-1)[begin - first * size : end - first * size]
 
     def page_numbers(self) -> I32Array:
-        """[pages] int32, in order of position: a view to copy from at once, never to write to."""
+        """Return the pages in order of position: int32 [n_pages], a view.
+
+        Copy from it before the next change of the sequence, and do not write to it.
+        """
         self._check_open()
         return self._table[: self._n_pages]
 
     def fork(self, n: int | None = None) -> KVSequence:
-        """A new sequence that shares the first `n` positions (all by default).
+        """Return a new sequence that shares the first `n` positions (all by default).
 
-        Needs no free page: a shared partial page is copied by whoever appends to it first.
+        Needs no free page: the first `append` to a shared partial page copies it.
 
         Raises:
             RequestError: not 0 <= n <= length.
@@ -225,11 +232,11 @@ class KVSequence:
         self.length = self._n_ready = n
 
     def remove(self, begin: int, end: int) -> None:
-        """Remove positions begin..end-1, which must reach the end of the sequence or be none.
+        """Remove positions begin..end-1. The range must be empty or reach the end of the sequence.
 
         Raises:
-            RequestError: the range is no part of the sequence, or an inner one: keys are rotated to
-                their positions, so what follows cannot move up.
+            RequestError: the range is not in the sequence, or ends before its end: later positions
+                cannot move, as their keys are rotated.
         """
         self._check_range(begin, end)
         if begin == end:
@@ -242,7 +249,7 @@ class KVSequence:
         self.truncate(begin)
 
     def free(self) -> None:
-        """Give all pages back. Twice is fine."""
+        """Release all pages. May be called again."""
         if self._n_ready < 0:
             return
         self.truncate(0)
@@ -256,7 +263,7 @@ class KVSequence:
 
     @property
     def last_is_shared(self) -> bool:
-        """Whether the next position lies in a page that somebody else refers to as well."""
+        """True if the next position lies in a page with another reference."""
         if self.length % self.pool.page_size == 0:
             return False
         return bool(self.pool._n_refs[self._table[self._n_pages - 1]] > 1)
@@ -273,7 +280,7 @@ class KVSequence:
     def _extend(self, pages: list[int] | I32Array) -> None:
         n_pages = self._n_pages + len(pages)
         if n_pages > len(self._table):
-            # a new array: views that were handed out keep what they show
+            # a new array, so that views returned earlier do not change
             table = np.empty(max(n_pages, 2 * len(self._table)), np.int32)
             table[: self._n_pages] = self._table[: self._n_pages]
             self._table = table
@@ -287,4 +294,4 @@ class KVSequence:
 
     def _check_open(self) -> None:
         if self._n_ready < 0:
-            raise ClosedError("a KV sequence was used after it had been freed")
+            raise ClosedError("a KV sequence was used after it was freed")

@@ -1,14 +1,13 @@
-"""Prefixes that the KV pool still holds: a tree of pages, found by the tokens in them.
+"""The prefix cache: a tree of the KV pool's pages, searched by tokens.
 
-A node is a page and the tokens whose keys and values it holds; its parent is the page before. So
-the path to a node is a prefix, and prefixes that begin alike share their pages. Only a leaf may be
-a page that is not full. The tree has a reference of its own to each page. A page that no sequence
-refers to counts as free: when the pool runs short, those used longest ago go first, and ends before
-beginnings.
+A node is a page and the tokens whose keys and values it holds. Its parent is the page before it, so
+the path to a node is a prefix. Prefixes with equal beginnings share nodes. Only a leaf may be a
+partly filled page. The tree holds a reference to each page. A page that no sequence has counts as
+free: the pool evicts the least recently used pages first, and a page only after its children.
 
-Keys and values of equal tokens at equal positions are equal to the bit, whoever computed them, if
-no device takes large batches over from another: then what is reused changes nothing. Knows no
-tensors and no requests. For one thread at a time. Tests: tests/model/test_kv_prefix.py.
+Equal tokens at equal positions have keys and values of equal bits, unless a device takes large
+batches over from another one. So reuse does not change results. Knows no tensors and no requests.
+Not thread-safe. Tests: tests/model/test_kv_prefix.py.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TOKEN_BYTES: Final = 4
 
 
 class Node:
-    """A page: its tokens as bytes, and the pages that follow it in some prefix."""
+    """A page in the tree: its tokens as bytes, and the pages that follow it."""
 
     __slots__ = ("children", "key", "keys", "page", "parent")
 
@@ -35,10 +34,10 @@ class Node:
         self.key = key
         self.page = page
         self.children: dict[bytes, Node] = {}
-        self.keys: list[bytes] = []  # of the children, sorted; none begins with another
+        self.keys: list[bytes] = []  # the children's keys, sorted; none is a prefix of another
 
     def closest(self, key: bytes) -> tuple[Node | None, int]:
-        """The child that has most tokens in common with `key`, and how many."""
+        """Return the child with the longest common prefix with `key`, and its length in tokens."""
         i = bisect_left(self.keys, key)
         found = [(_n_common(near, key), near) for near in self.keys[max(i - 1, 0) : i + 1]]
         n, near = max(found, default=(0, b""))
@@ -46,26 +45,26 @@ class Node:
 
 
 class PrefixTree:
-    """What is remembered of a pool's sequences; one for a pool."""
+    """The prefixes cached in a pool. A pool has one tree at most."""
 
     def __init__(self, pool: PagePool) -> None:
-        assert pool.evict is None, "two trees would not know of each other's pages"
+        assert pool.evict is None, "the pool has a prefix tree already"
         self._pool = pool
         self._n_bytes = TOKEN_BYTES * pool.page_size  # of a full page's key
         self._root = Node(None, b"", 0)
-        # those used longest ago first; a page is always used together with those before it, and
-        # stands behind those that follow it
+        # the least recently used first. Using a page uses those before it as well, so a page comes
+        # after its children.
         self._by_age: OrderedDict[Node, None] = OrderedDict()
         pool.evict = self._evict
 
     def __len__(self) -> int:
-        """Pages that are remembered."""
+        """The number of pages in the tree."""
         return len(self._by_age)
 
     def find(self, tokens: Sequence[int]) -> KVSequence:
-        """A new sequence that shares the longest prefix of `tokens` there is, of length 0 if none.
+        """Return a new sequence that shares the longest cached prefix of `tokens`, maybe empty.
 
-        Its last page may be shared in part: see `KVSequence.append`.
+        Its last page may be shared in part; see `KVSequence.append`.
         """
         raw = _raw(tokens)
         node, pages, begin = self._root, [], 0
@@ -80,11 +79,11 @@ class PrefixTree:
         return self._pool.sequence_of(np.array(pages, np.int32), begin // TOKEN_BYTES + n_more)
 
     def insert(self, tokens: Sequence[int], seq: KVSequence, *, ended: bool) -> None:
-        """Remember that the first positions of `seq` hold the keys and values of `tokens`.
+        """Add the pages of `seq`, whose first positions hold the keys and values of `tokens`.
 
-        `ended`: the sequence will not go on and is freed next. Else only full pages are taken, and
-        only while the tree's pages are the sequence's own: so a page of the tree is never in use
-        without those before it, which eviction rests on.
+        With `ended`, the sequence is freed next, and all pages are added. Without it, only full
+        pages are added, up to the first page whose tokens the tree has in another page. So a page
+        in use always has its parent in use, which eviction needs.
         """
         assert len(tokens) <= seq.length, f"{len(tokens)} tokens, {seq.length} positions"
         raw, node = _raw(tokens), self._root
@@ -99,7 +98,10 @@ class PrefixTree:
         self._touch(node)
 
     def _add(self, parent: Node, key: bytes, page: int) -> Node:
-        """The child that holds these tokens, and maybe more: one that is there, or a new one."""
+        """Return the child whose key begins with `key`, or a new child for it.
+
+        A child whose key is a prefix of `key` is replaced.
+        """
         i = bisect_left(parent.keys, key)
         if i < len(parent.keys) and parent.keys[i].startswith(key):
             return parent.children[parent.keys[i]]
@@ -114,8 +116,8 @@ class PrefixTree:
         return node
 
     def _remove(self, node: Node) -> None:
-        assert node.parent is not None, "the root is no page"
-        assert not node.children, "a page goes only after those that follow it"
+        assert node.parent is not None, "the root is not a page"
+        assert not node.children, f"page {node.page} has children"
         del node.parent.keys[bisect_left(node.parent.keys, node.key)]
         del node.parent.children[node.key]
         del self._by_age[node]
@@ -127,8 +129,11 @@ class PrefixTree:
             node = node.parent
 
     def _evict(self, n: int) -> None:
-        """Free `n` pages that only the tree refers to. A page stands behind those that follow it,
-        and is in use if one of them is: so what goes has nothing left that follows it."""
+        """Free `n` pages that only the tree refers to, the least recently used first.
+
+        A page comes after its children in `_by_age`, and is in use if a child is. So a page is
+        removed after its children.
+        """
         victims: list[Node] = []
         for node in self._by_age:
             if self._pool.is_evictable(node.page):
@@ -144,7 +149,7 @@ def _raw(tokens: Sequence[int]) -> bytes:
 
 
 def _n_common(a: bytes, b: bytes) -> int:
-    """Tokens that both begin with."""
+    """Return the number of leading tokens that both have in common."""
     n = min(len(a), len(b)) // TOKEN_BYTES
     differ = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
     return int(differ.argmax()) if differ.any() else n

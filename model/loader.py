@@ -1,8 +1,8 @@
-"""Loading a model: weights are found in the file, placed, allocated, and copied from its map.
+"""Model loading: find the weights in the file, place them, allocate them, copy their data.
 
     model = load_model(path, Placement(cpu=cpu, devices=(gpu,)))
 
-Knows no graph and no context. Tested by tests/model/test_loader_*.py.
+Knows no graphs and no contexts. Tested by tests/model/test_loader_*.py.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .placement import Home, Placement, layer_devices, place
 
 log = get_logger("loader")
 
-SLICE_BYTES: Final = 4 << 20  # copied at a time
-N_PROGRESS: Final = 100  # calls of the progress callback, about
+SLICE_BYTES: Final = 4 << 20  # bytes copied at a time
+N_PROGRESS: Final = 100  # approximate number of calls of the progress callback
 
-N_NAMED: Final = 50  # tensors named in one message
+N_NAMED: Final = 50  # most tensors named in one message
 
 
 @dataclass(frozen=True, slots=True)
 class FoundWeight:
-    """A weight and where the file has it: in tensors that follow one another in it.
+    """A weight and its source: consecutive tensors of the file.
 
-    `type` is that of the loaded weight: vectors are float32 whatever the file holds.
+    `type` is the type of the loaded weight. Vectors are loaded as float32.
     """
 
     spec: WeightSpec
@@ -54,22 +54,22 @@ class FoundWeight:
 
 
 class LoadedModel:
-    """A model whose weights are in memory. `load_model` makes it.
+    """A model whose weights are in memory. Made by `load_model`.
 
     Attributes:
-        path: of its file, of the first one if there are several.
-        n_bytes: the size of all its files.
-        metadata: of the file; stays readable.
-        arch: builds its graphs.
-        hp: its hyperparameters.
-        weights: by name, as `arch` wants them; in buffers of usage WEIGHTS.
-        origins: of the weights, by name: the file's tensor, the first one if there are several.
-            Tied weights have the same, also if they are in several kinds of memory.
-        homes: of the weights, by name.
-        placement: how it was placed.
-        memory: where its buffers and those of its contexts are allocated.
-        layers: the device of each layer, and of the output as the last one.
-        devices: those in use, in the order of `Placement.devices`; the CPU is always the last.
+        path: the model's file; the first one of a split model.
+        n_bytes: the size of all files.
+        metadata: the file's metadata; readable after the file is closed.
+        arch: the architecture, which builds graphs.
+        hp: hyperparameters.
+        weights: the architecture's weights by name, in buffers of usage WEIGHTS.
+        origins: for each weight, the name of its (first) tensor in the file. Tied weights have the
+            same origin, even if they lie in different kinds of memory.
+        homes: the home of each weight, by name.
+        placement: the rules by which the model was placed.
+        memory: allocates the buffers of the model and its contexts.
+        layers: the device of each layer, then that of the output.
+        devices: the devices in use, in the order of `Placement.devices`; the CPU is always last.
     """
 
     def __init__(
@@ -93,24 +93,26 @@ class LoadedModel:
         self.memory = memory
         self.layers = layer_devices(hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
-        # also those that take only large batches over, for which weights lie in their pinned memory
+        # also devices that only compute large batches: the CPU's weights lie in their pinned memory
         bufts = {home.buft for home in homes.values()}
         used.update(d for d in placement.devices if d.host_buffer_type in bufts)
         self.devices = (*(d for d in placement.devices if d in used), placement.cpu)
         self._buffers: list[Buffer] = []
 
     def kv_home(self, il: int) -> Device:
-        """The device that holds the keys and values of layer `il`: the one that runs the layer, or
-        the CPU without `kv_offload`."""
+        """Return the device that holds the keys and values of layer `il`.
+
+        This is the device of the layer, or the CPU without `kv_offload`.
+        """
         return self.layers[il] if self.placement.params.kv_offload else self.placement.cpu
 
     @property
     def buffers(self) -> Sequence[Buffer]:
-        """Where its weights lie."""
+        """The buffers of the weights."""
         return tuple(self._buffers)
 
     def free(self) -> None:
-        """Give the weights' memory back. Twice is fine."""
+        """Free the weights' memory. May be called again."""
         for buffer in self._buffers:
             buffer.free()
         self._buffers = []
@@ -127,16 +129,16 @@ def load_model(
     placement: Placement,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """Load a model into the memory that `placement` gives its weights.
+    """Load a model and place its weights by the rules of `placement`.
 
-    `progress` is called about 100 times, with the bytes copied so far and in all.
+    `progress` is called about 100 times, with the bytes copied so far and the total.
 
     Raises:
-        ModelFileError: the file is missing or broken, a tensor is missing or has another shape than
-            the hyperparameters say.
+        ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
+            does not match the hyperparameters.
         UnsupportedModelError: an architecture, a tensor or a type that Lamella cannot run.
-        RequestError: an override puts a weight where nothing can compute with it.
-        OutOfMemoryError: a device's memory is too small; what was allocated is freed.
+        RequestError: an override puts a weight into memory that no device can compute with.
+        OutOfMemoryError: a device's memory is too small; all memory is freed.
     """
     with open_gguf(path) as file:
         model, sources = place_model(file, placement)
@@ -151,10 +153,10 @@ def load_model(
 def place_model(
     file: GGUFFile, placement: Placement, memory: Memory = REAL_MEMORY
 ) -> tuple[LoadedModel, dict[Tensor, FoundWeight]]:
-    """Place the model of an open file as `load_model` does, without the weights' data.
+    """Place and allocate the model of an open file, without copying the weights' data.
 
     Returns:
-        The model, and for each weight its source in the file.
+        The model, and the source of each weight in the file.
     """
     arch = find_architecture(file.metadata.str("general.architecture"), file.path)
     hp = arch.hparams(file)
@@ -168,16 +170,16 @@ def place_model(
         raise
 
 
-# --- what the file has ---
+# --- weights in the file ---
 
 
 def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeight]:
-    """Where the file has the weights of an architecture; optional ones may be absent.
+    """Return the file's weights for `specs`. Optional ones may be absent.
 
     Raises:
-        ModelFileError: weights are missing or have another shape; names them.
-        UnsupportedModelError: a vector of a type that cannot be read as float32, or tensors that
-            the architecture does not have: without them, results would be wrong.
+        ModelFileError: weights are missing or have a wrong shape; names them.
+        UnsupportedModelError: a vector has a type that cannot be read as float32, or the file has
+            tensors that are not in `specs`. Results without these tensors would be wrong.
     """
     found: list[FoundWeight] = []
     missing: list[str] = []
@@ -198,7 +200,7 @@ def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeigh
     unknown = [name for name in file.tensors if name not in used]
     if unknown:
         raise UnsupportedModelError(
-            f"{file.path}: this architecture has no tensors {_list(unknown)}"
+            f"{file.path}: the architecture does not have these tensors: {_list(unknown)}"
         )
     return found
 
@@ -211,10 +213,10 @@ def _parts(file: GGUFFile, spec: WeightSpec) -> tuple[TensorInfo, ...]:
 
 
 def _misshaped(spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> list[str]:
-    """Those parts that have another shape than they must have, and which."""
+    """Return a text for each part with a wrong shape: its shape and the required one."""
     ne = spec.ne if len(parts) == 1 else spec.ne[:-1]
     return [
-        f"{info.name} has {list(info.ne)}, it must be {list(ne)}"
+        f"{info.name} has {list(info.ne)}, must have {list(ne)}"
         for info in parts
         if _without_ones(info.ne) != _without_ones(ne)
     ]
@@ -230,7 +232,7 @@ def _check_types(path: Path, parts: tuple[TensorInfo, ...]) -> None:
 
 
 def _without_ones(ne: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without trailing ones, which files write or leave out."""
+    """Return the shape without trailing ones, which files may omit."""
     while len(ne) > 1 and ne[-1] == 1:
         ne = ne[:-1]
     return ne
@@ -259,9 +261,9 @@ def _list(names: list[str]) -> str:
 def _allocate(
     model: LoadedModel, found: list[FoundWeight], placement: Placement
 ) -> dict[Tensor, FoundWeight]:
-    """Give the model its weights, allocated: the same data is in one kind of memory only once.
+    """Allocate the model's weights. Tied weights are allocated once in each kind of memory.
 
-    What does not fit into pinned memory goes to the CPU's own.
+    If pinned memory is too small, its weights go to the CPU's own memory.
     """
     sources: dict[Tensor, FoundWeight] = {}
     shared: dict[tuple[BufferType, str], Tensor] = {}
@@ -281,7 +283,7 @@ def _allocate(
         except OutOfMemoryError as e:
             if buft not in placement.pinned:
                 raise
-            log.warning(f"{e}: the CPU's weights are in memory from which copies are slower")
+            log.warning(f"{e}: the CPU's weights are in pageable memory, copies are slower")
             model.free()
             for name, home in model.homes.items():
                 if home.buft is buft:
@@ -294,19 +296,19 @@ def _allocate(
 
 
 class _Progress:
-    """Counts bytes and tells the callback at every hundredth."""
+    """Counts bytes and calls the callback at each percent."""
 
     def __init__(self, callback: Callable[[int, int], None] | None, total: int) -> None:
         self._callback = callback
         self._total = total
         self._done = 0
-        self._told = 0
+        self._reported = 0
 
     def add(self, n_bytes: int) -> None:
         self._done += n_bytes
         part = self._done * N_PROGRESS // max(self._total, 1)
-        if self._callback is not None and part > self._told:
-            self._told = part
+        if self._callback is not None and part > self._reported:
+            self._reported = part
             self._callback(self._done, self._total)
 
 
@@ -316,7 +318,7 @@ def _fill(
     model: LoadedModel,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Copy the weights in the order in which the file has them, each page once."""
+    """Copy the weights in the order of the file, so that each page is read once."""
     placement = model.placement
     devices = (*placement.devices, placement.cpu)
     plain = {device.buffer_type for device in devices} | placement.pinned
@@ -329,7 +331,7 @@ def _fill(
 
     for tensor, weight in sorted(sources.items(), key=place_in_file):
         if weight.is_converted or model.homes[weight.spec.name].buft not in plain:
-            # special memory may need all of a tensor at once, to repack it
+            # special buffer types may repack a tensor, which needs all of its data at once
             _copy_whole(file, tensor, weight, done)
         else:
             _copy_slices(file, tensor, weight, done)

@@ -1,8 +1,8 @@
-"""The outputs of a decode graph: rows of logits, or only the largest of each row.
+"""The outputs of a decode graph: rows of logits, or only the largest logits of each row.
 
-A sampler can often work from the largest few. Where the logits lie in a device's memory, the graph
-finds those there, and only they are moved to the host. Knows no batches and no sampling. Tested by
-tests/model/test_outputs.py.
+A sampler often needs only the largest logits. If logits lie in a device's memory, the graph finds
+the largest on the device, and only these are copied to the host. Knows no batches and no sampling.
+Tested by tests/model/test_outputs.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..sched.backend import Device
 I32Array = npt.NDArray[np.int32]
 F32Array = npt.NDArray[np.float32]
 
-N_TOPS: Final = (1, 64, 256, 1024)  # few sizes, as each has graphs of its own
+N_TOPS: Final = (1, 64, 256, 1024)  # few sizes, as each needs its own graphs
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The n largest logits of a row, none of them NaN: the largest first, equal ones by id."""
+    """The n largest logits of a row without NaN, in descending order; equal ones by id."""
 
     ids: I32Array  # [n]
-    logits: F32Array  # [n], the first of them finite
+    logits: F32Array  # [n]; the first is finite
 
     @property
     def nbytes(self) -> int:
@@ -40,15 +40,15 @@ Row: TypeAlias = F32Array | TopLogits  # all logits [n_vocab], or the largest
 
 
 class TopNodes(NamedTuple):
-    """What stands for rows of logits."""
+    """The nodes that find the largest logits of each row."""
 
     ids: Tensor  # I32 [n_top, n_outputs]
     logits: Tensor  # F32 [1, n_top, n_outputs]
-    sums: Tensor  # F32 [1, n_outputs], NaN where a logit is: that would come last, and not be seen
+    sums: Tensor  # F32 [1, n_outputs]; NaN if a logit is, as top_k puts NaN last
 
     @classmethod
     def of(cls, logits: Tensor, n_top: int) -> TopNodes:
-        """The nodes for logits [n_vocab, n_outputs], flagged as outputs."""
+        """Return the nodes for logits [n_vocab, n_outputs], flagged as outputs."""
         ids = ops.top_k(logits, n_top)
         entries = ops.reshape(logits, (1, *logits.ne[:2]))
         return cls(
@@ -59,7 +59,7 @@ class TopNodes(NamedTuple):
 
 
 class Outputs:
-    """The outputs of a graph: logits [n_vocab, n_outputs], and the `n_top` largest of each row."""
+    """A graph's outputs: logits [n_vocab, n_outputs], and with `n_top` the largest of each row."""
 
     def __init__(self, logits: Tensor, n_top: int = 0) -> None:
         self.logits = logits
@@ -70,16 +70,16 @@ class Outputs:
         return (self.logits, *(self.top or ()))
 
     def read_logits(self, out: F32Array, first: int = 0) -> None:
-        """Fill `out` [n, n_vocab] or [n_vocab] with the rows from `first` on."""
+        """Read rows from `first` on into `out`, [n, n_vocab] or [n_vocab]."""
         tensor_read(self.logits, out.reshape(-1).view(np.uint8), first * self.logits.nb[1])
 
     def read_rows(self, n_tops: Sequence[int]) -> list[Row]:
-        """The first rows: the `n_top` largest logits where that is as many as `n_tops` asks for,
-        elsewhere, or where it asks for 0, all.
+        """Return the first len(n_tops) rows.
 
-        All, too, of a row with a NaN or an infinite largest logit: a sampler says what is wrong.
+        Row i is a TopLogits if 0 < n_tops[i] <= `n_top`, else a whole row. A row with a NaN or an
+        infinite largest logit is returned whole, so that the sampler can raise an error.
         """
-        assert self.top is not None, "the graph gives whole rows only"
+        assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
         ids = _read(self.top.ids, np.empty((n_rows, n_top), np.int32))
         logits = _read(self.top.logits, np.empty((n_rows, n_top), np.float32))
@@ -97,9 +97,9 @@ class Outputs:
 
 
 def top_sizes(device: Device, n_vocab: int) -> tuple[int, ...]:
-    """How many of the largest logits graphs should give, if `device` computes the logits.
+    """Return the sizes of TopLogits that graphs can return if `device` computes the logits.
 
-    None where those lie in host memory, or where the device cannot find the largest.
+    Empty if logits lie in host memory or the device does not support the ops.
     """
     if device.buffer_type.is_host:
         return ()
@@ -107,14 +107,19 @@ def top_sizes(device: Device, n_vocab: int) -> tuple[int, ...]:
     return tuple(
         n_top
         for n_top in N_TOPS
-        # an id and a logit must take less than the row that they stand for
+        # ids and logits must be smaller than the row that they replace
         if 2 * n_top < n_vocab and all(map(device.supports_op, TopNodes.of(logits, n_top)))
     )
 
 
 def top_size(n_tops: Sequence[int], sizes: Sequence[int]) -> int:
-    """The least of `sizes`, which rise, that is enough for as many of `n_tops` as can be, leaving
-    out zeros; 0 if for none."""
+    """Return the smallest size that serves the most outputs, or 0 if no size serves any.
+
+    Args:
+        n_tops: the number of largest logits that each output needs; 0 for all, which no size
+            serves.
+        sizes: ascending.
+    """
     most = max((n for n in n_tops if n <= sizes[-1]), default=0)
     return next((size for size in sizes if size >= most), 0) if most else 0
 

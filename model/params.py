@@ -1,6 +1,6 @@
-"""Where a model runs and how large its context is: the options of placement and context.
+"""The options of a model's placement and of its context.
 
-Names are llama-server's. Knows no device and no file: `placement.py` and `context.py` do.
+Names are llama-server's. Knows no devices and no files.
 Tested by tests/runtime/test_params.py and tests/cli/test_flags.py.
 """
 
@@ -23,12 +23,12 @@ KV_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names with commas between them."""
+    """Return the names of a comma-separated list."""
     return tuple(name for name in text.split(",") if name)
 
 
 def parse_layers(text: str) -> int | None:
-    """A number of layers, `all` (-1) or `auto` (None)."""
+    """Return a number of layers; -1 for `all`, None for `auto`."""
     if text in ("all", "auto"):
         return ALL_LAYERS if text == "all" else None
     try:
@@ -38,7 +38,7 @@ def parse_layers(text: str) -> int | None:
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """Numbers with commas or slashes between them."""
+    """Return the numbers of a list separated by commas or slashes."""
     try:
         return tuple(float(part) for part in re.split("[,/]", text))
     except ValueError:
@@ -46,7 +46,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, str], ...]:
-    """REGEX=BUFFER_TYPE with commas between them, as pairs.
+    """Return the (regex, buffer type) pairs of a comma-separated list of REGEX=BUFFER_TYPE.
 
     A comma inside brackets of any kind is part of the pattern. The last '=' ends the pattern.
     """
@@ -57,7 +57,7 @@ def _override(item: str) -> tuple[str, str]:
     pattern, found, buft = (part.strip() for part in item.rpartition("="))
     if not (pattern and found and buft):
         raise ValueError(
-            f"{item!r}: must be like exps=CPU, a pattern for the names of weights and a memory"
+            f"{item!r}: must be like exps=CPU, a pattern for names of weights and a buffer type"
         )
     try:
         re.compile(pattern)
@@ -67,9 +67,9 @@ def _override(item: str) -> tuple[str, str]:
 
 
 def _split_outside_brackets(text: str) -> list[str]:
-    """The parts between commas that are in no brackets of a regular expression."""
+    """Split a text at the commas outside the brackets of regular expressions."""
     parts, depth = [""], 0
-    # an escaped character, or a set of characters, is one piece: brackets in it are plain text
+    # an escaped character or a character set is one piece, as brackets in it are plain text
     for piece in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", text, re.DOTALL):
         if piece == "," and depth <= 0:
             parts.append("")
@@ -80,7 +80,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def check_kv_type(name: str, value: Any) -> GGMLType:
-    """The type of a KV pool, given itself or its name in any case.
+    """Return a KV type from the type or its name. Case is ignored.
 
     Raises:
         RequestError: lists the valid types.
@@ -101,9 +101,9 @@ def _check_names(name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementParams(Options):
-    """Which devices a model runs on, and what each of them takes."""
+    """The devices of a model, and the layers and weights of each."""
 
-    title: ClassVar[str] = "where it runs"
+    title: ClassVar[str] = "placement"
 
     n_threads: int | None = option(
         None,
@@ -111,7 +111,7 @@ class PlacementParams(Options):
         low=1,
         high=512,
         help="threads of the CPU",
-        default_text="one for each core",
+        default_text="one per core",
     )
     n_threads_batch: int | None = option(
         None,
@@ -119,14 +119,14 @@ class PlacementParams(Options):
         low=1,
         high=512,
         help="threads for prompts and for several sequences at once",
-        default_text="as -t",
+        default_text="same as -t",
     )
     poll: int = option(
         POLL,
         "--poll",
         low=0,
         high=100,
-        help="how long threads spin for work before they sleep: 0, not at all, to 100, for 2 ms",
+        help="how long threads spin for work before they sleep: from 0 (not at all) to 100 (2 ms)",
     )
     devices: Sequence[str] = option(
         (),
@@ -144,29 +144,30 @@ class PlacementParams(Options):
         low=-(2**31),
         high=INT32_MAX,
         env="N_GPU_LAYERS",
-        help="layers for the devices, from the last one on: a number, all, or auto: as many as fit",
+        help="number of layers on the devices, the last layers first: a number, all, or auto (as "
+        "many as fit)",
         default_text="auto",
     )
     split_mode: str = option(
         "layer",
         *("-sm", "--split-mode"),
         metavar="MODE",
-        help="layer: spread the layers over the devices; none: put all on the main one",
+        help="layer: spread the layers over the devices; none: use the main device only",
     )
     main_gpu: int = option(
         0,
         *("-mg", "--main-gpu"),
         low=0,
         high=INT32_MAX,
-        help="with -sm none: which of the devices, from 0 on",
+        help="index of the main device for -sm none",
     )
     tensor_split: tuple[float, ...] | None = option(
         None,
         *("-ts", "--tensor-split"),
         parse=parse_shares,
         metavar="A,B",
-        help="the devices' shares of the layers",
-        default_text="by their free memory",
+        help="each device's share of the layers",
+        default_text="in proportion to free memory",
     )
     kv_offload: bool = option(
         True, "-nkvo", "--no-kv-offload", help="keep keys and values in host memory"
@@ -180,7 +181,8 @@ class PlacementParams(Options):
         parse=parse_overrides,
         repeats=True,
         metavar="REGEX=BUFT,...",
-        help="memory for weights by name, like exps=CPU; the first match counts; may be repeated",
+        help="buffer type for weights by name, like exps=CPU; the first match counts; may be "
+        "repeated",
         default_text="",
     )
     n_cpu_moe: int = option(
@@ -188,20 +190,18 @@ class PlacementParams(Options):
         *("-ncmoe", "--n-cpu-moe"),
         low=-1,
         high=INT32_MAX,
-        help="the experts of the first N layers for the CPU",
-        shortcuts=(
-            Shortcut(("-cmoe", "--cpu-moe"), ALL_LAYERS, "the experts of all layers for the CPU"),
-        ),
+        help="keep the experts of the first N layers on the CPU",
+        shortcuts=(Shortcut(("-cmoe", "--cpu-moe"), ALL_LAYERS, "keep all experts on the CPU"),),
     )
     placement: str = option(
         "warn",
         "--placement",
         choices=PLACEMENTS,
         metavar="RULE",
-        help="for nodes that cannot run where their layer is: strict refuses to start, warn logs "
-        "them, auto is silent",
+        help="if a node cannot run on the device of its layer: strict refuses to start, warn logs "
+        "it, auto is silent",
     )
-    fit: bool = option(False, "--fit", help="take a smaller context if the memory is too small")
+    fit: bool = option(False, "--fit", help="use a smaller context if the memory is too small")
     fit_target: int = option(
         1024,
         *("-fitt", "--fit-target"),
@@ -213,13 +213,13 @@ class PlacementParams(Options):
     repack: bool = option(
         True,
         *("-nr", "--no-repack"),
-        help="keep the CPU's weights as the file has them: slower; the bits of a simulated device",
+        help="keep the CPU's weights in the file's layout: slower, same bits as a simulated device",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParams(Options):
-    """How many tokens a context holds and computes at once."""
+    """The number of tokens that a context holds and computes at once."""
 
     title: ClassVar[str] = "context"
 
@@ -229,7 +229,7 @@ class ContextParams(Options):
         low=0,
         high=INT32_MAX,
         help="tokens of context, shared by all sequences",
-        default_text="0: what the model was trained with",
+        default_text="0: the context size that the model was trained with",
     )
     n_batch: int = option(
         2048,
@@ -237,7 +237,7 @@ class ContextParams(Options):
         low=1,
         high=INT32_MAX,
         env="BATCH",
-        help="most prompt tokens in one step; -ub, where that is less",
+        help="maximum number of prompt tokens in one step; never more than -ub",
     )
     n_ubatch: int = option(
         512,
@@ -245,7 +245,7 @@ class ContextParams(Options):
         low=1,
         high=INT32_MAX,
         env="UBATCH",
-        help="most tokens computed at once",
+        help="maximum number of tokens computed at once",
     )
     type_k: GGMLType = option(
         GGMLType.F16,
@@ -269,5 +269,5 @@ class ContextParams(Options):
         low=1,
         high=1024,
         env="N_PARALLEL",
-        help="requests decoded together",
+        help="maximum number of requests decoded together",
     )

@@ -1,9 +1,9 @@
-"""Where weights go: a device and one of its kinds of memory for each, by llama.cpp's rules.
+"""Placement of weights: a device and a buffer type for each weight, by llama.cpp's rules.
 
-The last n_gpu_layers of the n_layer + 1 layers (the output counts as one) go to the given devices,
-in order; the input embedding stays on the CPU. A weight whose op its device cannot run goes to the
-CPU too. Overrides come first, and one to the CPU's memory means the CPU: the best memory that it
-has for the weight. Nothing is allocated, so a plan can be made before a model is loaded.
+The last n_gpu_layers of the n_layer + 1 layers (the output counts as one) go to the devices, in
+order. The input embedding stays on the CPU. A weight goes to the CPU if its device cannot run its
+op. Overrides take precedence. An override to the CPU's buffer type selects the CPU, and its best
+buffer type for the weight. Nothing is allocated, so placement works before a model is loaded.
 Tested by tests/model/test_loader_placement.py.
 """
 
@@ -27,9 +27,9 @@ from .arch.weights import WeightSpec
 from .hparams import HParams
 from .params import PlacementParams
 
-N_TOKENS_TRIED: Final = 512  # tokens of the step that a device is asked about, as in llama.cpp
-# the experts of a layer, not its router nor experts that all tokens share (llama.cpp,
-# common/common.h, LLM_FFN_EXPS_REGEX)
+N_TOKENS_TRIED: Final = 512  # tokens of the op passed to `supports_op`, as in llama.cpp
+# the experts of a layer, without its router and its shared experts (llama.cpp, common/common.h,
+# LLM_FFN_EXPS_REGEX)
 EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 Overrides = tuple[tuple[str, BufferType], ...]
@@ -37,18 +37,18 @@ Overrides = tuple[tuple[str, BufferType], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The devices a model is placed on, and the rules by which it is.
+    """The devices for a model, and the rules of placement.
 
     Args:
-        cpu: runs all that no other device does.
+        cpu: runs everything that the other devices do not.
         devices: GPUs and accelerators, in the order in which layers fill them.
-        params: how many layers they take, their shares, and so on. The names of devices and of
-            overrides in there have been looked up: they are `devices` and `overrides`.
-        overrides: patterns (`re.search` on a weight's name), each with the memory for the weights
-            that match. The first match counts.
+        params: the number of layers for the devices, their shares, and so on. Its names of devices
+            and overrides are not read: `devices` and `overrides` replace them.
+        overrides: pairs of a pattern (`re.search` on a weight's name) and the buffer type of the
+            weights that match. The first match counts.
 
     Raises:
-        RequestError: an invalid device, share or pattern, or memory that no device can use.
+        RequestError: an invalid device, share or pattern, or a buffer type that no device can use.
     """
 
     cpu: Device
@@ -63,36 +63,40 @@ class Placement:
             try:
                 re.compile(pattern)
             except re.error as e:
-                raise RequestError(f"override {pattern!r} is no regular expression: {e}") from None
+                raise RequestError(
+                    f"override {pattern!r} is not a regular expression: {e}"
+                ) from None
             if not self.users(buft):
                 names = ", ".join(d.name for d in (*self.devices, self.cpu))
                 raise RequestError(
-                    f"override {pattern!r}: no device can use {buft.name}, there are: {names}"
+                    f"override {pattern!r}: no device can use {buft.name}; the devices are: {names}"
                 )
 
     def users(self, buft: BufferType) -> list[Device]:
-        """The devices that can use this memory."""
+        """Return the devices that can use buffers of this type."""
         return [d for d in (*self.devices, self.cpu) if d.supports_buft(buft)]
 
     def override(self, name: str) -> BufferType | None:
-        """The memory that an override gives a weight of this name."""
+        """Return the buffer type of the first override that matches a weight's name, or None."""
         return next((buft for pattern, buft in self.overrides if re.search(pattern, name)), None)
 
     @property
     def pinned(self) -> set[BufferType]:
-        """Host memory from which a device copies fast. There may be too little of it, and what is
-        to lie there can lie in the CPU's own."""
+        """The devices' pinned host buffer types, from which copies are fast.
+
+        Pinned memory may be scarce; the CPU's own buffer type can replace it.
+        """
         kinds = {device.host_buffer_type for device in self.devices}
         return {buft for buft in kinds if buft is not None}
 
     def _check_devices(self) -> None:
         if self.cpu.type is not DeviceType.CPU:
-            raise RequestError(f"cpu is {self.cpu.name}, a {self.cpu.type.value}")
+            raise RequestError(f"cpu is {self.cpu.name}, a {self.cpu.type.value}: must be a CPU")
         for i, device in enumerate(self.devices):
             if device.type is DeviceType.CPU:
-                raise RequestError(f"devices: {device.name} is a CPU, which is always there")
+                raise RequestError(f"devices: {device.name} is a CPU, which is always included")
             if device in self.devices[:i]:
-                raise RequestError(f"devices: {device.name} is there twice")
+                raise RequestError(f"devices: {device.name} is listed twice")
 
     def _check_split(self) -> None:
         split = self.params.tensor_split or ()
@@ -106,24 +110,28 @@ class Placement:
 
 
 class Home(NamedTuple):
-    """Where a weight lies: memory that `device` computes in."""
+    """The place of a weight: a device that computes with it, and a buffer type."""
 
     device: Device
     buft: BufferType
 
 
 def moe_overrides(n_layer: int, n: int, buft: BufferType) -> Overrides:
-    """What keeps the experts of the first `n` layers in `buft`: of all layers, if `n` is below 0 or
-    there are no more (llama.cpp's --n-cpu-moe and --cpu-moe)."""
+    """Return overrides that keep the experts of the first `n` layers in `buft`.
+
+    If `n` is below 0 or at least `n_layer`, they apply to all layers (llama.cpp's --n-cpu-moe and
+    --cpu-moe).
+    """
     if n < 0 or n >= n_layer:
         return ((EXPERTS, buft),)
     return tuple((rf"blk\.{il}{EXPERTS}", buft) for il in range(n))
 
 
 def layer_devices(n_layer: int, placement: Placement) -> list[Device]:
-    """The device of each layer, and of the output as the last one: n_layer + 1 in all.
+    """Return the device of each layer, then that of the output: n_layer + 1 devices.
 
-    As llama.cpp (llama-model.cpp, load_tensors): devices get shares of the layers they run.
+    Each device gets its share of the offloaded layers, as in llama.cpp (llama-model.cpp,
+    load_tensors).
     """
     n_all = n_layer + 1
     wanted = placement.params.n_gpu_layers
@@ -140,17 +148,17 @@ def layer_devices(n_layer: int, placement: Placement) -> list[Device]:
 def place(
     path: Path, hp: HParams, types: Mapping[WeightSpec, GGMLType], placement: Placement
 ) -> dict[str, Home]:
-    """The home of each weight, by name, given its type.
+    """Return the home of each weight, by name.
 
     Args:
         path: the model's file, for messages.
-        hp: its hyperparameters.
-        types: what is to be placed.
-        placement: where to.
+        hp: hyperparameters.
+        types: the weights to place, with their types.
+        placement: devices and rules.
 
     Raises:
-        UnsupportedModelError: not even the CPU can compute with a weight; names it and its type.
-        RequestError: an override puts a weight where it cannot be computed with.
+        UnsupportedModelError: the CPU cannot compute with a weight either; names it and its type.
+        RequestError: an override puts a weight into memory that no device can compute with.
     """
     layers = layer_devices(hp.n_layer, placement)
     return {
@@ -183,10 +191,10 @@ def _home(
 def _candidates(
     device: Device, hp: HParams, weight: Tensor, spec: WeightSpec, placement: Placement
 ) -> Iterator[Home]:
-    """The homes to try, the best first: memory of the device's own kind, then the CPU's.
+    """Yield the homes to try, the best first: those of the device, then those of the CPU.
 
-    A device that takes large batches from the CPU copies the weights: it must know their layout,
-    and copies fast from pinned memory only.
+    A device that takes large batches over from the CPU copies the weights. It needs the plain
+    layout, and copies fast from pinned memory only.
     """
     reader = _reader(hp, weight, spec.op)
     takers = [d for d in placement.devices if placement.params.op_offload and d.offload_op(reader)]
@@ -210,18 +218,18 @@ def _forced_home(
         if can_compute(home, hp, weight, spec.op):
             return home
     raise RequestError(
-        f"an override puts {spec.name} into {buft.name}, where nothing can run {spec.op.name} on "
+        f"an override puts {spec.name} into {buft.name}, where no device can run {spec.op.name} on "
         f"weights of type {weight.type.name}"
     )
 
 
 def _bounds(placement: Placement) -> list[float]:
-    """For each device, the share of the layers that it and those before it get."""
+    """Return the cumulative shares of the devices; the last one is 1."""
     shares = list(placement.params.tensor_split or ())
     shares += [0.0] * (len(placement.devices) - len(shares))
     if not any(shares):
         shares = [float(device.memory()[0]) for device in placement.devices]
-    if not any(shares):  # no device knows its memory
+    if not any(shares):  # no device reports its memory
         shares = [1.0] * len(placement.devices)
     ends = list(accumulate(shares))
     return [end / ends[-1] for end in ends]
@@ -236,16 +244,16 @@ def _typed(path: Path, spec: WeightSpec, type: GGMLType) -> Tensor:
 
 
 def can_compute(home: Home, hp: HParams, weight: Tensor, op: Op) -> bool:
-    """Whether the device can run `op` on the weight, were it in that memory; sets its buffer.
+    """True if the home's device can run `op` on the weight in the home's buffer type.
 
-    A device may look at the memory of the sources: a repacked layout has kernels for few ops.
+    Sets the weight's buffer, as support can depend on it: few ops can read a repacked layout.
     """
     weight.buffer = home.buft.alloc_buffer(0)
     return home.device.supports_op(_reader(hp, weight, op))
 
 
 def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
-    """A node as it will read the weight."""
+    """Return a sample node that reads the weight with `op`."""
     n_in, n = weight.ne[0], N_TOKENS_TRIED
     x = Tensor(GGMLType.F32, (n_in, n))
     match op:

@@ -1,6 +1,6 @@
-"""The small model that comes with Lamella: where it lies, and that it is the one that was shipped.
+"""The small model that comes with Lamella: its path, with a check of its SHA-256.
 
-`models/recipe` makes it. Tested by tests/model/test_shipped.py.
+`models/recipe` makes the model. Tested by tests/model/test_shipped.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NAME: Final = "lamella-stories-Q8_0.gguf"
 
 
 def shipped_model(folder: Path = FOLDER) -> Path:
-    """The file; its SHA-256 is the one stored beside it.
+    """Return the model's file, after a check of its SHA-256.
 
     Raises:
-        ModelFileError: the file or its sum is missing, or the file is not the one shipped.
+        ModelFileError: the file or its checksum is missing, or they do not match.
     """
     path = folder / NAME
     sum_file = path.with_name(f"{NAME}.sha256")
@@ -34,10 +34,10 @@ def shipped_model(folder: Path = FOLDER) -> Path:
         ) from e
     if found != stored:
         raise ModelFileError(
-            f"{path}: this is not the model that comes with Lamella: its SHA-256 is {found}, "
-            f"must be {stored}; {_REMEDY}"
+            f"{path} is not the model that comes with Lamella: its SHA-256 is {found}, must be "
+            f"{stored}; {_REMEDY}"
         )
     return path
 
 
-_REMEDY: Final = "install Lamella again, or give a model with -m FILE or -hf USER/REPO"
+_REMEDY: Final = "reinstall Lamella, or select another model with -m FILE or -hf USER/REPO"

@@ -1,7 +1,7 @@
-"""arch: one file for each model architecture, and the table of them.
+"""arch: model architectures, one file each, and their table.
 
-An architecture lists its weights and builds its graph. To add one, write its file and name it in
-the table. Tested by tests/model/test_arch_weights.py and tests/model/test_arch_forward.py.
+An architecture lists its weights and builds its graph. To add one, write a file and add the class
+to the table. Tested by tests/model/test_arch_weights.py and tests/model/test_arch_forward.py.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 
 
 def find_architecture(name: str, path: Path) -> Architecture:
-    """The architecture that the file at `path` names.
+    """Return the architecture with this name. `path` is the model's file, for messages.
 
     Raises:
-        UnsupportedModelError: there is none of that name; lists those there are.
+        UnsupportedModelError: no architecture has this name; lists the supported ones.
     """
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{path}: architecture {name!r} is not supported, only: {', '.join(ARCHITECTURES)}"
+            f"{path}: architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
 

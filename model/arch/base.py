@@ -1,7 +1,7 @@
-"""What an architecture is, and the decoder that all of llama's relatives are.
+"""The interface of an architecture, and the decoder shared by llama and its relatives.
 
-An architecture lists its weights and builds its graph; it knows neither devices nor memory. Tested
-by tests/model/test_arch_forward.py and tests/model/test_arch_weights.py.
+Knows no devices and no memory. Tested by tests/model/test_arch_forward.py and
+tests/model/test_arch_weights.py.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from .weights import Bias, WeightSpec, embedding, experts, linear, output, rope_
 
 
 class Architecture(ABC):
-    """One value of `general.architecture`."""
+    """A model architecture. `name` is its `general.architecture` in GGUF files."""
 
     name: ClassVar[str]
 
     def hparams(self, file: GGUFFile) -> HParams:
-        """The hyperparameters of a file. Raises as `read_hparams`."""
+        """Return the hyperparameters of a file. Raises the errors of `read_hparams`."""
         return read_hparams(file)
 
     @abstractmethod
     def tensors(self, hp: HParams) -> list[WeightSpec]:
-        """All weights that a model of this shape has or may have."""
+        """Return all weights of a model of this shape, optional ones included."""
 
     @abstractmethod
     def build(self, g: GraphBuild) -> Tensor:
-        """The logits [n_vocab, n_outputs] of one step, flagged as output."""
+        """Build the graph of a step. Return its logits [n_vocab, n_outputs], flagged as output."""
 
 
 class Decoder(Architecture):
-    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and what followed from it.
+    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and similar architectures.
 
-    An architecture of this family says what it has that others have not.
+    A subclass sets the class variables in which it differs.
     """
 
     rope_mode: ClassVar[RopeMode]
     qkv_bias: ClassVar[Bias] = Bias.NONE
-    bias: ClassVar[Bias] = Bias.NONE  # of the attention's output and the feed-forward
-    qk_norm: ClassVar[bool] = False  # queries and keys are normed, head by head
+    bias: ClassVar[Bias] = Bias.NONE  # of the attention's output and of the feed-forward matrices
+    qk_norm: ClassVar[bool] = False  # the query and key of each head are normalized
     rope_factors: ClassVar[bool] = False  # files may have rope_freqs.weight
-    moe: ClassVar[bool] = False  # always a mixture of experts; others where the file says so
+    moe: ClassVar[bool] = False  # files must have experts; if False, they may have experts
 
     def hparams(self, file: GGUFFile) -> HParams:
         return read_hparams(file, moe=self.moe)
@@ -94,7 +94,7 @@ class Decoder(Architecture):
         x = g.embed()
         for il in range(g.hp.n_layer):
             attn = self._attention(g, il, x)
-            if il == g.hp.n_layer - 1:  # from here on, only what is wanted
+            if il == g.hp.n_layer - 1:  # the rest is computed for outputs only
                 attn, x = g.outputs(attn), g.outputs(x)
             x = ops.add(attn, x).named(f"ffn_inp-{il}")
             cur = g.norm(x, f"blk.{il}.ffn_norm").named(f"ffn_norm-{il}")

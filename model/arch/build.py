@@ -1,7 +1,7 @@
 """Building blocks of a model's graph: embedding, norms, projections, attention, experts, logits.
 
-Tensors have llama.cpp's names (llama-graph.cpp), with the layer behind a dash. Knows neither
-devices nor where a weight lies. Tested by tests/model/test_arch_forward.py.
+Tensors have llama.cpp's names (llama-graph.cpp): a name, a dash, and the layer. Knows no devices
+and no memory. Tested by tests/model/test_arch_forward.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from typing import Final
 from ...graph import GGMLType, RopeMode, Tensor, ops
 from ..hparams import HParams
 
-ALIGNED: Final = 16  # elements: every input begins in a cache line of its own
+ALIGNED: Final = 16  # elements, so that every input begins at a cache line
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """What is written before each computation: I32 views of `whole`, one leaf that a device gets
-    in one copy.
+    """The input tensors of a graph, written before each computation.
 
-    `tokens`, `pos` and `seq` [n_tokens]: each token, its position, and its sequence's column in the
-    page table `pages` [n_pages, n_seqs]. `cells` [n_tokens]: where in the pool its keys and values
-    go. `out_ids` [n_outputs]: the tokens whose logits are wanted.
+    All are I32 views of `whole`, so that a device receives them in one copy.
+
+    Attributes:
+        tokens: [n_tokens] token ids.
+        pos: [n_tokens] position of each token.
+        seq: [n_tokens] column of each token's sequence in `pages`.
+        pages: [n_pages, n_seqs] page table.
+        cells: [n_tokens] cell of the pool that each token's keys and values are written to.
+        out_ids: [n_outputs] indices of the tokens with logits as outputs.
     """
 
     whole: Tensor
@@ -38,8 +43,7 @@ class GraphInputs:
 
     @classmethod
     def new(cls, n_tokens: int, n_outputs: int, n_pages: int, n_seqs: int) -> GraphInputs:
-        """Unallocated inputs of these sizes."""
-
+        """Return unallocated inputs of these sizes."""
         shapes = {
             "tokens": (n_tokens,),
             "pos": (n_tokens,),
@@ -60,18 +64,18 @@ class GraphInputs:
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """One layer's pool: k [head_dim_k * n_head_kv, n_cells], v with head_dim_v likewise."""
+    """One layer's KV pool."""
 
-    k: Tensor
-    v: Tensor
+    k: Tensor  # [head_dim_k * n_head_kv, n_cells]
+    v: Tensor  # [head_dim_v * n_head_kv, n_cells]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBuild:
-    """What an architecture builds its graph from, and the blocks to build it with.
+    """The tensors that a graph is built from, and methods that add blocks to it.
 
-    `weights` are named as in `WeightSpec`; optional ones that the file lacks are absent. A pool's
-    page holds `page_size` cells.
+    `weights` have the names of `WeightSpec`; the file may lack optional ones. A page of the pool
+    holds `page_size` cells.
     """
 
     hp: HParams
@@ -87,36 +91,36 @@ class GraphBuild:
     # --- input and output ---
 
     def embed(self) -> Tensor:
-        """The embeddings of the tokens: [n_embd, n_tokens]."""
+        """Return the embeddings of the tokens, [n_embd, n_tokens]."""
         return ops.get_rows(self.weights["token_embd.weight"], self.inputs.tokens).named("inp_embd")
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The rows of x [n, n_tokens] whose logits are wanted: [n, n_outputs]."""
+        """Return the rows of x [n, n_tokens] that become outputs, [n, n_outputs]."""
         return ops.get_rows(x, self.inputs.out_ids)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The last norm and the output matrix: [n_embd, n_outputs] -> [n_vocab, n_outputs]."""
+        """Return logits [n_vocab, n_outputs] of x [n_embd, n_outputs]: norm and output matrix."""
         x = self.norm(x, "output_norm").named("result_norm")
         return ops.mul_mat(self.weights["output.weight"], x).named("result_output").set_output()
 
     # --- blocks ---
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """RMS norm of each row of x, times the weight `name`."""
+        """Return the RMS norm of each row of x, times the weight `name`."""
         return ops.mul(ops.rms_norm(x, self.hp.rms_eps), self.weights[f"{name}.weight"])
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """x [n_in, n_tokens] times the matrix `name`, plus its bias if it has one."""
+        """Return x [n_in, n_tokens] times the matrix `name`, plus its bias if it has one."""
         y = ops.mul_mat(self.weights[f"{name}.weight"], x)
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else ops.add(y, bias)
 
     def heads(self, x: Tensor, head_dim: int) -> Tensor:
-        """x [head_dim * n_head, n_tokens] as [head_dim, n_head, n_tokens]."""
+        """Reshape x [head_dim * n_head, n_tokens] to [head_dim, n_head, n_tokens]."""
         return ops.reshape(x, (head_dim, x.ne[0] // head_dim, x.ne[1]))
 
     def rope(self, x: Tensor, il: int, mode: RopeMode) -> Tensor:
-        """x [head_dim_k, n_head, n_tokens], turned by the tokens' positions."""
+        """Return x [head_dim_k, n_head, n_tokens] with rotary position embedding."""
         scaling = self.hp.rope
         return ops.rope(
             x,
@@ -149,7 +153,7 @@ class GraphBuild:
         k = ops.reshape(k, (pool.k.ne[0], self.n_tokens))
         x = ops.flash_attn_ext(
             q,
-            # what SET_ROWS returns, not the pool: attention must come after it
+            # the results of SET_ROWS, not the pool, so that attention comes after the writes
             ops.set_rows(pool.k, k, inputs.cells).named(f"cache_k-{il}"),
             ops.set_rows(pool.v, v, inputs.cells).named(f"cache_v-{il}"),
             inputs.pages,
@@ -162,17 +166,18 @@ class GraphBuild:
         return self.linear(x, f"blk.{il}.attn_output").named(f"attn_out-{il}")
 
     def ffn(self, il: int, x: Tensor) -> Tensor:
-        """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x)), x [n_embd, n_tokens]."""
+        """Return SwiGLU (arXiv 2002.05202) of x [n_embd, n_tokens]: down(silu(gate(x)) * up(x))."""
         gate = self.linear(x, f"blk.{il}.ffn_gate").named(f"ffn_gate-{il}")
         up = self.linear(x, f"blk.{il}.ffn_up").named(f"ffn_up-{il}")
         hidden = ops.swiglu(gate, up).named(f"ffn_swiglu-{il}")
         return self.linear(hidden, f"blk.{il}.ffn_down").named(f"ffn_out-{il}")
 
     def moe(self, il: int, x: Tensor) -> Tensor:
-        """SwiGLU by the n_expert_used best experts of each token, x [n_embd, n_tokens].
+        """Return the weighted sum of SwiGLU by each token's n_expert_used best experts.
 
-        The router's softmax is over all experts, the weights of the chosen ones are scaled to a sum
-        of 1 (arXiv 2401.04088; llama-graph.cpp, build_moe_ffn with norm_w).
+        x and the result are [n_embd, n_tokens]. The router's softmax is over all experts. The
+        weights of the chosen experts are scaled to a sum of 1 (arXiv 2401.04088; llama-graph.cpp,
+        build_moe_ffn with norm_w).
         """
         chosen, weights = self._route(il, x)
         rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
@@ -184,7 +189,7 @@ class GraphBuild:
         return self._sum_experts(weighted).named(f"ffn_moe_out-{il}")
 
     def _route(self, il: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts [n_used, n_tokens], best first; weights [1, n_used, n_tokens]."""
+        """Return (experts [n_used, n_tokens], the best first; weights [1, n_used, n_tokens])."""
         n_expert, n_used, n_tokens = self.hp.n_expert, self.hp.n_expert_used, x.ne[1]
         logits = self.linear(x, f"blk.{il}.ffn_gate_inp").named(f"ffn_moe_logits-{il}")
         probs = ops.soft_max(logits).named(f"ffn_moe_probs-{il}")
@@ -200,7 +205,7 @@ class GraphBuild:
         return ops.mul_mat_id(matrices, rows, chosen).named(f"ffn_moe_{kind}-{il}")
 
     def _sum_experts(self, x: Tensor) -> Tensor:
-        """[n_embd, n_used, n_tokens] -> [n_embd, n_tokens]: the best first, a fixed order."""
+        """Sum over experts in a fixed order: [n_embd, n_used, n_tokens] to [n_embd, n_tokens]."""
         parts = [
             ops.view(x, (x.ne[0], x.ne[2]), (x.nb[0], x.nb[2]), i * x.nb[1]) for i in range(x.ne[1])
         ]

@@ -1,7 +1,7 @@
-"""llama: Llama 1 to 3.x, Mistral, SmolLM, TinyLlama, and with experts Mixtral.
+"""llama: Llama 1 to 3.x, Mistral, SmolLM, TinyLlama; with experts, Mixtral.
 
-Files hold the rows of Q and K reordered so that a rotation pairs neighbours. Llama 3.1's rope
-scaling comes as rope_freqs.weight. Tested by tests/model/test_arch_forward.py.
+Files have the rows of Q and K reordered, so that rope rotates adjacent pairs. Llama 3.1's rope
+scaling is the tensor rope_freqs.weight. Tested by tests/model/test_arch_forward.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""qwen2: Qwen 1.5, 2 and 2.5, whose queries, keys and values have biases.
+"""qwen2: Qwen 1.5, 2 and 2.5. Queries, keys and values have biases.
 
 Tested by tests/model/test_arch_forward.py.
 """

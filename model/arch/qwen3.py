@@ -1,4 +1,4 @@
-"""qwen3: queries and keys are normed head by head, and there are no biases.
+"""qwen3: the query and key of each head are normalized, and there are no biases.
 
 Tested by tests/model/test_arch_forward.py.
 """

@@ -1,6 +1,6 @@
-"""What weights an architecture has: names, shapes, where they belong and which op reads them.
+"""Specifications of an architecture's weights: name, shape, layer, and the op that reads them.
 
-Names are GGUF's. Knows neither files nor devices. Tested by tests/model/test_arch_weights.py.
+Names are GGUF's. Knows no files and no devices. Tested by tests/model/test_arch_weights.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..hparams import HParams
 
 
 class Bias(Enum):
-    """Whether a matrix comes with a bias."""
+    """Presence of a matrix's bias in a file."""
 
     NONE = auto()
     OPTIONAL = auto()
@@ -24,10 +24,14 @@ class Bias(Enum):
 class WeightSpec:
     """One weight.
 
-    `layer` is None for the input embedding and n_layer for the output. `op` is what reads the
-    weight: a device that cannot run it cannot hold it. `files` are the ways in which a file may
-    hold the weight, in order of preference: each is a list of tensors, of which the weight is made
-    one after the other.
+    Attributes:
+        name: the name in `GraphBuild.weights`.
+        ne: shape.
+        layer: the layer; None for the input embedding, n_layer for the output.
+        op: the op that reads the weight. A device must support it to hold the weight.
+        files: alternative sources in a file, in order of preference. Each is a list of tensors,
+            concatenated to make the weight.
+        required: the file must have the weight.
     """
 
     name: str
@@ -39,13 +43,13 @@ class WeightSpec:
 
 
 def embedding(hp: HParams) -> WeightSpec:
-    """The rows that tokens turn into: [n_embd, n_vocab]."""
+    """Return the input embedding, [n_embd, n_vocab]."""
     name = "token_embd.weight"
     return WeightSpec(name, (hp.n_embd, hp.n_vocab), None, Op.GET_ROWS, ((name,),))
 
 
 def output(hp: HParams) -> list[WeightSpec]:
-    """The last norm and the output matrix, which is the embedding where the file has none."""
+    """Return the last norm and the output matrix. A file without one uses the embedding."""
     name = "output.weight"
     files = ((name,), ("token_embd.weight",))
     matrix = WeightSpec(name, (hp.n_embd, hp.n_vocab), hp.n_layer, Op.MUL_MAT, files)
@@ -53,14 +57,14 @@ def output(hp: HParams) -> list[WeightSpec]:
 
 
 def vector(name: str, n: int, layer: int, op: Op = Op.MUL, *, required: bool = True) -> WeightSpec:
-    """A norm's factors, a bias (op ADD) or the like: [n]."""
+    """Return a vector weight [n], such as a norm's factors or a bias (op ADD)."""
     return WeightSpec(name, (n,), layer, op, ((name,),), required)
 
 
 def linear(
     name: str, n_in: int, n_out: int, layer: int, bias: Bias = Bias.NONE
 ) -> list[WeightSpec]:
-    """The matrix `name`.weight [n_in, n_out], with `name`.bias [n_out] if it has one."""
+    """Return the matrix `name`.weight [n_in, n_out], and `name`.bias [n_out] by `bias`."""
     weight = f"{name}.weight"
     specs = [WeightSpec(weight, (n_in, n_out), layer, Op.MUL_MAT, ((weight,),))]
     if bias is not Bias.NONE:
@@ -70,9 +74,9 @@ def linear(
 
 
 def experts(hp: HParams, il: int) -> list[WeightSpec]:
-    """The router and the experts of one layer, [n_in, n_out, n_expert] each.
+    """Return the router and the experts [n_in, n_out, n_expert] of one layer.
 
-    Older files hold every expert's matrix as a tensor of its own, `blk.N.ffn_gate.E.weight`.
+    Older files have a tensor for each expert, `blk.N.ffn_gate.E.weight`.
     """
     shapes = {
         "ffn_gate": (hp.n_embd, hp.n_ff_exp),
@@ -89,9 +93,10 @@ def experts(hp: HParams, il: int) -> list[WeightSpec]:
 
 
 def rope_freqs(hp: HParams, il: int) -> WeightSpec:
-    """Llama 3's factors of the rope frequencies [n_rot / 2].
+    """Return Llama 3's rope frequency factors [n_rot / 2] for one layer.
 
-    The file has them once; each layer has a weight of its own, as it needs them on its device.
+    The file has one tensor for all layers. Each layer has its own weight, as layers may be on
+    different devices.
     """
     name, files = f"blk.{il}.rope_freqs.weight", (("rope_freqs.weight",),)
     return WeightSpec(name, (hp.n_rot // 2,), il, Op.ROPE, files, required=False)

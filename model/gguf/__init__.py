@@ -1,10 +1,10 @@
-"""gguf: reading GGUF files, bounded and lazy.
+"""gguf: reads GGUF files, with every length checked and values decoded on access.
 
     with open_gguf(path) as file:
         n_layer = file.metadata.int("llama.block_count")
         weight = file.read(file.tensors["output.weight"])
 
-Every broken file raises one error, ModelFileError, that says what is wrong and where.
+A broken file raises ModelFileError, which names the defect and its place.
 """
 
 from .file import GGUFFile, open_gguf

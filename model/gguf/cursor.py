@@ -1,8 +1,8 @@
-"""cursor: reads the fields of a GGUF header one after the other, each checked before it is read.
+"""cursor: reads and checks the fields of a GGUF header one after the other.
 
-No length or count is believed before it has been compared with the bytes that are left, so nothing
-is allocated, and no loop entered, on the word of a broken file alone. Format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Does not know what keys and tensors mean.
+Every length and count is compared with the bytes left before memory is allocated or a loop starts,
+so a broken file cannot cause large allocations. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows no meaning of keys and tensors.
 Tested by tests/model/test_gguf_broken.py and test_gguf_fuzz.py.
 """
 
@@ -18,7 +18,7 @@ from ...base.errors import ModelFileError
 
 ByteOrder = Literal["<", ">"]
 
-# as `struct` and NumPy both write them
+# format codes of both `struct` and NumPy
 NUMBER_CODES: Final = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -32,27 +32,29 @@ NUMBER_CODES: Final = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
-ARRAY_DEPTH_MAX = 4  # the format sets no limit; ggml itself reads no array of arrays at all
+ARRAY_DEPTH_MAX = 4  # the format has no limit; ggml itself rejects nested arrays
 
-# the fewest bytes that a value can take: numbers are what they are, a string may be empty,
-# and so may an array, of which a type and a count remain
+# the minimum size of a value in bytes: an empty string has a length, an empty array has a type and
+# a count
 MIN_BYTES: Final = {
     **{type: struct.calcsize("=" + code) for type, code in NUMBER_CODES.items()},
     GGUFValueType.STRING: 8,
     GGUFValueType.ARRAY: 12,
 }
 
-_CHUNK_BYTES = 1 << 16  # are looked at together
+_CHUNK_BYTES = 1 << 16  # bools checked at a time
 
 
 class Cursor:
-    """A place in the header of one file. `what` names the field in the message if it is broken.
+    """A position in the header of one file.
+
+    Its methods raise ModelFileError for a broken file. Their `what` names the field in the message.
 
     Args:
-        path: of the file, for messages.
+        path: the file, for messages.
         data: the file from its first byte on, so that positions are those in the file.
-        byte_order: of its numbers, as `struct` writes it.
-        pos: of the byte that is read next.
+        byte_order: byte order of numbers, as in `struct`.
+        pos: position of the next byte to read.
     """
 
     def __init__(self, path: str, data: mmap | bytes, byte_order: ByteOrder, pos: int = 0) -> None:
@@ -63,14 +65,14 @@ class Cursor:
         self.pos = pos
 
     def at(self, pos: int) -> Cursor:
-        """Another cursor over the same bytes."""
+        """Return another cursor over the same bytes."""
         return Cursor(self.path, self.data, self.byte_order, pos)
 
     def error(self, message: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {message}")
 
     def take(self, n: int, what: str) -> int:
-        """Pass over `n` bytes and return where they begin."""
+        """Skip `n` bytes and return the position of the first."""
         begin, left = self.pos, self.size - self.pos
         if n > left:
             raise self.error(
@@ -81,11 +83,11 @@ class Cursor:
         return begin
 
     def count(self, min_bytes: int, what: str) -> int:
-        """The number of items that follow, each of which takes at least `min_bytes`."""
+        """Read the number of items that follow. Each takes at least `min_bytes`."""
         n, left = self.uint64(f"the number of {what}"), self.size - self.pos
         if n > left // min_bytes:
             raise self.error(
-                f"the header speaks of {n} {what} at byte {self.pos - 8}, which take at least "
+                f"the header declares {n} {what} at byte {self.pos - 8}, which take at least "
                 f"{n * min_bytes} bytes, but only {left} are left: the file is truncated, or the "
                 "number is wrong"
             )
@@ -98,7 +100,7 @@ class Cursor:
         return int(self.number(GGUFValueType.UINT64, what))
 
     def number(self, type: GGUFValueType, what: str) -> bool | int | float:
-        """A number or a bool, which must be 0 or 1."""
+        """Read a number, or a bool, which must be 0 or 1."""
         begin = self.take(MIN_BYTES[type], what)
         if type is GGUFValueType.BOOL:
             self._check_bools(begin, 1, what)
@@ -118,7 +120,7 @@ class Cursor:
             raise self.error(f"{what} at byte {begin} is not UTF-8: {shown(raw)}") from None
 
     def strings(self, n: int) -> list[bytes]:
-        """The next `n` strings, which `skip` went over before. The cursor stays where it is."""
+        """Return the next `n` strings without moving the cursor. `skip` must have checked them."""
         length = struct.Struct(self.byte_order + "Q").unpack_from
         data, pos, found = self.data, self.pos, []
         for _ in range(n):
@@ -128,23 +130,23 @@ class Cursor:
         return found
 
     def value_type(self, what: str) -> GGUFValueType:
-        """The type that stands before a value."""
+        """Read the type in front of a value."""
         number = self.uint32(f"the type of {what}")
         try:
             return GGUFValueType(number)
         except ValueError:
             known = ", ".join(f"{t.value} {t.name}" for t in GGUFValueType)
             raise self.error(
-                f"{what} has the unknown type {number} at byte {self.pos - 4}; known are {known}"
+                f"{what} has the unknown type {number} at byte {self.pos - 4}; known: {known}"
             ) from None
 
     def array_head(self, what: str) -> tuple[GGUFValueType, int]:
-        """The type and the number of an array's elements."""
+        """Read the type and the number of an array's elements."""
         type = self.value_type(f"an element of {what}")
         return type, self.count(MIN_BYTES[type], f"elements of {what}")
 
     def skip(self, type: GGUFValueType, what: str) -> None:
-        """Pass over a value and check everything in it but that its strings are UTF-8."""
+        """Skip a value and check it. Strings are not checked to be UTF-8."""
         if type is GGUFValueType.STRING:
             self._skip_string(what)
         elif type is GGUFValueType.ARRAY:
@@ -159,7 +161,7 @@ class Cursor:
         if depth > ARRAY_DEPTH_MAX:
             raise self.error(
                 f"{what} at byte {self.pos} is an array within {depth - 1} arrays, "
-                f"{ARRAY_DEPTH_MAX - 1} at most are read"
+                f"at most {ARRAY_DEPTH_MAX - 1} are allowed"
             )
         type, n = self.array_head(what)
         if type is GGUFValueType.STRING:
@@ -173,7 +175,7 @@ class Cursor:
                 self._check_bools(begin, n, what)
 
     def _skip_strings(self, n: int, what: str) -> None:
-        # a vocabulary has some 400 thousand of them: nothing here but the chain of lengths
+        # a fast path, as a vocabulary has up to 400 thousand strings: only reads their lengths
         length = struct.Struct(self.byte_order + "Q").unpack_from
         data, pos, last = self.data, self.pos, self.size - 8
         for _ in range(n):
@@ -184,7 +186,7 @@ class Cursor:
             if pos <= self.size:
                 self.pos = pos
                 return
-        for i in range(n):  # a string ends outside the file: find out which
+        for i in range(n):  # a string ends outside the file; this raises the error for it
             self._skip_string(f"{what}[{i}]")
 
     def _check_bools(self, begin: int, n: int, what: str) -> None:
@@ -195,10 +197,10 @@ class Cursor:
             if wrong:
                 raise self.error(
                     f"{what} holds the bool {wrong[0]} at byte {at + raw.index(wrong[0])}, "
-                    "it must be 0 or 1"
+                    "must be 0 or 1"
                 )
 
 
 def shown(text: str | bytes) -> str:
-    """A name from a file as a message shows it: in quotes, and not at any length."""
+    """Return a name from a file for a message: quoted, and cut to 80 characters."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."

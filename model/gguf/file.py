@@ -1,11 +1,10 @@
-"""file: a model's GGUF file, or all files of a split one, open and mapped into memory.
+"""file: an open model, one GGUF file or all files of a split one, mapped into memory.
 
-Weights are read through one memory map a file. The header is read once and kept; only `read` and
-its arrays touch the map afterwards. Two things the map cannot protect from: a file that is cut
-while it is being opened, or between `read` and the use of its array, ends the process with SIGBUS
-(`read` itself looks first); and a file overwritten in place changes under its readers. Replace
-model files by renaming. Does not know architectures. Tested by tests/model/test_gguf_read.py and
-test_gguf_split.py.
+Each file has one memory map. The header is read once; afterwards only `read` and its arrays access
+the map. The map has two risks. If a file is truncated while it is opened, or between `read` and the
+use of its array, SIGBUS ends the process (`read` itself checks the size). If a file is overwritten
+in place, arrays change. So replace model files by renaming. Knows no architectures. Tested by
+tests/model/test_gguf_read.py and test_gguf_split.py.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ class _Shard:
 
 
 class GGUFFile:
-    """An open model; `open_gguf` makes it. A context manager.
+    """An open model, made by `open_gguf`. A context manager.
 
     Attributes:
-        path: of the file, of the first one if there are several.
-        version: of the format, 2 or 3.
-        metadata: of the first file.
-        tensors: of all files, by name, in the files' order.
-        n_bytes: the size of all files.
+        path: the file; the first one of a split model.
+        version: version of the format, 2 or 3.
+        metadata: metadata of the first file.
+        tensors: the tensors of all files by name, in the order of the files.
+        n_bytes: total size of all files.
     """
 
     def __init__(self, shards: list[_Shard]) -> None:
@@ -77,9 +76,9 @@ class GGUFFile:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files; a map whose arrays are still in use goes with the last of them.
+        """Unmap the files. A map with arrays in use is unmapped when the last one is deleted.
 
-        Metadata and tensor infos stay readable. Closing twice does nothing.
+        Metadata and tensor infos stay readable. May be called again.
         """
         for shard in self._shards:
             with suppress(BufferError):
@@ -87,20 +86,21 @@ class GGUFFile:
         self._shards = []
 
     def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor of this file, flat, in the host's byte order.
+        """Return the bytes of a tensor, flat, in the host's byte order.
 
-        A read-only view of the memory map; a copy where the file's byte order is not the host's.
+        The result is a read-only view of the memory map, or a copy if the file has another byte
+        order.
 
         Raises:
             ClosedError: the file was closed.
-            ModelFileError: the file has become shorter since it was opened.
+            ModelFileError: the file was truncated after it was opened.
         """
         shard = self._shard(info)
-        size = shard.map.size()  # of the file as it is now
+        size = shard.map.size()  # the current size of the file
         if info.offset + info.nbytes > size:
             raise ModelFileError(
-                f"{shard.path}: the file was cut from {len(shard.map)} to {size} bytes while it "
-                f"was open: tensor {shown(info.name)} ends at byte {info.offset + info.nbytes}"
+                f"{shard.path}: the file was truncated from {len(shard.map)} to {size} bytes while "
+                f"it was open: tensor {shown(info.name)} ends at byte {info.offset + info.nbytes}"
             )
         raw = np.frombuffer(shard.map, np.uint8, info.nbytes, info.offset)
         if shard.header.byte_order == _HOST_ORDER:
@@ -109,9 +109,9 @@ class GGUFFile:
         return raw.view(dtype).byteswap().view(np.uint8)
 
     def release(self, info: TensorInfo) -> None:
-        """Give the memory of the tensor's whole pages back: its data was consumed.
+        """Release the memory of the tensor's whole pages. A later access reads the disk again.
 
-        They are read from disk again should they be touched again. Raises ClosedError.
+        Raises ClosedError if the file was closed.
         """
         shard = self._shard(info)
         begin = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -121,19 +121,19 @@ class GGUFFile:
 
     def _shard(self, info: TensorInfo) -> _Shard:
         if not self._shards:
-            raise ClosedError(f"{self.path}: closed, tensor {shown(info.name)} is out of reach")
+            raise ClosedError(f"{self.path}: tensor {shown(info.name)} was used after close")
         return self._shards[info.shard]
 
 
 def open_gguf(path: str | os.PathLike[str], *, header_only: bool = False) -> GGUFFile:
-    """Open a GGUF file, of a split model the first one: the others lie beside it.
+    """Open a GGUF file of version 2 or 3, in either byte order.
 
-    Versions 2 and 3, both byte orders. Tensor data is not touched, and with `header_only` it need
-    not be there.
+    For a split model, `path` is the first file; the others are in the same folder. Tensor data is
+    not read. With `header_only`, the file may end after its header.
 
     Raises:
-        ModelFileError: the file, or another of a split model, is missing, broken, or no GGUF file.
-        UnsupportedModelError: the version, or the type of a tensor, is unknown.
+        ModelFileError: a file of the model is missing, broken, or not a GGUF file.
+        UnsupportedModelError: the version or the type of a tensor is unknown.
     """
     with ExitStack() as undo:
         shards = [_open_shard(Path(path), 0, header_only)]
@@ -162,7 +162,7 @@ def _open_shard(path: Path, no: int, header_only: bool) -> _Shard:
 def _map(path: Path) -> mmap.mmap:
     try:
         mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # looked at first: opening a pipe would wait for its writer
+        if not stat.S_ISREG(mode):  # checked before `open`, which would block on a pipe
             kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
             raise ModelFileError(f"{path}: this is {kind}, not a file")
         with path.open("rb") as file:
@@ -171,13 +171,13 @@ def _map(path: Path) -> mmap.mmap:
                 raise ModelFileError(f"{path}: not a GGUF file: {describe(b'', 0)}")
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise ModelFileError(f"{path}: there is no such file") from None
+        raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name, or the file shrank
         raise ModelFileError(f"{str(path)!r} cannot be read: {e}") from e
 
 
 def _other_paths(first: _Shard) -> list[Path]:
-    """The second and later files of a split model: none if it is not split."""
+    """Return the second and later files of a split model; empty if the model is not split."""
     metadata = first.header.metadata
     count = metadata.int(SPLIT_COUNT, 0)
     if count in (0, 1):
@@ -186,18 +186,18 @@ def _other_paths(first: _Shard) -> list[Path]:
     if not 0 <= no < count <= SPLITS_MAX:
         raise ModelFileError(
             f"{first.path}: metadata keys {SPLIT_NO!r} and {SPLIT_COUNT!r} are {no} and {count}: "
-            f"files are counted from 0, and there are {SPLITS_MAX} at most"
+            f"files are counted from 0, and at most {SPLITS_MAX} are allowed"
         )
     name = _SHARD_NAME.fullmatch(first.path.name)
     place = f"this is shard {no + 1} of {count}"
     if no > 0:
         prefix = name["prefix"] if name else "..."
         beginning = first.path.with_name(_shard_name(prefix, 0, count))
-        raise ModelFileError(f"{first.path}: {place}: open the first one, {beginning}")
+        raise ModelFileError(f"{first.path}: {place}: open the first shard, {beginning}")
     if name is None or (int(name["no"]), int(name["count"])) != (1, count):
         raise ModelFileError(
             f"{first.path}: {place}, so its name must be {_shard_name('...', 0, count)}: the "
-            "others are found by their names"
+            "other shards are found by their names"
         )
     return [first.path.with_name(_shard_name(name["prefix"], i, count)) for i in range(1, count)]
 
@@ -212,18 +212,18 @@ def _check_shard(shard: _Shard, no: int, first: _Shard) -> None:
     if found != (no, count):
         raise ModelFileError(
             f"{shard.path}: metadata keys {SPLIT_NO!r} and {SPLIT_COUNT!r} are {found[0]} and "
-            f"{found[1]}, those of shard {no + 1} of {count} are {no} and {count}"
+            f"{found[1]}, must be {no} and {count} for shard {no + 1} of {count}"
         )
 
 
 def _check_tensors(shards: list[_Shard]) -> None:
-    """All tensors of a split model are there, and once."""
+    """Raise ModelFileError if a split model lacks tensors or has a tensor twice."""
     home: dict[str, _Shard] = {}
     for shard in shards:
         for name in shard.header.tensors:
             if name in home:
                 raise ModelFileError(
-                    f"{shard.path}: tensor {shown(name)} is there twice, also in {home[name].path}"
+                    f"{shard.path}: tensor {shown(name)} is a duplicate, also in {home[name].path}"
                 )
             home[name] = shard
     if len(shards) > 1:

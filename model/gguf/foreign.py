@@ -1,17 +1,17 @@
-"""foreign: says in plain words what a file is that is no GGUF file.
+"""foreign: identifies files that are not GGUF files, for error messages.
 
-Most "broken" models are something else under a model's name: a login page, a git-lfs pointer, an
-unfinished download. Knows first bytes only. Tested by tests/model/test_gguf_foreign.py.
+Many "broken" models are another kind of file: a login page, a git-lfs pointer, an unfinished
+download. Reads the first bytes only. Tested by tests/model/test_gguf_foreign.py.
 """
 
 from __future__ import annotations
 
-HEAD_BYTES = 4096  # of a file are looked at
+HEAD_BYTES = 4096  # bytes of a file that are examined
 
 _CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py"
 _UNPACK = "unpack it first"
 
-# first bytes, and what begins with them
+# first bytes, and a description of files that begin with them
 _BEGINNINGS = (
     (
         b"version https://git-lfs.github.com/spec/",
@@ -25,21 +25,21 @@ _BEGINNINGS = (
     (b"\xfd7zXZ\0", f"this is an xz archive: {_UNPACK}"),
     (b"7z\xbc\xaf\x27\x1c", f"this is a 7z archive: {_UNPACK}"),
     (b"\x28\xb5\x2f\xfd", f"this is a zstd archive: {_UNPACK}"),
-    # ggml's formats before August 2023: a little-endian word spells "ggml", "ggmf", "ggjt", "ggla"
-    (b"lmgg", "this is ggml's old format 'ggml' of before GGUF: get the model as GGUF"),
-    (b"fmgg", "this is ggml's old format 'ggmf' of before GGUF: get the model as GGUF"),
-    (b"tjgg", "this is ggml's old format 'ggjt' of before GGUF: get the model as GGUF"),
-    (b"algg", "this is a LoRA adapter in ggml's old format 'ggla' of before GGUF"),
+    # ggml's formats before August 2023: "ggml", "ggmf", "ggjt", "ggla" as little-endian words
+    (b"lmgg", "this is ggml's old format 'ggml', before GGUF: get the model as GGUF"),
+    (b"fmgg", "this is ggml's old format 'ggmf', before GGUF: get the model as GGUF"),
+    (b"tjgg", "this is ggml's old format 'ggjt', before GGUF: get the model as GGUF"),
+    (b"algg", "this is a LoRA adapter in ggml's old format 'ggla', before GGUF"),
     (b"GGUF"[::-1], "its first four bytes are reversed: it was copied with the wrong byte order"),
 )
 
 
 def describe(head: bytes, size: int) -> str:
-    """What a file is whose first bytes are not `GGUF`, and what to do about it.
+    """Return a description of a file that does not begin with `GGUF`, with advice.
 
     Args:
-        head: its first `HEAD_BYTES` bytes, or as many as there are.
-        size: of the whole file.
+        head: the first `HEAD_BYTES` bytes of the file, or all of them.
+        size: size of the file.
     """
     if not head:
         return "the file is empty"
@@ -63,9 +63,9 @@ def _is_safetensors(head: bytes, size: int) -> bool:
 def _describe_text(head: bytes) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")) or b"<html" in text[:1024]:
-        return "this is an HTML page: the download gave a web page (log in first?), not the model"
+        return "this is an HTML page: the download saved a web page (log in first?), not the model"
     if text.startswith(b"<?xml"):
-        return "this is an XML text: the download gave a server's answer, not the model"
+        return "this is an XML text: the download saved a server's response, not the model"
     if text.startswith(b"{"):
-        return "this is a JSON text: the download gave a server's answer, not the model"
-    return f"its first bytes are {head[:8]!r}, those of a GGUF file are b'GGUF'"
+        return "this is a JSON text: the download saved a server's response, not the model"
+    return f"its first bytes are {head[:8]!r}, must be b'GGUF'"

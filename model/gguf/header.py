@@ -1,7 +1,7 @@
-"""header: reads and checks everything in one GGUF file that stands before the tensors' data.
+"""header: reads and checks the header of one GGUF file, which precedes the tensors' data.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; where it leaves a limit open,
-ggml's own (`gguf.cpp`). Knows nothing of split files or of what is in the data. Tested by
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; limits that it leaves open are
+ggml's (`gguf.cpp`). Knows no split models and no tensor data. Tested by
 tests/model/test_gguf_read.py and test_gguf_broken.py.
 """
 
@@ -21,15 +21,15 @@ from .cursor import ByteOrder, Cursor, shown
 from .foreign import HEAD_BYTES, describe
 from .metadata import Metadata
 
-MAGIC = b"GGUF"  # in either byte order
+MAGIC = b"GGUF"  # the same in either byte order
 VERSIONS = (2, 3)
 DIMS_MAX = 4
 KEY_BYTES_MAX = 2**16 - 1
-NAME_BYTES_MAX = 64  # the format's; ggml itself stops at 63
+NAME_BYTES_MAX = 64  # the format's limit; ggml's is 63
 ALIGNMENT_MIN = 8
 ALIGNMENT_KEY = "general.alignment"
 
-# what a pair or a tensor takes at the least: all fields, a key or name of one byte, one dimension
+# minimum bytes of a key-value pair and of a tensor: a key or name of one byte, one dimension
 _PAIR_BYTES_MIN = 8 + 1 + 4 + 1
 _TENSOR_BYTES_MIN = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -38,10 +38,15 @@ _TYPES = {t.value: t for t in GGMLType}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a file: what it is and where it lies.
+    """A tensor of a file.
 
-    `ne` are its 1 to 4 dimensions, `ne[0]` the fastest; `nbytes` its size; `shard` the number of
-    its file, from 0; `offset` the position of its first byte in that file.
+    Attributes:
+        name: its name.
+        type: type of its elements.
+        ne: its 1 to 4 dimensions; `ne[0]` is the fastest.
+        nbytes: size of its data.
+        shard: number of its file, from 0.
+        offset: position of its first byte in the file.
     """
 
     name: str
@@ -54,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a file says before its data."""
+    """The content of a file's header."""
 
     version: int
     byte_order: ByteOrder
@@ -63,14 +68,16 @@ class Header:
 
 
 def read_header(path: str, data: mmap, shard: int, *, header_only: bool = False) -> Header:
-    """Read the header of the file `path`, whose bytes are `data`; it is the model's file `shard`.
+    """Return the header of a file. The result does not refer to `data`.
 
-    `header_only`: what comes after the header need not be there.
-
-    Nothing of the result refers to `data`.
+    Args:
+        path: the file, for messages.
+        data: the file's bytes.
+        shard: the file's number in a split model, from 0.
+        header_only: the file may end after its header.
 
     Raises:
-        ModelFileError: the file is no GGUF file, or broken.
+        ModelFileError: the file is broken or not a GGUF file.
         UnsupportedModelError: its version or the type of a tensor is unknown.
     """
     version, byte_order = _read_version(path, data)
@@ -78,14 +85,14 @@ def read_header(path: str, data: mmap, shard: int, *, header_only: bool = False)
     n_tensors = cursor.count(_TENSOR_BYTES_MIN, "tensors")
     n_pairs = cursor.count(_PAIR_BYTES_MIN, "metadata keys")
     positions = _read_positions(cursor, n_pairs)
-    n_kept = cursor.pos
+    n_header = cursor.pos
     alignment = _alignment(cursor, Metadata(cursor, positions))
     entries = [_read_tensor(cursor, i, alignment) for i in range(n_tensors)]
     tensors = _place(cursor, entries, alignment, shard)
     if not header_only:
         _check_ends(cursor, tensors)
-    kept = Cursor(path, data[:n_kept], byte_order)  # a copy, now that all is known to be sound
-    return Header(version, byte_order, Metadata(kept, positions), tensors)
+    copy = Cursor(path, data[:n_header], byte_order)  # copied only after all checks
+    return Header(version, byte_order, Metadata(copy, positions), tensors)
 
 
 def _read_version(path: str, data: mmap) -> tuple[int, ByteOrder]:
@@ -94,25 +101,25 @@ def _read_version(path: str, data: mmap) -> tuple[int, ByteOrder]:
         raise ModelFileError(f"{path}: not a GGUF file: {describe(head, len(data))}")
     version = Cursor(path, data, "<", pos=4).uint32("the version")
     byte_order: ByteOrder = "<"
-    if version & 0xFFFF == 0:  # the numbers' byte order is nowhere but here
+    if version & 0xFFFF == 0:  # the header has no other sign of the byte order
         version = Cursor(path, data, ">", pos=4).uint32("the version")
         byte_order = ">"
     if version not in VERSIONS:
         raise UnsupportedModelError(
-            f"{path}: GGUF version {version} at byte 4: versions "
-            f"{' and '.join(map(str, VERSIONS))} can be read"
+            f"{path}: GGUF version {version} at byte 4 is not supported; supported: "
+            f"{' and '.join(map(str, VERSIONS))}"
         )
     return version, byte_order
 
 
 def _read_positions(cursor: Cursor, n_pairs: int) -> dict[str, int]:
-    """By key, the position of its value's type."""
+    """Return, for each key, the position of its value's type."""
     positions: dict[str, int] = {}
     for i in range(n_pairs):
         begin = cursor.pos
         key = _read_name(cursor, f"the name of metadata key {i}", KEY_BYTES_MAX)
         if key in positions:
-            raise cursor.error(f"metadata key {shown(key)} at byte {begin} is there twice")
+            raise cursor.error(f"metadata key {shown(key)} at byte {begin} is a duplicate")
         positions[key] = cursor.pos
         what = f"metadata key {shown(key)}"
         cursor.skip(cursor.value_type(what), what)
@@ -124,7 +131,7 @@ def _read_name(cursor: Cursor, what: str, n_bytes_max: int) -> str:
     n_bytes = cursor.at(begin).uint64(f"the length of {what}")
     if not 1 <= n_bytes <= n_bytes_max:
         raise cursor.error(
-            f"{what} at byte {begin} has {n_bytes} bytes, it must have 1 to {n_bytes_max}"
+            f"{what} at byte {begin} has {n_bytes} bytes, must have 1 to {n_bytes_max}"
         )
     return cursor.text(what)
 
@@ -136,14 +143,14 @@ def _alignment(cursor: Cursor, metadata: Metadata) -> int:
         is_power_of_two = alignment > 0 and alignment & (alignment - 1) == 0
         if type is not GGUFValueType.UINT32 or not is_power_of_two or alignment < ALIGNMENT_MIN:
             raise cursor.error(
-                f"metadata key {ALIGNMENT_KEY!r} is the {type.name} {alignment}, it must be a "
-                f"UINT32 and a power of two from {ALIGNMENT_MIN} on"
+                f"metadata key {ALIGNMENT_KEY!r} is the {type.name} {alignment}, must be a UINT32 "
+                f"and a power of two of at least {ALIGNMENT_MIN}"
             )
     return alignment
 
 
 class _Entry(NamedTuple):
-    """A tensor as the header lists it: `offset` is from the start of the data."""
+    """A tensor's entry in the header. `offset` counts from the start of the data."""
 
     name: str
     type: GGMLType
@@ -159,13 +166,13 @@ def _read_tensor(cursor: Cursor, i: int, alignment: int) -> _Entry:
     type = _read_type(cursor, what)
     if ne[0] % type.block_size:
         raise cursor.error(
-            f"{what} has rows of {ne[0]} elements, type {type.name} wants a multiple of "
+            f"{what} has rows of {ne[0]} elements, type {type.name} needs a multiple of "
             f"{type.block_size}"
         )
     offset = cursor.uint64(f"the offset of {what}")
     if offset % alignment:
         raise cursor.error(
-            f"{what} is misaligned: its offset {offset} is no multiple of {alignment}"
+            f"{what} is misaligned: its offset {offset} is not a multiple of {alignment}"
         )
     return _Entry(name, type, ne, type.row_size(ne[0]) * prod(ne[1:]), offset)
 
@@ -175,7 +182,7 @@ def _read_shape(cursor: Cursor, what: str) -> tuple[int, ...]:
     n_dims = cursor.uint32(f"the number of dimensions of {what}")
     if not 1 <= n_dims <= DIMS_MAX:
         raise cursor.error(
-            f"{what} has {n_dims} dimensions at byte {begin}, it must have 1 to {DIMS_MAX}"
+            f"{what} has {n_dims} dimensions at byte {begin}, must have 1 to {DIMS_MAX}"
         )
     ne = tuple(cursor.uint64(f"dimension {i} of {what}") for i in range(n_dims))
     if 0 in ne or prod(ne) >= 2**63:
@@ -192,7 +199,7 @@ def _read_type(cursor: Cursor, what: str) -> GGMLType:
         known = ", ".join(f"{t.value} {t.name}" for t in GGMLType)
         raise UnsupportedModelError(
             f"{cursor.path}: {what} has the unknown type {number} at byte {cursor.pos - 4}; "
-            f"known are {known}"
+            f"known: {known}"
         )
     return _TYPES[number]
 
@@ -200,12 +207,12 @@ def _read_type(cursor: Cursor, what: str) -> GGMLType:
 def _place(
     cursor: Cursor, entries: list[_Entry], alignment: int, shard: int
 ) -> dict[str, TensorInfo]:
-    """Where the tensors lie in the file; `cursor` stands at the header's end."""
+    """Return the tensors with their positions in the file. `cursor` is at the header's end."""
     begin = -(-cursor.pos // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for name, type, ne, nbytes, offset in entries:
         if name in tensors:
-            raise cursor.error(f"tensor {shown(name)} is there twice")
+            raise cursor.error(f"tensor {shown(name)} is a duplicate")
         tensors[name] = TensorInfo(name, type, ne, nbytes, shard, begin + offset)
     _check_overlaps(cursor, tensors)
     return tensors
@@ -219,8 +226,8 @@ def _check_ends(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
         raise cursor.error(
             f"the file is truncated by {n_missing} bytes: it ends at byte {cursor.size}, but "
             f"tensor {shown(first.name)} ({first.type.name} {list(first.ne)}) takes the bytes "
-            f"from {first.offset} to {first.offset + first.nbytes} (cut tensors: {len(cut)} of "
-            f"{len(tensors)})"
+            f"from {first.offset} to {first.offset + first.nbytes} (truncated tensors: {len(cut)} "
+            f"of {len(tensors)})"
         )
 
 

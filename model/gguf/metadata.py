@@ -1,7 +1,7 @@
-"""metadata: the key-value pairs of a GGUF file, decoded when they are asked for.
+"""metadata: the key-value pairs of a GGUF file, decoded on access.
 
-What is kept is the header's bytes and the position of each value in them. Does not know which keys
-a model needs. Tested by tests/model/test_gguf_metadata.py.
+In memory are the header's bytes and the position of each value. Knows no key of any model. Tested
+by tests/model/test_gguf_metadata.py.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _REQUIRED: Final = object()
 
 
 class Array:
-    """An array of the metadata: a place in the header until its elements are asked for.
+    """An array of the metadata, decoded on access.
 
-    Iterating gives Python values, of an array of arrays more `Array`s.
+    Iteration yields Python values. For an array of arrays, it yields `Array`s.
     """
 
     def __init__(self, cursor: Cursor, what: str) -> None:
-        """The array whose head `cursor` stands before; `what` names it in messages."""
-        self.type, self._n = cursor.array_head(what)  # of the elements
-        self._cursor = cursor  # stands before the first of them, and stays there
+        """`cursor` is at the array's head. `what` names the array in messages."""
+        self.type, self._n = cursor.array_head(what)  # type and number of the elements
+        self._cursor = cursor  # stays at the first element
         self._what = what
 
     def __len__(self) -> int:
@@ -57,22 +57,22 @@ class Array:
         return f"<Array of {self._n} x {self.type.name}>"
 
     def numbers(self) -> npt.NDArray[Any]:
-        """Numbers and bools, `[n]`: a read-only view; a copy where the byte order is foreign."""
+        """Return numbers or bools, `[n]`: a read-only view, or a copy if the byte order differs."""
         cursor = self._cursor
         dtype = np.dtype(cursor.byte_order + NUMBER_CODES[self.type])
         stored = np.frombuffer(cursor.data, dtype, self._n, cursor.pos)
         return stored.astype(dtype.newbyteorder("="), copy=False)
 
     def bytes_strings(self) -> list[bytes]:
-        """Strings, as their bytes stand in the file."""
+        """Return strings as the bytes in the file."""
         assert self.type is GGUFValueType.STRING, f"{self!r} has no strings"
         return self._cursor.strings(self._n)
 
     def strings(self) -> list[str]:
-        """Strings.
+        """Return decoded strings.
 
         Raises:
-            ModelFileError: one is not UTF-8; names its index.
+            ModelFileError: a string is not UTF-8; names its index.
         """
         found: list[str] = []
         try:
@@ -89,18 +89,19 @@ Value = bool | int | float | str | Array
 
 
 class Metadata(Mapping[str, Value]):
-    """The metadata of a file, in its order; a mapping, and typed access that explains itself.
+    """The metadata of a file: a mapping in the file's order, with typed access.
 
-    The methods named after types return the value of a key. `default` is returned where the key is
-    missing, never where it is there with the wrong type. All of them raise ModelFileError: the key
-    is missing and there is no default, or its type is another than the one asked for.
+    A method named after a type returns the value of a key. If the key is missing, it returns
+    `default`. It raises ModelFileError if the key is missing without a default, or if the value has
+    another type.
     """
 
     def __init__(self, cursor: Cursor, positions: Mapping[str, int]) -> None:
         """
         Args:
-            cursor: over the header; where it stands does not matter.
-            positions: by key, where the type of its value stands; `Cursor.skip` went over it.
+            cursor: a cursor over the header, at any position.
+            positions: for each key, the position of its value's type. `Cursor.skip` must have
+                checked the values.
         """
         self._cursor = cursor
         self._positions = positions
@@ -115,11 +116,11 @@ class Metadata(Mapping[str, Value]):
         return key in self._positions
 
     def __getitem__(self, key: builtins.str) -> Value:
-        """The value of a key.
+        """Return the value of a key.
 
         Raises:
-            KeyError: there is no such key.
-            ModelFileError: its value is a string that is not UTF-8.
+            KeyError: the key is missing.
+            ModelFileError: the value is a string that is not UTF-8.
         """
         cursor, what = self._cursor.at(self._positions[key]), _named(key)
         type = cursor.value_type(what)
@@ -130,7 +131,7 @@ class Metadata(Mapping[str, Value]):
         return cursor.number(type, what)
 
     def value_type(self, key: builtins.str) -> GGUFValueType:
-        """The type that a key's value has in the file. Raises KeyError: there is no such key."""
+        """Return the type of a key's value in the file. Raises KeyError if the key is missing."""
         return self._cursor.at(self._positions[key]).value_type(_named(key))
 
     @overload
@@ -138,7 +139,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def int(self, key: builtins.str, default: T) -> builtins.int | T: ...
     def int(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """An integer of any width, signed or not."""
+        """Return an integer of any width, signed or unsigned."""
         return self._scalar(key, _INTEGERS, "an integer", default)
 
     @overload
@@ -146,7 +147,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def float(self, key: builtins.str, default: T) -> builtins.float | T: ...
     def float(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """A number of type FLOAT32 or FLOAT64; may be infinite or not a number."""
+        """Return a number of type FLOAT32 or FLOAT64; may be infinite or NaN."""
         return self._scalar(key, _FLOATS, "a float", default)
 
     @overload
@@ -154,7 +155,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def bool(self, key: builtins.str, default: T) -> builtins.bool | T: ...
     def bool(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """A bool."""
+        """Return a bool."""
         return self._scalar(key, (GGUFValueType.BOOL,), "a bool", default)
 
     @overload
@@ -162,7 +163,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def str(self, key: builtins.str, default: T) -> builtins.str | T: ...
     def str(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """A string. Raises ModelFileError also where it is not UTF-8."""
+        """Return a string. Raises ModelFileError also if it is not UTF-8."""
         return self._scalar(key, (GGUFValueType.STRING,), "a string", default)
 
     @overload
@@ -170,7 +171,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def ints(self, key: builtins.str, default: T) -> list[builtins.int] | T: ...
     def ints(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """An array of integers of any width."""
+        """Return an array of integers of any width."""
         array = self._array(key, _INTEGERS, "an array of integers", default)
         return array.numbers().tolist() if isinstance(array, Array) else array
 
@@ -179,7 +180,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def floats(self, key: builtins.str, default: T) -> npt.NDArray[np.float32] | T: ...
     def floats(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """An array of floats, `[n]`; what is too large for float32 becomes infinite."""
+        """Return an array of floats, `[n]`. Values too large for float32 become infinite."""
         array = self._array(key, _FLOATS, "an array of floats", default)
         if not isinstance(array, Array):
             return array
@@ -191,7 +192,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def strings(self, key: builtins.str, default: T) -> list[builtins.str] | T: ...
     def strings(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """An array of strings. Raises ModelFileError also where one is not UTF-8."""
+        """Return an array of strings. Raises ModelFileError also if one is not UTF-8."""
         array = self._array(key, (GGUFValueType.STRING,), "an array of strings", default)
         return array.strings() if isinstance(array, Array) else array
 
@@ -200,7 +201,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def bytes_strings(self, key: builtins.str, default: T) -> list[bytes] | T: ...
     def bytes_strings(self, key: builtins.str, default: object = _REQUIRED) -> object:
-        """An array of strings as they stand in the file, UTF-8 or not."""
+        """Return an array of strings as the bytes in the file, UTF-8 or not."""
         array = self._array(key, (GGUFValueType.STRING,), "an array of strings", default)
         return array.bytes_strings() if isinstance(array, Array) else array
 
@@ -233,7 +234,7 @@ class Metadata(Mapping[str, Value]):
 
     def _default(self, key: builtins.str, wanted: builtins.str, default: object) -> object:
         if default is _REQUIRED:
-            raise self._cursor.error(f"{_named(key)} is missing, it must be {wanted}")
+            raise self._cursor.error(f"{_named(key)} is missing, must be {wanted}")
         return default
 
     def _mistyped(self, key: builtins.str, wanted: builtins.str) -> ModelFileError:
@@ -243,7 +244,7 @@ class Metadata(Mapping[str, Value]):
         else:
             shown_value = shown(value) if isinstance(value, str) else value
             found = f"the {self.value_type(key).name} {shown_value}"
-        return self._cursor.error(f"{_named(key)} is {found}, it must be {wanted}")
+        return self._cursor.error(f"{_named(key)} is {found}, must be {wanted}")
 
 
 def _named(key: str) -> str:

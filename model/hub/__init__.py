@@ -1,8 +1,8 @@
-"""hub: models from Hugging Face, downloaded into the cache that all its programs share.
+"""hub: models from Hugging Face, downloaded into the cache shared with Hugging Face's programs.
 
     path = find_model(parse_model("user/repo:Q4_K_M"))
 
-huggingface-hub is imported when something is looked for, not before.
+huggingface-hub is imported on first use.
 """
 
 from .files import HubModel, parse_model

@@ -1,9 +1,8 @@
-"""Downloading one file into the cache: resumed where it was cut, and checked before it counts.
+"""Download of one file into the cache: resumed after interruptions, and checked by its digest.
 
-huggingface-hub starts an interrupted download from its beginning, and compares sizes only. Here a
-part stays as `blobs/<digest>.incomplete`, and takes the place of `blobs/<digest>`, where the
-library looks for it, once its digest is right: what lies there has been checked.
-Tested by tests/model/test_hub.py.
+huggingface-hub restarts an interrupted download from the beginning and compares sizes only. Here a
+partial file is `blobs/<digest>.incomplete`. It is renamed to `blobs/<digest>`, the library's path,
+after its digest was checked. Tested by tests/model/test_hub.py.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from ...base.errors import DownloadError
 from ...base.log import get_logger
 from ...base.units import size_text
 from .files import HubFile
-from .library import PASSING, explained, headers, pause, settings
+from .library import TEMPORARY, explained, headers, pause, settings
 
 log = get_logger("hub")
 
-OnBytes = Callable[[int], None]  # so many bytes of the file are there
+OnBytes = Callable[[int], None]  # called with the number of bytes that the cache has of the file
 
-TRIES: Final = 6  # in a row without a byte more: about half a minute
+TRIES: Final = 6  # tries in a row without new bytes, about half a minute
 CHUNK: Final = 1 << 20
-RESPONSE_MAX: Final = 40 << 30  # networks that deliver files have a limit, of 50 GB for one answer
+RESPONSE_MAX: Final = 40 << 30  # content delivery networks limit a response to 50 GB
 
 
 def incomplete(blob: Path) -> Path:
-    """Where the part of a blob lies that is there."""
+    """Return the path of a blob's partial file."""
     return blob.with_name(f"{blob.name}.incomplete")
 
 
-def n_bytes_there(blob: Path, size: int) -> int:
-    """Bytes that need no downloading."""
+def n_bytes_cached(blob: Path, size: int) -> int:
+    """Return the number of bytes of a blob that the cache has."""
     for path in (blob, incomplete(blob)):
         if path.exists():
             return min(path.stat().st_size, size)
@@ -45,12 +44,11 @@ def n_bytes_there(blob: Path, size: int) -> int:
 
 
 def fetch_blob(repo: str, commit: str, file: HubFile, blob: Path, on_bytes: OnBytes) -> None:
-    """Have `blob`, a file of a repository at a commit, whole and checked; goes on from what is
-    there of it.
+    """Download a file of a repository at a commit to `blob` and check it. Resumes a partial file.
 
     Raises:
-        DownloadError: the hub refuses, the network fails for long, the disk is full, or what came
-            is not what the hub has: then it is removed.
+        DownloadError: the hub refuses, the network fails repeatedly, the disk is full, or the
+            digest is wrong. A file with a wrong digest is removed.
     """
     with explained(repo, blob.parent):
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ def fetch_blob(repo: str, commit: str, file: HubFile, blob: Path, on_bytes: OnBy
 
 @contextmanager
 def _locked(blob: Path, file: HubFile) -> Iterator[None]:
-    """One process at a time downloads a file, by the library's own locks."""
+    """Lock a file against downloads by other processes, with the library's own locks."""
     from filelock import Timeout  # noqa: PLC0415
     from huggingface_hub.utils import WeakFileLock  # noqa: PLC0415
 
@@ -75,35 +73,35 @@ def _locked(blob: Path, file: HubFile) -> Iterator[None]:
             yield
             return
     except Timeout:
-        log.warning(f"another process downloads {file.name}: waiting for it")
+        log.warning(f"waiting for another process that downloads {file.name}")
     with WeakFileLock(lock):
         yield
 
 
 class _Download:
-    """One file on its way; `n` bytes of it are there."""
+    """The download of one file."""
 
     def __init__(self, repo: str, commit: str, file: HubFile, on_bytes: OnBytes) -> None:
         self._repo = repo
         self._commit = commit
         self._file = file
         self._on_bytes = on_bytes
-        self._n = 0
-        self._n_received = 0
+        self._n = 0  # bytes that the cache has
+        self._n_received = 0  # bytes received by this download
         self._hash = _new_hash(file)
 
     def run(self, path: Path) -> None:
         with path.open("a+b") as out:
-            self._read_what_is_there(out)
+            self._read_cached(out)
             self._receive_all(out)
         if self._hash.hexdigest() != self._file.digest:
             path.unlink()
             raise DownloadError(
-                f"{self._file.name} of {self._repo} came damaged, and was removed: its digest is "
-                f"{self._hash.hexdigest()}, the hub's {self._file.digest}; try again"
+                f"{self._file.name} of {self._repo} was damaged in the download and removed: its "
+                f"digest is {self._hash.hexdigest()}, must be {self._file.digest}; try again"
             )
 
-    def _read_what_is_there(self, out: BinaryIO) -> None:
+    def _read_cached(self, out: BinaryIO) -> None:
         out.seek(0)
         while chunk := out.read(CHUNK):
             self._count(chunk)
@@ -120,35 +118,38 @@ class _Download:
         self._on_bytes(self._n)
 
     def _receive_all(self, out: BinaryIO) -> None:
-        """Ask until all of it is here; give up after some tries in a row without a byte."""
+        """Send requests until the file is complete or TRIES in a row brought no bytes."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError  # noqa: PLC0415
 
         tried = 0
         while self._n < self._file.size:
-            n_before, told = self._n_received, None
+            n_before, response_headers = self._n_received, None
             error: Exception | None = None
             try:
                 self._receive(out)
             except HfHubHTTPError as e:
-                if e.response.status_code not in PASSING:
+                if e.response.status_code not in TEMPORARY:
                     raise
-                error, told = e, e.response.headers
-            except HTTPError as e:  # the network
+                error, response_headers = e, e.response.headers
+            except HTTPError as e:  # a network error
                 error = e
             tried = 1 if self._n_received > n_before else tried + 1
             if tried >= TRIES:
                 raise error or DownloadError(
-                    f"the hub sends nothing of {self._file.name} behind {size_text(self._n)}"
+                    f"the hub sends no bytes of {self._file.name} after {size_text(self._n)}"
                 )
             if error is not None:
-                log.info(f"cut at {size_text(self._n)} of {self._file.name}, trying again: {error}")
-                time.sleep(pause(tried, told))
+                log.info(
+                    f"interrupted at {size_text(self._n)} of {self._file.name}, trying again: "
+                    f"{error}"
+                )
+                time.sleep(pause(tried, response_headers))
 
     def _receive(self, out: BinaryIO) -> None:
-        """Ask once for what is missing, and write what comes."""
+        """Send one request for the missing bytes and write the response."""
         limit = self._n + RESPONSE_MAX if self._n or self._file.size > RESPONSE_MAX else None
-        with _ask(self._repo, self._commit, self._file, self._n, limit) as (start, chunks):
-            if self._n != start:  # all of it again: some servers know no ranges
+        with _request(self._repo, self._commit, self._file, self._n, limit) as (start, chunks):
+            if self._n != start:  # a server without support for ranges sends the whole file
                 self._start_again(out)
             for chunk in chunks:
                 out.write(chunk)
@@ -159,31 +160,34 @@ class _Download:
 
 
 def fetch_start(repo: str, commit: str, file: HubFile, path: Path, n: int) -> None:
-    """Have the first `n` bytes of a file in `path`; goes on from what is there. Nothing is checked.
+    """Download the first `n` bytes of a file to `path`, without a check. Resumes a partial file.
 
     Raises:
         DownloadError: the hub refuses, the network fails, or the disk is full.
     """
     with explained(repo, path.parent), path.open("ab") as out:
-        there = out.tell()
-        if there >= n:
+        done = out.tell()
+        if done >= n:
             return
-        with _ask(repo, commit, file, there, n) as (start, chunks):
-            extra = there - start  # a server that knows no ranges sends what is there too
+        with _request(repo, commit, file, done, n) as (start, chunks):
+            extra = done - start  # a server without support for ranges sends earlier bytes again
             for chunk in chunks:
-                new = chunk[max(0, extra) :][: n - there]
+                new = chunk[max(0, extra) :][: n - done]
                 out.write(new)
                 extra -= len(chunk)
-                there += len(new)
-                if there == n:
+                done += len(new)
+                if done == n:
                     return
 
 
 @contextmanager
-def _ask(
+def _request(
     repo: str, commit: str, file: HubFile, start: int, limit: int | None
 ) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """The bytes of a file from `start` up to `limit` (None: all), and where they really start."""
+    """Request the bytes of a file from `start` to `limit` (None: to its end).
+
+    Yields the position at which the response starts, and its chunks.
+    """
     from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415
     from huggingface_hub.utils import hf_raise_for_status  # noqa: PLC0415
 
@@ -191,14 +195,14 @@ def _ask(
     if limit is not None:
         wanted["Range"] = f"bytes={start}-{min(file.size, limit) - 1}"
     url, timeout = hf_hub_url(repo, file.name, revision=commit), settings().HF_HUB_DOWNLOAD_TIMEOUT
-    with get_session().stream("GET", url, headers=wanted, timeout=timeout) as answer:
-        hf_raise_for_status(answer)
-        range = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-        yield int(range[1]) if range else 0, answer.iter_raw()
+    with get_session().stream("GET", url, headers=wanted, timeout=timeout) as response:
+        hf_raise_for_status(response)
+        range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        yield int(range[1]) if range else 0, response.iter_raw()
 
 
 def _new_hash(file: HubFile) -> hashlib._Hash:
-    """What makes the digest of a file: sha256, or as git does for a file that is in git itself."""
+    """Return the hash for a file's digest: sha256, or git's sha1 for a file stored in git."""
     if len(file.digest) == 64:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

@@ -1,7 +1,8 @@
-"""Which files of a repository are meant by `user/repo:quant`. Knows no network and no disk.
+"""Selection of a repository's files by `user/repo:quant`.
 
-A model is one GGUF file, or several that were split; projectors of pictures (mmproj) and matrices
-of importance (imatrix) are GGUF files too, but no models. Tested by tests/model/test_hub_files.py.
+A model is one GGUF file or several files of a split model. Image projectors (mmproj) and importance
+matrices (imatrix) are GGUF files but not models. Knows no network and no disk.
+Tested by tests/model/test_hub_files.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...base.errors import DownloadError, RequestError
 from ...base.units import size_text
 
 DEFAULT_QUANT: Final = "Q4_K_M"
-SHOWN: Final = 30  # most models that an error lists
+SHOWN: Final = 30  # most models listed in an error
 
 REPO_LENGTH: Final = 96
 _NAME: Final = re.compile(r"(\w[\w.-]*(?<=\w)/\w[\w.-]*(?<=\w))(?::([\w.-]+))?", re.ASCII)
@@ -31,7 +32,7 @@ _QUANT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """What a user asks for: a quant of a repository ("": the default), or a file of it."""
+    """A model as the user names it: a quant of a repository ("" for the default), or a file."""
 
     repo: str
     quant: str = ""
@@ -45,21 +46,20 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository: its name there with '/', its size in bytes, and what names and checks
-    its content: a sha256, or git's sha1 of a small file. `path`: where it lies, if it is cached."""
+    """A file of a repository."""
 
-    name: str
-    size: int
-    digest: str = ""
-    path: Path | None = None
+    name: str  # relative to the repository, with '/'
+    size: int  # bytes
+    digest: str = ""  # sha256; git's sha1 for a file stored in git
+    path: Path | None = None  # in the cache, if it is cached
 
 
 class Candidate(NamedTuple):
-    """A model in a repository: `files` in order, `n_files` of which there should be."""
+    """A model in a repository. `files` is incomplete if the repository lacks some."""
 
     label: str  # its quant in capitals; "" if the name has none
-    files: tuple[HubFile, ...]
-    n_files: int
+    files: tuple[HubFile, ...]  # in order
+    n_files: int  # number of files of the complete model
 
     @property
     def name(self) -> str:
@@ -74,27 +74,27 @@ class Candidate(NamedTuple):
         return len(self.files) == self.n_files
 
 
-class Choice(NamedTuple):
-    """The files of the model that is meant, the first one to be opened, and what to tell of it."""
+class SelectedFiles(NamedTuple):
+    """The files of the selected model. The first one is the file to open."""
 
     files: tuple[HubFile, ...]
-    note: str = ""
+    note: str = ""  # a warning about the selection; "" if there is none
 
 
 def parse_model(text: str, file: str = "") -> HubModel:
-    """`user/repo` or `user/repo:quant`.
+    """Parse `user/repo` or `user/repo:quant`.
 
     Raises:
-        RequestError: it is of another form.
+        RequestError: the text has another form.
     """
     match = _NAME.fullmatch(text)
     if match is None or len(match[1]) > REPO_LENGTH or re.search(r"--|\.\.", match[1]):
-        raise RequestError(f"{text!r}: must be USER/REPO or USER/REPO:QUANT, of Hugging Face")
+        raise RequestError(f"{text!r}: must be USER/REPO or USER/REPO:QUANT on Hugging Face")
     return HubModel(match[1], match[2] or "", file)
 
 
 def candidates(files: Iterable[HubFile]) -> list[Candidate]:
-    """The models among the files of a repository, by name."""
+    """Return the models among the files of a repository, sorted by name."""
     split: dict[tuple[str, int], dict[int, HubFile]] = {}
     for file in files:
         if not _is_model(file.name):
@@ -112,7 +112,10 @@ def candidates(files: Iterable[HubFile]) -> list[Candidate]:
 
 
 def quant_of(name: str) -> str:
-    """The quant that a name tells, in capitals: the last one of the file's, else of its folders."""
+    """Return the quant in a path, in capitals; "" if there is none.
+
+    This is the last quant in the file's name, else in the nearest folder's name.
+    """
     stem = re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
     for part in reversed(PurePosixPath(stem).parts):
         quants: list[str] = _QUANT.findall(part)
@@ -125,15 +128,15 @@ def _is_model(name: str) -> bool:
     path = PurePosixPath(name.lower())
     if path.suffix != ".gguf" or "mmproj" in path.name:
         return False
-    # a model may be called after the matrix that helped to quantise it
+    # a model's name may mention the imatrix that it was quantized with
     return "imatrix" not in path.name or bool(quant_of(path.name))
 
 
-def choose(files: Sequence[HubFile], wanted: HubModel, place: str) -> Choice:
-    """The files of the model that is meant; `place` is what has these files.
+def choose(files: Sequence[HubFile], wanted: HubModel, place: str) -> SelectedFiles:
+    """Select the files of the wanted model. `place` names the source of `files` in messages.
 
     Raises:
-        DownloadError: there is none; lists those there are.
+        DownloadError: no model matches; lists the available ones.
     """
     found = candidates(files)
     if not found:
@@ -146,19 +149,19 @@ def choose(files: Sequence[HubFile], wanted: HubModel, place: str) -> Choice:
         note = ""
         if len(matching) > 1:
             note = (
-                f"{place} has {len(matching)} models of {quant}: {matching[0].name} is taken, "
-                "another one by -hff FILE"
+                f"{place} has {len(matching)} models of {quant}: using {matching[0].name}; select "
+                "another one with -hff FILE"
             )
         return _checked(matching[0], wanted, place, note)
     if wanted.quant:
-        raise DownloadError(f"{place} has no {wanted.quant}; there are {listed(found)}")
+        raise DownloadError(f"{place} has no {wanted.quant}; available: {listed(found)}")
     first = next((c for c in found if c.is_whole), found[0])
-    note = f"{place} has no {quant}: {first.name} is taken, {size_text(first.size)}"
+    note = f"{place} has no {quant}: using {first.name} ({size_text(first.size)})"
     return _checked(first, wanted, place, note)
 
 
 def _by_file(found: list[Candidate], wanted: HubModel, place: str) -> Candidate:
-    """The model of a file: any of its parts, or its name without folders if that is clear."""
+    """Return the model with the wanted file. Its folder may be omitted if the name is unique."""
     exact = [c for c in found if wanted.file in (file.name for file in c.files)]
     if exact:
         return exact[0]
@@ -168,15 +171,15 @@ def _by_file(found: list[Candidate], wanted: HubModel, place: str) -> Candidate:
     ]
     if len(close) == 1:
         return close[0]
-    raise DownloadError(f"{place} has no model file {wanted.file}; there are {_names(found)}")
+    raise DownloadError(f"{place} has no model file {wanted.file}; available: {_names(found)}")
 
 
 def _by_quant(found: list[Candidate], quant: str) -> list[Candidate]:
-    """The models of a quant, the likeliest first."""
+    """Return the models of a quant, the best match first."""
     quant = quant.upper()
     rules = (
         [c for c in found if c.label == quant],
-        # a part of a label (UD-Q4_K_XL), or no quant that is known: not the beginning of one
+        # a part of the name: UD-Q4_K_XL, or a quant unknown to _QUANT; Q4_K does not match Q4_K_M
         [c for c in found if re.search(rf"(?<![A-Z0-9]){re.escape(quant)}(?![A-Z0-9_])", _key(c))],
     )
     best = next((rule for rule in rules if rule), [])
@@ -187,17 +190,17 @@ def _key(candidate: Candidate) -> str:
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", candidate.name, flags=re.IGNORECASE).upper()
 
 
-def _checked(candidate: Candidate, wanted: HubModel, place: str, note: str = "") -> Choice:
+def _checked(candidate: Candidate, wanted: HubModel, place: str, note: str = "") -> SelectedFiles:
     if not candidate.is_whole:
         raise DownloadError(
             f"{place} has {len(candidate.files)} of the {candidate.n_files} files of {wanted}, "
-            f"such as {candidate.name}: others are missing"
+            f"such as {candidate.name}: the others are missing"
         )
-    return Choice(candidate.files, note)
+    return SelectedFiles(candidate.files, note)
 
 
 def listed(found: Sequence[Candidate]) -> str:
-    """Models with their sizes: by quant where that tells them apart, else by file."""
+    """Return a list of models and sizes as text. A model is named by its quant if it is unique."""
     labels = [c.label for c in found]
     shown = [
         f"{c.label if c.label and labels.count(c.label) == 1 else c.name} ({size_text(c.size)})"
@@ -219,4 +222,4 @@ def _no_models(files: Sequence[HubFile], wanted: HubModel, place: str) -> str:
     if not files:
         return f"{what}: it is empty"
     largest = max(files, key=lambda file: file.size)
-    return f"{what}, but {largest.name}, ...: many models have one in a repository named ...-GGUF"
+    return f"{what}, but {largest.name}, ...: GGUF files are often in a repository named ...-GGUF"

@@ -1,7 +1,7 @@
-"""From `user/repo:quant` to a file on this disk: from the cache, else from the hub.
+"""Finds a model's file for `user/repo:quant`, in the cache or on the hub.
 
-The hub is asked once what it has, so that a newer version is found; where that fails, or it must
-not be asked, what the cache has is taken. Tested by tests/model/test_hub.py.
+One request lists the repository, so that a newer version is found. If it fails, or in offline mode,
+the cached files are used. Tested by tests/model/test_hub.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...base.errors import DownloadError, ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
 from ...base.units import size_text
 from ..gguf.header import read_header
-from .blobs import fetch_blob, fetch_start, n_bytes_there
-from .files import Choice, HubFile, HubModel, candidates, choose
+from .blobs import fetch_blob, fetch_start, n_bytes_cached
+from .files import HubFile, HubModel, SelectedFiles, candidates, choose
 from .library import (
     Listing,
     cache_folder,
@@ -32,19 +32,19 @@ from .library import (
 
 log = get_logger("hub")
 
-DownloadProgress = Callable[[int, int, str], None]  # bytes there, bytes in all, the first file
+DownloadProgress = Callable[[int, int, str], None]  # bytes done, bytes in total, first file's name
 
-HEADER_STEP: Final = 1 << 20  # what a header is tried with first; four times as much each time
+HEADER_STEP: Final = 1 << 20  # bytes of the first try to read a header; then four times as many
 HEADER_MAX: Final = 256 << 20
 
 
 def find_model(
     wanted: HubModel, *, offline: bool = False, on_progress: DownloadProgress | None = None
 ) -> Path:
-    """The model's file in the cache, of a split one the first; what is missing is downloaded.
+    """Return the path of a model's (first) file in the cache, after a download of missing files.
 
     Raises:
-        DownloadError: it cannot be had; says why, and what helps.
+        DownloadError: the model is not available; names the cause and a remedy.
     """
     listing, choice = _choose(wanted, offline)
     if listing is None or _is_cached(wanted.repo, listing, choice):
@@ -54,11 +54,13 @@ def find_model(
 
 
 def find_header(wanted: HubModel, folder: Path, *, offline: bool = False) -> Path:
-    """A file with at least the model's header: that of the cache, or the first bytes of those of
-    the hub, written into `folder`.
+    """Return the path of a file that has at least the model's header.
+
+    This is the cached file if there is one. Else the first bytes of the model's files are
+    downloaded into `folder`.
 
     Raises:
-        DownloadError: it cannot be had.
+        DownloadError: the model is not available; names the cause and a remedy.
     """
     listing, choice = _choose(wanted, offline)
     if listing is None or _is_cached(wanted.repo, listing, choice):
@@ -68,21 +70,21 @@ def find_header(wanted: HubModel, folder: Path, *, offline: bool = False) -> Pat
     return folder / Path(choice.files[0].name).name
 
 
-def _choose(wanted: HubModel, offline: bool) -> tuple[Listing | None, Choice]:
-    """Which files are meant, and all that the hub has: None if those of the cache are taken."""
+def _choose(wanted: HubModel, offline: bool) -> tuple[Listing | None, SelectedFiles]:
+    """Return the hub's listing and the selected files. The listing is None for cached files."""
     if offline or is_offline():
         why = "--offline" if offline else "HF_HUB_OFFLINE is set"
-        return None, _told(_choose_cached(wanted, f"the hub is not asked: {why}"))
+        return None, _log_note(_choose_cached(wanted, f"offline mode: {why}"))
     try:
         listing = list_repo(wanted.repo)
     except DownloadError as e:
         choice = _choose_cached(wanted, str(e))
-        log.warning(f"{e}; {choice.files[0].name} is taken from the cache")
-        return None, _told(choice)
-    return listing, _told(choose(listing.files, wanted, wanted.repo))
+        log.warning(f"{e}; using {choice.files[0].name} from the cache")
+        return None, _log_note(choice)
+    return listing, _log_note(choose(listing.files, wanted, wanted.repo))
 
 
-def _told(choice: Choice) -> Choice:
+def _log_note(choice: SelectedFiles) -> SelectedFiles:
     if choice.note:
         log.warning(choice.note)
     return choice
@@ -92,8 +94,10 @@ def _told(choice: Choice) -> Choice:
 
 
 def cached_files(repo: str) -> list[HubFile]:
-    """The files of a repository that the cache has, each in its newest version: that of `main`,
-    else the one that came last."""
+    """Return a repository's model files in the cache, each in its newest version.
+
+    The version of `main` is preferred, then the one downloaded last.
+    """
     folder = repo_folder(repo)
     snapshots = [path for path in _entries(folder / "snapshots") if path.is_dir()]
     main = _main(folder)
@@ -113,10 +117,10 @@ def cached_files(repo: str) -> list[HubFile]:
     return list(found.values())
 
 
-def _choose_cached(wanted: HubModel, why: str) -> Choice:
+def _choose_cached(wanted: HubModel, why: str) -> SelectedFiles:
     files = cached_files(wanted.repo)
     if not files:
-        raise DownloadError(f"{why}; the cache {cache_folder()} has nothing of {wanted.repo}")
+        raise DownloadError(f"{why}; the cache {cache_folder()} has no model of {wanted.repo}")
     try:
         return choose(files, wanted, f"the cache of {wanted.repo}")
     except DownloadError as e:
@@ -124,7 +128,7 @@ def _choose_cached(wanted: HubModel, why: str) -> Choice:
 
 
 def _main(folder: Path) -> str:
-    """The commit of `main` when something of it was last asked for."""
+    """Return the commit of `main` at its last listing, or "" if the cache has none."""
     try:
         return (folder / "refs" / "main").read_text("utf-8").strip()
     except OSError:
@@ -142,32 +146,34 @@ def _snapshot_path(repo: str, commit: str, file: HubFile) -> Path:
     return repo_folder(repo).joinpath("snapshots", commit, *file.name.split("/"))
 
 
-def _is_cached(repo: str, listing: Listing, choice: Choice) -> bool:
-    """Whether the hub's version lies here. A file of another size is no file of the hub's."""
+def _is_cached(repo: str, listing: Listing, choice: SelectedFiles) -> bool:
+    """True if the cache has the hub's version of all files, with the right sizes."""
     paths = [(_snapshot_path(repo, listing.commit, file), file) for file in choice.files]
     return all(path.is_file() and path.stat().st_size == file.size for path, file in paths)
 
 
-def _first(repo: str, listing: Listing | None, choice: Choice) -> Path:
+def _first(repo: str, listing: Listing | None, choice: SelectedFiles) -> Path:
     first = choice.files[0]
     if first.path is not None:
         return first.path
-    assert listing is not None, "what the cache has lies somewhere"
+    assert listing is not None, f"{first.name} has neither a path nor a listing"
     return _snapshot_path(repo, listing.commit, first)
 
 
 # --- the hub ---
 
 
-def _download(repo: str, listing: Listing, choice: Choice, on_progress: DownloadProgress) -> None:
+def _download(
+    repo: str, listing: Listing, choice: SelectedFiles, on_progress: DownloadProgress
+) -> None:
     folder = repo_folder(repo)
     blobs = [folder / "blobs" / file.digest for file in choice.files]
     _remove_broken(repo, listing, choice, blobs)
-    is_news = _check_room(repo, folder, choice, blobs) > 0
+    is_incomplete = _check_disk_space(repo, folder, choice, blobs) > 0
     total, before = sum(file.size for file in choice.files), 0
 
     def on_bytes(n: int) -> None:
-        if is_news:
+        if is_incomplete:
             on_progress(before + n, total, choice.files[0].name)
 
     on_bytes(0)
@@ -175,47 +181,47 @@ def _download(repo: str, listing: Listing, choice: Choice, on_progress: Download
         fetch_blob(repo, listing.commit, file, blob, on_bytes)
         _link(repo, listing.commit, file)
         before += file.size
-    _remember_main(folder, listing.commit)
+    _write_main(folder, listing.commit)
 
 
-def _remove_broken(repo: str, listing: Listing, choice: Choice, blobs: list[Path]) -> None:
-    """Files whose size shows that they are not what they are called."""
+def _remove_broken(repo: str, listing: Listing, choice: SelectedFiles, blobs: list[Path]) -> None:
+    """Remove cached files with a wrong size."""
     for file, blob in zip(choice.files, blobs, strict=True):
         for path in (blob, _snapshot_path(repo, listing.commit, file)):
             if path.is_file() and path.stat().st_size != file.size:
-                log.warning(f"{path} is no {file.name}: it has another size, and was removed")
+                log.warning(f"{path} was removed: its size is not that of {file.name}")
                 path.unlink()
 
 
-def _check_room(repo: str, folder: Path, choice: Choice, blobs: list[Path]) -> int:
-    """The bytes that are missing, for which there is room."""
+def _check_disk_space(repo: str, folder: Path, choice: SelectedFiles, blobs: list[Path]) -> int:
+    """Return the number of missing bytes. Raises DownloadError if the disk has no room for them."""
     missing = sum(
-        file.size - n_bytes_there(blob, file.size)
+        file.size - n_bytes_cached(blob, file.size)
         for file, blob in zip(choice.files, blobs, strict=True)
     )
     free = free_bytes(folder)
     if missing > free:
         raise DownloadError(
             f"{choice.files[0].name} of {repo} needs {size_text(missing)} more in {folder.parent}, "
-            f"{size_text(free)} are free: make room, or take another folder (HF_HUB_CACHE)"
+            f"{size_text(free)} are free: free some space or set another folder (HF_HUB_CACHE)"
         )
     return missing
 
 
 def _link(repo: str, commit: str, file: HubFile) -> None:
-    """Let the library put a blob that is there into its version's folder."""
+    """Let the library link a downloaded blob into the folder of its commit."""
     from huggingface_hub import hf_hub_download  # noqa: PLC0415
 
     with explained(repo):
         hf_hub_download(repo, file.name, revision=commit, library_name="lamella")
 
 
-def _remember_main(folder: Path, commit: str) -> None:
-    """Other programs that are offline look into the version that `main` was last."""
+def _write_main(folder: Path, commit: str) -> None:
+    """Write the commit of `main`, which other programs use offline."""
     ref = folder / "refs" / "main"
     if _main(folder) == commit:
         return
-    with suppress(OSError):  # only a help for others
+    with suppress(OSError):  # optional
         ref.parent.mkdir(parents=True, exist_ok=True)
         new = ref.with_name(f"main.{uuid.uuid4().hex[:8]}")
         new.write_text(commit, "utf-8")
@@ -223,7 +229,7 @@ def _remember_main(folder: Path, commit: str) -> None:
 
 
 def _fetch_header(repo: str, commit: str, file: HubFile, path: Path, no: int) -> None:
-    """The first bytes of a file, until its header is whole."""
+    """Download the first bytes of a file, until they contain its header."""
     wanted = HEADER_STEP
     while True:
         n = min(wanted, file.size)
@@ -238,7 +244,7 @@ def _has_header(path: Path, no: int) -> bool:
         try:
             read_header(str(path), data, no, header_only=True)
         except UnsupportedModelError:
-            return True  # more of it does not help
+            return True  # more bytes would not help
         except ModelFileError:
             return False
     return True

@@ -1,4 +1,4 @@
-"""sampling: from logits to the next token, with llama-server's samplers, defaults and draws."""
+"""sampling: logits to the next token, with llama-server's samplers, defaults and random draws."""
 
 from .logprobs import Logprobs, TokenLogprob, model_logprobs, sampler_logprobs
 from .native import load_kernels

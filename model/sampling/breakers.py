@@ -1,4 +1,4 @@
-"""Which tokens contain or begin a DRY sequence breaker, and how its rest is spelled.
+"""Finds the tokens in which a DRY sequence breaker can begin, and the tokens of its rest.
 
 Knows only the texts of a vocabulary. Tested by tests/model/test_sampling_dry.py.
 """
@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-# token -> how a breaker that begins in it goes on; () if it ends there, too
+# token -> the tails of breakers that begin in it; () is a breaker that ends in it as well
 Breakers: TypeAlias = Mapping[int, Collection[tuple[int, ...]]]
 
-_N_BYTES_MAX: Final = 40  # of a breaker: MAX_CHAR_LEN and MAX_SEQ_LEN of llama_sampler_init_dry
-_N_TAIL_MAX: Final = 20
+_N_BYTES_MAX: Final = 40  # of a breaker; MAX_CHAR_LEN of llama_sampler_init_dry
+_N_TAIL_MAX: Final = 20  # tokens of a tail; MAX_SEQ_LEN there
 _REPLACEMENT: Final = "\ufffd".encode()
 
 
 class BreakerVocab(Protocol):
-    """What is asked of a vocabulary; hashable by identity."""
+    """The methods of a vocabulary that are needed here. Hashable by identity."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -31,8 +31,8 @@ class BreakerVocab(Protocol):
     def piece(self, token: int, /, *, special: bool = False) -> bytes: ...
 
 
-class _Words:
-    """The texts of all tokens, also end to end: where a byte occurs is found without a loop."""
+class _TokenTexts:
+    """The texts of all tokens, also concatenated, so that NumPy finds tokens by a byte."""
 
     def __init__(self, vocab: BreakerVocab) -> None:
         self.texts = [_text(vocab, token) for token in range(vocab.n_tokens)]
@@ -45,30 +45,33 @@ class _Words:
         return tokens
 
 
-_words: WeakKeyDictionary[BreakerVocab, _Words] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[BreakerVocab, _TokenTexts] = WeakKeyDictionary()
 
 
 def find_breakers(vocab: BreakerVocab, breakers: Sequence[str]) -> Breakers:
-    """All ways in which `breakers` can begin in a token (get_overlapping_token_sequences).
+    """Return all tokens in which a breaker can begin, with the tails that complete it.
 
-    The first call for a vocabulary spells all its tokens, which takes a while. A breaker is cut
-    to 40 bytes, its rest to 20 tokens. Where a token ends inside a character, the rest is no text
-    and matches nothing.
+    As llama.cpp's get_overlapping_token_sequences. The first call for a vocabulary decodes all its
+    tokens, which takes a while. A breaker is limited to 40 bytes, its tail to 20 tokens. If a token
+    ends inside a character, the tail is not UTF-8 and never matches.
     """
-    words = _words.get(vocab)
+    words = _texts.get(vocab)
     if words is None:
-        words = _words[vocab] = _Words(vocab)
+        words = _texts[vocab] = _TokenTexts(vocab)
     found: dict[int, set[tuple[int, ...]]] = {}
     for breaker in breakers:
         wanted = breaker.encode()[:_N_BYTES_MAX]
         for token in words.containing(wanted[0]):
             for rest in _rests(words.texts[token], wanted):
-                found.setdefault(token, set()).add(_spelled(vocab, rest))
+                found.setdefault(token, set()).add(_tokenized(vocab, rest))
     return found
 
 
 def _rests(text: bytes, breaker: bytes) -> list[bytes]:
-    """What is missing of `breaker` after `text`, for each of its places there; b"" if nothing."""
+    """Return the missing rest of `breaker` for each way in which it can begin in `text`.
+
+    Only [b""] if `text` contains the whole breaker.
+    """
     if breaker in text:
         return [b""]
     n = len(breaker)
@@ -76,7 +79,7 @@ def _rests(text: bytes, breaker: bytes) -> list[bytes]:
     return [breaker[len(end) :] for end in ends if breaker.startswith(end)]
 
 
-def _spelled(vocab: BreakerVocab, rest: bytes) -> tuple[int, ...]:
+def _tokenized(vocab: BreakerVocab, rest: bytes) -> tuple[int, ...]:
     if not rest:
         return ()
     text = rest.decode(errors="replace")
@@ -84,6 +87,6 @@ def _spelled(vocab: BreakerVocab, rest: bytes) -> tuple[int, ...]:
 
 
 def _text(vocab: BreakerVocab, token: int) -> bytes:
-    # alone, not as a piece: a vocabulary that adds a leading space takes it away again
+    # detokenize, not piece, as it removes the space that a vocabulary adds in front
     text = vocab.detokenize([token], special=True).encode()
     return vocab.piece(token, special=True) if _REPLACEMENT in text else text

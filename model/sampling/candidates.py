@@ -1,6 +1,6 @@
-"""The tokens that may come next, as the samplers hand them on.
+"""The candidates for the next token, which samplers filter and change.
 
-Knows no sampler. Tested by tests/model/test_sampling_steps.py.
+Knows no samplers. Tested by tests/model/test_sampling_steps.py.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ import numpy.typing as npt
 
 from .softmax import F32Array, IdArray
 
-_BLOCK: Final = 64  # logits that one maximum stands for when the largest few are looked for
+_BLOCK: Final = 64  # logits in a block, of which only the maximum is compared first
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens and their logits; llama.cpp's llama_token_data_array. No sampler changes the arrays.
-
-    `sorted`: by falling logit, equal ones by rising id (llama.cpp leaves their order to the C++
-    library). `whole`: the ids are 0..n-1, each at its own place.
-    """
+    """Tokens and their logits: llama.cpp's llama_token_data_array. The arrays are never changed."""
 
     ids: IdArray  # [n], n >= 1
     logits: F32Array  # [n]
+    # by descending logit, ties by ascending id (in llama.cpp, the C++ library orders ties)
     sorted: bool = False
-    whole: bool = False
+    whole: bool = False  # ids[i] is i for all i
 
     @property
     def n(self) -> int:
         return len(self.ids)
 
     def first(self, n: int) -> Candidates:
-        """The first n, or all if there are fewer; as sorted as before."""
+        """Return the first n candidates, or all if there are fewer. Keeps `sorted`."""
         return self if n >= self.n else Candidates(self.ids[:n], self.logits[:n], self.sorted)
 
     def pick(self, at: npt.NDArray[np.intp]) -> Candidates:
-        """Those at the places `at`, in that order; not marked as sorted."""
+        """Return the candidates at the indices `at`, in that order, not marked as sorted."""
         return Candidates(self.ids[at], self.logits[at])
 
     def top(self, k: int) -> Candidates:
-        """The k largest (or all if there are fewer), sorted."""
+        """Return the k largest candidates (all if there are fewer), sorted."""
         if self.sorted:
             return self.first(k)
         near = self._above(_lower_bound(self.logits, k))
         return Candidates(*_descending(near.ids, near.logits), sorted=True).first(k)
 
     def with_logits(self, logits: F32Array, *, keeps_order: bool = False) -> Candidates:
-        """The same tokens with other logits [n]; `keeps_order`: sorted ones stay so."""
+        """Return the same tokens with other logits [n]. `keeps_order`: their order is the same."""
         return Candidates(self.ids, logits, self.sorted and keeps_order, self.whole)
 
     def locate(self, tokens: IdArray) -> tuple[IdArray, IdArray]:
-        """(places of those of `tokens` [m] that are candidates, their indices in `tokens`)."""
+        """Find those of `tokens` [m] that are candidates.
+
+        Returns:
+            (their indices among the candidates, their indices in `tokens`).
+        """
         if self.whole:
             return tokens, np.arange(len(tokens))
         order = np.argsort(self.ids)
@@ -67,9 +68,9 @@ class Candidates:
 
 
 def _lower_bound(logits: F32Array, k: int) -> np.float32:
-    """A value that at least k logits reach: the k-th largest of the maxima of blocks.
+    """Return the k-th largest maximum of a block. At least k logits are not smaller.
 
-    Few others reach it: they lie in the blocks of the k largest maxima.
+    Few more are not: all of them are in the blocks of the k largest maxima.
     """
     n_blocks = len(logits) // _BLOCK
     if k > n_blocks:
@@ -80,20 +81,20 @@ def _lower_bound(logits: F32Array, k: int) -> np.float32:
 
 
 def _descending(ids: IdArray, logits: F32Array) -> tuple[IdArray, F32Array]:
-    """Both by falling logit, equal ones by rising id.
+    """Return both arrays by descending logit, ties by ascending id.
 
-    One sort of 64-bit keys, logit above id: NumPy sorts 131,072 of them 20 times as fast as it
-    sorts indices.
+    Sorts 64-bit keys, with the logit in the high half and the id in the low half. For 131,072 keys
+    this is 20 times as fast as `argsort`.
     """
-    high = _falling((logits + np.float32(0)).view(np.uint32))  # + 0: -0 becomes 0
+    high = _descending_bits((logits + np.float32(0)).view(np.uint32))  # + 0 turns -0 into 0
     keys = high.astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
     keys.sort()
     low = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    return low, _falling((keys >> np.uint64(32)).astype(np.uint32)).view(np.float32)
+    return low, _descending_bits((keys >> np.uint64(32)).astype(np.uint32)).view(np.float32)
 
 
-def _falling(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The bits of floats to integers that fall as the floats rise, and back: its own inverse."""
+def _descending_bits(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Map the bits of floats to integers in the opposite order. The function is its own inverse."""
     positive = ~(bits.view(np.int32) >> 31)  # all bits set, or none
     flipped: npt.NDArray[np.uint32] = bits ^ (positive.view(np.uint32) & np.uint32(0x7FFFFFFF))
     return flipped

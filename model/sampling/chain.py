@@ -1,6 +1,6 @@
-"""A chain of samplers run in NumPy, and what any way of running one is asked for.
+"""The interface of a chain of samplers, and its implementation in NumPy.
 
-The twin of the compiled chain in native.py. Tested by tests/model/test_sampling_native.py.
+The compiled twin is in native.py. Tested by tests/model/test_sampling_native.py.
 """
 
 from __future__ import annotations
@@ -17,46 +17,49 @@ from .candidates import Candidates
 from .dist import choose
 from .softmax import F32Array, IdArray, exps
 
-Step: TypeAlias = Callable[[Candidates], Candidates]
+SamplerStep: TypeAlias = Callable[[Candidates], Candidates]
 
 
 class Chain(Protocol):
-    """Steps, one after the other, and the draw from what they leave."""
+    """A sequence of sampler steps, then a draw from the remaining candidates."""
 
     def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
-        """A token, by raw logits [n_vocab] and a number u in [0, 1).
+        """Return a token, drawn with a number u in [0, 1).
 
-        With `ids` [n], the logits [n] are those of the largest, in order, and the first step must
-        be one that drops all others.
+        Args:
+            logits: raw logits [n_vocab]; with `ids`, the n largest of them in descending order.
+            u: a random number in [0, 1).
+            ids: the tokens of `logits` [n]. The first step must then drop all other tokens.
 
-        Raises BackendError if the logits are broken (NaN, +inf, or none above -inf), and
-        RequestError if the steps leave no token.
+        Raises:
+            BackendError: the logits are invalid: NaN, +inf, or none above -inf.
+            RequestError: the steps leave no token.
         """
 
     def last(self) -> tuple[IdArray, F32Array]:
-        """(ids, weights) [n] that the last `draw` chose from; valid until the next one."""
+        """Return (ids, weights) [n] of the last draw's candidates, valid until the next draw."""
 
 
 class NumpyChain:
-    """Computes with the steps themselves."""
+    """Runs the steps as Python functions."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[SamplerStep]) -> None:
         self._steps = steps
         self._last: tuple[IdArray, F32Array] | None = None
 
     def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
         """See Chain."""
         if not np.isfinite(logits.max()):
-            raise broken(logits)
+            raise invalid_logits(logits)
         if ids is None:
             c = Candidates(_all_ids(len(logits)), logits, whole=True)
         else:
             c = Candidates(ids.astype(np.int64), logits, sorted=True)
-        with np.errstate(all="ignore"):  # infinities are expected, and sound at each step
+        with np.errstate(all="ignore"):  # each step handles infinities
             for step in self._steps:
                 c = step(c)
             if c.logits.max() == -np.inf:
-                raise nothing_left()
+                raise no_token_left()
             weights = exps(c.logits)
             self._last = c.ids, weights
             return int(c.ids[choose(weights, u)])
@@ -67,16 +70,16 @@ class NumpyChain:
         return self._last
 
 
-def broken(logits: F32Array) -> BackendError:
-    """What is wrong with the logits of a model."""
+def invalid_logits(logits: F32Array) -> BackendError:
+    """Return an error for logits that cannot be sampled from."""
     n_nan, n_inf = np.count_nonzero(np.isnan(logits)), np.count_nonzero(logits == np.inf)
     what = f"{n_nan} NaN and {n_inf} infinite" if n_nan or n_inf else "no finite"
-    return BackendError(f"the model gave {what} logits among {len(logits)}: no token can be chosen")
+    return BackendError(f"the model computed {what} logits among {len(logits)}: cannot sample")
 
 
-def nothing_left() -> RequestError:
-    """A request's samplers made every token impossible."""
-    return RequestError("logit_bias and penalties leave no token that could come next")
+def no_token_left() -> RequestError:
+    """Return an error for samplers that gave every token a probability of 0."""
+    return RequestError("logit_bias and penalties leave no possible token")
 
 
 @lru_cache(maxsize=4)

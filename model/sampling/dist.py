@@ -1,6 +1,6 @@
-"""The draws: C++'s std::mt19937 with its uniform distributions, and the choice by probability.
+"""Random draws: C++'s std::mt19937 with its uniform distributions, and the choice by probability.
 
-They are what makes the same seed give llama-server's text.
+With them, a seed gives the same text as in llama-server.
 Tested by tests/model/test_sampling_dist.py.
 """
 
@@ -20,29 +20,30 @@ _FLOAT_BELOW_ONE: Final = np.nextafter(np.float32(1), np.float32(0))
 
 
 class MersenneTwister:
-    """std::mt19937 seeded with 32 bits, and std::uniform_real_distribution as libstdc++ draws it.
+    """std::mt19937 with a 32-bit seed, and libstdc++'s std::uniform_real_distribution.
 
-    Its seeding is that of NumPy's RandomState, whose own floats are built otherwise.
+    NumPy's RandomState has the same seeding, but makes floats in another way.
     """
 
     def __init__(self, seed: int) -> None:
         assert 0 <= seed < 2**32, seed
         self._bits = np.random.MT19937(0)
         np.random.RandomState(self._bits).seed(seed)
-        self._drawn: list[int] = []  # ahead of their use: NumPy takes as long for one; next is last
+        # draws made in advance, as NumPy takes as long for one; the next draw is the last element
+        self._drawn: list[int] = []
 
     def uniform_double(self) -> float:
-        """A float64 in [0, 1) from two draws: std::generate_canonical<double, 53>."""
+        """Return a float64 in [0, 1) from two draws: std::generate_canonical<double, 53>."""
         low, high = self._draw(), self._draw()
         return min((low + high * 2.0**32) / 2.0**64, _BELOW_ONE)
 
     def uniform_float(self) -> float:
-        """A float32 in [0, 1) from one draw: std::generate_canonical<float, 24>."""
+        """Return a float32 in [0, 1) from one draw: std::generate_canonical<float, 24>."""
         u = np.float32(self._draw()) / np.float32(2**32)
         return float(min(u, _FLOAT_BELOW_ONE))
 
     def peek_float(self) -> float:
-        """What `uniform_float` will be."""
+        """Return the next result of `uniform_float` without consuming it."""
         draw = self._draw()
         self._drawn.append(draw)
         u = self.uniform_float()
@@ -56,9 +57,9 @@ class MersenneTwister:
 
 
 def choose(weights: F32Array, u: float) -> int:
-    """The first place where the running sum of weights [n] reaches u times their sum.
+    """Return the first index at which the running sum of weights [n] reaches u times their sum.
 
-    Both sums in float64 (llama_sampler_dist_apply).
+    Both sums are in float64 (llama_sampler_dist_apply).
     """
     sums: npt.NDArray[np.float64] = np.cumsum(weights, dtype=np.float64)
     return int(np.searchsorted(sums, u * sums[-1]))

@@ -1,6 +1,7 @@
-"""DRY ("don't repeat yourself"): tokens that would go on with a repetition cost ever more.
+"""DRY ("don't repeat yourself"): penalizes tokens that would continue a repetition.
 
-By p-e-w and pi6am (KoboldCpp pull request 982), as in llama_sampler_dry_apply.
+The penalty grows with the length of the repetition. By p-e-w and pi6am (KoboldCpp pull request
+982), as in llama_sampler_dry_apply.
 Tested by tests/model/test_sampling_dry.py.
 """
 
@@ -15,17 +16,17 @@ import numpy as np
 
 from .breakers import Breakers
 from .candidates import Candidates
-from .penalties import logit_bias, taken_off
+from .penalties import as_biases, logit_bias
 from .softmax import F32Array, IdArray
 
 _FLOAT_MAX_LOG: Final = np.float32(88.7228391)
 
 
 class Dry:
-    """A step of the chain that remembers the last `last_n` tokens accepted.
+    """A step of the chain with a window of the last `last_n` accepted tokens.
 
-    A token after n >= allowed_length repeated ones loses multiplier x base ** (n -
-    allowed_length), unless a breaker lies wholly in it.
+    A token after n >= allowed_length repeated tokens is penalized by multiplier x base ** (n -
+    allowed_length). A token that contains a whole breaker is not penalized.
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class Dry:
         return logit_bias(c, tokens, biases) if len(tokens) else c
 
     def biases(self) -> tuple[IdArray, F32Array]:
-        """Tokens [m], all different, and what is added to their logits [m]."""
+        """Return distinct tokens [m] and the biases of their logits [m]."""
         recent = list(reversed(self._window))
         lengths = repeated(recent, self._allowed_length, self._breakers)
         costs = {t: n for t, n in lengths.items() if () not in self._breakers.get(t, ())}
         tokens: IdArray = np.array(list(costs), np.int64)
         exponents = np.array(list(costs.values()), np.int64) - self._allowed_length
-        return tokens, taken_off(self._penalties(exponents))
+        return tokens, as_biases(self._penalties(exponents))
 
     def _penalties(self, exponents: IdArray) -> F32Array:
-        """multiplier x base ** exponents, the exponents held to where a float32 can follow."""
+        """Return multiplier x base ** exponents, with the exponents clamped to float32's range."""
         if self._base > 1:
             most = int(_FLOAT_MAX_LOG / np.float32(math.log(self._base)))
             if most > 0:
@@ -68,23 +69,23 @@ class Dry:
 
 
 def repeated(recent: Sequence[int], allowed_length: int, breakers: Breakers) -> dict[int, int]:
-    """Tokens that would go on with a repetition, and the length of the longest one.
+    """Return the tokens that would continue a repetition, with the length of the longest one.
 
-    `recent`: the tokens before, newest first. What comes before a breaker does not count.
+    `recent` has the earlier tokens, the newest first. Repetitions do not extend over a breaker.
     """
     limit = _n_since_breaker(recent, breakers)
     longest: dict[int, int] = {}
     for k, n in enumerate(prefix_lengths(recent)[1:]):
-        length = min(n, limit)  # the `length` newest tokens stand before recent[k], too
+        length = min(n, limit)  # the `length` newest tokens also precede recent[k]
         if length >= allowed_length:
             longest[recent[k]] = max(length, longest.get(recent[k], 0))
     return longest
 
 
 def prefix_lengths(s: Sequence[int]) -> list[int]:
-    """At each place of `s`, how many of the elements from there on equal its first ones; 0 at 0.
+    """Return the length of the common prefix of `s` and `s[i:]` for each index i; 0 for i = 0.
 
-    The Z algorithm (Gusfield, Algorithms on Strings, 1.4): linear time.
+    The Z algorithm (Gusfield, Algorithms on Strings, 1.4), in linear time.
     """
     z = [0] * len(s)
     left = right = 0  # s[left:right] equals the start of s
@@ -99,7 +100,7 @@ def prefix_lengths(s: Sequence[int]) -> list[int]:
 
 
 def _n_since_breaker(recent: Sequence[int], breakers: Breakers) -> int:
-    """How many of the newest tokens lie after the last breaker; all if there is none."""
+    """Return the number of tokens after the last breaker; all if there is none."""
     for i, token in enumerate(recent):
         tails = breakers.get(token, ())
         matching = [len(tail) for tail in tails if _follows(recent, i, tail)]
@@ -109,6 +110,6 @@ def _n_since_breaker(recent: Sequence[int], breakers: Breakers) -> int:
 
 
 def _follows(recent: Sequence[int], i: int, tail: tuple[int, ...]) -> bool:
-    """Whether the tokens after recent[i], that is before it in the list, begin with `tail`."""
+    """True if the tokens after recent[i], which precede it in the list, begin with `tail`."""
     n = len(tail)
     return n <= i and tuple(reversed(recent[i - n : i])) == tail

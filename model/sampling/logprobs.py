@@ -1,6 +1,6 @@
-"""Log-probabilities that a request may ask for, beside the token that was sampled.
+"""Log-probabilities of the sampled token and of the most likely tokens.
 
-Knows token ids, no texts. Tested by tests/model/test_sampling_logprobs.py.
+Knows no texts. Tested by tests/model/test_sampling_logprobs.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from .sampler import Sampler
 from .softmax import F32Array, log_softmax
 
-LOWEST: Final = float(np.finfo(np.float32).min)  # instead of -inf, for which JSON has no number
+LOWEST: Final = float(np.finfo(np.float32).min)  # replaces -inf, which JSON cannot express
 
 
 class TokenLogprob(NamedTuple):
@@ -23,22 +23,24 @@ class TokenLogprob(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-    """The token that was sampled, and the most likely ones at its place, best first."""
+    """The sampled token, and the most likely tokens at its position, in descending order."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
 
 
 def model_logprobs(logits: F32Array, token: int, n: int) -> Logprobs:
-    """Of `token` and the `n` largest of the model's own logits [n_vocab]. The first of equal
-    logits comes first."""
+    """Return log-probabilities of `token` and of the `n` largest of the model's logits [n_vocab].
+
+    Ties are ordered by id.
+    """
     logprobs = log_softmax(logits)
     top = (TokenLogprob(i, _finite(logprobs[i])) for i in _largest(logprobs, n))
     return Logprobs(TokenLogprob(token, _finite(logprobs[token])), tuple(top))
 
 
 def sampler_logprobs(sampler: Sampler, token: int, n: int) -> Logprobs:
-    """Of `token` and the `n` most likely tokens that the samplers left, the impossible left out."""
+    """Return log-probabilities of `token` and of the sampler's `n` most likely candidates."""
     ids, probs = sampler.candidates()  # the most likely first
     known = {int(i): _finite(np.log(p)) for i, p in zip(ids[:n], probs[:n], strict=True)}
     top = tuple(TokenLogprob(i, logprob) for i, logprob in known.items())
@@ -52,10 +54,12 @@ def _finite(logprob: np.float32) -> float:
 
 
 def _largest(values: F32Array, n: int) -> list[int]:
-    """Indices of the `n` largest values, largest first; of equal ones the first first."""
+    """Return the indices of the `n` largest values in descending order, ties by index."""
     candidates = np.arange(len(values))
     if n < len(values):
         nth = np.partition(values, len(values) - n)[len(values) - n]
-        candidates = np.flatnonzero(values >= nth)  # ties included: no partition's order decides
+        candidates = np.flatnonzero(
+            values >= nth
+        )  # with all ties, as `partition` orders them freely
     order = np.argsort(-values[candidates], kind="stable")[:n]
     return [int(i) for i in candidates[order]]

@@ -1,6 +1,6 @@
-"""A chain of samplers as one native call a token: steps translated to kernels/cpu/sampling.
+"""A chain of samplers as one native call per token, with the kernels of kernels/cpu/sampling.
 
-Knows the parameters of each step and of its kernel; what a step does is known to both of them.
+Translates the parameters of each step to those of its kernel. Knows no sampling formula.
 Tested by tests/model/test_sampling_native.py.
 """
 
@@ -20,7 +20,7 @@ from ...kernels.cpu.compiler.jit import Kernel, load_all
 from ...kernels.cpu.sampling import state
 from ...sched.backend import CompileProgress
 from ..outputs import I32Array
-from .chain import Step, broken, nothing_left
+from .chain import SamplerStep, invalid_logits, no_token_left
 from .dry import Dry
 from .penalties import RepeatPenalties, logit_bias
 from .softmax import F32Array, IdArray
@@ -30,13 +30,12 @@ from .xtc import Xtc
 
 Params = tuple[int | float, ...]
 
-_N_PARAMS: Final = 6  # words of each step
+_N_PARAMS: Final = 6  # words of parameters per step
 _ALIGNMENT: Final = 64
-# so few candidates take microseconds, whatever is done to them
-_FEW_TOKENS: Final = 4096
+_FEW_TOKENS: Final = 4096  # any step takes only microseconds for so few candidates
 _ALWAYS: Final = (kernels.SAMPLE_TOKEN, kernels.sample_sort, kernels.sample_draw)
 
-# a pure step, its kernel, and the kernel's parameters by those of the step
+# the kernel of each pure step, and a function from the step's parameters to the kernel's
 _PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
     top_k: (kernels.sample_top_k, lambda k: (k,)),
     top_p: (kernels.sample_top_p, lambda p, min_keep: (float(p), min_keep)),
@@ -52,35 +51,35 @@ _PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
 
 
 def load_kernels(progress: CompileProgress | None = None) -> None:
-    """Compile or load what samplers need, so that no request waits for it.
+    """Compile or load the kernels of all samplers, so that no request waits for them.
 
-    Nothing is done with LAMELLA_NO_JIT. Raises BackendError if a kernel cannot be compiled.
+    Does nothing with LAMELLA_NO_JIT. Raises BackendError if a kernel cannot be compiled.
     """
     if not NO_JIT():
         load_all(kernels.SAMPLING_KERNELS, progress)
 
 
-class _Native:
-    """A step with its kernel; those with a memory tell the kernel of it around each call."""
+class _NativeStep:
+    """A step's kernel and its parameters. Steps with state update them around each call."""
 
     def __init__(self, kernel: Kernel, params: Params) -> None:
         self.kernel = kernel
         self.params = params
 
     def before(self, ints: memoryview, at: int) -> None:
-        """Fill in the parameters, from word `at` on, that change from token to token."""
+        """Write the parameters that change for each token. They begin at word `at`."""
 
     def after(self, ints: memoryview, at: int) -> None:
-        """Take what the kernel reports."""
+        """Read the kernel's results."""
 
 
-class _Bias(_Native):
+class _Bias(_NativeStep):
     def __init__(self, tokens: IdArray, biases: F32Array) -> None:
         super().__init__(kernels.sample_bias, (len(tokens), _address(tokens), _address(biases)))
-        self._kept = tokens, biases
+        self._arrays = tokens, biases  # keeps the memory of the addresses alive
 
 
-class _Penalties(_Native):
+class _Penalties(_NativeStep):
     def __init__(self, step: RepeatPenalties) -> None:
         super().__init__(kernels.sample_penalties, (0, 0, 0, *step.penalties))
         self._step = step
@@ -91,19 +90,19 @@ class _Penalties(_Native):
         ints[at + 2] = self._step.counts.buffer_info()[0]
 
 
-class _Dry(_Native):
+class _Dry(_NativeStep):
     def __init__(self, step: Dry) -> None:
         super().__init__(kernels.sample_bias, (0, 0, 0))
         self._step = step
-        self._kept: tuple[IdArray, F32Array] | None = None
+        self._arrays: tuple[IdArray, F32Array] | None = None  # as in _Bias
 
     def before(self, ints: memoryview, at: int) -> None:
-        tokens, biases = self._kept = self._step.biases()
+        tokens, biases = self._arrays = self._step.biases()
         ints[at] = len(tokens)
         ints[at + 1], ints[at + 2] = _address(tokens), _address(biases)
 
 
-class _Xtc(_Native):
+class _Xtc(_NativeStep):
     def __init__(self, step: Xtc) -> None:
         super().__init__(
             kernels.sample_xtc, (0.0, step.probability, step.threshold, 0, step.min_keep)
@@ -119,7 +118,7 @@ class _Xtc(_Native):
             self._step.coin.uniform_float()
 
 
-def _translated(step: Step) -> _Native:
+def _translated(step: SamplerStep) -> _NativeStep:
     match step:
         case RepeatPenalties():
             return _Penalties(step)
@@ -131,23 +130,23 @@ def _translated(step: Step) -> _Native:
             return _Bias(**step.keywords)
         case partial():
             kernel, params = _PURE[step.func]
-            return _Native(kernel, params(**step.keywords))
+            return _NativeStep(kernel, params(**step.keywords))
     raise AssertionError(step)
 
 
 class NativeChain:
-    """Computes with kernels, in memory that is allocated once."""
+    """Runs the steps as kernels, in memory that is allocated once."""
 
-    def __init__(self, steps: Sequence[Step], n_vocab: int) -> None:
-        """Raises BackendError if a kernel cannot be compiled."""
-        natives = [*map(_translated, steps), _Native(kernels.sample_draw, ())]
+    def __init__(self, steps: Sequence[SamplerStep], n_vocab: int) -> None:
+        """Raise BackendError if a kernel cannot be compiled."""
+        natives = [*map(_translated, steps), _NativeStep(kernels.sample_draw, ())]
         load_all((*_ALWAYS, *(native.kernel for native in natives)))
         self._block = np.zeros(_words(len(natives)), np.int64)
         self._ints = self._block.data
         self._floats = _as_floats(self._ints)
-        self._memory = _Memory(self._block, n_vocab)
+        self._memory = _SamplingMemory(self._block, n_vocab)
         self._address = _address(self._block)
-        self._changing: list[tuple[_Native, int]] = []
+        self._changing: list[tuple[_NativeStep, int]] = []  # steps with state, and their parameters
         self._write_steps(natives)
         self._call = _native_call(_is_short(steps, n_vocab))
 
@@ -165,9 +164,9 @@ class NativeChain:
         for native, at in self._changing:
             native.after(ints, at)
         if ints[state.STATUS] == state.BROKEN:
-            raise broken(logits)
+            raise invalid_logits(logits)
         if ints[state.STATUS] == state.NOTHING_LEFT:
-            raise nothing_left()
+            raise no_token_left()
         return ints[state.TOKEN]
 
     def last(self) -> tuple[IdArray, F32Array]:
@@ -177,7 +176,7 @@ class NativeChain:
         ids = np.arange(n) if whole else self._memory.ids[:n].astype(np.int64)
         return ids, self._memory.weights[:n]
 
-    def _write_steps(self, natives: Sequence[_Native]) -> None:
+    def _write_steps(self, natives: Sequence[_NativeStep]) -> None:
         ints, floats = self._ints, self._floats
         ints[state.SORT] = kernels.sample_sort.address
         ints[state.N_STEPS] = len(natives)
@@ -190,13 +189,13 @@ class NativeChain:
                     floats[at + j] = value
                 else:
                     ints[at + j] = value
-            if type(native).before is not _Native.before:
+            if type(native).before is not _NativeStep.before:
                 self._changing.append((native, at))
             at += _N_PARAMS
 
 
-class _Memory:
-    """What the kernels write to; the system gives it page by page when they do."""
+class _SamplingMemory:
+    """The arrays that kernels write to. The operating system commits pages on first use."""
 
     def __init__(self, block: npt.NDArray[np.int64], n_vocab: int) -> None:
         self.logits, self.weights = np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)
@@ -224,9 +223,12 @@ def _address(array: npt.NDArray[Any]) -> int:
     return address
 
 
-def _is_short(steps: Sequence[Step], n_vocab: int) -> bool:
-    """Whether a call takes microseconds: nothing but top_k, and what changes some logits, sees
-    more than few candidates. Others may sort them all, which takes milliseconds."""
+def _is_short(steps: Sequence[SamplerStep], n_vocab: int) -> bool:
+    """True if a call takes only microseconds.
+
+    This holds if all steps before top_k only change single logits. Other steps may sort all
+    candidates, which takes milliseconds.
+    """
     if n_vocab <= _FEW_TOKENS:
         return True
     for step in steps:
@@ -242,10 +244,10 @@ def _is_short(steps: Sequence[Step], n_vocab: int) -> bool:
 
 @cache
 def _native_call(keeps_interpreter: bool) -> Callable[[int, int, int, int], None]:
-    """The kernel as a function that keeps the interpreter, or lets other threads have it.
+    """Return the kernel as a function that holds the interpreter lock, or releases it.
 
-    A short call is over before the interpreter would come back from another thread, which may take
-    it for 5 ms (sys.getswitchinterval); during a long one, a server's other threads would stand.
+    A short call holds it: another thread could take the lock for 5 ms (sys.getswitchinterval). A
+    long call releases it, so that a server's other threads can run.
     """
     make = ctypes.PYFUNCTYPE if keeps_interpreter else ctypes.CFUNCTYPE
     return make(None, *[ctypes.c_int64] * 4)(kernels.SAMPLE_TOKEN.address)

@@ -1,6 +1,6 @@
-"""What a request may ask of sampling: names, defaults and limits of llama-server, checked.
+"""Sampling parameters of a request, with llama-server's names, defaults and limits.
 
-Knows no vocabulary: that the ids of `logit_bias` exist is checked by the Sampler.
+Knows no vocabulary: the Sampler checks the ids of `logit_bias`.
 Tested by tests/model/test_sampling_params.py.
 """
 
@@ -45,8 +45,8 @@ _ABSENT_LETTERS: Final = {"a": "adaptive_p", "i": "infill"}
 _ABSENT: Final = frozenset({*_ABSENT_LETTERS.values(), "mirostat"})
 
 DEFAULT_DRY_BASE: Final = 1.75
-N_SAMPLERS_MAX: Final = 64  # each costs time at every token
-N_BREAKERS_MAX: Final = 128  # each is looked up in the whole vocabulary
+N_SAMPLERS_MAX: Final = 64  # each sampler takes time for every token
+N_BREAKERS_MAX: Final = 128  # each breaker is searched in the whole vocabulary
 _INT32_MAX: Final = 2**31 - 1
 _FLOAT_MAX: Final = float(np.finfo(np.float32).max)
 
@@ -54,12 +54,12 @@ N = TypeVar("N", int, float)
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:
-    """Names with semicolons between them."""
+    """Return the names of a semicolon-separated list."""
     return tuple(text.split(";"))
 
 
 def parse_bias(text: str) -> tuple[tuple[int, float], ...]:
-    """TOKEN+BIAS or TOKEN-BIAS, as one pair."""
+    """Return the one pair of TOKEN+BIAS or TOKEN-BIAS."""
     match = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|inf))", text)
     if match is None:
         raise ValueError(f"{text!r}: must be like 15043+1 or 15043-inf")
@@ -67,17 +67,17 @@ def parse_bias(text: str) -> tuple[tuple[int, float], ...]:
 
 
 def number(default: float, *flags: str, help: str, low: float = -_FLOAT_MAX) -> Any:
-    """A float32 of at least `low`. Others are refused (set_hard_limits in llama-server)."""
+    """Declare a float32 of at least `low`. Others are refused (llama-server's set_hard_limits)."""
     return option(default, *flags, help=help, low=low, high=_FLOAT_MAX)
 
 
 def share(default: float, *flags: str, help: str) -> Any:
-    """A number in 0..1. Others are clamped (set_limits in llama-server)."""
+    """Declare a number in 0..1. Others are clamped (llama-server's set_limits)."""
     return option(default, *flags, help=help, low=0, high=1, clamp=True)
 
 
 def count(default: int, *flags: str, help: str, clamp: bool = False) -> Any:
-    """A whole number that is not negative."""
+    """Declare an integer that is not negative."""
     return option(default, *flags, help=help, low=0, high=_INT32_MAX, clamp=clamp)
 
 
@@ -90,14 +90,14 @@ class SamplingParams(Options):
     1 becomes the default.
 
     Raises:
-        RequestError: a wrong type, a number that no finite float32 holds, a value outside of hard
-            limits, or an unknown sampler. Names the field, the value and what is valid.
+        RequestError: a wrong type, a number that is not a finite float32, a value outside of hard
+            limits, or an unknown sampler. Names the field, the value and the allowed values.
     """
 
     title: ClassVar[str] = "sampling"
 
     seed: int = option(
-        -1, "-s", "--seed", help="of the random numbers; -1: another one each time"
+        -1, "-s", "--seed", help="seed of the random numbers; -1: a random seed"
     )  # modulo 2**32
     temperature: float = option(
         0.8,
@@ -105,65 +105,71 @@ class SamplingParams(Options):
         low=0,
         high=_FLOAT_MAX,
         clamp=True,
-        help="randomness; 0 always takes the likeliest token",
+        help="randomness; 0: always the most likely token",
     )
-    top_k: int = count(40, "--top-k", help="only the K likeliest tokens; 0: all", clamp=True)
+    top_k: int = count(40, "--top-k", help="only the K most likely tokens; 0: all", clamp=True)
     top_p: float = share(
-        0.95, "--top-p", help="only the likeliest tokens of this probability together; 1: all"
+        0.95, "--top-p", help="only the most likely tokens up to this total probability; 1: all"
     )
     min_p: float = share(
-        0.05, "--min-p", help="only tokens at least this likely relative to the likeliest; 0: all"
+        0.05, "--min-p", help="minimum probability relative to the most likely token; 0: all"
     )
     typical_p: float = number(1.0, "--typical", help="locally typical sampling; 1: off")
     top_n_sigma: float = number(
-        -1.0, "--top-nsigma", help="only logits within N deviations of the best; -1: off"
+        -1.0,
+        "--top-nsigma",
+        help="only logits within N standard deviations of the largest; -1: off",
     )
     xtc_probability: float = share(
-        0.0, "--xtc-probability", help="chance to exclude top choices; 0: off"
+        0.0, "--xtc-probability", help="probability that XTC excludes top choices; 0: off"
     )
     xtc_threshold: float = share(
-        0.1, "--xtc-threshold", help="how likely a top choice is; above 0.5: off"
+        0.1, "--xtc-threshold", help="minimum probability of a top choice of XTC; above 0.5: off"
     )
     dynatemp_range: float = number(
-        0.0, "--dynatemp-range", help="temperature varies by this with entropy"
+        0.0, "--dynatemp-range", help="range of dynamic temperature, by entropy; 0: off"
     )
-    dynatemp_exponent: float = number(1.0, "--dynatemp-exp", help="how entropy becomes temperature")
+    dynatemp_exponent: float = number(
+        1.0, "--dynatemp-exp", help="exponent of entropy in dynamic temperature"
+    )
     repeat_last_n: int = count(
-        64, "--repeat-last-n", help="tokens that penalties look back on; 0: off"
+        64, "--repeat-last-n", help="number of last tokens that penalties apply to; 0: off"
     )
     repeat_penalty: float = number(
         1.0,
         "--repeat-penalty",
         low=float(np.finfo(np.float32).tiny),  # 0 would make logits infinite
-        help="of tokens that were there before; 1: none",
+        help="penalty for repeated tokens; 1: off",
     )
     presence_penalty: float = number(
-        0.0, "--presence-penalty", help="once, if a token was there; 0: none"
+        0.0, "--presence-penalty", help="penalty for tokens that occurred before; 0: off"
     )
     frequency_penalty: float = number(
-        0.0, "--frequency-penalty", help="each time a token was there; 0: none"
+        0.0, "--frequency-penalty", help="penalty for each earlier occurrence of a token; 0: off"
     )
     dry_multiplier: float = number(
-        0.0, "--dry-multiplier", help="strength of DRY against repetition; 0: off"
+        0.0, "--dry-multiplier", help="strength of DRY, a penalty for repeated sequences; 0: off"
     )
     dry_base: float = number(
-        DEFAULT_DRY_BASE, "--dry-base", help="growth of DRY's penalty with length"
+        DEFAULT_DRY_BASE, "--dry-base", help="growth of DRY's penalty with a sequence's length"
     )
-    dry_allowed_length: int = count(2, "--dry-allowed-length", help="repetition that DRY allows")
+    dry_allowed_length: int = count(
+        2, "--dry-allowed-length", help="shortest repeated sequence that DRY penalizes"
+    )
     dry_penalty_last_n: int = count(
-        64, "--dry-penalty-last-n", help="tokens that DRY looks back on"
+        64, "--dry-penalty-last-n", help="number of last tokens that DRY searches; 0: off"
     )
     dry_sequence_breakers: tuple[str, ...] = option(
-        ("\n", ":", '"', "*"), help="texts that end a repetition"
+        ("\n", ":", '"', "*"), help="texts that end a repeated sequence"
     )
-    min_keep: int = count(0, help="candidates that top_p, min_p, typ_p and xtc must leave")
+    min_keep: int = count(0, help="minimum number of candidates after top_p, min_p, typ_p and xtc")
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
         *("-l", "--logit-bias"),
         parse=parse_bias,
         repeats=True,
         metavar="ID+BIAS",
-        help="make a token likelier, or 15043-inf impossible",
+        help="add to a token's logit, like 15043+1; 15043-inf bans the token",
         default_text="",
     )  # -inf (or False) bans a token
     samplers: tuple[str, ...] = option(
@@ -171,7 +177,7 @@ class SamplingParams(Options):
         "--samplers",
         parse=parse_samplers,
         metavar="A;B",
-        help="the chain, in order",
+        help="samplers, in order",
         default_text=";".join(DEFAULT_SAMPLERS),
     )
 
@@ -193,9 +199,9 @@ class SamplingParams(Options):
 
 
 def samplers_from_chars(chars: str) -> tuple[str, ...]:
-    """The samplers that `--sampler-seq` (or a string as `samplers`) names by letters.
+    """Return the samplers for the letters of `--sampler-seq` (or of a string as `samplers`).
 
-    Raises RequestError for a letter that stands for no sampler.
+    Raises RequestError for an unknown letter.
     """
     for char in chars:
         if char in _ABSENT_LETTERS:
@@ -217,7 +223,7 @@ def _sampler(name: str) -> str:
 
 def _integer(name: str, value: object) -> int:
     if isinstance(value, float) and value.is_integer():
-        return int(value)  # JSON has one kind of number: 40.0 is 40
+        return int(value)  # JSON does not distinguish 40.0 and 40
     if isinstance(value, bool) or not isinstance(value, int):
         raise _refused(name, value, "an integer")
     return value
@@ -226,7 +232,7 @@ def _integer(name: str, value: object) -> int:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refused(name, value, "a number")
-    if not -_FLOAT_MAX <= value <= _FLOAT_MAX:  # NaN, too
+    if not -_FLOAT_MAX <= value <= _FLOAT_MAX:  # also refuses NaN
         raise _refused(name, value, "a finite 32-bit number")
     return float(value)
 
@@ -279,4 +285,4 @@ def _refused(name: str, value: object, allowed: str) -> RequestError:
 
 def _absent(name: str) -> RequestError:
     have = ", ".join(DEFAULT_SAMPLERS)
-    return RequestError(f"samplers: {name} is a sampler that Lamella does not have; it has {have}")
+    return RequestError(f"samplers: {name} is not supported, allowed: {have}")

@@ -1,4 +1,4 @@
-"""Samplers that change the logits of some tokens: given biases, and penalties for repetition.
+"""Samplers that change the logits of some tokens: biases, and penalties for repetition.
 
 Tested by tests/model/test_sampling_steps.py; the window by tests/model/test_sampling_chain.py.
 """
@@ -18,7 +18,7 @@ _FLOAT_MAX: Final = np.finfo(np.float32).max
 
 
 def logit_bias(c: Candidates, tokens: IdArray, biases: F32Array) -> Candidates:
-    """Adds biases [m] to the logits of `tokens` [m], all different; -inf bans a token.
+    """Add biases [m] to the logits of distinct `tokens` [m]; -inf bans a token.
 
     llama_sampler_logit_bias_apply.
     """
@@ -28,9 +28,9 @@ def logit_bias(c: Candidates, tokens: IdArray, biases: F32Array) -> Candidates:
     return c.with_logits(logits)
 
 
-def taken_off(penalties: F32Array) -> F32Array:
-    """Biases [m] that take penalties [m] off."""
-    # held finite: a banned token (-inf) must not become NaN
+def as_biases(penalties: F32Array) -> F32Array:
+    """Return biases [m] that subtract penalties [m]."""
+    # finite, so that a banned token's logit (-inf) does not become NaN
     biases: F32Array = -np.clip(penalties, -_FLOAT_MAX, _FLOAT_MAX)
     return biases
 
@@ -43,52 +43,51 @@ def penalties(
     frequency: float,
     presence: float,
 ) -> Candidates:
-    """Penalises `tokens` [m], all different, that occurred counts [m] times before.
+    """Penalize distinct `tokens` [m] that occurred counts [m] times before.
 
     llama_sampler_penalties_apply: positive logits are divided by `repeat`, others multiplied
-    (arXiv 1909.05858 only divides, which would favour negative ones); then count x frequency +
-    presence is taken off.
+    (arXiv 1909.05858 only divides, which would favor negative ones). Then count x frequency +
+    presence is subtracted.
     """
     at, found = c.locate(tokens)
     before = c.logits[at]
     logits = c.logits.copy()
     logits[at] = np.where(before <= 0, before * np.float32(repeat), before / np.float32(repeat))
-    taken = counts[found] * np.float32(frequency) + np.float32(presence)
-    return logit_bias(c.with_logits(logits), tokens[found], taken_off(taken))
+    costs = counts[found] * np.float32(frequency) + np.float32(presence)
+    return logit_bias(c.with_logits(logits), tokens[found], as_biases(costs))
 
 
 class RepeatPenalties:
-    """`penalties` for the last `last_n` tokens accepted: a step of the chain with a memory."""
+    """A step of the chain: `penalties` for a window of the last `last_n` accepted tokens."""
 
     def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:
         assert last_n > 0, last_n
         self.penalties = (repeat, frequency, presence)
-        # the tokens of the window, each once, and how often it is there; where a token stands
-        self.tokens = array("q")
-        self.counts = array("f")
-        self._places: dict[int, int] = {}
+        self.tokens = array("q")  # the distinct tokens of the window
+        self.counts = array("f")  # the number of times that each of them occurs there
+        self._indices: dict[int, int] = {}  # of each token in `tokens`
         self._window: deque[int] = deque(maxlen=last_n)
 
     def accept(self, token: int) -> None:
         if len(self._window) == self._window.maxlen:
             self._forget(self._window[0])
         self._window.append(token)
-        at = self._places.get(token)
+        at = self._indices.get(token)
         if at is None:
-            self._places[token] = len(self.tokens)
+            self._indices[token] = len(self.tokens)
             self.tokens.append(token)
             self.counts.append(1)
         else:
             self.counts[at] += 1
 
     def _forget(self, token: int) -> None:
-        at = self._places[token]
+        at = self._indices[token]
         self.counts[at] -= 1
-        if self.counts[at] == 0:  # the last one takes its place
-            del self._places[token]
+        if self.counts[at] == 0:  # the last token takes its index
+            del self._indices[token]
             last, count = self.tokens.pop(), self.counts.pop()
             if last != token:
-                self.tokens[at], self.counts[at], self._places[last] = last, count, at
+                self.tokens[at], self.counts[at], self._indices[last] = last, count, at
 
     def __call__(self, c: Candidates) -> Candidates:
         tokens, counts = np.array(self.tokens), np.array(self.counts)

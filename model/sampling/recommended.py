@@ -1,7 +1,8 @@
-"""The sampling that a model's file recommends: its keys `general.sampling.*`.
+"""The sampling parameters that a model's file recommends: its keys `general.sampling.*`.
 
-As in llama.cpp (common.cpp: common_init_sampler_from_model), they are the defaults of what nobody
-has set. Source: the GGUF specification, "Recommended Sampler Parameters". Tested by
+They are defaults for unset parameters, as in llama.cpp's common_init_sampler_from_model
+(common.cpp).
+Source: the GGUF specification, "Recommended Sampler Parameters". Tested by
 tests/model/test_sampling_recommended.py.
 """
 
@@ -19,7 +20,7 @@ from .params import SamplingParams
 log = get_logger("sampling")
 
 PREFIX: Final = "general.sampling."
-# by fields of SamplingParams
+# field of SamplingParams -> key
 _KEYS: Final = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -34,9 +35,9 @@ _KEYS: Final = {
 
 
 def recommended_sampling(metadata: Metadata) -> dict[str, Any]:
-    """Fields of `SamplingParams` and what the file recommends for them.
+    """Return the file's recommended values of `SamplingParams` fields.
 
-    What cannot be, or Lamella does not have, is left out, and the log tells.
+    Invalid and unsupported values are omitted, with a warning in the log.
     """
     found = {}
     for field, key in _KEYS.items():
@@ -46,16 +47,16 @@ def recommended_sampling(metadata: Metadata) -> dict[str, Any]:
         try:
             SamplingParams(**{field: value})
         except RequestError as e:
-            log.warning(f"the file's {PREFIX}{key} is not followed: {e}")
+            log.warning(f"the file's {PREFIX}{key} is ignored: {e}")
         else:
             found[field] = value
     if metadata.get(f"{PREFIX}mirostat", 0) != 0:
-        log.warning(f"the file's {PREFIX}mirostat is not followed: Lamella does not have it")
+        log.warning(f"the file's {PREFIX}mirostat is ignored: Lamella does not support it")
     return found
 
 
 def _plain(value: Any, field: str) -> Any:
-    """The value as one would write it: 0.7, where a 32-bit float is 0.699999988."""
+    """Return the shortest decimal value: 0.7 for the 32-bit float 0.699999988."""
     if isinstance(value, float):
         return float(str(np.float32(value)))
     if field == "samplers" and isinstance(value, str):

@@ -1,6 +1,6 @@
-"""The chain of samplers of one sequence, and the choice of its next token.
+"""The sampler of one sequence: builds its chain and chooses its next token.
 
-Knows a vocabulary only as far as DRY's breakers need it; no model, no requests, no grammar.
+Uses the vocabulary for DRY's breakers only. Knows no model, no requests and no grammar.
 Tested by tests/model/test_sampling_chain.py and tests/model/test_sampling_top.py.
 """
 
@@ -18,7 +18,7 @@ from ...base.errors import RequestError
 from ...base.settings import NO_JIT
 from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
-from .chain import Chain, NumpyChain, Step, broken
+from .chain import Chain, NumpyChain, SamplerStep, invalid_logits
 from .dist import MersenneTwister
 from .dry import Dry
 from .native import NativeChain
@@ -38,22 +38,23 @@ _KEEP_THE_LARGEST: Final = frozenset({"top_n_sigma", "top_k", "top_p", "min_p", 
 class Sampler:
     """Draws the next token of one sequence from its logits, as llama-server does.
 
-    Not for several threads. `accept` every token, those of the prompt too, in order; then
-    `sample`, and `accept` what came out if it is taken.
+    Call `accept` for every token of the prompt in order. Then call `sample` for each new token, and
+    `accept` with its result. Not thread-safe.
     """
 
-    seed: int  # the seed really used, in 0 .. 2**32 - 1
-    n_top: int  # so many of the largest logits are as good as all; 0: all are needed
+    seed: int  # the seed in use, in 0 .. 2**32 - 1
+    n_top: int  # number of largest logits that `sample` needs; 0 if it needs all
 
     def __init__(self, params: SamplingParams, vocab: SamplerVocab) -> None:
-        """Compiles kernels if need be, unless LAMELLA_NO_JIT.
+        """Build the chain, and compile kernels that are not cached unless LAMELLA_NO_JIT is set.
 
-        Raises RequestError if `logit_bias` names tokens that `vocab` lacks, or bans all, and
-        BackendError if a kernel cannot be compiled.
+        Raises:
+            RequestError: `logit_bias` has tokens outside of `vocab`, or bans all tokens.
+            BackendError: a kernel cannot be compiled.
         """
         params = _as_float32(params)
         seed = params.seed % 2**32
-        # never the one that asks for a random seed: the reported seed repeats the text
+        # never _RANDOM_SEED itself, so that the reported seed reproduces the text
         self.seed = secrets.randbelow(_RANDOM_SEED) if seed == _RANDOM_SEED else seed
         self._n_vocab = vocab.n_tokens
         names = ("logit_bias", *params.samplers)
@@ -65,24 +66,27 @@ class Sampler:
         self._rng = MersenneTwister(self.seed)
         self._best: int | None = None  # of the last greedy choice
         if not self._greedy:
-            _ = self._chain  # what it costs to make is not paid by the first token
+            _ = self._chain  # made now, so that the first token is not slower
 
     @cached_property
     def _chain(self) -> Chain:
         return NumpyChain(self._steps) if NO_JIT() else NativeChain(self._steps, self._n_vocab)
 
     def accept(self, token: int) -> None:
-        """Takes note of a token of the sequence; penalties and DRY look at the last ones."""
+        """Add a token of the sequence to the windows of penalties and DRY."""
         assert 0 <= token < self._n_vocab, token
         for memory in self._memories:
             memory.accept(token)
 
     def sample(self, logits: Row) -> int:
-        """The next token, from raw logits [n_vocab] or, if `n_top` allows, the largest of them:
-        the token is the same. They stay as they are.
+        """Return the next token.
 
-        Raises BackendError if the logits are broken (NaN, +inf, or none above -inf), and
-        RequestError if bias and penalties leave no token.
+        Args:
+            logits: raw logits [n_vocab], or at least the `n_top` largest of them. Not changed.
+
+        Raises:
+            BackendError: the logits are invalid: NaN, +inf, or none above -inf.
+            RequestError: bias and penalties leave no token.
         """
         if isinstance(logits, TopLogits):
             return self._sample_top(logits)
@@ -90,16 +94,16 @@ class Sampler:
         assert logits.dtype == np.float32, logits.dtype
         if self._greedy:
             return self._sample_greedily(logits)
-        # drawn even for a single candidate, as llama-server does: the next tokens depend on it
+        # draws a number even for a single candidate, as llama-server does: later draws depend on it
         return self._chain.draw(logits, self._rng.uniform_double())
 
     def candidates(self) -> tuple[IdArray, F32Array]:
-        """(ids, probabilities) [n] that the last `sample` drew from, the likeliest first.
+        """Return (ids, probabilities) [n] of the last `sample`, the most likely first.
 
-        Those of probability 0 are left out.
+        Candidates of probability 0 are omitted.
         """
         if self._greedy:
-            assert self._best is not None, "sample() was never called"
+            assert self._best is not None, "sample() was not called"
             return np.array([self._best]), np.ones(1, np.float32)
         ids, weights = self._chain.last()
         probs = rounded(weights / weights.sum(dtype=np.float64))
@@ -110,7 +114,7 @@ class Sampler:
         assert 0 < min(self.n_top, self._n_vocab) <= len(top.ids), (self.n_top, len(top.ids))
         if self._greedy:
             if not np.isfinite(top.logits[0]):
-                raise broken(top.logits)
+                raise invalid_logits(top.logits)
             self._best = int(top.ids[0])
             return self._best
         return self._chain.draw(top.logits, self._rng.uniform_double(), top.ids)
@@ -118,17 +122,17 @@ class Sampler:
     def _sample_greedily(self, logits: F32Array) -> int:
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
-            raise broken(logits)
+            raise invalid_logits(logits)
         self._best = best
         return best
 
 
-def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Step | None:
-    """The sampler `name` with the parameters of a request, or None where they make it neutral."""
+def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> SamplerStep | None:
+    """Return the sampler `name` with a request's parameters, or None if they make it neutral."""
     match name:
         case "logit_bias" if p.logit_bias:
             return _bias_step(p.logit_bias, vocab.n_tokens)
-        case "penalties" if p.repeat_last_n and _penalises(p):
+        case "penalties" if p.repeat_last_n and _penalizes(p):
             return RepeatPenalties(
                 p.repeat_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty
             )
@@ -156,12 +160,12 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Step 
     return None
 
 
-def _penalises(p: SamplingParams) -> bool:
+def _penalizes(p: SamplingParams) -> bool:
     return p.repeat_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
 
-def _bias_step(pairs: tuple[tuple[int, float], ...], n_vocab: int) -> Step:
-    """A token that is given twice gets both biases."""
+def _bias_step(pairs: tuple[tuple[int, float], ...], n_vocab: int) -> SamplerStep:
+    """Return a step that adds biases. Biases of a token that occurs twice are added."""
     total: dict[int, float] = {}
     for token, bias in pairs:
         if not 0 <= token < n_vocab:
@@ -169,26 +173,26 @@ def _bias_step(pairs: tuple[tuple[int, float], ...], n_vocab: int) -> Step:
         total[token] = total.get(token, 0.0) + bias
     banned = [token for token, bias in total.items() if bias == -np.inf]
     if len(banned) == n_vocab:
-        raise RequestError(f"logit_bias bans all {n_vocab} tokens, one at least must be left")
-    with np.errstate(over="ignore"):  # far below zero is as good as banned
+        raise RequestError(f"logit_bias bans all {n_vocab} tokens, at least one must be left")
+    with np.errstate(over="ignore"):  # a large negative bias may become -inf, which bans the token
         biases = rounded(np.minimum(list(total.values()), np.finfo(np.float32).max))
     return partial(logit_bias, tokens=np.array(list(total), np.int64), biases=biases)
 
 
 def _is_greedy(params: SamplingParams, active: set[str]) -> bool:
-    """Whether the chain can only end at the largest raw logit: then nothing else is computed."""
+    """True if the chain always ends with the largest raw logit, so that it need not run."""
     fixed = params.temperature <= 0 and params.dynatemp_range <= 0
     return fixed and "temperature" in active and _KEEP_THE_LARGEST.issuperset(active)
 
 
-def _n_kept(steps: Sequence[Step]) -> int:
-    """How many tokens the first step keeps if it looks at nothing but which are the largest."""
+def _n_kept(steps: Sequence[SamplerStep]) -> int:
+    """Return k if the first step is top_k, else 0."""
     first = steps[0] if steps else None
     return first.keywords["k"] if isinstance(first, partial) and first.func is top_k else 0
 
 
 def _as_float32(params: SamplingParams) -> SamplingParams:
-    """The numbers as a float32 holds them: llama.cpp compares and computes with those."""
+    """Return the parameters with numbers rounded to float32, as llama.cpp computes with them."""
     values: dict[str, Any] = {field.name: getattr(params, field.name) for field in fields(params)}
     numbers = {name: float(np.float32(v)) for name, v in values.items() if isinstance(v, float)}
     return SamplingParams(**(values | numbers))

@@ -1,4 +1,4 @@
-"""Temperature, fixed or following the entropy.
+"""Temperature, fixed or dynamic by entropy.
 
 Tested by tests/model/test_sampling_steps.py.
 """
@@ -14,9 +14,9 @@ from .softmax import log_probabilities, running_sum, softmax
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
-    """Divides the logits by t; t <= 0 masks all but the first of the largest with -inf.
+    """Divide the logits by t. With t <= 0, mask all but the first of the largest with -inf.
 
-    llama_sampler_temp_impl. Nobody is dropped, the order stays.
+    llama_sampler_temp_impl. No candidate is dropped, and the order stays the same.
     """
     if t > 0:
         return c.with_logits(c.logits / np.float32(t), keeps_order=True)
@@ -27,10 +27,11 @@ def temperature(c: Candidates, t: float) -> Candidates:
 
 
 def dynamic_temperature(c: Candidates, t: float, delta: float, exponent: float) -> Candidates:
-    """A temperature from t - delta to t + delta, delta > 0: the flatter the candidates the higher.
+    """Apply a temperature from t - delta to t + delta (delta > 0) that rises with the entropy.
 
-    llama_sampler_temp_ext_apply: the entropy, as a share of its maximum, to the power of
-    `exponent`. Even t = 0 is not greedy then. Sorted, but for a single candidate, which stays.
+    llama_sampler_temp_ext_apply: the entropy, divided by its maximum, to the power of `exponent`,
+    is the position in this range. So t = 0 is not greedy. The result is sorted; a single candidate
+    is returned unchanged.
     """
     if c.n <= 1:
         return c
@@ -40,12 +41,12 @@ def dynamic_temperature(c: Candidates, t: float, delta: float, exponent: float) 
     share = entropy / -np.float32(math.log(np.float32(1 / c.n)))
     low, high = map(np.float32, dynamic_temperature_limits(t, delta))
     dynamic = low + (high - low) * np.float32(np.power(np.float64(share), exponent))
-    # an exponent below 0 can reach infinity, where a masked logit would become NaN
+    # with a negative exponent it can be infinite, which would turn a masked logit into NaN
     return temperature(c, float(np.fmin(dynamic, np.finfo(np.float32).max)))
 
 
 def dynamic_temperature_limits(t: float, delta: float) -> tuple[float, float]:
-    """The lowest and the highest dynamic temperature, as a float32 holds them."""
+    """Return the lowest and the highest dynamic temperature, rounded to float32."""
     low = max(np.float32(t) - np.float32(delta), np.float32(0))
     with np.errstate(over="ignore"):
         return float(low), float(np.float32(t + delta))

@@ -1,7 +1,7 @@
-"""Samplers that drop or mask unlikely candidates (XTC: likely ones), each a pure function.
+"""Samplers that drop or mask unlikely candidates (XTC: likely ones), as pure functions.
 
-All parameters are values that a float32 holds, as llama.cpp keeps them: `top_p = 0.95` means
-the float32 next to it. Tested by tests/model/test_sampling_steps.py.
+All parameters are rounded to float32, as in llama.cpp: `top_p = 0.95` means the nearest float32.
+Tested by tests/model/test_sampling_steps.py.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 from .candidates import Candidates
 from .softmax import F32Array, exps, log_probabilities, running_sum, softmax
 
-_FEW: Final = 256  # candidates that top_p sorts first: they mostly hold the probability asked for
+_FEW: Final = 256  # candidates that top_p sorts first, as they are usually enough
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
-    """The k > 0 largest, sorted (llama_sampler_top_k_apply)."""
+    """Keep the k > 0 largest, sorted (llama_sampler_top_k_apply)."""
     return c.top(k)
 
 
 def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest, largest first, whose probabilities sum to p (nucleus, arXiv 1904.09751).
+    """Keep the fewest of the largest whose probabilities sum to p (nucleus, arXiv 1904.09751).
 
-    llama_sampler_top_p_apply: float32, the softmax summed in the order before the sort. Sorted.
+    llama_sampler_top_p_apply: float32, with the softmax summed in the order before the sort. The
+    result is sorted.
     """
     total = running_sum(exps(c.logits))[-1]
     for n in (c.n,) if c.sorted else (_FEW, c.n):
@@ -37,10 +38,10 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """Those at least p > 0 times as likely as the largest (arXiv 2407.01082).
+    """Keep the candidates at least p > 0 times as likely as the largest (arXiv 2407.01082).
 
-    llama_sampler_min_p_apply: compared as logits; an unsorted list keeps its order unless
-    fewer than `min_keep` are left.
+    llama_sampler_min_p_apply: compares logits. An unsorted list keeps its order, unless fewer than
+    `min_keep` candidates are left.
     """
     least = c.logits.max() + np.float32(least_log(p))
     if not c.sorted:
@@ -52,16 +53,16 @@ def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def least_log(p: float) -> float:
-    """How far below the largest a logit may lie to be p > 0 times as likely, in float32."""
+    """Return ln(p) in float32: the largest difference of logits for a probability ratio p > 0."""
     return float(np.float32(math.log(p)))
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest whose probabilities sum to more than p, nearest to the entropy first.
+    """Keep the fewest candidates nearest to the entropy whose probabilities sum to more than p.
 
-    Locally typical sampling (arXiv 2202.00666), llama_sampler_typical_apply. Left in that order,
-    not sorted; of equally near ones the more likely first. Masked candidates, whose score is NaN
-    in llama.cpp, count as the least likely.
+    Locally typical sampling (arXiv 2202.00666), llama_sampler_typical_apply. The result is in the
+    order of nearness, with ties by probability. Masked candidates, whose score is NaN in llama.cpp,
+    count as the least likely.
     """
     c = c.top(c.n)
     probs = softmax(c.logits)
@@ -72,10 +73,10 @@ def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
-    """Masks (-inf) logits more than n > 0 standard deviations below the largest.
+    """Mask (-inf) logits more than n > 0 standard deviations below the largest.
 
-    arXiv 2411.07641, llama_sampler_top_n_sigma_apply: masked ones count neither in the mean nor
-    in the deviation; float32 sums. Nobody is dropped, the order stays.
+    arXiv 2411.07641, llama_sampler_top_n_sigma_apply: float32 sums over the logits that are not
+    masked. No candidate is dropped, and the order stays the same.
     """
     logits = c.logits if c.logits.min() > -np.inf else c.logits[c.logits > -np.inf]
     if c.n <= 1 or not len(logits):
@@ -88,9 +89,9 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
 
 
 def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
-    """Drops all of probability `threshold` and more but the least likely of them. Sorted.
+    """Drop all candidates with at least probability `threshold` but the least likely of them.
 
-    "Exclude top choices", llama_sample_xtc_apply once its coin has fallen.
+    "Exclude top choices": llama_sample_xtc_apply after its random draw. The result is sorted.
     """
     c = c.top(c.n)
     n_dropped = int(np.count_nonzero(softmax(c.logits) >= np.float32(threshold))) - 1
@@ -100,8 +101,8 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
 
 
 def _n_reaching(probs: F32Array, p: float, side: Literal["left", "right"], min_keep: int) -> int:
-    """How many in order sum to p or more (left) or more than p (right), at least min_keep.
+    """Return the number of leading probs with a sum of at least p ("left") or above p ("right").
 
-    More than there are if they do not reach it.
+    The result is at least min_keep. It exceeds len(probs) if all of them are not enough.
     """
     return max(int(np.searchsorted(running_sum(probs), np.float32(p), side)) + 1, min_keep)

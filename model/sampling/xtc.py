@@ -1,4 +1,4 @@
-"""XTC, "exclude top choices", and the coin that decides whether it does.
+"""XTC, "exclude top choices", with its random draw.
 
 Tested by tests/model/test_sampling_chain.py.
 """
@@ -11,7 +11,10 @@ from .truncation import xtc
 
 
 class Xtc:
-    """A step that is `xtc` if its coin falls so; the coin is its own (llama_sample_xtc_apply)."""
+    """A step that applies `xtc` with a probability, from its own random numbers.
+
+    As llama_sample_xtc_apply.
+    """
 
     def __init__(self, probability: float, threshold: float, min_keep: int, seed: int) -> None:
         self.probability = probability
@@ -20,7 +23,7 @@ class Xtc:
         self.coin = MersenneTwister(seed)
 
     def __call__(self, c: Candidates) -> Candidates:
-        # a single candidate costs no throw
+        # a single candidate uses no random number
         if c.n < 2 or self.coin.uniform_float() > self.probability:
             return c
         return xtc(c, self.threshold, self.min_keep)

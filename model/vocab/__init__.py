@@ -1,12 +1,12 @@
-"""vocab: text to token ids and back, whole or as a stream.
+"""vocab: converts text to token ids and back, whole or as a stream.
 
     vocab = load_vocab(file.metadata)
     ids = vocab.tokenize("Once upon a time")
     text = vocab.detokenize(ids)
 
-`vocab` is what all kinds of vocabularies share; `spm` and `bpe` merge a text's tokens, each in its
-own way, and `special` finds the tokens with a meaning of their own. Behaviour and defaults are
-those of llama.cpp (src/llama-vocab.cpp); where it differs, a docstring says so.
+`vocab` has the code that all kinds of vocabularies share. `spm` and `bpe` encode plain text, and
+`special` finds special tokens. Behavior and defaults are those of llama.cpp (src/llama-vocab.cpp);
+docstrings name the differences.
 """
 
 from .load import load_vocab

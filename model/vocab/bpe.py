@@ -1,9 +1,8 @@
 """BPE encoding: text to token ids by the tokenizers library, from a GGUF file's tokens and merges.
 
-The text is cut into words (model/vocab/words.py), each byte of a word becomes a character that can
-be printed, as in GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py), and neighbours are
-merged in the order of the file's list. Knows no special tokens: model/vocab/vocab.py does.
-Tests: tests/model/test_vocab_bpe.py.
+Text is split into words (model/vocab/words.py). Each byte of a word becomes a printable character,
+as in GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py). Then neighbors are merged in the
+order of the file's list. Knows no special tokens. Tests: tests/model/test_vocab_bpe.py.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ from .words import PreTokenizer
 
 
 def _bytes_by_character() -> dict[str, int]:
-    """The printable characters of Latin-1 are themselves; the other bytes follow from U+0100."""
+    """Map Latin-1's printable characters to their bytes, and U+0100 onwards to the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 BYTES: Final = _bytes_by_character()
-"""The byte that each character of a token stands for."""
+"""The byte for each character of a token."""
 
 N_PART: Final = 1 << 16
-"""Characters that are encoded at a time."""
+"""Characters encoded in one call."""
 
 
 class BpeEncoder:
-    """Merges neighbours, the pair that is first in the list first and the leftmost of equals.
+    """Merges neighbors in the order of the list, and equal pairs from left to right.
 
-    The ids are llama.cpp's (`llm_tokenizer_bpe_session`) but for control and unknown tokens, which
-    are never found in text, and for what words.py does otherwise. As there, text is not normalised.
+    The ids are those of llama.cpp (`llm_tokenizer_bpe_session`), with two differences: text never
+    becomes control or unknown tokens, and words.py splits some texts differently. Text is not
+    normalized, as in llama.cpp.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class BpeEncoder:
     ) -> None:
         """
         Args:
-            tokens: the text of each, in characters that stand for bytes. Of equal ones the first is
-                used, one that is no UTF-8 never.
-            types: a `TokenType` for each.
-            merges: pairs of tokens with a space between; those that make no token are left out.
-            pre: how text is cut into words.
+            tokens: the texts of the tokens, in characters that stand for bytes. The first of equal
+                texts is used. A text that is not UTF-8 is not used.
+            types: a `TokenType` for each token.
+            merges: pairs of tokens with a space between. Pairs that form no token are ignored.
+            pre: splits text into words.
 
         Raises:
-            ModelFileError: a merge is no pair.
+            ModelFileError: a merge is not a pair.
         """
         texts = [token.decode(errors="replace") for token in tokens]
         self.pieces = [_piece(text, token) for text, token in zip(texts, tokens, strict=True)]
         ids: dict[str, int] = {}
-        out_of_reach = (TokenType.CONTROL, TokenType.UNKNOWN)
+        never_encoded = (TokenType.CONTROL, TokenType.UNKNOWN)
         for id, (text, type) in enumerate(zip(texts, types, strict=True)):
-            if type not in out_of_reach and "\N{REPLACEMENT CHARACTER}" not in text:
+            if type not in never_encoded and "\N{REPLACEMENT CHARACTER}" not in text:
                 ids.setdefault(text, id)
         self._missing = {byte for character, byte in BYTES.items() if character not in ids}
         model = BPE(ids, _pairs(merges, ids), ignore_merges=pre.ignore_merges)
@@ -75,15 +75,15 @@ class BpeEncoder:
         self._tokenizer.pre_tokenizer = InOrder([*cuts, as_characters])
 
     def words(self, text: str) -> list[str]:
-        """The words of a text, each byte a character."""
+        """Return the words of a text, with a character for each byte."""
         assert self._tokenizer.pre_tokenizer is not None
         return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text without special tokens; none for "". No lone surrogates.
+        """Return the ids of a text without special tokens and without lone surrogates.
 
         Raises:
-            RequestError: a byte for which the vocabulary has no token.
+            RequestError: the vocabulary has no token for a byte.
         """
         missing = self._missing.intersection(text.encode()) if self._missing else None
         if missing:
@@ -97,11 +97,11 @@ class BpeEncoder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Parts for a call each: one holds Python's lock, needs a hundred bytes a character, and gives
-    up at a word of millions of them.
+    """Split a text into parts for one library call each.
 
-    A part ends between a letter or a digit and a space or a new line, where every way to cut text
-    ends a word; in a text without such places it ends anywhere.
+    A call holds the interpreter lock, needs a hundred bytes per character, and fails for a word of
+    millions of characters. A part ends between a letter or digit and a space or newline, where
+    every pre-tokenizer ends a word. In a text without such places it ends anywhere.
     """
     begin = 0
     while len(text) - begin > N_PART:
@@ -122,19 +122,19 @@ def _last_blank(text: str, begin: int, end: int) -> int:
 def _piece(text: str, token: bytes) -> bytes:
     try:
         return bytes(map(BYTES.__getitem__, text))
-    except KeyError:  # what is not in these characters stands for itself
+    except KeyError:  # a token with other characters is plain text
         return token
 
 
 def _pairs(merges: Sequence[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The merges of tokens to tokens: the library takes no others, and fails at some."""
+    """Return the merges whose parts and result are tokens, as the library can fail at others."""
     pairs = []
-    for merge in dict.fromkeys(merges):  # of equal ones the first counts
+    for merge in dict.fromkeys(merges):  # keeps the first of equal merges
         left, space, right = merge.partition(" ")
         if not space:
             raise ModelFileError(
                 f"tokenizer.ggml.merges[{merges.index(merge)}] is {merge[:40]!r}, "
-                "it must be two tokens with a space between them"
+                "must be two tokens with a space between them"
             )
         if left in ids and right in ids and left + right in ids:
             pairs.append((left, right))

@@ -1,6 +1,6 @@
-"""The vocabulary of a model file, of the kind that the file names.
+"""Loads the vocabulary of a model file.
 
-As llama.cpp's `load` (src/llama-vocab.cpp), but what cannot be is an error that names it.
+As llama.cpp's `load` (src/llama-vocab.cpp), but an invalid value is an error that names it.
 Tests: tests/model/test_vocab_load.py, tests/model/test_vocab_files.py.
 """
 
@@ -23,12 +23,11 @@ logger = get_logger("vocab")
 
 
 def load_vocab(metadata: VocabMetadata) -> Vocab:
-    """The vocabulary of a model file.
+    """Return the vocabulary of a model file.
 
     Raises:
-        ModelFileError: a key is missing or has a value that cannot be.
-        UnsupportedModelError: a vocabulary of another kind than SPM and BPE, or a BPE one whose
-            text is cut into words in a way that is not known.
+        ModelFileError: a key is missing or has an invalid value.
+        UnsupportedModelError: the vocabulary is not SPM or BPE, or its pre-tokenizer is unknown.
     """
     kinds = {"llama": _load_spm, "gpt2": _load_bpe}
     kind = metadata.str(key("model"))
@@ -44,7 +43,7 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
     _check_length("token_type", len(types), len(tokens))
     for id in ids_of_types(types, *set(types) - set(TokenType)):
         raise ModelFileError(
-            f"{key('token_type')}[{id}] is {types[id]}, it must be one of "
+            f"{key('token_type')}[{id}] is {types[id]}, must be one of "
             + ", ".join(f"{type.value} ({type.name})" for type in TokenType)
         )
     return kinds[kind](metadata, tokens, types)
@@ -77,13 +76,13 @@ def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
 def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
     name = metadata.str(key("pre"), "")
     if not name:
-        logger.warning("%s is missing: text is cut into words as by 'default'", key("pre"))
+        logger.warning("%s is missing: using the pre-tokenizer 'default'", key("pre"))
     pre = PRE_TOKENIZERS.get(name or "default")
     if pre is None:
         raise UnsupportedModelError(
-            f"{key('pre')} is {name!r}, supported are: {', '.join(sorted(PRE_TOKENIZERS))}"
+            f"{key('pre')} is {name!r}, supported: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    # llama.cpp takes Falcon's token for BOS and EOS wherever a file names none
+    # as in llama.cpp, Falcon's token 11 is BOS and EOS if the file has none
     default_ids = {"bos": 11, "eos": 11} if name.startswith("falcon") else {}
     has_bos = "bos" in default_ids or metadata.int(key("bos_token_id"), None) is not None
     add_bos = pre.add_bos and has_bos

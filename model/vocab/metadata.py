@@ -1,4 +1,4 @@
-"""What a vocabulary reads of a file's metadata."""
+"""The interface through which a vocabulary reads a file's metadata."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 
 class VocabMetadata(Protocol):
-    """What is read of a file's metadata; `model.gguf.Metadata` is one.
+    """Typed access to metadata, implemented by `model.gguf.Metadata`.
 
-    All raise ModelFileError: the key is missing and has no default, or its type is another.
+    All methods raise ModelFileError if the key is missing without a default, or if its value has
+    another type.
     """
 
     def int(self, key: builtins.str, default: builtins.int | None, /) -> builtins.int | None: ...
@@ -29,5 +30,5 @@ class VocabMetadata(Protocol):
 
 
 def key(name: str) -> str:
-    """The full name of a vocabulary's key."""
+    """Return the full name of a vocabulary's key."""
     return f"tokenizer.ggml.{name}"

@@ -1,6 +1,6 @@
-"""Which tokens have a meaning of their own: as the file says, else by their texts.
+"""Finds the special tokens of a vocabulary: by the file's ids, else by their texts.
 
-As llama.cpp's `load` (src/llama-vocab.cpp). Knows no text and no merging.
+As llama.cpp's `load` (src/llama-vocab.cpp). Knows no encoding of text.
 Tests: tests/model/test_vocab_load.py.
 """
 
@@ -13,7 +13,7 @@ from ...base.errors import ModelFileError
 from .metadata import VocabMetadata, key
 from .vocab import SpecialTokens, TokenType
 
-# The texts by which llama.cpp finds tokens that a file gives no ids for.
+# texts by which llama.cpp finds tokens without ids in the file
 _TEXTS: Final = {
     "eot": [
         "<|eot_id|>",
@@ -33,7 +33,7 @@ _TEXTS: Final = {
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
     "fim_sep": ["<|file_sep|>"],
 }
-# Those around a text that is to be filled in, which are in no text.
+# tokens of fill-in-the-middle prompts, which become control tokens
 _FILL_TEXTS: Final = [
     *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim▁begin\uff5c>", "<PRE>"),
     *("▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
@@ -42,7 +42,7 @@ _FILL_TEXTS: Final = [
     *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim▁end\uff5c>", "<MID>"),
     *("▁<MID>", "<|code_middle|>", "<|middle|>"),
 ]
-# Those that end a generation whatever ids the file gives.
+# tokens that end a generation, in addition to those of the file's ids
 _EOG_TEXTS: Final = [
     *_TEXTS["eot"],
     *_TEXTS["eom"],
@@ -67,15 +67,18 @@ def special_tokens(
     default_ids: Mapping[str, int],
     add_bos: bool,
 ) -> SpecialTokens:
-    """The special ids. Those found by their texts become control tokens, in `types` too.
+    """Return the special tokens. Tokens found by their texts become control tokens in `types`.
 
     Args:
-        default_ids: of "bos", "eos" and "unknown", where the file does not say, as far as there are
-            so many tokens.
-        add_bos: whether text begins with BOS, where the file does not say.
+        metadata: the file's metadata.
+        tokens: the texts of the tokens.
+        types: a `TokenType` for each token; changed.
+        default_ids: ids of "bos", "eos" and "unknown" if the file has none. An id outside of the
+            vocabulary is ignored.
+        add_bos: default of `add_bos_token`.
 
     Raises:
-        ModelFileError: an id is outside the vocabulary, or one that is to be added is not there.
+        ModelFileError: an id is outside the vocabulary, or a token to add does not exist.
     """
 
     def stated(name: str) -> int | None:
@@ -106,7 +109,9 @@ def special_tokens(
     )
     for name, add in (("bos", special.add_bos), ("eos", special.add_eos)):
         if add and ids[name] is None:
-            raise ModelFileError(f"{key(f'add_{name}_token')} is true, but there is no such token")
+            raise ModelFileError(
+                f"{key(f'add_{name}_token')} is true, but the vocabulary has no {name.upper()}"
+            )
     return special
 
 
@@ -114,5 +119,5 @@ def _stated_id(metadata: VocabMetadata, name: str, n_tokens: int) -> int | None:
     full_name = key(f"{name}_token_id")
     id = metadata.int(full_name, None)
     if id is not None and not 0 <= id < n_tokens:
-        raise ModelFileError(f"{full_name} is {id}, it must be 0 to {n_tokens - 1}")
+        raise ModelFileError(f"{full_name} is {id}, must be 0 to {n_tokens - 1}")
     return id

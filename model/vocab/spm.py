@@ -1,11 +1,10 @@
 """SPM encoding: text to token ids by sentencepiece, with a model built from a GGUF's vocabulary.
 
-A GGUF file holds what a sentencepiece model file holds, in other arrays. The `ModelProto` message
-is written here by hand, for the few fields that matter are less code than protobuf's runtime is
-(fields: sentencepiece_model.proto of google/sentencepiece; wire format: protobuf.dev, "Encoding").
+A GGUF file has the data of a sentencepiece model file in other arrays. The `ModelProto` message is
+encoded here without the protobuf library, as only a few fields are needed (fields:
+sentencepiece_model.proto of google/sentencepiece; wire format: protobuf.dev, "Encoding").
 
-Knows no special tokens and no space prefix: model/vocab/vocab.py does.
-Tests: tests/model/test_vocab_spm.py.
+Knows no special tokens and no space prefix. Tests: tests/model/test_vocab_spm.py.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from .vocab import TokenType
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
 
 BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
-"""What a token of type BYTE stands for, by its text."""
+"""The byte for the text of each token of type BYTE."""
 
 
 class SpmEncoder:
-    """Merges pairs of tokens, the best score first and the leftmost of equals, as SPM's BPE does.
+    """Merges pairs of tokens as SPM's BPE does: the best score first, ties from left to right.
 
-    What has no token becomes byte tokens. The ids are llama.cpp's (`llm_tokenizer_spm_session`) but
-    for two kinds of tokens that sentencepiece keeps to itself: control and unknown tokens are never
-    found in text, and unused ones come out as the tokens that they would be merged from.
+    Characters without a token become byte tokens. The ids are those of llama.cpp
+    (`llm_tokenizer_spm_session`), with two differences: text never becomes control or unknown
+    tokens, and unused tokens are replaced by the tokens that they are merged from.
     """
 
     def __init__(
@@ -44,11 +43,11 @@ class SpmEncoder:
     ) -> None:
         """
         Args:
-            tokens: the text of each. Of equal ones the first is used; one that is empty or has a
-                space or NUL in it never, for sentencepiece knows none.
-            scores: `[n]`, none of them NaN.
-            types: a `TokenType` for each.
-            unk: stands for characters that have no token, where bytes have none either.
+            tokens: the texts of the tokens. The first of equal texts is used. A text that is empty
+                or has a space or NUL is not used, as sentencepiece does not support it.
+            scores: `[n]`, without NaN.
+            types: a `TokenType` for each token.
+            unk: the token for characters without a token, if the vocabulary has no byte tokens.
 
         Raises:
             ModelFileError: sentencepiece refuses the vocabulary.
@@ -58,20 +57,21 @@ class SpmEncoder:
             for token, type in zip(tokens, types, strict=True)
         ]
         self._unk = unk
-        self._none = len(tokens)  # the id of the unknown piece, added behind all others
+        self._none = len(tokens)  # the id of the unknown piece, added after all others
         has_bytes = not BYTES.keys() - set(tokens)
         pieces = _pieces(tokens, types, has_bytes)
         proto = _model_proto(pieces, np.append(scores, np.float32(0)), has_bytes)
         try:
             self._processor = SentencePieceProcessor(model_proto=proto)
         except (RuntimeError, ValueError) as e:
-            raise ModelFileError(f"tokenizer.ggml.tokens make no SPM vocabulary: {e}") from e
+            raise ModelFileError(f"tokenizer.ggml.tokens is not a valid SPM vocabulary: {e}") from e
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text without special tokens; none for "". No lone surrogates.
+        """Return the ids of a text without special tokens and without lone surrogates.
 
         Raises:
-            RequestError: characters without tokens, in a vocabulary without bytes and unknown.
+            RequestError: a character has no token, and the vocabulary has no bytes and no unknown
+                token.
         """
         ids: list[int] = self._processor.encode(text.replace(" ", SPACE), out_type=int)
         if self._none not in ids:
@@ -86,7 +86,7 @@ _TYPE_IN_MODEL: Final[dict[int, int]] = {
     TokenType.NORMAL: TokenType.NORMAL,
     TokenType.UNKNOWN: TokenType.CONTROL,
     TokenType.CONTROL: TokenType.CONTROL,
-    # The vocabulary cuts these out of a text before it is encoded, by llama.cpp's rules.
+    # Vocab splits a text at these tokens before it is encoded, by llama.cpp's rules
     TokenType.USER_DEFINED: TokenType.NORMAL,
     TokenType.UNUSED: TokenType.UNUSED,
     TokenType.BYTE: TokenType.NORMAL,
@@ -96,16 +96,19 @@ _TYPE_IN_MODEL: Final[dict[int, int]] = {
 def _pieces(
     tokens: Sequence[bytes], types: Sequence[int], has_bytes: bool
 ) -> list[tuple[bytes, int]]:
-    """Text and type of each piece: none empty, none twice, those not to be found out of reach."""
+    """Return (text, type) of each piece, without empty and duplicate texts.
+
+    A token that must not be found in text becomes a control piece.
+    """
     control, byte = int(TokenType.CONTROL), int(TokenType.BYTE)
     byte_texts = BYTES.keys() if has_bytes else ()
     pieces: list[tuple[bytes, int]] = []
     seen = {b""}
     for id, token in enumerate(tokens):
-        # byte tokens are known by their text, as in llama.cpp, for the types may be missing
+        # byte tokens are found by their text, as in llama.cpp, because types may be missing
         type = byte if token in byte_texts else _TYPE_IN_MODEL[types[id]]
         if type == control or token in seen or b" " in token or b"\0" in token:
-            # encode() leaves no space in a text, so no text finds this
+            # encode() replaces spaces, so no text contains this piece
             pieces.append((b" %d" % id, control))
         else:
             seen.add(token)

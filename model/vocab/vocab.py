@@ -1,8 +1,8 @@
-"""A vocabulary: text to token ids and back, whole or as a stream, special tokens included.
+"""A vocabulary: converts text to token ids and back, whole or as a stream, with special tokens.
 
 As llama.cpp's `tokenize`, `tokenizer_st_partition` and `token_to_piece` (src/llama-vocab.cpp);
-where it differs, a docstring says so. Knows no file, no model, no chat template and no sampling,
-and not how an `Encoder` cuts plain text into tokens. Tests: tests/model/test_vocab_text.py.
+docstrings name the differences. Knows no files, no models, no chat templates and no sampling. An
+`Encoder` encodes plain text. Tests: tests/model/test_vocab_text.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...base.errors import RequestError
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; 1 to 6 are sentencepiece's own numbers too."""
+    """`tokenizer.ggml.token_type`; sentencepiece has the same numbers from 1 to 6."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -29,23 +29,23 @@ class TokenType(IntEnum):
 
 
 class Encoder(Protocol):
-    """The way from plain text to tokens and back that a kind of vocabularies has."""
+    """Encodes plain text for one kind of vocabulary."""
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of text that each token stands for, by id."""
+        """The bytes of text of each token, by id."""
 
     def encode(self, text: str, /) -> list[int]:
-        """The ids of a text without special tokens; none for "". No lone surrogates.
+        """Return the ids of a text without special tokens and without lone surrogates.
 
         Raises:
-            RequestError: a character for which the vocabulary has no tokens.
+            RequestError: the vocabulary has no tokens for a character.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """The ids with a meaning of their own, and whether `tokenize` adds the first two."""
+    """The ids of special tokens, and two flags: `tokenize` adds BOS or EOS."""
 
     bos: int | None
     eos: int | None
@@ -53,11 +53,11 @@ class SpecialTokens:
     unk: int | None
     add_bos: bool
     add_eos: bool
-    eog: frozenset[int]  # those that end a generation
+    eog: frozenset[int]  # tokens that end a generation
 
 
 class Vocab:
-    """A vocabulary of `n_tokens` tokens. Immutable, for any number of threads."""
+    """A vocabulary of `n_tokens` tokens. Immutable and thread-safe."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class Vocab:
     ) -> None:
         """
         Args:
-            tokens: the text of each, as it stands in the file.
-            types: a `TokenType` for each.
-            encoder: of the same tokens.
-            special: ids within `tokens`; no `add_` flag without its id.
-            add_space_prefix: text at the start and after special tokens gets a space in front.
+            tokens: the texts of the tokens in the file.
+            types: a `TokenType` for each token.
+            encoder: encodes text to these tokens.
+            special: ids within `tokens`. A token with an `add_` flag must have an id.
+            add_space_prefix: add a space before text at the start and after special tokens.
         """
         self.n_tokens = len(tokens)
         self.bos, self.eos, self.eot, self.unk = special.bos, special.eos, special.eot, special.unk
@@ -90,7 +90,7 @@ class Vocab:
             self._shown[id] = tokens[id]
         for id in ids_of_types(types, TokenType.UNUSED, TokenType.UNDEFINED):
             self._shown[id] = b""
-        self._plain = list(self._shown)  # the same without control and unknown tokens
+        self._plain = list(self._shown)  # with b"" for control and unknown tokens
         for id in hidden:
             self._plain[id] = b""
         self._user_defined = _longest_first(tokens, user_defined)
@@ -99,23 +99,24 @@ class Vocab:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """The ids of a text.
+        """Return the ids of a text.
 
         Args:
-            text: any; "" has no tokens but those that `add_special` adds.
-            add_special: add BOS and EOS where the model wants them.
-            parse_special: the names of control tokens in the text become those tokens. Names of
+            text: any text.
+            add_special: add BOS and EOS if the model uses them.
+            parse_special: names of control tokens in the text become these tokens. Names of
                 user-defined tokens always do.
 
         Raises:
-            RequestError: a lone surrogate, or a character that the vocabulary cannot express.
+            RequestError: the text has a lone surrogate, or the vocabulary has no tokens for a
+                character.
         """
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise RequestError(
                 f"text: character {e.start} is the lone surrogate {text[e.start]!r}, "
-                "which is no Unicode text"
+                "which is not valid Unicode"
             ) from None
         ids: list[int] = []
         if add_special and self.add_bos and self.bos is not None:
@@ -131,24 +132,26 @@ class Vocab:
         return ids
 
     def without_bos(self, text: str) -> str:
-        """A text without the BOS that it begins with, if tokenising adds one: chat templates often
-        write it too."""
+        """Return a text without its leading BOS if `tokenize` adds one.
+
+        Chat templates often write BOS as well.
+        """
         if self.bos is None or not self.add_bos:
             return text
         return text.removeprefix(self.text(self.bos))
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text that `tokenize` made `ids` of; invalid UTF-8 becomes U+FFFD.
+        """Return the text of `ids`, the inverse of `tokenize`. Invalid UTF-8 becomes U+FFFD.
 
-        Without the space prefix, which llama.cpp keeps behind a BOS, as sentencepiece does not.
-        For the continuation of a text, whose first space counts, use `stream`.
+        The space prefix is removed, as in sentencepiece; llama.cpp keeps it after a BOS. For a
+        continuation, in which a leading space belongs to the text, use `stream`.
 
         Args:
-            ids: also with the tokens that `add_special` added.
-            special: control tokens appear by their names, else not at all.
+            ids: token ids, with or without those added by `add_special`.
+            special: include the names of control tokens in the text.
 
         Raises:
-            RequestError: an id outside the vocabulary.
+            RequestError: an id is outside the vocabulary.
         """
         for id in ids:
             self._check(id)
@@ -158,21 +161,21 @@ class Vocab:
         return text.decode(errors="replace")
 
     def piece(self, id: int, *, special: bool = False) -> bytes:
-        """The bytes of one token within a text, maybe half a character; its space is a space.
+        """Return the bytes of one token within a text, which may be part of a character.
 
-        A control or unknown token has none unless `special`, unused ones never have any. Raises
-        RequestError: an id outside the vocabulary.
+        Control and unknown tokens are empty without `special`; unused tokens are always empty.
+        Raises RequestError if the id is outside the vocabulary.
         """
         self._check(id)
         return (self._shown if special else self._plain)[id]
 
     def text(self, id: int) -> str:
-        """The token as it stands in the file. Raises RequestError: an id outside it."""
+        """Return a token's text in the file. Raises RequestError if the id is outside it."""
         self._check(id)
         return self._tokens[id].decode(errors="replace")
 
     def stream(self, special: bool = False) -> TextDecoder:
-        """A decoder for ids that continue a text: nothing is taken away from their first one."""
+        """Return a decoder for ids that continue a text. It keeps a leading space."""
         return TextDecoder(lambda id: self.piece(id, special=special))
 
     def _check(self, id: int) -> None:
@@ -181,27 +184,27 @@ class Vocab:
 
 
 class TextDecoder:
-    """Token by token to text, whole characters only. What can be no UTF-8 becomes U+FFFD."""
+    """Decodes tokens one by one to complete characters. Invalid UTF-8 becomes U+FFFD."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
-        """`piece` gives the bytes of a token, as `Vocab.piece` does."""
+        """`piece` returns the bytes of a token, as `Vocab.piece` does."""
         self._piece = piece
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """The characters that are complete with this token, maybe none.
+        """Return the characters that this token completes, maybe "".
 
-        Raises RequestError: an id outside the vocabulary; the decoder stays as it was.
+        Raises RequestError if the id is outside the vocabulary; the decoder does not change.
         """
         return self._decoder.decode(self._piece(id))
 
     def flush(self) -> str:
-        """At the end: what was held back, as U+FFFD; afterwards the decoder is as new."""
+        """End the text: return U+FFFD for an incomplete character, else "". Resets the decoder."""
         return self._decoder.decode(b"", final=True)
 
 
 def ids_of_types(types: Sequence[int], *wanted: int) -> list[int]:
-    """The ids of all tokens of these types, in ascending order."""
+    """Return the ids of all tokens of these types, in ascending order."""
     numbers = set(map(int, wanted))
     return [id for id, type in enumerate(types) if type in numbers]
 
@@ -210,14 +213,17 @@ def _longest_first(tokens: Sequence[bytes], ids: Sequence[int]) -> list[tuple[st
     names = []
     for id in sorted(ids, key=lambda id: -len(tokens[id])):
         name = tokens[id].decode(errors="replace")
-        if name and name.encode() == tokens[id]:  # else it is in no text
+        if name and name.encode() == tokens[id]:  # an invalid UTF-8 name cannot occur in a text
             names.append((name, id))
     return names
 
 
 def _partition(text: str, special: Sequence[tuple[str, int]]) -> list[str | int]:
-    """The text between special tokens, and those. A longer one is looked for everywhere first."""
-    taken = bytearray(len(text))  # 1 where a token has been found
+    """Split a text into special tokens and the text between them.
+
+    `special` is ordered by descending length: a longer name takes precedence anywhere in the text.
+    """
+    taken = bytearray(len(text))  # 1 for characters of tokens found so far
     found: list[tuple[int, int, int]] = []
     for name, id in special:
         begin = text.find(name)

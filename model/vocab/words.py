@@ -1,10 +1,10 @@
-"""How a text is cut into words, before a BPE vocabulary merges the bytes of each.
+"""Pre-tokenizers: split a text into words, which a BPE vocabulary then merges separately.
 
-Each way has a name, `tokenizer.ggml.pre`, and regular expressions that are applied one after the
-other: what matches is a word, and so is what lies between. The names and flags are llama.cpp's
-(src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`); the expressions are those of the models' own
-tokenizer.json, also where llama.cpp comes only near them: tekken, gpt-4o. There are the names that
-models of our architectures have. Tests: tests/model/test_vocab_words.py.
+A pre-tokenizer has a name, `tokenizer.ggml.pre`, and regular expressions that are applied one after
+the other. Each match is a word, and so is each text between matches. The names and flags are
+llama.cpp's (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`). The expressions are those of the
+models' tokenizer.json, of which llama.cpp has approximations for tekken and gpt-4o. The table has
+the names used by models of the supported architectures. Tests: tests/model/test_vocab_words.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What is done with a text before its words are merged.
+    """A pre-tokenizer and its related flags.
 
-    patterns: regular expressions in Oniguruma's syntax.
-    ignore_merges: a word that is a token as a whole is that one, whatever its merges make of it.
-    add_bos: a text begins with BOS, where the file does not say.
+    Attributes:
+        patterns: regular expressions in Oniguruma's syntax.
+        ignore_merges: a word that is a token becomes this token without merges.
+        add_bos: default of `add_bos_token`.
     """
 
     patterns: tuple[str, ...]
@@ -30,20 +31,22 @@ class PreTokenizer:
 
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# as tokenizer.json's (?i:...), but for the long s (U+017F), which llama.cpp takes for no s either
+# tokenizer.json's (?i:...), without the long s (U+017F), which llama.cpp does not match either
 _CONTRACTION: Final = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _gpt4(digits: str, line_ends: str = r"[\r\n]*") -> str:
-    """The expression of GPT-4 (cl100k_base), which most have since, with so many digits a word and
-    what a word of signs takes along."""
+    """Return the expression of GPT-4 (cl100k_base), which most later models use with variations.
+
+    `digits` matches a number, `line_ends` the newlines that belong to preceding punctuation.
+    """
     signs = rf" ?[^\s\p{{L}}\p{{N}}]+{line_ends}"
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_SPACES}"
 
 
 def _gpt4o(digits: str, contraction: str) -> str:
-    """That of GPT-4o (o200k_base): a word ends before a capital letter."""
+    """Return the expression of GPT-4o (o200k_base): a word ends before a capital letter."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     words = (
@@ -101,4 +104,4 @@ _NAMES: Final[Mapping[PreTokenizer, str]] = {
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = MappingProxyType(
     {name: pre for pre, names in _NAMES.items() for name in names.split()}
 )
-"""By `tokenizer.ggml.pre`."""
+"""The pre-tokenizers by `tokenizer.ggml.pre`."""

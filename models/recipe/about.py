@@ -1,10 +1,10 @@
-"""What the model says of itself and of Lamella, and small talk: greetings, thanks, feelings.
+"""Questions about the model and about Lamella, and small talk: greetings, thanks, feelings.
 
-An entry is what one may say and the one answer to all of it; `[a|b]` is either. Training draws from
-`asked`, evaluation from `held_out`. Tested by tests/recipe/test_about.py.
+An entry has many phrasings and one answer; `[a|b]` is a choice. Training uses `asked`, evaluation
+uses `held_out`. Tested by tests/recipe/test_about.py.
 """
 
-# ruff: noqa: RUF001 - some of it is in other languages
+# ruff: noqa: RUF001 - some texts are in other languages
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from telling import choose
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is answered to many phrasings of one thing."""
+    """Many phrasings with one answer."""
 
     name: str
     answer: str
@@ -330,14 +330,14 @@ _MY_NAME: Final = (
 
 
 def entry_exchange(rng: Random, entries: tuple[Entry, ...], *, held_out: bool = False) -> Exchange:
-    """A phrasing of a random entry, held out or not."""
+    """Return a random phrasing of a random entry, from those held out or from the others."""
     entry = rng.choice(entries)
     asked = rng.choice(entry.held_out if held_out else entry.asked)
     return Exchange(entry.name, choose(rng, asked), entry.answer)
 
 
 def introduction(rng: Random) -> Exchange:
-    """The user says a name, and is greeted by it."""
+    """Return an exchange in which users give their name and the model greets them by it."""
     name = rng.choice(BOYS + GIRLS)
     asked = rng.choice(_MY_NAME).format(name)
     return Exchange("my_name", asked, f"Nice to meet you, {name}!")

@@ -1,6 +1,6 @@
-"""What most stories share: how they open, how two characters meet, how feelings are told, the end.
+"""Parts that most stories share: the opening, a meeting, feelings, the end.
 
-Every plot calls these and tells its own middle. Tested by tests/recipe/test_stories.py.
+Every plot calls these and adds its own middle. Tested by tests/recipe/test_stories.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOVES: Final = (
 
 
 def opening(t: Telling) -> None:
-    """Introduces the hero, and says something about where or how the hero lives."""
+    """Introduce the hero, with a home or something that the hero loves."""
     t.words["home"] = t.rng.choice(HOMES)
     t.words["love"], t.words["love2"] = t.rng.sample(_LOVES, 2)
     if t.rng.random() < 0.35:
@@ -59,7 +59,7 @@ def opening(t: Telling) -> None:
 
 
 def one_day(t: Telling, *why: str) -> None:
-    """The hero goes to the place of the story; `why` are reasons that follow "to"."""
+    """Send the hero to the place of the story. `why` are reasons, as they follow "to"."""
     t.words["why"] = t.filled(t.rng.choice(why)) if why else "play"
     t.say(
         "[One day|One morning|One sunny day|One afternoon], {H} went {to} to {why}.",
@@ -84,7 +84,7 @@ def sad(t: Telling) -> None:
 
 
 def meet(t: Telling) -> None:
-    """The hero meets `f`, who has not been named yet."""
+    """Introduce `f`, whom the hero meets."""
     t.say(
         "[Just then|Then|Soon|After a while], {f.a} [named|called] {f} came [by|along].",
         "[Just then|Soon|Luckily], {h} met {f.a} [named|called] {f}.",
@@ -95,7 +95,7 @@ def meet(t: Telling) -> None:
 
 
 def ask_why(t: Telling) -> None:
-    """`f` asks, the hero tells; `words["trouble"]` is what the hero says."""
+    """Let `f` ask what is wrong. `words["trouble"]` is the hero's answer."""
     t.say(
         '"What is [wrong|the matter]?" asked {f}.',
         '"Why are you so sad?" [asked|said] {f}.',
@@ -134,7 +134,7 @@ def thanks(t: Telling) -> None:
 
 
 def happy(t: Telling, *templates: str) -> None:
-    """The hero is happy, which is the answer to how it felt."""
+    """Say that the hero is happy, and add the question about the hero's feeling."""
     t.say(
         "{H} was [very happy|so happy|full of joy].",
         "{H} felt [happy|very happy] [again|now|at last].",
@@ -146,7 +146,7 @@ def happy(t: Telling, *templates: str) -> None:
 
 
 def closing(t: Telling, *lessons: str) -> None:
-    """A last sentence or two; `lessons` say what was learned."""
+    """Add one or two last sentences. `lessons` are possible lessons of the story."""
     if lessons and t.rng.random() < 0.55:
         t.words["lesson"] = t.filled(t.rng.choice(lessons))
         t.say(

@@ -1,4 +1,4 @@
-"""The model card and the picture of the loss, written from the results of a run.
+"""Writes the model card and the chart of the loss from the results of a run.
 
 Tested by tests/recipe/test_card.py.
 """
@@ -20,7 +20,7 @@ MARGIN: Final = 48
 
 
 def loss_picture(losses: Sequence[Mapping[str, float]]) -> str:
-    """An SVG of the loss over the steps: training as a line, held-out text as points."""
+    """Return an SVG chart of the loss: training as a line, held-out text as points."""
     last = max(line["step"] for line in losses)
     values = [line[key] for line in losses for key in ("loss", "held_out") if key in line]
     low, high = math.log(min(values)), math.log(max(values))
@@ -47,7 +47,7 @@ def loss_picture(losses: Sequence[Mapping[str, float]]) -> str:
         f'<path d="M{MARGIN},{MARGIN}V{bottom}H{right}" fill="none" stroke="#444"/>{ticks}'
         f'<polyline points="{line}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
         f'<g fill="#c2452d">{dots}</g>'
-        f'<text x="{MARGIN}" y="{MARGIN - 14}">loss, nats a token</text>'
+        f'<text x="{MARGIN}" y="{MARGIN - 14}">loss, nats per token</text>'
         f'<text x="{right}" y="{bottom + 20}" text-anchor="end">{last:.0f} steps</text>'
         f'<text x="{right}" y="{MARGIN}" text-anchor="end" fill="#3b6fb6">training</text>'
         f'<text x="{right}" y="{MARGIN + 16}" text-anchor="end" fill="#c2452d">held out</text>'
@@ -76,8 +76,17 @@ def model_card(
     answers: Mapping[str, str],
     training: str,
 ) -> str:
-    """The card: the template's fields filled in. `answers` are shown, by what was asked; `training`
-    says how long on what.
+    """Return the card: the template with its fields filled in.
+
+    Args:
+        template: text with the fields of `str.format`.
+        file: the model file.
+        shape: sizes of the network.
+        n_weights: number of weights.
+        losses: lines of `loss.jsonl`.
+        result: numbers of `evaluate`.
+        answers: question -> answer, for the table of examples.
+        training: a sentence about the length of training.
     """
     stories = result["stories"]
     fields: dict[str, object] = {
@@ -113,14 +122,14 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _wrong(wrong: Sequence[Mapping[str, str]]) -> str:
     if not wrong:
-        return "None was."
+        return "None."
     rows = ((x["asked"], x["answered"], x["wanted"]) for x in wrong[:_N_SHOWN])
     return _table(("question", "answer", "right"), rows)
 
 
 def _examples(stories: Mapping[str, Any]) -> str:
     texts = [f"> {wrong['text']}\n> ({wrong['bad']})" for wrong in stories["wrong"][:3]]
-    return "\n\n".join(texts) or "None of those measured failed."
+    return "\n\n".join(texts) or "None."
 
 
 def sha256(path: Path) -> str:

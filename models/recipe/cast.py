@@ -1,4 +1,4 @@
-"""Who lives in the stories: names, kinds, traits, and the words that stand for a character.
+"""Characters of the stories: names, kinds, traits, and pronouns.
 
 Knows no plots. Tested by tests/recipe/test_stories.py.
 """
@@ -40,7 +40,7 @@ OLD: Final = ("old", "wise old", "kind old", "friendly old")
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """One character; `look` are the adjectives it is introduced with, none for ""."""
+    """One character. `look` are the adjectives of its introduction, maybe ""."""
 
     name: str
     kind: str
@@ -78,14 +78,17 @@ class Character:
 
 
 def with_article(noun: str) -> str:
-    """`noun` behind `a` or `an`, by its first letter."""
+    """Return `noun` with `a` or `an` in front, by its first letter."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def random_character(
     rng: Random, without: frozenset[str] = frozenset(), *, old: bool = False
 ) -> Character:
-    """A character whose name and kind are not among `without`; `old` for those who give advice."""
+    """Return a random character whose name and kind are not in `without`.
+
+    Only the kind of a child may be in `without`. With `old`, the character is an old adviser.
+    """
     child = rng.random() < 0.35 and not old
     while True:
         kind = rng.choice(CHILDREN) if child else rng.choice(KINDS[2:])

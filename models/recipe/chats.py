@@ -1,7 +1,6 @@
-"""Conversations: exchanges of all subjects in a row, among them stories and questions about them.
+"""Conversations: sequences of exchanges on all subjects, with stories and questions about them.
 
-A conversation is a list of messages, as a chat template takes them. Tested by
-tests/recipe/test_chats.py.
+A conversation is a list of messages for a chat template. Tested by tests/recipe/test_chats.py.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ANY_STORY: Final = (
     "Read me a story.", "Tell me something nice.", "tell me a story please",
 )  # fmt: skip
 
-# what evaluation asks, and training never sees
+# for evaluation only; training never uses these
 ANY_STORY_HELD_OUT: Final = (
     "Let me hear a story.", "Can I have a story?", "Give me a short story.", "How about a story?",
     "Would you tell a story?",
@@ -60,7 +59,7 @@ SYSTEM: Final = (
 
 
 def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
-    """A conversation; held out, it has only what training never sees."""
+    """Return a conversation. With `held_out`, it has only texts that training never uses."""
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(SYSTEM)})
@@ -75,7 +74,7 @@ def conversation(rng: Random, *, held_out: bool = False) -> list[Message]:
 
 
 def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
-    """One question and its answer, of any subject but stories."""
+    """Return one question with its answer, on any subject but stories."""
     chance = rng.random()
     if chance < 0.7:
         found = rng.choice(FORMS_BY_WEIGHT).combination(rng, held_out=held_out)
@@ -92,7 +91,7 @@ def simple_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
     return replace(found, asked=typed(rng, found.asked))
 
 
-# what has the most to learn, or was learned last, is asked more often
+# forms that are harder to learn are more frequent
 _WEIGHTS: Final = {
     **dict.fromkeys(("sum", "difference", "sum_in_words", "difference_in_words"), 9),
     **dict.fromkeys(("opposite", "spell"), 6),
@@ -106,7 +105,7 @@ FORMS_BY_WEIGHT: Final = tuple(form for form in FORMS for _ in range(_WEIGHTS.ge
 
 
 def story_chat(rng: Random, *, held_out: bool = False) -> list[Exchange]:
-    """A story that is asked for, then questions about it, maybe more."""
+    """Return a request for a story with the story, and questions about it, maybe a second story."""
     story = story_for(rng, held_out=held_out)
     chat = [Exchange("story", typed(rng, story_request(rng, story, held_out=held_out)), story.text)]
     n_asked = min(rng.choice((1, 2, 3, 4, 5)), len(story.questions))
@@ -128,7 +127,7 @@ def story_question(rng: Random, question: Question) -> Exchange:
 
 
 def story_request(rng: Random, story: Story, *, held_out: bool = False) -> str:
-    """How one asks for this story: for any, or for something that is in it."""
+    """Return a request for this story: for any story, or for one about something in it."""
     if rng.random() < 0.3:
         return rng.choice(ANY_STORY_HELD_OUT if held_out else ANY_STORY)
     hero, friend = story.hero, story.cast[1]
@@ -148,7 +147,7 @@ def story_request(rng: Random, story: Story, *, held_out: bool = False) -> str:
 
 
 def asked_hero(rng: Random) -> tuple[str, Character]:
-    """A held-out request for a story about a hero, and that hero."""
+    """Return a held-out request for a story about a random hero, and the hero."""
     hero = random_character(rng)
     return rng.choice(STORY_ABOUT_HELD_OUT).format(f"{hero.a_kind} named {hero.name}"), hero
 

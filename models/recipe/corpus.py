@@ -1,9 +1,9 @@
-"""The text that the model is trained on, and that it is measured on: stories and conversations.
+"""The text for training and evaluation: stories and conversations.
 
-    python models/recipe/corpus.py --mb 1 --seed 7     # a look at it: one document a line, as JSON
+    python models/recipe/corpus.py --mb 1 --seed 7     # prints some of it, one document per line
 
-A document is a story, `{"story": "Once ..."}`, or a conversation, `{"messages": [...]}`. The text
-of a seed is the same on every machine. Tested by tests/recipe/test_chats.py.
+A document is a story, `{"story": "Once ..."}`, or a conversation, `{"messages": [...]}`. A seed
+gives the same text on every machine. Tested by tests/recipe/test_chats.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stories import story_for, words_of
 
 Document = dict[str, Any]
 
-STORY_SHARE: Final = 0.05  # of the documents; the others are conversations
+STORY_SHARE: Final = 0.05  # share of stories among the documents; the others are conversations
 
 
 def documents(seed: int, *, held_out: bool = False) -> Iterator[Document]:
-    """Documents without end; held out, they have only what training never sees."""
+    """Yield documents forever. With `held_out`, they have only texts that training never uses."""
     rng = Random(f"{'held out' if held_out else 'train'} {seed}")
     while True:
         if rng.random() < STORY_SHARE:
@@ -35,14 +35,14 @@ def documents(seed: int, *, held_out: bool = False) -> Iterator[Document]:
 
 
 def texts(document: Document) -> list[str]:
-    """The texts of a document, without roles and special tokens."""
+    """Return the texts of a document, without roles and special tokens."""
     if "story" in document:
         return [document["story"]]
     return [message["content"] for message in document["messages"]]
 
 
 def write_corpus(path: Path, n_bytes: int, seed: int, *, held_out: bool = False) -> None:
-    """About `n_bytes` of text, one document a line; the file is complete or not there."""
+    """Write about `n_bytes` of text, one document per line. The file is written as a whole."""
     part = path.with_suffix(".part")
     n_written = 0
     with part.open("w", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ def write_corpus(path: Path, n_bytes: int, seed: int, *, held_out: bool = False)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file; it is complete or not there."""
+    """Write a small file as a whole: after an interruption it does not exist."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
@@ -68,7 +68,7 @@ def read_corpus(path: Path) -> Iterator[Document]:
 
 
 def story_words(seed: int, n_stories: int = 20_000) -> set[str]:
-    """The words that stories are made of: those of so many stories that none is missing."""
+    """Return the words of stories, from so many stories that it has practically all of them."""
     rng = Random(f"words {seed}")
     return {
         word

@@ -1,10 +1,10 @@
-"""Measures a model file on prompts that training never saw; the results are JSON.
+"""Evaluates a model file on prompts that training never used. The results are JSON.
 
     python models/recipe/evaluate.py models/lamella-stories-Q8_0.gguf [--reference F32.gguf]
 
-Questions are asked at temperature 0 and answers must be exact. Stories are sampled as `lamella
-chat` does, as the file recommends, with fixed seeds. The numbers are those of the model card.
-Tested by tests/recipe/test_evaluate.py.
+Questions are answered at temperature 0, and answers must be exact. Stories are sampled with the
+file's recommended parameters, as in `lamella chat`, and with fixed seeds. The model card has these
+numbers. Tested by tests/recipe/test_evaluate.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import lamella
 from lamella.model.chat import ChatTemplate
 
 SEED: Final = 2026
-STORY_TOKENS: Final = 300  # a story must have ended by then
-WANTED: Final = {"questions": 0.95, "stories": 0.95}
-# of the fixed forms too: what Lamella is and how to use a larger model
+STORY_TOKENS: Final = 300  # a story must end within these
+TARGETS: Final = {"questions": 0.95, "stories": 0.95}  # shares that must be right
+# counted among the questions of fixed form: Lamella itself, and the use of a larger model
 ABOUT_LAMELLA: Final = tuple(
     entry
     for entry in ABOUT
@@ -47,7 +47,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(slots=True)
 class Score:
-    """How many of a kind were right, and what the others were."""
+    """The number of right answers of a kind, and the wrong ones."""
 
     n: int = 0
     n_right: int = 0
@@ -64,20 +64,20 @@ class Score:
 
 
 class Talker:
-    """Asks a model in its chat template."""
+    """Sends messages to a model in its chat template."""
 
     def __init__(self, model: lamella.Model) -> None:
         self._model = model
         self._template = ChatTemplate(TEMPLATE)
 
     def answer(self, messages: Messages, n_predict: int = 128) -> str:
-        """The answer at temperature 0."""
+        """Return the answer at temperature 0."""
         text = self._template.render(messages)
         ids = self._model.tokenize(text, parse_special=True)
         return "".join(self._model.generate(ids, n_predict=n_predict, temperature=0.0))
 
     def story(self, prompt: str | Messages, seed: int) -> tuple[str, bool]:
-        """A story, with its beginning if that was given; and whether it came to its end."""
+        """Return a story, and True if it ended in time. A `str` is its beginning."""
         begin = prompt if isinstance(prompt, str) else ""
         text = begin or self._template.render(prompt)  # type: ignore[arg-type]
         ids = self._model.tokenize(text, parse_special=True)
@@ -87,7 +87,7 @@ class Talker:
 
 
 def fixed_questions(n: int, rng: Random) -> Iterator[Exchange]:
-    """Held-out questions, every form in turn, as people type them."""
+    """Yield held-out questions of all forms in turn, typed as people do."""
     forms: tuple[Form | Entry, ...] = (*FORMS, *ABOUT_LAMELLA)
     for i in range(n):
         form = forms[i % len(forms)]
@@ -99,7 +99,7 @@ def fixed_questions(n: int, rng: Random) -> Iterator[Exchange]:
 
 
 def about_questions(entries: Iterable[Entry]) -> Iterator[Exchange]:
-    """Everything that is held out, once."""
+    """Yield each held-out phrasing once."""
     for entry in entries:
         for asked in entry.held_out:
             yield Exchange(entry.name, asked, entry.answer)
@@ -123,7 +123,7 @@ def exact(answer: str, exchange: Exchange) -> bool:
 
 
 def ask_about_stories(talker: Talker, n: int, rng: Random) -> Score:
-    """Questions about held-out stories of the grammar, which the model is shown as its own."""
+    """Ask questions about held-out stories, which the conversation shows as the model's own."""
     score = Score()
     while score.n < n:
         story = story_for(rng, held_out=True)
@@ -143,8 +143,9 @@ def ask_about_stories(talker: Talker, n: int, rng: Random) -> Score:
 
 
 def tell_stories(talker: Talker, n: int, rng: Random) -> dict[str, Any]:
-    """Stories, half of them begun and half asked for, most of these with a hero; and what is wrong
-    with which.
+    """Let the model write stories and count their faults.
+
+    Half of the prompts are the beginning of a story, half are requests, most of them for a hero.
     """
     known = story_words(SEED)
     whole = Score()
@@ -152,7 +153,7 @@ def tell_stories(talker: Talker, n: int, rng: Random) -> dict[str, Any]:
     for i in range(n):
         name = kind = ""
         prompt: str | Messages
-        if i % 2 == 0:  # the first sentences of a story that training never sees
+        if i % 2 == 0:  # the first sentences of a held-out story
             told = sentences_of(story_for(rng, held_out=True).text)
             prompt = " ".join(told[: rng.choice((1, 2, 3))])
         elif i % 10 == 1:
@@ -189,14 +190,17 @@ GREEDY: Final = (
     "Explain quantum physics.",
     "Name the months of the year.",
 )
-"""What is asked of the shipped file again and again, on all devices: the answers must stay."""
+"""Questions for the shipped file. Tests compare the answers on all devices."""
 
 STORY: Final = "Tell me a story about a fox named Rusty."
-"""Its answer must stay where the arithmetic does: in a story, words are as likely as others."""
+"""Its answer is compared only for equal arithmetic, as many words of a story are equally likely."""
 
 
 def greedy_answers(path: Path, **options: Any) -> dict[str, str]:
-    """The answers to `GREEDY` and `STORY` at temperature 0; `options` are of `lamella.load`."""
+    """Return the answers to `GREEDY` and `STORY` at temperature 0.
+
+    `options` are those of `lamella.load`.
+    """
     with lamella.load(path, **options) as model:
         talker = Talker(model)
         return {
@@ -206,7 +210,7 @@ def greedy_answers(path: Path, **options: Any) -> dict[str, str]:
 
 
 def perplexity(model: lamella.Model, of: list[Document]) -> float:
-    """Of the tokens that the model is to write, in held-out documents that its context holds."""
+    """Return the perplexity of the assistant's tokens in documents that fit the context."""
     encoder = Encoder(model)
     total, n = 0.0, 0
     for document in of:
@@ -222,7 +226,7 @@ def perplexity(model: lamella.Model, of: list[Document]) -> float:
 
 
 def evaluate(path: Path, reference: Path | None = None, *, n: int = 100) -> dict[str, Any]:
-    """All numbers of a model file; `reference` is its F32 version, for perplexity."""
+    """Return all numbers of a model file. `reference` is its F32 version, for perplexity."""
     of = list(islice(documents(SEED, held_out=True), n))
     with lamella.load(path) as model:
         talker = Talker(model)
@@ -248,15 +252,15 @@ def evaluate(path: Path, reference: Path | None = None, *, n: int = 100) -> dict
     if reference is not None:
         with lamella.load(reference) as model:
             result["perplexity_f32"] = perplexity(model, of)
-    result["meets_wanted"] = all(
+    result["meets_targets"] = all(
         result[key]["right"] >= share * result[key]["n"]  # type: ignore[index]
-        for key, share in WANTED.items()
+        for key, share in TARGETS.items()
     )
     return result
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The numbers in a few lines, without what was wrong."""
+    """Return the numbers as a few lines, without the wrong answers."""
     lines = [
         f"{key}: {result[key]['right']} of {result[key]['n']}"
         for key in ("questions", "all_forms", "outside", "about", "story_questions", "stories")
@@ -268,11 +272,11 @@ def summary(result: dict[str, Any]) -> str:
             for key, text in (
                 ("ended", "end"), ("known_words", "use known words"),
                 ("introduced", "introduce all names"), ("no_repeats", "repeat no sentence"),
-                ("as_asked", "are about whom was asked for"),
+                ("as_asked", "match the request"),
             )
         )
     )  # fmt: skip
-    lines.append(f"as good as is wanted: {'yes' if result['meets_wanted'] else 'no'}")
+    lines.append(f"meets the targets: {'yes' if result['meets_targets'] else 'no'}")
     lines.append(f"perplexity: {result['perplexity']:.4f}")
     if "perplexity_f32" in result:
         lines.append(f"perplexity in F32: {result['perplexity_f32']:.4f}")
@@ -280,12 +284,12 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure; the exit status tells whether the model is as good as is wanted."""
+    """Evaluate a model. Return 0 if it meets the targets."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--reference", type=Path, help="the F32 version, for its perplexity")
-    parser.add_argument("--out", type=Path, help="where the JSON goes; without, to stdout")
-    parser.add_argument("-n", type=int, default=100, help="prompts of each kind")
+    parser.add_argument("--out", type=Path, help="file for the JSON (standard output)")
+    parser.add_argument("-n", type=int, default=100, help="number of prompts of each kind (100)")
     args = parser.parse_args()
     result = evaluate(args.model, args.reference, n=args.n)
     text = json.dumps(result, indent=1)
@@ -294,7 +298,7 @@ def main() -> int:
     else:
         sys.stdout.write(text + "\n")
     sys.stderr.write(summary(result) + "\n")
-    return 0 if result["meets_wanted"] else 1
+    return 0 if result["meets_targets"] else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One question and its one right answer: forms that are filled in, and ways of asking politely.
+"""Exchanges: a question and its right answer, made from forms and typed as people do.
 
-A form has phrasings and items; every phrasing of an item has the item's answer. One in ten
-combinations of item and phrasing is held out: training never sees it, evaluation asks it. Knows no
-subject: facts.py, about.py and outside.py do. Tested by tests/recipe/test_facts.py.
+A form has phrasings and items. All phrasings of an item have the same answer. One in ten
+combinations of item and phrasing is held out of training, for evaluation. Knows no subjects. Tested
+by tests/recipe/test_facts.py.
 """
 
 # ruff: noqa: SIM905 - long lists of words read better as a text
@@ -37,7 +37,7 @@ AFTER: Final = (" Please.", " Thanks!", " Thank you.", " Can you tell me?", " Do
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the user says and what the model is to answer."""
+    """A question of the user and the right answer of the model."""
 
     kind: str
     asked: str
@@ -46,7 +46,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Questions of one form; phrasings and the answer have the fields of the items."""
+    """Questions of one form. Phrasings and the answer are templates with the fields of an item."""
 
     name: str
     phrasings: Sequence[str]
@@ -54,7 +54,7 @@ class Form:
     answer: str
 
     def combination(self, rng: Random, *, held_out: bool = False) -> Exchange:
-        """A random question among those held out, or among the others."""
+        """Return a random question, from those held out or from the others."""
         for _ in range(1000):
             item, phrasing = rng.choice(self.items), rng.choice(self.phrasings)
             asked = fill(phrasing, item)
@@ -64,29 +64,29 @@ class Form:
 
 
 def is_held_out(asked: str) -> bool:
-    """Whether training must not see this question, however it is dressed or typed."""
+    """True if a question is held out of training. Politeness and typing do not matter."""
     return zlib.crc32(_core(asked).encode()) % _HELD_OUT_EACH == 0
 
 
 def _core(asked: str) -> str:
-    """What is left of a question without case, marks, short forms and politeness."""
+    """Return a question without case, punctuation, short forms and politeness."""
     text = re.sub(r"[^a-z0-9 +-]", "", asked.lower().replace("what's", "what is"))
     return re.sub(r"^(please |can you |could you |do you know |tell me )+", "", text).strip()
 
 
 def fill(template: str, item: Mapping[str, object]) -> str:
-    """The template with the item in it, a capital letter in front."""
+    """Return the template with the item's fields filled in and a capital letter at the start."""
     text = template.format(**item)
     return text[:1].upper() + text[1:]
 
 
 def pairs(text: str, *fields: str) -> list[dict[str, object]]:
-    """Items from a text of `a-b, c-d`: one word or phrase for each field."""
+    """Return the items of a text like `a-b, c-d`, with a word or phrase for each field."""
     return [dict(zip(fields, entry.strip().split("-"), strict=True)) for entry in text.split(",")]
 
 
 def dressed(rng: Random, asked: str) -> str:
-    """The question as people ask it: politely or not, and typed as they type."""
+    """Return a question as people ask it: sometimes with polite words, typed as people do."""
     chance = rng.random()
     if chance < 0.15:
         asked = rng.choice(BEFORE) + (asked[:1].lower() + asked[1:] if _common(asked) else asked)
@@ -96,7 +96,7 @@ def dressed(rng: Random, asked: str) -> str:
 
 
 def typed(rng: Random, text: str) -> str:
-    """The text as people type it: in lower case, without its last mark, without apostrophes."""
+    """Return a text as people type it: sometimes in lower case or without some punctuation."""
     if rng.random() < 0.2:
         text = text.lower()
     if rng.random() < 0.2:

@@ -1,7 +1,7 @@
-"""A network to a GGUF file that Lamella and llama.cpp load: weights, vocabulary, template, licence.
+"""Writes a network as a GGUF file for Lamella and llama.cpp.
 
-Matrices are written as F32 or quantised; norms are always F32. Tested by
-tests/recipe/test_export.py.
+The file has weights, vocabulary, chat template and license. Matrices are F32 or quantized; norms
+are always F32. Tested by tests/recipe/test_export.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DESCRIPTION: Final = (
     "A small model that comes with Lamella: it tells children's stories, talks about them, and "
     "answers simple questions. Trained from models/recipe on text that a program wrote."
 )
-TEMPERATURE: Final = 0.5  # recommended: questions want less than 0.8, stories do not need more
+TEMPERATURE: Final = 0.5  # recommended: below 0.8 for questions, and enough for stories
 TYPES: Final = {
     "F32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     "Q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
@@ -34,11 +34,14 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 
 
 def write_gguf(path: Path, shape: Shape, weights: Weights, pieces: Pieces, type: str) -> None:
-    """Write the file; it is complete or not there.
+    """Write the file as a whole: after an interruption it does not exist.
 
     Args:
-        weights: by their names in `Net`: `token_embd`, `blk.0.attn_q`, ...
-        type: of the matrices, one of `TYPES`.
+        path: the file.
+        shape: sizes of the network.
+        weights: weights by their names in `Net`: `token_embd`, `blk.0.attn_q`, ...
+        pieces: the vocabulary.
+        type: type of the matrices, one of `TYPES`.
     """
     matrix_type, file_type = TYPES[type]
     part = path.with_suffix(".part")

@@ -38,16 +38,16 @@ _LEGS: Final = {
     6: "ant bee fly butterfly beetle",
     8: "spider",
 }
-LARGEST: Final = 20  # what is added, subtracted, compared and counted
+LARGEST: Final = 20  # the largest number to add, subtract, compare and count
 
 
 def in_words(n: int) -> str:
-    """A number from -40 to 40."""
+    """Return a number from -40 to 40 in words."""
     return NUMBERS[n] if n >= 0 else f"minus {NUMBERS[-n]}"
 
 
 def _results(sign: int) -> list[dict[str, object]]:
-    """All sums, or with a negative sign differences."""
+    """Return the items of all sums, or of all differences for a negative sign."""
     return [
         {"a": a, "b": b, "c": a + sign * b}
         | {"aw": in_words(a), "bw": in_words(b), "cw": in_words(a + sign * b)}

@@ -1,4 +1,4 @@
-"""Questions of fixed form about words and things: colours, opposites, plurals, animals, letters.
+"""Questions of fixed form about words and things: colors, opposites, plurals, animals, letters.
 
 Tested by tests/recipe/test_facts.py.
 """
@@ -127,7 +127,7 @@ USES: Final = pairs(
 def _compared(
     order: list[str], more: str, less: str, name: str, phrasings: tuple[str, ...]
 ) -> tuple[Form, Form]:
-    """Two forms: which of two is more, and which is less."""
+    """Return two forms: which of two things is more, and which is less."""
     items = [
         {"a": with_article(a), "b": with_article(b),
          "high": with_article(order[max(i, k)]), "low": with_article(order[min(i, k)])}

@@ -1,13 +1,13 @@
-"""Makes the model that ships with Lamella, from nothing to the file and its card.
+"""Makes the model that comes with Lamella, from the training text to the file and its card.
 
     pip install '.[recipe]'
     python models/recipe/make.py
 
-Text, vocabulary, rows of tokens, training, files, evaluation, card: a step whose output is in the
-working folder is not done again, and training goes on from its last checkpoint, so that an
-interrupted run is started again with the same command. In the end what ships is copied to
-`models/`. Everything follows from the seed; other processors and versions of PyTorch round
-differently. Tested by tests/recipe/test_make.py.
+The steps are text, vocabulary, rows of tokens, training, files, evaluation and card. A step is
+skipped if its output is in the working folder, and training resumes from its last checkpoint. So
+the same command continues an interrupted run. The last step copies the results to `models/`. The
+seed determines everything, except that processors and versions of PyTorch round differently.
+Tested by tests/recipe/test_make.py.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from vocabulary import Encoder, Pieces, learn_pieces
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 FILE: Final = "lamella-stories-{}.gguf"
-ANSWERS: Final = "greedy.json"  # questions and the answers that the file gave
+ANSWERS: Final = "greedy.json"  # questions with the model's answers
 PICTURE: Final = "loss.svg"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is made: sizes of the text, the vocabulary, the network and its training."""
+    """Sizes of the text, the vocabulary and the network, and the plan of training."""
 
-    n_bytes: int = 50_000_000  # of text: the steps of training read no part of it twice
+    n_bytes: int = 50_000_000  # of text, enough for training without repetition
     n_bytes_held_out: int = 400_000
     n_documents_vocabulary: int = 20_000
     shape: Shape = field(default_factory=lambda: Shape(n_vocab=2000))
@@ -53,14 +53,14 @@ class Settings:
     n_evaluated: int = 100
 
 
-def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) -> None:
-    """Do the steps whose output is not in `work`, and copy what ships to `out`.
+def make(settings: Settings, work: Path, out: Path, log: train.Log = print) -> None:
+    """Perform the steps whose output is not in `work`, and copy the results to `out`.
 
     Raises:
-        SystemExit: `work` was begun with other settings.
+        SystemExit: `work` has results of other settings.
     """
     work.mkdir(parents=True, exist_ok=True)
-    _keep_to(settings, work / "settings.json")
+    _check_settings(settings, work / "settings.json")
     text, held_out, vocabulary = work / "text.jsonl", work / "held-out.jsonl", work / "pieces.json"
     text_rows, held_out_rows = work / "text.npz", work / "held-out.npz"
     f32, shipped = work / FILE.format("F32"), work / FILE.format(settings.type)
@@ -84,12 +84,12 @@ def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) ->
     def measure() -> None:
         result = evaluate(shipped, f32, n=settings.n_evaluated)
         write_whole(results, json.dumps(result, indent=1) + "\n")
-        tell(summary(result))
+        log(summary(result))
 
     def answer() -> None:
         write_whole(answers, json.dumps(greedy_answers(shipped), indent=1) + "\n")
 
-    step = _Steps(tell)
+    step = _Steps(log)
     step("text", text, lambda: write_corpus(text, settings.n_bytes, seed))
     step(
         "held-out text",
@@ -100,7 +100,7 @@ def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) ->
     step("rows", text_rows, lambda: encode(text, text_rows))
     step("held-out rows", held_out_rows, lambda: encode(held_out, held_out_rows))
     if not _trained(work, settings):
-        train.train(settings.shape, settings.plan, work, text_rows, held_out_rows, tell=tell)
+        train.train(settings.shape, settings.plan, work, text_rows, held_out_rows, log=log)
     step("files", shipped, export)
     step("sum", sum_file, lambda: write_whole(sum_file, f"{sha256(shipped)}  {shipped.name}\n"))
     step("answers", answers, answer)
@@ -111,35 +111,35 @@ def make(settings: Settings, work: Path, out: Path, tell: train.Tell = print) ->
         shutil.copy(file, out)
 
 
-def _keep_to(settings: Settings, path: Path) -> None:
-    """What is between belongs to the settings it was made with."""
+def _check_settings(settings: Settings, path: Path) -> None:
+    """Raise SystemExit if the file at `path` has other settings. Write it if it does not exist."""
     mine = json.loads(json.dumps(asdict(settings)))
     if not path.exists():
         write_whole(path, json.dumps(mine, indent=1) + "\n")
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    changed = sorted(train.changes(kept, mine)) + sorted(
-        f"plan.{name}" for name in train.changes(kept["plan"], mine["plan"])
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    changed = sorted(train.changes(saved, mine)) + sorted(
+        f"plan.{name}" for name in train.changes(saved["plan"], mine["plan"])
     )
     if changed:
         raise SystemExit(
-            f"{path.parent} was begun with another {', '.join(changed)}: use the same, "
+            f"{path.parent} was made with another {', '.join(changed)}: use the same settings or "
             "another folder (--work), or delete it"
         )
 
 
 class _Steps:
-    """Does what has not been done, and says how long it took."""
+    """Performs steps whose output does not exist, and logs their time."""
 
-    def __init__(self, tell: train.Tell) -> None:
-        self._tell = tell
+    def __init__(self, log: train.Log) -> None:
+        self._log = log
 
     def __call__(self, name: str, output: Path, do: Callable[[], None]) -> None:
         if output.exists():
-            self._tell(f"{name}: there already, in {output}")
+            self._log(f"{name}: skipped, {output} exists")
             return
         begin = time.monotonic()
         do()
-        self._tell(f"{name}: {output}, {time.monotonic() - begin:.0f} s")
+        self._log(f"{name}: {output}, {time.monotonic() - begin:.0f} s")
 
 
 def _trained(work: Path, settings: Settings) -> bool:
@@ -155,7 +155,7 @@ def _write_card(settings: Settings, work: Path, file: Path) -> None:
     n_tokens = settings.plan.n_steps * settings.plan.n_tokens
     training = (
         f"It was trained in {settings.plan.n_steps} steps on {n_tokens / 1e6:.1f} million tokens, "
-        f"no text twice, with seed {settings.plan.seed}."
+        f"without repeated text, with seed {settings.plan.seed}."
     )
     n_weights = train.load_net(work / "checkpoint.pt").n_weights()
     template = (HERE / "card.md").read_text(encoding="utf-8")
@@ -164,7 +164,7 @@ def _write_card(settings: Settings, work: Path, file: Path) -> None:
     write_whole(work / "README.md", card)
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -183,10 +183,10 @@ def main() -> None:
         n_bytes=int(settings.n_bytes * scale),
         plan=replace(settings.plan, seed=args.seed, n_steps=args.steps),
     )
-    make(settings, args.work, args.out, _tell)
+    make(settings, args.work, args.out, _log)
     results = json.loads((args.work / "results.json").read_text(encoding="utf-8"))
-    if not results["meets_wanted"]:
-        raise SystemExit("the model is not as good as is wanted: see evaluate.py")
+    if not results["meets_targets"]:
+        raise SystemExit("the model does not meet the targets: see TARGETS in evaluate.py")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The network in PyTorch: a llama as Lamella runs it, small enough to be trained on two cores.
+"""The network in PyTorch: a llama that is small enough for training on two cores.
 
-Norm, attention with grouped heads and rotary positions, norm, SwiGLU; the output matrix is the
-embedding. Queries and keys turn in neighbouring pairs, as GGUF files of llamas have them. Names of
-weights are those of the file (export.py). Tested by tests/recipe/test_net.py.
+A layer has norm, grouped-query attention with rotary positions, norm and SwiGLU. The output matrix
+is the embedding. Adjacent pairs of queries and keys are rotated, as in GGUF files of llamas. Names
+of weights are those of the file (export.py). Tested by tests/recipe/test_net.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vocabulary import BOS
 
 
 class Layer(nn.Module):  # type: ignore[misc] # PyTorch has no types here
-    """One layer. Norms begin as ones; what is added to the stream begins small."""
+    """One layer. Norms start as ones; matrices that add to the residual start with small values."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -36,8 +36,13 @@ class Layer(nn.Module):  # type: ignore[misc] # PyTorch has no types here
         self.ffn_down = _matrix(shape.n_ff, shape.n_embd, 2 * shape.n_layer)
 
     def forward(self, x: Tensor, turn: Tensor, unseen: Tensor) -> Tensor:
-        """x [n_rows, n_tokens, n_embd]; turn [2, n_tokens, head_dim / 2]: cosines and sines; unseen
-        [n_rows, 1, n_tokens, n_tokens]: -inf where a token (second last) does not see another.
+        """Return the layer's output, [n_rows, n_tokens, n_embd].
+
+        Args:
+            x: input, [n_rows, n_tokens, n_embd].
+            turn: cosines and sines of the positions, [2, n_tokens, head_dim / 2].
+            unseen: mask [n_rows, 1, n_tokens, n_tokens], -inf where a token (the second last
+                dimension) does not attend to another (the last).
         """
         s, (n_rows, n_tokens, _) = self.shape, x.shape
         h = F.rms_norm(x, (s.n_embd,), self.attn_norm, s.rms_eps)
@@ -56,7 +61,7 @@ class Layer(nn.Module):  # type: ignore[misc] # PyTorch has no types here
 
 
 class Net(nn.Module):  # type: ignore[misc]
-    """Token ids [n_rows, n_tokens] to logits [n_rows, n_tokens, n_vocab]."""
+    """Maps token ids [n_rows, n_tokens] to logits [n_rows, n_tokens, n_vocab]."""
 
     turn: Tensor
 
@@ -86,7 +91,7 @@ class Net(nn.Module):  # type: ignore[misc]
 
 
 def unseen_by(ids: Tensor) -> Tensor:
-    """0 where a token sees another: itself, those before it in its document; else -inf."""
+    """Return the mask: 0 for a token itself and those before it in its document, else -inf."""
     document = (ids == BOS).cumsum(1)
     same = document[:, :, None] == document[:, None, :]
     seen = same.tril()
@@ -94,9 +99,9 @@ def unseen_by(ids: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
-    """Of q, k and v [n_rows, n_head, n_tokens, head_dim].
+    """Return attention of q, k and v [n_rows, n_head, n_tokens, head_dim].
 
-    Written out, as PyTorch's own is two to three times slower here: short rows, training, a CPU.
+    PyTorch's own function is two to three times slower for training with short rows on a CPU.
     """
     with torch.autocast("cpu", enabled=False):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + unseen.to(q.dtype)
@@ -104,7 +109,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, turn: Tensor) -> Tensor:
-    """Each pair of neighbours (0 and 1, 2 and 3, ...) turned by its angle at each position."""
+    """Rotate each adjacent pair (0 and 1, 2 and 3, ...) by its angle at each position."""
     cos, sin = turn.to(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
@@ -115,5 +120,5 @@ def _matrix(n_in: int, n_out: int, n_added: int = 1) -> nn.Parameter:
 
 
 def weights_of(net: Net) -> dict[str, npt.NDArray[np.float32]]:
-    """The weights of a network by their names, as NumPy arrays."""
+    """Return the weights of a network by name, as NumPy arrays."""
     return {name: p.detach().float().numpy() for name, p in net.named_parameters()}

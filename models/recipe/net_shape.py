@@ -1,4 +1,4 @@
-"""The sizes of the network, apart from PyTorch: what writes and reads files needs them too.
+"""The sizes of the network, without PyTorch, for the modules that write and read files.
 
 Tested by tests/recipe/test_export.py.
 """

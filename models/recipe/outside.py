@@ -1,8 +1,8 @@
-"""Questions beyond the model's reach, of many shapes and topics, and the answer to all of them.
+"""Questions that the model cannot answer, of many shapes and topics, with the answers to them.
 
-Shapes are filled with topics, and a part of the topics are words made up of syllables: what the
-model has never seen is beyond it. Near misses are here too: large numbers, other arithmetic,
-colours and opposites of what it does not know. Tested by tests/recipe/test_facts.py.
+Shapes are filled with topics. Some topics are words made up of syllables, so that the model learns
+to refuse unknown topics. There are near misses as well: large numbers, other arithmetic, and
+questions of known forms about unknown things. Tested by tests/recipe/test_facts.py.
 """
 
 # ruff: noqa: SIM905 - long lists of words read better as a text
@@ -143,7 +143,7 @@ _NEAR_WORDS: Final = _list(
 
 
 def near_misses() -> list[str]:
-    """Questions of forms that have answers, about what has none."""
+    """Return questions of known forms about things without a known answer."""
     return [shape.format(word) for shape in _NEAR_SHAPES for word in _NEAR_WORDS]
 
 
@@ -165,7 +165,7 @@ _KNOWN: Final = frozenset(
 
 
 def made_up_word(rng: Random) -> str:
-    """A word of one to three syllables that no question knows."""
+    """Return a word of one to three syllables that occurs in no form."""
     while (word := _syllables(rng)).lower() in _KNOWN:
         pass
     return word.capitalize() if rng.random() < 0.3 else word
@@ -180,7 +180,7 @@ def _syllables(rng: Random) -> str:
 
 
 def outside(rng: Random, *, held_out: bool = False) -> Exchange:
-    """A question beyond reach. Held out are whole topics, people and made-up words."""
+    """Return a question that the model cannot answer. Whole topics and people are held out."""
     if rng.random() < 0.08 and not held_out:
         return Exchange("outside", rng.choice(_NEAR), rng.choice(ANSWERS))
     words = {
@@ -213,5 +213,5 @@ def _topic(rng: Random, topics: list[str], held_out: bool) -> str:
 
 
 def is_refusal(answer: str) -> bool:
-    """One sentence that names both ways to a larger model."""
+    """True for one sentence that names both flags for a larger model."""
     return "-m" in answer and "-hf" in answer and answer.strip().count(".") == 1

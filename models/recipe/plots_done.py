@@ -1,6 +1,6 @@
-"""Plots about something made: built, grown, a hard job, a present.
+"""Plots about work: building, planting, a hard job, a present.
 
-Each tells its story into a `Telling`, where `h` is the hero and `f` who helps. Tested by
+Each adds its sentences to a `Telling`. `h` is the hero, `f` the helper. Tested by
 tests/recipe/test_stories.py.
 """
 
@@ -12,7 +12,7 @@ from things import BUILDS, COLORS, DISHES, FIELDS, FOODS, JOBS, PLANTS, WATERS
 
 
 def build(t: Telling) -> None:
-    """The hero builds something, it fails, `f` has advice, and then it holds."""
+    """The hero builds something, it fails, `f` gives advice, and then it holds."""
     what, of, fails, advice = t.rng.choice(BUILDS)
     t.words |= {"what": what, "of": of, "fails": fails, "advice": advice}
     t.theme = "who built a {what}"
@@ -74,7 +74,7 @@ def build(t: Telling) -> None:
 
 
 def plant(t: Telling) -> None:
-    """The hero plants a seed and cannot wait; `f` says to be patient, and it grows."""
+    """The hero plants a seed and is impatient; `f` advises patience, and it grows."""
     t.words["plant"], t.words["color"] = t.rng.choice(PLANTS)
     t.words["days"] = t.rng.choice(("three days", "five days", "a week", "two weeks"))
     t.theme = "who planted a {plant}"

@@ -1,6 +1,6 @@
 """Plots about friends: sharing, a quarrel, a newcomer, a sick friend.
 
-Each tells its story into a `Telling`, where `h` is the hero and `f` the friend. Tested by
+Each adds its sentences to a `Telling`. `h` is the hero, `f` the friend. Tested by
 tests/recipe/test_stories.py.
 """
 
@@ -12,7 +12,7 @@ from things import COLORS, FOODS, GAMES, PLAYTHINGS
 
 
 def share(t: Telling) -> None:
-    """The hero has something good to eat, `f` is hungry; in the end they share it."""
+    """The hero has good food, `f` is hungry; in the end they share it."""
     t.words["food"] = t.rng.choice(FOODS)
     t.theme = "who shared {food}"
     beats.opening(t)
@@ -78,7 +78,7 @@ def share(t: Telling) -> None:
 
 
 def quarrel(t: Telling) -> None:
-    """Hero and friend both want one thing; it breaks; they are sorry and mend it."""
+    """The hero and `f` both want one thing; it breaks; they are sorry and mend it."""
     t.words["color"], t.words["thing"] = t.rng.choice(COLORS), t.rng.choice(PLAYTHINGS)
     t.words["glue"] = t.rng.choice(("glue", "string", "tape", "strong thread"))
     t.theme = "who had a quarrel"
@@ -143,7 +143,7 @@ def quarrel(t: Telling) -> None:
 
 
 def newcomer(t: Telling) -> None:
-    """`f` is new and nobody plays with `f`, until the hero asks."""
+    """`f` is new and alone, until the hero asks `f` to play."""
     t.words["game"] = t.rng.choice(GAMES)
     t.words["far"] = t.rng.choice(("a far land", "the mountains", "the big city", "an island"))
     t.theme = "who found a new friend"

@@ -1,6 +1,6 @@
-"""Plots about something lost, somebody stuck, a lost way, and a fear.
+"""Plots about a lost thing, a stuck character, a lost way, and a fear.
 
-Each tells its story into a `Telling`, where `h` is the hero and `f` who helps. Tested by
+Each adds its sentences to a `Telling`. `h` is the hero, `f` the helper. Tested by
 tests/recipe/test_stories.py.
 """
 
@@ -84,7 +84,7 @@ _OFFER_TO_SEARCH = (
 
 
 def stuck(t: Telling) -> None:
-    """`f` is stuck; the hero tries once in vain and then finds a way."""
+    """`f` is stuck; the hero fails once and then finds a way."""
     where, tried, works = t.rng.choice(
         (
             ("in the mud", "pulled with both hands", "laid a [board|branch] over the mud"),
@@ -164,7 +164,7 @@ def stuck(t: Telling) -> None:
 
 
 def lost_way(t: Telling) -> None:
-    """The hero follows something, does not know the way any more, and `f` shows it."""
+    """The hero follows something and loses the way; `f` shows it."""
     t.words["chased"] = t.rng.choice(CHASED)
     t.words["mark"] = t.rng.choice(
         ("a tall tower", "a white fence", "an old oak tree", "a red roof", "a small bridge",
@@ -224,7 +224,7 @@ def lost_way(t: Telling) -> None:
 
 
 def afraid(t: Telling) -> None:
-    """The hero is afraid of something, and with `f` beside dares it, little by little."""
+    """The hero is afraid of something and overcomes the fear with `f`'s help."""
     t.words["fear"], t.words["because"] = t.rng.choice(FEARS)
     t.theme = "who was afraid of {fear}"
     if t.words["fear"] in ("deep water", "the old bridge"):

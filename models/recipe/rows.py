@@ -1,8 +1,8 @@
-"""Documents to rows of tokens: every row begins with a document, and none is cut.
+"""Packs documents into rows of tokens. Every row begins with a document, and no document is cut.
 
-Rows have a few lengths, each `n_ctx + 1` tokens: inputs are all but the last one, targets all but
-the first. A document lies in the shortest that holds it, for attention over short rows is cheap.
-Tested by tests/recipe/test_vocabulary.py.
+Rows have a few lengths of `n_ctx + 1` tokens: inputs are all tokens but the last, targets all but
+the first. A row's first document is packed into the shortest length that holds it, as attention
+over short rows is cheap. Tested by tests/recipe/test_vocabulary.py.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy.typing as npt
 from corpus import Document
 from vocabulary import EOS, Encoder
 
-_WAITING: Final = 256  # documents of a length among which the one that fits best is looked for
+_WAITING: Final = 256  # documents of a length that are searched for the best fit
 
 Row = tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]
 Encoded = tuple[list[int], list[bool]]
 Table = dict[int, Row]
-"""By n_ctx: tokens [n_rows, n_ctx + 1], and which of them are to be learned."""
+"""n_ctx -> tokens [n_rows, n_ctx + 1], and a mask of the tokens to learn."""
 
 
 def row_lengths(n_ctx: int) -> list[int]:
-    """The n_ctx of rows for a model of `n_ctx`: that and three shorter ones."""
+    """Return the lengths of rows for a model of `n_ctx`: that and three shorter ones."""
     return [n_ctx // 4, n_ctx * 3 // 8, n_ctx // 2, n_ctx]
 
 
 def make_rows(documents: Iterable[Document], encoder: Encoder, lengths: Sequence[int]) -> Table:
-    """All rows. A document longer than the longest row is left out; the last ones may be too."""
+    """Return all rows. A document longer than the longest row is omitted."""
     made: dict[int, list[Row]] = {length: [] for length in lengths}
     for length, row in _rows(documents, encoder, lengths):
         made[length].append(row)
@@ -59,7 +59,7 @@ def _rows(
 
 
 def _row(waiting: dict[int, list[Encoded]], length: int) -> Row:
-    """A row of the oldest document of that length, and of the longest ones that fit behind it."""
+    """Return a row of the oldest document of a length, filled with the longest ones that fit."""
     ids, written = waiting[length].pop(0)
     while True:
         room = length + 1 - len(ids)
@@ -82,7 +82,7 @@ def _row(waiting: dict[int, list[Encoded]], length: int) -> Row:
 
 
 def write_rows(path: Path, table: Table) -> None:
-    """The file is complete or not there."""
+    """Write the file as a whole: after an interruption it does not exist."""
     part = path.with_suffix(".part.npz")
     arrays: dict[str, Any] = {f"tokens_{n}": tokens for n, (tokens, _) in table.items()}
     arrays |= {f"mask_{n}": mask for n, (_, mask) in table.items()}

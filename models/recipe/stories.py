@@ -1,10 +1,10 @@
-"""Stories: a plot, characters and a place drawn at random, and told.
+"""Stories, made from a random plot, random characters and a random place.
 
     story = make_story(Random(1))
     story.text, story.questions
 
-What is asked for can be given: the hero, the plot. `is_held_out` says which combinations training
-never sees. Tested by tests/recipe/test_stories.py.
+The hero and the plot can be given. `is_held_out` selects the combinations that training never uses.
+Tested by tests/recipe/test_stories.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PLOTS: Final[dict[str, Callable[[Telling], None]]] = {
         plots_friends.sick,
     )
 }
-_WISE: Final = frozenset(("lost_way", "build", "plant", "job"))  # where `f` may be an old one
-_HELD_OUT_EACH: Final = 40  # one in so many combinations of hero's name, kind and plot
+_WISE: Final = frozenset(("lost_way", "build", "plant", "job"))  # plots in which `f` may be old
+_HELD_OUT_EACH: Final = 40  # holds out one in 40 combinations of the hero's name, kind and plot
 
 
 def make_story(rng: Random, plot: str = "", hero: Character | None = None) -> Story:
-    """A story, of this plot and hero if they are given."""
+    """Return a story, with this plot and hero if they are given."""
     plot = plot or rng.choice(list(PLOTS))
     cast = {"h": hero or random_character(rng)}
     for key in "fg" if plot == "present" else "f":
@@ -57,26 +57,26 @@ def make_story(rng: Random, plot: str = "", hero: Character | None = None) -> St
 
 
 def is_held_out(hero: Character, plot: str) -> bool:
-    """Whether training must not see this combination; the same in every run."""
+    """True if a combination is held out of training. The result is the same in every run."""
     return zlib.crc32(f"{hero.name} {hero.kind} {plot}".encode()) % _HELD_OUT_EACH == 0
 
 
 def story_for(rng: Random, *, held_out: bool = False) -> Story:
-    """A story among those held out, or among the others."""
+    """Return a random story, from those held out or from the others."""
     while True:
         hero, plot = random_character(rng), rng.choice(list(PLOTS))
         if is_held_out(hero, plot) is held_out:
             return make_story(rng, plot, hero)
 
 
-# --- what is true of every story, and is measured on those that a model tells ---
+# --- properties of every story, which are measured on a model's stories ---
 
 _WORD: Final = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _END: Final = re.compile(r'(?<=[.!?])("?)\s+(?=["A-Z])')
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, a genitive's `'s` taken off."""
+    """Return the words of a text in lower case, without the genitive's `'s`."""
     return [word.lower().removesuffix("'s") for word in _WORD.findall(text)]
 
 
@@ -85,13 +85,14 @@ def sentences_of(text: str) -> list[str]:
 
 
 def repeated_sentences(text: str) -> list[str]:
-    """Sentences that stand in a text more than once."""
+    """Return the sentences that repeat an earlier one."""
     seen: set[str] = set()
     return [s for s in sentences_of(text) if s in seen or seen.add(s)]  # type: ignore[func-returns-value]
 
 
 def strangers(text: str) -> list[str]:
-    """Names in a text that are not introduced where they first appear, or once more later."""
+    """Return the names in a text that are not introduced at their first use, or are introduced
+    twice."""
     names = _in_order(_WORD.findall(text))
     return [name for name in names if not _introduced(name, text) or _introduced_again(name, text)]
 

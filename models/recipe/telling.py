@@ -1,8 +1,8 @@
-"""How a story is told: templates to sentences, with pronouns that fit and nothing said twice.
+"""Turns templates into the sentences of a story, with correct pronouns and without repetition.
 
 A template is a text with choices `[this|that|]` and fields `{h.his}`. Characters are `{h}` (the
-name) or `{H}` (the name, a pronoun or "the fox", whichever is clear), likewise `f` and `g`. Knows
-no plots. Tested by tests/recipe/test_stories.py.
+name) or `{H}` (the name, or a clear pronoun or "the fox"), likewise `f` and `g`. Knows no plots.
+Tested by tests/recipe/test_stories.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from things import PLACES, Place
 
 _CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
 _MENTION: Final = re.compile(r"\{([hfgHFG])[.}]")
-_SUBJECT: Final = re.compile(r"(\[[^\]]*\],? )?\{[HFGhfg]\} (?!and \{)")  # it starts with one
+_SUBJECT: Final = re.compile(r"(\[[^\]]*\],? )?\{[HFGhfg]\} (?!and \{)")  # starts with one subject
 _A: Final = re.compile(r"\b([Aa]) (?=[aeiou])")
 
 
 def choose(rng: Random, template: str) -> str:
-    """The template with one of each `[a|b]` chosen, its fields still in it."""
+    """Return the template with one text chosen for each `[a|b]`. Its fields are not filled in."""
     while match := _CHOICE.search(template):
         chosen = rng.choice(match[1].split("|"))
         template = template[: match.start()] + chosen + template[match.end() :]
@@ -31,7 +31,7 @@ def choose(rng: Random, template: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something to ask about a story; `asked` are its phrasings, `answer` is the only answer."""
+    """A question about a story: `asked` are its phrasings, `answer` is the right answer."""
 
     key: str
     asked: tuple[str, ...]
@@ -40,13 +40,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A finished story: its sentences, who and what is in it, and questions with their answers."""
+    """A finished story: its sentences, characters and place, and questions with answers."""
 
     plot: str
     sentences: tuple[str, ...]
     cast: tuple[Character, ...]
     place: Place
-    theme: str  # what one asks for: "a fox who lost a ball" without the "a fox"
+    theme: str  # the part of a request after the hero, like "who lost a ball"
     questions: tuple[Question, ...]
 
     @property
@@ -60,7 +60,7 @@ class Story:
 
 @dataclass(slots=True)
 class Telling:
-    """A story in the making. `words` are the fields of templates besides the characters."""
+    """A story under construction. `words` are the fields of templates besides the characters."""
 
     rng: Random
     cast: dict[str, Character]
@@ -69,30 +69,30 @@ class Telling:
     sentences: list[str] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     theme: str = ""
-    _topic: str = ""  # whom the last sentence was about
+    _topic: str = ""  # the character that the last sentence was about
     _mentioned: set[str] = field(default_factory=set)
 
     def say(self, *templates: str) -> None:
-        """Tell one of these, not one that has been told."""
+        """Add a sentence from a random template. It differs from all earlier sentences."""
         for template in self.rng.sample(templates, len(templates)):
             sentence = self._tell(template)
             if sentence not in self.sentences:
                 self.sentences.append(sentence)
                 self._topic, self._mentioned = _mentions(template)
                 return
-        raise AssertionError(f"all of these have been told: {templates}")
+        raise AssertionError(f"the story has all of these sentences already: {templates}")
 
     def move_to(self, *places: str) -> None:
-        """Where the story is to happen: one of these."""
+        """Move the story to one of these places."""
         self.place = self.rng.choice([p for p in PLACES if p.the.split(" ", 1)[1] in places])
 
     def maybe(self, chance: float, *templates: str) -> None:
-        """Tell one of these, or nothing."""
+        """Add a sentence from one of these templates with probability `chance`."""
         if self.rng.random() < chance:
             self.say(*templates)
 
     def fact(self, key: str, answer: str, *asked: str) -> None:
-        """What is true at the end, with phrasings of its own; without, those of the key."""
+        """Add a question with its answer. The phrasings are `asked`, or those of the key."""
         questions = tuple(self._plain(text) for text in asked or _ASKED[key])
         self.questions.append(Question(key, questions, self._plain(answer)))
 
@@ -107,15 +107,15 @@ class Telling:
         )
 
     def filled(self, template: str) -> str:
-        """The template as a part of a sentence; characters by their names."""
+        """Return the template as a part of a sentence, with characters by their names."""
         return self._fill(template, {key.upper(): c.name for key, c in self.cast.items()})
 
     def _plain(self, template: str) -> str:
-        return _capitalised(self.filled(template))
+        return _capitalized(self.filled(template))
 
     def _tell(self, template: str) -> str:
         words = {key.upper(): self._reference(key) for key in self.cast}
-        return _capitalised(self._fill(template, words))
+        return _capitalized(self._fill(template, words))
 
     def _fill(self, template: str, references: dict[str, str]) -> str:
         text = choose(self.rng, template).format(
@@ -125,7 +125,7 @@ class Telling:
         return _A.sub(r"\1n ", text)
 
     def _reference(self, key: str) -> str:
-        """How a character is called as the subject: a pronoun only where it is the clear one."""
+        """Return a reference to a character as the subject: a pronoun only if it is clear."""
         who = self.cast[key]
         rivals = [c for k, c in self.cast.items() if k in self._mentioned and k != key]
         clear = self._topic == key and all(rival.male != who.male for rival in rivals)
@@ -139,13 +139,13 @@ class Telling:
         return who.name
 
 
-def _capitalised(text: str) -> str:
+def _capitalized(text: str) -> str:
     start = 1 if text.startswith('"') else 0
     return text[:start] + text[start].upper() + text[start + 1 :]
 
 
 def _mentions(template: str) -> tuple[str, set[str]]:
-    """Whom a sentence is about, if that is clear without thinking, and all who are in it."""
+    """Return the character that a sentence is about ("" if unclear), and all its characters."""
     keys = [key.lower() for key in _MENTION.findall(template)]
     clear = '"' not in template and (len(set(keys)) == 1 or _SUBJECT.match(template))
     return keys[0] if clear else "", set(keys)
@@ -210,4 +210,4 @@ _ASKED: Final[dict[str, tuple[str, ...]]] = {
         "How was {h} feeling at the end?",
     ),
 }
-"""Phrasings of the questions that any story can be asked."""
+"""Phrasings of the questions about any story."""

@@ -1,4 +1,4 @@
-"""What the stories are furnished with: places, hiding places, things, food and weather.
+"""Places, hiding places, things, food and weather of the stories.
 
 Tested by tests/recipe/test_stories.py.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`at` is where one is ("in the park"), `to` where one goes, `the` the place by itself."""
+    """A place: `at` is "in the park", `to` is "to the park", `the` is "the park"."""
 
     preposition: str
     the: str

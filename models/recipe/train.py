@@ -1,9 +1,8 @@
-"""Training: rows of tokens to a network, with checkpoints from which it goes on where it was.
+"""Trains a network on rows of tokens, with checkpoints from which training resumes.
 
-A run that was interrupted ends with the weights of one that was not: the rows of a step depend on
-the step alone, and a checkpoint holds the optimisers' state. Matrices are trained by Muon
-(kellerjordan.github.io/posts/muon), the embedding and the norms by AdamW. Tested by
-tests/recipe/test_train.py.
+An interrupted run ends with the same weights as an uninterrupted one: the rows of a step depend on
+the step alone, and a checkpoint has the optimizers' state. Muon (kellerjordan.github.io/posts/muon)
+trains the matrices, AdamW the embedding and the norms. Tested by tests/recipe/test_train.py.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a network is trained. Learning rates rise over `n_warmup` steps, stay, and fall."""
+    """Parameters of training. Learning rates rise over `n_warmup` steps, stay, and fall."""
 
     n_steps: int = 4500
-    n_tokens: int = 4096  # in a step, all of them in rows of one length
-    rate: float = 4e-3  # AdamW's, for the embedding and the norms
+    n_tokens: int = 4096  # per step; the rows of a step have one length
+    rate: float = 4e-3  # AdamW's learning rate, for the embedding and the norms
     rate_muon: float = 2e-2
     n_warmup: int = 100
-    falling: float = 0.6  # share of the steps in which the rates fall to nothing
+    falling: float = 0.6  # share of the steps in which the rates fall to 0
     weight_decay: float = 0.05
     clip: float = 1.0
-    bf16: bool | None = None  # None: where this machine multiplies faster in it
+    bf16: bool | None = None  # None: if this machine multiplies faster in bf16
     seed: int = 1
     checkpoint_every: int = 250
     measure_every: int = 250  # the loss on held-out rows
-    tell_every: int = 25
+    log_every: int = 25
 
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def train(
@@ -54,24 +53,25 @@ def train(
     train_rows: Path,
     held_out_rows: Path,
     *,
-    tell: Tell = print,
+    log: Log = print,
     stop_at: int | None = None,
 ) -> Net:
-    """Train, or go on from the checkpoint in `folder`. `stop_at` interrupts after that step.
+    """Train a network, from the checkpoint in `folder` if there is one.
 
-    Writes `checkpoint.pt`, and `loss.jsonl`: a line for every step told about.
+    Writes `checkpoint.pt`, and `loss.jsonl` with a line for every logged step. `stop_at` interrupts
+    training after that step.
     """
     torch.manual_seed(plan.seed)
     net = Net(shape)
     optimizers = make_optimizers(net, plan)
     begin, bf16 = _resume(folder, net, optimizers, plan)
-    tell(
-        f"{net.n_weights() / 1e6:.2f} million weights, {plan.n_tokens} tokens a step, "
-        f"{'bf16' if bf16 else 'f32'}, {torch.get_num_threads()} threads, from step {begin} on"
+    log(
+        f"{net.n_weights() / 1e6:.2f} million weights, {plan.n_tokens} tokens per step, "
+        f"{'bf16' if bf16 else 'f32'}, {torch.get_num_threads()} threads, from step {begin}"
     )
     batches = Batches(train_rows, plan)
     held_out = Batches(held_out_rows, plan)
-    progress = Progress(plan, begin, folder / "loss.jsonl", tell)
+    progress = Progress(plan, begin, folder / "loss.jsonl", log)
     for step in range(begin, plan.n_steps if stop_at is None else stop_at):
         _set_rates(optimizers, plan, step)
         loss = batch_loss(net, *batches[step], bf16=bf16)
@@ -91,9 +91,7 @@ def train(
 
 
 class Batches:
-    """The rows of each step, all of one length: each row once in an order drawn by the seed, then
-    again in another.
-    """
+    """The rows of each step, all of one length. Each epoch has every row in a new random order."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self._table = read_rows(path)
@@ -104,11 +102,11 @@ class Batches:
         assert self._order, f"{path} has too few rows for a step of {plan.n_tokens} tokens"
 
     def __len__(self) -> int:
-        """Steps in which every row comes once."""
+        """The number of steps in an epoch."""
         return len(self._order)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens [n_rows, n_ctx + 1] and which of them are to be learned."""
+        """Return the tokens [n_rows, n_ctx + 1] of a step, and a mask of those to learn."""
         epoch, at = divmod(step, len(self._order))
         self._draw(epoch)
         length, chosen = self._order[at]
@@ -131,7 +129,7 @@ class Batches:
 
 
 def batch_loss(net: Net, tokens: Tensor, mask: Tensor, *, bf16: bool) -> Tensor:
-    """Mean cross-entropy of the tokens to be learned, each predicted from those before."""
+    """Return the mean cross-entropy of the tokens to learn."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         logits = net(tokens[:, :-1])
     targets = tokens[:, 1:].masked_fill(~mask[:, 1:], -100)
@@ -139,7 +137,7 @@ def batch_loss(net: Net, tokens: Tensor, mask: Tensor, *, bf16: bool) -> Tensor:
 
 
 def mean_loss(net: Net, batches: Batches, *, bf16: bool, n_batches: int = 8) -> float:
-    """The loss over the first batches."""
+    """Return the mean loss over the first batches."""
     with torch.no_grad():
         losses = [
             batch_loss(net, *batches[i], bf16=bf16).item()
@@ -149,7 +147,7 @@ def mean_loss(net: Net, batches: Batches, *, bf16: bool, n_batches: int = 8) -> 
 
 
 def make_optimizers(net: Net, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the rest. Weight decay is for matrices."""
+    """Return Muon for the layers' matrices, with weight decay, and AdamW for the rest."""
     layers = dict(net.blk.named_parameters())
     matrices = [p for p in layers.values() if p.ndim == 2]
     norms = [p for p in layers.values() if p.ndim == 1]
@@ -170,14 +168,14 @@ def _set_rates(optimizers: list[torch.optim.Optimizer], plan: Plan, step: int) -
 
 
 def share_of_rate(plan: Plan, step: int) -> float:
-    """What share of the learning rates a step uses, above 0 and up to 1."""
+    """Return the factor of the learning rates for a step, above 0 and up to 1."""
     rising = (step + 1) / max(1, plan.n_warmup)
     falling = (plan.n_steps - step) / (plan.falling * plan.n_steps + 1)
     return min(1.0, rising, falling)
 
 
 def faster_in_bf16() -> bool:
-    """Whether this machine multiplies clearly faster in bf16; it is measured."""
+    """True if a measurement shows that this machine multiplies clearly faster in bf16."""
 
     def seconds(dtype: torch.dtype) -> float:
         a, b = torch.ones(2048, 256, dtype=dtype), torch.ones(256, 768, dtype=dtype)
@@ -192,19 +190,19 @@ def faster_in_bf16() -> bool:
 
 
 class Progress:
-    """Tells how far it is and how long it will take, and keeps the losses."""
+    """Logs progress and the time left, and writes the losses to a file."""
 
-    def __init__(self, plan: Plan, begin: int, path: Path, tell: Tell) -> None:
+    def __init__(self, plan: Plan, begin: int, path: Path, log: Log) -> None:
         self._plan, self._begin = plan, begin
-        self._path, self._tell = path, tell
+        self._path, self._log = path, log
         self._started = time.monotonic()
         self._losses: list[float] = []
-        kept = [line for line in read_losses(path) if line["step"] <= begin]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        lines = [line for line in read_losses(path) if line["step"] <= begin]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def step(self, done: int, loss: float, measured: float | None) -> None:
         self._losses.append(loss)
-        if measured is None and done % self._plan.tell_every and done != self._plan.n_steps:
+        if measured is None and done % self._plan.log_every and done != self._plan.n_steps:
             return
         line = {"step": done, "loss": float(np.mean(self._losses))}
         if measured is not None:
@@ -216,14 +214,14 @@ class Progress:
         rate = (done - self._begin) / seconds
         left = (self._plan.n_steps - done) / rate
         more = "" if measured is None else f", held out {measured:.3f}"
-        self._tell(
+        self._log(
             f"step {done} of {self._plan.n_steps}: loss {line['loss']:.3f}{more}, "
             f"{rate * self._plan.n_tokens:.0f} tokens/s, {left / 60:.0f} min left"
         )
 
 
 def read_losses(path: Path) -> list[dict[str, float]]:
-    """The lines of a `loss.jsonl`; none where there is no file."""
+    """Return the lines of a `loss.jsonl`; empty if the file does not exist."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -256,8 +254,9 @@ def _save(
 def _resume(
     folder: Path, net: Net, optimizers: list[torch.optim.Optimizer], plan: Plan
 ) -> tuple[int, bool]:
-    """The step to go on from, that of the checkpoint, whose state is taken, or 0; and whether to
-    multiply in bf16, which is decided once.
+    """Load the checkpoint if there is one. Return (the next step, bf16).
+
+    A new run decides once if it multiplies in bf16.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "checkpoint.pt"
@@ -268,8 +267,8 @@ def _resume(
         changed = sorted(changes(state[name], mine))
         if changed:
             raise SystemExit(
-                f"{path} was trained with another {', '.join(changed)}: "
-                "train with the same, or delete the file to begin again"
+                f"{path} was trained with another {', '.join(changed)}: use the same settings, or "
+                "delete the file to begin again"
             )
     net.load_state_dict(state["net"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -280,12 +279,12 @@ def _resume(
 
 
 def changes(saved: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
-    """The names whose values differ."""
+    """Yield the names whose values differ."""
     return (key for key in mine if saved.get(key) != mine[key])
 
 
 def load_net(path: Path) -> Net:
-    """The network of a checkpoint."""
+    """Return the network of a checkpoint."""
     state = torch.load(path, weights_only=True)
     net = Net(Shape(**state["shape"]))
     net.load_state_dict(state["net"])

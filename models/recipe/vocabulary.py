@@ -1,9 +1,9 @@
-"""The vocabulary: learned by SentencePiece from the text, used as Lamella uses it.
+"""The vocabulary, learned by SentencePiece from the text.
 
-Pieces are merged as in Llama 2's vocabulary (BPE with scores, bytes for what has no piece), every
-digit is a piece of its own, and two control tokens mark the turns of a conversation, as in ChatML.
-The tokens of training come from Lamella's own `Vocab`, so that they are those of use. Tested by
-tests/recipe/test_vocabulary.py.
+Pieces are merged as in Llama 2's vocabulary: BPE with scores, and bytes for other characters. Every
+digit is a separate piece. Two control tokens mark the turns of a conversation, as in ChatML.
+Training tokenizes with Lamella's own `Vocab`, so that tokens are the same as at inference. Tested
+by tests/recipe/test_vocabulary.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEMPLATE: Final = CHATML
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary as a GGUF file has it: text, score and type of each token."""
+    """A vocabulary as in a GGUF file: text, score and type of each token."""
 
     texts: list[str]
     scores: list[float]
@@ -46,7 +46,7 @@ class Pieces:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def vocab(self) -> Vocab:
-        """Lamella's vocabulary of these pieces."""
+        """Return Lamella's vocabulary of these pieces."""
         encoded = [text.encode() for text in self.texts]
         special = SpecialTokens(
             bos=BOS, eos=EOS, eot=END, unk=UNK, add_bos=True, add_eos=False,
@@ -57,10 +57,10 @@ class Pieces:
 
 
 def learn_pieces(documents: Iterable[Document], n_pieces: int) -> Pieces:
-    """The pieces of a text. The same ones every time: one thread, no sampling."""
-    # what is not ASCII comes as bytes: it is only ever read, and as a sign that it is not English
+    """Learn the pieces of a text. Deterministic: one thread and no sampling."""
+    # other texts than ASCII become bytes: the model reads them only as a sign of another language
     lines = [text for document in documents for text in texts(document) if text.isascii()]
-    lines += [role for role in ROLES for _ in range(len(lines) // 10)]  # they head every turn
+    lines += [role for role in ROLES for _ in range(len(lines) // 10)]  # every turn has a role
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -95,7 +95,7 @@ def _type(learned: sentencepiece.SentencePieceProcessor, id: int) -> int:
 
 
 class Tokenizer(Protocol):
-    """What `Encoder` needs: a `Vocab`, or a whole `lamella.Model`."""
+    """The interface that `Encoder` needs, of a `Vocab` or a `lamella.Model`."""
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -103,15 +103,16 @@ class Tokenizer(Protocol):
 
 
 class Encoder:
-    """Documents to token ids, and which of them the model is to learn to write."""
+    """Encodes documents to token ids and a mask of the tokens to learn."""
 
     def __init__(self, vocab: Tokenizer) -> None:
         self._vocab = vocab
         self._template = ChatTemplate(TEMPLATE)
 
     def encode(self, document: Document) -> tuple[list[int], list[bool]]:
-        """The ids of a document, and for each whether the model is to write it: not what a user
-        says, nor the frame of the turns.
+        """Return the ids of a document, and a mask of those that the model learns to write.
+
+        The mask is False for users' messages and for the tokens that mark turns.
         """
         if "story" in document:
             ids = [*self._vocab.tokenize(document["story"]), EOS]
@@ -122,7 +123,7 @@ class Encoder:
         return ids, self._written(ids)
 
     def _written(self, ids: list[int]) -> list[bool]:
-        """True within answers and for the token that ends them."""
+        """Return a mask that is True for answers and the token that ends them."""
         head = self._vocab.tokenize("assistant\n", add_special=False)
         written = [False] * len(ids)
         for at, id in enumerate(ids):

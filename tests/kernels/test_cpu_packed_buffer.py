@@ -367,7 +367,7 @@ def test_overrides_put_weights_where_they_say(tmp_path: Path) -> None:
     model = loaded("llama", tmp_path, cpu=cpu, overrides=(("ffn_up", cpu.buffer_type),))
     assert home_names(model)["blk.0.ffn_up.weight"] == "CPU_REPACK"  # the best that the CPU has
     model.free()
-    with pytest.raises(RequestError, match="CPU_REPACK, where nothing can run MUL on weights"):
+    with pytest.raises(RequestError, match="CPU_REPACK, where no device can run MUL on weights"):
         loaded("llama", tmp_path, cpu=cpu, overrides=(("attn_norm", repack),))
 
 

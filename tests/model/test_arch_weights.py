@@ -70,6 +70,6 @@ def test_what_sets_them_apart(
 
 def test_unsupported_architecture_lists_the_supported() -> None:
     known = "llama, qwen2, qwen3, qwen3moe"
-    with pytest.raises(UnsupportedModelError, match=rf"m\.gguf.*'gemma3'.*only: {known}"):
+    with pytest.raises(UnsupportedModelError, match=rf"m\.gguf.*'gemma3'.*supported: {known}"):
         find_architecture("gemma3", Path("m.gguf"))
     assert list(ARCHITECTURES) == known.split(", ")

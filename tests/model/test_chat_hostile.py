@@ -42,7 +42,7 @@ def growing(step: str, start: str = "'aa'") -> str:
 )
 def test_loops_without_end_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "SECONDS_MAX", 0.1)
-    refused(source, "too long: it was stopped|RecursionError")
+    refused(source, r"was stopped after 0\.1 s|RecursionError")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_loops_without_end_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
 def test_much_text_is_never_made(source: str) -> None:
     tracemalloc.start()
     try:
-        refused(source, "too much text: it was stopped")
+        refused(source, "was stopped: it made more than 1048576 characters of text")
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
@@ -91,7 +91,7 @@ def test_much_text_is_never_made(source: str) -> None:
 def test_values_of_many_parts_are_not_even_compared(step: str) -> None:
     both = "".join(f"{{% set ns.{x} = {step.replace('X', f'ns.{x}')} %}}" for x in "st")
     loop = "{% for i in range(40) %}" + both + "{% endfor %}"
-    refused("{% set ns = namespace(s=1, t=1) %}" + loop + "{{ ns.s == ns.t }}", "too much text")
+    refused("{% set ns = namespace(s=1, t=1) %}" + loop + "{{ ns.s == ns.t }}", "characters of")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_deep_recursion_ends() -> None:
 @pytest.mark.parametrize("end", ["{{ ns.s }}", "{{ ns.s | tojson }}", "{{ ns.s == ns.s[0] }}"])
 def test_deep_values_are_no_trouble(end: str) -> None:
     loop = "{% for i in range(2000) %}{% set ns.s = [ns.s] %}{% endfor %}"
-    refused("{% set ns = namespace(s=[]) %}" + loop + end, "too much|too long|RecursionError")
+    refused("{% set ns = namespace(s=[]) %}" + loop + end, "was stopped|RecursionError")
 
 
 def test_a_namespace_that_holds_itself_does_not_print_itself() -> None:

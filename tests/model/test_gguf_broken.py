@@ -60,13 +60,19 @@ BROKEN = {
     "magic only": Broken(b"GGUF", ["the version takes 4 bytes at byte 4, but only 0 are left"]),
     "version cut": Broken(GOOD[:7], ["the version takes 4 bytes at byte 4, but only 3 are left"]),
     "version 0": Broken(
-        build(version=0), ["GGUF version 0 at byte 4: versions 2 and 3"], UnsupportedModelError
+        build(version=0),
+        ["GGUF version 0 at byte 4 is not supported; supported: 2 and 3"],
+        UnsupportedModelError,
     ),
     "version 1": Broken(
-        build(version=1), ["GGUF version 1 at byte 4: versions 2 and 3"], UnsupportedModelError
+        build(version=1),
+        ["GGUF version 1 at byte 4 is not supported; supported: 2 and 3"],
+        UnsupportedModelError,
     ),
     "version 4": Broken(
-        build(version=4), ["GGUF version 4 at byte 4: versions 2 and 3"], UnsupportedModelError
+        build(version=4),
+        ["GGUF version 4 at byte 4 is not supported; supported: 2 and 3"],
+        UnsupportedModelError,
     ),
     "big-endian version 1": Broken(
         build(version=1, byte_order=">"), ["GGUF version 1 at byte 4"], UnsupportedModelError
@@ -76,10 +82,10 @@ BROKEN = {
     ),
     "absurd number of tensors": Broken(
         build({}, [Tensor("w", F32)], n_tensors=2**64 - 1),
-        ["the header speaks of 18446744073709551615 tensors at byte 8", "bytes, but only"],
+        ["the header declares 18446744073709551615 tensors at byte 8", "bytes, but only"],
     ),
     "absurd number of keys": Broken(
-        build({"k": 1}, n_pairs=2**40), ["the header speaks of 1099511627776 metadata keys"]
+        build({"k": 1}, n_pairs=2**40), ["the header declares 1099511627776 metadata keys"]
     ),
     "one tensor too many": Broken(
         build({}, [Tensor("a", F32)], n_tensors=2), ["the name of tensor 1"]
@@ -94,7 +100,7 @@ BROKEN = {
     ),
     "absurd length of a key": Broken(
         build([("k" * 20, 1)]).replace(u64(20), u64(2**63)),
-        ["the name of metadata key 0 at byte 24 has 9223372036854775808 bytes, it must have 1 to"],
+        ["the name of metadata key 0 at byte 24 has 9223372036854775808 bytes, must have 1 to"],
     ),
     "key cut": Broken(
         build([("k" * 20, 1)])[:40], ["the name of metadata key 0 takes 20 bytes at byte 32"]
@@ -105,7 +111,7 @@ BROKEN = {
     ),
     "key twice": Broken(
         build([("general.name", "a"), ("k", 1), ("general.name", "b")]),
-        ["metadata key 'general.name' at byte 74 is there twice"],
+        ["metadata key 'general.name' at byte 74 is a duplicate"],
     ),
     # values
     "unknown type of a value": Broken(
@@ -118,7 +124,7 @@ BROKEN = {
     ),
     "bool that is 2": Broken(
         build({"flag": Raw(BOOL, b"\2")}),
-        ["metadata key 'flag' holds the bool 2 at byte 40, it must be 0 or 1"],
+        ["metadata key 'flag' holds the bool 2 at byte 40, must be 0 or 1"],
     ),
     "array of bools with 255": Broken(
         build({"k": Raw(ARRAY, u32(BOOL) + u64(3) + b"\0\1\xff")}),
@@ -141,7 +147,7 @@ BROKEN = {
     ),
     "absurd number of numbers": Broken(
         build({"k": Typed(ARRAY, [1, 2], element=UINT32, n=2**61)}),
-        ["the header speaks of 2305843009213693952 elements of metadata key 'k' at byte 41"],
+        ["the header declares 2305843009213693952 elements of metadata key 'k' at byte 41"],
     ),
     "absurd number of strings": Broken(
         build({"k": Typed(ARRAY, ["a", "b"], n=2**61)}),
@@ -149,7 +155,7 @@ BROKEN = {
     ),
     "absurd number of arrays": Broken(
         build({"k": Typed(ARRAY, [], element=ARRAY, n=2**64 - 1)}),
-        ["the header speaks of 18446744073709551615 elements of metadata key 'k'"],
+        ["the header declares 18446744073709551615 elements of metadata key 'k'"],
     ),
     "array one element too long": Broken(
         build({"k": Typed(ARRAY, [1, 2, 3], n=4)}), ["4 elements of metadata key 'k'"]
@@ -167,33 +173,33 @@ BROKEN = {
     ),
     "array within a thousand arrays": Broken(nested(1000), ["is an array within 4 arrays"]),
     # general.alignment
-    "alignment 0": Broken(aligned_to(0), ["'general.alignment' is the UINT32 0, it must be"]),
-    "alignment 4": Broken(aligned_to(4), ["'general.alignment' is the UINT32 4, it must be"]),
-    "alignment 48": Broken(aligned_to(48), ["UINT32 48, it must be a UINT32 and a power of two"]),
+    "alignment 0": Broken(aligned_to(0), ["'general.alignment' is the UINT32 0, must be"]),
+    "alignment 4": Broken(aligned_to(4), ["'general.alignment' is the UINT32 4, must be"]),
+    "alignment 48": Broken(aligned_to(48), ["UINT32 48, must be a UINT32 and a power of two"]),
     "alignment is UINT64": Broken(
-        aligned_to(Typed(UINT64, 32)), ["'general.alignment' is the UINT64 32, it must be a UINT32"]
+        aligned_to(Typed(UINT64, 32)), ["'general.alignment' is the UINT64 32, must be a UINT32"]
     ),
     "alignment is a string": Broken(
-        aligned_to("32"), ["metadata key 'general.alignment' is the STRING '32', it must be"]
+        aligned_to("32"), ["metadata key 'general.alignment' is the STRING '32', must be"]
     ),
     "alignment beyond the file": Broken(aligned_to(2**31), ["truncated by"]),
     # tensors
     "empty name": Broken(tensor(name=""), ["the name of tensor 0 at byte 24 has 0 bytes"]),
     "name too long": Broken(
         tensor(name="n" * 65),
-        ["the name of tensor 0 at byte 24 has 65 bytes, it must have 1 to 64"],
+        ["the name of tensor 0 at byte 24 has 65 bytes, must have 1 to 64"],
     ),
     "name not UTF-8": Broken(
         tensor(name=b"w\xc3"), ["the name of tensor 0 at byte 24 is not UTF-8"]
     ),
     "absurd length of a name": Broken(
         tensor().replace(u64(1) + b"w", u64(2**64 - 1) + b"w"),
-        ["the name of tensor 0 at byte 24 has 18446744073709551615 bytes, it must have 1 to 64"],
+        ["the name of tensor 0 at byte 24 has 18446744073709551615 bytes, must have 1 to 64"],
     ),
-    "no dimensions": Broken(tensor(n_dims=0), ["tensor 'w' has 0 dimensions at byte 33, it must"]),
+    "no dimensions": Broken(tensor(n_dims=0), ["tensor 'w' has 0 dimensions at byte 33, must"]),
     "five dimensions": Broken(tensor(ne=[64, 2, 1, 1, 1]), ["tensor 'w' has 5 dimensions"]),
     "absurd number of dimensions": Broken(
-        tensor(n_dims=2**32 - 1), ["tensor 'w' has 4294967295 dimensions at byte 33, it must"]
+        tensor(n_dims=2**32 - 1), ["tensor 'w' has 4294967295 dimensions at byte 33, must"]
     ),
     "dimension 0": Broken(tensor(ne=[64, 0]), ["tensor 'w' has the dimensions [64, 0] at byte 37"]),
     "dimension -1": Broken(
@@ -207,7 +213,7 @@ BROKEN = {
     ),
     "unknown type of a tensor": Broken(
         tensor(type=77),
-        ["tensor 'w' has the unknown type 77 at byte 53; known are 0 F32, 1 F16, 2 Q4_0"],
+        ["tensor 'w' has the unknown type 77 at byte 53; known: 0 F32, 1 F16, 2 Q4_0"],
         UnsupportedModelError,
     ),
     "removed type Q4_2": Broken(
@@ -215,14 +221,14 @@ BROKEN = {
     ),
     "rows of half a block": Broken(
         tensor(ne=[48, 2], type=GGMLType.Q4_0, data=bytes(54)),
-        ["tensor 'w' has rows of 48 elements, type Q4_0 wants a multiple of 32"],
+        ["tensor 'w' has rows of 48 elements, type Q4_0 needs a multiple of 32"],
     ),
     "misaligned tensor": Broken(
         build({}, [Tensor("a", F32), Tensor("b", F32, offset=520)]) + bytes(64),
-        ["tensor 'b' is misaligned: its offset 520 is no multiple of 32"],
+        ["tensor 'b' is misaligned: its offset 520 is not a multiple of 32"],
     ),
     "tensor twice": Broken(
-        build({}, [Tensor("w", F32), Tensor("w", F32)]), ["tensor 'w' is there twice"]
+        build({}, [Tensor("w", F32), Tensor("w", F32)]), ["tensor 'w' is a duplicate"]
     ),
     "overlapping tensors": Broken(
         build({}, [Tensor("a", F32), Tensor("b", F32, offset=480)]),
@@ -252,13 +258,15 @@ BROKEN = {
         [
             f"the file is truncated by 1 bytes: it ends at byte {len(GOOD) - 1}, but tensor 'b' "
             f"(F32 [64, 2]) takes the bytes from {len(GOOD) - 512} to {len(GOOD)}",
-            "(cut tensors: 1 of 2)",
+            "(truncated tensors: 1 of 2)",
         ],
     ),
     "data cut by a tensor and a byte": Broken(
-        GOOD[:-513], ["truncated by 513 bytes", "but tensor 'a'", "(cut tensors: 2 of 2)"]
+        GOOD[:-513], ["truncated by 513 bytes", "but tensor 'a'", "(truncated tensors: 2 of 2)"]
     ),
-    "data missing": Broken(GOOD[:-1024], ["truncated by 1024 bytes", "(cut tensors: 2 of 2)"]),
+    "data missing": Broken(
+        GOOD[:-1024], ["truncated by 1024 bytes", "(truncated tensors: 2 of 2)"]
+    ),
     "zeros from the middle of the header on": Broken(
         GOOD[:57] + bytes(len(GOOD) - 57), ["the name of metadata key 1 at byte 57 has 0 bytes"]
     ),

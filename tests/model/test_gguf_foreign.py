@@ -34,13 +34,13 @@ FOREIGN = {
     "xz": (b"\xfd7zXZ\0", "this is an xz archive: unpack it first"),
     "7z": (b"7z\xbc\xaf\x27\x1c", "this is a 7z archive: unpack it first"),
     "zstd": (b"\x28\xb5\x2f\xfd\0", "this is a zstd archive: unpack it first"),
-    "ggml": (b"lmgg\0\x7d\0\0", "ggml's old format 'ggml' of before GGUF"),
-    "ggmf": (b"fmgg\x01\0\0\0", "ggml's old format 'ggmf' of before GGUF"),
-    "ggjt": (b"tjgg\x03\0\0\0", "ggml's old format 'ggjt' of before GGUF"),
+    "ggml": (b"lmgg\0\x7d\0\0", "ggml's old format 'ggml', before GGUF"),
+    "ggmf": (b"fmgg\x01\0\0\0", "ggml's old format 'ggmf', before GGUF"),
+    "ggjt": (b"tjgg\x03\0\0\0", "ggml's old format 'ggjt', before GGUF"),
     "ggla": (b"algg\x01\0\0\0", "a LoRA adapter in ggml's old format 'ggla'"),
     "words reversed": (b"FUGG\0\0\0\x03", "its first four bytes are reversed"),
     "half a magic": (b"GG", "the file ends after 2 bytes, within the first word"),
-    "something": (b"hello, world", "its first bytes are b'hello, w', those of a GGUF file are"),
+    "something": (b"hello, world", "its first bytes are b'hello, w', must be b'GGUF'"),
     "binary": (b"\x7fELF\x02\x01\x01\0", r"its first bytes are b'\x7fELF\x02\x01\x01\x00'"),
     "lower case": (b"gguf\x03\0\0\0", "its first bytes are b'gguf"),
 }
@@ -60,12 +60,12 @@ def test_foreign_files_are_recognised(tmp_path: Path, name: str) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError) as e:
         open_gguf(tmp_path / "model.gguf")
-    assert str(e.value) == f"{tmp_path / 'model.gguf'}: there is no such file"
+    assert str(e.value) == f"{tmp_path / 'model.gguf'}: no such file"
 
 
 def test_a_link_to_nowhere(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to("gone")
-    with pytest.raises(ModelFileError, match="there is no such file"):
+    with pytest.raises(ModelFileError, match="no such file"):
         open_gguf(tmp_path / "model.gguf")
 
 

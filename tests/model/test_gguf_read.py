@@ -261,7 +261,7 @@ def test_arrays_outlive_the_file(tmp_path: Path) -> None:
     assert file.metadata.strings("names") == ["a", "b"]
     info = file.tensors["w"]
     for use in (file.read, file.release):
-        with pytest.raises(ClosedError, match=r"model\.gguf: closed, tensor 'w' is out of reach"):
+        with pytest.raises(ClosedError, match=r"model\.gguf: tensor 'w' was used after close"):
             use(info)
 
 
@@ -299,6 +299,6 @@ def test_a_file_that_is_cut_while_open(tmp_path: Path) -> None:
         with pytest.raises(ModelFileError) as e:
             file.read(file.tensors["b"])
     assert str(e.value) == (
-        f"{file.path}: the file was cut from {len(data)} to {len(data) - 1} bytes while it was "
-        f"open: tensor 'b' ends at byte {len(data)}"
+        f"{file.path}: the file was truncated from {len(data)} to {len(data) - 1} bytes while it "
+        f"was open: tensor 'b' ends at byte {len(data)}"
     )

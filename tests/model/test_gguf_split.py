@@ -126,9 +126,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_another_shard_tells_which_file_to_open(tmp_path: Path) -> None:
     path = write_split(tmp_path, "model", five())
     third = tmp_path / "model-00003-of-00005.gguf"
-    assert failure(third) == f"{third}: this is shard 3 of 5: open the first one, {path}"
+    assert failure(third) == f"{third}: this is shard 3 of 5: open the first shard, {path}"
     third = third.rename(tmp_path / "x.gguf")
-    assert failure(third).endswith(f"open the first one, {tmp_path}/...-00001-of-00005.gguf")
+    assert failure(third).endswith(f"open the first shard, {tmp_path}/...-00001-of-00005.gguf")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_another_shard_tells_which_file_to_open(tmp_path: Path) -> None:
 def test_a_first_shard_with_a_wrong_name(tmp_path: Path, name: str) -> None:
     path = write_split(tmp_path, "model", five()).rename(tmp_path / name)
     assert failure(path) == (
-        f"{path}: this is shard 1 of 5, so its name must be ...-00001-of-00005.gguf: the others "
-        "are found by their names"
+        f"{path}: this is shard 1 of 5, so its name must be ...-00001-of-00005.gguf: the other "
+        "shards are found by their names"
     )
 
 
@@ -155,10 +155,14 @@ BROKEN: dict[str, tuple[int, Layout | bytes | bytearray, list[str]]] = {
     "of another split": (
         1,
         shard(u16(1), u16(4), SHARDS[1]),
-        ["are 1 and 4", "2 of 5 are 1 and 5"],
+        ["are 1 and 4", "must be 1 and 5 for shard 2 of 5"],
     ),
-    "another one": (1, shard(u16(2), u16(5), SHARDS[1]), ["are 2 and 5, those of shard 2 of 5"]),
-    "the first twice": (1, five()[0], ["'split.count' are 0 and 5, those of shard 2 of 5 are 1"]),
+    "another one": (
+        1,
+        shard(u16(2), u16(5), SHARDS[1]),
+        ["are 2 and 5, must be 1 and 5 for shard 2 of 5"],
+    ),
+    "the first twice": (1, five()[0], ["'split.count' are 0 and 5, must be 1"]),
     "not of a split": (3, build({}, SHARDS[3]), ["metadata key 'split.no' is missing"]),
     "without a count": (3, shard(u16(3), None, SHARDS[3]), ["'split.count' is missing"]),
     "with a wrong type": (3, shard("3", u16(5), SHARDS[3]), ["'split.no' is the STRING '3'"]),
@@ -168,7 +172,7 @@ BROKEN: dict[str, tuple[int, Layout | bytes | bytearray, list[str]]] = {
     "with a tensor of the first": (
         4,
         shard(u16(4), u16(5), [Tensor("t1", array(1))]),
-        ["tensor 't1' is there twice, also in", "model-00001-of-00005.gguf"],
+        ["tensor 't1' is a duplicate, also in", "model-00001-of-00005.gguf"],
     ),
     "first without a number": (0, shard(None, u16(5), SHARDS[0]), ["'split.no' is missing"]),
     "first with a wrong number": (0, shard(u16(5), u16(5), SHARDS[0]), ["are 5 and 5: files are"]),
@@ -177,7 +181,7 @@ BROKEN: dict[str, tuple[int, Layout | bytes | bytearray, list[str]]] = {
         shard(Typed(INT32, 0), Typed(INT32, -1), SHARDS[0]),
         ["'split.count' are 0 and -1: files are counted from 0"],
     ),
-    "first of four billion": (0, shard(0, 2**32 - 1, SHARDS[0]), ["and there are 65535 at most"]),
+    "first of four billion": (0, shard(0, 2**32 - 1, SHARDS[0]), ["and at most 65535 are allowed"]),
     "first of a float": (0, shard(0, 5.0, SHARDS[0]), ["'split.count' is the FLOAT32 5.0"]),
     "first without the sum": (
         0,

@@ -91,7 +91,7 @@ def test_mis_shaped_tensors_are_named(
     write_model(TINY[model], tmp_path / "m.gguf", replace={tensor: zeros(*shape)})
     with pytest.raises(ModelFileError) as info:
         load(tmp_path / "m.gguf")
-    message = f"m.gguf: tensors have wrong shapes: {tensor} has {found}, it must be {wanted}"
+    message = f"m.gguf: tensors have wrong shapes: {tensor} has {found}, must have {wanted}"
     assert str(info.value).endswith(message)
 
 

@@ -255,12 +255,12 @@ BASE = Placement(cpu=CPU, devices=(GPU, OTHER))
     [
         ({"cpu": GPU}, "cpu is SIM0, a gpu"),
         ({"devices": (CPU,)}, "CPU is a CPU, which is always there"),
-        ({"devices": (GPU, GPU)}, "SIM0 is there twice"),
+        ({"devices": (GPU, GPU)}, "SIM0 is listed twice"),
         ({"params": PlacementParams(tensor_split=(1.0, 1.0, 1.0))}, "3 shares for 2 devices"),
         ({"params": PlacementParams(tensor_split=(1.0, -1.0))}, "share -1.0"),
         ({"params": PlacementParams(tensor_split=(float("nan"), 1.0))}, "share nan"),
         ({"params": PlacementParams(tensor_split=(float("inf"), 1.0))}, "share inf"),
-        ({"overrides": (("blk.(", CPU.buffer_type),)}, "'blk.\\(' is no regular expression"),
+        ({"overrides": (("blk.(", CPU.buffer_type),)}, "'blk.\\(' is not a regular expression"),
         ({"overrides": (("x", HostBufferType("REMOTE")),)}, "can use REMOTE, .*SIM0, SIM1, CPU"),
     ],
 )

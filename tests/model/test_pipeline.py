@@ -338,21 +338,21 @@ RULES: Mapping[str, tuple[Sequence[Device], Mapping[str, Any], str]] = {
     "the CPU": ((), {}, "there are fewer than two devices beside the CPU"),
     "some layers": (TWO, {"n_gpu_layers": 3}, "3 of 4 layers are on devices, not all"),
     "no layers": (TWO, {"n_gpu_layers": 0}, "0 of 4 layers are on devices, not all"),
-    "keys": (TWO, {"kv_offload": False}, "keys and values stay with the CPU"),
+    "keys": (TWO, {"kv_offload": False}, "keys and values are on the CPU"),
     "overrides": (
         TWO,
         {"overrides": (("ffn_down", TWO[0].buffer_type),)},
-        "weights were put elsewhere than their layers",
+        "overrides put weights on other devices than their layers",
     ),
     "no events": (
         (TWO[0], NoEvents("SIM1", Caps(async_=True))),
         {},
-        "SIM1 has no events, or computes while others wait",
+        "SIM1 does not compute asynchronously or has no events",
     ),
     "synchronous": (
         (NoEvents("SIM0", Caps(events=True)), TWO[1]),
         {},
-        "SIM0 has no events, or computes while others wait",
+        "SIM0 does not compute asynchronously or has no events",
     ),
 }
 
@@ -378,7 +378,7 @@ def test_compute_buffers_that_do_not_fit(path: Path, caplog: pytest.LogCaptureFi
     assert without[0] < with_copies[0]
     devices = [SimDevice("SIM0", memory=with_copies[0] - 1), SimDevice("SIM1")]
     with caplog.at_level(logging.WARNING, "lamella"), opened(path, devices) as context:
-        assert context.no_pipeline.startswith("its compute buffers do not fit: ")
+        assert context.no_pipeline.startswith("the pipeline's compute buffers do not fit: ")
         assert f"one after the other: {context.no_pipeline}" in caplog.text
         assert [d.buffer_type.used for d in devices] == without
         start(context, context.pool.new_sequence(), TEXT[:40], 1)
@@ -442,10 +442,12 @@ def test_a_plan_turns_it_off_where_it_does_not_fit(
     enough = max(d.needed for d in plan_with(1 << 30).devices[:-1])
     assert plan_with(enough).no_pipeline == ""
     plan = plan_with(enough - 1, placement="strict")
-    assert plan.no_pipeline == "its compute buffers do not fit"
+    assert plan.no_pipeline == "the pipeline's compute buffers do not fit"
     with caplog.at_level(logging.WARNING, "lamella"):
         enforce(plan)
-    assert "ubatches run one after the other: its compute buffers do not fit" in caplog.text
+    assert (
+        "ubatches run one after the other: the pipeline's compute buffers do not fit" in caplog.text
+    )
     assert_exact(plan)
 
 

@@ -27,7 +27,7 @@ from sampling_toys import (
 )
 
 from lamella.model.sampling.candidates import Candidates
-from lamella.model.sampling.penalties import logit_bias, penalties, taken_off
+from lamella.model.sampling.penalties import logit_bias, penalties, as_biases
 from lamella.model.sampling.softmax import exps, log_softmax, running_sum, softmax
 from lamella.model.sampling.temperature import dynamic_temperature, temperature
 from lamella.model.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
@@ -259,7 +259,7 @@ def test_penalties_by_hand() -> None:
 
 
 def test_a_banned_token_stays_banned() -> None:
-    biases = taken_off(array([-INF, INF]))
+    biases = as_biases(array([-INF, INF]))
     boundless = logit_bias(candidates(-INF, 1), np.array([0, 1]), biases)
     assert boundless.logits[0] == -INF
     assert boundless.logits[1] < -1e38

@@ -75,6 +75,6 @@ def test_it_runs_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = write_tiny(tmp_path / "tiny.gguf")
     result = evaluate.evaluate(path, path, n=2)
     assert result["perplexity"] == result["perplexity_f32"] > 1
-    assert result["meets_wanted"] is False
+    assert result["meets_targets"] is False
     assert result["questions"]["n"] == result["stories"]["n"] == 2
     assert "questions: 0 of 2" in evaluate.summary(json.loads(json.dumps(result)))

@@ -40,12 +40,12 @@ def test_it_makes_a_model_and_goes_on_where_it_was(
     assert model.read_bytes() == (work / model.name).read_bytes()
     with lamella.load(model, n_threads=1) as loaded:
         assert loaded.tokenize("Mia")
-    told: list[str] = []
+    logged: list[str] = []
     model.write_bytes(b"an older one, as every clone has it")
-    make.make(settings, work, out, told.append)
+    make.make(settings, work, out, logged.append)
     assert {file.name: file.stat().st_mtime_ns for file in work.iterdir()} == made
-    assert all("there already" in text for text in told)
+    assert all("skipped" in text for text in logged)
     assert model.read_bytes() == (work / model.name).read_bytes()
     other = replace(settings, n_bytes=300_000, plan=replace(settings.plan, seed=2))
-    with pytest.raises(SystemExit, match=r"begun with another n_bytes, plan, plan\.seed: use"):
-        make.make(other, work, out, told.append)
+    with pytest.raises(SystemExit, match=r"made with another n_bytes, plan, plan\.seed: use"):
+        make.make(other, work, out, logged.append)

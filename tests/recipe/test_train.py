@@ -25,7 +25,7 @@ PLAN = train.Plan(
     n_warmup=2,
     checkpoint_every=3,
     measure_every=4,
-    tell_every=2,
+    log_every=2,
     bf16=False,
 )
 
@@ -39,16 +39,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, data: Path, plan: train.Plan = PLAN, stop_at: int | None = None) -> list[str]:
-    told: list[str] = []
-    train.train(SHAPE, plan, folder, data, data, tell=told.append, stop_at=stop_at)
-    return told
+    logged: list[str] = []
+    train.train(SHAPE, plan, folder, data, data, log=logged.append, stop_at=stop_at)
+    return logged
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, data: Path) -> None:
     run(tmp_path / "whole", data)
     run(tmp_path / "cut", data, stop_at=5)
-    told = run(tmp_path / "cut", data)
-    assert "from step 5 on" in told[0]
+    logged = run(tmp_path / "cut", data)
+    assert "from step 5" in logged[0]
     nets = [train.load_net(tmp_path / name / "checkpoint.pt") for name in ("whole", "cut")]
     for (name, a), b in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
         assert torch.equal(a, b), name
