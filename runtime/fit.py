@@ -21,7 +21,7 @@ from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
 MIB: Final = 1 << 20
 CTX_STEP: Final = 256  # smaller contexts have a multiple of these cells
 CTX_KEPT: Final = 4096  # with -ngl auto, layers leave a device before the context gets smaller
-NO_PIPELINE: Final = "its compute buffers do not fit"
+NO_PIPELINE: Final = "the pipeline's compute buffers do not fit"
 
 Devices = Sequence[DevicePlan]
 

@@ -48,7 +48,7 @@ def test_a_missing_default_model_is_a_one_line_error(
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"lamella: error: {tmp_path}")
-    assert line.endswith("or give a model with -m FILE or -hf USER/REPO")
+    assert line.endswith("or select another model with -m FILE or -hf USER/REPO")
 
 
 installed = pytest.mark.skipif(

@@ -65,7 +65,7 @@ def test_a_file_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
     ("wanted", "message"),
     [
         ("u/none", "has no repository u/none"),
-        ("u/tiny:Q2_K", "u/tiny has no Q2_K; there are Q4_K_M ("),
+        ("u/tiny:Q2_K", "u/tiny has no Q2_K; available: Q4_K_M ("),
     ],
 )
 def test_errors_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:

@@ -105,7 +105,7 @@ def test_layers_on_a_gpu_do_not_change_bits(
     assert [d.name for d in split.model.devices] == ["SIM0", "CPU"]
 
 
-def test_quantised_weights_and_experts_in_tensors_of_their_own(tmp_path: Path, run: Run) -> None:
+def test_quantized_weights_and_experts_in_separate_tensors(tmp_path: Path, run: Run) -> None:
     weights = write_model(TINY["mixtral"], tmp_path / "m.gguf", GGMLType.Q8_0, split_experts=True)
     tokens = tokens_of(6, seed=5)
     actual = run(tmp_path / "m.gguf").prompt(tokens)

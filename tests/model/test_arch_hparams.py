@@ -79,7 +79,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert hp.n_vocab == N_VOCAB, "the rows of token_embd.weight"
 
 
-def test_the_vocabulary_counts_its_tokens(tmp_path: Path) -> None:
+def test_n_vocab_is_the_number_of_tokens(tmp_path: Path) -> None:
     hp = written(tmp_path, TINY["llama"], metadata={"llama.vocab_size": 32000})
     assert hp.n_vocab == N_VOCAB
 
@@ -184,9 +184,7 @@ def test_absurd_values_are_named(key: str, value: object, tmp_path: Path) -> Non
         ({"llama.expert_used_count": 0}, r"expert_used_count is 0"),
     ],
 )
-def test_experts_that_cannot_be_used(
-    metadata: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_invalid_expert_counts(metadata: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=message):
         written(tmp_path, TINY["mixtral"], metadata=metadata)
 

@@ -23,7 +23,7 @@ def specs_of(name: str, tmp_path: Path) -> dict[str, WeightSpec]:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_files_have_what_an_architecture_wants(name: str, tmp_path: Path) -> None:
+def test_files_have_the_weights_of_an_architecture(name: str, tmp_path: Path) -> None:
     file = shapes(TINY[name])
     specs = specs_of(name, tmp_path)
     wanted = {names[0]: spec.ne for spec in specs.values() for names in spec.files}
@@ -34,7 +34,7 @@ def test_files_have_what_an_architecture_wants(name: str, tmp_path: Path) -> Non
         assert there or not spec.required, spec.name
 
 
-def test_places_and_ops(tmp_path: Path) -> None:
+def test_layers_and_ops(tmp_path: Path) -> None:
     specs = specs_of("llama-3.1", tmp_path)
     found = {name: (spec.layer, spec.op) for name, spec in specs.items()}
     assert found["token_embd.weight"] == (None, Op.GET_ROWS)
@@ -61,14 +61,14 @@ def test_places_and_ops(tmp_path: Path) -> None:
         ("qwen3moe", "blk.0.ffn_gate.weight", None),
     ],
 )
-def test_what_sets_them_apart(
+def test_differences_of_architectures(
     name: str, weight: str, required: bool | None, tmp_path: Path
 ) -> None:
     spec = specs_of(name, tmp_path).get(weight)
     assert (spec and spec.required) is required
 
 
-def test_unsupported_architecture_lists_the_supported() -> None:
+def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
     known = "llama, qwen2, qwen3, qwen3moe"
     with pytest.raises(UnsupportedModelError, match=rf"m\.gguf.*'gemma3'.*supported: {known}"):
         find_architecture("gemma3", Path("m.gguf"))

@@ -32,7 +32,7 @@ def test_too_many_sequences_wait_for_the_next_ubatch() -> None:
     assert [(u.n_tokens, len(u.seqs)) for u in cut_batch(batch, 64, 2)] == [(2, 2), (2, 2), (1, 1)]
 
 
-def test_random_batches_come_out_as_they_went_in() -> None:
+def test_random_batches_keep_tokens_and_outputs_in_order() -> None:
     rng = random.Random(1)
     for _ in range(200):
         batch, expected = Batch(), []

@@ -40,7 +40,7 @@ def growing(step: str, start: str = "'aa'") -> str:
         "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     ],
 )
-def test_loops_without_end_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_loops_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "SECONDS_MAX", 0.1)
     refused(source, r"was stopped after 0\.1 s|RecursionError")
 
@@ -78,7 +78,7 @@ def test_loops_without_end_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
         "{% for i in range(9999) %}{{ messages[0].content * 99 }}{% endfor %}",
     ],
 )
-def test_much_text_is_never_made(source: str) -> None:
+def test_large_texts_are_refused_in_advance(source: str) -> None:
     tracemalloc.start()
     try:
         refused(source, "was stopped: it made more than 1048576 characters of text")
@@ -88,7 +88,7 @@ def test_much_text_is_never_made(source: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["[X, X]", "(X, X)", "{1: X, 2: X}", "dict(a=X, b=X)"])
-def test_values_of_many_parts_are_not_even_compared(step: str) -> None:
+def test_large_nested_values_are_refused(step: str) -> None:
     both = "".join(f"{{% set ns.{x} = {step.replace('X', f'ns.{x}')} %}}" for x in "st")
     loop = "{% for i in range(40) %}" + both + "{% endfor %}"
     refused("{% set ns = namespace(s=1, t=1) %}" + loop + "{{ ns.s == ns.t }}", "characters of")
@@ -119,7 +119,7 @@ def test_integers_stay_small(source: str) -> None:
         "{{ range(10 ** 9) }}",
     ],
 )
-def test_what_pads_or_formats_is_refused(source: str) -> None:
+def test_padding_and_formatting_are_refused(source: str) -> None:
     refused(source, "unsafe|not available|decimals|undefined|Range too big")
 
 
@@ -145,7 +145,7 @@ def test_filters_with_a_width_are_unknown(name: str) -> None:
         "{{ messages[0].clear() }}",
     ],
 )
-def test_nothing_of_python_is_reached_and_nothing_is_changed(source: str) -> None:
+def test_python_internals_and_mutation_are_blocked(source: str) -> None:
     refused(source, "SecurityError|UndefinedError")
     assert MESSAGES == [{"role": "user", "content": "Hi"}]
 
@@ -155,25 +155,25 @@ def test_deep_recursion_ends() -> None:
 
 
 @pytest.mark.parametrize("end", ["{{ ns.s }}", "{{ ns.s | tojson }}", "{{ ns.s == ns.s[0] }}"])
-def test_deep_values_are_no_trouble(end: str) -> None:
+def test_deep_values_are_refused(end: str) -> None:
     loop = "{% for i in range(2000) %}{% set ns.s = [ns.s] %}{% endfor %}"
     refused("{% set ns = namespace(s=[]) %}" + loop + end, "was stopped|RecursionError")
 
 
-def test_a_namespace_that_holds_itself_does_not_print_itself() -> None:
+def test_a_recursive_namespace_prints_no_contents() -> None:
     source = "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}{{ [ns, ns] }}"
     text = ChatTemplate(source).render(MESSAGES)
     assert text == "<namespace>[<namespace>, <namespace>]"
 
 
-def test_harm_in_one_render_is_none_to_the_next() -> None:
+def test_a_refused_render_does_not_affect_the_next() -> None:
     chat = ChatTemplate("{{ 'a' * messages[0].n }}")
     with pytest.raises(RequestError):
         chat.render([{"n": 10**9}])
     assert chat.render([{"n": 3}]) == "aaa"
 
 
-def test_a_long_conversation_is_far_from_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_conversation_is_within_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     messages = [{"role": "user", "content": "word " * 100}] * 5000
     assert len(ChatTemplate(None).render(messages)) > 2_500_000

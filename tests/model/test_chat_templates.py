@@ -28,7 +28,7 @@ def render(source: str, *messages: Message, **kwargs: Any) -> str:
     return ChatTemplate(source, bos="<s>", eos="</s>").render(messages, **kwargs)
 
 
-def test_without_a_template_it_is_chatml() -> None:
+def test_the_default_template_is_chatml() -> None:
     chat = ChatTemplate(None)
     assert chat.source == CHATML
     assert chat.render([{"role": "system", "content": "Be kind."}, user(" Hi ")]) == (
@@ -80,7 +80,7 @@ def test_mistral() -> None:
     )
 
 
-def test_what_a_template_refuses_is_passed_on() -> None:
+def test_raise_exception_is_a_request_error() -> None:
     with pytest.raises(RequestError, match=r"roles must alternate user/assistant$"):
         render(MISTRAL, user("a"), user("b"))
 
@@ -119,7 +119,7 @@ QWEN = """\
 {%- endif %}"""
 
 
-def test_qwen_with_tools_and_variables_of_its_own() -> None:
+def test_qwen_with_tools_and_template_variables() -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"arguments": {"x": "<é>"}}}]}
     messages = [user("1"), assistant("<think>hm</think>\n2"), user("3"), call]
     tool = {"type": "function", "function": {"name": "f & g"}}
@@ -159,17 +159,17 @@ def test_qwen_with_tools_and_variables_of_its_own() -> None:
         ("{{ (messages | selectattr('role', 'equalto', 'user') | list) | length }}", "1"),
     ],
 )  # fmt: skip
-def test_what_templates_rely_on(source: str, expected: str) -> None:
+def test_features_that_templates_use(source: str, expected: str) -> None:
     assert render(source, user("Hi")) == expected
 
 
-def test_the_time_is_the_local_one() -> None:
+def test_strftime_now_is_local_time() -> None:
     before = datetime.now().astimezone()
     found = datetime.fromisoformat(render("{{ strftime_now('%Y-%m-%dT%H:%M:%S%z') }}"))
     assert -1 < (found - before).total_seconds() < 60
 
 
-def test_variables_of_a_request_are_seen_but_hide_no_messages() -> None:
+def test_variables_of_a_request_do_not_replace_messages() -> None:
     chat = ChatTemplate("{{ messages | length }}{{ bos_token }}{{ x }}", bos="<s>")
     variables: dict[str, Any] = {"messages": [], "bos_token": "B", "self": 1, "x": 2}
     assert chat.render([user("a")], **variables) == "1B2"
@@ -191,13 +191,13 @@ PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         ),
     ],
 )
-def test_content_in_parts_reaches_templates_that_know_only_text(source: str, expected: str) -> None:
+def test_text_parts_are_joined_for_templates_without_parts(source: str, expected: str) -> None:
     messages = [user(PARTS), user("x")]
     assert render(source, *messages) == expected
     assert messages[0]["content"] is PARTS
 
 
-def test_parts_that_are_no_text_are_left_as_they_are() -> None:
+def test_other_parts_than_text_are_not_joined() -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}}
     assert "image_url" in render("{{ messages[0].content }}", user([*PARTS, image]))
 
@@ -257,12 +257,12 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize("messages", ODD, ids=repr)
 @pytest.mark.parametrize("source", [CHATML, LLAMA3, MISTRAL, QWEN])
-def test_odd_messages_raise_nothing_but_request_errors(source: str, messages: Any) -> None:
+def test_invalid_messages_raise_request_errors_only(source: str, messages: Any) -> None:
     with suppress(RequestError):
         assert isinstance(ChatTemplate(source).render(messages, tools=7), str)
 
 
-def test_many_threads_may_share_a_template() -> None:
+def test_threads_can_share_a_template() -> None:
     chat = ChatTemplate(LLAMA3)
     found: list[bool] = []
 

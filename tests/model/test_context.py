@@ -97,7 +97,7 @@ def test_decoding_256_tokens_builds_at_most_three_graphs(opened: Open) -> None:
     assert context.n_reused >= 255
 
 
-def test_a_graph_that_is_not_reused_gives_the_same_bits(opened: Open) -> None:
+def test_a_rebuilt_graph_computes_the_same_bits(opened: Open) -> None:
     def run(context: Context) -> list[bytes]:
         seq = context.pool.new_sequence()
         return [extend(context, seq, TEXT[a:b]).tobytes() for a, b in ((0, 40), (40, 41), (41, 42))]
@@ -150,7 +150,7 @@ def test_bits_do_not_depend_on_other_sequences(opened: Open) -> None:
     assert [row.tobytes() for row in together] == alone
 
 
-def test_a_fork_goes_on_as_the_original_would_have(opened: Open) -> None:
+def test_a_fork_continues_like_the_original(opened: Open) -> None:
     """Shared to the token: also in the middle of a page, and whoever writes first."""
     context = opened()
     seq = context.pool.new_sequence()
@@ -168,7 +168,7 @@ def test_a_fork_goes_on_as_the_original_would_have(opened: Open) -> None:
     assert extend(context, fork, [9, 9]).tobytes() == first
 
 
-def test_removing_the_end_and_going_on(opened: Open) -> None:
+def test_decoding_after_truncation(opened: Open) -> None:
     context = opened()
     seq = context.pool.new_sequence()
     extend(context, seq, TEXT[:70])
@@ -179,7 +179,7 @@ def test_removing_the_end_and_going_on(opened: Open) -> None:
     assert extend(context, plain, [5]).tobytes() == again
 
 
-def test_any_sequence_may_use_the_whole_pool(opened: Open) -> None:
+def test_a_sequence_can_use_the_whole_pool(opened: Open) -> None:
     context = opened(n_ctx=96)
     seq = context.pool.new_sequence()
     extend(context, seq, (TEXT * 2)[:96])
@@ -203,7 +203,7 @@ def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     assert error <= limits[type]
 
 
-def test_no_kernel_is_loaded_once_there_is_a_context(
+def test_a_context_loads_all_kernels_when_it_opens(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a new process, with the first context: no prompt waits for a compiler."""
@@ -244,7 +244,7 @@ def test_addresses_never_move(opened: Open) -> None:
     assert context._scheduler._galloc.generations == generations  # type: ignore[union-attr]
 
 
-def test_a_failing_index_is_an_error_and_the_context_goes_on(opened: Open) -> None:
+def test_an_invalid_index_is_an_error_and_the_context_stays_usable(opened: Open) -> None:
     context = opened()
     seq = context.pool.new_sequence()
     expected = extend(context, context.pool.new_sequence(), TEXT[:5]).tobytes()
@@ -253,7 +253,7 @@ def test_a_failing_index_is_an_error_and_the_context_goes_on(opened: Open) -> No
     assert extend(context, context.pool.new_sequence(), TEXT[:5]).tobytes() == expected
 
 
-def test_what_it_refuses(opened: Open) -> None:
+def test_invalid_parameters_are_refused(opened: Open) -> None:
     for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_parallel", 0)):
         with pytest.raises(RequestError, match=f"{name} is {value}: must lie in"):
             opened(**{name: value})
@@ -273,7 +273,7 @@ def test_closing(opened: Open) -> None:
         context.decode(batch)
 
 
-def test_memory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_pool_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     """A pool too large for its device: an error with the numbers, and everything is given back."""
     path = tmp_path / "tiny.gguf"
     write_model(TINY["llama"], path)

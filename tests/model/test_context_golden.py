@@ -79,7 +79,7 @@ def test_logits_and_greedy_tokens(name: str, n_gpu_layers: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["stories260K-F32", "tiny-qwen3moe"])
-def test_the_numpy_twins_give_the_same_tokens(name: str) -> None:
+def test_the_numpy_twins_return_the_same_tokens(name: str) -> None:
     case = golden_cases(name)[0]
     with NO_JIT.set(1), opened(name) as context:
         check_golden(name, case, logits_of(context, case["prompt_tokens"]))
@@ -87,7 +87,7 @@ def test_the_numpy_twins_give_the_same_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_gpu_layers", range(7))
-def test_bits_are_those_of_the_cpu_however_layers_are_split(n_gpu_layers: int) -> None:
+def test_bits_do_not_depend_on_the_split_of_layers(n_gpu_layers: int) -> None:
     # of weights in one layout: a simulated GPU does not repack its own
     tokens = golden_cases("stories260K-F32")[1]["prompt_tokens"]
     with opened("stories260K-F32", repack=False) as context:

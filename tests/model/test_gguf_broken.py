@@ -295,7 +295,7 @@ def test_the_good_file_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
-def test_every_cut_of_a_file_is_found(tmp_path: Path, byte_order: Any) -> None:
+def test_every_truncation_of_a_file_is_found(tmp_path: Path, byte_order: Any) -> None:
     metadata = {
         "general.name": "x",
         "flags": [True, False],
@@ -327,7 +327,7 @@ def peak_bytes(action: Callable[[], None]) -> int:
     return min(peaks)
 
 
-def test_absurd_numbers_cost_no_memory_and_no_time(tmp_path: Path) -> None:
+def test_absurd_numbers_need_little_memory_and_time(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     good = layout({"s": ["a", "b"], "n": [1.0], "k": 1}, [Tensor("w", F32)])
 
@@ -346,7 +346,7 @@ def test_absurd_numbers_cost_no_memory_and_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["keys", "strings", "arrays", "tensors"])
-def test_what_is_kept_is_a_small_multiple_of_the_file(tmp_path: Path, kind: str) -> None:
+def test_memory_of_a_header_is_a_small_multiple_of_the_file(tmp_path: Path, kind: str) -> None:
     n = 5000
     data = {
         "keys": lambda: build({f"{i:x}": Typed(UINT8, 0) for i in range(n)}),

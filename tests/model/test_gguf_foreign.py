@@ -47,7 +47,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_files_are_recognised(tmp_path: Path, name: str) -> None:
+def test_foreign_files_are_recognized(tmp_path: Path, name: str) -> None:
     data, message = FOREIGN[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
@@ -63,7 +63,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert str(e.value) == f"{tmp_path / 'model.gguf'}: no such file"
 
 
-def test_a_link_to_nowhere(tmp_path: Path) -> None:
+def test_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to("gone")
     with pytest.raises(ModelFileError, match="no such file"):
         open_gguf(tmp_path / "model.gguf")
@@ -75,7 +75,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert str(e.value) == f"{tmp_path}: this is a folder, not a file"
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ModelFileError, match="pipe: this is a pipe or a device, not a file"):
         open_gguf(tmp_path / "pipe")
@@ -95,7 +95,7 @@ def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             open_gguf("socket")
 
 
-def test_a_name_that_cannot_be() -> None:
+def test_an_invalid_name() -> None:
     with pytest.raises(ModelFileError, match=r"cannot be read: .*null"):
         open_gguf("model\0.gguf")
 
@@ -105,7 +105,7 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
         open_gguf(tmp_path / ("x" * 5000))
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
 

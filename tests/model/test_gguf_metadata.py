@@ -45,7 +45,7 @@ def metadata(tmp_path: Path) -> Metadata:
     return metadata_of(tmp_path, CONTENT)
 
 
-def test_values_of_their_type(metadata: Metadata) -> None:
+def test_typed_access(metadata: Metadata) -> None:
     assert metadata.int("int") == 5
     assert metadata.int("negative") == -5
     assert metadata.int("huge") == 2**64 - 1
@@ -66,7 +66,7 @@ def test_floats_are_float32(metadata: Metadata) -> None:
     assert metadata.floats("doubles").tolist() == [np.float32(0.1), np.inf]
 
 
-def test_arrays_are_in_the_host_s_byte_order(tmp_path: Path) -> None:
+def test_arrays_have_the_host_s_byte_order(tmp_path: Path) -> None:
     metadata = metadata_of(tmp_path, CONTENT, byte_order=">")
     for key in ("ints", "floats", "doubles"):
         array = metadata[key]
@@ -75,7 +75,7 @@ def test_arrays_are_in_the_host_s_byte_order(tmp_path: Path) -> None:
     assert metadata.floats("floats").dtype.isnative
 
 
-def test_a_default_stands_in_for_a_missing_key_only(metadata: Metadata) -> None:
+def test_defaults_are_for_missing_keys_only(metadata: Metadata) -> None:
     assert metadata.int("missing", None) is None
     assert metadata.str("missing", "x") == "x"
     assert metadata.bool("missing", False) is False
@@ -112,7 +112,7 @@ def test_a_default_stands_in_for_a_missing_key_only(metadata: Metadata) -> None:
         (lambda m: m["latin"], r"is not UTF-8: b'caf\xe9'"),
     ],
 )
-def test_what_is_said_of_a_wrong_key(
+def test_messages_for_missing_and_mistyped_keys(
     metadata: Metadata, get: Callable[[Metadata], object], message: str
 ) -> None:
     with pytest.raises(ModelFileError) as e:
@@ -121,7 +121,7 @@ def test_what_is_said_of_a_wrong_key(
     assert "model.gguf: metadata key '" in str(e.value)
 
 
-def test_a_message_shows_no_long_text_in_full(tmp_path: Path) -> None:
+def test_messages_cut_long_texts(tmp_path: Path) -> None:
     metadata = metadata_of(tmp_path, {"template": "x" * 10_000})
     with pytest.raises(ModelFileError, match="the STRING 'xxx") as e:
         metadata.int("template")
@@ -142,7 +142,7 @@ def test_metadata_is_a_mapping(metadata: Metadata) -> None:
     assert metadata.value_type("huge") is GGUFValueType.UINT64
 
 
-def test_an_array_says_what_it_is_before_it_is_decoded(metadata: Metadata) -> None:
+def test_an_array_has_type_and_length_before_it_is_decoded(metadata: Metadata) -> None:
     array = metadata["latins"]
     assert isinstance(array, Array)
     assert (array.type, len(array)) == (GGUFValueType.STRING, 2)

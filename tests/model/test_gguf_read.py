@@ -58,7 +58,7 @@ def plain(value: object) -> object:
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_every_value_type_comes_back(tmp_path: Path, version: int, byte_order: ByteOrder) -> None:
+def test_every_value_type_is_read(tmp_path: Path, version: int, byte_order: ByteOrder) -> None:
     metadata: dict[str, Any] = {}
     wanted: dict[str, Any] = {}
     for t, values in VALUES.items():
@@ -79,7 +79,7 @@ def test_every_value_type_comes_back(tmp_path: Path, version: int, byte_order: B
 
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
-def test_arrays_of_arrays_come_back(tmp_path: Path, byte_order: ByteOrder) -> None:
+def test_arrays_of_arrays_are_read(tmp_path: Path, byte_order: ByteOrder) -> None:
     def array(values: list[Any]) -> Typed:
         return Typed(GGUFValueType.ARRAY, values)
 
@@ -92,7 +92,7 @@ def test_arrays_of_arrays_come_back(tmp_path: Path, byte_order: ByteOrder) -> No
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
 @pytest.mark.parametrize("dtype", ["f4", "f2", "f8", "i1", "i2", "i4", "i8"])
-def test_plain_tensors_come_back(tmp_path: Path, dtype: str, byte_order: ByteOrder) -> None:
+def test_plain_tensors_are_read(tmp_path: Path, dtype: str, byte_order: ByteOrder) -> None:
     array = np.arange(-12, 12).astype(dtype).reshape(2, 3, 4)
     tensors = [Tensor("first", F32), Tensor("second", array)]
     with opened(tmp_path, build({}, tensors, byte_order=byte_order)) as file:
@@ -112,7 +112,7 @@ def test_bfloat16_of_either_byte_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type", [t for t in GGMLType if t.is_quantized], ids=lambda t: t.name)
-def test_quantized_tensors_are_read_as_they_stand(tmp_path: Path, type: GGMLType) -> None:
+def test_quantized_tensors_are_read_without_conversion(tmp_path: Path, type: GGMLType) -> None:
     ne = [2 * type.block_size, 3]
     content = blocks(type, ne)
     with opened(tmp_path, build({}, [Tensor("w", content, type, ne)])) as file:
@@ -177,7 +177,7 @@ def test_names_within_the_limits(tmp_path: Path, name: str) -> None:
         assert (list(file.metadata), list(file.tensors)) == ([name], [name])
 
 
-def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:
+def test_an_empty_file_with_a_header(tmp_path: Path) -> None:
     with opened(tmp_path, build()) as file:
         assert (len(file.metadata), len(file.tensors), file.n_bytes) == (0, 0, 24)
 
@@ -212,7 +212,7 @@ def test_files_of_the_gguf_package(tmp_path: Path, endian: GGUFEndian) -> None:
 
 
 @pytest.mark.parametrize("name", ["stories260K-F32", "stories260K-Q4_0", "tiny-qwen3moe"])
-def test_real_models_read_as_the_gguf_package_reads_them(name: str) -> None:
+def test_real_models_read_like_the_gguf_package(name: str) -> None:
     path = shared("models", f"{name}.gguf")
     theirs = gguf.GGUFReader(path)
     with open_gguf(path) as file:
@@ -229,7 +229,7 @@ def test_real_models_read_as_the_gguf_package_reads_them(name: str) -> None:
         assert file.n_bytes == path.stat().st_size
 
 
-def test_a_vocabulary_of_128_thousand_tokens_opens_at_once() -> None:
+def test_a_vocabulary_of_128_thousand_tokens_opens_fast() -> None:
     path = shared("vocab", "ggml-vocab-llama-bpe.gguf")
     seconds = []
     for _ in range(5):
@@ -243,7 +243,7 @@ def test_a_vocabulary_of_128_thousand_tokens_opens_at_once() -> None:
     assert len(file.metadata.strings("tokenizer.ggml.merges")) == 280147
 
 
-def test_read_gives_a_view_that_cannot_be_written(tmp_path: Path) -> None:
+def test_read_returns_a_read_only_view(tmp_path: Path) -> None:
     with opened(tmp_path, build({}, [Tensor("w", F32)])) as file:
         first, second = (file.read(file.tensors["w"]) for _ in range(2))
         assert np.shares_memory(first, second)
@@ -252,7 +252,7 @@ def test_read_gives_a_view_that_cannot_be_written(tmp_path: Path) -> None:
         assert first.shape == (F32.nbytes,)
 
 
-def test_arrays_outlive_the_file(tmp_path: Path) -> None:
+def test_arrays_stay_valid_after_close(tmp_path: Path) -> None:
     file = opened(tmp_path, build({"names": ["a", "b"]}, [Tensor("w", F32)]))
     array: npt.NDArray[np.uint8] = file.read(file.tensors["w"])
     file.close()
@@ -273,7 +273,7 @@ def mapped_kib(path: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
-def test_release_gives_whole_pages_back(tmp_path: Path) -> None:
+def test_release_frees_whole_pages(tmp_path: Path) -> None:
     ones = np.ones(1 << 18, np.float32)  # 1 MiB
     with opened(tmp_path, build({}, [Tensor("a", ones), Tensor("b", ones)])) as file:
         a, b = file.tensors.values()
@@ -291,7 +291,7 @@ def test_releasing_less_than_a_page_does_nothing(tmp_path: Path) -> None:
         assert file.read(file.tensors["w"]).tobytes() == F32.tobytes()
 
 
-def test_a_file_that_is_cut_while_open(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_open(tmp_path: Path) -> None:
     data = build({}, [Tensor("a", F32), Tensor("b", F32)])
     with opened(tmp_path, data) as file:
         os.truncate(file.path, len(data) - 1)

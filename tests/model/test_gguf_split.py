@@ -80,7 +80,7 @@ def test_shards_that_the_gguf_package_wrote(tmp_path: Path) -> None:
             assert file.read(file.tensors[f"t{i}"]).tobytes() == array(i).tobytes()
 
 
-def test_names_are_followed_not_what_links_point_to(tmp_path: Path) -> None:
+def test_shards_are_found_by_the_names_of_links(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     for no, file in enumerate(five()):
         (tmp_path / "blobs" / f"{no}abc").write_bytes(file.data)
@@ -95,7 +95,7 @@ def test_odd_names(tmp_path: Path, prefix: str) -> None:
         assert len(opened.tensors) == 6
 
 
-def test_a_model_of_one_shard_needs_no_special_name(tmp_path: Path) -> None:
+def test_a_model_of_one_shard_can_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for count in (0, 1):
         path.write_bytes(shard(u16(0), u16(count), SHARDS[0]).data)
@@ -103,7 +103,7 @@ def test_a_model_of_one_shard_needs_no_special_name(tmp_path: Path) -> None:
             assert list(file.tensors) == ["t0", "t1"]
 
 
-def test_a_name_alone_splits_nothing(tmp_path: Path) -> None:
+def test_a_shard_name_without_keys_is_not_split(tmp_path: Path) -> None:
     path = tmp_path / shard_name("model", 0, 5)
     path.write_bytes(build(METADATA, SHARDS[0]))
     with open_gguf(path) as file:
@@ -123,7 +123,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert failure(path) == f"shard 3 of 5 is missing: {missing}"
 
 
-def test_another_shard_tells_which_file_to_open(tmp_path: Path) -> None:
+def test_a_later_shard_names_the_first(tmp_path: Path) -> None:
     path = write_split(tmp_path, "model", five())
     third = tmp_path / "model-00003-of-00005.gguf"
     assert failure(third) == f"{third}: this is shard 3 of 5: open the first shard, {path}"
@@ -202,7 +202,7 @@ def test_broken_shards(tmp_path: Path, name: str) -> None:
         assert message in said
 
 
-def test_a_missing_tensor_is_missed(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_found(tmp_path: Path) -> None:
     files = [*five()[:4], shard(u16(4), u16(5), [])]
     path = write_split(tmp_path, "model", files)
     assert failure(path) == (

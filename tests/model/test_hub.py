@@ -78,7 +78,7 @@ def test_a_model_is_downloaded_once(hub: FakeHub, tmp_path: Path) -> None:
     assert again == []
 
 
-def test_it_lies_where_others_look_for_it(hub: FakeHub, tmp_path: Path) -> None:
+def test_the_library_finds_a_downloaded_model(hub: FakeHub, tmp_path: Path) -> None:
     path = found()
     assert try_to_load_from_cache(REPO, NAME) == str(path)
     assert path.resolve() == cache(tmp_path) / "blobs" / digest_of(DATA)
@@ -87,7 +87,7 @@ def test_it_lies_where_others_look_for_it(hub: FakeHub, tmp_path: Path) -> None:
     assert left == []
 
 
-def test_what_others_have_downloaded_is_taken(hub: FakeHub) -> None:
+def test_files_downloaded_by_the_library_are_used(hub: FakeHub) -> None:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415
 
     path = hf_hub_download(REPO, NAME)
@@ -106,18 +106,20 @@ def test_all_files_of_a_split_model(hub: FakeHub) -> None:
     assert told[-1] == (18_000, 18_000, "Q8_0/m-00001-of-00003.gguf")
 
 
-def test_a_small_file_that_is_in_git_itself(hub: FakeHub) -> None:
+def test_a_small_file_stored_in_git(hub: FakeHub) -> None:
     hub.add(REPO, {"tiny.gguf": b"GGUF" + bytes(100)})
     assert found().read_bytes() == b"GGUF" + bytes(100)
     hub.add("a/b", {"tiny.gguf": b"GGUF" + bytes(99)})
     hub.damage = True
-    assert "came damaged" in refusal("a/b")
+    assert "was damaged in the download" in refusal("a/b")
 
 
-def test_another_quant_is_told(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_quant_is_used_with_a_warning(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
     hub.add(REPO, {"model-Q8_0.gguf": DATA})
     assert found().name == "model-Q8_0.gguf"
-    assert "has no Q4_K_M: model-Q8_0.gguf is taken" in caplog.text
+    assert "has no Q4_K_M: using model-Q8_0.gguf" in caplog.text
 
 
 def test_a_new_version_is_downloaded(hub: FakeHub) -> None:
@@ -129,7 +131,7 @@ def test_a_new_version_is_downloaded(hub: FakeHub) -> None:
     assert found(offline=True) == new
 
 
-def test_a_new_version_with_the_same_file_costs_no_download(hub: FakeHub) -> None:
+def test_a_new_version_with_the_same_file_needs_no_download(hub: FakeHub) -> None:
     found()
     hub.forget()
     hub.add(REPO, {NAME: DATA, "README.md": b"# New"})
@@ -150,7 +152,7 @@ def test_a_cache_without_links(hub: FakeHub) -> None:
 # --- interrupted downloads ---
 
 
-def test_a_cut_connection_is_resumed(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_download_is_resumed(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
     hub.cuts = [100_000, 1, 0, 50_000]
     assert found().read_bytes() == DATA
     last = f"-{len(DATA) - 1}"
@@ -164,7 +166,7 @@ def test_a_hub_that_is_busy_for_a_while(hub: FakeHub) -> None:
     assert found().read_bytes() == DATA
 
 
-def test_giving_up_keeps_what_is_there(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_failed_download_keeps_its_partial_file(hub: FakeHub, tmp_path: Path) -> None:
     hub.cuts = [100_000, *[0] * blobs.TRIES]
     assert "cannot be reached: peer closed connection" in refusal()
     assert partial(tmp_path).read_bytes() == DATA[:100_000]
@@ -175,36 +177,34 @@ def test_giving_up_keeps_what_is_there(hub: FakeHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [b"", b"more than there is"])
-def test_what_is_there_is_whole_but_was_not_checked(
-    hub: FakeHub, tmp_path: Path, extra: bytes
-) -> None:
+def test_a_complete_partial_file_is_checked(hub: FakeHub, tmp_path: Path, extra: bytes) -> None:
     partial(tmp_path).parent.mkdir(parents=True)
     partial(tmp_path).write_bytes(DATA + extra)
     assert found().read_bytes() == DATA
     assert hub.n_sent == (len(DATA) if extra else 0)
 
 
-def test_a_server_without_ranges_begins_again(hub: FakeHub) -> None:
+def test_a_server_without_ranges_restarts_the_download(hub: FakeHub) -> None:
     hub.knows_ranges = False
     hub.cuts = [100_000]
     assert found().read_bytes() == DATA
     assert hub.n_sent == len(DATA) + 100_000
 
 
-def test_files_larger_than_one_answer(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_larger_than_one_response(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs, "RESPONSE_MAX", 100_000)
     assert found().read_bytes() == DATA
     ranges = ["bytes=0-99999", "bytes=100000-199999", "bytes=200000-299999"]
     assert [r.range for r in hub.deliveries()] == ranges
 
 
-def test_two_at_once_download_once(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_processes_download_once(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
     hub.stall_after = 1000
     paths: list[Path] = []
     both = [threading.Thread(target=lambda: paths.append(found())) for _ in range(2)]
     for one in both:
         one.start()
-    while "waiting for it" not in caplog.text:
+    while "waiting for another process" not in caplog.text:
         assert any(one.is_alive() for one in both)
     hub.go_on.set()
     for one in both:
@@ -216,20 +216,20 @@ def test_two_at_once_download_once(hub: FakeHub, caplog: pytest.LogCaptureFixtur
 # --- what is wrong is found ---
 
 
-def test_damage_is_found(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_damaged_download_is_found(hub: FakeHub, tmp_path: Path) -> None:
     hub.damage = True
     text = refusal()
-    assert f"{NAME} of {REPO} came damaged, and was removed" in text
+    assert f"{NAME} of {REPO} was damaged in the download and removed" in text
     assert digest_of(DATA) in text
     assert list((cache(tmp_path) / "blobs").iterdir()) == []
     hub.damage = False
     assert found().read_bytes() == DATA
 
 
-def test_a_damaged_beginning_is_found(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_damaged_partial_file_is_found(hub: FakeHub, tmp_path: Path) -> None:
     partial(tmp_path).parent.mkdir(parents=True)
     partial(tmp_path).write_bytes(bytes(1000))
-    assert "came damaged" in refusal()
+    assert "was damaged in the download" in refusal()
     assert found().read_bytes() == DATA
 
 
@@ -239,47 +239,46 @@ def test_a_cached_file_of_another_size_is_downloaded_again(
     path = found()
     path.resolve().write_bytes(DATA[:1000])
     assert found().read_bytes() == DATA
-    assert "has another size, and was removed" in caplog.text
+    assert "was removed: its size is not that of" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["../../x", "", "0" * 39])
-def test_names_that_would_leave_the_cache(
+def test_names_outside_the_cache_are_refused(
     hub: FakeHub, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos[REPO].commit = name
-    assert f"does not answer as the hub does: {name!r} is no digest" in refusal()
+    assert f"sent an invalid response: {name!r} is not a digest" in refusal()
     hub.add(REPO, {"../m-Q4_K_M.gguf": DATA, "a/../../m-Q4_K_M.gguf": DATA})
     assert "has no GGUF model" in refusal()
 
 
-def test_something_that_is_no_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_response_of_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fake_hub._listing", lambda repo: b"<html>Please log in</html>")
-    assert "does not answer as the hub does" in refusal()
+    assert "sent an invalid response" in refusal()
     monkeypatch.setattr("fake_hub._listing", lambda repo: b"[]")
-    assert "does not answer as the hub does" in refusal()
+    assert "sent an invalid response" in refusal()
 
 
 # --- without the hub ---
 
 
-def test_offline_asks_nobody(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_requests(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = found()
     hub.forget()
     assert found(offline=True) == found(f"{REPO}:q4_k_m", offline=True) == path
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert found() == path
     assert refusal("no/body") == (
-        f"the hub is not asked: HF_HUB_OFFLINE is set; the cache {constants.HF_HUB_CACHE} has "
-        "nothing of no/body"
+        f"offline mode: HF_HUB_OFFLINE is set; the cache {constants.HF_HUB_CACHE} has "
+        "no model of no/body"
     )
     assert refusal(f"{REPO}:Q8_0", offline=True) == (
-        f"the hub is not asked: --offline; the cache of {REPO} has no Q8_0; there are "
-        "Q4_K_M (292.97 KiB)"
+        f"offline mode: --offline; the cache of {REPO} has no Q8_0; available: Q4_K_M (292.97 KiB)"
     )
     assert hub.requests == []
 
 
-def test_offline_the_newest_of_each_quant(hub: FakeHub) -> None:
+def test_offline_mode_uses_the_newest_of_each_quant(hub: FakeHub) -> None:
     first = found()
     hub.add(REPO, {NAME: noise(5000, 1), "model-Q8_0.gguf": DATA})
     second = found(f"{REPO}:Q8_0")
@@ -292,11 +291,11 @@ def test_offline_the_newest_of_each_quant(hub: FakeHub) -> None:
     assert found(offline=True) == first
 
 
-def test_offline_half_a_model_is_none(hub: FakeHub) -> None:
+def test_offline_mode_ignores_incomplete_models(hub: FakeHub) -> None:
     hub.add(REPO, {f"m-Q8_0-0000{no}-of-00002.gguf": noise(3000, no) for no in (1, 2)})
     path = found(f"{REPO}:Q8_0")
     path.with_name("m-Q8_0-00002-of-00002.gguf").unlink()
-    assert "has nothing of" in refusal(f"{REPO}:Q8_0", offline=True)
+    assert "has no model of" in refusal(f"{REPO}:Q8_0", offline=True)
 
 
 def test_no_network(
@@ -309,19 +308,19 @@ def test_no_network(
         monkeypatch.setattr(constants, "ENDPOINT", f"http://{place}")
         assert found() == path
         assert f"{place} cannot be reached" in caplog.text
-        assert f"{NAME} is taken from the cache" in caplog.text
+        assert f"using {NAME} from the cache" in caplog.text
         text = refusal("some/other")
     assert text.startswith(f"{place} cannot be reached: ")
-    assert text.endswith(f"; the cache {constants.HF_HUB_CACHE} has nothing of some/other")
+    assert text.endswith(f"; the cache {constants.HF_HUB_CACHE} has no model of some/other")
 
 
-def test_a_hub_with_trouble(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_errors_of_the_hub(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
     hub.statuses = [500] * library.TRIES
-    assert "has trouble, try again later (status 500)" in refusal()
+    assert "has a server error, try again later (status 500)" in refusal()
     path = found()
     hub.statuses = [503] * library.TRIES
     assert found() == path
-    assert "is taken from the cache" in caplog.text
+    assert "from the cache" in caplog.text
     hub.statuses = [429] * library.TRIES
     assert "too many requests" in refusal("some/other")
 
@@ -331,9 +330,9 @@ def test_a_hub_with_trouble(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> N
 
 def test_no_such_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     text = refusal("no/body")
-    assert "has no repository no/body, or it is private: then it needs a token (HF_TOKEN)" in text
+    assert "has no repository no/body, or it is private and needs a token (HF_TOKEN)" in text
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
-    assert "or it is private and your token may not read it" in refusal("no/body")
+    assert "or it is private and your token cannot read it" in refusal("no/body")
 
 
 def test_a_private_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,8 +347,8 @@ def test_a_private_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gated_repository(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos[REPO].gated = True
     text = refusal()
-    assert f"{REPO} is gated: ask for access at {hub.url()}/{REPO}" in text
-    assert "then give a token of your account as HF_TOKEN" in text
+    assert f"{REPO} is gated: request access at {hub.url()}/{REPO}" in text
+    assert "then set HF_TOKEN to a token of your account" in text
     assert len([r for r in hub.requests if "/resolve/" in r.path]) == 1  # asking again is no use
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     hub.has_access = False
@@ -360,17 +359,17 @@ def test_a_gated_repository(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_wrong_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_old")
-    assert "refuses the token (HF_TOKEN, or that of `hf auth login`)" in refusal()
+    assert "rejects the token (HF_TOKEN, or that of `hf auth login`)" in refusal()
 
 
 def test_no_such_quant(hub: FakeHub) -> None:
     assert refusal(f"{REPO}:Q3_K_S") == (
-        f"{REPO} has no Q3_K_S; there are Q4_K_M (292.97 KiB), Q8_0 (8.79 KiB)"
+        f"{REPO} has no Q3_K_S; available: Q4_K_M (292.97 KiB), Q8_0 (8.79 KiB)"
     )
     assert hub.deliveries() == []
 
 
-def test_it_is_one_kind_of_error(hub: FakeHub) -> None:
+def test_download_errors_are_model_file_errors(hub: FakeHub) -> None:
     with pytest.raises(ModelFileError):
         found("no/body")
 
@@ -378,7 +377,7 @@ def test_it_is_one_kind_of_error(hub: FakeHub) -> None:
 # --- the disk ---
 
 
-def test_too_little_room_is_told_before(
+def test_a_small_disk_is_an_error_before_the_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 200_000
@@ -393,7 +392,7 @@ def test_too_little_room_is_told_before(
     assert found().read_bytes() == DATA  # only the rest of it is needed
 
 
-def test_a_disk_that_becomes_full(
+def test_a_disk_that_becomes_full_during_the_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = blobs._Download._count
@@ -406,14 +405,14 @@ def test_a_disk_that_becomes_full(
         patched.setattr(blobs._Download, "_count", full)
         text = refusal()
     assert f"the disk of {cache(tmp_path) / 'blobs'} is full" in text
-    assert "is kept, the same command goes on from there" in text
+    assert "repeat the command to resume the download" in text
     there = partial(tmp_path).stat().st_size
     assert 0 < there < len(DATA)
     assert found().read_bytes() == DATA
     assert hub.deliveries()[-1].range == f"bytes={there}-{len(DATA) - 1}"
 
 
-def test_a_cache_that_is_no_folder(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_cache_that_is_not_a_folder(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     assert f"{REPO} cannot be written into" in refusal()
 
@@ -432,7 +431,7 @@ def model(hub: FakeHub, tmp_path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_a_header_costs_no_download(
+def test_a_header_needs_few_bytes(
     hub: FakeHub, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_ranges: bool
 ) -> None:
     monkeypatch.setattr(find, "HEADER_STEP", 1000)
@@ -461,7 +460,7 @@ def test_headers_of_a_split_model(
     assert path == min(folder.iterdir())
 
 
-def test_a_file_that_is_no_model_does_not_go_on_for_ever(
+def test_the_header_of_an_invalid_file_has_a_limit(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(find, "HEADER_STEP", 1000)
@@ -470,7 +469,7 @@ def test_a_file_that_is_no_model_does_not_go_on_for_ever(
     assert path.stat().st_size == 16_000
 
 
-def test_the_header_of_what_is_cached(hub: FakeHub, model: bytes, tmp_path: Path) -> None:
+def test_the_header_of_a_cached_model(hub: FakeHub, model: bytes, tmp_path: Path) -> None:
     path = found()
     hub.forget()
     assert find_header(parse_model(REPO), tmp_path) == path
@@ -487,7 +486,7 @@ def test_a_header_of_a_gated_repository(hub: FakeHub, model: bytes, tmp_path: Pa
 # --- what it costs others ---
 
 
-def test_the_library_is_not_imported_before_it_is_used() -> None:
+def test_the_library_is_imported_on_first_use() -> None:
     code = "import sys, lamella.cli.flags; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

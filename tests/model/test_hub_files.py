@@ -38,7 +38,7 @@ def test_names(text: str, model: HubModel) -> None:
         *("u/-r", "u/r.", "u/r r", "https://huggingface.co/u/r", "u/" + 95 * "r", "u/ré"),
     ],
 )
-def test_what_is_no_name(text: str) -> None:
+def test_invalid_names(text: str) -> None:
     with pytest.raises(RequestError, match="must be USER/REPO or USER/REPO:QUANT"):
         parse_model(text)
 
@@ -75,22 +75,22 @@ def test_a_quant_in_any_case(quant: str) -> None:
     assert chosen(f"u/r:{quant}", "m-q4_k_s.gguf", "M-Q4_K_M.gguf") == ["M-Q4_K_M.gguf"]
 
 
-def test_a_quant_is_not_the_beginning_of_another_one() -> None:
+def test_a_quant_does_not_match_a_longer_one() -> None:
     names = ["m-Q4_0_4_4.gguf", "m-Q4_K_M.gguf", "m-IQ4_0.gguf"]
     for quant in ("Q4_0", "Q4_K", "Q4", "4_0"):
-        with pytest.raises(DownloadError, match=f"has no {quant}; there are"):
+        with pytest.raises(DownloadError, match=f"has no {quant}; available:"):
             chosen(f"u/r:{quant}", *names)
     assert chosen("u/r:Q4_0", *names, "m-Q4_0.gguf") == ["m-Q4_0.gguf"]
 
 
-def test_a_quant_of_another_recipe_will_do_where_there_is_no_plain_one() -> None:
+def test_a_plain_quant_is_preferred_to_a_variant() -> None:
     names = ["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
     assert chosen("u/r:Q4_K_M", *names) == ["m-Q4_K_M.gguf"]
     assert chosen("u/r:UD-Q4_K_M", *names) == ["m-UD-Q4_K_M.gguf"]
     assert chosen("u/r:Q4_K_XL", *names) == ["m-UD-Q4_K_XL.gguf"]
 
 
-def test_what_is_no_known_quant_is_looked_for_in_names() -> None:
+def test_an_unknown_quant_is_searched_in_names() -> None:
     assert chosen("u/r:dynamic", "m-Dynamic-v2.gguf", "m-Q8_0.gguf") == ["m-Dynamic-v2.gguf"]
     assert chosen("u/r:large", "large/m.gguf", "small/m.gguf") == ["large/m.gguf"]
 
@@ -99,14 +99,14 @@ def test_without_a_quant() -> None:
     assert chosen("u/r", "m-BF16.gguf", "m-Q4_K_M.gguf") == ["m-Q4_K_M.gguf"]
     choice = choose(files("m-Q8_0.gguf", "m-Q6_K.gguf"), HubModel("u/r"), "u/r")
     assert [f.name for f in choice.files] == ["m-Q6_K.gguf"]
-    assert choice.note == "u/r has no Q4_K_M: m-Q6_K.gguf is taken, 2.00 GiB"
+    assert choice.note == "u/r has no Q4_K_M: using m-Q6_K.gguf (2.00 GiB)"
     assert choose(files("m-Q4_K_M.gguf"), HubModel("u/r"), "u/r").note == ""
 
 
-def test_projectors_and_matrices_are_no_models() -> None:
+def test_projectors_and_importance_matrices_are_not_models() -> None:
     others = ["a-mmproj-Q4_K_M.gguf", "mmproj-F16.gguf", "imatrix.gguf", "m.imatrix.gguf"]
     assert chosen("u/r", *others, "README.md", "m-Q8_0.gguf") == ["m-Q8_0.gguf"]
-    with pytest.raises(DownloadError, match="has no F16; there are Q8_0"):
+    with pytest.raises(DownloadError, match="has no F16; available: Q8_0"):
         chosen("u/r:F16", *others, "m-Q8_0.gguf")
     # called after the matrix that helped to quantise it
     assert chosen("u/r", *others, "m-imatrix-Q4_K_M.gguf") == ["m-imatrix-Q4_K_M.gguf"]
@@ -121,7 +121,7 @@ def test_all_files_of_a_split_model_in_order() -> None:
     assert (candidate.label, candidate.size, candidate.is_whole) == ("Q8_0", 6 * GIB, True)
 
 
-def test_a_split_model_with_a_hole() -> None:
+def test_an_incomplete_split_model() -> None:
     names = ["m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"]
     with pytest.raises(DownloadError, match=r"u/r has 2 of the 3 files of u/r:Q8_0"):
         chosen("u/r:Q8_0", *names)
@@ -132,7 +132,7 @@ def test_a_file() -> None:
     names = ["a/m-Q4_K_M.gguf", "b/m-Q4_K_M.gguf", "b/n.gguf"]
     assert chosen("u/r:Q8_0", *names, file="b/m-Q4_K_M.gguf") == ["b/m-Q4_K_M.gguf"]
     assert chosen("u/r", *names, file="N.gguf") == ["b/n.gguf"]
-    with pytest.raises(DownloadError, match=r"no model file m-Q4_K_M\.gguf; there are a/m-Q4_K_M"):
+    with pytest.raises(DownloadError, match=r"no model file m-Q4_K_M\.gguf; available: a/m-Q4_K_M"):
         chosen("u/r", *names, file="m-Q4_K_M.gguf")  # which one?
     with pytest.raises(DownloadError, match=r"no model file x\.gguf"):
         chosen("u/r", *names, file="x.gguf")
@@ -141,14 +141,14 @@ def test_a_file() -> None:
 def test_several_models_of_a_quant() -> None:
     choice = choose(files("b-Q4_0.gguf", "x/a-Q4_0.gguf"), parse_model("u/r:Q4_0"), "u/r")
     assert [f.name for f in choice.files] == ["b-Q4_0.gguf"]
-    assert choice.note.startswith("u/r has 2 models of Q4_0: b-Q4_0.gguf is taken")
+    assert choice.note.startswith("u/r has 2 models of Q4_0: using b-Q4_0.gguf")
 
 
-def test_the_list_of_those_there_are() -> None:
+def test_errors_list_the_available_models() -> None:
     with pytest.raises(DownloadError) as raised:
         chosen("u/r:Q3_K_M", "m-Q8_0.gguf", "a-F16.gguf", "b-F16.gguf", "plain.gguf")
     assert str(raised.value) == (
-        "u/r has no Q3_K_M; there are a-F16.gguf (2.00 GiB), b-F16.gguf (3.00 GiB), "
+        "u/r has no Q3_K_M; available: a-F16.gguf (2.00 GiB), b-F16.gguf (3.00 GiB), "
         "Q8_0 (1.00 GiB), plain.gguf (4.00 GiB)"
     )
     with pytest.raises(DownloadError, match=r"and 5 more$"):

@@ -23,19 +23,19 @@ def cells(seq: KVSequence) -> list[int]:
     return found
 
 
-def test_cells_are_rounded_up_to_pages_beside_the_scratch_page() -> None:
+def test_cells_are_rounded_up_to_pages_plus_the_scratch_page() -> None:
     pool = PagePool(33, page_size=32)
     assert (pool.n_pages, pool.n_cells_total, pool.n_free) == (2, 96, 2)
     assert PagePool(64, page_size=32).n_pages == 2
 
 
 @pytest.mark.parametrize(("n_cells", "page_size"), [(0, 32), (-1, 32), (8, 0), (2**31 - 1, 32)])
-def test_impossible_sizes_are_refused(n_cells: int, page_size: int) -> None:
+def test_invalid_sizes_are_refused(n_cells: int, page_size: int) -> None:
     with pytest.raises(RequestError):
         PagePool(n_cells, page_size=page_size)
 
 
-def test_one_sequence_may_use_the_whole_pool_but_never_the_scratch_page() -> None:
+def test_a_sequence_can_use_all_pages_but_the_scratch_page() -> None:
     pool = PagePool(16, page_size=4)
     seq = sequence(pool, 16)
     assert sorted(cells(seq)) == list(range(4, 20))
@@ -60,7 +60,7 @@ def test_cells_follow_positions() -> None:
             assert part.tolist() == expected[begin:end]
 
 
-def test_a_table_outgrows_its_first_array() -> None:
+def test_a_page_table_grows() -> None:
     pool = PagePool(1000, page_size=2)
     seq = sequence(pool, 1)
     before = seq.page_numbers()
@@ -84,7 +84,7 @@ def test_an_append_that_does_not_fit_changes_nothing() -> None:
     assert seq.append(5) == []
 
 
-def test_a_shared_partial_page_is_copied_by_the_first_who_appends() -> None:
+def test_the_first_append_copies_a_shared_partial_page() -> None:
     pool = PagePool(40, page_size=4)
     parent = sequence(pool, 6)
     child = parent.fork()
@@ -119,7 +119,7 @@ def test_whole_pages_are_shared_without_copies() -> None:
     assert cells(child)[8] != cells(parent)[8]
 
 
-def test_a_copy_needs_a_page_too() -> None:
+def test_a_copy_needs_a_page() -> None:
     pool = PagePool(8, page_size=4)
     parent = sequence(pool, 6)
     child = parent.fork()
@@ -131,7 +131,7 @@ def test_a_copy_needs_a_page_too() -> None:
     assert child.append(1) == []  # nobody shares the page any more
 
 
-def test_truncation_into_a_shared_page_copies_before_it_writes() -> None:
+def test_append_after_truncation_into_a_shared_page_copies_it() -> None:
     pool = PagePool(40, page_size=4)
     parent = sequence(pool, 8)
     child = parent.fork()
@@ -141,7 +141,7 @@ def test_truncation_into_a_shared_page_copies_before_it_writes() -> None:
     assert cells(child)[7] != cells(parent)[7]
 
 
-def test_truncation_gives_whole_pages_back() -> None:
+def test_truncation_releases_whole_pages() -> None:
     pool = PagePool(40, page_size=4)
     seq = sequence(pool, 11)
     before = cells(seq)
@@ -214,7 +214,7 @@ def test_a_freed_sequence_is_closed(use: Callable[[KVSequence], object]) -> None
         use(seq)
 
 
-def test_forks_of_nothing_and_empty_pools_at_the_edge() -> None:
+def test_empty_forks_and_full_pools() -> None:
     pool = PagePool(1, page_size=4)
     seq = sequence(pool, 4)
     empty = seq.fork(0)
@@ -289,7 +289,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_lives_keep_every_sequence_as_it_was_written(seed: int) -> None:
+def test_random_operations_keep_the_cells_of_every_sequence(seed: int) -> None:
     model = Model(seed)
     for _ in range(150):
         model.step()

@@ -54,7 +54,7 @@ class World:
         seq.free()
 
 
-def test_what_was_computed_is_found_to_the_token() -> None:
+def test_prefixes_are_found_to_the_token() -> None:
     w = World()
     assert w.run(1, 2, 3, 4, 5, 6, 7) == 0
     assert w.run(1, 2, 3, 4, 5, 6, 7) == 6  # one is evaluated anyway: its logits are wanted
@@ -64,7 +64,7 @@ def test_what_was_computed_is_found_to_the_token() -> None:
     assert w.run(1, 2, 3, 4, 5, 6, 9, 9, 9) == 8
 
 
-def test_a_longer_prefix_takes_the_place_of_a_shorter_one() -> None:
+def test_a_longer_prefix_replaces_a_shorter_one() -> None:
     w = World()
     for n in range(1, 11):
         assert w.run(*range(n)) == max(n - 1, 0)
@@ -73,7 +73,7 @@ def test_a_longer_prefix_takes_the_place_of_a_shorter_one() -> None:
     assert len(w.tree) == 3
 
 
-def test_prefixes_that_begin_alike_share_pages() -> None:
+def test_prefixes_with_equal_beginnings_share_pages() -> None:
     w = World()
     for last in range(5):
         w.run(*range(8), 100 + last)
@@ -81,7 +81,7 @@ def test_prefixes_that_begin_alike_share_pages() -> None:
     assert w.pool.n_free == w.pool.n_pages  # nobody needs them
 
 
-def test_a_sequence_that_runs_is_found_too_by_its_full_pages() -> None:
+def test_full_pages_of_a_running_sequence_are_found() -> None:
     w = World()
     first = w.find([])
     w.extend(first, range(10))
@@ -97,7 +97,7 @@ def test_a_sequence_that_runs_is_found_too_by_its_full_pages() -> None:
     assert w.pool.n_free == w.pool.n_pages - 3
 
 
-def test_the_same_prompt_twice_at_once_is_remembered_once() -> None:
+def test_two_equal_running_prompts_are_cached_once() -> None:
     w = World()
     seqs = [w.find([]), w.find([])]
     for seq in seqs:
@@ -109,7 +109,7 @@ def test_the_same_prompt_twice_at_once_is_remembered_once() -> None:
     assert w.pool.n_free == w.pool.n_pages
 
 
-def test_pages_used_longest_ago_go_first_and_ends_before_beginnings() -> None:
+def test_eviction_is_least_recently_used_and_children_first() -> None:
     w = World(n_pages=6)
     w.run(*range(8))
     w.run(*range(100, 108))
@@ -121,7 +121,7 @@ def test_pages_used_longest_ago_go_first_and_ends_before_beginnings() -> None:
     assert lengths(w, 0, 100, 200, 300) == [0, 4, 12, 8]
 
 
-def test_pages_of_one_that_runs_never_follow_those_of_another() -> None:
+def test_pages_of_running_sequences_never_follow_each_other() -> None:
     w = World(n_pages=9)
     first, second = w.find([]), w.find([])
     w.extend(first, range(8))
@@ -163,7 +163,7 @@ def test_a_long_prompt_of_many_pages() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_run_of_requests(seed: int) -> None:
+def test_random_sequences_of_requests(seed: int) -> None:
     chance = random.Random(seed)
     w = World(n_pages=chance.choice([6, 12, 40]))
     running: list[tuple[KVSequence, list[int]]] = []

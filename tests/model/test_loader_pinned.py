@@ -58,7 +58,7 @@ def logits(model: LoadedModel) -> bytes:
         return context.decode(batch).tobytes()
 
 
-def test_only_what_is_taken_over_is_pinned(path: Path) -> None:
+def test_only_weights_of_offloaded_ops_are_pinned(path: Path) -> None:
     model = load(path, taker(), 2)
     for name, memory in memories(model).items():
         if name.startswith(("blk.1.", "output")):
@@ -76,24 +76,24 @@ def test_without_op_offload_nothing_is_pinned(path: Path) -> None:
     assert kinds == {"SIM0", "CPU", "CPU_REPACK"}
 
 
-def test_a_device_that_takes_nothing_over_pins_nothing(path: Path) -> None:
+def test_a_device_without_op_offload_pins_nothing(path: Path) -> None:
     assert "SIM0_Host" not in memories(load(path, SimDevice("SIM0"), 1)).values()
 
 
-def test_a_device_without_layers_is_in_use_if_it_takes_batches_over(path: Path) -> None:
+def test_a_device_without_layers_is_in_use_for_op_offload(path: Path) -> None:
     assert [d.name for d in load(path, taker(), 0).devices] == ["SIM0", "CPU"]
     assert [d.name for d in load(path, taker(), 0, op_offload=False).devices] == ["CPU"]
 
 
 @pytest.mark.parametrize("n_gpu_layers", [0, 1, 2])
-def test_results_do_not_depend_on_it(path: Path, n_gpu_layers: int) -> None:
+def test_results_do_not_depend_on_pinning(path: Path, n_gpu_layers: int) -> None:
     pinned = load(path, taker(), n_gpu_layers)
     plain = load_model(path, Placement(cpu=CpuDevice(1, repack=False)))
     assert "SIM0_Host" in memories(pinned).values()
     assert logits(pinned) == logits(plain)
 
 
-def test_it_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As other memory is: only repacked weights need all of a tensor at once."""
     whole = []
     monkeypatch.setattr(loader, "SLICE_BYTES", 100)
@@ -112,7 +112,7 @@ def test_it_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert bytes(tensor_get(model.weights[name])) == bytes(tensor_get(expected.weights[name]))
 
 
-def test_where_it_cannot_be_pinned_ordinary_memory_will_do(
+def test_weights_go_to_pageable_memory_if_pinning_fails(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = taker()
@@ -122,7 +122,7 @@ def test_where_it_cannot_be_pinned_ordinary_memory_will_do(
         model = load(path, gpu, 1)
     (told,) = caplog.messages
     assert told.startswith("out of memory: SIM0_Host cannot give ")
-    assert told.endswith("the CPU's weights are in memory from which copies are slower")
+    assert told.endswith("the CPU's weights are in pageable memory, copies are slower")
     found = memories(model)
     assert found["blk.0.attn_q.weight"] == "CPU"
     assert "SIM0_Host" not in found.values()
@@ -133,7 +133,7 @@ def test_where_it_cannot_be_pinned_ordinary_memory_will_do(
     assert [buft.used for buft in memory] == [0] * len(memory)
 
 
-def test_other_memory_that_runs_out_is_an_error(path: Path) -> None:
+def test_other_memory_that_is_too_small_is_an_error(path: Path) -> None:
     gpu = taker()
     gpu.buffer_type.capacity = 1000
     with pytest.raises(OutOfMemoryError, match="SIM0 cannot give"):

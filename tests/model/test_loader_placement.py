@@ -54,7 +54,7 @@ def test_the_last_layers_go_to_the_device(n_gpu_layers: int, expected: str) -> N
     assert names(layer_devices(4, params)) == expected
 
 
-def test_without_devices_all_is_on_the_cpu() -> None:
+def test_without_devices_everything_is_on_the_cpu() -> None:
     assert names(layer_devices(2, Placement(cpu=CPU))) == "CC|C"
 
 
@@ -104,7 +104,7 @@ def homes(
     return place(tmp_path / "m.gguf", hp, types, params)
 
 
-def test_layers_and_output_follow_their_device_and_the_embedding_stays(tmp_path: Path) -> None:
+def test_weights_follow_their_layer_and_the_embedding_stays(tmp_path: Path) -> None:
     params = Placement(cpu=CPU, devices=(GPU,), params=PlacementParams(n_gpu_layers=2))
     found = homes(TINY["llama-3.1"], tmp_path, params)
     on_gpu = {name for name, home in found.items() if home == (GPU, GPU.buffer_type)}
@@ -114,7 +114,7 @@ def test_layers_and_output_follow_their_device_and_the_embedding_stays(tmp_path:
     assert {"token_embd.weight", "blk.0.rope_freqs.weight"} <= rest
 
 
-def test_what_a_device_cannot_run_goes_to_the_cpu(tmp_path: Path) -> None:
+def test_unsupported_weights_go_to_the_cpu(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT_ID})
     found = homes(TINY["mixtral"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
     on_cpu = {name for name, home in found.items() if home.device is CPU}
@@ -122,7 +122,7 @@ def test_what_a_device_cannot_run_goes_to_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", [Op.MUL, Op.ADD, Op.ROPE, Op.MUL_MAT])
-def test_each_weight_is_tried_with_its_op(op: Op, tmp_path: Path) -> None:
+def test_support_is_checked_with_the_op_of_each_weight(op: Op, tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {op})
     found = homes(TINY["llama-3.1"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
     kinds = {"norm": Op.MUL, "bias": Op.ADD, "rope_freqs": Op.ROPE}
@@ -133,7 +133,7 @@ def test_each_weight_is_tried_with_its_op(op: Op, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_what_nothing_can_run_is_refused(name: str, tmp_path: Path) -> None:
+def test_weights_that_no_device_supports_are_refused(name: str, tmp_path: Path) -> None:
     op = {"llama": Op.MUL_MAT, "mixtral": Op.MUL_MAT_ID}[name]
     cpu = SimDevice("CPU", DeviceType.CPU, ops=set(Op) - {op})
     with pytest.raises(
@@ -143,12 +143,12 @@ def test_what_nothing_can_run_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type", [GGMLType.I32, GGMLType.F64])
-def test_types_that_are_no_weights(type: GGMLType, tmp_path: Path) -> None:
+def test_types_that_weights_cannot_have(type: GGMLType, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"token_embd\.weight: .*{type.name}"):
         homes(TINY["llama"], tmp_path, Placement(cpu=CPU), type)
 
 
-def test_overrides_come_first(tmp_path: Path) -> None:
+def test_overrides_take_precedence(tmp_path: Path) -> None:
     overrides = (
         (r"ffn_(up|down)_exps", CPU.buffer_type),
         (r"blk\.1\.", OTHER.buffer_type),
@@ -167,14 +167,14 @@ def test_overrides_come_first(tmp_path: Path) -> None:
     assert found["blk.0.ffn_gate_exps.weight"] == (GPU, GPU.buffer_type)
 
 
-def test_an_override_to_where_nothing_can_compute(tmp_path: Path) -> None:
+def test_an_override_to_memory_without_a_capable_device(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT})
     params = Placement(cpu=CPU, devices=(weak,), overrides=(("attn_q", weak.buffer_type),))
     with pytest.raises(RequestError, match=r"blk\.0\.attn_q\.weight.*SIM0.*can run MUL_MAT"):
         homes(TINY["llama"], tmp_path, params)
 
 
-def test_an_override_to_memory_that_several_devices_use(tmp_path: Path) -> None:
+def test_an_override_to_a_buffer_type_of_several_devices(tmp_path: Path) -> None:
     """The first of them that can compute with the weight: here not the one without MUL_MAT."""
     beside = SimDevice(
         "SIM0", DeviceType.ACCEL, ops=set(Op) - {Op.MUL_MAT}, reads=[CPU.buffer_type]
@@ -189,7 +189,7 @@ PACKING = CpuDevice(1)
 PLAIN, (REPACK,) = PACKING.buffer_type, PACKING.extra_buffer_types
 
 
-def test_an_override_to_the_cpu_takes_the_best_memory_it_has(tmp_path: Path) -> None:
+def test_an_override_to_the_cpu_uses_its_best_buffer_type(tmp_path: Path) -> None:
     overrides = (("ffn_(up|down)", PLAIN), ("attn_norm", PLAIN))
     params = Placement(cpu=PACKING, devices=(GPU,), overrides=overrides)
     found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
@@ -198,7 +198,7 @@ def test_an_override_to_the_cpu_takes_the_best_memory_it_has(tmp_path: Path) -> 
     assert found["blk.0.ffn_gate.weight"] == (GPU, GPU.buffer_type)
 
 
-def test_an_override_to_the_cpu_is_pinned_where_a_device_takes_large_batches(
+def test_an_override_to_the_cpu_is_pinned_with_op_offload(
     tmp_path: Path,
 ) -> None:
     taker = SimDevice("SIM0", offload_ops=[Op.MUL_MAT])
@@ -216,7 +216,7 @@ def test_an_override_to_the_cpu_is_pinned_where_a_device_takes_large_batches(
     ("n", "layers"), [(0, set()), (1, {0}), (2, {0, 1}), (9, {0, 1}), (-1, {0, 1})]
 )
 @pytest.mark.parametrize("name", ["mixtral", "qwen3moe", "llama"])
-def test_experts_of_the_first_layers_stay_with_the_cpu(
+def test_experts_of_the_first_layers_stay_on_the_cpu(
     name: str, n: int, layers: set[int], tmp_path: Path
 ) -> None:
     overrides = moe_overrides(2, n, CPU.buffer_type)
@@ -250,18 +250,22 @@ def test_the_first_override_counts() -> None:
 BASE = Placement(cpu=CPU, devices=(GPU, OTHER))
 
 
+def split(*shares: float) -> dict[str, object]:
+    return {"params": PlacementParams(tensor_split=shares)}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"cpu": GPU}, "cpu is SIM0, a gpu"),
-        ({"devices": (CPU,)}, "CPU is a CPU, which is always there"),
+        ({"devices": (CPU,)}, "CPU is a CPU, which is always included"),
         ({"devices": (GPU, GPU)}, "SIM0 is listed twice"),
-        ({"params": PlacementParams(tensor_split=(1.0, 1.0, 1.0))}, "3 shares for 2 devices"),
-        ({"params": PlacementParams(tensor_split=(1.0, -1.0))}, "share -1.0"),
-        ({"params": PlacementParams(tensor_split=(float("nan"), 1.0))}, "share nan"),
-        ({"params": PlacementParams(tensor_split=(float("inf"), 1.0))}, "share inf"),
+        (split(1.0, 1.0, 1.0), "3 shares for 2 devices"),
+        (split(1.0, -1.0), "share -1.0"),
+        (split(float("nan"), 1.0), "share nan"),
+        (split(float("inf"), 1.0), "share inf"),
         ({"overrides": (("blk.(", CPU.buffer_type),)}, "'blk.\\(' is not a regular expression"),
-        ({"overrides": (("x", HostBufferType("REMOTE")),)}, "can use REMOTE, .*SIM0, SIM1, CPU"),
+        ({"overrides": (("x", HostBufferType("REMOTE")),)}, "can use REMOTE; .*SIM0, SIM1, CPU"),
     ],
 )
 def test_wrong_parameters(change: dict[str, object], message: str) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf import GGUFReader, quants
 from gguf.constants import GGMLQuantizationType
+from placed import placed
 from tiny_models import TINY, Tiny, write_model
 
 from lamella.alloc import HostBufferType, Usage, buffer_of, tensor_get
@@ -24,7 +26,6 @@ from lamella.kernels.sim.memory import SimBufferType
 from lamella.model import loader
 from lamella.model.gguf import GGUFFile, TensorInfo
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.params import PlacementParams
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
@@ -45,10 +46,16 @@ def devices() -> tuple[SimDevice, SimDevice]:
     return SimDevice("SIM0"), SimDevice("CPU", DeviceType.CPU)
 
 
-def load(path: Path, n_gpu_layers: int = 0, **how: object) -> LoadedModel:
+def load(
+    path: Path,
+    n_gpu_layers: int = 0,
+    gpus: Sequence[SimDevice] = (),
+    progress: Callable[[int, int], None] | None = None,
+    **params: Any,
+) -> LoadedModel:
     gpu, cpu = devices()
-    params = Placement(cpu=cpu, devices=(gpu,), params=PlacementParams(n_gpu_layers=n_gpu_layers))
-    return load_model(path, replace(params, **how))  # type: ignore[arg-type]
+    placement = placed(cpu, gpus or (gpu,), n_gpu_layers=n_gpu_layers, **params)
+    return load_model(path, placement, progress)
 
 
 def in_file(path: Path) -> dict[str, Bytes]:
@@ -77,7 +84,9 @@ def expected_device(name: str, n_layer: int, n_gpu_layers: int) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("type", WEIGHT_TYPES, ids=lambda t: t.name)
-def test_every_weight_has_its_home_and_content(name: str, type: GGMLType, tmp_path: Path) -> None:
+def test_every_weight_has_the_right_home_and_content(
+    name: str, type: GGMLType, tmp_path: Path
+) -> None:
     tiny = replace(model_for(name, type), n_vocab=32)
     path = tmp_path / "m.gguf"
     write_model(tiny, path, type, vocab=False)
@@ -107,7 +116,7 @@ def test_content_decodes_as_the_gguf_package_does(type: GGMLType, tmp_path: Path
 # --- one copy where one is enough ---
 
 
-def test_tied_embeddings_are_copied_to_the_device_of_the_output(tmp_path: Path) -> None:
+def test_tied_embeddings_are_copied_to_the_output_device(tmp_path: Path) -> None:
     write_model(TINY["llama-tied"], tmp_path / "m.gguf")
     on_cpu = load(tmp_path / "m.gguf").weights
     assert on_cpu["output.weight"] is on_cpu["token_embd.weight"]
@@ -116,7 +125,7 @@ def test_tied_embeddings_are_copied_to_the_device_of_the_output(tmp_path: Path) 
     assert split["output.weight"].name == "output.weight"
 
 
-def test_rope_factors_are_on_each_device_once(tmp_path: Path) -> None:
+def test_each_device_has_rope_factors_once(tmp_path: Path) -> None:
     write_model(replace(TINY["llama-3.1"], n_layer=4), tmp_path / "m.gguf")
     weights = load(tmp_path / "m.gguf", 3).weights
     factors = [weights[f"blk.{il}.rope_freqs.weight"] for il in range(4)]
@@ -125,7 +134,7 @@ def test_rope_factors_are_on_each_device_once(tmp_path: Path) -> None:
     assert factors[1] is not factors[2]
 
 
-def test_optional_weights_are_absent_where_the_file_has_none(tmp_path: Path) -> None:
+def test_optional_weights_may_be_absent(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     weights = load(tmp_path / "m.gguf").weights
     assert not [name for name in weights if name.endswith(".bias") or "rope" in name]
@@ -139,7 +148,7 @@ def test_optional_weights_are_absent_where_the_file_has_none(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("slice_bytes", [1000, 4 << 20])
-def test_single_experts_are_put_together(
+def test_single_experts_are_concatenated(
     slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "SLICE_BYTES", slice_bytes)
@@ -152,7 +161,7 @@ def test_single_experts_are_put_together(
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
-def test_vectors_are_float32_whatever_the_file_has(type: GGMLType, tmp_path: Path) -> None:
+def test_vectors_are_loaded_as_float32(type: GGMLType, tmp_path: Path) -> None:
     vectors = ["blk.0.attn_norm.weight", "blk.1.attn_q.bias", "output_norm.weight"]
     expected = write_model(TINY["qwen2"], tmp_path / "m.gguf", types=dict.fromkeys(vectors, type))
     model = load(tmp_path / "m.gguf", 2)
@@ -194,8 +203,7 @@ def test_repacked_weights(
 def test_buffers_of_limited_size(tmp_path: Path) -> None:
     expected = write_model(TINY["llama"], tmp_path / "m.gguf")
     memory = SimBufferType("SIM0", max_size=40_000)
-    params = {"devices": (SimDevice("SIM0", buffer_type=memory),)}
-    model = load(tmp_path / "m.gguf", -1, **params)
+    model = load(tmp_path / "m.gguf", -1, [SimDevice("SIM0", buffer_type=memory)])
     on_gpu = [t for name, t in model.weights.items() if name != "token_embd.weight"]
     assert len({id(buffer_of(t)) for t in on_gpu}) > 3
     for name, tensor in model.weights.items():
@@ -205,7 +213,7 @@ def test_buffers_of_limited_size(tmp_path: Path) -> None:
 # --- reading ---
 
 
-def test_pages_are_released_as_they_are_consumed(
+def test_pages_are_released_during_the_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, str]] = []
@@ -247,7 +255,7 @@ def test_progress(n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- the loaded model ---
 
 
-def test_what_a_loaded_model_says(tmp_path: Path) -> None:
+def test_attributes_of_a_loaded_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_model(TINY["qwen3moe"], path)
     model = load(path, 2)
@@ -261,12 +269,11 @@ def test_what_a_loaded_model_says(tmp_path: Path) -> None:
     assert model.metadata.strings("tokenizer.ggml.tokens")[1] == "<s>"
 
 
-def test_devices_that_get_nothing_are_not_in_use(tmp_path: Path) -> None:
+def test_devices_without_weights_are_not_in_use(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     assert [d.name for d in load(tmp_path / "m.gguf", 0).devices] == ["CPU"]
     first, second = SimDevice("SIM0"), SimDevice("SIM1")
-    params = PlacementParams(n_gpu_layers=-1, tensor_split=(0.0, 1.0))
-    split = load(tmp_path / "m.gguf", devices=(first, second), params=params)
+    split = load(tmp_path / "m.gguf", -1, [first, second], tensor_split=(0.0, 1.0))
     assert [d.name for d in split.devices] == ["SIM1", "CPU"]
 
 
@@ -280,12 +287,12 @@ def test_an_override_keeps_the_keys_and_values_with_their_layer(tmp_path: Path) 
     assert model.homes["blk.1.attn_q.weight"].device is cpu
 
 
-def test_free_gives_all_memory_back_and_twice_is_fine(tmp_path: Path) -> None:
+def test_free_releases_all_memory_and_may_be_called_twice(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf")
     gpu, cpu = devices()
     model = load_model(
         tmp_path / "m.gguf",
-        Placement(cpu=cpu, devices=(gpu,), params=PlacementParams(n_gpu_layers=1)),
+        placed(cpu, (gpu,), n_gpu_layers=1),
     )
     assert gpu.buffer_type.used > 0
     assert cpu.buffer_type.used > 0

@@ -49,7 +49,7 @@ def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type", make_model.TYPES, ids=lambda t: t.name)
-def test_values_have_the_size_that_keeps_activations(type: Type) -> None:
+def test_activations_stay_near_one(type: Type) -> None:
     ne = (1024, 64)
     data = data_of(ne, type, np.random.default_rng(0))
     values = quants.dequantize(data, type).view(np.float32)
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type", [Type.Q4_K, Type.F32], ids=lambda t: t.name)
-def test_a_header_is_the_whole_file_s(type: Type, tmp_path: Path) -> None:
+def test_a_header_equals_that_of_the_whole_file(type: Type, tmp_path: Path) -> None:
     whole, header = tmp_path / "whole.gguf", tmp_path / "header.gguf"
     fallen = write_model(SMALL, type, whole)
     assert write_model(SMALL, type, header, header_only=True) == fallen
@@ -84,9 +84,7 @@ def test_a_header_is_the_whole_file_s(type: Type, tmp_path: Path) -> None:
         open_gguf(header)
 
 
-def test_what_an_interruption_leaves_is_no_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"an older one")
 
@@ -101,7 +99,7 @@ def test_what_an_interruption_leaves_is_no_model(
     assert path.read_bytes() == b"an older one"
 
 
-def test_shapes_have_the_sizes_their_names_say() -> None:
+def test_shapes_match_their_names() -> None:
     millions = {
         name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6
         for name, shape in SHAPES.items()
@@ -110,7 +108,7 @@ def test_shapes_have_the_sizes_their_names_say() -> None:
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 
-def test_rows_of_no_whole_blocks_fall_back_as_in_llama_cpp() -> None:
+def test_rows_of_partial_blocks_fall_back_as_in_llama_cpp() -> None:
     found = [type_of((288, 4), t).name for t in (Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q4_0)]
     assert found == ["Q5_0", "Q5_1", "Q8_0", "Q4_0"]
     assert type_of((40, 4), Type.Q4_K) is Type.F16

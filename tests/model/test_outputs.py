@@ -95,7 +95,7 @@ def n_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("n_top", "size"), [(1, 1), (2, 64), (64, 64), (65, 256), (257, 1024)])
-def test_the_largest_are_those_of_the_whole_rows(opened: Open, n_top: int, size: int) -> None:
+def test_top_logits_are_the_largest_of_the_rows(opened: Open, n_top: int, size: int) -> None:
     context = opened()
     whole = context.decode(batch_of(context, [0] * 5))
     rows = context.decode_rows(batch_of(context, [n_top] * 5))
@@ -103,7 +103,7 @@ def test_the_largest_are_those_of_the_whole_rows(opened: Open, n_top: int, size:
         assert_largest(row, logits, size)
 
 
-def test_each_row_gets_what_it_asks_for(opened: Open) -> None:
+def test_each_row_has_the_requested_size(opened: Open) -> None:
     context = opened()
     n_tops = [1, 0, 40, 1025, 0, 64, 2**31 - 1]
     whole = context.decode(batch_of(context, [0] * 7))
@@ -128,7 +128,7 @@ def test_a_batch_of_several_graphs(opened: Open) -> None:
             assert_whole(row, logits)
 
 
-def test_only_what_is_asked_for_is_read(opened: Open, n_read: list[int]) -> None:
+def test_only_requested_logits_are_read(opened: Open, n_read: list[int]) -> None:
     context = opened()
     for n_tops, expected in (
         ([0] * 8, 8 * 4 * N_VOCAB),
@@ -154,7 +154,7 @@ def test_without_outputs_nothing_is_read(opened: Open, n_read: list[int]) -> Non
     assert n_read == []
 
 
-def test_equal_logits_go_by_id(opened: Open) -> None:
+def test_equal_logits_are_ordered_by_id(opened: Open) -> None:
     context = opened()
     weight = context.model.weights["output.weight"]
     first = tensor_get(weight, 0, weight.nb[1])
@@ -167,7 +167,7 @@ def test_equal_logits_go_by_id(opened: Open) -> None:
     assert_largest(row, logits, 1024)
 
 
-def test_a_row_with_a_nan_is_given_whole(opened: Open) -> None:
+def test_a_row_with_a_nan_is_returned_whole(opened: Open) -> None:
     context = opened()
     weight = context.model.weights["output.weight"]
     tensor_set(weight, np.full(weight.ne[0], math.nan, np.float32), 7 * weight.nb[1])
@@ -177,7 +177,7 @@ def test_a_row_with_a_nan_is_given_whole(opened: Open) -> None:
     assert np.isnan(row[7]) and np.isfinite(np.delete(row, 7)).all()
 
 
-def test_a_row_is_given_whole_if_its_largest_logit_is_infinite(opened: Open) -> None:
+def test_a_row_with_an_infinite_largest_logit_is_returned_whole(opened: Open) -> None:
     context = opened()
     weight = context.model.weights["output.weight"]
     given: dict[float, Row] = {}
@@ -189,7 +189,7 @@ def test_a_row_is_given_whole_if_its_largest_logit_is_infinite(opened: Open) -> 
     assert isinstance(given[-math.inf], TopLogits)  # a token that never comes: nothing is wrong
 
 
-def test_no_compute_memory_moves(opened: Open) -> None:
+def test_compute_memory_does_not_move(opened: Open) -> None:
     context = opened(n_ubatch=32)
     assert context._scheduler is not None
     generations = list(context._scheduler._galloc.generations)
@@ -206,7 +206,7 @@ def test_no_compute_memory_moves(opened: Open) -> None:
     assert context._scheduler._galloc.generations == generations
 
 
-def test_where_logits_are_in_host_memory_rows_are_whole(opened: Open) -> None:
+def test_logits_in_host_memory_are_whole_rows(opened: Open) -> None:
     context = opened(CpuDevice(1))
     rows = context.decode_rows(batch_of(context, [1, 40, 0]))
     for row, logits in zip(rows, context.decode(batch_of(context, [0] * 3)), strict=True):
@@ -215,13 +215,13 @@ def test_where_logits_are_in_host_memory_rows_are_whole(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("op", [Op.TOP_K, Op.GET_ROWS, Op.SUM_ROWS])
-def test_a_device_that_cannot_find_them_gives_whole_rows(opened: Open, op: Op) -> None:
+def test_a_device_without_top_k_returns_whole_rows(opened: Open, op: Op) -> None:
     context = opened(SimDevice("SIM0", ops=set(Op) - {op}, compute=CpuDevice(1).new_compute))
     (row,) = context.decode_rows(batch_of(context, [40]))
     assert isinstance(row, np.ndarray)
 
 
-def test_sizes_that_save_nothing_are_left_out(tmp_path: Path) -> None:
+def test_sizes_that_save_nothing_are_omitted(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_model(replace(TINY["llama"], n_vocab=N_FEW), path)
     cpu = CpuDevice(1)
@@ -234,7 +234,7 @@ def test_sizes_that_save_nothing_are_left_out(tmp_path: Path) -> None:
     assert isinstance(many, np.ndarray)
 
 
-def test_the_size_is_the_least_that_serves_most() -> None:
+def test_the_smallest_size_that_serves_the_most_outputs() -> None:
     sizes = (1, 64, 256)
     for n_tops, expected in (
         ([], 0),

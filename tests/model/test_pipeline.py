@@ -129,7 +129,7 @@ def decode_mixed(context: Context) -> list[bytes]:
 
 
 @pytest.mark.parametrize("decode", [decode_prompts, decode_mixed])
-def test_the_bits_are_those_without_a_pipeline(
+def test_bits_are_the_same_without_a_pipeline(
     path: Path, decode: Callable[[Context], list[bytes]]
 ) -> None:
     with opened(path, [SimDevice("SIM0")]) as one, STRICT.set(0):
@@ -148,7 +148,7 @@ def test_the_bits_are_those_without_a_pipeline(
             assert decode(context) == expected
 
 
-def test_largest_logits_have_the_bits_too(path: Path) -> None:
+def test_top_logits_have_the_same_bits(path: Path) -> None:
     """Graphs with and without them follow one another; they lie in the same memory."""
 
     def decode(context: Context) -> list[Any]:
@@ -215,7 +215,7 @@ def decode_rows(context: Context, n_tokens: int, n_top: int) -> None:
 
 
 @pytest.mark.parametrize("n_top", [0, 1])
-def test_a_device_begins_while_the_next_one_computes(path: Path, n_top: int) -> None:
+def test_a_device_starts_while_the_next_one_computes(path: Path, n_top: int) -> None:
     """Also the last ubatch, which may have another graph: one that was not built just now."""
     with watched(path) as (watch, context):
         decode_rows(context, 6 * N_UBATCH, n_top)
@@ -238,7 +238,7 @@ def test_batches_without_outputs_overlap(path: Path) -> None:
         assert watch.is_before(("SIM0", "begin", 3), ("SIM1", "end", 2))
 
 
-def test_without_a_pipeline_one_ubatch_follows_the_other(path: Path) -> None:
+def test_ubatches_do_not_overlap_without_a_pipeline(path: Path) -> None:
     with watched(path, pipeline=False) as (watch, context):
         assert context.no_pipeline == "it was turned off"
         start(context, context.pool.new_sequence(), TEXT[: 6 * N_UBATCH])
@@ -270,7 +270,7 @@ def start_in_pieces(context: Context, seq: KVSequence) -> None:
 
 @pytest.mark.parametrize("device", ["SIM0", "SIM1"])
 @pytest.mark.parametrize("number", [1, 3, 4])
-def test_a_failure_is_told_once_and_the_context_goes_on(
+def test_a_failure_is_raised_once_and_the_context_stays_usable(
     path: Path, device: str, number: int
 ) -> None:
     with watched(path) as (watch, context):
@@ -289,7 +289,7 @@ def test_a_failure_is_told_once_and_the_context_goes_on(
         assert start(context, seq, TEXT[:50], 1) == expected
 
 
-def test_pages_are_not_copied_from_what_has_failed(path: Path) -> None:
+def test_pages_of_a_failed_ubatch_are_not_copied(path: Path) -> None:
     """A fork's first token copies cells that are being written: their failure comes first."""
     with watched(path) as (watch, context):
         watch.on_begin = failing("SIM1", 2)
@@ -431,7 +431,7 @@ def assert_exact(plan: ModelPlan) -> None:
             unload(context)
 
 
-def test_a_plan_turns_it_off_where_it_does_not_fit(
+def test_a_plan_disables_the_pipeline_if_it_does_not_fit(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As it says, and as the context then says; with a byte more it is on."""

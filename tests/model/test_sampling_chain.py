@@ -114,14 +114,14 @@ def test_tokens_are_those_of_llama_cpp(
     assert generate(sampler(seed=seed, **values)) == tokens[seed]
 
 
-def test_seeds_count_modulo_two_to_the_32() -> None:
+def test_seeds_are_modulo_two_to_the_32() -> None:
     assert generate(sampler(seed=-2)) == generate(sampler(seed=2**32 - 2))
     assert sampler(seed=-2).seed == 2**32 - 2
     assert generate(sampler(seed=2**32 + 42)) == generate(sampler(seed=42))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32 - 1])
-def test_a_random_seed_is_told_and_repeats_the_text(seed: int) -> None:
+def test_a_random_seed_is_reported_and_reproduces_the_text(seed: int) -> None:
     values: dict[str, Any] = {"xtc_probability": 0.5, "temperature": 2.0}
     first, other = sampler(seed=seed, **values), sampler(seed=seed, **values)
     assert first.seed != other.seed
@@ -129,7 +129,7 @@ def test_a_random_seed_is_told_and_repeats_the_text(seed: int) -> None:
     assert generate(first, 30) == generate(sampler(seed=first.seed, **values), 30)
 
 
-def test_a_draw_is_taken_even_for_a_single_candidate() -> None:
+def test_a_number_is_drawn_even_for_a_single_candidate() -> None:
     one, many = sampler(seed=5, samplers=()), sampler(seed=5, samplers=())
     sampler_of_one = sampler(n_vocab=1, seed=5, samplers=())
     many.sample(golden_logits(0))
@@ -140,7 +140,7 @@ def test_a_draw_is_taken_even_for_a_single_candidate() -> None:
     assert sampler_of_one._rng.uniform_double() != sampler(seed=5)._rng.uniform_double()
 
 
-def test_xtc_tosses_no_coin_for_a_single_candidate() -> None:
+def test_xtc_draws_no_number_for_a_single_candidate() -> None:
     s = sampler(2, seed=5, samplers=("min_p", "xtc"), xtc_probability=0.5)
     s.sample(array([0, 99]))
     assert s._steps[-1].coin.uniform_float() == MersenneTwister(5).uniform_float()  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def test_xtc_tosses_no_coin_for_a_single_candidate() -> None:
     assert s._steps[-1].coin.uniform_float() == drawn[2]  # type: ignore[attr-defined]
 
 
-def test_the_order_of_the_samplers_is_the_request_s() -> None:
+def test_samplers_run_in_the_order_of_the_request() -> None:
     # probabilities .5 .3 .2: hot, the likeliest has .36; cold, .8
     logits = array(math.log(p) for p in (0.5, 0.3, 0.2))
     for seed in range(20):
@@ -180,7 +180,7 @@ def test_neutral_samplers_are_not_run() -> None:
     assert generate(sampler(seed=3, **NEUTRAL)) == plain
 
 
-def test_the_raw_logits_stay_as_they_are() -> None:
+def test_sample_does_not_change_logits() -> None:
     logits = golden_logits(0)
     logits.flags.writeable = False
     s = sampler(**ALL_ON)
@@ -199,7 +199,7 @@ GREEDY_CHAINS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", GREEDY_CHAINS)
-def test_greedy_is_the_chain_s_result_without_the_chain(values: dict[str, Any]) -> None:
+def test_greedy_sampling_equals_the_chain(values: dict[str, Any]) -> None:
     quick, whole = sampler(temperature=0, **values), sampler(temperature=0, **values)
     whole._greedy = False
     rng = np.random.default_rng(0)
@@ -224,12 +224,12 @@ def test_greedy_follows_bias_penalties_and_dry() -> None:
     assert repeating.sample(logits) == 2
 
 
-def test_a_range_makes_even_temperature_zero_dynamic() -> None:
+def test_temperature_zero_with_a_range_is_dynamic() -> None:
     s = sampler(2, temperature=0, dynatemp_range=1.0, seed=1)
     assert {s.sample(array([0.1, 0.0])) for _ in range(50)} == {0, 1}
 
 
-def test_temperature_counts_only_in_the_chain() -> None:
+def test_temperature_needs_its_sampler_in_the_chain() -> None:
     s = sampler(2, temperature=0, samplers=("top_k",), seed=1)
     assert {s.sample(array([0.1, 0.0])) for _ in range(50)} == {0, 1}
 
@@ -248,7 +248,7 @@ def test_candidates_are_those_of_the_last_draw() -> None:
     np.testing.assert_allclose(probs, [0.75, 0.25], rtol=1e-6)
 
 
-def test_penalties_look_back_over_their_window_only() -> None:
+def test_penalties_use_their_window_only() -> None:
     s = sampler(6, temperature=0, repeat_last_n=3, presence_penalty=5.0)
     logits = array([5, 4, 3, 2, 1, 0])
     for token, following in [(0, 1), (1, 2), (2, 3), (3, 0), (3, 0), (3, 0), (0, 1)]:
@@ -257,7 +257,7 @@ def test_penalties_look_back_over_their_window_only() -> None:
     assert sorted(s._memories[0]._window) == [0, 3, 3]
 
 
-def test_frequency_counts_what_is_in_the_window() -> None:
+def test_frequency_counts_tokens_in_the_window() -> None:
     s = sampler(3, temperature=0, repeat_last_n=4, frequency_penalty=1.0)
     logits = array([2.5, 0, 0])
     seen = []
@@ -267,7 +267,7 @@ def test_frequency_counts_what_is_in_the_window() -> None:
     assert seen == [0, 0, 1, 2, 0]
 
 
-def test_bias_of_one_token_given_twice_adds_up() -> None:
+def test_biases_of_the_same_token_are_added() -> None:
     s = sampler(2, samplers=(), logit_bias=[(0, 1.0), (0, 0.5), (1, 1.5)])
     s.sample(array([0, 0]))
     np.testing.assert_allclose(s.candidates()[1], [0.5, 0.5])
@@ -279,11 +279,11 @@ def test_bias_of_a_token_that_does_not_exist_is_refused(token: int) -> None:
         sampler(logit_bias=[(token, 1.0)])
 
 
-def test_banning_everything_is_refused() -> None:
+def test_banning_all_tokens_is_refused() -> None:
     with pytest.raises(RequestError, match="logit_bias bans all 3 tokens"):
         sampler(3, logit_bias=[(0, False), (1, -INF), (2, False)])
     s = sampler(3, logit_bias=[(0, False), (1, -INF)])
-    with pytest.raises(RequestError, match="leave no token"):
+    with pytest.raises(RequestError, match="leave no possible token"):
         s.sample(array([0, 0, -INF]))
 
 
@@ -322,7 +322,7 @@ EXTREMES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", EXTREMES)
-def test_no_number_breaks_the_chain(values: dict[str, Any]) -> None:
+def test_extreme_parameters_do_not_break_the_chain(values: dict[str, Any]) -> None:
     banned = [(9, False), *values.get("logit_bias", [])]
     s = sampler(12, **{**values, "logit_bias": banned, "seed": 4})
     for step in range(30):
@@ -343,9 +343,9 @@ def test_no_number_breaks_the_chain(values: dict[str, Any]) -> None:
         {"dry_multiplier": 3e38, "dry_base": 3e38, "dry_allowed_length": 0},
     ],
 )
-def test_penalties_that_leave_no_token_are_the_request_s_error(values: dict[str, Any]) -> None:
+def test_penalties_that_leave_no_token_are_a_request_error(values: dict[str, Any]) -> None:
     s = sampler(3, **values)
     for token in [0, 1, 2, 0, 1, 2, 1, 0, 2, 0]:
         s.accept(token)
-    with pytest.raises(RequestError, match="leave no token"):
+    with pytest.raises(RequestError, match="leave no possible token"):
         s.sample(array([0, 0, 0]))

@@ -63,7 +63,7 @@ def test_draws_stay_below_one() -> None:
 @pytest.mark.parametrize(
     ("u", "at"), [(0.0, 0), (0.125, 0), (0.126, 1), (0.5, 1), (0.51, 3), (0.999, 3)]
 )
-def test_the_first_to_reach_its_share_wins(u: float, at: int) -> None:
+def test_the_first_index_that_reaches_the_share_is_chosen(u: float, at: int) -> None:
     assert choose(array([1, 3, 0, 4]), u) == at
 
 

@@ -39,7 +39,7 @@ def lengths(letters: str, allowed: int, breakers: Breakers = NONE) -> dict[str, 
     return {chr(t): n for t, n in repeated(text(letters), allowed, breakers).items()}
 
 
-def test_what_would_go_on_with_a_repetition() -> None:
+def test_tokens_that_continue_a_repetition() -> None:
     # the example of llama_sampler_dry_apply: after "abc" came c, after "c" b, after "bc" y
     assert lengths("abccbcyabc", 1) == {"c": 3, "b": 1, "y": 2}
     assert lengths("abccbcyabc", 2) == {"c": 3, "y": 2}
@@ -48,7 +48,7 @@ def test_what_would_go_on_with_a_repetition() -> None:
     assert lengths("aaaa", 0) == {"a": 3}
 
 
-def test_a_text_no_longer_than_allowed_is_left_alone() -> None:
+def test_short_repetitions_are_allowed() -> None:
     assert lengths("aa", 2) == {}
     assert lengths("", 0) == {}
     assert lengths("aaa", 2) == {"a": 2}
@@ -81,28 +81,28 @@ def dry(text: str, *, breakers: Breakers = NONE, last_n: int = 64, base: float =
     return step
 
 
-def test_the_longer_the_repetition_the_dearer() -> None:
+def test_the_penalty_grows_with_the_repetition() -> None:
     c = candidates(*[1.0] * 26)
     costs = {chr(97 + i): 1 - logit for i, logit in row_of(dry("abccbcyabc")(c)) if logit != 1}
     assert costs == {"c": 0.5 * 2, "y": 0.5 * 1}
     assert dry("abcdef")(c) is c
 
 
-def test_a_breaker_itself_costs_nothing() -> None:
+def test_a_breaker_is_not_penalized() -> None:
     c = candidates(*[1.0] * 26)
     assert dry("abcxabc", breakers={23: {()}})(c) is c
     # but one that only begins a breaker does
     assert row_of(dry("abcxabc", breakers={23: {(9, 9)}})(c))[23] == (23, 0.0)
 
 
-def test_the_window_forgets() -> None:
+def test_the_window_drops_old_tokens() -> None:
     c = candidates(*[1.0] * 26)
     assert row_of(dry("abcxabc", last_n=7)(c))[23] == (23, 0.0)
     assert row_of(dry("abcxabc", last_n=6)(c))[23] == (23, 0.5)
     assert dry("abcxabc", last_n=5)(c) is c
 
 
-def test_a_long_repetition_costs_what_a_float_can_hold() -> None:
+def test_the_penalty_of_a_long_repetition_is_finite() -> None:
     c = candidates(0.0, 1.0)
     cost = -dry("a" * 500, last_n=500, base=1.75)(c).logits[0]
     # int(88.72 / ln 1.75) = 158 is the largest exponent
@@ -131,13 +131,13 @@ def test_breakers_inside_tokens_and_across_them() -> None:
     assert find_breakers(vocab, []) == {}
 
 
-def test_breakers_in_bytes_that_are_no_character() -> None:
+def test_breakers_in_tokens_with_partial_characters() -> None:
     vocab = ToyVocab([b"\xe2", b"\x80", b"\xa6", "…".encode(), b"x"])
     assert find_breakers(vocab, ["…"]).keys() == {0, 3}
     assert find_breakers(vocab, ["…"])[3] == {()}
 
 
-def test_long_breakers_are_cut() -> None:
+def test_tails_of_breakers_are_limited() -> None:
     vocab = ToyVocab([b"a", b"b"])
     # 40 bytes of it: "a", then at most 20 tokens more
     assert find_breakers(vocab, ["a" + "b" * 99]) == {0: {(1,) * 20}}
@@ -149,7 +149,7 @@ def test_breakers_are_cut_to_40_bytes() -> None:
     assert find_breakers(vocab, ["-" * 50])[1] == {()}
 
 
-def test_a_vocabulary_is_spelled_once() -> None:
+def test_a_vocabulary_is_decoded_once() -> None:
     vocab = letters(50, t8=":")
     assert find_breakers(vocab, [":"]) == {8: {()}}
     find_breakers(vocab, ["*", ":"])

@@ -28,7 +28,7 @@ def logits_of(probs: list[float]) -> F32Array:
     return logits
 
 
-def test_of_the_models_own_logits() -> None:
+def test_log_probabilities_of_the_model() -> None:
     found = model_logprobs(logits_of([0.25, 0.5, 0.125, 0.125]), 12, 3)
     assert found.chosen.id == 12
     assert found.chosen.logprob == pytest.approx(np.log(0.125), abs=1e-5)
@@ -36,14 +36,14 @@ def test_of_the_models_own_logits() -> None:
     assert [p.logprob for p in found.top] == pytest.approx(np.log([0.5, 0.25, 0.125]), abs=1e-5)
 
 
-def test_impossible_tokens_have_a_number_that_json_has() -> None:
+def test_impossible_tokens_have_a_finite_log_probability() -> None:
     found = model_logprobs(logits_of([0.5, 0.5]), 4, N_VOCAB + 5)
     assert len(found.top) == N_VOCAB
     assert (found.chosen.logprob, found.top[-1].logprob) == (LOWEST, LOWEST)
 
 
 @pytest.mark.parametrize("n_given", [N_VOCAB, 2])
-def test_of_what_the_samplers_left(n_given: int) -> None:
+def test_log_probabilities_of_the_sampler_s_candidates(n_given: int) -> None:
     params = SamplingParams(seed=1, temperature=1.0, top_k=2, samplers=("top_k", "temperature"))
     sampler = Sampler(params, VOCAB)
     logits: Row = logits_of([0.25, 0.5, 0.25])
@@ -57,7 +57,7 @@ def test_of_what_the_samplers_left(n_given: int) -> None:
     assert found.chosen in found.top
 
 
-def test_a_chosen_token_need_not_be_among_the_most_likely() -> None:
+def test_a_chosen_token_outside_the_most_likely() -> None:
     sampler = Sampler(SamplingParams(seed=1, samplers=("top_k",)), VOCAB)
     logits = logits_of([0.3, 0.4, 0.3])
     token = next(t for _ in range(1000) if (t := sampler.sample(logits)) != 11)

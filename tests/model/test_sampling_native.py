@@ -107,7 +107,7 @@ def test_a_large_vocabulary(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("n", [512, 40_000])
 @pytest.mark.parametrize("at", [0, 15, 16, 511])
 @pytest.mark.parametrize("value", [np.nan, INF])
-def test_one_broken_logit_is_seen_wherever_it_stands(n: int, at: int, value: float) -> None:
+def test_one_invalid_logit_is_found_at_any_index(n: int, at: int, value: float) -> None:
     for place in (at, n - 1 - at):
         logits = np.zeros(n, np.float32)
         logits[place] = value
@@ -115,7 +115,7 @@ def test_one_broken_logit_is_seen_wherever_it_stands(n: int, at: int, value: flo
         assert "logits among" in str(assert_same(native, twin, logits))
 
 
-def test_equal_logits_do_not_cost_a_sort_of_all() -> None:
+def test_equal_logits_need_no_full_sort() -> None:
     # one above, all others equal or banned: as many keys as candidates are wanted, and some
     native, twin = pair(SamplingParams(seed=1, samplers=("top_k",), top_k=40), VOCABS[3001])
     for value in (0.0, -INF):
@@ -131,7 +131,7 @@ def test_equal_logits_do_not_cost_a_sort_of_all() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 30, 80])
-def test_equal_logits_go_by_id_wherever_they_stand(k: int) -> None:
+def test_equal_logits_at_any_index_are_ordered_by_id(k: int) -> None:
     # typ_p leaves another order, and penalties make more of them equal
     order = ("typ_p", "penalties", "top_k")
     values: dict[str, Any] = {"typical_p": 0.5, "min_keep": 10**6, "presence_penalty": -1}
@@ -144,21 +144,21 @@ def test_equal_logits_go_by_id_wherever_they_stand(k: int) -> None:
         assert_same(native, twin, array(rng.randrange(4) for _ in range(255)))
 
 
-def test_the_first_to_reach_its_share_wins() -> None:
+def test_the_first_index_that_reaches_the_share_is_chosen() -> None:
     native, twin = pair(SamplingParams(samplers=()), VOCABS[3])
     for u in (0.0, 0.249, 0.25, 0.251, 0.5, 0.75, 0.751, 1 - 1e-16):
         logits = array([0, 0, -INF])
         assert native._chain.draw(logits, u) == twin._chain.draw(logits, u) == int(u > 0.5)
 
 
-def test_as_many_likely_ones_as_must_be_kept_stay_in_their_order() -> None:
+def test_min_keep_candidates_stay_in_order() -> None:
     params = SamplingParams(samplers=("min_p",), min_p=0.5, min_keep=2)
     for sampler in pair(params, VOCABS[3]):
         sampler._chain.draw(array([1.0, 1.5, 0.0]), 0.5)
         assert sampler._chain.last()[0].tolist() == [0, 1]
 
 
-def test_nothing_is_written_beside_the_memory() -> None:
+def test_kernels_write_within_their_memory() -> None:
     for n in (1, 17, 100):
         params = SamplingParams(typical_p=0.9, top_n_sigma=5, min_p=0.01, repeat_penalty=1.1)
         native, _ = pair(params, VOCABS.get(n) or letters(n))
@@ -171,7 +171,7 @@ def test_nothing_is_written_beside_the_memory() -> None:
             assert (guarded[:64] == 0xA5).all() and (guarded[64 + size * n :] == 0xA5).all()
 
 
-def test_samplers_that_take_turns_share_nothing() -> None:
+def test_alternating_samplers_share_no_state() -> None:
     rng = random.Random(1)
     rows = [random_logits(rng, 1000) for _ in range(6)]
 
@@ -201,7 +201,7 @@ def test_samplers_that_take_turns_share_nothing() -> None:
         ({"samplers": ()}, False),
     ],
 )
-def test_long_calls_let_other_threads_run(values: dict[str, Any], short: bool) -> None:
+def test_long_calls_release_the_interpreter_lock(values: dict[str, Any], short: bool) -> None:
     params = SamplingParams(seed=5, **({"top_k": 0} | values))
     for n, kept in ((40_003, short), (1000, True)):
         sampler, twin = pair(params, ToyVocab([b":"] * n))
@@ -231,7 +231,7 @@ def test_every_kernel_is_used_by_some_chain() -> None:
     assert {kernel.name for kernel in kernels.SAMPLING_KERNELS} == used
 
 
-def test_kernels_are_loaded_ahead_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_loaded_before_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in kernels.SAMPLING_KERNELS:
         monkeypatch.setattr(kernel, "_address", None)
     with NO_JIT.set(1):

@@ -62,9 +62,7 @@ def test_defaults_are_llama_server_s() -> None:
         ("dry_base", 0.5, 1.75),
     ],
 )
-def test_values_are_moved_to_where_llama_server_moves_them(
-    name: str, value: float, becomes: float
-) -> None:
+def test_values_are_clamped_as_in_llama_server(name: str, value: float, becomes: float) -> None:
     moved = getattr(params(**{name: value}), name)
     assert moved == becomes
     assert type(moved) is type(becomes)
@@ -91,7 +89,7 @@ def test_values_are_moved_to_where_llama_server_moves_them(
         ),
     ],
 )
-def test_values_are_taken_as_clients_write_them(name: str, value: object, becomes: object) -> None:
+def test_values_are_converted_from_json_types(name: str, value: object, becomes: object) -> None:
     taken = getattr(params(**{name: value}), name)
     assert taken == becomes
     assert type(taken) is type(becomes)
@@ -136,22 +134,22 @@ INT32_MAX = 2**31 - 1
         ("samplers", ["top_q"], ", ".join(DEFAULT_SAMPLERS)),
     ],
 )
-def test_others_are_refused_by_name(name: str, value: object, allowed: str) -> None:
+def test_invalid_values_are_refused_by_name(name: str, value: object, allowed: str) -> None:
     with pytest.raises(RequestError) as error:
         params(**{name: value})
     assert str(error.value).startswith(f"{name} is ")
     assert allowed in str(error.value)
 
 
-def test_a_long_value_is_not_repeated_whole() -> None:
+def test_messages_shorten_long_values() -> None:
     with pytest.raises(RequestError) as error:
         params(top_k="9" * 10_000)
     assert len(str(error.value)) < 100
 
 
 @pytest.mark.parametrize("name", ["mirostat", "adaptive_p", "adaptive-p", "infill"])
-def test_samplers_that_llama_server_alone_has_say_so(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} is a sampler that Lamella does not have"):
+def test_samplers_that_only_llama_server_has_are_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is not supported, allowed: penalties"):
         params(samplers=[name])
 
 
@@ -160,10 +158,10 @@ def test_letters_name_samplers() -> None:
     assert samplers_from_chars("tk") == ("temperature", "top_k")
     with pytest.raises(RequestError, match=r"samplers is 'z'.*k \(top_k\)"):
         samplers_from_chars("kz")
-    with pytest.raises(RequestError, match="infill is a sampler that Lamella does not have"):
+    with pytest.raises(RequestError, match="infill is not supported, allowed: penalties"):
         samplers_from_chars("ki")
 
 
-def test_params_do_not_change() -> None:
+def test_params_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().top_k = 3  # type: ignore[misc]

@@ -47,15 +47,15 @@ def test_most_files_recommend_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("temp", "hot", "general.sampling.temp is not followed: temperature is 'hot'"),
+        ("temp", "hot", "general.sampling.temp is ignored: temperature is 'hot'"),
         ("temp", float("nan"), "temperature is nan"),
         ("top_k", [1, 2], "top_k is "),
         ("sequence", "top_k;magic", "samplers is 'magic'"),
         ("sequence", 7, "samplers is 7"),
-        ("mirostat", 2, "general.sampling.mirostat is not followed: Lamella does not have it"),
+        ("mirostat", 2, "general.sampling.mirostat is ignored: Lamella does not support it"),
     ],
 )
-def test_what_cannot_be_is_told_and_left_out(
+def test_invalid_values_are_omitted_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object, told: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "lamella"):
@@ -64,7 +64,7 @@ def test_what_cannot_be_is_told_and_left_out(
     assert told in caplog.text
 
 
-def test_it_holds_for_what_nobody_has_set(tmp_path: Path) -> None:
+def test_recommended_values_are_defaults(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     recommended(path, temp=0.0, top_k=3)
     with open_instance(open_params(path, devices=["none"])) as instance:

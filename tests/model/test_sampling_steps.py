@@ -27,7 +27,7 @@ from sampling_toys import (
 )
 
 from lamella.model.sampling.candidates import Candidates
-from lamella.model.sampling.penalties import logit_bias, penalties, as_biases
+from lamella.model.sampling.penalties import as_biases, logit_bias, penalties
 from lamella.model.sampling.softmax import exps, log_softmax, running_sum, softmax
 from lamella.model.sampling.temperature import dynamic_temperature, temperature
 from lamella.model.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
@@ -61,7 +61,7 @@ def test_exps_are_rounded_once_from_float64() -> None:
     assert exps(logits).tolist() == [float(np.float32(x)) for x in exact]
 
 
-def test_exps_of_infinite_logits_are_no_nan() -> None:
+def test_exps_of_infinite_logits_are_not_nan() -> None:
     assert exps(array([1, INF, -INF, INF])).tolist() == [0, 1, 0, 1]
     assert exps(array([-INF, -INF])).tolist() == [1, 1]
 
@@ -96,7 +96,7 @@ def test_top_k(n: int, k: int, ties: bool, order: Callable[[Candidates], Candida
     assert kept.sorted
 
 
-def test_equal_logits_go_by_id() -> None:
+def test_equal_logits_are_ordered_by_id() -> None:
     c = Candidates(np.array([9, 4, 7, 2]), array([0.0, 1.0, -0.0, 1.0]))
     assert ids_of(top_k(c, 3)) == [2, 4, 7]
     assert ids_of(candidates(*[1.0] * 5000).top(4)) == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_typical_by_hand() -> None:
     assert not typical(candidates(*LOGS), 0.9).sorted
 
 
-def test_typical_takes_masked_candidates_last() -> None:
+def test_typical_orders_masked_candidates_last() -> None:
     assert ids_of(typical(candidates(-INF, 1.0, 0.0, 0.0), 0.2)) == [1]
     assert ids_of(typical(candidates(-INF, 1.0, 0.0, 0.0), 0.9, min_keep=9))[-1] == 0
 
@@ -162,7 +162,7 @@ def test_top_n_sigma_by_hand() -> None:
     assert top_n_sigma(candidates(1, 2).top(2), 1.0).sorted
 
 
-def test_xtc_drops_all_likely_ones_but_the_last() -> None:
+def test_xtc_drops_all_likely_candidates_but_the_last() -> None:
     assert ids_of(xtc(candidates(*LOGS), 0.15)) == [2, 0]
     assert ids_of(xtc(candidates(*LOGS), 0.25)) == [3, 2, 0]
     assert ids_of(xtc(candidates(*LOGS), 0.35)) == [1, 3, 2, 0]
@@ -208,7 +208,7 @@ def test_temperature_divides() -> None:
     assert c.sorted
 
 
-def test_temperature_zero_leaves_the_first_of_the_largest() -> None:
+def test_temperature_zero_keeps_the_first_of_the_largest() -> None:
     assert row_of(temperature(candidates(1, 3, 3, 2), 0)) == [
         (0, -INF),
         (1, 3),
@@ -217,7 +217,7 @@ def test_temperature_zero_leaves_the_first_of_the_largest() -> None:
     ]
 
 
-def test_dynamic_temperature_of_the_flattest_is_the_highest() -> None:
+def test_dynamic_temperature_is_highest_for_equal_logits() -> None:
     flat = dynamic_temperature(candidates(2, 2, 2), 1.0, 0.5, 1.0)
     np.testing.assert_allclose(flat.logits, 2 / 1.5, rtol=1e-6)
     steep = dynamic_temperature(candidates(60, 0, 0), 1.0, 0.5, 1.0)
@@ -233,7 +233,7 @@ def test_dynamic_temperature_never_makes_nan() -> None:
     assert row_of(c)[-1] == (1, -INF)
 
 
-def test_logit_bias_finds_its_tokens_wherever_they_stand() -> None:
+def test_logit_bias_finds_tokens_at_any_index() -> None:
     bias = partial(logit_bias, tokens=np.array([2, 0, 9]), biases=array([0.5, -INF, 1]))
     c = Candidates(np.array([5, 9, 2, 1]), array([5, 9, 2, 1]), sorted=True)
     assert row_of(bias(c)) == [(5, 5), (9, 10), (2, 2.5), (1, 1)]

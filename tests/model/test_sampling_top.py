@@ -56,7 +56,7 @@ def leading_top_k(rng: random.Random, n_vocab: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_same_token_and_candidates(seed: int) -> None:
+def test_top_logits_give_the_same_token_and_candidates(seed: int) -> None:
     rng = random.Random(seed)
     n_greedy = n_drawn = 0
     for _ in range(50):
@@ -87,7 +87,7 @@ def test_the_same_token_and_candidates(seed: int) -> None:
     assert n_drawn > 50
 
 
-def test_both_kinds_may_take_turns() -> None:
+def test_whole_rows_and_top_logits_can_alternate() -> None:
     rng = random.Random(3)
     params = SamplingParams(
         seed=3, samplers=("top_k", "penalties", "typ_p", "temperature"), top_k=9
@@ -126,12 +126,12 @@ def test_both_kinds_may_take_turns() -> None:
         ({"top_k": 2**31 - 1}, 2**31 - 1),
     ],
 )
-def test_how_many_of_the_largest_are_enough(values: dict[str, Any], n_top: int) -> None:
+def test_n_top_of_a_sampler(values: dict[str, Any], n_top: int) -> None:
     assert DEFAULT_SAMPLERS[3] == "top_k"
     assert Sampler(SamplingParams(**values), letters(9)).n_top == n_top
 
 
-def test_too_few_are_a_fault() -> None:
+def test_too_few_top_logits_are_an_assertion_error() -> None:
     sampler = Sampler(SamplingParams(top_k=5), letters(9))
     sampler.sample(largest(array(range(9)), 5))
     with pytest.raises(AssertionError, match=r"\(5, 4\)"):
@@ -142,7 +142,7 @@ def test_too_few_are_a_fault() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, INF, -INF])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_broken_ones_are_refused(value: float, temperature: float) -> None:
+def test_invalid_top_logits_are_refused(value: float, temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature), letters(50))
-    with pytest.raises(BackendError, match="logits among 40: no token can be chosen"):
+    with pytest.raises(BackendError, match="logits among 40: cannot sample"):
         sampler.sample(largest(np.full(50, value, np.float32), 40))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
 
 
-def test_the_file_is_the_one_whose_sum_is_stored() -> None:
+def test_the_file_has_the_stored_checksum() -> None:
     path = shipped_model()
     assert path == ROOT / "models" / NAME
     assert path.stat().st_size <= 6_000_000
@@ -27,7 +27,7 @@ def test_the_file_is_the_one_whose_sum_is_stored() -> None:
     assert sha256(path) in (ROOT / "models" / "README.md").read_text("utf-8")
 
 
-def test_the_file_says_what_it_is() -> None:
+def test_the_file_has_metadata_about_itself() -> None:
     with open_gguf(shipped_model()) as file:
         meta = file.metadata
         assert meta.str("general.architecture") == "llama"
@@ -59,13 +59,15 @@ def answers() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_greedy_answers_are_those_stored(answers: dict[str, dict[str, str]], devices: str) -> None:
+def test_greedy_answers_are_the_stored_ones(
+    answers: dict[str, dict[str, str]], devices: str
+) -> None:
     assert len(evaluate.GREEDY) == 10
     for asked in evaluate.GREEDY:
         assert answers[devices][asked] == ANSWERS[asked], asked
 
 
-def test_stories_are_the_same_where_the_arithmetic_is(answers: dict[str, dict[str, str]]) -> None:
+def test_stories_are_the_same_for_equal_arithmetic(answers: dict[str, dict[str, str]]) -> None:
     stories = {devices: found[evaluate.STORY] for devices, found in answers.items()}
     assert stories["cpu"] == ANSWERS[evaluate.STORY]
     # a simulated device has the kernels, and so the bits, of weights that are not packed
@@ -77,7 +79,7 @@ def test_load_without_a_file_opens_it() -> None:
         assert NAME in repr(model)
 
 
-def test_a_changed_file_is_told(tmp_path: Path) -> None:
+def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     for name in (NAME, f"{NAME}.sha256"):
         shutil.copy(FOLDER / name, tmp_path)
     assert shipped_model(tmp_path) == tmp_path / NAME
@@ -93,7 +95,7 @@ def test_a_changed_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [NAME, f"{NAME}.sha256"])
-def test_a_missing_file_is_told(tmp_path: Path, missing: str) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path, missing: str) -> None:
     for name in {NAME, f"{NAME}.sha256"} - {missing}:
         shutil.copy(FOLDER / name, tmp_path)
     with pytest.raises(lamella.ModelFileError, match="cannot be read: No such file") as error:

@@ -84,7 +84,7 @@ def decode(context: Context, n_tokens: int, pos: int = 0, n_top: int = 0) -> Any
 # --- memory that moves, graphs built again ---
 
 
-def test_compute_memory_that_grows(
+def test_growing_compute_memory_is_an_error(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Context, "_reserved_sizes", lambda self: {(1, 1, 1)})
@@ -98,7 +98,7 @@ def test_compute_memory_that_grows(
     assert "compute memory grew" in caplog.text and "this is slow" in caplog.text
 
 
-def test_a_graph_that_is_built_again(
+def test_a_rebuilt_graph_is_an_error(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = opened()
@@ -116,7 +116,7 @@ def test_a_graph_that_is_built_again(
 
 
 @pytest.mark.parametrize("n_top", [0, 1])
-def test_a_node_that_reads_what_nobody_has_written(
+def test_a_node_that_reads_uninitialized_memory_is_named(
     opened: Open, monkeypatch: pytest.MonkeyPatch, n_top: int
 ) -> None:
     """Logits plus a tensor that lies in compute memory, and is no input."""
@@ -131,7 +131,7 @@ def test_a_node_that_reads_what_nobody_has_written(
     sound = decode(opened(), 5)
     monkeypatch.setattr("lamella.model.context.build_graph", reads_too_much)
     context = opened()
-    with pytest.raises(StrictError, match=r"the first node that has one is ADD wrong.* stray"):
+    with pytest.raises(StrictError, match=r"the first node with a NaN is ADD wrong.* stray"):
         decode(context, 5, n_top=n_top)
     with STRICT.set(0):
         assert isinstance(decode(context, 5), np.ndarray)  # nobody sees it
@@ -147,12 +147,10 @@ KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
     combinations(MODELS, DEVICES, KV_TYPES, [1, 7]),
     indirect=["path", "opened"],
 )
-def test_cells_of_the_pool_that_nobody_has_written(
-    opened: Open, type: GGMLType, n_tokens: int
-) -> None:
+def test_uninitialized_cells_are_found(opened: Open, type: GGMLType, n_tokens: int) -> None:
     """Attention reads positions before the first one of a sequence."""
     context = opened(type_k=type, type_v=type)
-    with pytest.raises(StrictError, match=r"the first node that has one is FLASH_ATTN_EXT"):
+    with pytest.raises(StrictError, match=r"the first node with a NaN is FLASH_ATTN_EXT"):
         decode(context, n_tokens, pos=40)
     with STRICT.set(0):
         decode(opened(type_k=type, type_v=type), n_tokens, pos=40)
@@ -168,7 +166,7 @@ def test_cells_that_are_masked_are_not_read(opened: Open) -> None:
     assert [decode(context, n).tobytes() for n in lengths] == expected
 
 
-def test_what_no_single_node_is_to_blame_for() -> None:
+def test_nan_that_no_single_node_makes() -> None:
     with pytest.raises(StrictError, match="not if each node is computed alone"):
         raise_nan(None, lambda finder: None)  # type: ignore[arg-type]
 
@@ -202,7 +200,7 @@ CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("path", "name"), combinations(MODELS, CONFIGURATIONS), indirect=["path"])
-def test_no_graph_needs_more_than_is_reserved(path: Path, name: str) -> None:
+def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> None:
     names, n_gpu_layers, changes = CONFIGURATIONS[name]
     cpu = CpuDevice(4)
     options = {"n_ctx": 4096, "n_ubatch": 64, "n_parallel": 5, "n_gpu_layers": n_gpu_layers}

@@ -36,7 +36,7 @@ def merged(word: str, merges: list[str]) -> list[str]:
         symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
 
 
-def test_random_merges_give_what_the_rule_gives() -> None:
+def test_random_merges_follow_the_rule() -> None:
     chance = random.Random(1)
     for _ in range(60):
         symbols, merges = list("abc"), []
@@ -50,7 +50,7 @@ def test_random_merges_give_what_the_rule_gives() -> None:
             assert texts(v, v.tokenize(word, add_special=False)) == merged(word, merges)
 
 
-def test_every_text_comes_back() -> None:
+def test_every_text_round_trips() -> None:
     v = bpe("Ġ a", "c a", "f Ã", "fÃ ©", "ca fÃ©")
     assert texts(v, v.tokenize(" a café", add_special=False)) == ["Ġa", "Ġ", "cafÃ©"]
     everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x3000), 0x1F600, 0x10FFFF]))
@@ -61,7 +61,7 @@ def test_every_text_comes_back() -> None:
         assert "".join(map(stream.push, ids)) + stream.flush() == text
 
 
-def test_a_token_may_be_half_a_character() -> None:
+def test_a_token_can_be_part_of_a_character() -> None:
     v = bpe()
     ids = v.tokenize("é", add_special=False)
     assert [v.piece(id) for id in ids] == [b"\xc3", b"\xa9"]
@@ -69,20 +69,20 @@ def test_a_token_may_be_half_a_character() -> None:
     assert [stream.push(id) for id in ids] == ["", "é"]
 
 
-def test_words_that_are_tokens_are_merged_no_further_where_the_way_says_so() -> None:
+def test_ignore_merges_keeps_words_that_are_tokens() -> None:
     merges = ["a b", "b c"]
     more: list[Token] = [("abc", 0, N)]
     assert parts("abc", *merges, more=more) == ["ab", "c"]
     assert parts("abc", *merges, more=more, pre="llama-bpe", add_bos_token=False) == ["abc"]
 
 
-def test_merges_never_reach_over_the_end_of_a_word() -> None:
+def test_merges_stay_within_a_word() -> None:
     assert parts("ab ab", "a b", "b Ġ", "ab Ġ") == ["ab", "Ġ", "ab"]
     assert parts("12", "1 2", pre="gpt-2") == ["12"]
     assert parts("12", "1 2", pre="qwen2") == ["1", "2"]
 
 
-def test_control_tokens_are_found_in_no_text() -> None:
+def test_text_never_becomes_control_tokens() -> None:
     more: list[Token] = [("ab", 0, CTRL), ("cd", 0, UNK), ("ef", 0, USER)]
     merges = ["a b", "c d", "e f"]
     v = bpe(more=more, merges=merges)
@@ -93,19 +93,19 @@ def test_control_tokens_are_found_in_no_text() -> None:
     assert v.detokenize(ids, special=True) == "abcdef"
 
 
-def test_no_space_is_put_in_front() -> None:
+def test_no_space_prefix_is_added() -> None:
     more: list[Token] = [("<x>", 0, USER)]
     for says in (False, True):  # llama.cpp does it for SPM only, too
         assert parts("a<x>a", more=more, add_space_prefix=says) == ["a", "<x>", "a"]
 
 
 @pytest.mark.parametrize("merges", [["Ġ Ġ"], ["a b", "ab c"], ["< /", "</ s"], ["q zz"]])
-def test_a_merge_may_make_what_is_longer_than_any_token(merges: list[str]) -> None:
+def test_merges_without_a_token_are_ignored(merges: list[str]) -> None:
     text = "  abc</s>"
     assert parts(text, merges=merges) == [CHARACTERS[byte] for byte in text.encode()]
 
 
-def test_files_repeat_tokens_and_merges_and_have_merges_of_nothing() -> None:
+def test_files_may_have_duplicate_and_empty_tokens_and_merges() -> None:
     more: list[Token] = [("ab", 0, N), ("bc", 0, N), ("a", 0, N), ("bc", 0, N), ("", 0, N)]
     v = bpe(more=more, merges=["b c", "a b", "b c", "q zz", "x y"])
     ids = v.tokenize("abcxy", add_special=False)
@@ -113,7 +113,7 @@ def test_files_repeat_tokens_and_merges_and_have_merges_of_nothing() -> None:
     assert ids[:2] == [ord("a"), 257]  # the first of those that are equal
 
 
-def test_a_text_that_is_not_in_bytes_stands_for_itself() -> None:
+def test_tokens_outside_the_byte_characters_are_plain_text() -> None:
     v = bpe(more=[("日本", 0, N), (b"\xff\xfe", 0, N), ("a b", 0, N)])
     assert [v.piece(id) for id in range(v.n_tokens - 3, v.n_tokens)] == [
         "日本".encode(), b"\xff\xfe", b"a b",
@@ -121,12 +121,12 @@ def test_a_text_that_is_not_in_bytes_stands_for_itself() -> None:
 
 
 @pytest.mark.parametrize("merge", ["", "ab", "a\tb"])
-def test_a_merge_that_is_no_pair_is_named(merge: str) -> None:
+def test_an_invalid_merge_is_named(merge: str) -> None:
     with pytest.raises(ModelFileError, match=r"merges\[1\] is .* must be two tokens"):
         bpe(merges=["a b", merge])
 
 
-def test_a_byte_without_a_token_is_an_error_not_a_hole() -> None:
+def test_a_byte_without_a_token_is_an_error() -> None:
     tokens = [character.encode() for character in BYTES if character != "z"]
     encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
     assert len(encoder.encode("abc")) == 3
@@ -134,7 +134,7 @@ def test_a_byte_without_a_token_is_an_error_not_a_hole() -> None:
         encoder.encode("abz")
 
 
-def test_what_no_text_can_hold_may_be_missing() -> None:
+def test_bytes_that_utf_8_never_has_may_lack_a_token() -> None:
     never = {0xC0, 0xC1, *range(0xF5, 0x100)}
     tokens = [character.encode() for character, byte in BYTES.items() if byte not in never]
     encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
@@ -146,7 +146,9 @@ WAYS = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_long_text_is_cut_where_a_word_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_split_at_the_end_of_a_word(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 400)
     chance = random.Random(1)
     encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
@@ -157,14 +159,14 @@ def test_a_long_text_is_cut_where_a_word_ends(name: str, monkeypatch: pytest.Mon
         assert [w for part in found for w in encoder.words(part)] == encoder.words(text)
 
 
-def test_a_text_of_one_word_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_of_one_long_word_is_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 100)
     for text in (" " * 1001, "a" * 1001, "aé" * 500, "\n" * 100, "", " a" * 50):
         v = bpe("Ġ Ġ", "ĠĠ ĠĠ", pre="qwen2")
         assert v.detokenize(v.tokenize(text)) == text
 
 
-def test_the_bytes_characters_are_gpt_2_s() -> None:
+def test_characters_of_bytes_are_those_of_gpt_2() -> None:
     assert len(BYTES) == len(set(BYTES.values())) == 256
     assert [CHARACTERS[byte] for byte in (0x20, 0x0A, 0x09, 0x21, 0xAD, 0xFF, 0x00)] == [
         "Ġ", "Ċ", "ĉ", "!", "Ń", "ÿ", "Ā",

@@ -28,7 +28,7 @@ def loaded(path: Path) -> Iterator[Vocab]:
 
 
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
-def test_llama_s_vocabularies_give_the_expected_ids_and_the_text_back(kind: str) -> None:
+def test_llama_vocabularies_return_the_expected_ids_and_texts(kind: str) -> None:
     path = SHARED / "vocab" / f"ggml-vocab-llama-{kind}.gguf"
     with loaded(path) as v:
         texts = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
@@ -92,7 +92,7 @@ def written(writer: GGUFWriter, path: Path) -> Path:
 TOKENS = ["<unk>", "<s>", "</s>", "▁", "a"]
 
 
-def test_a_file_with_the_least_that_is_needed(writer: GGUFWriter, tmp_path: Path) -> None:
+def test_a_minimal_file(writer: GGUFWriter, tmp_path: Path) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(TOKENS)
     with loaded(written(writer, tmp_path)) as v:

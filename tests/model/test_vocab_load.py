@@ -14,7 +14,7 @@ from lamella.model.vocab import Vocab, load_vocab
 A = len(HEAD) + len(BYTE_TOKENS)  # the id of the first token of one's own
 
 
-def test_what_a_file_need_not_say() -> None:
+def test_default_values_of_an_spm_file() -> None:
     v = vocab(*normal("▁a", "a", "▁"), scores=None)
     assert (v.bos, v.eos, v.unk, v.eot) == (1, 2, 0, None)
     assert (v.add_bos, v.add_eos, v.add_space_prefix) == (True, False, True)
@@ -28,7 +28,7 @@ def test_without_types_all_tokens_are_normal() -> None:
     assert v.piece(2) == b""  # "</s>" ends generations, and so is a control token by its text
 
 
-def test_special_ids_are_the_file_s() -> None:
+def test_special_ids_of_the_file() -> None:
     tokens: list[Token] = [("<a>", 0, CTRL), ("<b>", 0, CTRL), ("<c>", 0, CTRL), ("<d>", 0, CTRL)]
     v = vocab(
         *tokens,
@@ -42,7 +42,7 @@ def test_special_ids_are_the_file_s() -> None:
     assert v.eog == {2, A + 1, A + 2, A + 3}  # 2 is "</s>"
 
 
-def test_default_ids_that_are_not_there_are_none() -> None:
+def test_default_ids_outside_the_vocabulary_are_ignored() -> None:
     v = load_vocab(metadata([("a", 0, N)], add_bos_token=False, unknown_token_id=0))
     assert (v.bos, v.eos, v.unk, v.eog) == (None, None, 0, frozenset())
     assert v.tokenize("aa", add_special=True) == [0, 0, 0]  # the prefix is unknown
@@ -59,14 +59,14 @@ def test_the_end_of_a_turn_is_found_by_its_text(text: str, type: int) -> None:
     assert A not in v.tokenize(text)
 
 
-def test_ends_by_text_are_added_to_those_by_id() -> None:
+def test_end_tokens_are_found_by_text_and_by_id() -> None:
     v = vocab(("<x>", 0, CTRL), ("<|im_end|>", 0, CTRL), ("<|fim_pad|>", 0, N), eot_token_id=A)
     assert v.eot == A
     assert v.eog == {2, A, A + 1, A + 2}
     assert v.piece(A + 2) == b""
 
 
-def test_of_equal_texts_the_first_is_the_one_that_is_found() -> None:
+def test_the_first_of_equal_texts_is_found() -> None:
     v = vocab(("<|im_end|>", 0, CTRL), ("<|im_end|>", 0, CTRL))
     assert v.eot == A
     assert v.eog == {2, A}
@@ -84,48 +84,52 @@ def test_of_equal_texts_the_first_is_the_one_that_is_found() -> None:
         ({"token_type": [1] * (A - 1) + [7]}, r"token_type\[258\] is 7, .* 1 \(NORMAL\)"),
         ({"token_type": [1] * (A - 1) + [-1]}, r"token_type\[258\] is -1"),
         ({"token_type": [1, 6] + [1] * (A - 2)}, r"tokens\[1\] is b'<s>', .* <0x00> to <0xFF>"),
-        ({"bos_token_id": A}, "bos_token_id is 259, it must be 0 to 258"),
+        ({"bos_token_id": A}, "bos_token_id is 259, must be 0 to 258"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"eot_token_id": 2**32 - 1}, "eot_token_id is 4294967295"),
         ({"unknown_token_id": A}, "unknown_token_id is 259"),
     ],
 )
-def test_metadata_that_cannot_be(values: dict[str, object], says: str) -> None:
+def test_invalid_metadata(values: dict[str, object], says: str) -> None:
     with pytest.raises(ModelFileError, match=says):
         vocab(**values)
 
 
-def test_a_token_that_is_to_be_added_must_be_there() -> None:
-    with pytest.raises(ModelFileError, match="add_bos_token is true, but there is no such token"):
+def test_a_token_to_add_must_exist() -> None:
+    with pytest.raises(
+        ModelFileError, match="add_bos_token is true, but the vocabulary has no BOS"
+    ):
         load_vocab(metadata([("a", 0, N)]))
     with pytest.raises(ModelFileError, match="add_eos_token"):
         load_vocab(metadata([("a", 0, N), ("b", 0, N)], add_eos_token=True))
 
 
-def test_other_kinds_of_vocabularies_are_unsupported() -> None:
+def test_other_kinds_of_vocabularies_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"'bert', supported .*: 'llama' .*, 'gpt2'"):
         vocab(model="bert")
 
 
-def test_what_a_bpe_file_need_not_say() -> None:
+def test_default_values_of_a_bpe_file() -> None:
     v = bpe("a b", token_type=None)
     assert (v.bos, v.eos, v.unk, v.eot, v.eog) == (None, None, None, None, frozenset())
     assert (v.add_bos, v.add_eos, v.add_space_prefix) == (False, False, False)
     assert v.tokenize("ab") == [256]
 
 
-def test_whether_bos_is_added_is_the_way_s_default() -> None:
+def test_the_pre_tokenizer_sets_the_default_of_add_bos() -> None:
     more: list[Token] = [("<|begin|>", 0, CTRL)]
     values: dict[str, object] = {"bos_token_id": 256}
     assert bpe(more=more, pre="llama-bpe", **values).tokenize("a") == [256, ord("a")]
     assert bpe(more=more, pre="qwen2", **values).tokenize("a") == [ord("a")]
     assert bpe(more=more, pre="qwen2", add_bos_token=True, **values).tokenize("a")[0] == 256
     assert bpe(pre="llama-bpe").tokenize("a") == [ord("a")]  # there is none
-    with pytest.raises(ModelFileError, match="add_bos_token is true, but there is no such token"):
+    with pytest.raises(
+        ModelFileError, match="add_bos_token is true, but the vocabulary has no BOS"
+    ):
         bpe(pre="llama-bpe", add_bos_token=True)
 
 
-def test_falcon_s_bos_and_eos_need_not_be_said() -> None:
+def test_falcon_has_default_bos_and_eos() -> None:
     v = bpe(pre="falcon3")
     assert (v.bos, v.eos) == (11, 11)
     assert v.eog == {11}
@@ -133,7 +137,7 @@ def test_falcon_s_bos_and_eos_need_not_be_said() -> None:
 
 
 @pytest.mark.parametrize("text", ["<|fim_prefix|>", "<fim_suffix>", "<|fim_middle|>"])
-def test_what_stands_around_a_gap_is_in_no_text(text: str) -> None:
+def test_fill_in_the_middle_tokens_are_in_no_text(text: str) -> None:
     v = bpe(more=[(text, 0, USER)])
     assert v.tokenize(f"a{text}", parse_special=True) == [ord("a"), 256]
     assert 256 not in v.tokenize(f"a{text}")
@@ -141,23 +145,23 @@ def test_what_stands_around_a_gap_is_in_no_text(text: str) -> None:
     assert v.eog == frozenset()
 
 
-def test_the_ends_of_a_turn_are_found_in_bpe_files_too() -> None:
+def test_the_ends_of_a_turn_are_found_in_bpe_files() -> None:
     v = bpe(more=[("<|im_end|>", 0, N), ("<|endoftext|>", 0, CTRL)], pre="qwen2", eos_token_id=257)
     assert (v.eos, v.eot) == (257, 256)
     assert v.eog == {256, 257}
     assert v.tokenize("<|im_end|>", parse_special=True) == [256]
 
 
-def test_a_way_to_cut_text_that_is_not_known_is_named() -> None:
+def test_an_unknown_pre_tokenizer_is_named() -> None:
     with pytest.raises(UnsupportedModelError, match=r"pre is 'kimi-k2', .* llama-bpe, .* qwen2, "):
         bpe(pre="kimi-k2")
 
 
-def test_a_file_without_a_way_takes_the_default_and_says_so(
+def test_a_file_without_a_pre_tokenizer_uses_the_default_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert len(bpe("1 2", "12 3", pre=None).tokenize("12345")) == 3
-    assert "tokenizer.ggml.pre is missing: text is cut into words as by 'default'" in caplog.text
+    assert "tokenizer.ggml.pre is missing: using the pre-tokenizer 'default'" in caplog.text
 
 
 def test_a_bpe_file_needs_its_merges() -> None:
@@ -165,7 +169,7 @@ def test_a_bpe_file_needs_its_merges() -> None:
         bpe(merges=None)
 
 
-def test_files_repeat_tokens_and_leave_them_empty() -> None:
+def test_files_may_have_duplicate_and_empty_tokens() -> None:
     v: Vocab = vocab(*normal("▁a", "", "▁a", ""), ("<s>", 0, CTRL), ("<s>", 0, N))
     assert v.n_tokens == A + 6
     assert v.tokenize("a<s>", parse_special=True)[:2] == [1, A]

@@ -54,17 +54,17 @@ def test_the_empty_text_has_no_tokens() -> None:
     assert encoder(*HEAD, *normal("a")).encode("") == []
 
 
-def test_what_has_no_token_becomes_its_bytes() -> None:
+def test_characters_without_a_token_become_bytes() -> None:
     v = vocab(*normal("a"), add_bos_token=False, add_space_prefix=False)
     assert texts(v, v.tokenize("aé\0")) == ["a", "<0xC3>", "<0xA9>", "<0x00>"]
 
 
-def test_byte_tokens_are_known_by_their_text_where_types_are_missing() -> None:
+def test_byte_tokens_are_found_by_text_without_types() -> None:
     v = vocab(*normal("a"), token_type=None, add_bos_token=False, add_space_prefix=False)
     assert texts(v, v.tokenize("a\n")) == ["a", "<0x0A>"]
 
 
-def test_without_all_bytes_an_unknown_character_is_the_unknown_token() -> None:
+def test_an_unknown_character_is_the_unknown_token_without_byte_tokens() -> None:
     tokens = [*HEAD, *BYTE_TOKENS[:200], *normal("a")]
     assert encoder(*tokens, unk=2).encode("aéa") == [203, 2, 203]
     assert encoder(*tokens, unk=None).encode("aa") == [203, 203]
@@ -72,47 +72,47 @@ def test_without_all_bytes_an_unknown_character_is_the_unknown_token() -> None:
         encoder(*tokens, unk=None).encode("aéa")
 
 
-def test_control_tokens_are_never_found_in_plain_text() -> None:
+def test_plain_text_never_becomes_control_tokens() -> None:
     v = vocab(*normal("<", "/", "s", ">", "</", "s>"), add_bos_token=False, add_space_prefix=False)
     assert texts(v, v.tokenize("</s>")) == ["</", "s>"]
     one = vocab(("x", 0, CTRL), add_bos_token=False, add_space_prefix=False)
     assert texts(one, one.tokenize("x")) == ["<0x78>"]
 
 
-def test_unused_tokens_come_out_as_what_they_are_merged_from() -> None:
+def test_unused_tokens_are_replaced_by_their_parts() -> None:
     spm = encoder(*HEAD, ("ab", 0, UNUSED), *normal("a", "b", "abab"))
     assert spm.encode("ab") == [4, 5]
     assert spm.encode("abab") == [6]
 
 
-def test_user_defined_text_that_is_still_there_merges_as_any_other() -> None:
+def test_user_defined_text_can_be_merged() -> None:
     assert encoder(*HEAD, ("ab", -9, USER), *normal("a", "b", "aa")).encode("aabab") == [6, 5, 3]
 
 
-def test_of_equal_tokens_the_first_is_used_and_empty_ones_never() -> None:
+def test_the_first_of_equal_tokens_is_used_and_empty_ones_never() -> None:
     spm = encoder(*HEAD, *normal("", "a", "b", "a", "", "ab", "ab"), ("<s>", 0, N))
     assert spm.encode("aba") == [8, 4]
 
 
 @pytest.mark.parametrize("strange", ["", " unknown", " 3", " 1", "a\0b", b"\xff\xfe"])
-def test_strange_tokens_hurt_nothing(strange: str | bytes) -> None:
+def test_invalid_tokens_are_ignored(strange: str | bytes) -> None:
     spm = encoder(*HEAD, (strange, 0, N), *normal("a", "b"))
     assert spm.encode("ab") == [4, 5]
     assert spm.encode("3") == [0]
 
 
-def test_infinite_scores_are_scores() -> None:
+def test_infinite_scores_are_valid() -> None:
     spm = encoder(*HEAD, ("ab", -np.inf, N), ("bc", np.inf, N), *normal("a", "b", "c"))
     assert spm.encode("abc") == [5, 4]
 
 
 @pytest.mark.parametrize("unit", ["x", " ", "ab cd ", "😀", "\n"])
-def test_long_texts_take_no_time(unit: str) -> None:
+def test_long_texts_are_fast(unit: str) -> None:
     v = vocab(*normal("ab", "▁c", "▁▁", "x", "xx", "xxxx", "a", "b", "c", "▁"))
     text = unit * (100_000 // len(unit))
     assert v.detokenize(v.tokenize(text)) == text
 
 
-def test_a_vocabulary_that_sentencepiece_refuses_is_a_bad_file() -> None:
+def test_a_vocabulary_that_sentencepiece_refuses_is_a_file_error() -> None:
     with pytest.raises(ModelFileError, match="too long"):
         encoder(*HEAD, ("x" * 100_000, 0, N))

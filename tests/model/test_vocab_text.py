@@ -28,20 +28,20 @@ def parts(v: Vocab, text: str, *, special: bool = False) -> list[str]:
         ({"add_space_prefix": False}, ["<s>", "a"]),
     ],
 )
-def test_what_is_added_to_a_text(values: dict[str, object], expected: list[str]) -> None:
+def test_add_special_adds_bos_and_eos(values: dict[str, object], expected: list[str]) -> None:
     v = vocab(*WORDS, **values)
     assert texts(v, v.tokenize("a")) == expected
     assert v.detokenize(v.tokenize("a")) == "a"
 
 
-def test_the_empty_text_has_only_what_is_added() -> None:
+def test_the_empty_text_has_only_added_tokens() -> None:
     v = vocab(*WORDS, add_eos_token=True)
     assert v.tokenize("") == [1, 2]
     assert v.tokenize("", add_special=False) == []
     assert v.detokenize([1, 2]) == v.detokenize([]) == ""
 
 
-def test_control_tokens_are_parsed_only_when_asked_for() -> None:
+def test_control_tokens_are_parsed_with_parse_special_only() -> None:
     v = vocab(*WORDS, *TAGS)
     assert parts(v, "a[X]", special=True) == ["▁a", "[X]"]
     assert "[X]" not in parts(v, "a[X]")
@@ -53,7 +53,7 @@ def test_user_defined_tokens_are_always_parsed() -> None:
     assert parts(v, "a<i>b") == parts(v, "a<i>b", special=True) == ["▁a", "<i>", "▁b"]
 
 
-def test_the_prefix_stands_at_the_start_and_after_special_tokens() -> None:
+def test_the_space_prefix_is_added_at_the_start_and_after_special_tokens() -> None:
     v = vocab(*WORDS, *TAGS)
     assert parts(v, "a[X]b[X] b", special=True) == ["▁a", "[X]", "▁b", "[X]", "▁", "▁b"]
     assert parts(v, "[X]", special=True) == ["[X]"]
@@ -61,7 +61,7 @@ def test_the_prefix_stands_at_the_start_and_after_special_tokens() -> None:
     assert parts(plain, "a[X]b[X] b", special=True) == ["a", "[X]", "b", "[X]", "▁b"]
 
 
-def test_longer_special_tokens_are_looked_for_everywhere_first() -> None:
+def test_longer_special_tokens_take_precedence() -> None:
     v = vocab(*WORDS, *TAGS, ("ab", 0, USER), ("bab", 0, USER))
     assert parts(v, "[X][X][X]", special=True) == ["[X][X]", "[X]"]
     assert parts(v, "abab") == ["▁a", "bab"]  # not "ab" twice, though it begins earlier
@@ -83,7 +83,7 @@ def cut(text: str, names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_names_that_overlap_are_cut_as_llama_cpp_cuts_them(seed: int) -> None:
+def test_overlapping_names_are_split_as_in_llama_cpp(seed: int) -> None:
     rng = random.Random(seed)
     names = ["".join(rng.choices("ab", k=k)) for k in (2, 3, 4, 5)]
     chars = normal("a", "b", "c")
@@ -96,7 +96,7 @@ def test_names_that_overlap_are_cut_as_llama_cpp_cuts_them(seed: int) -> None:
         assert parts(v, text, special=True) == expected
 
 
-def test_thousands_of_special_tokens_in_one_text_take_no_time() -> None:
+def test_thousands_of_special_tokens_in_one_text_are_fast() -> None:
     names = [f"<unused{i}>" for i in range(3000)]
     v = vocab(*((name, 0, CTRL) for name in names), *(("\n" * n, 0, USER) for n in range(1, 32)))
     assert len(v.tokenize("".join(names), add_special=False, parse_special=True)) == 3000
@@ -131,14 +131,14 @@ def test_byte_tokens_are_their_bytes() -> None:
     assert b"".join(v.piece(3 + byte) for byte in range(256)) == bytes(range(256))
 
 
-def test_detokenize_shows_control_tokens_only_when_asked_to() -> None:
+def test_detokenize_shows_control_tokens_with_special_only() -> None:
     v = vocab(*WORDS, *TAGS)
     ids = v.tokenize("a[X]", parse_special=True)
     assert v.detokenize(ids) == "a"
     assert v.detokenize(ids, special=True) == "<s> a[X]"
 
 
-def test_one_space_is_taken_from_the_start_of_a_text_only() -> None:
+def test_only_the_space_prefix_is_removed() -> None:
     v = vocab(*WORDS)
     for text in ("a", " a", "  a", "a a", " ", "  "):
         assert v.detokenize(v.tokenize(text)) == text
@@ -172,7 +172,7 @@ def random_text(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("space_prefix", [True, False])
-def test_any_text_survives_the_way_to_ids_and_back(seed: int, space_prefix: bool) -> None:
+def test_any_text_round_trips(seed: int, space_prefix: bool) -> None:
     rng = random.Random(seed)
     v = vocab(*WORDS, *normal("é", "▁▁", "ab"), add_space_prefix=space_prefix)
     for _ in range(50):
@@ -185,7 +185,7 @@ def test_any_text_survives_the_way_to_ids_and_back(seed: int, space_prefix: bool
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_of_any_ids_gives_the_text_of_all_of_them(seed: int) -> None:
+def test_a_stream_returns_the_text_of_all_ids(seed: int) -> None:
     rng = random.Random(seed)
     v = vocab(*WORDS, *TAGS, ("é😀", 0, 1), add_space_prefix=False)
     for special in (False, True):
@@ -214,14 +214,12 @@ def byte_stream(data: bytes) -> list[str]:
         (b"\xc0\x80", ["�", "�", ""]),  # too long a form
     ],
 )
-def test_a_stream_holds_half_characters_back_until_they_are_whole_or_wrong(
-    data: bytes, expected: list[str]
-) -> None:
+def test_a_stream_holds_incomplete_characters_back(data: bytes, expected: list[str]) -> None:
     assert byte_stream(data) == expected
     assert "".join(expected) == data.decode(errors="replace")
 
 
-def test_a_flushed_stream_is_as_new() -> None:
+def test_flush_resets_a_stream() -> None:
     stream = vocab().stream()
     assert stream.push(3 + 0xC3) == ""
     assert stream.flush() == "�"

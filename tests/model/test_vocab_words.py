@@ -51,7 +51,7 @@ def test_the_words_of_a_text(name: str, expected: list[str]) -> None:
     assert words(name, TEXT) == expected
 
 
-def test_a_capital_ends_a_word_of_tekken_and_gpt_4o() -> None:
+def test_a_capital_letter_ends_a_word_in_tekken_and_gpt_4o() -> None:
     for name in ("tekken", "gpt-4o"):
         assert words(name, "camelCase ÉcoleÀ HTTPServer ABC") == [
             "camel", "Case", " École", "À", " HTTPServer", " ABC",
@@ -60,7 +60,7 @@ def test_a_capital_ends_a_word_of_tekken_and_gpt_4o() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
-def test_nothing_of_a_text_is_lost(name: str) -> None:
+def test_words_contain_the_whole_text(name: str) -> None:
     text = TEXT + "".join(map(chr, [*range(1, 0x250), 0x200B, 0x3000, 0xE000, 0x1F600, 0x10FFFF]))
     assert "".join(words(name, text)) == text
     assert words(name, "") == []

@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_llama_cpp
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_runs_tests_in_a_process_of_its_own(model: Path, engine: str) -> None:
+def test_an_engine_runs_tests_in_its_own_process(model: Path, engine: str) -> None:
     with Worker(engine, model, 1, QUICK) as worker:
         assert worker.answer()["ready"] > 0
         for i in (1, 0, 1):
@@ -119,7 +119,7 @@ def test_an_engine_that_fails_ends_the_run(tmp_path: Path) -> None:
         worker.answer()
 
 
-def test_an_engine_is_not_waited_for_after_an_error(model: Path) -> None:
+def test_an_error_does_not_wait_for_the_engine(model: Path) -> None:
     with pytest.raises(KeyboardInterrupt), Worker("lamella", model, 1, QUICK) as worker:
         raise KeyboardInterrupt
     assert worker._process.returncode == -signal.SIGTERM
@@ -161,18 +161,20 @@ def test_wrong_flags(
         ("pp", 1.0, None, True),
     ],
 )
-def test_what_is_reached(test: str, ours: float, wanted: float | None, reached: bool) -> None:
+def test_a_row_reaches_its_target(
+    test: str, ours: float, wanted: float | None, reached: bool
+) -> None:
     row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, wanted)
     assert row.is_reached == reached
 
 
-def test_a_ratio_is_the_median_of_neighbours() -> None:
+def test_a_ratio_is_the_median_of_adjacent_runs() -> None:
     # the machine was slow during the second pair of runs
     samples = {"llama.cpp": [100.0, 10.0, 100.0], "lamella": [200.0, 20.0, 190.0]}
     assert vs_llama_cpp.row_of("m", "pp", samples, None).ratio == 2.0
 
 
-def test_wanted_rows_can_be_measured() -> None:
+def test_rows_with_targets_can_be_measured() -> None:
     for (shape, type), wanted in WANTED.items():
         assert shape in (*SHAPES, vs_llama_cpp.STORIES)
         assert type in [t.name for t in TYPES]
@@ -196,7 +198,7 @@ WANTED_TYPES = ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "F32"]
         ([vs_llama_cpp.STORIES], ["Q8_0"], True, [(vs_llama_cpp.STORIES, "Q8_0")]),
     ],
 )
-def test_which_models_are_measured(
+def test_selection_of_models(
     shapes: list[str], types: list[str], every: bool, expected: list[tuple[str, str]]
 ) -> None:
     args = argparse.Namespace(shapes=shapes, types=types, all=every)

@@ -23,7 +23,7 @@ def test_held_out_phrasings_are_not_trained(entry: Entry) -> None:
     assert not re.search(r"[\[\]|]", "".join((*entry.held_out, entry.answer)))
 
 
-def test_both_kinds_can_be_drawn() -> None:
+def test_trained_and_held_out_phrasings_can_be_drawn() -> None:
     rng = Random(1)
     held_out = {text for entry in ABOUT + SMALL_TALK for text in entry.held_out}
     drawn = [entry_exchange(rng, ABOUT + SMALL_TALK) for _ in range(500)]
@@ -35,7 +35,7 @@ def test_both_kinds_can_be_drawn() -> None:
     assert hello.answer.removeprefix("Nice to meet you, ")[:-1] in hello.asked
 
 
-def test_what_is_said_of_lamella_is_true() -> None:
+def test_answers_about_lamella_are_true() -> None:
     answers = {entry.name: entry.answer for entry in ABOUT}
     commands = {
         name for text in answers.values() for name in re.findall(r"(?<!import )lamella (\w+)", text)

@@ -38,7 +38,7 @@ def test_the_picture_shows_both_losses() -> None:
     assert len(svg.findall(f"{name}g/{name}circle")) == 1
 
 
-def test_the_card_tells_the_numbers(tmp_path: Path) -> None:
+def test_the_card_has_the_numbers(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"weights")
     template = (Path(card.__file__).parent / "card.md").read_text("utf-8")

@@ -72,14 +72,14 @@ def test_the_corpus_is_the_same_in_every_process() -> None:
     assert all(json.loads(line) for line in shown[0].splitlines())
 
 
-def test_held_out_text_stays_apart() -> None:
+def test_held_out_text_is_not_trained() -> None:
     training = {json.dumps(d) for d in islice(documents(1), 3000)}
     stories = [d["story"] for d in islice(documents(1, held_out=True), 300) if "story" in d]
     assert stories
     assert not training & {json.dumps(d) for d in islice(documents(1, held_out=True), 300)}
 
 
-def test_the_words_of_stories_are_all_known() -> None:
+def test_all_words_of_stories_are_known() -> None:
     known = story_words(1, 4000)
     rng = Random(99)
     unknown = {w for _ in range(500) for w in words_of(make_story(rng).text)} - known

@@ -70,7 +70,7 @@ def test_faults_of_stories_are_counted(
     assert {wrong["bad"] for wrong in found["wrong"]} == ({bad} if bad else set())
 
 
-def test_it_runs_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_runs_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "story_words", lambda seed: {"fox"})
     path = write_tiny(tmp_path / "tiny.gguf")
     result = evaluate.evaluate(path, path, n=2)

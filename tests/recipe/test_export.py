@@ -16,7 +16,7 @@ from lamella.model.vocab import load_vocab
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_it_loads_and_generates(tmp_path: Path, type: str) -> None:
+def test_the_file_loads_and_generates(tmp_path: Path, type: str) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", type)
     assert not list(tmp_path.glob("*.part"))
     with lamella.load(path, n_threads=1) as model:
@@ -26,7 +26,7 @@ def test_it_loads_and_generates(tmp_path: Path, type: str) -> None:
         assert "".join(model.generate(ids, n_predict=4, temperature=0.0)) is not None
 
 
-def test_quantised_is_near(tmp_path: Path) -> None:
+def test_quantized_logits_are_close(tmp_path: Path) -> None:
     ids = list(range(300, 340))
     logits = []
     for type in ("F32", "Q8_0"):
@@ -35,7 +35,7 @@ def test_quantised_is_near(tmp_path: Path) -> None:
     assert np.abs(logits[0] - logits[1]).max() < 0.1 * np.abs(logits[0]).max()
 
 
-def test_its_metadata(tmp_path: Path) -> None:
+def test_metadata_of_the_file(tmp_path: Path) -> None:
     with open_gguf(write_tiny(tmp_path / "tiny.gguf", "Q8_0")) as file:
         metadata = file.metadata
         assert metadata.str("general.license") == "mit"

@@ -24,7 +24,7 @@ def test_a_question_has_one_answer() -> None:
             assert answers.setdefault(plain(asked), entry.answer) == entry.answer, asked
 
 
-def test_questions_out_of_reach_have_no_other_answer() -> None:
+def test_unanswerable_questions_have_no_other_answer() -> None:
     known = {plain(asked) for form in FORMS for asked, _ in everything(form)}
     known |= {plain(asked) for entry in ABOUT + SMALL_TALK for asked in said(entry)}
     rng = Random(1)
@@ -36,7 +36,7 @@ def test_questions_out_of_reach_have_no_other_answer() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_each_form_has_questions_of_both_kinds(form: Form) -> None:
+def test_each_form_has_trained_and_held_out_questions(form: Form) -> None:
     rng = Random(1)
     for held_out in (False, True):
         for _ in range(20):
@@ -81,7 +81,7 @@ def test_tables_have_each_word_once() -> None:
         assert len(set(words)) == len(words)
 
 
-def test_refusals_are_one_sentence_with_both_ways() -> None:
+def test_refusals_are_one_sentence_with_both_flags() -> None:
     assert all(map(is_refusal, ANSWERS))
     assert not is_refusal("Use -m.")
     assert not is_refusal("Use -m. Or use -hf.")

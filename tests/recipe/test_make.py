@@ -19,9 +19,7 @@ import train  # noqa: E402
 torch.set_num_threads(1)  # tests run beside others
 
 
-def test_it_makes_a_model_and_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_creates_a_model_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "story_words", lambda seed: {"fox"})
     settings = make.Settings(
         n_bytes=400_000,

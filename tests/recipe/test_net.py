@@ -31,7 +31,7 @@ def test_logits_are_those_of_lamella(tmp_path: Path) -> None:
     assert np.abs(wanted).max() > 0.1
 
 
-def test_documents_of_a_row_do_not_see_each_other() -> None:
+def test_documents_of_a_row_do_not_attend_to_each_other() -> None:
     torch.manual_seed(2)
     net = Net(tiny_shape())
     documents = [torch.tensor([[BOS, *range(300, 300 + n)]]) for n in (7, 12)]

@@ -30,7 +30,7 @@ def test_some_answers_and_the_perplexity_of_some_documents() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_it_is_as_good_as_its_card_says() -> None:
+def test_the_model_reaches_the_numbers_of_its_card() -> None:
     result = evaluate.evaluate(shipped_model())
     assert result["meets_wanted"], evaluate.summary(result)
     card = CARD.read_text("utf-8")

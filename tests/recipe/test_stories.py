@@ -42,7 +42,7 @@ def test_all_names_are_introduced(plot: str) -> None:
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-def test_texts_are_whole(plot: str) -> None:
+def test_texts_have_no_unfilled_templates(plot: str) -> None:
     for story in some(plot):
         texts = [story.text, *(q.answer for q in story.questions), *story.questions[0].asked]
         for text in texts:
@@ -55,7 +55,7 @@ def test_texts_are_whole(plot: str) -> None:
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-def test_pronouns_are_of_somebody_in_the_story(plot: str) -> None:
+def test_pronouns_refer_to_characters_of_the_story(plot: str) -> None:
     for story in some(plot):
         words = set(words_of(story.text))
         if all(c.male for c in story.cast):
@@ -106,7 +106,7 @@ def test_stories_differ() -> None:
     assert {s.hero.name for s in stories} == NAMES
 
 
-def test_what_is_asked_for_is_told() -> None:
+def test_requested_stories_are_made() -> None:
     hero = Character("Rusty", "fox", "brave little", True)
     story = make_story(Random(1), "build", hero)
     assert (story.plot, story.hero) == ("build", hero)
@@ -135,7 +135,7 @@ def test_names_kinds_and_places_are_distinct() -> None:
         assert character.kind != "fox"
 
 
-def test_a_pronoun_stands_only_where_it_is_clear() -> None:
+def test_a_pronoun_is_used_only_if_it_is_clear() -> None:
     tom = Character("Tom", "fox", "little", True)
     ben = Character("Ben", "bear", "small", True)
     mia = Character("Mia", "owl", "young", False)
@@ -149,13 +149,13 @@ def test_a_pronoun_stands_only_where_it_is_clear() -> None:
         assert told - {"Tom slept.", "The little fox slept."} == expected
 
 
-def test_what_has_been_told_is_not_told_again() -> None:
+def test_sentences_are_not_repeated() -> None:
     for seed in range(20):
         telling = Telling(Random(seed), {"h": random_character(Random(1))}, PLACES[0])
         for _ in range(2):
             telling.say("He ran.", "He sat.")
         assert sorted(telling.sentences) == ["He ran.", "He sat."]
-        with pytest.raises(AssertionError, match="have been told"):
+        with pytest.raises(AssertionError, match="has all of these sentences"):
             telling.say("He ran.", "He sat.")
 
 
@@ -169,7 +169,7 @@ def test_what_has_been_told_is_not_told_again() -> None:
         ("A fox named Tom saw Tom's friend Ben.", ["Ben"]),
     ],
 )
-def test_strangers_are_found(text: str, found: list[str]) -> None:
+def test_names_without_introduction_are_found(text: str, found: list[str]) -> None:
     assert strangers(text) == found
 
 

@@ -44,7 +44,7 @@ def run(folder: Path, data: Path, plan: train.Plan = PLAN, stop_at: int | None =
     return logged
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, data: Path) -> None:
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path: Path, data: Path) -> None:
     run(tmp_path / "whole", data)
     run(tmp_path / "cut", data, stop_at=5)
     logged = run(tmp_path / "cut", data)
@@ -64,13 +64,13 @@ def test_the_loss_falls(tmp_path: Path, data: Path) -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
-def test_another_plan_does_not_go_on(tmp_path: Path, data: Path) -> None:
+def test_another_plan_does_not_resume(tmp_path: Path, data: Path) -> None:
     run(tmp_path, data, stop_at=3)
     with pytest.raises(SystemExit, match="n_steps"):
         run(tmp_path, data, replace(PLAN, n_steps=9))
 
 
-def test_rows_come_once_each_in_an_order_of_the_seed(data: Path) -> None:
+def test_each_row_is_used_once_in_an_order_of_the_seed(data: Path) -> None:
     batches = train.Batches(data, PLAN)
     chosen = [batches[step][0] for step in range(len(batches))]
     assert {len(rows) * (rows.shape[1] - 1) for rows in chosen} == {PLAN.n_tokens}

@@ -20,7 +20,7 @@ from lamella.model.vocab.spm import BYTES
 SOME = list(islice(documents(11), 200))
 
 
-def test_it_has_what_a_file_needs() -> None:
+def test_the_vocabulary_has_the_tokens_of_a_file() -> None:
     pieces = tiny_pieces()
     assert len(pieces.texts) == len(pieces.scores) == len(pieces.types) == 600
     assert tuple(pieces.texts[: len(SPECIAL)]) == SPECIAL
@@ -31,19 +31,19 @@ def test_it_has_what_a_file_needs() -> None:
     assert {len(t) for t in digits} == {1}
 
 
-def test_it_is_learned_the_same_every_time(tmp_path: Path) -> None:
+def test_learning_is_deterministic(tmp_path: Path) -> None:
     assert learn_pieces(islice(documents(7), 300), 600) == tiny_pieces()
     tiny_pieces().save(tmp_path / "pieces.json")
     assert Pieces.load(tmp_path / "pieces.json") == tiny_pieces()
 
 
-def test_texts_come_back() -> None:
+def test_texts_round_trip() -> None:
     vocab = tiny_pieces().vocab()
     for text in [t for d in SOME for t in texts(d)] + ["Grüße, 你好 🦊", " two  spaces ", "a\nb"]:
         assert vocab.detokenize(vocab.tokenize(text)) == text
 
 
-def test_only_answers_are_learned() -> None:
+def test_only_answers_are_marked_to_learn() -> None:
     vocab = tiny_pieces().vocab()
     encoder = Encoder(vocab)
     messages = [
@@ -65,7 +65,7 @@ def test_only_answers_are_learned() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_an_answer_follows_the_tokens_of_its_prompt(n: int) -> None:
+def test_a_document_begins_with_the_tokens_of_its_prompt(n: int) -> None:
     """What `lamella chat` gives the model is what stood before the answer in training."""
     vocab = tiny_pieces().vocab()
     template = ChatTemplate(TEMPLATE)
@@ -80,7 +80,7 @@ def test_an_answer_follows_the_tokens_of_its_prompt(n: int) -> None:
         assert not written[len(prompt) - 1]
 
 
-def test_rows_hold_whole_documents(tmp_path: Path) -> None:
+def test_rows_have_whole_documents(tmp_path: Path) -> None:
     encoder = Encoder(tiny_pieces().vocab())
     lengths = row_lengths(800)
     write_rows(tmp_path / "rows.npz", make_rows(SOME * 4, encoder, lengths))
@@ -104,7 +104,7 @@ def test_rows_hold_whole_documents(tmp_path: Path) -> None:
     assert n_free < 0.3 * n_all
 
 
-def test_a_document_lies_in_the_shortest_row_that_holds_it() -> None:
+def test_a_document_is_in_the_shortest_row_that_fits() -> None:
     encoder = Encoder(tiny_pieces().vocab())
     story = {"story": "Once " * 50}
     n = len(encoder.encode(story)[0])

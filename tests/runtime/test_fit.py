@@ -212,7 +212,7 @@ def test_a_pipeline_needs_enough_memory(deep: Path) -> None:
     exact = plan_of(deep, devices=(sim(needed, 2),), **params)
     assert not exact.no_pipeline and exact.fits
     tight = plan_of(deep, devices=(sim(needed - 1, 2),), **params)
-    assert tight.no_pipeline == "its compute buffers do not fit" and tight.fits
+    assert tight.no_pipeline == "the pipeline's compute buffers do not fit" and tight.fits
     with opened(tight) as context:
         uses = {m.buffer_type: m.total for m in planned(tight)}
         assert uses == used(context)
