@@ -1,4 +1,4 @@
-"""Computes steps of a loaded model for tests: sequences over pages in random order, F32 pools."""
+"""Runs steps of a loaded model for tests, with F32 pools and pages in random order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE_SIZE = 8
 
 
 class Runner:
-    """A model with a pool of pages; each sequence has `n_ctx` positions in pages of its own."""
+    """A model with a pool of pages. Each sequence has its own pages for `n_ctx` positions."""
 
     def __init__(self, model: LoadedModel, n_ctx: int = 64, n_seqs: int = 1) -> None:
         self.model = model
@@ -37,7 +37,7 @@ class Runner:
         return KVLayer(k, v)
 
     def build(self, n_tokens: int, n_outputs: int) -> tuple[GraphInputs, Tensor]:
-        """The inputs and logits of a graph."""
+        """Return the inputs and logits of a graph."""
         n_seqs, n_pages = self.pages.shape
         inputs = GraphInputs.new(n_tokens, n_outputs, n_pages, n_seqs)
         model = self.model
@@ -45,7 +45,7 @@ class Runner:
         return inputs, model.arch.build(build)
 
     def step(self, batch: Sequence[tuple[int, int, int]], out_ids: Sequence[int]) -> F32Array:
-        """The logits [n_outputs, n_vocab] of a batch of (token, sequence, position)."""
+        """Return the logits [n_outputs, n_vocab] of a batch of (token, sequence, position)."""
         inputs, logits = self.build(len(batch), len(out_ids))
         tokens, seq, pos = np.array(batch, np.int32).T
         cells = self.pages[seq, pos // PAGE_SIZE] * PAGE_SIZE + pos % PAGE_SIZE
@@ -58,7 +58,7 @@ class Runner:
         return tensor_get(logits).view(np.float32).reshape(len(out_ids), -1)
 
     def prompt(self, tokens: Sequence[int], chunk: int = 512) -> F32Array:
-        """The logits after each token of sequence 0, [n_tokens, n_vocab]."""
+        """Return the logits after each token of sequence 0, [n_tokens, n_vocab]."""
         batch = [(token, 0, pos) for pos, token in enumerate(tokens)]
         parts = [batch[i : i + chunk] for i in range(0, len(batch), chunk)]
         return np.concatenate([self.step(part, range(len(part))) for part in parts])

@@ -1,11 +1,12 @@
-"""A hub of models as Hugging Face's is, on this machine: two HTTP servers, the hub and the one that
-delivers large files, with their headers, redirects, ranges and refusals.
+"""A local imitation of the Hugging Face hub: one HTTP server for the hub, one for large files.
+
+It has the real hub's headers, redirects, ranges and error responses.
 
     with FakeHub() as hub:
         repo = hub.add("user/repo", {"model-Q4_K_M.gguf": data})
         hub.cuts = [1000]   # the next delivery ends after 1,000 bytes
 
-What a test sets counts from the next request on; what was asked is in `requests`.
+Attributes take effect with the next request. `requests` records the requests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-SMALL = 512  # files up to this size lie in git, and are delivered by the hub itself
+SMALL = 512  # files up to this size are stored in git and delivered by the hub itself
 GOOD_TOKEN = "hf_good"
 
 
@@ -35,8 +36,8 @@ class Asked(NamedTuple):
 
 @dataclass
 class Repo:
-    """A repository. `gated`: its files need a token of one who has access; `private`: it is not
-    there for others."""
+    """A repository. With `gated`, files need a token of an account with access. With `private`,
+    requests without a token do not find it."""
 
     name: str
     files: dict[str, bytes]
@@ -54,10 +55,10 @@ class FakeHub:
         self.requests: list[Asked] = []
         self.n_sent = 0  # bytes of files
         self.cuts: list[int] = []  # bytes after which the next deliveries end
-        self.statuses: list[int] = []  # of the next answers, whatever is asked
-        self.has_access = True  # whether the account of GOOD_TOKEN may read gated repositories
+        self.statuses: list[int] = []  # statuses of the next responses
+        self.has_access = True  # the account of GOOD_TOKEN may read gated repositories
         self.knows_ranges = True
-        self.damage = False  # the last byte of each file is another one
+        self.damage = False  # deliver each file with a wrong last byte
         self.stall_after: int | None = None  # bytes after which deliveries wait for `go_on`
         self.go_on = threading.Event()
         self._servers = {
@@ -78,7 +79,7 @@ class FakeHub:
             server.server_close()
 
     def url(self, name: str = "hub") -> str:
-        # other names, as they are other machines: a token is for one of them only
+        # two host names, as a token is for one of them only
         place = {"hub": "127.0.0.1", "files": "localhost"}[name]
         return f"http://{place}:{self._servers[name].server_address[1]}"
 
@@ -87,7 +88,7 @@ class FakeHub:
         return self.repos[name]
 
     def deliveries(self) -> list[Asked]:
-        """Requests for the content of files."""
+        """Return the requests for the content of large files."""
         return [r for r in self.requests if r.host == "files" and r.method == "GET"]
 
     def forget(self) -> None:
@@ -96,7 +97,7 @@ class FakeHub:
 
 
 def digest_of(data: bytes) -> str:
-    """What names a file: of a large one its sha256, of a small one git's sha1."""
+    """Return a file's digest: sha256 of a large file, git's sha1 of a small one."""
     if len(data) > SMALL:
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -133,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # who asked has gone
+        with suppress(ConnectionError):  # the client closed the connection
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -160,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = api or file
         repo = self.hub.repos.get(found[1]) if found else None
         if repo is None or (repo.private and not self.token):
-            # whoever is not known here is not told either what is private
+            # without a token, a private repository looks like a missing one
             status = 404 if self.token else 401
             return self._refuse(
                 status, "RepoNotFound" if self.token else "", "Repository not found"
@@ -244,5 +245,5 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, body: bytes) -> None:
         for i in range(0, len(body), 1 << 16):
             piece = body[i : i + (1 << 16)]
-            self.hub.n_sent += len(piece)  # before: who has it may ask at once
+            self.hub.n_sent += len(piece)  # first, as the test may read it after the last write
             self.wfile.write(piece)

@@ -1,9 +1,9 @@
-"""Builds small GGUF files byte by byte, sound ones and broken ones.
+"""Builds small GGUF files byte by byte, valid and broken ones.
 
     data = build({"general.architecture": "llama"}, [Tensor("w", np.zeros((2, 32), np.float32))])
 
-Nothing is checked: what is asked for is what is written, also if it makes no sense. `layout` gives
-the position of every number in the header as well, for tests that change them. Format:
+Nothing is checked, so invalid content is written as well. `layout` also returns the position of
+every number in the header, for tests that change them. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -51,10 +51,10 @@ ARRAY_TYPES: dict[str, GGMLType] = {
 
 @dataclass(frozen=True)
 class Typed:
-    """A metadata value with its type; of an ARRAY the value is a list.
+    """A metadata value with its type. The value of an ARRAY is a list.
 
-    `element` is the type of an array's elements: that of the first one where None. `n` is the
-    number of elements that the file says there are.
+    `element` is the type of an array's elements (None: that of the first). `n` is the number of
+    elements that the file declares (None: the right one).
     """
 
     type: GGUFValueType
@@ -65,7 +65,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Raw:
-    """A metadata value verbatim: the number of its type and the bytes after it."""
+    """A metadata value as bytes: the number of its type, and the bytes after it."""
 
     type: int
     data: bytes
@@ -75,8 +75,9 @@ class Raw:
 class Tensor:
     """A tensor: an array of a plain type, or bytes with `type` and `ne`.
 
-    What is None follows from the array, or is laid out behind the tensor before it; `offset`
-    counts from the start of the data, `n_dims` is the number of dimensions the file says there are.
+    None for `type`, `ne` or `n_dims` means the array's own. `n_dims` is the number of dimensions
+    that the file declares. `offset` counts from the start of the data; None means after the tensor
+    before it.
     """
 
     name: str | bytes
@@ -89,7 +90,7 @@ class Tensor:
 
 @dataclass
 class Layout:
-    """A file, and (position, bytes) of each number in its header."""
+    """A file's bytes, with (position, size) of each number in its header."""
 
     byte_order: ByteOrder = "<"
     data: bytearray = field(default_factory=bytearray)
@@ -106,7 +107,7 @@ class Layout:
         self.data += raw
 
     def value(self, value: Any) -> None:
-        """A metadata value with its type before it."""
+        """Append a metadata value, with its type in front."""
         if isinstance(value, Raw):
             self.number("I", value.type)
             self.data += value.data
@@ -137,7 +138,7 @@ class Layout:
 
 
 def as_typed(value: Any) -> Typed:
-    """A Python value with the type that a converter would give it."""
+    """Return a Python value with the type that a converter would choose."""
     types: dict[type, GGUFValueType] = {
         bool: GGUFValueType.BOOL,
         float: GGUFValueType.FLOAT32,
@@ -162,17 +163,18 @@ def layout(
     n_tensors: int | None = None,
     n_pairs: int | None = None,
 ) -> Layout:
-    """A GGUF file, and where the numbers of its header lie.
+    """Return a GGUF file with the positions of the numbers in its header.
 
     Args:
-        metadata: by key, Python values (an int becomes UINT32 or INT32, a float FLOAT32, a list an
-            ARRAY), `Typed` or `Raw`; pairs where a key is to be there twice.
-        tensors: in the file's order.
-        version: of the format.
-        byte_order: as `struct` writes it. Data given as bytes stays as it is, arrays are swapped.
-        alignment: of the tensors; `general.alignment` is added where it is not 32.
-        n_tensors: the number that the file says there are, if not the true one.
-        n_pairs: the same of metadata keys.
+        metadata: Python values by key (an int becomes UINT32 or INT32, a float FLOAT32, a list an
+            ARRAY), `Typed` or `Raw`. A list of pairs can have a key twice.
+        tensors: the tensors in the file's order.
+        version: version of the format.
+        byte_order: byte order of numbers and arrays, as in `struct`. Data given as bytes is not
+            swapped.
+        alignment: alignment of tensors; adds `general.alignment` if it is not 32.
+        n_tensors: the number of tensors that the file declares, if not the right one.
+        n_pairs: the number of metadata keys that the file declares, if not the right one.
     """
     pairs = list(metadata.items() if isinstance(metadata, Mapping) else metadata)
     if alignment != 32:
@@ -220,19 +222,19 @@ def build(
     tensors: Sequence[Tensor] = (),
     **options: Any,
 ) -> bytes:
-    """A GGUF file; arguments as of `layout`."""
+    """Return a GGUF file; see `layout` for the arguments."""
     return bytes(layout(metadata, tensors, **options).data)
 
 
 def shard_name(prefix: str, no: int, count: int) -> str:
-    """The name of a split model's file `no`, counted from 0."""
+    """Return the name of a split model's file `no`, counted from 0."""
     return f"{prefix}-{no + 1:05d}-of-{count:05d}.gguf"
 
 
 def split_layouts(
     metadata: Mapping[str, Any], shards: Sequence[Sequence[Tensor]], **options: Any
 ) -> list[Layout]:
-    """A split model, one file for each list of tensors; only the first has the metadata."""
+    """Return a split model with a file for each list of tensors. The first has the metadata."""
     result = []
     for no, tensors in enumerate(shards):
         keys = {
@@ -246,7 +248,7 @@ def split_layouts(
 
 
 def write_split(folder: Path, prefix: str, files: Sequence[bytes | bytearray | Layout]) -> Path:
-    """Write the files of a split model under their names; returns the first one's path."""
+    """Write the files of a split model. Return the path of the first."""
     for no, file in enumerate(files):
         data = file.data if isinstance(file, Layout) else file
         (folder / shard_name(prefix, no, len(files))).write_bytes(data)
@@ -254,6 +256,6 @@ def write_split(folder: Path, prefix: str, files: Sequence[bytes | bytearray | L
 
 
 def blocks(type: GGMLType, ne: Sequence[int], seed: int = 0) -> bytes:
-    """Random bytes of the size that a tensor of this type has."""
+    """Return random bytes of the size of a tensor."""
     rng = np.random.default_rng(seed)
     return rng.bytes(prod(ne) // type.block_size * type.type_size)

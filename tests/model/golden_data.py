@@ -1,4 +1,4 @@
-"""For tests with the models and goldens that lie outside the repository: where they are, limits."""
+"""Paths and error limits of models and goldens outside the repository."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TINY = tuple(
 
 
 def model_path(name: str) -> Path:
-    """The GGUF file of that name; skips the test where it is not."""
+    """Return the path of a GGUF file. Skip the test if it does not exist."""
     return _existing(SHARED / "models" / f"{name}.gguf")
 
 
 def golden_cases(name: str) -> list[dict[str, Any]]:
-    """The golden cases of a model."""
+    """Return the golden cases of a model."""
     text = _existing(SHARED / "golden" / f"{name}.json").read_text()
     cases: list[dict[str, Any]] = json.loads(text)["cases"]
     return cases
 
 
 def log_probs(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Log-probabilities of one row of logits."""
+    """Return log-probabilities of one row of logits."""
     x = logits.astype(np.float64)
     x -= x.max()
     result: npt.NDArray[np.float64] = x - np.log(np.exp(x).sum())

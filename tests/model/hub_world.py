@@ -1,4 +1,4 @@
-"""For tests of downloads: a fake hub, and huggingface-hub set to it with a cache of the test's."""
+"""For tests of downloads: a fake hub, and settings of huggingface-hub for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamella.model.hub import library
 
 @contextmanager
 def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub; the library, which has read the environment long ago, knows no other one."""
+    """Run a fake hub, and patch the library's settings: it has read the environment already."""
     with FakeHub() as hub:
         template = "/{repo_id}/resolve/{revision}/{filename}"
         for name, value in {
@@ -32,14 +32,14 @@ def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.setenv(name, "127.0.0.1,localhost")
         monkeypatch.setattr(library, "WAIT_S", 0.0)
-        close_session()  # it may know proxies, or the hub of an earlier test
-        get_session()  # here: two threads at once could make one each
+        close_session()  # it may have proxies, or a connection to an earlier hub
+        get_session()  # made here, as two threads could make one each
         yield hub
         close_session()
 
 
 def environment(hub: FakeHub, folder: Path) -> dict[str, str]:
-    """What a process needs to know of the hub."""
+    """Return the environment of a process that uses the hub."""
     return {
         "HF_ENDPOINT": hub.url(),
         "HF_HOME": str(folder / "home"),

@@ -1,9 +1,9 @@
-"""For the test of memory: another process, which loads a model, decodes, and tells its peak.
+"""A process for the test of memory: loads a model, decodes, and prints its peak memory.
 
     python memory_process.py MODEL
 
-Prints JSON, in bytes: `imports`, the peak before the model is loaded; `peak`, that at the end; and
-how large the buffers of keys and values and of computing are. Linux.
+Prints JSON with bytes: `imports`, the peak before the model is loaded; `peak`, the peak at the end;
+`kv` and `compute`, the sizes of the KV pool and of compute buffers. Linux only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ N_PROMPT = 64
 
 
 def peak() -> int:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -43,8 +43,8 @@ def main() -> None:
         kv = sum(buffer.size for buffer in context._kv_buffers)
         assert context._scheduler is not None
         compute = sum(context._scheduler.buffer_sizes())
-        told = {"imports": imports, "peak": peak(), "kv": kv, "compute": compute}
-    json.dump(told, sys.stdout)
+        report = {"imports": imports, "peak": peak(), "kv": kv, "compute": compute}
+    json.dump(report, sys.stdout)
     model.free()
 
 

@@ -1,4 +1,4 @@
-"""A plain forward pass in NumPy and float64, of one sequence without a cache: what is right.
+"""A plain forward pass in NumPy and float64, as a reference: one sequence, without a cache.
 
 Written from the papers, not from the code under test: dense causal attention, rotations as complex
 numbers, YaRN as inverse frequencies (arXiv 2309.00071), experts one by one.
@@ -17,7 +17,7 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 
 
 def forward(tiny: Tiny, w: Weights, tokens: Sequence[int]) -> F64Array:
-    """The logits [n_tokens, n_vocab] after each token."""
+    """Return the logits [n_tokens, n_vocab] after each token."""
     x = w["token_embd.weight"].astype(np.float64)[list(tokens)]
     angles, scale = _angles(tiny, w, len(tokens))
     for il in range(tiny.n_layer):
@@ -46,12 +46,12 @@ def _norm(tiny: Tiny, x: F64Array, weight: npt.NDArray[np.float32]) -> F64Array:
 
 
 def _heads(tiny: Tiny, x: F64Array) -> F64Array:
-    """[n_tokens, n] -> [n_head, n_tokens, head_dim]."""
+    """Reshape [n_tokens, n] to [n_head, n_tokens, head_dim]."""
     return x.reshape(len(x), -1, tiny.head_dim).swapaxes(0, 1)
 
 
 def _angles(tiny: Tiny, w: Weights, n_tokens: int) -> tuple[F64Array, float]:
-    """Angles [n_tokens, head_dim / 2], and the factor of what is turned."""
+    """Return angles [n_tokens, head_dim / 2], and YaRN's factor of queries and keys."""
     d = tiny.head_dim
     inv_freq = tiny.freq_base ** -(np.arange(0, d, 2) / d)
     scale = 1.0
@@ -64,7 +64,7 @@ def _angles(tiny: Tiny, w: Weights, n_tokens: int) -> tuple[F64Array, float]:
             inv_freq = inv_freq / s
         else:
             n_ctx = float(rope["scaling.original_context_length"])
-            turns = [32.0, 1.0]  # beta_fast, beta_slow: turns within the original context
+            turns = [32.0, 1.0]  # beta_fast, beta_slow: rotations within the original context
             low, high = (d * np.log(n_ctx / (t * 2 * np.pi)) / 2 / np.log(1e4) for t in turns)
             low, high = max(np.floor(low), 0), min(np.ceil(high), d - 1)
             ramp = np.clip((np.arange(d // 2) - low) / (high - low), 0, 1)
@@ -75,10 +75,10 @@ def _angles(tiny: Tiny, w: Weights, n_tokens: int) -> tuple[F64Array, float]:
 
 def _rotate(tiny: Tiny, x: F64Array, angles: F64Array) -> F64Array:
     half = tiny.head_dim // 2
-    neighbours = tiny.arch == "llama"
-    first, second = (x[..., ::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
+    adjacent = tiny.arch == "llama"
+    first, second = (x[..., ::2], x[..., 1::2]) if adjacent else (x[..., :half], x[..., half:])
     z = (first + 1j * second) * np.exp(1j * angles)
-    pairs = np.stack([z.real, z.imag], -1 if neighbours else -2)
+    pairs = np.stack([z.real, z.imag], -1 if adjacent else -2)
     return pairs.reshape(x.shape)
 
 

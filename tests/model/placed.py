@@ -1,4 +1,4 @@
-"""Placements, as tests write them."""
+"""Makes placements for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.sched import Device
 def placed(
     cpu: Device, devices: Sequence[Device] = (), overrides: Overrides = (), **params: Any
 ) -> Placement:
-    """Where to put a model: on these devices, with these options of `PlacementParams`."""
+    """Return a placement on these devices, with these fields of `PlacementParams`."""
     return Placement(
         cpu=cpu, devices=tuple(devices), overrides=overrides, params=PlacementParams(**params)
     )

@@ -1,7 +1,7 @@
-"""A vocabulary whose tokens are given texts, random requests and logits; twins of every sampler.
+"""For tests of samplers: a vocabulary with given texts, random requests and logits, slow twins.
 
-The twins, slow and plain, work on lists of (id, logit) in float64, as the samplers' sources
-describe them.
+The twins are plain functions on lists of (id, logit) in float64, written from the samplers'
+sources.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Row = list[tuple[int, float]]
 
 
 class ToyVocab:
-    """Texts of tokens; tokenizes greedily, longest first, and drops what no token begins."""
+    """A vocabulary with given texts. Tokenizes greedily, longest first, and drops other bytes."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = list(texts)
         self.n_tokens = len(self.texts)
-        self.n_spelled = 0
+        self.n_decoded = 0
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -47,7 +47,7 @@ class ToyVocab:
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         assert special
-        self.n_spelled += 1
+        self.n_decoded += 1
         return b"".join(self.texts[i] for i in ids).decode(errors="replace")
 
     def piece(self, token: int, /, *, special: bool = False) -> bytes:
@@ -56,7 +56,7 @@ class ToyVocab:
 
 
 def letters(n: int, **texts: str) -> ToyVocab:
-    """n tokens that no breaker touches, but for those given: letters(9, t3=":")."""
+    """Return n tokens that no breaker matches, except for given texts: letters(9, t3=":")."""
     return ToyVocab(texts.get(f"t{i}", chr(0x4E00 + i)).encode() for i in range(n))
 
 
@@ -104,7 +104,7 @@ def random_logits(rng: random.Random, n: int) -> F32Array:
     numpy = np.random.default_rng(rng.randrange(2**32))
     logits = numpy.standard_normal(n) * rng.choice([0.0, 0.1, 3.0, 3.0, 40.0, 1e30])
     if rng.random() < 0.4:
-        logits = np.round(logits)  # many are equal, and some are -0
+        logits = np.round(logits)  # makes many equal, and some -0
     for share in (0.1, 0.99):
         if rng.random() < 0.15:
             logits[numpy.random(n) < share] = -math.inf
@@ -116,7 +116,7 @@ def random_logits(rng: random.Random, n: int) -> F32Array:
 
 
 def outcome(s: Sampler, logits: F32Array | TopLogits) -> int | str:
-    """The token, or the error."""
+    """Return the token, or the error as text."""
     try:
         return s.sample(logits)
     except LamellaError as e:
@@ -124,7 +124,7 @@ def outcome(s: Sampler, logits: F32Array | TopLogits) -> int | str:
 
 
 def candidates(*logits: float) -> Candidates:
-    """All of a vocabulary, as the chain begins with them."""
+    """Return the candidates of a whole vocabulary, as at the start of a chain."""
     return Candidates(np.arange(len(logits)), array(logits), whole=True)
 
 

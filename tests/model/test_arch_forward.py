@@ -1,4 +1,4 @@
-"""Every architecture against a plain NumPy forward pass, and against figures of others."""
+"""Every architecture against a plain NumPy forward pass, and against other implementations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., Runner]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Loads a model, on the CPU and a simulated GPU, and closes it afterwards."""
+    """Load models on the CPU and a simulated GPU, and close them afterwards."""
     open_: list[Runner] = []
 
     def start(path: Path, n_gpu_layers: int = 0, n_ctx: int = 64, n_seqs: int = 1) -> Runner:
@@ -78,7 +78,7 @@ def test_several_sequences_in_one_batch_and_step_by_step(
     for row, i in enumerate(wanted):
         _, s, p = mixed[i]
         assert_logits(logits[row], expected[s][p])
-    for back in (2, 1):  # then a token for each sequence, at other positions
+    for back in (2, 1):  # then one token of each sequence, at different positions
         batch = [(text[-back], s, len(text) - back) for s, text in enumerate(texts)]
         logits = runner.step(batch, [0, 1, 2])
         for s in range(3):
@@ -113,7 +113,7 @@ def test_quantized_weights_and_experts_in_separate_tensors(tmp_path: Path, run: 
 
 
 def test_layers_of_different_shapes(tmp_path: Path, run: Run) -> None:
-    """Head counts and widths may be arrays: here all layers are alike, but said one by one."""
+    """Head counts and widths can be arrays. Here all elements are equal."""
     keys = {"feed_forward_length": 96, "attention.head_count": 4, "attention.head_count_kv": 2}
     arrays = {f"llama.{key}": [value] * 2 for key, value in keys.items()}
     weights = write_model(TINY["llama"], tmp_path / "m.gguf", metadata=arrays)
@@ -143,10 +143,10 @@ def test_names_and_edges(name: str, tmp_path: Path, run: Run) -> None:
     for node in attentions:
         assert [src.op for src in node.src[1:3]] == [Op.SET_ROWS] * 2
     ffn = next(node for node in graph.nodes if node.name == "ffn_norm-1")
-    assert ffn.ne[1] == 2, "rows that nobody wants are dropped before the last feed-forward"
+    assert ffn.ne[1] == 2, "rows without outputs are dropped before the last feed-forward"
 
 
-# --- figures of other implementations ---
+# --- goldens of other implementations ---
 
 
 def golden(name: str) -> tuple[Path, list[dict[str, Any]]]:

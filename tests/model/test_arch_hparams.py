@@ -1,4 +1,4 @@
-"""Hyperparameters as files say them, and what no model can have."""
+"""Hyperparameters of files, and invalid values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_experts(tmp_path: Path) -> None:
     assert (hp.n_expert, hp.n_expert_used, hp.n_ff_exp) == (6, 3, 32)
     assert (hp.head_dim_k, hp.n_rot) == (32, 32)
     mixtral = written(tmp_path, TINY["mixtral"])
-    assert mixtral.n_ff_exp == 96, "as wide as feed_forward_length where the file does not say"
+    assert mixtral.n_ff_exp == 96, "feed_forward_length is the default"
     only_experts = written(tmp_path, TINY["qwen3moe"], without=["qwen3moe.feed_forward_length"])
     assert only_experts.n_ff == (32, 32)
 
@@ -111,7 +111,7 @@ def test_rope_scaling(
     assert written(tmp_path, replace(TINY["llama"], rope=rope)).rope == expected
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What weights the architectures have, and the table of architectures."""
+"""The weights of the architectures, and the table of architectures."""
 
 from __future__ import annotations
 

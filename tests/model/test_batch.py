@@ -1,4 +1,4 @@
-"""Batches are cut into ubatches without losing a token, an output or their order."""
+"""Batches are cut into ubatches without a change of tokens, outputs or their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that mean harm: they end soon, make little, and get at nothing of Python's."""
+"""Hostile templates: limits on time, text and access to Python."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "TEXT_MAX", 1 << 20)
 
 
-def refused(source: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+def refused(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         ChatTemplate(source).render(MESSAGES)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates as models bring them: what they rely on, and what they say when they refuse."""
+"""Chat templates of models: the features that they use, and their errors."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_other_parts_than_text_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("\n\n{% if %}", "line 3: Expected an expression"),
         ("{% for x in y %}", "line 1: Unexpected end of template"),
@@ -216,13 +216,13 @@ def test_other_parts_than_text_are_not_joined() -> None:
         ("x" * (1 << 20) + "x", "1048577 characters, at most 1048576"),
     ],
 )
-def test_a_template_that_does_not_compile(source: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+def test_a_template_that_does_not_compile(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         ChatTemplate(source)
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("\n\n{{ messages[0].content + 1 }}", "line 3: TypeError: can only concatenate str"),
         ("{{ messages[7].content }}", "line 1: UndefinedError"),
@@ -233,8 +233,8 @@ def test_a_template_that_does_not_compile(source: str, says: str) -> None:
         ("{{ raise_exception(messages) }}", "refuses the messages: "),
     ],
 )
-def test_a_template_that_fails(source: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+def test_a_template_that_fails(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         render(source, user("Hi"))
 
 

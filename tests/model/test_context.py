@@ -1,4 +1,4 @@
-"""The context: reused graphs, the same bits in every batch, sequences that share."""
+"""The context: reuse of graphs, equal bits in every batch, shared prefixes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RNG = np.random.default_rng(7)
 TEXT: list[int] = RNG.integers(0, N_VOCAB, 90).tolist()
 
 
-# whole blocks of 256, and rows enough that threads share the product with a single token
+# whole blocks of 256, and enough rows for threads to divide the product with a single token
 WIDE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=N_VOCAB)
 
 MODELS: dict[str, Callable[[Path], object]] = {
@@ -64,7 +64,7 @@ def model(
 
 @pytest.fixture
 def opened(model: LoadedModel) -> Iterator[Open]:
-    """Opens contexts, which end with the test."""
+    """Open contexts, and close them after the test."""
     contexts: list[Context] = []
 
     def make(**params: object) -> Context:
@@ -79,7 +79,7 @@ def opened(model: LoadedModel) -> Iterator[Open]:
 def extend(
     context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: int = 1
 ) -> F32Array:
-    """Decode more tokens of a sequence; the logits of the last ones."""
+    """Decode more tokens of a sequence. Return the logits of the last `n_outputs`."""
     pos = seq.length
     context.append(seq, len(tokens))
     batch = Batch()
@@ -144,14 +144,14 @@ def test_bits_do_not_depend_on_other_sequences(opened: Open) -> None:
     for text, seq in zip(texts, seqs, strict=True):
         context.append(seq, len(text))
         batch.add(text[:-3], seq, 0)
-    for text, seq in zip(texts, seqs, strict=True):  # what is left of each, mixed
+    for text, seq in zip(texts, seqs, strict=True):  # the rest of each, mixed
         batch.add(text[-3:], seq, len(text) - 3, n_outputs=1)
     together = context.decode(batch)
     assert [row.tobytes() for row in together] == alone
 
 
 def test_a_fork_continues_like_the_original(opened: Open) -> None:
-    """Shared to the token: also in the middle of a page, and whoever writes first."""
+    """Forks can share a part of a page, and either sequence can write first."""
     context = opened()
     seq = context.pool.new_sequence()
     extend(context, seq, TEXT[:45])
@@ -191,7 +191,7 @@ def test_a_sequence_can_use_the_whole_pool(opened: Open) -> None:
     extend(context, other, (TEXT * 2)[:96])
 
 
-@pytest.mark.parametrize("model", FLOATS, indirect=True)  # others round what differs slightly
+@pytest.mark.parametrize("model", FLOATS, indirect=True)  # other types round activations
 @pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
 def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
     exact = opened(type_k=GGMLType.F32, type_v=GGMLType.F32)
@@ -206,7 +206,7 @@ def test_types_of_the_pool(opened: Open, type: GGMLType) -> None:
 def test_a_context_loads_all_kernels_when_it_opens(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a new process, with the first context: no prompt waits for a compiler."""
+    """Simulates a new process, so that no later prompt waits for a compiler."""
     for kernel in jit.KERNELS.values():
         monkeypatch.setattr(kernel, "_address", None)
     context = opened(n_ctx=1024, n_parallel=8)
@@ -274,7 +274,7 @@ def test_closing(opened: Open) -> None:
 
 
 def test_a_pool_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
-    """A pool too large for its device: an error with the numbers, and everything is given back."""
+    """The error has the numbers, and all memory is freed."""
     path = tmp_path / "tiny.gguf"
     write_model(TINY["llama"], path)
     cpu = CpuDevice(1)

@@ -1,4 +1,4 @@
-"""Models from outside against their goldens: on the CPU, and split over a simulated GPU and it."""
+"""Models from outside the repository against their goldens, on the CPU and a simulated GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lamella.model.placement import Placement
 def opened(
     name: str, n_gpu_layers: int = 0, *, repack: bool = True, **params: object
 ) -> Iterator[Context]:
-    """A context of a model, with as many layers on a simulated GPU."""
+    """Open a context of a model with `n_gpu_layers` on a simulated GPU."""
     type = GGMLType.F32 if name in TINY else GGMLType.F16
     defaults: dict[str, object] = {"type_k": type, "type_v": type}
     cpu = CpuDevice(repack=repack)
@@ -52,7 +52,7 @@ def logits_of(context: Context, tokens: list[int]) -> np.ndarray:
 
 
 def greedy(context: Context, prompt: list[int], n: int) -> list[int]:
-    """The `n` likeliest tokens after a prompt, one at a time."""
+    """Return `n` greedy tokens after a prompt, decoded one at a time."""
     seq = context.pool.new_sequence()
     tokens, found = prompt, list[int]()
     while len(found) < n:
@@ -88,7 +88,7 @@ def test_the_numpy_twins_return_the_same_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("n_gpu_layers", range(7))
 def test_bits_do_not_depend_on_the_split_of_layers(n_gpu_layers: int) -> None:
-    # of weights in one layout: a simulated GPU does not repack its own
+    # without repacking, as a simulated GPU does not repack
     tokens = golden_cases("stories260K-F32")[1]["prompt_tokens"]
     with opened("stories260K-F32", repack=False) as context:
         alone = logits_of(context, tokens)

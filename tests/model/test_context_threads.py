@@ -1,4 +1,4 @@
-"""Threads of a context: single tokens run on some, several on others, to the same bits."""
+"""Threads of a context: separate counts for single tokens and for batches, with equal bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The threads of each run of a pool."""
+    """Record the number of threads of each run of a pool."""
     found: list[int] = []
     run = ThreadPool.run
 
@@ -42,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def generate(path: Path, n: int | None, n_batch: int | None) -> bytes:
-    """The logits of a prompt of several tokens and of three single ones."""
+    """Return the logits of a prompt of nine tokens and of three single tokens."""
     model = load_model(path, placed(CpuDevice(3), n_threads=n, n_threads_batch=n_batch))
     with model, Context(model, ContextParams(n_ctx=64)) as context:
         seq, found = context.pool.new_sequence(), []

@@ -1,4 +1,4 @@
-"""Broken GGUF files, by name: each raises one error that says what is wrong, and where."""
+"""Broken GGUF files, by name: each raises one error that names the defect and its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOOD = build({"general.name": "x", "names": ["a", "bc"]}, [Tensor("a", F32), Ten
 
 class Broken(NamedTuple):
     data: bytes
-    messages: Sequence[str]  # parts of the one message
+    messages: Sequence[str]  # parts of the error's message
     error: type[ModelFileError] = ModelFileError
 
 
@@ -50,7 +50,7 @@ def tensor(**changes: Any) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """A metadata key `k` that is an array within `depth - 1` arrays."""
+    """Return a file whose metadata key `k` is an array within `depth - 1` arrays."""
     inner = u32(ARRAY) + u64(1)
     return build({"k": Raw(ARRAY, inner * (depth - 1) + u32(UINT8) + u64(1) + b"\7")})
 
@@ -252,7 +252,7 @@ BROKEN = {
     "tensor far larger than the file": Broken(
         tensor(ne=[2**40]), ["truncated by 4398046510592 bytes", "tensor 'w' (F32 [1099511627776])"]
     ),
-    # cut
+    # truncated
     "data cut by a byte": Broken(
         GOOD[:-1],
         [
@@ -314,9 +314,9 @@ def test_every_truncation_of_a_file_is_found(tmp_path: Path, byte_order: Any) ->
 
 
 def peak_bytes(action: Callable[[], None]) -> int:
-    """The most bytes that an action allocates at a time.
+    """Return the peak of bytes that an action allocates.
 
-    The least of two tries: Python's own tables grow now and then, which is not the action's fault.
+    This is the minimum of two runs, as Python's own tables grow at any time.
     """
     peaks = []
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_absurd_numbers_need_little_memory_and_time(tmp_path: Path) -> None:
                 with suppress(ModelFileError):
                     open_gguf(path).close()
 
-    begin = time.thread_time()  # of this thread: others use the machine, too
+    begin = time.thread_time()  # processor time, as the machine may be busy
     assert peak_bytes(open_all) < 1 << 16
     assert time.thread_time() - begin < 10
 

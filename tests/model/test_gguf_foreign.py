@@ -1,4 +1,4 @@
-"""Files that are no GGUF files at all: each is recognised, and the error says what to do."""
+"""Files of other formats: each is recognized, and the error has advice."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_file_without_read_permission(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
 
-    def refuse(self: Path, mode: str) -> None:  # a real refusal does not stop root
+    def refuse(self: Path, mode: str) -> None:  # simulated, as root may read every file
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", refuse)

@@ -1,6 +1,6 @@
-"""Mutations of good files: each opens and can be read in full, or raises the one error.
+"""Mutations of valid files: each can be read in full, or raises ModelFileError.
 
-The cases are the same in every run. Whatever comes out, memory stays small.
+The cases are the same in every run. Memory stays small in all of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from lamella.base.errors import ModelFileError
 from lamella.graph.types import GGMLType
 from lamella.model.gguf import Array, GGUFFile, open_gguf
 
-N_CASES = 720  # of each file
-N_BYTES_MAX = 1 << 16  # that may be allocated at a time, for files of up to 2 KiB
+N_CASES = 720  # for each file
+N_BYTES_MAX = 1 << 16  # limit of allocated bytes, for files of up to 2 KiB
 EXTREMES = (
     *(0, 1, 2, 3, 7, 8, 9, 31, 127, 128, 255, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31),
     *(2**32 - 1, 2**32, 2**40, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1),
@@ -148,12 +148,12 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def read_everything(file: GGUFFile) -> None:
-    """All that a user can read of an open file. Only UTF-8 is checked as late as this."""
+    """Read all values and tensors of a file. The only errors left are of UTF-8."""
     for key in file.metadata:
         try:
             read_value(file.metadata[key])
         except ModelFileError as e:
-            assert "is not UTF-8" in str(e)  # noqa: PT017  # both are right
+            assert "is not UTF-8" in str(e)  # noqa: PT017  # an error is optional
     for info in file.tensors.values():
         data = file.read(info)
         assert data.size == info.nbytes
@@ -175,7 +175,7 @@ def outcome(path: Path) -> str:
     try:
         file = open_gguf(path)
     except ModelFileError as e:
-        assert str(path.parent) in str(e)  # noqa: PT017  # not raising is right as well
+        assert str(path.parent) in str(e)  # noqa: PT017  # an error is optional
         return "refused"
     with file:
         read_everything(file)
@@ -183,7 +183,7 @@ def outcome(path: Path) -> str:
 
 
 def measured(path: Path) -> tuple[str, int]:
-    """The outcome, and the most bytes that were allocated at a time on the way to it."""
+    """Return the outcome, and the peak of allocated bytes."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     result = outcome(path)
@@ -191,7 +191,7 @@ def measured(path: Path) -> tuple[str, int]:
 
 
 def rewrite(path: Path, data: bytearray) -> None:
-    with path.open("r+b") as file:  # far faster than a new file each time
+    with path.open("r+b") as file:  # much faster than a new file
         file.write(data)
         file.truncate()
 
@@ -212,7 +212,7 @@ def test_mutations_of_good_files(tmp_path: Path, name: str) -> None:
             rewrite(tmp_path / shard_name("model", no, len(good)), data)
             result, peak = measured(path)
             counts[result] += 1
-            if peak >= N_BYTES_MAX:  # Python's own tables grow now and then, but not again
+            if peak >= N_BYTES_MAX:  # Python's own tables may have grown; they do not grow again
                 peak = measured(path)[1]
             assert peak < N_BYTES_MAX, f"case {i}, {mutation.__name__}"
             rewrite(tmp_path / shard_name("model", no, len(good)), good[no].data)

@@ -1,4 +1,4 @@
-"""Typed access to metadata: what it gives, and what it says of a missing or mistyped key."""
+"""Typed access to metadata: values, and errors of missing or mistyped keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metadata_of(tmp_path: Path, content: dict[str, Any], **options: Any) -> Meta
     path = tmp_path / "model.gguf"
     path.write_bytes(build(content, **options))
     with open_gguf(path) as file:
-        return file.metadata  # stays when the file is closed
+        return file.metadata  # stays readable after the file is closed
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_messages_cut_long_texts(tmp_path: Path) -> None:
 def test_metadata_is_a_mapping(metadata: Metadata) -> None:
     assert len(metadata) == len(CONTENT)
     assert list(metadata) == list(CONTENT)
-    assert "latin" in metadata  # without looking at its value
+    assert "latin" in metadata  # does not decode the value
     assert "missing" not in metadata
     assert metadata.get("missing") is None
     assert metadata["int"] == 5
@@ -147,7 +147,7 @@ def test_an_array_has_type_and_length_before_it_is_decoded(metadata: Metadata) -
     assert isinstance(array, Array)
     assert (array.type, len(array)) == (GGUFValueType.STRING, 2)
     assert repr(array) == "<Array of 2 x STRING>"
-    assert array.bytes_strings() == array.bytes_strings()  # reading moves nothing
+    assert array.bytes_strings() == array.bytes_strings()  # reading does not move the cursor
     flags = metadata["flags"]
     assert isinstance(flags, Array)
     assert list(flags) == list(flags) == [True, False]

@@ -1,4 +1,4 @@
-"""Sound GGUF files: every value and tensor comes back, whatever version, byte order, alignment."""
+"""Valid GGUF files: every value and tensor is read, in all versions, byte orders and alignments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shared(*parts: str) -> Path:
 
 
 def plain(value: object) -> object:
-    """A value with lists in place of arrays."""
+    """Return a value with lists in place of arrays."""
     return [plain(v) for v in value] if isinstance(value, Array) else value
 
 
@@ -168,7 +168,7 @@ def test_tensors_may_lie_in_any_order_with_gaps(tmp_path: Path) -> None:
     with opened(tmp_path, data) as file:
         assert list(file.tensors) == ["a", "b"]
         assert file.tensors["a"].offset - file.tensors["b"].offset == 1024
-        assert file.read(file.tensors["b"]).tobytes() == F32[:1].tobytes()  # what lies there
+        assert file.read(file.tensors["b"]).tobytes() == F32[:1].tobytes()  # the data at its offset
 
 
 @pytest.mark.parametrize("name", ["a" * 64, "\N{BLACK HEART SUIT}", "."])
@@ -233,7 +233,7 @@ def test_a_vocabulary_of_128_thousand_tokens_opens_fast() -> None:
     path = shared("vocab", "ggml-vocab-llama-bpe.gguf")
     seconds = []
     for _ in range(5):
-        begin = time.thread_time()  # of this thread: others use the machine, too
+        begin = time.thread_time()  # processor time, as the machine may be busy
         with open_gguf(path) as file:
             seconds.append(time.thread_time() - begin)
     assert min(seconds) < 0.3
@@ -266,7 +266,7 @@ def test_arrays_stay_valid_after_close(tmp_path: Path) -> None:
 
 
 def mapped_kib(path: Path) -> int:
-    """How much of a file this process has in memory, through its maps."""
+    """Return the KiB of a file that this process has in memory through its map."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
     return int(next(line for line in lines[begin:] if line.startswith("Rss:")).split()[1])
@@ -282,7 +282,7 @@ def test_release_frees_whole_pages(tmp_path: Path) -> None:
         file.release(a)
         assert before - mapped_kib(file.path) >= 1024 - 2 * 4
         assert file.read(b)[:4096].any()
-        assert file.read(a).view(np.float32).sum() == ones.size  # read anew
+        assert file.read(a).view(np.float32).sum() == ones.size  # read from disk again
 
 
 def test_releasing_less_than_a_page_does_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Split models: all files are found, belong together, and what is amiss is named."""
+"""Split models: all files are found and checked, and errors name the defect."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_first_shard_with_a_wrong_name(tmp_path: Path, name: str) -> None:
 
 
 BROKEN: dict[str, tuple[int, Layout | bytes | bytearray, list[str]]] = {
-    # by name: which shard is replaced, by what, and what is said of it
+    # name -> (index of the replaced shard, new content, parts of the message)
     "of another split": (
         1,
         shard(u16(1), u16(4), SHARDS[1]),
@@ -196,10 +196,10 @@ def test_broken_shards(tmp_path: Path, name: str) -> None:
     no, file, messages = BROKEN[name]
     files: list[Layout | bytes | bytearray] = [*five()]
     files[no] = file
-    said = failure(write_split(tmp_path, "model", files))
-    assert said.startswith(f"{tmp_path / shard_name('model', no, 5)}: ")
+    text = failure(write_split(tmp_path, "model", files))
+    assert text.startswith(f"{tmp_path / shard_name('model', no, 5)}: ")
     for message in messages:
-        assert message in said
+        assert message in text
 
 
 def test_a_missing_tensor_is_found(tmp_path: Path) -> None:

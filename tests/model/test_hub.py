@@ -1,5 +1,5 @@
-"""Models from a hub: downloaded once, resumed, checked; from the cache where the hub is not; and
-every failure says what it is and what helps."""
+"""Models from the hub: downloads are resumed and checked, the cache works without a network, and
+errors name their remedies."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def partial(tmp_path: Path, data: bytes = DATA) -> Path:
 
 
 def test_a_model_is_downloaded_once(hub: FakeHub, tmp_path: Path) -> None:
-    told: list[tuple[int, int, str]] = []
-    path = found(on_progress=lambda *what: told.append(what))
+    progress: list[tuple[int, int, str]] = []
+    path = found(on_progress=lambda *what: progress.append(what))
     assert path.read_bytes() == DATA
     assert path.name == NAME
-    assert (told[0], told[-1]) == ((0, len(DATA), NAME), (len(DATA), len(DATA), NAME))
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert (progress[0], progress[-1]) == ((0, len(DATA), NAME), (len(DATA), len(DATA), NAME))
+    assert [done for done, _, _ in progress] == sorted(done for done, _, _ in progress)
     hub.forget()
     again: list[Any] = []
     assert found(on_progress=lambda *what: again.append(what)) == path
-    assert [r.path for r in hub.requests] == [f"/api/models/{REPO}"]  # only what there is
+    assert [r.path for r in hub.requests] == [f"/api/models/{REPO}"]  # only the listing
     assert again == []
 
 
@@ -99,11 +99,11 @@ def test_files_downloaded_by_the_library_are_used(hub: FakeHub) -> None:
 def test_all_files_of_a_split_model(hub: FakeHub) -> None:
     parts = {f"Q8_0/m-0000{no}-of-00003.gguf": noise(3000 * no, no) for no in (1, 2, 3)}
     hub.add(REPO, parts)
-    told: list[tuple[int, int, str]] = []
-    path = found(f"{REPO}:q8_0", on_progress=lambda *what: told.append(what))
+    progress: list[tuple[int, int, str]] = []
+    path = found(f"{REPO}:q8_0", on_progress=lambda *what: progress.append(what))
     assert {f"Q8_0/{p.name}": p.read_bytes() for p in path.parent.iterdir()} == parts
     assert path.name == "m-00001-of-00003.gguf"
-    assert told[-1] == (18_000, 18_000, "Q8_0/m-00001-of-00003.gguf")
+    assert progress[-1] == (18_000, 18_000, "Q8_0/m-00001-of-00003.gguf")
 
 
 def test_a_small_file_stored_in_git(hub: FakeHub) -> None:
@@ -135,14 +135,14 @@ def test_a_new_version_with_the_same_file_needs_no_download(hub: FakeHub) -> Non
     found()
     hub.forget()
     hub.add(REPO, {NAME: DATA, "README.md": b"# New"})
-    told: list[Any] = []
-    assert found(on_progress=lambda *what: told.append(what)).read_bytes() == DATA
-    assert (hub.n_sent, told) == (0, [])
+    progress: list[Any] = []
+    assert found(on_progress=lambda *what: progress.append(what)).read_bytes() == DATA
+    assert (hub.n_sent, progress) == (0, [])
 
 
 def test_a_cache_without_links(hub: FakeHub) -> None:
     path = found()
-    shutil.move(path.resolve(), path)  # as the library does it where there are none
+    shutil.move(path.resolve(), path)  # as the library does on systems without links
     hub.forget()
     assert found() == path
     assert hub.n_sent == 0
@@ -213,7 +213,7 @@ def test_two_processes_download_once(hub: FakeHub, caplog: pytest.LogCaptureFixt
     assert len(hub.deliveries()) == 1
 
 
-# --- what is wrong is found ---
+# --- damage ---
 
 
 def test_a_damaged_download_is_found(hub: FakeHub, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_offline_mode_uses_the_newest_of_each_quant(hub: FakeHub) -> None:
     assert first.parent != second.parent
     assert found(offline=True) == first
     assert found(f"{REPO}:Q8_0", offline=True) == second
-    found()  # of the second version too
+    found()  # downloads it from the second version as well
     assert found(offline=True).parent == second.parent
     (second.parents[2] / "refs" / "main").write_text(first.parent.name)
     assert found(offline=True) == first
@@ -302,9 +302,9 @@ def test_no_network(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = found()
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        place = "{}:{}".format(*nobody.getsockname())
+    with socket.socket() as closed:  # never listens
+        closed.bind(("127.0.0.1", 0))
+        place = "{}:{}".format(*closed.getsockname())
         monkeypatch.setattr(constants, "ENDPOINT", f"http://{place}")
         assert found() == path
         assert f"{place} cannot be reached" in caplog.text
@@ -340,7 +340,7 @@ def test_a_private_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
     assert "or it is private" in refusal()
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     assert found().read_bytes() == DATA
-    # the servers that deliver files belong to others
+    # the token is not sent to the file servers, which are third parties
     assert {(r.host, r.token) for r in hub.requests[-3:]} == {("hub", GOOD_TOKEN), ("files", "")}
 
 
@@ -349,7 +349,7 @@ def test_a_gated_repository(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.Mo
     text = refusal()
     assert f"{REPO} is gated: request access at {hub.url()}/{REPO}" in text
     assert "then set HF_TOKEN to a token of your account" in text
-    assert len([r for r in hub.requests if "/resolve/" in r.path]) == 1  # asking again is no use
+    assert len([r for r in hub.requests if "/resolve/" in r.path]) == 1  # no retry
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     hub.has_access = False
     assert "the account of your token has no access yet" in refusal()
@@ -389,7 +389,7 @@ def test_a_small_disk_is_an_error_before_the_download(
     assert hub.deliveries() == []
     partial(tmp_path).parent.mkdir(parents=True)
     partial(tmp_path).write_bytes(DATA[:200_000])
-    assert found().read_bytes() == DATA  # only the rest of it is needed
+    assert found().read_bytes() == DATA  # only the rest needs space
 
 
 def test_a_disk_that_becomes_full_during_the_download(
@@ -422,7 +422,7 @@ def test_a_cache_that_is_not_a_folder(hub: FakeHub, tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(hub: FakeHub, tmp_path: Path) -> bytes:
-    """A real model, small, with much behind its header."""
+    """A real, small model with much data after its header."""
     path = tmp_path / "tiny.gguf"
     write_model(TINY["llama"], path)
     data = path.read_bytes() + bytes(4 << 20)
@@ -483,7 +483,7 @@ def test_a_header_of_a_gated_repository(hub: FakeHub, model: bytes, tmp_path: Pa
         find_header(parse_model(REPO), tmp_path)
 
 
-# --- what it costs others ---
+# --- imports ---
 
 
 def test_the_library_is_imported_on_first_use() -> None:

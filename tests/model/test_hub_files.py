@@ -1,4 +1,4 @@
-"""Which files of a repository `user/repo:quant` means."""
+"""Selection of a repository's files by `user/repo:quant`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_projectors_and_importance_matrices_are_not_models() -> None:
     assert chosen("u/r", *others, "README.md", "m-Q8_0.gguf") == ["m-Q8_0.gguf"]
     with pytest.raises(DownloadError, match="has no F16; available: Q8_0"):
         chosen("u/r:F16", *others, "m-Q8_0.gguf")
-    # called after the matrix that helped to quantise it
+    # named after the imatrix that it was quantized with
     assert chosen("u/r", *others, "m-imatrix-Q4_K_M.gguf") == ["m-imatrix-Q4_K_M.gguf"]
 
 
@@ -125,7 +125,7 @@ def test_an_incomplete_split_model() -> None:
     names = ["m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"]
     with pytest.raises(DownloadError, match=r"u/r has 2 of the 3 files of u/r:Q8_0"):
         chosen("u/r:Q8_0", *names)
-    assert chosen("u/r", *names, "z-F16.gguf") == ["z-F16.gguf"]  # what can be had
+    assert chosen("u/r", *names, "z-F16.gguf") == ["z-F16.gguf"]  # the only complete model
 
 
 def test_a_file() -> None:
@@ -133,7 +133,7 @@ def test_a_file() -> None:
     assert chosen("u/r:Q8_0", *names, file="b/m-Q4_K_M.gguf") == ["b/m-Q4_K_M.gguf"]
     assert chosen("u/r", *names, file="N.gguf") == ["b/n.gguf"]
     with pytest.raises(DownloadError, match=r"no model file m-Q4_K_M\.gguf; available: a/m-Q4_K_M"):
-        chosen("u/r", *names, file="m-Q4_K_M.gguf")  # which one?
+        chosen("u/r", *names, file="m-Q4_K_M.gguf")  # ambiguous
     with pytest.raises(DownloadError, match=r"no model file x\.gguf"):
         chosen("u/r", *names, file="x.gguf")
 

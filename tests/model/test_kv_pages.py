@@ -1,4 +1,4 @@
-"""The KV pool's bookkeeping: exact sharing, copies before writes, edges, and a random life."""
+"""The KV pool's bookkeeping: exact sharing, copies before writes, edge cases, random operations."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_copy_needs_a_page() -> None:
     with pytest.raises(OutOfMemoryError):
         child.append(1)
     parent.free()
-    assert child.append(1) == []  # nobody shares the page any more
+    assert child.append(1) == []  # the page is not shared any more
 
 
 def test_append_after_truncation_into_a_shared_page_copies_it() -> None:
@@ -226,7 +226,7 @@ def test_empty_forks_and_full_pools() -> None:
 
 
 class Model:
-    """What the pool stands for: every sequence a plain list, the cells a dict."""
+    """A simple model of the pool: sequences are lists, cells are a dict."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -281,7 +281,7 @@ class Model:
         for seq, tokens in self.live:
             table = seq.page_numbers().tolist()
             assert seq.length == len(tokens)
-            assert len(table) == -(-len(tokens) // size)  # none more than needed: no leak
+            assert len(table) == -(-len(tokens) // size)  # no more than needed, so no leak
             assert [self.content[c] for c in cells(seq)] == tokens
             used |= set(table)
         assert 0 not in used

@@ -1,4 +1,4 @@
-"""Prefixes found again, exactly to the token, and pages that are never lost nor taken away."""
+"""The prefix cache: prefixes are found to the token; pages in use are neither lost nor evicted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 4
 
 
 class World:
-    """A pool whose cells hold tokens, as they would hold their keys and values."""
+    """A pool whose cells hold tokens in place of keys and values."""
 
     def __init__(self, n_pages: int = 16) -> None:
         self.pool = PagePool(n_pages * SIZE, page_size=SIZE)
@@ -29,7 +29,7 @@ class World:
         return seq
 
     def extend(self, seq: KVSequence, tokens: Sequence[int]) -> None:
-        """Compute what of `tokens` is not there yet."""
+        """Append the tokens that the sequence does not have yet."""
         begin = seq.length
         if begin == len(tokens):
             return
@@ -41,7 +41,7 @@ class World:
         return [int(token) for token in self.content[seq.cells(0, seq.length)]]
 
     def run(self, *tokens: int) -> int:
-        """Evaluate a prompt as an engine does; how many tokens were there."""
+        """Evaluate a prompt as an engine does. Return the number of reused tokens."""
         seq = self.find(tokens[:-1])
         n = seq.length
         self.extend(seq, tokens)
@@ -57,7 +57,7 @@ class World:
 def test_prefixes_are_found_to_the_token() -> None:
     w = World()
     assert w.run(1, 2, 3, 4, 5, 6, 7) == 0
-    assert w.run(1, 2, 3, 4, 5, 6, 7) == 6  # one is evaluated anyway: its logits are wanted
+    assert w.run(1, 2, 3, 4, 5, 6, 7) == 6  # the last token is always evaluated, for its logits
     assert w.run(1, 2, 3, 4, 5, 6, 9, 9) == 6
     assert w.run(1, 2, 9) == 2
     assert w.run(2, 1) == 0
@@ -69,7 +69,7 @@ def test_a_longer_prefix_replaces_a_shorter_one() -> None:
     for n in range(1, 11):
         assert w.run(*range(n)) == max(n - 1, 0)
         assert len(w.tree) == -(-n // SIZE)
-    assert w.run(0, 1) == 1  # which is there within a longer one
+    assert w.run(0, 1) == 1  # found within a longer prefix
     assert len(w.tree) == 3
 
 
@@ -78,7 +78,7 @@ def test_prefixes_with_equal_beginnings_share_pages() -> None:
     for last in range(5):
         w.run(*range(8), 100 + last)
     assert len(w.tree) == 2 + 5
-    assert w.pool.n_free == w.pool.n_pages  # nobody needs them
+    assert w.pool.n_free == w.pool.n_pages  # no sequence has them
 
 
 def test_full_pages_of_a_running_sequence_are_found() -> None:
@@ -89,7 +89,7 @@ def test_full_pages_of_a_running_sequence_are_found() -> None:
     second = w.find(range(9))
     assert second.length == 8
     w.extend(second, [*range(8), 50])
-    w.extend(first, range(20))  # neither writes where the other reads
+    w.extend(first, range(20))  # neither sequence writes to pages of the other
     assert w.held(second) == [*range(8), 50]
     assert w.held(first) == [*range(20)]
     first.free()
@@ -114,7 +114,7 @@ def test_eviction_is_least_recently_used_and_children_first() -> None:
     w.run(*range(8))
     w.run(*range(100, 108))
     w.find(range(8)).free()  # used again
-    w.run(*range(200, 212))  # two pages are left, it needs three
+    w.run(*range(200, 212))  # needs three pages, two are free
     assert lengths(w, 0, 100, 200) == [8, 4, 12]
     w.find(range(100, 108)).free()
     w.run(*range(300, 308))
@@ -129,14 +129,14 @@ def test_pages_of_running_sequences_never_follow_each_other() -> None:
     w.tree.insert(range(8), first, ended=False)
     w.tree.insert(range(16), second, ended=False)
     first.free()
-    w.run(*range(100, 120))  # needs the first one's pages
+    w.run(*range(100, 120))  # needs the pages of the first prompt
     assert w.held(second) == [*range(16)]
     w.end(second, range(16))
     assert w.pool.n_free == 9
 
 
 def lengths(w: World, *begins: int) -> list[int]:
-    """How much of each prompt there is, without using it."""
+    """Return the cached length of each prompt, without a change of the eviction order."""
     return [longest(w.tree, [*range(begin, begin + 12)]) for begin in begins]
 
 
@@ -208,7 +208,7 @@ def test_random_sequences_of_requests(seed: int) -> None:
 
 
 def longest(tree: PrefixTree, tokens: list[int]) -> int:
-    """Of `tokens`, what the tree has, found by looking at all of it."""
+    """Return the longest cached prefix of `tokens`, found by a search of the whole tree."""
     found, open_paths = 0, [(tree._root, tuple[int, ...]())]
     while open_paths:
         node, path = open_paths.pop()

@@ -1,4 +1,4 @@
-"""Files that cannot be loaded, memory that does not suffice: named, and nothing stays behind."""
+"""Errors of the loader: invalid files and too little memory. All memory is freed."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_type_that_the_cpu_cannot_run(tmp_path: Path) -> None:
         load_model(tmp_path / "m.gguf", Placement(cpu=cpu))
 
 
-# --- nothing stays behind ---
+# --- memory is freed ---
 
 
 @pytest.mark.parametrize("small", ["SIM0", "SIM1", "CPU"])
@@ -164,7 +164,7 @@ def test_out_of_memory_frees_what_was_allocated(small: str, tmp_path: Path) -> N
     )
     with pytest.raises(OutOfMemoryError, match=small) as error:
         load_model(tmp_path / "m.gguf", params)
-    assert error.tb, "memory is given back even while the error is looked at"
+    assert error.tb, "memory is freed while the error still exists"
     assert [d.buffer_type.used for d in (*devices, cpu)] == [0, 0, 0]
 
 

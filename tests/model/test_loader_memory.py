@@ -1,4 +1,4 @@
-"""Memory: a model's weights are in it once, also while they are being loaded and repacked."""
+"""Memory: a model's weights are in memory once, also during the load and repacking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import make_model
 import pytest
 from make_model import SHAPES, Type
 
-MARGIN = 60 << 20  # bytes; well below the file
+MARGIN = 60 << 20  # bytes; much less than the file
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak")
@@ -21,10 +21,10 @@ def test_the_peak_is_one_copy_of_the_weights(tmp_path: Path) -> None:
     make_model.write_model(replace(SHAPES["110m"], n_layer=16), Type.Q4_0, path)
     file_size = path.stat().st_size
     command = [sys.executable, str(Path(__file__).with_name("memory_process.py")), str(path)]
-    for _ in range(2):  # the first one may have to compile kernels, which needs memory too
+    for _ in range(2):  # the first run may compile kernels, which needs memory
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
-    told = json.loads(done.stdout)
-    limit = told["imports"] + file_size + told["kv"] + told["compute"] + MARGIN
+    report = json.loads(done.stdout)
+    limit = report["imports"] + file_size + report["kv"] + report["compute"] + MARGIN
     assert file_size > MARGIN * 4 / 3
-    assert told["peak"] < limit, f"{told}, a file of {file_size}: {limit} is allowed"
-    assert told["peak"] > told["imports"] + file_size  # it was counted
+    assert report["peak"] < limit, f"{report}, a file of {file_size}: {limit} is allowed"
+    assert report["peak"] > report["imports"] + file_size  # the peak includes the weights

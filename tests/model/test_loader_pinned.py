@@ -1,4 +1,4 @@
-"""Weights that devices take over in large batches lie where copies are fast, if there is room."""
+"""Pinned memory: weights of ops that devices take over in large batches, if there is room."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def taker() -> SimDevice:
-    """A device that takes matrix products over, of any batch."""
+    """Return a device that takes matrix products of any batch over from the CPU."""
     compute = CpuDevice(1).new_compute
     return SimDevice("SIM0", offload_ops=[Op.MUL_MAT, Op.MUL_MAT_ID], compute=compute)
 
@@ -43,7 +43,7 @@ def load(path: Path, gpu: SimDevice, n_gpu_layers: int, op_offload: bool = True)
 
 
 def memories(model: LoadedModel) -> dict[str, str]:
-    """The kind of memory of each weight, which is its home's."""
+    """Return the buffer type of each weight, checked against its home."""
     found = {name: buffer_of(tensor).buft for name, tensor in model.weights.items()}
     assert found == {name: home.buft for name, home in model.homes.items()}
     return {name: buft.name for name, buft in found.items()}
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_pinning(path: Path, n_gpu_layers: int) -> None
 
 
 def test_pinned_memory_is_filled_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As other memory is: only repacked weights need all of a tensor at once."""
+    """Only repacked weights need all of a tensor at once."""
     whole = []
     monkeypatch.setattr(loader, "SLICE_BYTES", 100)
     monkeypatch.setattr(
@@ -120,9 +120,9 @@ def test_weights_go_to_pageable_memory_if_pinning_fails(
     gpu.host_buffer_type.capacity = 1000
     with caplog.at_level(logging.WARNING, "lamella"):
         model = load(path, gpu, 1)
-    (told,) = caplog.messages
-    assert told.startswith("out of memory: SIM0_Host cannot give ")
-    assert told.endswith("the CPU's weights are in pageable memory, copies are slower")
+    (warning,) = caplog.messages
+    assert warning.startswith("out of memory: SIM0_Host cannot give ")
+    assert warning.endswith("the CPU's weights are in pageable memory, copies are slower")
     found = memories(model)
     assert found["blk.0.attn_q.weight"] == "CPU"
     assert "SIM0_Host" not in found.values()

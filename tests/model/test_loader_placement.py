@@ -1,4 +1,4 @@
-"""Homes of weights: layers on devices, shares, overrides, and what a device cannot run."""
+"""Homes of weights: layers on devices, shares, overrides, and unsupported ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER = SimDevice("SIM1")
 
 
 def names(devices: list[Device]) -> str:
-    """`CC0|0`: the first letter or digit of each layer's device, the output behind a bar."""
+    """Return a text like `CC0|0`: a character for each layer's device, then that of the output."""
     letters = [{"CPU": "C", "SIM0": "0", "SIM1": "1", "SIM2": "2"}[d.name] for d in devices]
     return "".join(letters[:-1]) + "|" + letters[-1]
 
@@ -72,10 +72,10 @@ FULL = SimDevice("SIM2", memory=0)
         ((SMALL, LARGE), (1.0, 1.0), -1, "0000111|1"),
         ((SMALL, LARGE), (3.0, 1.0), -1, "0000001|1"),
         ((SMALL, LARGE), (0.0, 1.0), -1, "1111111|1"),
-        ((SMALL, LARGE), (1.0,), -1, "0000000|0"),  # the rest get nothing
+        ((SMALL, LARGE), (1.0,), -1, "0000000|0"),  # missing shares are 0
         ((FULL, LARGE), None, -1, "1111111|1"),
         ((SMALL, FULL, LARGE), (1.0, 1.0, 2.0), -1, "0022111|1"),
-        ((FULL,), None, -1, "2222222|2"),  # it will be out of memory, and say so
+        ((FULL,), None, -1, "2222222|2"),  # allocation then fails with an error
     ],
 )
 def test_shares(
@@ -95,7 +95,7 @@ def test_shares(
 def homes(
     tiny: Tiny, tmp_path: Path, params: Placement, type: GGMLType = GGMLType.F32
 ) -> dict[str, Home]:
-    """Homes of all weights of a model that has all optional ones."""
+    """Return the homes of all weights of a model with all optional weights."""
     write_model(tiny, tmp_path / "m.gguf")
     arch = ARCHITECTURES[tiny.arch]
     with open_gguf(tmp_path / "m.gguf") as file:
@@ -175,7 +175,7 @@ def test_an_override_to_memory_without_a_capable_device(tmp_path: Path) -> None:
 
 
 def test_an_override_to_a_buffer_type_of_several_devices(tmp_path: Path) -> None:
-    """The first of them that can compute with the weight: here not the one without MUL_MAT."""
+    """The first device that can compute with the weight is used."""
     beside = SimDevice(
         "SIM0", DeviceType.ACCEL, ops=set(Op) - {Op.MUL_MAT}, reads=[CPU.buffer_type]
     )
@@ -194,7 +194,7 @@ def test_an_override_to_the_cpu_uses_its_best_buffer_type(tmp_path: Path) -> Non
     params = Placement(cpu=PACKING, devices=(GPU,), overrides=overrides)
     found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
-    assert found["blk.0.attn_norm.weight"] == (PACKING, PLAIN)  # none better for it
+    assert found["blk.0.attn_norm.weight"] == (PACKING, PLAIN)  # it has no better one for a vector
     assert found["blk.0.ffn_gate.weight"] == (GPU, GPU.buffer_type)
 
 
@@ -206,7 +206,7 @@ def test_an_override_to_the_cpu_is_pinned_with_op_offload(
     params = Placement(cpu=PACKING, devices=(taker,), overrides=overrides)
     found = homes(TINY["llama"], tmp_path, params, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, taker.host_buffer_type)
-    assert found["blk.0.ffn_down.weight"] == (PACKING, REPACK)  # as it says
+    assert found["blk.0.ffn_down.weight"] == (PACKING, REPACK)  # exactly the given buffer type
     alone = replace(params, params=PlacementParams(op_offload=False))
     found = homes(TINY["llama"], tmp_path, alone, GGMLType.Q4_0)
     assert found["blk.0.ffn_up.weight"] == (PACKING, REPACK)
@@ -232,7 +232,7 @@ def test_experts_of_many_layers_by_number() -> None:
     params = replace(BASE, overrides=moe_overrides(16, 2, CPU.buffer_type))
     for il, forced in ((0, True), (1, True), (2, False), (10, False), (11, False)):
         assert (params.override(f"blk.{il}.ffn_up_exps.weight") is CPU.buffer_type) is forced
-    assert len(moe_overrides(2, 10**6, CPU.buffer_type)) == 1  # not one for each number
+    assert len(moe_overrides(2, 10**6, CPU.buffer_type)) == 1  # one override for all layers
     for name in ("ffn_gate_inp.weight", "ffn_up_shexp.weight", "ffn_up.weight"):
         assert params.override(f"blk.0.{name}") is None
 

@@ -34,7 +34,7 @@ NAMES = ("llama-3.1", "mixtral", "qwen2", "qwen3", "qwen3moe")
 
 
 def model_for(name: str, type: GGMLType) -> Tiny:
-    """A tiny model whose rows are whole blocks."""
+    """Return a tiny model whose rows are whole blocks of a type."""
     if type.block_size <= 64:
         return replace(TINY[name], n_ff=128, n_ff_exp=64)
     n_expert = min(TINY[name].n_expert, 3)
@@ -59,12 +59,12 @@ def load(
 
 
 def in_file(path: Path) -> dict[str, Bytes]:
-    """Every tensor's bytes, read by the `gguf` package."""
+    """Return every tensor's bytes, read by the `gguf` package."""
     return {t.name: t.data.view(np.uint8).reshape(-1) for t in GGUFReader(path).tensors}
 
 
 def source_of(name: str, file: Mapping[str, object]) -> str:
-    """The tensor of the file that a weight comes from."""
+    """Return the name of a weight's tensor in the file."""
     if name.endswith("rope_freqs.weight"):
         return "rope_freqs.weight"
     return "token_embd.weight" if name == "output.weight" and name not in file else name
@@ -113,7 +113,7 @@ def test_content_decodes_as_the_gguf_package_does(type: GGMLType, tmp_path: Path
         assert np.array_equal(decoded(tensor), expected[source_of(weight, expected)]), weight
 
 
-# --- one copy where one is enough ---
+# --- tied weights ---
 
 
 def test_tied_embeddings_are_copied_to_the_output_device(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_vectors_are_loaded_as_float32(type: GGMLType, tmp_path: Path) -> None:
 
 
 class RepackedBuffer(HostBuffer):
-    """Keeps every tensor's bytes back to front; a tensor is written all at once."""
+    """Stores every tensor's bytes in reverse order. A tensor must be written at once."""
 
     def _write(self, offset: int, data: Bytes) -> None:
         super()._write(offset, data[::-1])
@@ -265,7 +265,7 @@ def test_attributes_of_a_loaded_model(tmp_path: Path) -> None:
     assert model.metadata.int("qwen3moe.block_count") == model.hp.n_layer == 2
     assert [d.name for d in model.devices] == ["SIM0", "CPU"]
     assert [model.kv_home(il).name for il in range(2)] == ["CPU", "SIM0"]
-    path.unlink()  # nothing needs the file any more
+    path.unlink()  # the file is not needed any more
     assert model.metadata.strings("tokenizer.ggml.tokens")[1] == "<s>"
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/make_model.py: files that open and decode, of every type it offers."""
+"""benchmarks/make_model.py: files of every type open and decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.model.vocab import load_vocab
 
-ALIGNMENT = 32  # of a file's data
+ALIGNMENT = 32  # bytes
 SMALL = Shape(n_embd=256, n_ff=288, n_layer=1, n_head=8, n_head_kv=4, n_vocab=512)
 
 
@@ -45,7 +45,7 @@ def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
         logits = context.decode(batch)
     model.free()
     assert np.isfinite(logits).all()
-    assert 0.5 < logits.std() < 2  # neither all alike, nor one token for certain
+    assert 0.5 < logits.std() < 2  # neither all equal nor one certain token
 
 
 @pytest.mark.parametrize("type", make_model.TYPES, ids=lambda t: t.name)
@@ -56,7 +56,7 @@ def test_activations_stay_near_one(type: Type) -> None:
     assert values.shape == (64, 1024)
     assert values.std() * 1024**0.5 == pytest.approx(1, rel=0.05)
     assert abs(values.mean()) * 1024**0.5 < 0.1
-    assert len(np.unique(data, axis=0)) == 64  # no row twice
+    assert len(np.unique(data, axis=0)) == 64  # all rows differ
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:

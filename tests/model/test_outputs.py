@@ -1,4 +1,4 @@
-"""The largest logits of each row: found on the device, and the same as in whole rows."""
+"""The largest logits of each row, found on the device: the same as in whole rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.sched import Device
 
-N_VOCAB = 2100  # above twice the largest size
+N_VOCAB = 2100  # more than twice the largest size
 N_FEW = 300  # too few for the larger sizes
 TEXT: list[int] = np.random.default_rng(7).integers(0, N_VOCAB, 90).tolist()
 
@@ -41,7 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(path: Path) -> Iterator[Open]:
-    """Opens contexts, on a simulated GPU if not told otherwise; they end with the test."""
+    """Open contexts, on a simulated GPU by default, and close them after the test."""
     contexts: list[Context] = []
 
     def make(device: Device | None = None, **params: object) -> Context:
@@ -59,7 +59,7 @@ def opened(path: Path) -> Iterator[Open]:
 
 
 def batch_of(context: Context, n_tops: Sequence[int], n_tokens: int = 1) -> Batch:
-    """A sequence for each of `n_tops`, with outputs of as many largest logits."""
+    """Return a batch with a sequence for each of `n_tops`, which is the `n_top` of its outputs."""
     batch = Batch()
     for i, n_top in enumerate(n_tops):
         seq: KVSequence = context.pool.new_sequence()
@@ -82,7 +82,7 @@ def assert_whole(row: Row, logits: F32Array) -> None:
 
 @pytest.fixture
 def n_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each copy from a simulated GPU to the host."""
+    """Record the bytes of each copy from a simulated GPU to the host."""
     sizes: list[int] = []
     read = SimBuffer._read
 
@@ -117,7 +117,7 @@ def test_each_row_has_the_requested_size(opened: Open) -> None:
 
 def test_a_batch_of_several_graphs(opened: Open) -> None:
     context = opened(n_ubatch=16, n_parallel=2)
-    n_tops = [0, 0, 1, 1, 40, 0, 500]  # a graph without, with 1, with 64, with 1024
+    n_tops = [0, 0, 1, 1, 40, 0, 500]  # needs graphs without top logits, with 1, 64 and 1024
     whole = context.decode(batch_of(context, [0] * 7, 11))
     rows = context.decode_rows(batch_of(context, n_tops, 11))
     assert [isinstance(row, TopLogits) for row in rows] == [n > 0 for n in n_tops]
@@ -181,12 +181,12 @@ def test_a_row_with_an_infinite_largest_logit_is_returned_whole(opened: Open) ->
     context = opened()
     weight = context.model.weights["output.weight"]
     given: dict[float, Row] = {}
-    for factor in (math.inf, -math.inf):  # of a number that is above 0 or below
+    for factor in (math.inf, -math.inf):  # makes a positive or negative logit infinite
         tensor_set(weight, np.array([factor], np.float32), 7 * weight.nb[1])
         (logits,) = context.decode(batch_of(context, [0]))
         (given[float(logits[7])],) = context.decode_rows(batch_of(context, [40]))
     assert isinstance(given[math.inf], np.ndarray)
-    assert isinstance(given[-math.inf], TopLogits)  # a token that never comes: nothing is wrong
+    assert isinstance(given[-math.inf], TopLogits)  # -inf is valid: the token is impossible
 
 
 def test_compute_memory_does_not_move(opened: Open) -> None:

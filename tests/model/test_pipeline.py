@@ -1,4 +1,4 @@
-"""Pipelines: ubatches overlap over devices, give the same bits, and fail where they should."""
+"""Pipelines: ubatches overlap on devices, bits are equal, and failures are raised once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from lamella.sched.backend import Caps, Device
 N_UBATCH = 8
 RNG = np.random.default_rng(11)
 TEXT: list[int] = RNG.integers(0, N_VOCAB, 9 * N_UBATCH + 8).tolist()
-MODEL = Tiny(arch="llama", n_layer=3)  # two layers, then one and the output
+MODEL = Tiny(arch="llama", n_layer=3)  # two layers on one device, one and the output on the other
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,10 @@ def opened(
 
 
 def start(context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: int = 0) -> bytes:
-    """Decode more tokens of a sequence; the bits of the last logits. Without, it may still run."""
+    """Decode more tokens of a sequence. Return the bits of the last logits.
+
+    Without outputs, the ubatches may still run on return.
+    """
     pos = seq.length
     context.append(seq, len(tokens))
     batch = Batch()
@@ -81,18 +84,18 @@ def start(context: Context, seq: KVSequence, tokens: Sequence[int], n_outputs: i
 
 
 def slow_devices(seed: int, **options: Any) -> list[SimDevice]:
-    """Two devices that are late now and then: whoever does not wait comes first."""
+    """Return two devices with random delays, so that a missing wait reads too early."""
     rng = random.Random(seed)
     return [
         SimDevice(f"SIM{i}", delay=lambda: rng.choice((0.0, 0.0, 0.002)), **options) for i in (0, 1)
     ]
 
 
-# --- the same bits ---
+# --- equal bits ---
 
 
 def decode_prompts(context: Context) -> list[bytes]:
-    """Prompts of 1 to 9 ubatches, whole and in pieces, each followed by single tokens."""
+    """Decode prompts of 1 to 9 ubatches, whole and in pieces, each followed by single tokens."""
     found = []
     for n in range(1, 10):
         for cut in (0, N_UBATCH, 2 * N_UBATCH + 3):
@@ -107,7 +110,7 @@ def decode_prompts(context: Context) -> list[bytes]:
 
 
 def decode_mixed(context: Context) -> list[bytes]:
-    """Batches of several sequences, some with outputs, of which some share what is in flight."""
+    """Decode batches of several sequences, some with outputs, some forks of sequences in flight."""
     found = []
     parent = context.pool.new_sequence()
     start(context, parent, TEXT[:45])
@@ -149,7 +152,7 @@ def test_bits_are_the_same_without_a_pipeline(
 
 
 def test_top_logits_have_the_same_bits(path: Path) -> None:
-    """Graphs with and without them follow one another; they lie in the same memory."""
+    """Graphs with and without top logits alternate in the same memory."""
 
     def decode(context: Context) -> list[Any]:
         rows: list[Any] = []
@@ -195,8 +198,10 @@ def watched(path: Path, **params: Any) -> Iterator[tuple[Watch, Context]]:
 
 
 def overlapping(watch: Watch, last: int) -> Callable[[str, int], None]:
-    """SIM1 computes the n-th ubatch only once SIM0 has begun the next one: without overlap, that
-    would never be. `last` is the prompt's last ubatch."""
+    """Delay SIM1's n-th ubatch until SIM0 has started the next one.
+
+    Without overlap, this would wait forever. `last` is the prompt's last ubatch.
+    """
 
     def hold(name: str, n: int) -> None:
         if name == "SIM1" and n < last:
@@ -216,7 +221,7 @@ def decode_rows(context: Context, n_tokens: int, n_top: int) -> None:
 
 @pytest.mark.parametrize("n_top", [0, 1])
 def test_a_device_starts_while_the_next_one_computes(path: Path, n_top: int) -> None:
-    """Also the last ubatch, which may have another graph: one that was not built just now."""
+    """This includes the last ubatch, which may have another graph that is already built."""
     with watched(path) as (watch, context):
         decode_rows(context, 6 * N_UBATCH, n_top)
         for last in (6, 5, 6, 3):
@@ -251,7 +256,7 @@ def test_ubatches_do_not_overlap_without_a_pipeline(path: Path) -> None:
         ]
 
 
-# --- errors, and the end ---
+# --- errors and closing ---
 
 
 def failing(device: str, number: int) -> Callable[[str, int], None]:
@@ -290,7 +295,7 @@ def test_a_failure_is_raised_once_and_the_context_stays_usable(
 
 
 def test_pages_of_a_failed_ubatch_are_not_copied(path: Path) -> None:
-    """A fork's first token copies cells that are being written: their failure comes first."""
+    """A fork's first token copies cells of a ubatch in flight. Its failure is raised first."""
     with watched(path) as (watch, context):
         watch.on_begin = failing("SIM1", 2)
         seq = context.pool.new_sequence()
@@ -303,7 +308,7 @@ def test_pages_of_a_failed_ubatch_are_not_copied(path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_closing_while_work_is_in_flight(path: Path, fails: bool) -> None:
-    """What is in flight is waited for; nobody is told that it failed, and memory is given back."""
+    """`close` waits for work in flight, ignores its failure, and frees all memory."""
     watch = Watch()
     devices = [watch.device("SIM0"), watch.device("SIM1")]
     if fails:
@@ -320,7 +325,7 @@ def test_closing_while_work_is_in_flight(path: Path, fails: bool) -> None:
             context.synchronize()
 
 
-# --- when it is off ---
+# --- without a pipeline ---
 
 
 class NoEvents(SimDevice):
@@ -367,7 +372,7 @@ def test_the_rules(path: Path, name: str) -> None:
 
 
 def memory_of(path: Path, pipeline: bool) -> list[int]:
-    """What two devices need for a context."""
+    """Return the memory that two devices need for a context."""
     devices = [SimDevice(f"SIM{i}") for i in (0, 1)]
     with opened(path, devices, pipeline=pipeline):
         return [d.buffer_type.used for d in devices]
@@ -414,7 +419,7 @@ def test_plans_are_exact(tmp_path: Path, name: str, type: GGMLType) -> None:
 
 
 def assert_exact(plan: ModelPlan) -> None:
-    """What a plan says is what is allocated, before and after prompts of several ubatches."""
+    """Compare a plan with the allocated memory, before and after prompts of several ubatches."""
     with STRICT.set(1):
         context = load(plan)
         try:
@@ -434,7 +439,7 @@ def assert_exact(plan: ModelPlan) -> None:
 def test_a_plan_disables_the_pipeline_if_it_does_not_fit(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it says, and as the context then says; with a byte more it is on."""
+    """The context does the same. With one byte more, the pipeline is on."""
 
     def plan_with(memory: int, **changes: str) -> ModelPlan:
         return plan_model(params_of(path, devices=(f"sim:{memory / 1024!r}KiB:2",), **changes))
@@ -452,7 +457,7 @@ def test_a_plan_disables_the_pipeline_if_it_does_not_fit(
 
 
 def test_a_plan_counts_the_copies(path: Path) -> None:
-    """Of the inputs there are four, on every device that reads them."""
+    """There are four copies of the inputs on every device that reads them."""
     plan = plan_model(params_of(path, devices=("sim:1GiB:2",)))
     for off, n_copies in (("", 4), ("it was turned off", 1)):
         with open_gguf(path, header_only=True) as file:

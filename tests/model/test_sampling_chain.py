@@ -1,8 +1,8 @@
-"""The Sampler: chains, draws, windows, bans, broken logits; golden tokens of llama.cpp's code.
+"""The Sampler: chains, draws, windows, bans, invalid logits; golden tokens of llama.cpp's code.
 
 The golden tokens come from a C++ transcription of llama.cpp's src/llama-sampler.cpp (g++ 12,
-without contracted multiply-adds), run on the logits of `golden_logits` after the prompt PROMPT;
-each token drawn was accepted before the next one.
+without contracted multiply-adds), run on the logits of `golden_logits` after the prompt PROMPT.
+Each token was accepted before the next draw.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lamella.base.settings import NO_JIT
 from lamella.model.sampling import Sampler, SamplingParams, samplers_from_chars
 from lamella.model.sampling.dist import MersenneTwister
 
-# every test: with the compiled chain and with its twin
+# every test runs with the compiled chain and with its NumPy twin
 pytestmark = pytest.mark.usefixtures("no_jit")
 
 INF = math.inf
@@ -151,7 +151,7 @@ def test_xtc_draws_no_number_for_a_single_candidate() -> None:
 
 
 def test_samplers_run_in_the_order_of_the_request() -> None:
-    # probabilities .5 .3 .2: hot, the likeliest has .36; cold, .8
+    # probabilities .5 .3 .2: the largest is .36 at high temperature, .8 at low temperature
     logits = array(math.log(p) for p in (0.5, 0.3, 0.2))
     for seed in range(20):
         kwargs: dict[str, Any] = {"seed": seed, "temperature": 8.0, "top_p": 0.45}
@@ -174,7 +174,7 @@ def test_neutral_samplers_are_not_run() -> None:
     assert sampler(**{**NEUTRAL, "xtc_probability": 1, "xtc_threshold": 0.6})._steps == []
     assert sampler(**{**NEUTRAL, "repeat_penalty": 2, "repeat_last_n": 0})._steps == []
     assert sampler(**{**NEUTRAL, "dry_multiplier": 1, "dry_penalty_last_n": 0})._steps == []
-    # what a float32 cannot tell from 1 is 1
+    # a number that rounds to 1 in float32 is 1
     assert sampler(**{**NEUTRAL, "top_p": 1 - 1e-9, "temperature": 1 + 1e-9})._steps == []
     plain = generate(sampler(seed=3, samplers=()))
     assert generate(sampler(seed=3, **NEUTRAL)) == plain
@@ -204,7 +204,7 @@ def test_greedy_sampling_equals_the_chain(values: dict[str, Any]) -> None:
     whole._greedy = False
     rng = np.random.default_rng(0)
     for _ in range(20):
-        logits = array(np.round(rng.standard_normal(N_VOCAB) * 2))  # with equal ones
+        logits = array(np.round(rng.standard_normal(N_VOCAB) * 2))  # many are equal
         assert quick.sample(logits) == whole.sample(logits) == logits.argmax()
         for mine, theirs in zip(quick.candidates(), whole.candidates(), strict=True):
             np.testing.assert_array_equal(mine, theirs)
@@ -244,7 +244,7 @@ def test_candidates_are_those_of_the_last_draw() -> None:
     s = sampler(3, samplers=(), logit_bias=[(2, False)])
     s.sample(array([0, math.log(3), 9]))
     ids, probs = s.candidates()
-    assert ids.tolist() == [1, 0]  # the likeliest first, banned ones not at all
+    assert ids.tolist() == [1, 0]  # the most likely first, without banned ones
     np.testing.assert_allclose(probs, [0.75, 0.25], rtol=1e-6)
 
 

@@ -1,7 +1,7 @@
-"""The draws of std::mt19937 and its distributions, against numbers that libstdc++ gives.
+"""The draws of std::mt19937 and its distributions, compared with libstdc++.
 
-The tables were printed by a few lines of C++ (g++ 12): an mt19937 of each seed, and four values
-of uniform_real_distribution<double>(0, 1) and <float>(0, 1) from a fresh one.
+A short C++ program (g++ 12) printed the tables: for each seed, four values of
+uniform_real_distribution<double>(0, 1) and <float>(0, 1), each from a new mt19937.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def test_floats_are_those_of_cpp(seed: int) -> None:
 
 
 def test_the_10000th_draw_is_the_standard_s() -> None:
-    # C++ [rand.predef]: the 10000th of a default-constructed mt19937, whose seed is 5489
+    # C++ [rand.predef]: the 10000th draw of a default-constructed mt19937, with seed 5489
     twister = MersenneTwister(5489)
     doubles = [twister.uniform_double() for _ in range(5000)]
     assert int(doubles[-1] * 2**32) == 4123659995
 
 
 class Highest:
-    """Draws with all bits set, which seeds hardly ever give."""
+    """Draws numbers with all bits set, which are very rare."""
 
     def random_raw(self, size: int) -> object:
         return np.full(size, 2**32 - 1, np.uint64)
@@ -68,6 +68,6 @@ def test_the_first_index_that_reaches_the_share_is_chosen(u: float, at: int) -> 
 
 
 def test_weights_are_summed_in_float64() -> None:
-    # in float32 the sum would stay at 2**24 and the last would never be drawn
+    # a float32 sum would stay at 2**24, and the last token would never be drawn
     weights = array([2.0**24, *[1.0] * 1000])
     assert choose(weights, 1 - 1e-9) == 1000

@@ -1,4 +1,4 @@
-"""DRY: repeated ends of a text, the breakers that end them, and what a repetition costs."""
+"""DRY: repetitions, the breakers that end them, and penalties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_prefix_lengths_equal_those_of_two_loops(n_tokens: int) -> None:
 
 
 def text(letters: str) -> list[int]:
-    """Newest first, as `repeated` wants it."""
+    """Return tokens with the newest first, as `repeated` needs them."""
     return [ord(letter) for letter in reversed(letters)]
 
 
@@ -67,9 +67,9 @@ def test_a_breaker_of_several_tokens_needs_all_of_them() -> None:
     crlf = {ord("\r"): {(ord("\n"),)}}
     assert lengths("x\r\nab x\r\nab", 2, crlf) == {" ": 2}
     assert lengths("x\rab x\rab", 2, crlf) == {" ": 4}
-    # one that has only begun is no breaker yet
+    # an incomplete breaker does not count
     assert lengths("ab\r ab\r", 2, crlf) == {" ": 3}
-    # of two that begin in one token the longer one counts
+    # the longer one of two breakers in a token counts
     both = {ord("\r"): {(), (ord("\n"),)}}
     assert lengths("x\r\nab x\r\nab", 2, both) == {" ": 2}
 
@@ -91,7 +91,7 @@ def test_the_penalty_grows_with_the_repetition() -> None:
 def test_a_breaker_is_not_penalized() -> None:
     c = candidates(*[1.0] * 26)
     assert dry("abcxabc", breakers={23: {()}})(c) is c
-    # but one that only begins a breaker does
+    # a token that only begins a breaker is penalized
     assert row_of(dry("abcxabc", breakers={23: {(9, 9)}})(c))[23] == (23, 0.0)
 
 
@@ -107,7 +107,7 @@ def test_the_penalty_of_a_long_repetition_is_finite() -> None:
     cost = -dry("a" * 500, last_n=500, base=1.75)(c).logits[0]
     # int(88.72 / ln 1.75) = 158 is the largest exponent
     assert cost == np.float32(0.5 * 1.75**158)
-    almost_one = float(np.float32(1.000001))  # no exponent is too large for this base
+    almost_one = float(np.float32(1.000001))  # for this base, exponents are not limited
     cost = -dry("a" * 500, last_n=500, base=almost_one)(c).logits[0]
     assert cost == np.float32(0.5 * almost_one**497)
     boundless = Dry(3e38, 2.0, 0, 9, NONE)
@@ -139,7 +139,7 @@ def test_breakers_in_tokens_with_partial_characters() -> None:
 
 def test_tails_of_breakers_are_limited() -> None:
     vocab = ToyVocab([b"a", b"b"])
-    # 40 bytes of it: "a", then at most 20 tokens more
+    # the first 40 bytes: "a", then at most 20 tokens
     assert find_breakers(vocab, ["a" + "b" * 99]) == {0: {(1,) * 20}}
 
 
@@ -153,4 +153,4 @@ def test_a_vocabulary_is_decoded_once() -> None:
     vocab = letters(50, t8=":")
     assert find_breakers(vocab, [":"]) == {8: {()}}
     find_breakers(vocab, ["*", ":"])
-    assert vocab.n_spelled == 50
+    assert vocab.n_decoded == 50

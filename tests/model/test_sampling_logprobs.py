@@ -1,4 +1,4 @@
-"""Log-probabilities beside a sampled token: the model's own, and those that the samplers left."""
+"""Log-probabilities of the model, and of the sampler's candidates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCAB = VOCABS[N_VOCAB]
 
 
 def logits_of(probs: list[float]) -> F32Array:
-    """Logits with these probabilities from token 10 on; all others are impossible."""
+    """Return logits with these probabilities from token 10 on. Other tokens are impossible."""
     logits: npt.NDArray[np.float32] = np.full(N_VOCAB, -np.inf, np.float32)
     logits[10 : 10 + len(probs)] = np.log(probs) + 3
     return logits
@@ -32,7 +32,7 @@ def test_log_probabilities_of_the_model() -> None:
     found = model_logprobs(logits_of([0.25, 0.5, 0.125, 0.125]), 12, 3)
     assert found.chosen.id == 12
     assert found.chosen.logprob == pytest.approx(np.log(0.125), abs=1e-5)
-    assert [p.id for p in found.top] == [11, 10, 12]  # 12 and 13 tie
+    assert [p.id for p in found.top] == [11, 10, 12]  # 12 and 13 are equal
     assert [p.logprob for p in found.top] == pytest.approx(np.log([0.5, 0.25, 0.125]), abs=1e-5)
 
 
@@ -47,7 +47,7 @@ def test_log_probabilities_of_the_sampler_s_candidates(n_given: int) -> None:
     params = SamplingParams(seed=1, temperature=1.0, top_k=2, samplers=("top_k", "temperature"))
     sampler = Sampler(params, VOCAB)
     logits: Row = logits_of([0.25, 0.5, 0.25])
-    if n_given == 2:  # those that a device has found
+    if n_given == 2:  # top logits from a device
         logits = TopLogits(np.array([11, 10], np.int32), logits_of([0.25, 0.5])[[11, 10]])
     token = sampler.sample(logits)
     found = sampler_logprobs(sampler, token, 5)

@@ -1,7 +1,7 @@
 """The compiled chain against its NumPy twin: random chains, numbers, logits and texts.
 
-Tokens, candidates and errors must be the same. Probabilities may differ in the last bit: once in
-100 million times float64 is not enough to round an exponential to float32 in one way.
+Tokens, candidates and errors must be the same. Probabilities may differ in the last bit: one in 100
+million exponentials is too close to a rounding boundary of float32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ INF = float("inf")
 
 
 def pair(params: SamplingParams, vocab: ToyVocab) -> tuple[Sampler, Sampler]:
-    """A sampler with a compiled chain, and one with its twin; both run it even if greedy."""
+    """Return a sampler with a compiled chain, and one with its twin. Both run the chain even if
+    greedy."""
     native, twin = Sampler(params, vocab), Sampler(params, vocab)
     native._greedy = twin._greedy = False
     with NO_JIT.set(0):
@@ -116,7 +117,7 @@ def test_one_invalid_logit_is_found_at_any_index(n: int, at: int, value: float) 
 
 
 def test_equal_logits_need_no_full_sort() -> None:
-    # one above, all others equal or banned: as many keys as candidates are wanted, and some
+    # only 41 sort keys are written, although all logits but one are equal
     native, twin = pair(SamplingParams(seed=1, samplers=("top_k",), top_k=40), VOCABS[3001])
     for value in (0.0, -INF):
         logits = np.full(3001, value, np.float32)
@@ -132,7 +133,7 @@ def test_equal_logits_need_no_full_sort() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 7, 30, 80])
 def test_equal_logits_at_any_index_are_ordered_by_id(k: int) -> None:
-    # typ_p leaves another order, and penalties make more of them equal
+    # typ_p changes the order, and penalties make more logits equal
     order = ("typ_p", "penalties", "top_k")
     values: dict[str, Any] = {"typical_p": 0.5, "min_keep": 10**6, "presence_penalty": -1}
     native, twin = pair(SamplingParams(seed=1, samplers=order, top_k=k, **values), VOCABS[255])

@@ -1,4 +1,4 @@
-"""SamplingParams: llama-server's names, defaults, clamps and limits, and what it refuses."""
+"""SamplingParams: llama-server's names, defaults, clamps and limits, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file recommends for sampling: its values, wrong ones, and who follows them."""
+"""Sampling parameters that a file recommends: valid and invalid values, use as defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_all_keys(tmp_path: Path) -> None:
     numbers |= {"xtc_threshold": 0.2, "penalty_repeat": 1.1, "top_k": 20, "penalty_last_n": 5}
     found = recommended(tmp_path / "m.gguf", **numbers, sequence="top_k;temperature", mirostat=0)
     assert found == {
-        "temperature": 0.6,  # as it was written, not as a 32-bit float
+        "temperature": 0.6,  # the shortest decimal value, not 0.6000000238
         "top_p": 0.9,
         "min_p": 0.1,
         "xtc_probability": 0.5,
@@ -45,7 +45,7 @@ def test_most_files_recommend_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("temp", "hot", "general.sampling.temp is ignored: temperature is 'hot'"),
         ("temp", float("nan"), "temperature is nan"),
@@ -56,12 +56,12 @@ def test_most_files_recommend_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_values_are_omitted_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object, told: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object, message: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "lamella"):
         found = recommended(tmp_path / "m.gguf", top_p=0.5, **{key: value})
     assert found == {"top_p": 0.5}
-    assert told in caplog.text
+    assert message in caplog.text
 
 
 def test_recommended_values_are_defaults(tmp_path: Path) -> None:

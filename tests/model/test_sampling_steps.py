@@ -1,4 +1,4 @@
-"""Each sampler by itself: on distributions worked out by hand, and against its slow twin."""
+"""Each sampler alone: on distributions computed by hand, and against its slow twin."""
 
 from __future__ import annotations
 
@@ -130,13 +130,13 @@ def test_top_p_by_hand(p: float, min_keep: int, ids: list[int]) -> None:
     ],
 )
 def test_min_p_by_hand(p: float, min_keep: int, ids: list[int]) -> None:
-    # unsorted candidates stay in their order where enough of them are left
+    # unsorted candidates keep their order if enough of them are left
     assert ids_of(min_p(candidates(*LOGS), p, min_keep)) == ids
     assert sorted(ids_of(min_p(candidates(*LOGS).top(4), p, min_keep))) == sorted(ids)
 
 
 def test_typical_by_hand() -> None:
-    # entropy 1.28; surprises 2.30 0.92 1.61 1.20: nearest is 3, then 2, 1, 0
+    # entropy 1.28; -log p is 2.30 0.92 1.61 1.20: nearest is 3, then 2, 1, 0
     assert ids_of(typical(candidates(*LOGS), 0.2)) == [3]
     assert ids_of(typical(candidates(*LOGS), 0.45)) == [3, 2]
     assert ids_of(typical(candidates(*LOGS), 0.2, min_keep=3)) == [3, 2, 1]
@@ -155,7 +155,7 @@ def test_a_sum_that_equals_p_is_enough_for_top_p_only() -> None:
 
 
 def test_top_n_sigma_by_hand() -> None:
-    # mean 2, deviation sqrt(8 / 4): at 1 the least kept is 4 - 1.41
+    # mean 2, deviation sqrt(8 / 4): with n = 1, the limit is 4 - 1.41
     c = top_n_sigma(candidates(0, 4, 3, 1, -INF), 1.0)
     assert row_of(c) == [(0, -INF), (1, 4), (2, 3), (3, -INF), (4, -INF)]
     assert c.whole
@@ -199,7 +199,7 @@ def test_samplers_equal_their_twins(
     c = order(random_candidates(n))
     before = row_of(c)
     assert_rows(fast(c, **kwargs), slow(before, **kwargs))
-    assert row_of(c) == before  # nobody's arrays were changed
+    assert row_of(c) == before  # arrays are not changed
 
 
 def test_temperature_divides() -> None:

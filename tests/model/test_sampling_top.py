@@ -1,4 +1,4 @@
-"""Samplers that are given the largest logits only: the same tokens as from all of them."""
+"""Samplers with only the largest logits: the same tokens as with all logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lamella.base.settings import NO_JIT
 from lamella.model.outputs import TopLogits
 from lamella.model.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams
 
-# every test: with the compiled chain and with its twin
+# every test runs with the compiled chain and with its NumPy twin
 pytestmark = pytest.mark.usefixtures("no_jit")
 
 INF = float("inf")
@@ -42,7 +42,7 @@ def largest(logits: F32Array, n: int) -> TopLogits:
 
 
 def leading_top_k(rng: random.Random, n_vocab: int) -> SamplingParams:
-    """Random parameters of a chain that can do with the largest logits."""
+    """Return random parameters of a chain that needs only the largest logits."""
     while True:
         p = random_params(rng, n_vocab)
         values: dict[str, Any] = p.values()

@@ -1,4 +1,4 @@
-"""The model that comes with Lamella: the file that was shipped, what it holds, what it answers."""
+"""The model that comes with Lamella: its checksum, its metadata, its answers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_greedy_answers_are_the_stored_ones(
 def test_stories_are_the_same_for_equal_arithmetic(answers: dict[str, dict[str, str]]) -> None:
     stories = {devices: found[evaluate.STORY] for devices, found in answers.items()}
     assert stories["cpu"] == ANSWERS[evaluate.STORY]
-    # a simulated device has the kernels, and so the bits, of weights that are not packed
+    # a simulated device has the kernels for plain weights, and so their bits
     assert stories["cpu unpacked"] == stories["sim+cpu unpacked"] == stories["sim"]
 
 

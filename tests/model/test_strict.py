@@ -1,4 +1,4 @@
-"""LAMELLA_STRICT=1: each kind of error is seen, names what it is about, and is silent when off."""
+"""LAMELLA_STRICT=1: each kind of error is found and named; without it, there is no error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(params=DEVICES)
 def opened(request: pytest.FixtureRequest, path: Path) -> Iterator[Open]:
-    """Opens contexts on some devices, strictly."""
+    """Open contexts on given devices, in strict mode."""
     cpu = CpuDevice(2)
     devices = tuple(DEVICES[request.param](cpu))
     model = load_model(path, Placement(cpu=cpu, devices=devices))
@@ -71,7 +71,7 @@ def opened(request: pytest.FixtureRequest, path: Path) -> Iterator[Open]:
 
 
 def decode(context: Context, n_tokens: int, pos: int = 0, n_top: int = 0) -> Any:
-    """The last row of logits of a new sequence, whose positions before `pos` nobody has written."""
+    """Return the last row of logits of a new sequence. Positions before `pos` are not written."""
     seq = context.pool.new_sequence()
     context.append(seq, pos + n_tokens)
     batch = Batch()
@@ -81,7 +81,7 @@ def decode(context: Context, n_tokens: int, pos: int = 0, n_top: int = 0) -> Any
     return row
 
 
-# --- memory that moves, graphs built again ---
+# --- moved memory and rebuilt graphs ---
 
 
 def test_growing_compute_memory_is_an_error(
@@ -112,14 +112,14 @@ def test_a_rebuilt_graph_is_an_error(
     assert "was built again" in caplog.text
 
 
-# --- memory that nobody has written ---
+# --- uninitialized memory ---
 
 
 @pytest.mark.parametrize("n_top", [0, 1])
 def test_a_node_that_reads_uninitialized_memory_is_named(
     opened: Open, monkeypatch: pytest.MonkeyPatch, n_top: int
 ) -> None:
-    """Logits plus a tensor that lies in compute memory, and is no input."""
+    """Adds a tensor to the logits that lies in compute memory but is not an input."""
 
     def reads_too_much(*args: Any) -> DecodeGraph:
         graph = build_graph(*args)
@@ -134,7 +134,7 @@ def test_a_node_that_reads_uninitialized_memory_is_named(
     with pytest.raises(StrictError, match=r"the first node with a NaN is ADD wrong.* stray"):
         decode(context, 5, n_top=n_top)
     with STRICT.set(0):
-        assert isinstance(decode(context, 5), np.ndarray)  # nobody sees it
+        assert isinstance(decode(context, 5), np.ndarray)  # not checked
     monkeypatch.undo()
     assert decode(opened(), 5).tobytes() == sound.tobytes()
 
@@ -157,7 +157,7 @@ def test_uninitialized_cells_are_found(opened: Open, type: GGMLType, n_tokens: i
 
 
 def test_cells_that_are_masked_are_not_read(opened: Open) -> None:
-    """Pages are used from their first cell on; the rest of them is poison."""
+    """The cells of a page have poison until they are written."""
     lengths = (1, 2, 31, 32, 33, 50, 64, 65)
     with STRICT.set(0):
         context = opened()
@@ -171,14 +171,14 @@ def test_nan_that_no_single_node_makes() -> None:
         raise_nan(None, lambda finder: None)  # type: ignore[arg-type]
 
 
-# --- what is reserved is enough for every graph ---
+# --- the reserved memory is enough for every graph ---
 
 
 def all_sizes(context: Context) -> Iterator[GraphParams]:
-    """Of all graphs that a context may need."""
+    """Return the sizes of all graphs that a context can need."""
     most = context.n_seq_max
     for n in _buckets(context.n_ubatch):
-        seqs = {bucket(k, most) for k in range(1, min(n, most) + 1)}  # 3 of 3 tokens may count as 4
+        seqs = {bucket(k, most) for k in range(1, min(n, most) + 1)}  # 3 sequences count as 4
         outputs = (n_outputs for n_outputs in _buckets(context.n_ubatch) if n_outputs <= n)
         for n_outputs, n_seqs in itertools.product(outputs, sorted(seqs)):
             for n_top in (0, *context._top_sizes):

@@ -1,4 +1,4 @@
-"""Merging in the order of a list, against a plain statement of the rule, and what files hold."""
+"""BPE merges against a plain implementation of the rule, and unusual files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parts(text: str, *merges: str, **values: object) -> list[str]:
 
 
 def merged(word: str, merges: list[str]) -> list[str]:
-    """BPE's rule: of all neighbours in the list the first pair, of equals the left."""
+    """Merge by BPE's rule: the pair that is first in the list, equal pairs from left to right."""
     symbols = list(word)
     while True:
         pairs = [
@@ -95,8 +95,8 @@ def test_text_never_becomes_control_tokens() -> None:
 
 def test_no_space_prefix_is_added() -> None:
     more: list[Token] = [("<x>", 0, USER)]
-    for says in (False, True):  # llama.cpp does it for SPM only, too
-        assert parts("a<x>a", more=more, add_space_prefix=says) == ["a", "<x>", "a"]
+    for flag in (False, True):  # as in llama.cpp, only SPM uses the key
+        assert parts("a<x>a", more=more, add_space_prefix=flag) == ["a", "<x>", "a"]
 
 
 @pytest.mark.parametrize("merges", [["Ġ Ġ"], ["a b", "ab c"], ["< /", "</ s"], ["q zz"]])
@@ -110,7 +110,7 @@ def test_files_may_have_duplicate_and_empty_tokens_and_merges() -> None:
     v = bpe(more=more, merges=["b c", "a b", "b c", "q zz", "x y"])
     ids = v.tokenize("abcxy", add_special=False)
     assert texts(v, ids) == ["a", "bc", "x", "y"]
-    assert ids[:2] == [ord("a"), 257]  # the first of those that are equal
+    assert ids[:2] == [ord("a"), 257]  # the first of equal tokens
 
 
 def test_tokens_outside_the_byte_characters_are_plain_text() -> None:
@@ -142,10 +142,10 @@ def test_bytes_that_utf_8_never_has_may_lack_a_token() -> None:
     assert len(encoder.encode(text)) == len(text.encode())
 
 
-WAYS = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
+PRE_NAMES = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", PRE_NAMES)
 def test_a_long_text_is_split_at_the_end_of_a_word(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Vocabularies of real files: ids exact to the token, and metadata of the wrong types."""
+"""Vocabularies of real files: exact ids, and metadata of wrong types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a vocabulary's metadata may leave out, what it must not say, and what ends a generation."""
+"""Metadata of a vocabulary: defaults, invalid values, and tokens that end a generation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, bpe, metadata,
 from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.model.vocab import Vocab, load_vocab
 
-A = len(HEAD) + len(BYTE_TOKENS)  # the id of the first token of one's own
+A = len(HEAD) + len(BYTE_TOKENS)  # the id of the first token that a test adds
 
 
 def test_default_values_of_an_spm_file() -> None:
@@ -25,7 +25,7 @@ def test_without_types_all_tokens_are_normal() -> None:
     v = vocab(*normal("a"), token_type=None)
     assert v.piece(1) == b"<s>"
     assert v.piece(3 + 10) == b"<0x0A>"
-    assert v.piece(2) == b""  # "</s>" ends generations, and so is a control token by its text
+    assert v.piece(2) == b""  # the text "</s>" ends generations, which makes it a control token
 
 
 def test_special_ids_of_the_file() -> None:
@@ -45,7 +45,11 @@ def test_special_ids_of_the_file() -> None:
 def test_default_ids_outside_the_vocabulary_are_ignored() -> None:
     v = load_vocab(metadata([("a", 0, N)], add_bos_token=False, unknown_token_id=0))
     assert (v.bos, v.eos, v.unk, v.eog) == (None, None, 0, frozenset())
-    assert v.tokenize("aa", add_special=True) == [0, 0, 0]  # the prefix is unknown
+    assert v.tokenize("aa", add_special=True) == [
+        0,
+        0,
+        0,
+    ]  # the space prefix is an unknown character
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"])
@@ -54,7 +58,7 @@ def test_the_end_of_a_turn_is_found_by_its_text(text: str, type: int) -> None:
     v = vocab((text, 0, type))
     assert v.eot == A
     assert v.eog == {2, A}
-    assert v.piece(A) == b""  # a control token, whatever the file calls it
+    assert v.piece(A) == b""  # a control token, although the file has another type
     assert v.tokenize(text, parse_special=True) == [1, A]
     assert A not in v.tokenize(text)
 
@@ -73,7 +77,7 @@ def test_the_first_of_equal_texts_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"model": None}, "model is missing"),
         ({"tokens": None}, "tokens is missing"),
@@ -90,8 +94,8 @@ def test_the_first_of_equal_texts_is_found() -> None:
         ({"unknown_token_id": A}, "unknown_token_id is 259"),
     ],
 )
-def test_invalid_metadata(values: dict[str, object], says: str) -> None:
-    with pytest.raises(ModelFileError, match=says):
+def test_invalid_metadata(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
         vocab(**values)
 
 
@@ -122,7 +126,7 @@ def test_the_pre_tokenizer_sets_the_default_of_add_bos() -> None:
     assert bpe(more=more, pre="llama-bpe", **values).tokenize("a") == [256, ord("a")]
     assert bpe(more=more, pre="qwen2", **values).tokenize("a") == [ord("a")]
     assert bpe(more=more, pre="qwen2", add_bos_token=True, **values).tokenize("a")[0] == 256
-    assert bpe(pre="llama-bpe").tokenize("a") == [ord("a")]  # there is none
+    assert bpe(pre="llama-bpe").tokenize("a") == [ord("a")]  # the vocabulary has no BOS
     with pytest.raises(
         ModelFileError, match="add_bos_token is true, but the vocabulary has no BOS"
     ):

@@ -1,4 +1,4 @@
-"""Merging by score, against a plain statement of the rule, and what a vocabulary may look like."""
+"""SPM merges against a plain implementation of the rule, and unusual vocabularies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamella.model.vocab.spm import SpmEncoder
 
 
 def merged(text: str, scores: dict[str, float]) -> list[str]:
-    """SPM's rule: of all neighbours that make a token, the best pair first, of equals the left."""
+    """Merge by SPM's rule: the pair with the best score, equal scores from left to right."""
     parts = list(text.replace(" ", "▁"))
     while True:
         pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
@@ -34,7 +34,7 @@ def random_tokens(rng: random.Random, alphabet: str) -> dict[str, float]:
     found = dict.fromkeys(alphabet.replace(" ", "▁"), -9.0)
     while len(found) < 40:
         a, b = rng.choice(list(found)), rng.choice(list(found))
-        found.setdefault(a + b, -float(rng.randrange(8)))  # few scores, many equal
+        found.setdefault(a + b, -float(rng.randrange(8)))  # few scores, so many are equal
     return found
 
 

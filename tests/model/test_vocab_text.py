@@ -64,11 +64,14 @@ def test_the_space_prefix_is_added_at_the_start_and_after_special_tokens() -> No
 def test_longer_special_tokens_take_precedence() -> None:
     v = vocab(*WORDS, *TAGS, ("ab", 0, USER), ("bab", 0, USER))
     assert parts(v, "[X][X][X]", special=True) == ["[X][X]", "[X]"]
-    assert parts(v, "abab") == ["▁a", "bab"]  # not "ab" twice, though it begins earlier
+    assert parts(v, "abab") == [
+        "▁a",
+        "bab",
+    ]  # the longer "bab" takes precedence over the earlier "ab"
 
 
 def cut(text: str, names: list[str]) -> list[str]:
-    """llama.cpp's way: each name cuts what the longer ones have left."""
+    """Split a text as llama.cpp does: each name splits the parts that longer names left."""
     found = [(text, False)] if text else []
     for name in sorted(names, key=len, reverse=True):
         next_found: list[tuple[str, bool]] = []
@@ -167,7 +170,7 @@ def random_text(rng: random.Random) -> str:
     chars = [chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(20))]
     chars += rng.choices("ab ▁\0\n\ufeff", k=rng.randrange(10))
     rng.shuffle(chars)
-    return "".join(chars).replace("▁", " ")  # which is how a space is written, and so becomes one
+    return "".join(chars).replace("▁", " ")  # "▁" is decoded to a space
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -207,11 +210,11 @@ def byte_stream(data: bytes) -> list[str]:
     [
         ("😀".encode(), ["", "", "", "😀", ""]),
         ("aé".encode(), ["a", "", "é", ""]),
-        (b"\xff", ["�", ""]),  # begins no character
-        (b"\xe2\x82a", ["", "", "�a", ""]),  # what follows cannot continue it
-        (b"\xf0\x9f\x98", ["", "", "", "�"]),  # known to be none only at the end
+        (b"\xff", ["�", ""]),  # cannot begin a character
+        (b"\xe2\x82a", ["", "", "�a", ""]),  # "a" cannot continue the character
+        (b"\xf0\x9f\x98", ["", "", "", "�"]),  # incomplete at the end of the text
         (b"\xed\xa0\x80", ["", "", "���", ""]),  # a surrogate, which UTF-8 does not have
-        (b"\xc0\x80", ["�", "�", ""]),  # too long a form
+        (b"\xc0\x80", ["�", "�", ""]),  # an overlong form
     ],
 )
 def test_a_stream_holds_incomplete_characters_back(data: bytes, expected: list[str]) -> None:

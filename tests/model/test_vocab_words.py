@@ -1,4 +1,4 @@
-"""How texts are cut into words, by the name of the way: the words of each model's tokenizer."""
+"""Pre-tokenizers: the same words as each model's tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def words(name: str, text: str) -> list[str]:
                     " café", "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x", " "]),
         ("gpt-4o", ["I've", " ", " ", "345", "6", " cats", ",", " it'S", "\n\n", " café",
                     "-Straße", " (", "x", "=", "1", ")!!\n", " 二十", " \t", " x", " "]),
-        # a sign takes only letters of ASCII along
+        # punctuation joins the following ASCII letters only
         ("deepseek-v3", ["I", "'ve", "  ", "345", "6", " cats", ",", " it", "'S", "\n\n", " café",
                          "-Stra", "ße", " (", "x", "=", "1", ")!!\n", " ", "二十", " \t", " x",
                          " "]),

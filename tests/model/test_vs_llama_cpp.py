@@ -1,4 +1,4 @@
-"""benchmarks/vs_llama_cpp.py: both engines run the same tests, rows say what is reached."""
+"""benchmarks/vs_llama_cpp.py: both engines run the same tests, and rows compare with targets."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_error_does_not_wait_for_the_engine(model: Path) -> None:
     [
         (["--shapes", "2b"], "unknown: 2b"),
         (["--types", "Q9"], "unknown: Q9"),
-        (["--types", "I32"], "unknown: I32"),  # a type, but none that a model can have
+        (["--types", "I32"], "unknown: I32"),  # a type, but not for weights
         (["--shapes", "0.5b"], "there is nothing to measure"),
         (["--types", "Q5_0"], "there is nothing to measure"),
         (["--shapes", "15m", "--tests", "mem"], "there is nothing to measure"),

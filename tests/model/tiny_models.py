@@ -3,7 +3,7 @@
     tiny = TINY["qwen2"]
     weights = write_model(tiny, path, GGMLType.Q8_0)
 
-A file has an SPM vocabulary (3 control tokens, 256 bytes, the letters), so that it can be served.
+A file has an SPM vocabulary (3 control tokens, 256 bytes, some letters), so it can be served.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ N_VOCAB = 3 + 256 + len(PIECES)  # 288
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """What a tiny model is like. `rope` holds keys below `{arch}.rope.`."""
+    """The shape of a tiny model. `rope` has keys below `{arch}.rope.`."""
 
     arch: str
     n_layer: int = 2
@@ -81,7 +81,7 @@ TINY: dict[str, Tiny] = {
 
 
 def shapes(tiny: Tiny) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model's file with its ne, in the file's order."""
+    """Return the name and ne of every tensor, in the file's order."""
     n_embd, n_q, n_kv = tiny.n_embd, tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     found: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_embd, tiny.n_vocab)}
     for il in range(tiny.n_layer):
@@ -138,18 +138,19 @@ def write_model(
     metadata: Mapping[str, object] | None = None,
     vocab: bool = True,
 ) -> dict[str, F32Array]:
-    """Write a model and return its weights as `gguf` decodes them, in shapes of ne reversed.
+    """Write a model. Return its weights, decoded by `gguf`, with reversed ne as shapes.
 
     Args:
-        tiny: the model.
-        path: of the file.
-        type: of the matrices whose rows are whole blocks; all others are F32.
-        seed: of the random weights.
-        split_experts: write each expert as a tensor of its own, as older files have them.
-        without: tensors and metadata keys to leave out.
-        replace: tensors to write instead of, or besides, the random ones; F32 if not in `types`.
-        types: of single tensors, by name.
-        metadata: keys (whole) to write instead of, or besides, the right ones.
+        tiny: the model's shape.
+        path: the file.
+        type: type of the matrices whose rows are whole blocks; others are F32.
+        seed: seed of the random weights.
+        split_experts: write a tensor for each expert, as in older files.
+        without: tensors and metadata keys to omit.
+        replace: tensors to write in place of, or in addition to, the random ones; F32 if not in
+            `types`.
+        types: types of single tensors, by name.
+        metadata: full keys to write in place of, or in addition to, the right ones.
         vocab: write a vocabulary.
     """
     rng = np.random.default_rng(seed)
@@ -240,9 +241,9 @@ def _write_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 
 
 def _encode(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGMLType) -> Bytes:
-    """Random values that keep activations near 1, as bytes in shape (..., bytes of a row)."""
+    """Return random values that keep activations near 1, as bytes (..., bytes of a row)."""
     shape = ne[::-1]
-    if not can_dequantize(type):  # nobody will read it
+    if not can_dequantize(type):  # never read
         return np.zeros((*shape[:-1], type.row_size(ne[0])), np.uint8)
     if not can_quantize(type):
         n_blocks = int(np.prod(ne)) // type.block_size
@@ -263,9 +264,9 @@ def _encode(rng: np.random.Generator, name: str, ne: tuple[int, ...], type: GGML
 
 @cache
 def _blocks(type: GGMLType) -> Bytes:
-    """Random blocks of a type that `gguf` cannot write, none of them huge, NaN or 0."""
+    """Return random blocks of a type that `gguf` cannot write, without huge values, NaN or 0."""
     rng = np.random.default_rng(int(type))
-    # without the bit that would make float16 scales large or NaN
+    # clear the bit that makes float16 scales large or NaN
     blocks = rng.integers(0, 256, (2048, type.type_size), np.uint8) & 0xBF
     largest = np.abs(quants.dequantize(blocks, _quant(type))).max(axis=-1)
     good: Bytes = blocks[(largest > 1e-3) & (largest < 1000)]

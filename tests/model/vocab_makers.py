@@ -1,4 +1,4 @@
-"""Small vocabularies for tests, and metadata that is only a dict."""
+"""Small vocabularies for tests, and metadata made from a dict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BYTE_TOKENS: list[Token] = [(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256)]
 
 
 class DictMetadata:
-    """Keys without their prefix `tokenizer.ggml.`; values of the types that are asked for."""
+    """Metadata from a dict. Its keys lack the prefix `tokenizer.ggml.`; types are not checked."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -55,12 +55,15 @@ def metadata(tokens: Sequence[Token], /, **values: object) -> DictMetadata:
 
 
 def vocab(*tokens: Token, **values: object) -> Vocab:
-    """`<unk>`, `<s>`, `</s>`, all bytes, then `tokens`; a value of None leaves its key out."""
+    """Return a vocabulary of `<unk>`, `<s>`, `</s>`, all bytes, then `tokens`.
+
+    A key with value None is omitted.
+    """
     return load_vocab(metadata([*HEAD, *BYTE_TOKENS, *tokens], **values))
 
 
 def bpe(*merges: str, more: Sequence[Token] = (), **values: object) -> Vocab:
-    """A BPE vocabulary: all bytes by their numbers, what the merges make in their order, `more`."""
+    """Return a BPE vocabulary: all bytes in order, the results of the merges, then `more`."""
     made = [merge.replace(" ", "") for merge in merges]
     tokens = [*sorted(BYTES, key=BYTES.__getitem__), *dict.fromkeys(made)]
     return load_vocab(
@@ -72,7 +75,7 @@ def bpe(*merges: str, more: Sequence[Token] = (), **values: object) -> Vocab:
 
 
 def normal(*texts: str) -> list[Token]:
-    """Tokens of which the earlier are merged first."""
+    """Return tokens with descending scores, so that earlier ones are merged first."""
     return [(text, -float(i), N) for i, text in enumerate(texts)]
 
 

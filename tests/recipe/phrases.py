@@ -1,4 +1,4 @@
-"""All that can be asked: every question of a form, every phrasing of an entry."""
+"""All questions: every combination of a form, every phrasing of an entry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exchanges import Form, fill
 
 
 def everything(form: Form) -> list[tuple[str, str]]:
-    """Questions and answers."""
+    """Return all questions with their answers."""
     return [
         (fill(phrasing, item), fill(form.answer, item))
         for item in form.items
@@ -23,11 +23,11 @@ def plain(asked: str) -> str:
 
 
 def said(entry: Entry) -> list[str]:
-    """Every phrasing, held-out ones too."""
+    """Return every phrasing of an entry, held-out ones included."""
     return [text for template in entry.asked + entry.held_out for text in variants(template)]
 
 
 def variants(template: str) -> list[str]:
-    parts = re.split(r"\[([^\[\]]*)\]", template)  # every second one is a choice
+    parts = re.split(r"\[([^\[\]]*)\]", template)  # every second part is a choice
     return ["".join(v) for v in product(*([p] if i % 2 == 0 else p.split("|")
                                          for i, p in enumerate(parts)))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the model says of itself: true, one answer each, and the held-out phrasings held out."""
+"""Answers about the model itself: true, one per question, with held-out phrasings not trained."""
 
 from __future__ import annotations
 

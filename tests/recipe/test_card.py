@@ -1,4 +1,4 @@
-"""The card: every field filled in, a picture that is one."""
+"""The card: every field is filled in, and the chart is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations and the corpus: turns alternate, seeds decide, held-out text stays apart."""
+"""Conversations and the corpus: turns alternate, seeds reproduce, held-out text is not trained."""
 
 from __future__ import annotations
 

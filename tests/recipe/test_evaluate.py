@@ -1,4 +1,4 @@
-"""The evaluation: what it asks, what it counts; and that it runs on a real file."""
+"""The evaluation: its questions and counts, and a run on a real file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_model import write_tiny
 
 
 class Knowing:
-    """Plays a model that knows the answers given."""
+    """A fake model with given answers."""
 
     def __init__(self, answers: dict[str, str]) -> None:
         self.answers = answers

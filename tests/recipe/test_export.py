@@ -1,4 +1,4 @@
-"""The file: Lamella loads it, with vocabulary, template, stop tokens and licence in it."""
+"""The file: Lamella loads it, with vocabulary, template, stop tokens and license."""
 
 from __future__ import annotations
 

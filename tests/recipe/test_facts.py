@@ -1,4 +1,4 @@
-"""Questions of fixed form: one right answer each, held-out ones apart from the others."""
+"""Questions of fixed form: one right answer each, held-out questions not trained."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_form_has_trained_and_held_out_questions(form: Form) -> None:
 
 
 def number(text: str) -> int:
-    """`12`, `-3`, `twelve` or `minus three`."""
+    """Parse `12`, `-3`, `twelve` or `minus three`."""
     sign = -1 if text.startswith(("-", "minus ")) else 1
     text = text.removeprefix("-").removeprefix("minus ")
     return sign * (NUMBERS.index(text) if text in NUMBERS else int(text))
@@ -57,10 +57,10 @@ def number(text: str) -> int:
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form.name)
 def test_sums_and_differences_are_right(form: Form) -> None:
     for _, answer in everything(form):
-        asked, told = answer[:-1].lower().split(" is ")
+        asked, result = answer[:-1].lower().split(" is ")
         first, sign, second = asked.split()
         a, b = number(first), number(second)
-        assert number(told) == (a + b if sign == "plus" else a - b), answer
+        assert number(result) == (a + b if sign == "plus" else a - b), answer
 
 
 def test_comparisons_and_counts_are_right() -> None:

@@ -1,4 +1,4 @@
-"""The one command: from nothing to a card, and nothing done twice."""
+"""make.py: makes all files, and repeats no step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import evaluate  # noqa: E402
 import make  # noqa: E402 - it needs PyTorch
 import train  # noqa: E402
 
-torch.set_num_threads(1)  # tests run beside others
+torch.set_num_threads(1)  # other tests may run at the same time
 
 
 def test_make_creates_a_model_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The network: Lamella computes what PyTorch does."""
+"""The network: Lamella and PyTorch compute the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_documents_of_a_row_do_not_attend_to_each_other() -> None:
     with torch.no_grad():
         together = net(torch.cat(documents, 1))
         first, second = (net(document) for document in documents)
-    # the second one lies at later positions, which only their differences count
+    # the second document has later positions, but only differences of positions matter
     assert torch.allclose(together[:, :8], first, atol=1e-5)
     assert torch.allclose(together[:, 8:], second, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""The model that ships is as good as its card says: some questions; with --full the evaluation."""
+"""The shipped model reaches the numbers of its card: some questions; with --full, all of them."""
 
 from __future__ import annotations
 

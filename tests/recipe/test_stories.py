@@ -1,4 +1,4 @@
-"""Stories: nothing is said twice, nobody appears without an introduction, answers are true."""
+"""Stories: no repetition, every name is introduced, answers are true."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_all_names_are_introduced(plot: str) -> None:
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-def test_texts_have_no_unfilled_templates(plot: str) -> None:
+def test_texts_are_well_formed(plot: str) -> None:
     for story in some(plot):
         texts = [story.text, *(q.answer for q in story.questions), *story.questions[0].asked]
         for text in texts:
             assert not re.search(r"[\[\]{}|]|  | [.,!?]", text), text
             assert not re.search(r"\b[Aa] [aeiou]|\b[Aa]n (?!hour)[^aeiou]", text), text
-        assert len(words_of(story.text)) < 200  # so that 300 tokens are enough
+        assert len(words_of(story.text)) < 200  # so that 300 tokens suffice
         for sentence in sentences_of(story.text):
             assert re.fullmatch(r'["A-Z].*[.!?]"?', sentence), sentence
             assert sentence.count('"') % 2 == 0, sentence
@@ -66,7 +66,7 @@ def test_pronouns_refer_to_characters_of_the_story(plot: str) -> None:
 
 @pytest.mark.parametrize("plot", PLOTS)
 def test_answers_are_in_the_story(plot: str) -> None:
-    """What an answer names is named in the story; helpers and places are those of its state."""
+    """Names in an answer occur in the story; helpers and places are those of the story."""
     for story in some(plot):
         text = story.text
         facts = {q.key: q.answer for q in story.questions}
@@ -75,8 +75,8 @@ def test_answers_are_in_the_story(plot: str) -> None:
         assert facts["where"] == f"{story.hero.name} was {story.place.at}."
         for key in ("color", "what", "found", "stuck", "gift", "ill", "game", "chased", "fear"):
             if key in facts:
-                told = facts[key].rstrip(".").split(" ")[-1]
-                assert told.lower() in words_of(text), (facts[key], text)
+                word = facts[key].rstrip(".").split(" ")[-1]
+                assert word.lower() in words_of(text), (facts[key], text)
         for question in story.questions:
             assert len(set(question.asked)) == len(question.asked)
             assert NAMES & set(words_of_case(question.answer)) <= {c.name for c in story.cast}
@@ -140,13 +140,13 @@ def test_a_pronoun_is_used_only_if_it_is_clear() -> None:
     ben = Character("Ben", "bear", "small", True)
     mia = Character("Mia", "owl", "young", False)
     for other, expected in ((ben, set()), (mia, {"He slept."})):
-        told = set()
+        sentences = set()
         for seed in range(40):
             telling = Telling(Random(seed), {"h": tom, "f": other}, PLACES[0])
             telling.say("{h} saw {f}.")
             telling.say("{H} slept.")
-            told.add(telling.sentences[1])
-        assert told - {"Tom slept.", "The little fox slept."} == expected
+            sentences.add(telling.sentences[1])
+        assert sentences - {"Tom slept.", "The little fox slept."} == expected
 
 
 def test_sentences_are_not_repeated() -> None:

@@ -1,4 +1,4 @@
-"""Training: it learns, and what was interrupted ends as what was not."""
+"""Training: the loss falls, and an interrupted run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is only there with the extr
 
 import train  # noqa: E402 - it needs PyTorch
 
-torch.set_num_threads(1)  # tests run beside others
+torch.set_num_threads(1)  # other tests may run at the same time
 
 SHAPE = replace(tiny_shape(), n_ctx=512)
 PLAN = train.Plan(

@@ -1,4 +1,4 @@
-"""The vocabulary, and documents as tokens: Lamella's own tokens, answers marked, none cut."""
+"""The vocabulary, and documents as tokens: Lamella's own tokens, marked answers, no cuts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_only_answers_are_marked_to_learn() -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_document_begins_with_the_tokens_of_its_prompt(n: int) -> None:
-    """What `lamella chat` gives the model is what stood before the answer in training."""
+    """The prompt of `lamella chat` has the same tokens as in training."""
     vocab = tiny_pieces().vocab()
     template = ChatTemplate(TEMPLATE)
     for document in SOME:
@@ -96,7 +96,7 @@ def test_rows_have_whole_documents(tmp_path: Path) -> None:
             for begin, end in pairwise([*np.flatnonzero(row == BOS), length + 1]):
                 ids = row[begin:end].tolist()
                 while tuple(ids) not in known:
-                    assert ids.pop() == EOS  # what fills the row
+                    assert ids.pop() == EOS  # padding
                     n_free += 1
                 found[tuple(ids)] += 1
     fitting = {ids for ids in known if len(ids) <= lengths[-1] + 1}

@@ -25,7 +25,7 @@ def tiny_shape(n_ctx: int = 512) -> Shape:
 
 
 def random_weights(shape: Shape) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights by their names, in the shapes of `Net`."""
+    """Return weights by name, in the shapes of `Net`."""
     rng = np.random.default_rng(3)
     n, n_kv, n_ff = shape.n_embd, shape.head_dim * shape.n_head_kv, shape.n_ff
     matrices = {
