@@ -1,13 +1,13 @@
-"""Time of the CUDA kernels and of whole models on a GPU, beside what the device can do at most.
+"""Time of CUDA kernels and of whole models on a GPU, compared with the device's limits.
 
     scripts/bench --cuda [PATTERN] [--device CUDA0] [--models 1b:Q4_0,8b:Q4_0] [--no-ops]
 
-The ceilings are measured first: the bytes that a copy on the device moves, and the rate of its
-tensor cores. Each op or fused chain (benchmarks/gpu_cases.py) is run on as many copies of its
-weights as leave the cache cold, captured as one CUDA graph, and timed by events: microseconds of
-one run (median of the trials), GB/s of what it reads and writes, TFLOP/s, and each as a share of
-the ceiling. Models are random (benchmarks/make_model.py), made once below build/models. The last
-line is JSON.
+The limits are measured first: the bandwidth of a copy on the device, and the rate of its tensor
+cores. Each op or fused chain (benchmarks/gpu_cases.py) runs on so many copies of its weights that
+the cache is cold. The runs are captured as one CUDA graph and timed by events. A line has the
+microseconds of one run (median of the trials), GB/s of its reads and writes, TFLOP/s, and their
+shares of the limits. Models are random (benchmarks/make_model.py) and written once to build/models.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from lamella.runtime.params import OpenParams
 CEILING: Final = CudaSource(str(Path(__file__).with_name("ceiling.cu").resolve()))
 COLD_BYTES: Final = 256 << 20  # more than any device's cache
 MOST_COPIES: Final = 64
-MOST_BYTES: Final = 4 << 30  # of the copy that is timed
-RATE_STEPS: Final = 4096  # products that follow each other, of each chain
+MOST_BYTES: Final = 4 << 30  # of the measured copy
+RATE_STEPS: Final = 4096  # consecutive products of each chain
 MODELS: Final = Path(__file__).parents[1] / "build" / "models"
 
 
@@ -51,7 +51,7 @@ MODELS: Final = Path(__file__).parents[1] / "build" / "models"
 
 
 def milliseconds(gpu: Gpu, stream: Any, work: Callable[[], None], trials: int) -> float:
-    """Median time of some work on a stream, after one run to warm up."""
+    """Return the median time of some work on a stream, after a warm-up run."""
     begin, end = gpu.event_new(timing=True), gpu.event_new(timing=True)
     times = []
     for _ in range(trials + 1):
@@ -67,7 +67,7 @@ def milliseconds(gpu: Gpu, stream: Any, work: Callable[[], None], trials: int) -
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device can do: GB/s of a copy, read and written; TOP/s of its tensor cores."""
+    """Limits of a device: GB/s read and written by a copy, and TOP/s of its tensor cores."""
 
     copy_gbs: float
     s8_tops: float
@@ -99,32 +99,32 @@ def measure_ceilings(device: CudaDevice, trials: int) -> Ceilings:
 
 
 class Bench(Tensors):
-    """Memory on a device for the nodes of one case."""
+    """The memory on a device for the nodes of one case."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self.backend: CudaBackend = device.init_backend()
         self._buffers: list[Buffer] = []
-        self._kept: dict[Any, Tensor] = {}
+        self._leafs: dict[Any, Tensor] = {}
         self._rng = np.random.default_rng(0)
 
     def tensor(self, type: GGMLType, *ne: int, key: Any, values: Ints | None = None) -> Tensor:
-        if key not in self._kept:
+        if key not in self._leafs:
             t = Tensor(type, ne)
             self._place([t], Usage.ANY if key[-1] == "x" else Usage.WEIGHTS)
             if values is None:
-                pool = self._rng.integers(0, 0x38, 1 << 20, np.uint8)  # no NaN, nothing large
+                pool = self._rng.integers(0, 0x38, 1 << 20, np.uint8)  # no NaN and no large values
                 tensor_set(t, np.resize(pool, t.nbytes))
             else:
                 tensor_set(t, values)
-            self._kept[key] = t
-        return self._kept[key]
+            self._leafs[key] = t
+        return self._leafs[key]
 
     def _place(self, tensors: Iterable[Tensor], usage: Usage) -> None:
         self._buffers += alloc_tensors(tensors, self.device.buffer_type, usage)
 
     def microseconds(self, case: GpuCase, trials: int) -> float:
-        """Time of one copy of a case, on weights that are not in the cache."""
+        """Return the time of one copy of a case, on weights that are not in the cache."""
         n = max(1, min(MOST_COPIES, 2 * COLD_BYTES // case.n_bytes))
         graph = Graph(*[case.build(self, i).set_output() for i in range(n)])
         self._place(graph.nodes, Usage.COMPUTE)
@@ -140,7 +140,7 @@ class Bench(Tensors):
             buffer.free()
 
 
-# --- what is measured ---
+# --- cases and models ---
 
 
 def bench_ops(device: CudaDevice, pattern: str, trials: int, top: Ceilings) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def bench_models(device: CudaDevice, models: Sequence[str], trials: int) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pattern", nargs="?", default="", help="regular expression on cases' names")
+    parser.add_argument("pattern", nargs="?", default="", help="regular expression for cases")
     parser.add_argument("--device", default="CUDA0")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--models", default="1b:Q4_0,8b:Q4_0", help="SHAPE:TYPE,...; empty: none")

@@ -1,10 +1,10 @@
-"""What a decode step on a GPU costs the host: everything but the driver and the device.
+"""Host time of a decode step on a GPU, without the driver and the device.
 
     scripts/bench cuda_host MODEL.gguf [--steps 2000] [--trials 5]
 
-The model is placed on a GPU whose driver does nothing: nothing is compiled, copied or computed, but
-all that Python does for a token is done, from the batch to the logits in host memory, with the
-input embedding on the CPU. Sampling and HTTP are not in it. Needs no GPU. The last line is JSON.
+The model is placed on a GPU whose driver does nothing, so nothing is compiled, copied or computed.
+All Python work for a token is done, from the batch to the logits in host memory, with the input
+embedding on the CPU. Sampling and HTTP are not included. Needs no GPU. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lamella.model.loader import load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 
-MEMORY = 1 << 40  # bytes that it says it has; addresses are reserved, and most never touched
+MEMORY = 1 << 40  # reported bytes; most of the reserved addresses are never used
 
 
 class IdleGpu:
-    """A device whose work is never done. Its memory is the host's, so that results can be read."""
+    """A GPU that performs no work. Its memory is host memory, so that results can be read."""
 
     info = GpuInfo(0, "idle", 90, MEMORY, 132, 227 << 10, "0000:00:00.0")
 
@@ -75,7 +75,7 @@ class IdleGpu:
 
 
 class IdleDriver:
-    """One such device."""
+    """A driver with one IdleGpu."""
 
     version = "13.0"
 
@@ -84,7 +84,7 @@ class IdleDriver:
 
 
 class IdleCompiler:
-    """Images that nobody runs."""
+    """Returns empty images, which are never run."""
 
     version = "idle"
 
@@ -93,7 +93,7 @@ class IdleCompiler:
 
 
 def microseconds(path: str, n_steps: int, trials: int) -> list[float]:
-    """Time of a decode step of one sequence, in each trial."""
+    """Return the time of a decode step of one sequence for each trial."""
     devices = open_cuda(IdleDriver, IdleCompiler).devices()
     model = load_model(path, Placement(cpu=CpuDevice(), devices=tuple(devices)))
     n_ctx = (trials + 1) * n_steps
@@ -109,7 +109,7 @@ def microseconds(path: str, n_steps: int, trials: int) -> list[float]:
                 pos += 1
             found.append(1e6 * (time.perf_counter() - begin) / n_steps)
     model.free()
-    return found[1:]  # the first one warms up
+    return found[1:]  # without the warm-up
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     args = parser.parse_args()
     found = microseconds(args.model, args.steps, args.trials)
-    print(f"{statistics.median(found):.1f} us a step, median of {[round(us, 1) for us in found]}")
+    print(f"{statistics.median(found):.1f} us per step, median of {[round(us, 1) for us in found]}")
     print(json.dumps({"us": found}))
 
 

@@ -1,10 +1,10 @@
-"""Time of each kernel, by the op cases of the tests.
+"""Time of each CPU kernel, measured on the op cases of the tests.
 
     scripts/bench ops [PATTERN] [--threads N] [--trials 7] [--all]
 
-PATTERN is a regular expression on the cases' names; without it, those of a size worth timing. Each
-line: microseconds of one run (median of the trials), GB/s of the node and its sources, GFLOPS of
-matrix products. The last line is JSON.
+PATTERN is a regular expression for names of cases. Without it, the large cases are measured. A line
+has the microseconds of one run (median of the trials), GB/s of the node and its sources, and GFLOPS
+of matrix products. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIAL_S = 0.05
 
 
 def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
-    """Run one case: warm up, find how often fits a trial, take the median."""
+    """Measure one case: warm up, choose the number of runs per trial, take the median."""
     node = case.node()
     cpu_run.prepare(node)
     plan, pool = CpuPlan(graph_of(node), cpu_run.address_of, n_threads), cpu_run.pool(n_threads)
@@ -48,7 +48,7 @@ def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
     n = max(1, int(TRIAL_S / max(seconds(1), seconds(1), 1e-7)))
     us = 1e6 * statistics.median(seconds(n) / n for _ in range(trials))
     moved = cost([node])
-    # what attention multiplies depends on its data
+    # the products of attention depend on its data
     flops = 2 * moved.n_mul_adds if node.op is not Op.FLASH_ATTN_EXT else 0
     return {
         "case": case.name,
@@ -60,10 +60,10 @@ def measure(case: OpCase, n_threads: int, trials: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pattern", nargs="?", help="regular expression on the names of cases")
+    parser.add_argument("pattern", nargs="?", help="regular expression for names of cases")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--trials", type=int, default=7)
-    parser.add_argument("--all", action="store_true", help="small cases too")
+    parser.add_argument("--all", action="store_true", help="include small cases")
     args = parser.parse_args()
     wanted = [
         case

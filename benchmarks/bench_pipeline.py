@@ -1,14 +1,13 @@
-"""Pipeline parallelism: what a prompt takes over two devices, with and without overlap.
+"""Pipeline parallelism: time of a prompt on two devices, with and without overlap.
 
     scripts/bench pipeline [--ubatches 8] [--trials 5] [--gflops 0.2]
 
-Two simulated devices hold half of a small model's layers each. They compute with the CPU's kernels,
-and take as long as a device of so many GFLOPS would for the products of matrices: they sleep, so
-that it does not matter how many cores there are. A prompt is computed with 4 copies of the graphs'
-inputs, so that a ubatch starts on the first device while the one before it runs on the second, and
-with 1, by turns. With n ubatches on two devices that take equally long, overlap saves up to
-n - 1 of 2 n steps. The logits' bits must be the same: if not, the exit status is 1. The last line
-is JSON.
+Two simulated devices have half of a small model's layers each. They compute with the CPU's kernels,
+then sleep until a device with this many GFLOPS would have finished the matrix products. So the
+number of cores does not matter. Trials alternate between 4 copies of the graphs' inputs, with which
+a ubatch starts on the first device while the one before it runs on the second, and 1 copy. For n
+ubatches and two equally fast devices, overlap saves up to n - 1 of 2 n steps. If the bits of the
+logits differ, the exit status is 1. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ N_UBATCH = 64
 
 
 class SlowCompute:
-    """Computes as another one does, and takes the time of a device of so many FLOPS."""
+    """Computes with `inner`, and takes as long as a device with `flops`."""
 
     def __init__(self, inner: Any, flops: float) -> None:
         self._inner = inner
@@ -73,7 +72,7 @@ def open_model(path: Path, gflops: float) -> LoadedModel:
         return SlowCompute(cpu.new_compute(), 1e9 * gflops)
 
     devices = tuple(SimDevice(f"SIM{i}", compute=compute) for i in (0, 1))
-    # half of the layers each; the output counts as one
+    # half of the layers each; the output counts as a layer
     split = (SHAPE.n_layer / 2, SHAPE.n_layer / 2 + 1)
     return load_model(
         path, Placement(cpu=cpu, devices=devices, params=PlacementParams(tensor_split=split))
@@ -81,7 +80,7 @@ def open_model(path: Path, gflops: float) -> LoadedModel:
 
 
 def prefill(context: Context, tokens: Sequence[int]) -> tuple[float, bytes]:
-    """Milliseconds that a prompt takes, and the logits after it."""
+    """Return the milliseconds of a prompt, and its last logits as bytes."""
     seq = context.pool.new_sequence()
     context.append(seq, len(tokens))
     batch = Batch()
@@ -94,17 +93,17 @@ def prefill(context: Context, tokens: Sequence[int]) -> tuple[float, bytes]:
 
 
 def measure(model: LoadedModel, n_ubatches: int, trials: int) -> dict[str, Any]:
-    """Median milliseconds with and without overlap, and whether all logits are equal."""
+    """Return median milliseconds with and without overlap, and a comparison of the logits."""
     n_tokens = n_ubatches * N_UBATCH
     tokens = np.random.default_rng(0).integers(0, SHAPE.n_vocab, n_tokens).tolist()
 
     def open_context(pipeline: bool) -> Context:
         params = ContextParams(n_ctx=n_tokens, n_ubatch=N_UBATCH, n_parallel=1)
-        return Context(model, params, no_pipeline="" if pipeline else "it was turned off")
+        return Context(model, params, no_pipeline="" if pipeline else "the benchmark disables it")
 
     with open_context(True) as four, open_context(False) as one:
         assert not four.no_pipeline, four.no_pipeline
-        expected = prefill(one, tokens)[1]  # warm: graphs are built
+        expected = prefill(one, tokens)[1]  # warm-up: builds the graphs
         times: dict[int, list[float]] = {4: [], 1: []}
         is_same = prefill(four, tokens)[1] == expected
         for _ in range(trials):
@@ -125,9 +124,11 @@ def measure(model: LoadedModel, n_ubatches: int, trials: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench pipeline", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ubatches", type=int, default=8, help=f"of {N_UBATCH} tokens each")
-    parser.add_argument("--trials", type=int, default=5, help="prompts each way")
-    parser.add_argument("--gflops", type=float, default=0.2, help="of each device")
+    parser.add_argument(
+        "--ubatches", type=int, default=8, help=f"number of ubatches of {N_UBATCH} tokens"
+    )
+    parser.add_argument("--trials", type=int, default=5, help="prompts with and without overlap")
+    parser.add_argument("--gflops", type=float, default=0.2, help="speed of each device")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
@@ -138,7 +139,7 @@ def main() -> int:
         finally:
             model.free()
     n = found["ubatches"]
-    print(f"prompt of {found['tokens']} tokens, {n} ubatches, over 2 devices; medians")
+    print(f"prompt of {found['tokens']} tokens, {n} ubatches, 2 devices; medians")
     print(f"  4 copies of inputs  {found['copies_4_ms']:8.1f} ms")
     print(f"  1 copy              {found['copies_1_ms']:8.1f} ms")
     print(f"  ratio               {found['ratio']:8.2f}    at most {2 * n / (n + 1):.2f}")

@@ -1,9 +1,9 @@
-"""Speed of sampling: microseconds a token, for vocabularies of several sizes and several requests.
+"""Speed of sampling: microseconds per token, for several vocabulary sizes and requests.
 
     scripts/bench sampling [--vocab 512,32000,128256] [--numpy]
 
-`sample` and `accept` together, on eight rows of random logits in turn: median and minimum of 400.
-`--numpy` measures the NumPy twin instead, as LAMELLA_NO_JIT=1 would. The last line is JSON.
+Measures `sample` and `accept` together, on eight rows of random logits in turn: median and minimum
+of 400 tokens. `--numpy` measures the NumPy twin, as LAMELLA_NO_JIT=1 does. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Words:
-    """A vocabulary of `n_tokens` equal words."""
+class EqualTokens:
+    """A vocabulary of `n_tokens` equal tokens."""
 
     def __init__(self, n_tokens: int) -> None:
         self.n_tokens = n_tokens
@@ -56,10 +56,10 @@ class Words:
 
 
 def microseconds(n_vocab: int, request: dict[str, Any]) -> list[float]:
-    """What each token took."""
+    """Return the time of each token."""
     rng = np.random.default_rng(0)
     rows = (rng.standard_normal((N_ROWS, n_vocab)) * 3).astype(np.float32)
-    sampler = Sampler(SamplingParams(seed=1, **request), Words(n_vocab))
+    sampler = Sampler(SamplingParams(seed=1, **request), EqualTokens(n_vocab))
     times = []
     for i in range(N_TOKENS):
         row = rows[i % N_ROWS]
@@ -81,7 +81,7 @@ def main() -> None:
                 times = microseconds(n_vocab, request)
             median = statistics.median(times)
             medians.setdefault(str(n_vocab), {})[name] = round(median, 1)
-            print(f"{n_vocab:7} {name:20} {median:8.1f} us, at least {min(times):8.1f}")
+            print(f"{n_vocab:7} {name:20} {median:8.1f} us, minimum {min(times):8.1f}")
     print(json.dumps({"us": medians, "numpy": args.numpy}))
 
 

@@ -2,10 +2,10 @@
 
     scripts/bench sched [--nodes 1000] [--trials 30]
 
-Builds a llama-shaped graph over two null GPUs and a null CPU, and measures `Scheduler.alloc_graph`
-with everything planned anew (`reserved: no`, as when a graph is met for the first time) and with a
-layout that fits (`reserved: yes`). Weights lie by layer, half of the layers on each GPU, or
-scattered over all three, so that the graph falls into hundreds of splits. The last line is JSON.
+Builds a llama-shaped graph on two null GPUs and a null CPU, and measures `Scheduler.alloc_graph`:
+with a new plan (`reserved: no`, as for the first graph) and with a reserved layout that fits
+(`reserved: yes`). Weights are placed by layer, half of the layers on each GPU, or scattered over
+all three devices, which makes hundreds of splits. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ N_EMBD, N_FF, N_VOCAB, N_TOKENS = 256, 512, 1024, 8
 
 
 class Model:
-    """A llama-shaped model without data; `graph()` builds its graph anew."""
+    """A llama-shaped model without data. `graph()` builds a new graph."""
 
     def __init__(self, n_layer: int, homes: list[NullBufferType], scattered: bool = False) -> None:
         self.n_layer = n_layer
@@ -89,7 +89,7 @@ _LAYER = {
 
 
 def machine() -> tuple[list[Backend], list[NullBufferType]]:
-    """Two GPUs with memory of their own and a CPU."""
+    """Return two null GPUs and a null CPU, with their buffer types."""
     bufts = [NullBufferType("GPU0"), NullBufferType("GPU1"), NullBufferType("CPU", is_host=True)]
     types = (DeviceType.GPU, DeviceType.GPU, DeviceType.CPU)
     devices = [NullDevice(b.name, t, b) for b, t in zip(bufts, types, strict=True)]
@@ -99,7 +99,7 @@ def machine() -> tuple[list[Backend], list[NullBufferType]]:
 def measure(
     n_nodes: int, trials: int, scattered: bool, parallel: bool, reserved: bool
 ) -> dict[str, object]:
-    """Median and spread of the time to schedule one freshly built graph, in milliseconds."""
+    """Return median and range of the time to schedule one new graph, in milliseconds."""
     backends, bufts = machine()
     per_layer = len(Model(2, bufts).graph()) - len(Model(1, bufts).graph())
     model = Model(max(1, math.ceil(n_nodes / per_layer)), bufts, scattered)
@@ -130,7 +130,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench sched", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--nodes", type=int, default=1000, help="nodes of the graph, about")
+    parser.add_argument("--nodes", type=int, default=1000, help="approximate number of nodes")
     parser.add_argument("--trials", type=int, default=30, help="graphs scheduled per line")
     args = parser.parse_args()
     columns = ("nodes", "weights", "splits", "copies", "reserved", "median_ms", "min_ms", "max_ms")

@@ -1,12 +1,12 @@
-"""The engines that vs_llama_cpp.py compares, each in a process of its own.
+"""The engines that vs_llama_cpp.py compares, each in its own process.
 
     python benchmarks/engines.py lamella|llama.cpp MODEL THREADS TESTS
 
-TESTS is a JSON list of `[n_prompt, n_gen, n_seq, n_depth]`. The process opens the model, prints
-`{"ready": seconds}`, then runs the test of each index it reads on stdin and answers
-`{"seconds": ..., "peak": bytes}`. Of llama.cpp only the C functions are called, with batches that
-are written before the clock starts: a step costs its Python binding a few microseconds. Lamella's
-tokens are drawn before as well. Tested by tests/model/test_vs_llama_cpp.py.
+TESTS is a JSON list of `[n_prompt, n_gen, n_seq, n_depth]`. The process opens the model and prints
+`{"ready": seconds}`. For each index of a test on stdin, it runs the test and prints
+`{"seconds": ..., "peak": bytes}`. llama.cpp is called through its C functions, with batches that
+are prepared before the clock starts, so its Python binding adds only a few microseconds per step.
+Lamella's tokens are prepared as well. Tested by tests/model/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ONES = np.ones(N_UBATCH, np.int32)  # sequences of each token
 
 class Engine(Protocol):
     def run(self, test: BenchTest) -> float:
-        """Seconds that a test took."""
+        """Run a test and return its time in seconds."""
         ...
 
 
-class Batch(NamedTuple):
+class LlamaBatch(NamedTuple):
     """A llama_batch, and the memory that it points to."""
 
     struct: Any
@@ -48,10 +48,10 @@ class Batch(NamedTuple):
 
 
 class LlamaCpp:
-    """llama.cpp with its defaults; a context for each number of sequences."""
+    """llama.cpp with its defaults, and a context for each number of sequences."""
 
     def __init__(self, path: str, n_threads: int, tests: Sequence[BenchTest]) -> None:
-        import llama_cpp  # noqa: PLC0415 - only this process needs it
+        import llama_cpp  # noqa: PLC0415 - optional, only for this engine
 
         self._lib: Any = llama_cpp
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
@@ -98,8 +98,8 @@ class LlamaCpp:
             self._step(context, batches)
         return perf_counter() - begin
 
-    def _batches(self, n_seq: int, n_past: int, n: int) -> list[Batch]:
-        """`n` random tokens of each sequence, in batches of at most N_UBATCH."""
+    def _batches(self, n_seq: int, n_past: int, n: int) -> list[LlamaBatch]:
+        """Return `n` random tokens of each sequence, in batches of at most N_UBATCH."""
         seqs, places = np.divmod(np.arange(n_seq * n, dtype=np.int32), np.int32(n))
         tokens = self._rng.integers(0, self._n_vocab, len(seqs), np.int32)
         return [
@@ -107,9 +107,9 @@ class LlamaCpp:
             for part in (slice(i, i + N_UBATCH) for i in range(0, len(seqs), N_UBATCH))
         ]
 
-    def _batch(self, tokens: Ints, positions: Ints, seqs: Ints, outputs: Flags) -> Batch:
-        """A llama_batch of tokens, each of one sequence."""
-        # a pointer for each token, to the one number of its sequence
+    def _batch(self, tokens: Ints, positions: Ints, seqs: Ints, outputs: Flags) -> LlamaBatch:
+        """Return a llama_batch of tokens with one sequence each."""
+        # for each token, a pointer to its sequence's number
         seq_ids = (seqs.ctypes.data + seqs.itemsize * np.arange(len(seqs))).astype(np.uintp)
         fields: dict[str, npt.NDArray[Any]] = {
             "token": tokens,
@@ -122,21 +122,21 @@ class LlamaCpp:
         types = dict(batch._fields_)
         for name, values in fields.items():
             setattr(batch, name, ctypes.cast(values.ctypes.data, types[name]))
-        return Batch(batch, (seqs, *fields.values()))
+        return LlamaBatch(batch, (seqs, *fields.values()))
 
-    def _step(self, context: Any, batches: list[Batch]) -> None:
+    def _step(self, context: Any, batches: list[LlamaBatch]) -> None:
         for batch in batches:
             status = self._lib.llama_decode(context, batch.struct)
             if status:
-                raise SystemExit(f"llama_decode gives {status}")
-        self._lib.llama_get_logits(context)  # waits until they are there
+                raise SystemExit(f"llama_decode returned {status}")
+        self._lib.llama_get_logits(context)  # synchronizes
 
 
 @contextmanager
 def open_engine(
     name: str, path: str, n_threads: int, tests: Sequence[BenchTest]
 ) -> Iterator[Engine]:
-    """An engine by name, ready to run the tests."""
+    """Open an engine by name, ready to run the tests."""
     if name == "llama.cpp":
         yield LlamaCpp(path, n_threads, tests)
     else:

@@ -1,8 +1,9 @@
-"""What the benchmark of GPUs times: nodes and fused chains as models have them, and what they cost.
+"""The cases of the GPU benchmark: nodes and fused chains of models, with their costs.
 
-Each copy of a case has weights and inputs of its own, so that nothing is in the cache and nothing
-is prepared twice: quantising the columns is part of a product's time, grouping tokens by expert
-part of MUL_MAT_ID's. Knows no device. Tested by tests/kernels/test_bench_cuda.py.
+Each copy of a case has its own weights and inputs, so that nothing is in the cache and no
+preparation is shared. So the time of a product includes quantizing its columns, and that of
+MUL_MAT_ID includes grouping tokens by expert. Knows no devices. Tested by
+tests/kernels/test_bench_cuda.py.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Q4_0, Q4_K = GGMLType.Q4_0, GGMLType.Q4_K
 PRODUCTS: Final = (*quantized.TYPES, F16, GGMLType.BF16, F32)
 SHAPES_1B: Final = ((2048, 2048), (2048, 8192), (8192, 2048))  # (k, rows) of its matrices
 SHAPES_8B: Final = ((4096, 4096), (4096, 14336), (14336, 4096))
-N_EMBD, N_FF, N_VOCAB = 4096, 14336, 128_000  # of an 8b
-HEADS: Final = {"1b": (64, 32, 8), "8b": (128, 32, 8)}  # head_dim, heads, heads of keys and values
-N_EXPERT, N_USED = 128, 8  # of a qwen3moe
+N_EMBD, N_FF, N_VOCAB = 4096, 14336, 128_000  # of an 8b model
+HEADS: Final = {"1b": (64, 32, 8), "8b": (128, 32, 8)}  # head_dim, n_head, n_head_kv
+N_EXPERT, N_USED = 128, 8  # of a qwen3moe model
 SHAPE_MOE: Final = (2048, 768)  # embedding, hidden rows of an expert
 PAGE: Final = 32  # cells
-N_CELLS: Final = 1024  # of a cache that is written
+N_CELLS: Final = 1024  # of the KV pool in set_rows cases
 
 
 class Tensors(ABC):
@@ -39,29 +40,32 @@ class Tensors(ABC):
 
     @abstractmethod
     def tensor(self, type: GGMLType, *ne: int, key: Any, values: Ints | None = None) -> Tensor:
-        """The leaf of a key, of random bytes or of values; weights unless the key ends in "x"."""
+        """Return the leaf of a key, with `values` or random bytes.
+
+        It is a weight unless the key ends with "x".
+        """
 
     def weights(self, type: GGMLType, *ne: int, i: int) -> Tensor:
-        """The i-th matrix of a shape."""
+        """Return the i-th matrix of a shape."""
         return self.tensor(type, *ne, key=(type, ne, i))
 
     def own(
         self, type: GGMLType, *ne: int, i: int, what: str = "", values: Ints | None = None
     ) -> Tensor:
-        """What the i-th copy of a case reads or writes, by name if there are two of a shape."""
+        """Return an input of the i-th copy of a case. `what` distinguishes inputs of one shape."""
         return self.tensor(type, *ne, key=(what, type, ne, i, "x"), values=values)
 
     def count(self, n: int, i: int, what: str, begin: int = 0, step: int = 1) -> Tensor:
-        """n integers of the i-th copy, from `begin` on."""
+        """Return n integers of the i-th copy, from `begin` on."""
         return self.own(I32, n, i=i, what=what, values=begin + step * np.arange(n, dtype=np.int32))
 
 
 @dataclass(frozen=True)
 class GpuCase:
-    """A node or a chain of a size worth timing. `build(tensors, i)` makes its i-th copy.
+    """A node or a chain to measure. `build(tensors, i)` makes its i-th copy.
 
-    `n_bytes` are those it must move: what it reads and writes, not what a kernel keeps between.
-    `flops` are its multiplications and additions, on the device's `rate` ("": on none).
+    `n_bytes` counts its inputs and results, without intermediate data. `flops` counts its
+    multiplications and additions. `rate` names the device's limit for them ("" for none).
     """
 
     name: str
@@ -95,7 +99,7 @@ def product_cases() -> Iterator[GpuCase]:
             for n in (1, 4, 8, 64, 512, 4096):
                 yield _product_case(type, k, m, n)
     for n in (1, 64, 512):
-        yield _product_case(F32, SHAPE_MOE[0], N_EXPERT, n)  # chooses experts
+        yield _product_case(F32, SHAPE_MOE[0], N_EXPERT, n)  # the router of experts
 
 
 def _product_case(type: GGMLType, k: int, m: int, n: int) -> GpuCase:
@@ -135,8 +139,10 @@ def _gate_up(type: GGMLType, k: int, m: int, n: int, t: Tensors, i: int) -> Tens
 
 
 def chosen_experts(n: int, i: int) -> Ints:
-    """The experts of each token in the i-th copy: those of one token are not met again for a while,
-    and every copy has as many of them."""
+    """Return the experts of each token in the i-th copy.
+
+    Consecutive copies use different experts for the first token, and all use equally many.
+    """
     rng = np.random.default_rng(0)
     slots = rng.permuted(np.tile(np.arange(N_EXPERT, dtype=np.int32), (n, 1)), axis=1)[:, :N_USED]
     slots[0] = np.arange(0, N_EXPERT, N_EXPERT // N_USED)
@@ -159,7 +165,7 @@ def expert_cases() -> Iterator[GpuCase]:
                 flops,
                 rate,
             )
-            yield GpuCase(  # each expert of a token has columns of its own
+            yield GpuCase(  # each expert of a token has its own column
                 f"{name} {m}x{k}x{n}",
                 partial(_experts, type, m, k, n, N_USED),
                 n_read * matrix_bytes(type, m, k) + results + ids + 4 * k * N_USED * n,
@@ -191,7 +197,10 @@ def _ids(n: int, t: Tensors, i: int) -> Tensor:
 
 
 def _stack(n: int, i: int) -> int:
-    """Which experts the i-th copy has: a few of one token leave others untouched, for the next."""
+    """Return the index of the experts' weights of the i-th copy.
+
+    With one token, several copies use different experts of the same weights.
+    """
     return i // (N_EXPERT // N_USED) if n == 1 else i
 
 
@@ -224,7 +233,7 @@ def _attention(
     head_dim, n_head, n_kv = heads
     n_pages = depth // PAGE + 1
     ids = np.arange(n_seqs * n_pages, dtype=np.int32)
-    table = np.concatenate([ids, np.zeros(n_pages, np.int32)])  # padding's row
+    table = np.concatenate([ids, np.zeros(n_pages, np.int32)])  # with a row for padding tokens
     seq = np.arange(n_tokens, dtype=np.int32) % n_seqs
     pos = np.array(_positions(n_tokens, n_seqs, depth), np.int32) - 1
     k, v = (t.weights(type, head_dim * n_kv, n_seqs * n_pages * PAGE, i=2 * i + j) for j in (0, 1))
@@ -241,13 +250,13 @@ def _attention(
 
 
 def _positions(n_tokens: int, n_seqs: int, depth: int) -> list[int]:
-    """How many positions each token attends to: the last ones of its sequence."""
+    """Return the number of positions that each token attends to."""
     if n_seqs == n_tokens:
         return [depth] * n_tokens
     return [depth - n_tokens + i + 1 for i in range(n_tokens)]
 
 
-# --- queries, keys and values on their way ---
+# --- rope and the KV pool ---
 
 
 def cache_cases() -> Iterator[GpuCase]:
@@ -325,7 +334,7 @@ def _norm_mul(k: int, n: int, t: Tensors, i: int) -> Tensor:
 
 
 def _add_norm_mul(k: int, n: int, t: Tensors, i: int) -> Tensor:
-    # the sum is written too: the next layer adds to it
+    # the sum is an output as well, as the next layer adds to it
     total = ops.add(*_two(k, n, t, i)).set_output()
     return ops.mul(ops.rms_norm(total, 1e-5), t.weights(F32, k, i=i))
 

@@ -1,13 +1,13 @@
-"""Writes random-weight models of the llama architecture, for measuring and nothing else.
+"""Writes models of the llama architecture with random weights, for benchmarks.
 
     .venv/bin/python benchmarks/make_model.py --shape 1b --type Q4_0 [-o FILE] [--seed 0]
 
-With --header-only, the file ends where the weights would begin: enough for `lamella plan`.
-Every matrix has the type, also the embeddings and the output (llama-quantize's --pure); where rows
-are no whole blocks of it, the type that llama.cpp falls back to. The vocabulary is a valid SPM one,
-so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay near 1. A
-tensor's blocks are drawn from a pool of random ones: the data is the same for the same seed.
-Tested by tests/model/test_make_model.py.
+With --header-only, the file ends before the weights, which is enough for `lamella plan`. Every
+matrix has the given type, embeddings and output included (llama-quantize's --pure). If rows are not
+whole blocks, the matrix has the type to which llama.cpp falls back. The vocabulary is a valid SPM
+vocabulary, so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay
+near 1. Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested
+by tests/model/test_make_model.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lamella.kernels.quants import LAYOUTS
 Bytes = npt.NDArray[np.uint8]
 Type = GGMLQuantizationType
 
-N_POOL: Final = 1 << 14  # units that a tensor is drawn from
+N_POOL: Final = 1 << 14  # units in the pool of a tensor
 UNIT: Final = 32  # elements of a unit, for types of smaller blocks
 N_CTX: Final = 4096
 N_BYTES: Final = 256
@@ -44,7 +44,7 @@ N_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A llama's numbers; the output has weights of its own."""
+    """Sizes of a llama with separate output weights."""
 
     n_embd: int
     n_ff: int
@@ -66,9 +66,9 @@ SHAPES: Final = {
     "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),
 }
 
-# types whose blocks are random bits, and the middle of their quants: a block of Q4_K is
-# d * scale * (q - 7.5) where dmin is 7.5 d and the scales and mins are alike
-CENTRES: Final = {
+# types whose blocks are random bits, with the center of their quants: a block of Q4_K is
+# d * scale * (q - 7.5) if dmin is 7.5 d and scales and mins are equally distributed
+CENTERS: Final = {
     Type.Q2_K: 1.5,
     Type.Q3_K: 0.0,
     Type.Q4_K: 7.5,
@@ -76,7 +76,7 @@ CENTRES: Final = {
     Type.Q6_K: 0.0,
     Type.IQ4_NL: 0.0,
 }
-# what rows take that are no whole blocks (llama-quant.cpp, llama_tensor_get_type)
+# types for rows that are not whole blocks (llama-quant.cpp, llama_tensor_get_type)
 FALLBACKS: Final = {
     Type.Q2_K: Type.Q4_0,
     Type.Q3_K: Type.Q4_0,
@@ -87,7 +87,7 @@ FALLBACKS: Final = {
 TYPES: Final = (
     *(Type.F32, Type.F16, Type.BF16),
     *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
-    *CENTRES,
+    *CENTERS,
 )
 
 
@@ -95,7 +95,7 @@ TYPES: Final = (
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and ne of every tensor, in the order of the file."""
+    """Yield name and ne of every tensor, in the order of the file."""
     n_embd, n_ff = shape.n_embd, shape.n_ff
     n_kv = shape.head_dim * shape.n_head_kv
     yield "token_embd.weight", (n_embd, shape.n_vocab)
@@ -115,7 +115,7 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def type_of(ne: tuple[int, ...], wanted: Type) -> Type:
-    """The type of a tensor: F32 for vectors, a fallback for rows of no whole blocks."""
+    """Return the type of a tensor: F32 for vectors, a fallback for rows of partial blocks."""
     if len(ne) == 1:
         return Type.F32
     while ne[0] % GGML_QUANT_SIZES[wanted][0]:
@@ -124,7 +124,7 @@ def type_of(ne: tuple[int, ...], wanted: Type) -> Type:
 
 
 def data_of(ne: tuple[int, ...], type: Type, rng: np.random.Generator) -> Bytes:
-    """Random data of a tensor, bytes [rows..., bytes of a row]."""
+    """Return random data of a tensor as bytes [rows..., bytes of a row]."""
     if len(ne) == 1:
         return (1 + 0.1 * rng.standard_normal(ne, np.float32)).view(np.uint8)
     pool = _pool(type, ne[0])
@@ -140,10 +140,10 @@ def _unit(type: Type) -> int:
 
 @cache
 def _pool(type: Type, n: int) -> Bytes:
-    """Random units of rows of `n` elements, whose products with values near 1 stay near 1."""
+    """Return random units for rows of `n` elements. Products with values near 1 stay near 1."""
     rng = np.random.default_rng([int(type), n])
     deviation = n**-0.5
-    if type in CENTRES:
+    if type in CENTERS:
         return _random_blocks(type, deviation, rng)
     values = deviation * rng.standard_normal((N_POOL, _unit(type)), np.float32)
     pool: Bytes = quants.quantize(values, type).view(np.uint8).reshape(N_POOL, -1)
@@ -151,11 +151,11 @@ def _pool(type: Type, n: int) -> Bytes:
 
 
 def _random_blocks(type: Type, deviation: float, rng: np.random.Generator) -> Bytes:
-    """Blocks of random bits, with d such that their values have this standard deviation."""
+    """Return blocks of random bits, with a d that gives their values this standard deviation."""
     layout = LAYOUTS[GGMLType.__members__[type.name]]
     raw = rng.integers(0, 256, (N_POOL, layout.itemsize), np.uint8)
     blocks = raw.view(layout)
-    fields = {"d": 1.0, "dmin": CENTRES[type]}
+    fields = {"d": 1.0, "dmin": CENTERS[type]}
     for name, value in fields.items():
         if name in (layout.names or ()):
             blocks[name] = value
@@ -170,7 +170,7 @@ def _random_blocks(type: Type, deviation: float, rng: np.random.Generator) -> By
 
 
 def vocabulary(n: int) -> tuple[list[str], list[int]]:
-    """An SPM vocabulary: 3 special tokens, the bytes, then words by their letters; with types."""
+    """Return tokens and types of an SPM vocabulary: 3 special tokens, the bytes, then words."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(N_BYTES))]
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     kinds += [gguf.TokenType.BYTE] * N_BYTES
@@ -213,10 +213,10 @@ def write_model(
     seed: int = 0,
     header_only: bool = False,
 ) -> list[str]:
-    """Write a model; the names of tensors that fell back to another type, with that type.
+    """Write a model. Return name and type of each tensor that fell back to another type.
 
-    `header_only`: all that a whole file says of its tensors, and not their data.
-    The file appears when it is whole: nobody takes what an interruption leaves for a model.
+    With `header_only`, the tensors' data is omitted. The file is written as a whole: after an
+    interruption it does not exist.
     """
     todo = [(tensor, ne, type_of(ne, type)) for tensor, ne in tensors(shape)]
     part = path.with_name(f"{path.name}.part")
@@ -238,11 +238,11 @@ def write_model(
 
 
 def _write_header(writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]]) -> None:
-    """Write the metadata, and these names, ne and types of tensors."""
+    """Write the metadata, and the names, ne and types of the tensors."""
     for tensor, ne, kind in todo:
         block, size = GGML_QUANT_SIZES[kind]
         n_bytes = int(np.prod(ne)) // block * size
-        # the writer takes the shape of what is stored: bytes, unless it is floats
+        # the writer expects the shape of the stored bytes
         stored = (*ne[:0:-1], ne[0] // block * size)
         writer.add_tensor_info(tensor, stored, np.dtype(np.uint8), n_bytes, kind)
     writer.write_header_to_file()
@@ -253,7 +253,7 @@ def _write_header(writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...]
 def _write_tensors(
     writer: gguf.GGUFWriter, todo: list[tuple[str, tuple[int, ...], Type]], what: str, seed: int
 ) -> None:
-    """Write random data of these tensors."""
+    """Write random data of the tensors."""
     total = sum(int(np.prod(ne)) for _, ne, _ in todo)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
@@ -266,9 +266,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--type", choices=[t.name for t in TYPES], required=True, metavar="TYPE")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="SHAPE-TYPE.gguf here")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="(SHAPE-TYPE.gguf)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--header-only", action="store_true", help="leave the weights out")
+    parser.add_argument("--header-only", action="store_true", help="omit the weights")
     parser.add_argument("--layers", type=int, metavar="N", help="another number of layers")
     args = parser.parse_args()
     if args.layers is not None and args.layers < 1:
@@ -288,7 +288,8 @@ def main() -> None:
     )
     if fallen:
         sys.stderr.write(
-            f"{len(fallen)} tensors have rows that are no whole blocks of {args.type}: "
+            f"{len(fallen)} tensors have another type, as their rows are not whole blocks of "
+            f"{args.type}: "
             f"{', '.join(fallen[:3])}{', ...' if len(fallen) > 3 else ''}\n"
         )
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")

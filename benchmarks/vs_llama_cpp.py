@@ -1,15 +1,15 @@
-"""Measures Lamella and llama.cpp on the same files, alternating, in one run.
+"""Compares Lamella and llama.cpp on the same files, in alternating runs.
 
     .venv/bin/pip install -e '.[bench]'
     .venv/bin/python benchmarks/vs_llama_cpp.py [--shapes 1b,15m] [--types Q4_0] [--tests pp,tg]
 
-Each engine has the model open in a process of its own, and runs a test while the other one waits:
-llama.cpp, Lamella, llama.cpp, ... after a warm-up of each. A row is a test of a model: the medians
-of both engines' tokens per second, the median of the ratios of neighbouring runs, and the ratio
-that is wanted. `mem` is the peak memory of processes that only load and decode. Models are written
-by make_model.py where `--models` does not have them. Measured is what has a wanted ratio; with
-`--all`, every test of all combinations of the shapes and types given. The last line is JSON with
-`--json`. Tested by tests/model/test_vs_llama_cpp.py.
+Each engine opens the model in its own process. After a warm-up of each, they take turns: llama.cpp,
+Lamella, llama.cpp, ... A row is a test of a model: the medians of both engines' tokens per second,
+the median of the ratios of adjacent runs, and the target for the ratio. `mem` is the peak memory of
+processes that only load and decode. make_model.py writes models that `--models` does not have. By
+default, only tests with a target are measured; with `--all`, every test of all combinations of the
+given shapes and types. With `--json`, the last line is JSON. Tested by
+tests/model/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from lamella.kernels.host import default_threads
 from lamella.observe.bench import BenchTest
 
 ENGINES: Final = ("llama.cpp", "lamella")
-STORIES: Final = "stories260K"  # a real model, to be put beside the others by hand
-PAUSE_S: Final = 0.05  # an engine's threads spin for a while after its test
-DEPTH: Final = 16  # tokens of each sequence before it is decoded
+STORIES: Final = "stories260K"  # a real model, which must be copied to the others by hand
+PAUSE_S: Final = 0.05  # pause between tests, as an engine's threads spin for a while afterwards
+DEPTH: Final = 16  # tokens of each sequence before the measured ones
 TESTS: Final = {
     "pp": BenchTest(n_prompt=512),
     "tg": BenchTest(n_gen=128, n_depth=DEPTH),
@@ -48,8 +48,8 @@ TESTS: Final = {
 MEMORY: Final = "mem"
 MEMORY_TEST: Final = BenchTest(n_gen=32, n_depth=DEPTH)
 
-# the least ratio to llama.cpp; of memory the largest
-WANTED: Final = {
+# targets: the minimum ratio to llama.cpp; for memory, the maximum
+TARGETS: Final = {
     ("1b", "Q4_0"): {"pp": 1.5, "tg": 1.0, "tg8": 1.5, "tg16": 1.5, MEMORY: 0.8},
     ("1b", "Q4_K"): {"pp": 1.3, "tg": 1.0},
     ("1b", "Q6_K"): {"pp": 1.3, "tg": 1.0},
@@ -62,25 +62,25 @@ WANTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A test of a model: both engines' numbers, tokens per second or bytes."""
+    """The result of a test on a model: both engines' tokens per second, or bytes."""
 
     model: str
     test: str
     llama_cpp: float
     lamella: float
     ratio: float
-    wanted: float | None
+    target: float | None
     samples: dict[str, list[float]]
 
     @property
     def is_reached(self) -> bool:
-        if self.wanted is None:
+        if self.target is None:
             return True
-        return self.ratio <= self.wanted if self.test == MEMORY else self.ratio >= self.wanted
+        return self.ratio <= self.target if self.test == MEMORY else self.ratio >= self.target
 
 
 class Worker:
-    """An engine in a process of its own, with a model open."""
+    """An engine in its own process, with a model open."""
 
     def __init__(self, engine: str, path: Path, n_threads: int, tests: Sequence[BenchTest]) -> None:
         numbers = [(t.n_prompt, t.n_gen, t.n_seq, t.n_depth) for t in tests]
@@ -95,7 +95,7 @@ class Worker:
         )
 
     def answer(self, index: int | None = None) -> dict[str, float]:
-        """What it says of a test, or that it is ready."""
+        """Run the test `index` and return its result. Without an index, wait until it is ready."""
         assert self._process.stdin is not None and self._process.stdout is not None
         if index is not None:
             self._process.stdin.write(f"{index}\n")
@@ -116,14 +116,14 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._process.terminate()  # it may be loading, or in a test: nobody wants the end
-        self._process.communicate()  # closes its stdin, at which it ends
+            self._process.terminate()  # it may be loading or running a test
+        self._process.communicate()  # closes its stdin, which ends it
 
 
 def measure_speed(
     path: Path, tests: Sequence[BenchTest], n_threads: int, n: int
 ) -> Iterator[dict[str, list[float]]]:
-    """Tokens per second of `n` runs of each test, by engine; the engines take turns."""
+    """Yield the tokens per second of `n` runs for each test, by engine. The engines take turns."""
     with ExitStack() as stack:
         workers = {}
         for engine in ENGINES:
@@ -132,7 +132,7 @@ def measure_speed(
             workers[engine] = worker
         for i, test in enumerate(tests):
             speeds: dict[str, list[float]] = {e: [] for e in ENGINES}
-            for trial in range(n + 1):  # the first to warm up
+            for trial in range(n + 1):  # the first one is the warm-up
                 for engine in ENGINES:
                     time.sleep(PAUSE_S)
                     seconds = workers[engine].answer(i)["seconds"]
@@ -142,7 +142,7 @@ def measure_speed(
 
 
 def measure_memory(path: Path, n_threads: int, n: int) -> dict[str, list[float]]:
-    """Peak bytes of processes that only load and decode, `n` of each engine."""
+    """Return peak bytes of processes that only load and decode, `n` for each engine."""
     peaks: dict[str, list[float]] = {e: [] for e in ENGINES}
     for _ in range(n):
         for engine in ENGINES:
@@ -153,65 +153,65 @@ def measure_memory(path: Path, n_threads: int, n: int) -> dict[str, list[float]]
 
 
 def models_of(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """(shape, type) of the models to measure."""
-    shapes = args.shapes or list(dict.fromkeys(shape for shape, _ in WANTED))
-    types = args.types or list(dict.fromkeys(type for _, type in WANTED))
+    """Return (shape, type) of the models to measure."""
+    shapes = args.shapes or list(dict.fromkeys(shape for shape, _ in TARGETS))
+    types = args.types or list(dict.fromkeys(type for _, type in TARGETS))
     pairs = list(itertools.product(shapes, types))
     if not args.all or not (args.shapes or args.types):
-        return [pair for pair in WANTED if pair in pairs]
-    # of the real model there is the one file, unless another type of it is asked for
+        return [pair for pair in TARGETS if pair in pairs]
+    # the real model usually has one file; other types are measured only if both flags select them
     return [
         (shape, type)
         for shape, type in pairs
-        if shape != STORIES or (shape, type) in WANTED or (shape in args.shapes and args.types)
+        if shape != STORIES or (shape, type) in TARGETS or (shape in args.shapes and args.types)
     ]
 
 
 def tests_of(model: tuple[str, str], args: argparse.Namespace) -> list[str]:
-    """The names of the tests of a model that were asked for."""
-    return [name for name in args.tests if args.all or name in WANTED.get(model, {})]
+    """Return the names of the tests to run on a model."""
+    return [name for name in args.tests if args.all or name in TARGETS.get(model, {})]
 
 
 def rows_of(shape: str, type: str, path: Path, args: argparse.Namespace) -> Iterator[Row]:
-    """The rows of one model that were asked for."""
-    wanted = WANTED.get((shape, type), {})
+    """Run the tests of one model and yield their rows."""
+    targets = TARGETS.get((shape, type), {})
     chosen = tests_of((shape, type), args)
     names = [name for name in chosen if name != MEMORY]
     if names:
         tests = [TESTS[name] for name in names]
         found = measure_speed(path, tests, args.threads, args.repetitions)
         for name, speeds in zip(names, found, strict=True):
-            yield row_of(f"{shape} {type}", name, speeds, wanted.get(name))
+            yield row_of(f"{shape} {type}", name, speeds, targets.get(name))
     if MEMORY in chosen:
         peaks = measure_memory(path, args.threads, min(args.repetitions, 3))
-        yield row_of(f"{shape} {type}", MEMORY, peaks, wanted.get(MEMORY))
+        yield row_of(f"{shape} {type}", MEMORY, peaks, targets.get(MEMORY))
 
 
-def row_of(model: str, test: str, samples: dict[str, list[float]], wanted: float | None) -> Row:
+def row_of(model: str, test: str, samples: dict[str, list[float]], target: float | None) -> Row:
     theirs, ours = (samples[engine] for engine in ENGINES)
     ratio = statistics.median(b / a for a, b in zip(theirs, ours, strict=True))
     medians = statistics.median(theirs), statistics.median(ours)
-    return Row(model, test, *medians, ratio, wanted, samples)
+    return Row(model, test, *medians, ratio, target, samples)
 
 
 def print_row(row: Row) -> None:
     unit = 2**20 if row.test == MEMORY else 1
     name = "peak MiB" if row.test == MEMORY else TESTS[row.test].name
-    wanted = "" if row.wanted is None else f"{row.wanted:.2f}"
-    reached = "" if row.wanted is None else "yes" if row.is_reached else "no"
+    target = "" if row.target is None else f"{row.target:.2f}"
+    reached = "" if row.target is None else "yes" if row.is_reached else "no"
     print(
         f"| {row.model:15} | {name:16} | {row.llama_cpp / unit:9.1f} | {row.lamella / unit:9.1f} "
-        f"| {row.ratio:5.2f} | {wanted:>6} | {reached:7} |",
+        f"| {row.ratio:5.2f} | {target:>6} | {reached:7} |",
         flush=True,
     )
 
 
 def find_model(shape: str, type: str, folder: Path) -> Path:
-    """A model's file; a random one is written if it is not there."""
+    """Return the path of a model's file. Write a random model if it does not exist."""
     path = folder / f"{shape}-{type}.gguf"
     if not path.exists():
         if shape == STORIES:
-            raise SystemExit(f"{path} is not there: it is no random model, put it there")
+            raise SystemExit(f"{path} does not exist: copy this real model there")
         folder.mkdir(parents=True, exist_ok=True)
         write_model(SHAPES[shape], Type.__members__[type], path, name=path.stem)
     return path
@@ -228,7 +228,7 @@ def main() -> None:
     add("--types", type=names, default=[], metavar="A,B", help="Q4_0, Q4_K, Q6_K, Q8_0, F16, ...")
     known = [*TESTS, MEMORY]
     add("--tests", type=names, default=known, metavar="A,B", help=", ".join(known))
-    add("--all", action="store_true", help="also tests and models for which no ratio is wanted")
+    add("--all", action="store_true", help="include tests and models without a target")
     add("-t", "--threads", type=int, default=default_threads(), metavar="N")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each engine (5)")
     add("--models", type=Path, default=Path("build/models"), metavar="DIR")
@@ -241,15 +241,13 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(unknown)}")
     models = [model for model in models_of(args) if tests_of(model, args)]
     if not models:
-        parser.error(
-            "there is nothing to measure: no ratio is wanted of such tests and models (see --all)"
-        )
+        parser.error("nothing to measure: these tests and models have no target (see --all)")
     if args.threads < 1 or args.repetitions < 1:
         parser.error("--threads and --repetitions must be at least 1")
     if importlib.util.find_spec("llama_cpp") is None:
         raise SystemExit("llama-cpp-python is not installed: pip install -e '.[bench]'")
     print(f"{processor_name()}, {args.threads} threads, medians of {args.repetitions}\n")
-    print(f"| {'model':15} | {'test':16} | llama.cpp |   lamella | ratio | wanted | reached |")
+    print(f"| {'model':15} | {'test':16} | llama.cpp |   lamella | ratio | target | reached |")
     print(f"| {'-' * 15} | {'-' * 16} | --------: | --------: | ----: | -----: | ------- |")
     rows = []
     for shape, type in models:

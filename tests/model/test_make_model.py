@@ -125,7 +125,7 @@ def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, str(script), "--shape", "15m", "--layers", "1", "-o", str(path)]
     done = subprocess.run([*command, "--type", "Q6_K"], capture_output=True, text=True, check=True)
     assert str(path) in done.stdout
-    assert "no whole blocks of Q6_K: token_embd.weight Q8_0" in done.stderr
+    assert "are not whole blocks of Q6_K: token_embd.weight Q8_0" in done.stderr
     with open_gguf(path) as file:
         assert file.metadata.int("llama.block_count") == 1
         assert file.tensors["blk.0.ffn_down.weight"].type.name == "Q6_K"

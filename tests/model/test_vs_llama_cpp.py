@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import vs_llama_cpp
 from make_model import SHAPES, TYPES, Shape, Type, write_model
-from vs_llama_cpp import ENGINES, MEMORY, TESTS, WANTED, Worker
+from vs_llama_cpp import ENGINES, MEMORY, TARGETS, TESTS, Worker
 
 from lamella.observe.bench import BenchTest
 
@@ -58,10 +58,10 @@ def test_batches_are_written_before_the_clock_starts(monkeypatch: pytest.MonkeyP
     engine._contexts, engine._n_vocab = {3: None}, SMALL.n_vocab
     events: list[Any] = []
 
-    def step(context: object, batches: list[engines.Batch]) -> None:
+    def step(context: object, batches: list[engines.LlamaBatch]) -> None:
         events.append([read(batch) for batch in batches])
 
-    def read(batch: engines.Batch) -> list[tuple[int, ...]]:
+    def read(batch: engines.LlamaBatch) -> list[tuple[int, ...]]:
         s, n = batch.struct, range(batch.struct.n_tokens)
         assert all(0 <= s.token[i] < SMALL.n_vocab and s.n_seq_id[i] == 1 for i in n)
         return [(s.seq_id[i][0], s.pos[i], s.logits[i]) for i in n]
@@ -99,7 +99,7 @@ def test_the_table_and_its_json(model: Path) -> None:
     )
     *lines, last = done.stdout.splitlines()
     rows = json.loads(last)
-    assert [(r["model"], r["test"], r["wanted"]) for r in rows] == [
+    assert [(r["model"], r["test"], r["target"]) for r in rows] == [
         ("15m Q4_0", "tg8", 2.0),
         ("15m Q4_0", MEMORY, None),
     ]
@@ -131,10 +131,10 @@ def test_an_error_does_not_wait_for_the_engine(model: Path) -> None:
         (["--shapes", "2b"], "unknown: 2b"),
         (["--types", "Q9"], "unknown: Q9"),
         (["--types", "I32"], "unknown: I32"),  # a type, but not for weights
-        (["--shapes", "0.5b"], "there is nothing to measure"),
-        (["--types", "Q5_0"], "there is nothing to measure"),
-        (["--shapes", "15m", "--tests", "mem"], "there is nothing to measure"),
-        (["--tests", ",", "--all"], "there is nothing to measure"),
+        (["--shapes", "0.5b"], "nothing to measure"),
+        (["--types", "Q5_0"], "nothing to measure"),
+        (["--shapes", "15m", "--tests", "mem"], "nothing to measure"),
+        (["--tests", ",", "--all"], "nothing to measure"),
         (["--tests", "pp,tg9"], "unknown: tg9"),
         (["-r", "0"], "--threads and --repetitions must be at least 1"),
     ],
@@ -152,7 +152,7 @@ def test_wrong_flags(
 
 
 @pytest.mark.parametrize(
-    ("test", "ours", "wanted", "reached"),
+    ("test", "ours", "target", "reached"),
     [
         ("pp", 150.0, 1.5, True),
         ("pp", 149.0, 1.5, False),
@@ -162,9 +162,9 @@ def test_wrong_flags(
     ],
 )
 def test_a_row_reaches_its_target(
-    test: str, ours: float, wanted: float | None, reached: bool
+    test: str, ours: float, target: float | None, reached: bool
 ) -> None:
-    row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, wanted)
+    row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, target)
     assert row.is_reached == reached
 
 
@@ -175,24 +175,24 @@ def test_a_ratio_is_the_median_of_adjacent_runs() -> None:
 
 
 def test_rows_with_targets_can_be_measured() -> None:
-    for (shape, type), wanted in WANTED.items():
+    for (shape, type), target in TARGETS.items():
         assert shape in (*SHAPES, vs_llama_cpp.STORIES)
         assert type in [t.name for t in TYPES]
-        assert set(wanted) <= {*TESTS, MEMORY}
+        assert set(target) <= {*TESTS, MEMORY}
 
 
 STORY = (vs_llama_cpp.STORIES, "F32")
-WANTED_TYPES = ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "F32"]
+TARGET_TYPES = ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "F32"]
 
 
 @pytest.mark.parametrize(
     ("shapes", "types", "every", "expected"),
     [
-        ([], [], False, list(WANTED)),
-        ([], [], True, list(WANTED)),
+        ([], [], False, list(TARGETS)),
+        ([], [], True, list(TARGETS)),
         (["1b"], ["Q4_0", "Q5_0"], False, [("1b", "Q4_0")]),
         (["15m"], ["Q4_0", "Q5_0"], True, [("15m", "Q4_0"), ("15m", "Q5_0")]),
-        (["0.5b"], [], True, [("0.5b", type) for type in WANTED_TYPES]),
+        (["0.5b"], [], True, [("0.5b", type) for type in TARGET_TYPES]),
         ([], ["Q5_0"], True, [("1b", "Q5_0"), ("15m", "Q5_0")]),
         ([vs_llama_cpp.STORIES], [], True, [STORY]),
         ([vs_llama_cpp.STORIES], ["Q8_0"], True, [(vs_llama_cpp.STORIES, "Q8_0")]),
