@@ -240,10 +240,7 @@ def test_progress(n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loader, "SLICE_BYTES", 256)
     write_model(TINY["llama-tied"], tmp_path / "m.gguf", GGMLType.F16)
     calls: list[tuple[int, int]] = []
-    gpu, cpu = devices()
-    params = PlacementParams(n_gpu_layers=n_gpu_layers)
-    placement = Placement(cpu=cpu, devices=(gpu,), params=params)
-    model = load_model(tmp_path / "m.gguf", placement, lambda *at: calls.append(at))
+    model = load(tmp_path / "m.gguf", n_gpu_layers, progress=lambda *at: calls.append(at))
     total = sum(t.nbytes for t in set(model.weights.values()))
     done = [n for n, _ in calls]
     assert {n for _, n in calls} == {total}
