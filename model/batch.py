@@ -33,8 +33,8 @@ class Batch:
     ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`.
 
-        The last `n_outputs` tokens have logits as outputs: at least the `n_top` largest of each
-        row, or all if `n_top` is 0.
+        The logits of the last `n_outputs` tokens are outputs. Each output needs its `n_top` largest
+        logits, or all if `n_top` is 0.
         """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"

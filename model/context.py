@@ -41,7 +41,7 @@ from .outputs import Row, top_size, top_sizes
 from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
-from .strict import NanFinder, clear_pool, have_nan, raise_nan, unexpected
+from .strict import NanFinder, clear_pool, have_nan, raise_nan, report_unexpected
 
 log = get_logger("context")
 
@@ -320,7 +320,7 @@ class Context:
             if graph.can_reuse(params, scheduler):
                 self.n_reused += 1
                 return graph
-            unexpected(f"a graph for {params} was built again")
+            report_unexpected(f"a graph for {params} was built again")
         graph = self._build(params)
         scheduler.reset()
         self._pin_attention(graph)
@@ -328,7 +328,7 @@ class Context:
         before = self.n_bytes()
         graph.schedule(scheduler, self._copy)
         if self.n_bytes() != before:
-            unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
+            report_unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
         self._graphs[key] = graph
         self.n_graphs_built += 1
         return graph
@@ -341,7 +341,7 @@ class Context:
         return self._graph_for(params).scheduled
 
     def reserved(self) -> ReservedSizes:
-        """Return the reserved sizes, to open an equal context with."""
+        """Return the reserved sizes, for the `reserved` of an equal context."""
         return self._open_scheduler().reserved()
 
     def n_bytes(self) -> int:

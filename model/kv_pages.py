@@ -2,9 +2,9 @@
 
 A pool is a row of cells, one per token, divided into pages. A sequence is a list of pages in order
 of position: position p lies in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
-reference-counted. Sequences can share a prefix of any length. A shared page that is partly used is
-copied before it is appended to, so a page with several references is never written. Page 0 is
-scratch: padding tokens write there, and no sequence has it.
+reference-counted. Sequences can share a prefix of any length. An append to a shared page that is
+partly used copies it first, so a page with several references is never written. Page 0 is scratch:
+padding tokens write there, and no sequence has it.
 
 The caller performs the copies that `append` returns. Knows no tensors, no tokens and no policy of
 admission or preemption. Not thread-safe. Tests: tests/model/test_kv_pages.py.
@@ -51,9 +51,9 @@ class PagePool:
         self._n_refs = np.zeros(self.n_pages + 1, np.int32)
         self._released: list[int] = []  # a stack of pages that were released
         self._n_used = 0  # pages 1.._n_used were taken at least once
-        self._is_kept = np.zeros(self.n_pages + 1, np.bool_)  # `keep` holds a reference
-        self._n_evictable = 0  # pages whose only reference is that of `keep`
-        self.evict: Callable[[int], None] | None = None  # drops this number of evictable pages
+        self._is_cached = np.zeros(self.n_pages + 1, np.bool_)  # `cache` holds a reference
+        self._n_evictable = 0  # pages whose only reference is that of `cache`
+        self.evict: Callable[[int], None] | None = None  # uncaches this number of evictable pages
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     @property
@@ -78,34 +78,34 @@ class PagePool:
         seq.length = seq._n_ready = n
         return seq
 
-    def keep(self, page: int) -> None:
+    def cache(self, page: int) -> None:
         """Add a reference to a page that a sequence has now.
 
         The page counts as free once no sequence has it. `evict` is called when it is needed.
         """
         assert self._n_refs[page] > 0, f"page {page} is free"
-        assert not self._is_kept[page], f"page {page} is kept already"
+        assert not self._is_cached[page], f"page {page} is cached already"
         self._n_refs[page] += 1
-        self._is_kept[page] = True
+        self._is_cached[page] = True
 
-    def drop(self, page: int) -> None:
-        """Remove the reference of `keep`."""
-        assert self._is_kept[page], f"page {page} is not kept"
+    def uncache(self, page: int) -> None:
+        """Remove the reference of `cache`."""
+        assert self._is_cached[page], f"page {page} is not cached"
         self._n_evictable -= self.is_evictable(page)
-        self._is_kept[page] = False
+        self._is_cached[page] = False
         self._n_refs[page] -= 1
         if self._n_refs[page] == 0:
             self._released.append(page)
 
     def is_evictable(self, page: int) -> bool:
-        """True if a page is kept and no sequence has it."""
-        return bool(self._is_kept[page] and self._n_refs[page] == 1)
+        """True if a page is cached and no sequence has it."""
+        return bool(self._is_cached[page] and self._n_refs[page] == 1)
 
     def _take(self, n: int) -> list[int]:
         if n > self.n_free:
             raise OutOfMemoryError("the KV pool", n, self.n_free, "pages")
         if n > self._n_idle:
-            assert self.evict is not None, "pages are kept, but evict is not set"
+            assert self.evict is not None, "pages are cached, but evict is not set"
             self.evict(n - self._n_idle)
             assert n <= self._n_idle, f"{n} pages are needed, {self._n_idle} are idle after evict"
         n_again = min(n, len(self._released))
@@ -121,7 +121,7 @@ class PagePool:
         self._n_refs[pages] += 1  # the pages of a sequence are distinct
 
     def _count_evictable(self, pages: I32Array) -> int:
-        return int(np.count_nonzero(self._is_kept[pages] & (self._n_refs[pages] == 1)))
+        return int(np.count_nonzero(self._is_cached[pages] & (self._n_refs[pages] == 1)))
 
     def _release(self, pages: I32Array) -> None:
         self._n_refs[pages] -= 1
@@ -142,8 +142,8 @@ class KVSequence:
         self._n_pages = 0
         self._table = np.empty(8, np.int32)  # grows by doubling; the first _n_pages are valid
         # Positions below this need no page and no copy, as the last page is not shared. `fork`
-        # shares it and resets this. `keep` does not reset it: after `keep` of a partly filled page,
-        # the sequence must not append.
+        # shares it and resets this. `cache` does not reset it: after `cache` of a partly filled
+        # page, the sequence must not append.
         self._n_ready = 0
 
     def can_append(self, n: int) -> bool:

@@ -112,7 +112,7 @@ class PrefixTree:
         parent.keys.insert(i, key)
         parent.children[key] = node
         self._by_age[node] = None
-        self._pool.keep(page)
+        self._pool.cache(page)
         return node
 
     def _remove(self, node: Node) -> None:
@@ -121,7 +121,7 @@ class PrefixTree:
         del node.parent.keys[bisect_left(node.parent.keys, node.key)]
         del node.parent.children[node.key]
         del self._by_age[node]
-        self._pool.drop(node.page)
+        self._pool.uncache(node.page)
 
     def _touch(self, node: Node | None) -> None:
         while node is not None and node.parent is not None:

@@ -30,7 +30,7 @@ NOT_CHECKED: Final = VIEW_OPS | {Op.NONE, Op.SET_ROWS}  # the result of SET_ROWS
 FLOATS: Final = (GGMLType.F32, GGMLType.F16)
 
 
-def unexpected(what: str) -> None:
+def report_unexpected(what: str) -> None:
     """Report that memory moved or that a graph was built again.
 
     Raises:
