@@ -1,4 +1,4 @@
-"""Options: what a user may set, each declared once, as a field of a dataclass.
+"""Options that a user may set, each declared once as a field of a dataclass.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class ContextParams(Options):
@@ -10,8 +10,8 @@
 
     params = OpenParams.make({"n_ctx": 4096})    # OpenParams(context=ContextParams(n_ctx=4096))
 
-The declaration is all there is to do for a new option: the command line, the environment,
-`lamella.load` and the plan walk the declarations. Knows no command and none of the options.
+A new option needs only its declaration: the command line, the environment, `lamella.load` and the
+plan read the declarations. Knows no command and no option.
 Tested by tests/base/test_options.py.
 """
 
@@ -36,7 +36,7 @@ Group = TypeVar("Group", bound="Options")
 
 
 class Shortcut(NamedTuple):
-    """Further flags of an option: each sets it to `value`."""
+    """More flags of an option. Each sets it to `value`."""
 
     flags: Sequence[str]
     value: object
@@ -81,20 +81,21 @@ def option(
     """Declare an option: the default of a dataclass field, whose name is the Python argument.
 
     Args:
-        default: its value where nobody sets it.
-        flags: of the command line, the short one first. A flag of a bool sets the opposite of the
-            default.
+        default: the value if the option is not set.
+        flags: flags of the command line, the short one first. A flag of a bool sets the opposite of
+            the default.
         help: one line. The command line appends the default.
-        metavar: stands for the value in `--help`; N for numbers.
+        metavar: the placeholder of the value in `--help`; by default N.
         default_text: the default in words, for `--help`.
-        env: the end of the environment variable's name. The long flag's name where None.
+        env: the end of the environment variable's name. None: the long flag's name.
         low, high: the smallest and the largest valid number.
-        clamp: move numbers outside of these into the range instead of refusing them.
+        clamp: move numbers into the range instead of refusing them.
         choices: the valid texts.
-        parse: the value of a text. Raises ValueError with the reason. By default what the field's
-            type says.
-        check: the value to keep, given the name and a value of any type. Raises RequestError.
-        repeats: the flag may be given several times; `parse` gives tuples, which are joined.
+        parse: returns the value of a text; raises ValueError with the reason. None: the field's
+            type decides.
+        check: returns the checked value, from the name and a value of any type; raises
+            RequestError.
+        repeats: the flag may be repeated. `parse` returns tuples, which are joined.
         shortcuts: flags that set the option to a fixed value.
     """
     declared = Option(
@@ -121,8 +122,8 @@ def group(kind: type[Group]) -> Group:
 
 
 class Declared(NamedTuple):
-    """An option where it stands: its Python name, the type of its values, its default, and the
-    names of the groups that lead to it."""
+    """An option of a class: its name, the type of its values, its default, its declaration, and the
+    names of the groups it is in, outermost first."""
 
     name: str
     type: type
@@ -133,7 +134,7 @@ class Declared(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The name of its environment variable; "" for an option without flags."""
+        """The name of the environment variable; "" for an option without flags."""
         long = next((flag for flag in self.option.flags if flag.startswith("--")), "")
         name = self.option.env or long.removeprefix("--").removeprefix("no-")
         return ENVIRONMENT_PREFIX + name.upper().replace("-", "_") if name else ""
@@ -156,17 +157,15 @@ class Declared(NamedTuple):
 
 
 class Options:
-    """Base of dataclasses whose fields are options or groups of options.
-
-    A value is checked when the dataclass is made.
+    """Base of dataclasses whose fields are options or groups of options. Checks values at creation.
 
     Raises:
-        RequestError: a value of a wrong type or out of range. Names it and what is valid.
+        RequestError: a value of a wrong type or out of range; names the option and valid values.
     """
 
     __slots__ = ()
 
-    title: ClassVar[str] = "options"  # heads them in --help
+    title: ClassVar[str] = "options"  # the heading in --help
 
     def __post_init__(self) -> None:
         for declared in declarations(type(self)).values():
@@ -176,7 +175,7 @@ class Options:
 
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Self:
-        """Options with these values, by name, whatever group they are in; the others' defaults.
+        """Options with these values, given by name regardless of groups, and defaults for the rest.
 
         Raises:
             RequestError: an unknown name, or an invalid value.
@@ -185,7 +184,7 @@ class Options:
         return cls(**_nested(cls, given))
 
     def change(self, **given: Any) -> Self:
-        """These options with other values, by name, whatever group they are in.
+        """A copy of the options with other values, given by name regardless of groups.
 
         Raises:
             RequestError: an unknown name, or an invalid value.
@@ -202,7 +201,7 @@ class Options:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def values(self) -> dict[str, Any]:
-        """All values by name, those of groups included."""
+        """All values by name, including those of groups."""
         found: dict[str, Any] = {}
         for declared in declarations(type(self)).values():
             owner: Any = self
@@ -216,7 +215,7 @@ _DECLARATIONS: Final[dict[type, dict[str, Declared]]] = {}
 
 
 def declarations(cls: type[Options]) -> Mapping[str, Declared]:
-    """The options of a class by name, those of its groups included, in their order."""
+    """The options of a class by name, including those of its groups, in order."""
     known = _DECLARATIONS.get(cls)
     if known is None:
         known = _DECLARATIONS[cls] = _collect(cls)
@@ -243,7 +242,7 @@ def _walk(cls: type[Options], path: tuple[str, ...]) -> Iterator[Declared]:
 
 
 def _plain_type(hint: Any) -> tuple[type, bool]:
-    """The class behind a type hint, and whether None is valid, too."""
+    """The class of a type hint, and True if None is valid too."""
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     plain = next(part for part in parts if part is not types.NoneType)
     return typing.get_origin(plain) or plain, types.NoneType in parts
@@ -268,16 +267,16 @@ def _nested(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
             made[name] = value
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]
         if one.name in inner:
-            assert callable(one.default_factory), f"{one.name} is no group"
+            assert callable(one.default_factory), f"{one.name} is not a group"
             made[one.name] = one.default_factory.make(inner[one.name])  # type: ignore[attr-defined]
     return made
 
 
 def checked(declared: Declared, value: Any) -> Any:
-    """The value to keep.
+    """The checked value.
 
     Raises:
-        RequestError: it is invalid.
+        RequestError: the value is invalid.
     """
     name, rule = declared.name, declared.option
     if value is None and declared.is_optional:
@@ -298,10 +297,10 @@ def checked(declared: Declared, value: Any) -> Any:
 
 
 def from_environment(cls: type[Options]) -> dict[str, Any]:
-    """The values that environment variables set, by name.
+    """The values of options that environment variables set, by name.
 
     Raises:
-        RequestError: a text that cannot be read. Names the variable.
+        RequestError: an invalid text; names the variable.
     """
     found: dict[str, Any] = {}
     for declared in declarations(cls).values():

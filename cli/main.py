@@ -64,6 +64,7 @@ def parser(argv: Sequence[str]) -> Parser:
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             usage=f"lamella {name} {USAGE.get(name, '[-m FILE | -hf REPO] ')}[options]",
+            epilog="Defaults are in parentheses.",
         )
         if name in argv[:1]:
             # import only the module that is called: web server libraries are slow to import

@@ -126,8 +126,8 @@ function placeFacts(kind, index, place) {
   };
   return [
     ["memory", `${place.buffer_type}${place.chunk === null ? "" : `, chunk ${place.chunk}`}, ${place.usage}`],
-    ["bytes", `${place.offset.toLocaleString("en")} to ${(place.offset + place.size).toLocaleString("en")} (${bytes(place.size)})`],
-    r ? ["life", lifeOf(r)] : null,
+    ["offsets", `${place.offset.toLocaleString("en")} to ${(place.offset + place.size).toLocaleString("en")} (${bytes(place.size)})`],
+    r ? ["lifetime", lifeOf(r)] : null,
     r && r.over !== null ? ["in place of", to(r.over)] : null,
     r && r.next !== null ? ["reused by", to(r.next)] : null,
   ];

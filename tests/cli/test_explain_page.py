@@ -220,7 +220,7 @@ def test_the_memory_map_shows_tensors(browser: Browser, tmp_path: Path) -> None:
     assert browser.text("#details h3") == "act"
     assert facts(browser)["in place of"] == QUOTES
     rectangle = next(r for b in e.memory for r in b.rectangles if r.name == "act")
-    assert facts(browser)["life"] == f"from step {rectangle.first} to {rectangle.last}"
+    assert facts(browser)["lifetime"] == f"from step {rectangle.first} to {rectangle.last}"
 
 
 def test_search_and_filters_shorten_the_list(browser: Browser, tmp_path: Path) -> None:
