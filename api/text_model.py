@@ -122,9 +122,7 @@ class Model:
             stop=stops,
             cache_prompt=cache_prompt,
         )
-        return self._texts(
-            generation
-        )  # already submitted: errors are raised before the first `next`
+        return self._texts(generation)  # submitted: errors come before the first `next`
 
     def _texts(self, generation: Generation) -> Iterator[str]:
         # a method: the iterator keeps a reference to the model

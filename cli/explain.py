@@ -1,8 +1,8 @@
 """`lamella explain`: the splits and nodes of a model's graph, where each runs and why.
 
 Places and measures the graph as for a loaded model, but loads nothing. Prints it to stdout as text,
-JSON or DOT, or writes a page for a browser. Warnings of the plan go to stderr. That the model does
-not fit is a warning too, not an error. Tested by tests/cli/test_explain_command.py.
+JSON or DOT, or writes a page for a browser. Warnings of the plan go to stderr. A model that does
+not fit is a warning here, not an error. Tested by tests/cli/test_explain_command.py.
 """
 
 from __future__ import annotations

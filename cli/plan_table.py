@@ -1,6 +1,6 @@
 """The text output of `lamella plan`: tables of memory, devices, graphs and speed, and some lines.
 
-Formats a plan and computes nothing else. Tested by tests/cli/test_plan.py.
+Formats plans, and computes the upper limits of their speed. Tested by tests/cli/test_plan.py.
 """
 
 from __future__ import annotations

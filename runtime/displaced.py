@@ -2,8 +2,8 @@
 
 Reports the reason of each, and a flag that changes it. Where a node belongs:
 
-- A node that reads a weight belongs to the weight's home. If the weight left its layer's device
-  only for lack of a kernel, the node belongs to the layer's device. An override is no such lack.
+- A node that reads a weight belongs to the device of the weight's layer, or to the device of the
+  override that matches the weight.
 - Attention belongs to the device of its pages.
 - Every other node belongs to the device of its layer. It is displaced only if that device cannot
   run it; otherwise the scheduler was free to choose.

@@ -133,7 +133,7 @@ async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> N
         last_resort.start()
         stop.set()
 
-    # not the loop's handlers: closing the loop removes them, and a second signal would kill us
+    # not the loop's handlers: closing the loop removes them, and a second signal would end us
     def on_signal(*_: object) -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)

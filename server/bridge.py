@@ -115,7 +115,8 @@ class Bridge:
     ) -> None:
         """Submit all choices to the engine: the same number for each prompt, in order.
 
-        Raises: RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
+        Raises:
+            RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
                 Choices submitted before the error run until `close`.
         """
         n_each = len(choices) // len(prompts)
@@ -154,9 +155,7 @@ class Bridge:
         """Wait for events and return them; [] after `timeout` seconds without one."""
         try:
             async with asyncio.timeout(timeout):
-                while (
-                    not self._mailbox
-                ):  # an earlier call may have read the event that woke this one
+                while not self._mailbox:  # an earlier call may have read the event already
                     await self._arrived.wait()
                     self._arrived.clear()
         except TimeoutError:

@@ -27,11 +27,7 @@ _N_LOGGED_MAX: Final = 100
 # accepted, without effect: hints, labels, and switches of features that are always on or off
 MEANINGLESS: Final = frozenset(
     {
-        *(
-            "adaptive_decay",
-            "mirostat_eta",
-            "mirostat_tau",
-        ),  # parameters of samplers that are refused
+        *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused
         *("backend_sampling", "n_cache_reuse", "n_discard", "n_keep"),
         *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),

@@ -185,10 +185,8 @@ def test_closing(path: Path) -> None:
 
 def test_split_over_a_simulated_gpu(path: Path) -> None:
     ids = [1, 5, 9]
-    kv: dict[str, Any] = {
-        "type_k": "f32",
-        "type_v": "f32",
-    }  # with halves, other bits make large differences
+    # F32: with halves, small differences become large
+    kv: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
     with lamella.load(path, **kv) as alone:
         logits = alone.logits(ids)
         text = list(alone.generate(ids, n_predict=8, temperature=0))
@@ -256,14 +254,12 @@ def test_plan_and_strict_placement(path: Path) -> None:
     with lamella.load(path, devices=["sim:1GiB"], n_gpu_layers=2, n_ctx=64) as model:
         assert next((d.name, d.n_layers) for d in model.plan.devices) == ("SIM0", 2)
         assert model.plan.fits
-    with lamella.load(
-        path, devices=["sim:1GiB"], n_ctx=64
-    ) as model:  # --fit-target keeps 1 GiB free
+    # --fit-target keeps 1 GiB free
+    with lamella.load(path, devices=["sim:1GiB"], n_ctx=64) as model:
         assert model.plan.n_gpu_layers == 0
     on_cpu = [("ffn_down", "CPU")]
-    lamella.load(
-        path, devices=["sim"], n_ctx=64, overrides=on_cpu, placement="strict"
-    ).close()  # overrides do not displace nodes
+    # overrides do not displace nodes
+    lamella.load(path, devices=["sim"], n_ctx=64, overrides=on_cpu, placement="strict").close()
     with pytest.raises(RequestError, match=r"no memory is called 'GPU'; there are: CPU, "):
         lamella.load(path, overrides=[("ffn_down", "GPU")])
     with pytest.raises(RequestError, match="placement is 'never': must be one of strict, warn"):

@@ -131,9 +131,7 @@ def test_left_out_messages_leave_room_for_an_answer(model: Path) -> None:
             list(talk.ask(f"{word} is all"))
             left_out.append(talk.n_left_out)
             assert n_read(talk.n_left_out) <= 72
-            if (
-                talk.n_left_out != [0, *left_out][-2]
-            ):  # more was left out just now, but no more than needed
+            if talk.n_left_out != [0, *left_out][-2]:  # it has just grown, but only as needed
                 assert n_read(talk.n_left_out) <= 48 < n_read(talk.n_left_out - 2)
         assert left_out == sorted(left_out)
         assert left_out[-1] > left_out[0] == 0

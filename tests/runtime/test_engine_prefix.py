@@ -67,9 +67,7 @@ def test_shared_prefixes_are_exact_to_the_token(n_shared: int) -> None:
         generate(engine, PROMPT)
         other = (*PROMPT[:n_shared], 30, 30, 30)
         assert generate(engine, other).n_cached == n_shared
-        assert (
-            generate(engine, PROMPT).n_cached == len(PROMPT) - 1
-        )  # the cached prompt is unchanged
+        assert generate(engine, PROMPT).n_cached == len(PROMPT) - 1  # it is unchanged
 
 
 def test_prompts_without_prediction_and_single_tokens() -> None:

@@ -188,10 +188,8 @@ def test_a_plan_is_exact(path: Path, name: str) -> None:
     with opened(plan) as context:
         check_exact(context, plan)
     model = load_model(path, plan.placement)
-    with (
-        STRICT.set(1),
-        Context(model, plan.params.context) as context,
-    ):  # without the plan's reserved sizes
+    # without the plan's reserved sizes
+    with STRICT.set(1), Context(model, plan.params.context) as context:
         check_exact(context, plan)
     model.free()
 
@@ -442,9 +440,8 @@ def test_the_plan_reports_overrides(deep: Path) -> None:
     n_bytes = 4 * 64 * 96  # one matrix
     assert plan.overrides == (
         OverridePlan("ffn_down", "CPU", N_LAYER, N_LAYER * n_bytes),
-        OverridePlan(
-            "ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes
-        ),  # without those of the first pattern
+        # without the weights of the first pattern
+        OverridePlan("ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes),
         OverridePlan("nothing", "CPU", 0, 0),
     )
     assert plan.devices[-1].n_bytes_read == N_LAYER * n_bytes

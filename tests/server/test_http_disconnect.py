@@ -169,6 +169,4 @@ def test_a_client_that_does_not_read_blocks_no_other() -> None:
         with closing(send(server, body)):
             eventually(lambda: len(context.steps) > 0)
             assert server.ok("/completion", prompt="a", n_predict=5)["tokens_predicted"] <= 5
-            eventually(
-                lambda: server.model.engine.n_running == 0
-            )  # the request of the other client finished too
+            eventually(lambda: server.model.engine.n_running == 0)  # the other one finished too

@@ -41,9 +41,8 @@ def test_completion(client: OpenAI) -> None:
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (4, 8)
     assert reply.usage.prompt_tokens_details is not None
-    assert reply.usage.prompt_tokens_details.cached_tokens in range(
-        4
-    )  # other tests may share the prefix
+    # other tests may share the prefix
+    assert reply.usage.prompt_tokens_details.cached_tokens in range(4)
     assert reply.system_fingerprint is not None
     assert reply.object == "text_completion"
 
