@@ -87,6 +87,6 @@ def _tokenized(vocab: BreakerVocab, rest: bytes) -> tuple[int, ...]:
 
 
 def _text(vocab: BreakerVocab, token: int) -> bytes:
-    # detokenize, not piece, as it removes the space that a vocabulary adds in front
+    # detokenize removes the space prefix that a vocabulary may add, piece does not
     text = vocab.detokenize([token], special=True).encode()
     return vocab.piece(token, special=True) if _REPLACEMENT in text else text

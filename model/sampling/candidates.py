@@ -68,9 +68,9 @@ class Candidates:
 
 
 def _lower_bound(logits: F32Array, k: int) -> np.float32:
-    """Return the k-th largest maximum of a block. At least k logits are not smaller.
+    """Return the k-th largest of the blocks' maxima, or -inf if there are fewer than k blocks.
 
-    Few more are not: all of them are in the blocks of the k largest maxima.
+    At least k logits reach this bound. They usually lie in k blocks, so few other logits reach it.
     """
     n_blocks = len(logits) // _BLOCK
     if k > n_blocks:

@@ -58,8 +58,6 @@ def _largest(values: F32Array, n: int) -> list[int]:
     candidates = np.arange(len(values))
     if n < len(values):
         nth = np.partition(values, len(values) - n)[len(values) - n]
-        candidates = np.flatnonzero(
-            values >= nth
-        )  # with all ties, as `partition` orders them freely
+        candidates = np.flatnonzero(values >= nth)  # all ties: `partition` may order them freely
     order = np.argsort(-values[candidates], kind="stable")[:n]
     return [int(i) for i in candidates[order]]

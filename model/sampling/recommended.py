@@ -1,8 +1,7 @@
 """The sampling parameters that a model's file recommends: its keys `general.sampling.*`.
 
 They are defaults for unset parameters, as in llama.cpp's common_init_sampler_from_model
-(common.cpp).
-Source: the GGUF specification, "Recommended Sampler Parameters". Tested by
+(common.cpp). Source: the GGUF specification, "Recommended Sampler Parameters". Tested by
 tests/model/test_sampling_recommended.py.
 """
 
