@@ -1,11 +1,11 @@
-"""The kernels under test behind one interface: the CPU's, and CUDA's on an emulated GPU.
+"""One interface for the kernels under test: the CPU's, and CUDA's on an emulated GPU.
 
     @each_backend
     def test_add(on: Backend) -> None:
         on.check(ops.add, leaf(a), leaf(b))
 
-A check computes a node in every way in which the backend may compute it: on more threads, with
-other warps first, at less aligned addresses. The bits must be the same.
+A check computes a node in every way that the backend has: on more threads, with warps in another
+order, at less aligned addresses. The bits must be the same.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ class Backend(ABC):
 
     @abstractmethod
     def compute(self, node: Tensor, over: Tensor | None = None) -> Array:
-        """The node's array. It lies in the memory of `over`, if that is given."""
+        """Compute a node and return its array, in the memory of `over` if that is given."""
 
     @abstractmethod
     def other_ways(self, node: Tensor) -> Sequence[Compute]:
-        """The other ways to compute a node like this one."""
+        """Other ways to compute a node like this one."""
 
     def computed(self, node: Tensor) -> bytes:
-        """The bytes of a node."""
+        """Compute a node and return its bytes."""
         assert self.supports(node)
         return self.compute(node).tobytes()
 
     def check(
         self, build: Build, *sources: Tensor, error: float | None = None, **params: Any
     ) -> F64Array:
-        """The values of build(*sources, **params): near the reference's, the same in every way.
+        """Check the values of build(*sources, **params): near the reference's, with equal bits in
+        every way of computing them.
 
-        `error` is relative to the largest value; None: what the node's type allows.
+        `error` is relative to the largest value; None: the default of the node's type.
         """
         node = build(*sources, **params)
         bits = self.computed(node)
@@ -68,7 +69,7 @@ class Backend(ABC):
         return values_of(node)
 
     def check_in_place(self, build: Build, *sources: Tensor, **params: Any) -> None:
-        """Over each source of its layout, the node gets the bits that it gets elsewhere."""
+        """Check that the node, written over each source of its layout, has the same bits."""
         bits = self.computed(build(*sources, **params))
         copies = [dup_layout(t, t.name) for t in sources]
         fitting = [i for i, t in enumerate(sources) if same_layout(t, build(*sources, **params))]
@@ -80,7 +81,7 @@ class Backend(ABC):
             assert self.compute(node, over=copies[i]).tobytes() == bits, f"{node} over {copies[i]}"
 
     def assert_same(self, make: Build) -> None:
-        """The node that `make` builds has the reference's bits, in every way."""
+        """Check that the node of `make` has the reference's bits, in every way of computing it."""
         bits, node = reference_run.bits(make()), make()
         assert self.computed(node) == bits, f"{node} on {self.name}"
         self._assert_bits(make, bits)
@@ -101,7 +102,7 @@ class _Cpu(Backend):
         return CPU_KERNELS.supports(node)
 
     def compute(self, node: Tensor, over: Tensor | None = None) -> Array:
-        # in place, one thread must not overwrite what another one reads
+        # in place, a thread must not overwrite data that another one reads
         return cpu_run.compute(node, 1 if over is None else 2, over)
 
     def other_ways(self, node: Tensor) -> Sequence[Compute]:

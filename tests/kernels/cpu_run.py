@@ -1,4 +1,4 @@
-"""For the tests of the CPU kernels: one node computed by a plan, between guard bytes."""
+"""Computes a node by a plan of CPU kernels, between guard bytes, for the kernels' tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lamella.kernels.cpu.pool import ThreadPool
 from lamella.kernels.cpu.table import CpuCall
 from lamella.kernels.plan.steps import Steps
 
-ALONE: Final = {"group_by_expert"}  # kernels that know no threads
+ALONE: Final = {"group_by_expert"}  # kernels of one thread
 
 
 @cache
 def pool(n_threads: int) -> ThreadPool:
-    """A pool of so many threads, for all tests."""
+    """A pool of `n_threads`, shared by all tests."""
     return ThreadPool(n_threads)
 
 
@@ -31,7 +31,7 @@ def address_of(_: Tensor, t: Tensor) -> int:
 
 
 def prepare(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
-    """Give a node its memory, and its sources their data, by the reference kernels."""
+    """Allocate a node, and compute its sources with the reference kernels."""
     for src in node.src:
         if src.buffer is None:
             reference_run.compute(src)
@@ -39,12 +39,12 @@ def prepare(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
 
 
 def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift: int = 0) -> Array:
-    """The node's array, computed with the CPU kernels; what they must not touch is compared.
+    """Compute a node with the CPU kernels and return its array. Nothing else may be written.
 
     Args:
-        node: what to compute; its sources get their data from the reference kernels.
-        n_threads: of the pool; all of them share the node, however small it is.
-        over: a tensor in whose memory the result shall lie.
+        node: the node; the reference kernels compute its sources.
+        n_threads: threads of the pool. All share the node, however small it is.
+        over: a tensor whose memory the result shares.
         shift: bytes off the alignment.
     """
     prepare(node, over, shift)
@@ -55,7 +55,7 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
     root = node.root
     end = root.offset + root.nbytes
     assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
-    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes behind it were written"
+    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes after it were written"
     for src, before in others.items():
         assert (src.buffer == before).all(), f"{node}: its source {src} was written"
     return data(node)

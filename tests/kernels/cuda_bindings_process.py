@@ -1,7 +1,7 @@
-"""For the tests of CUDA's bindings: every verb, called on the driver of fake_libcuda.c.
+"""Checks every call of CUDA's bindings on the driver of fake_libcuda.c.
 
-Prints JSON: for each check below, what went wrong, or "". Knows no pytest, as it is a process of
-its own: the driver of a process is found once.
+Prints JSON: the error of each check below, or "". It does not use pytest: it runs in its own
+process, as a process finds its driver once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAKE.fake_log.restype = ctypes.c_char_p
 
 
 def log(name: str = "") -> list[str]:
-    """The calls since the last `log`; of that name, if one is given."""
+    """The calls since the last `log`, or those named `name`."""
     lines = FAKE.fake_log().decode().splitlines()
     FAKE.fake_log_clear()
     return [line for line in lines if not name or line.split()[0] == name]
@@ -49,7 +49,7 @@ def log(name: str = "") -> list[str]:
 
 @contextmanager
 def machine(**settings: object) -> Iterator[None]:
-    """Another machine for a while: see fake_libcuda.c."""
+    """Use another machine in the block: see fake_libcuda.c."""
     names = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
     os.environ.update(names)
     try:
@@ -62,7 +62,7 @@ def machine(**settings: object) -> Iterator[None]:
 
 @contextmanager
 def fails(message: str, kind: type[Exception] = BackendError) -> Iterator[list[Exception]]:
-    """What is inside must raise an error of this kind, with this text in it. Gives the error."""
+    """The block must raise an error of this kind with this text. Yields a list for the error."""
     caught: list[Exception] = []
     try:
         yield caught
@@ -91,11 +91,11 @@ def back(gpu: CudaGpu, address: int, size: int) -> bytes:
 
 
 def words(*values: int) -> npt.NDArray[np.int64]:
-    """A kernel's parameters: address, count, what is added; more than the fake looks at."""
+    """A kernel's parameters: address, count, addend; and words that the fake ignores."""
     return np.array([*values, *range(90)], np.int64)
 
 
-# --- what is there ---
+# --- devices ---
 
 
 @check
@@ -119,7 +119,7 @@ def devices_that_are_too_old_are_left_out() -> None:
 
 
 @check
-def a_driver_that_cannot_be_used_says_why() -> None:
+def an_unusable_driver_has_a_reason() -> None:
     cases: dict[str, dict[str, object]] = {
         "no NVIDIA GPU is visible": {"fail": "cuInit=100"},
         "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": {"fail": "cuInit=803"},
@@ -142,7 +142,7 @@ def errors_have_the_driver_s_name() -> None:
     with machine(fail="cuMemGetInfo=700"), fails("CUDA: cuMemGetInfo: CUDA_ERROR_ILLEGAL_ADDRESS"):
         gpu.memory()
     with machine(fail="cuMemGetInfo=7777"), fails("CUDA: cuMemGetInfo: 7777"):
-        gpu.memory()  # an error that came after these bindings
+        gpu.memory()  # an error code newer than these bindings
     with fails("CUDA: cuCtxSynchronize: "):
         gpu._driver.call("cuCtxSynchronize")  # a driver without it
 
@@ -151,7 +151,7 @@ def errors_have_the_driver_s_name() -> None:
 
 
 @check
-def bytes_go_there_and_back() -> None:
+def bytes_are_written_and_read_back() -> None:
     gpu = gpus()[1]
     address, data = gpu.alloc(1000), pattern(1000)
     assert gpu.memory() == (MEMORY - 1000, MEMORY)
@@ -168,7 +168,7 @@ def bytes_go_there_and_back() -> None:
 
 
 @check
-def verbs_that_are_done_on_return_wait() -> None:
+def synchronous_calls_wait() -> None:
     gpu = gpus()[0]
     address, data = gpu.alloc(64), pattern(64)
     out = np.empty(64, np.uint8)
@@ -185,7 +185,7 @@ def verbs_that_are_done_on_return_wait() -> None:
 
 
 @check
-def too_much_memory_is_an_error_with_what_is_free() -> None:
+def too_much_memory_is_an_error_with_the_free_bytes() -> None:
     gpu = gpus()[1]
     address = gpu.alloc(600 * KIB)
     with fails("CUDA1 cannot give", OutOfMemoryError) as caught:
@@ -250,11 +250,11 @@ def copies_between_devices() -> None:
     for _ in range(2):
         second.copy_peer_async(to, source, 0, 128, stream)
     assert back(second, to, 128) == pattern(128).tobytes()
-    told = log()
-    assert told.count("cuMemcpyPeerAsync 1<-0 128") == 2
-    assert told.count("cuCtxEnablePeerAccess 0") == 1  # once, in the context of the second
-    assert told.count("cuDevicePrimaryCtxRetain 0") == 1
-    again = gpus()[1]  # somebody else in the process, for whom access is there already
+    calls = log()
+    assert calls.count("cuMemcpyPeerAsync 1<-0 128") == 2
+    assert calls.count("cuCtxEnablePeerAccess 0") == 1  # once, in the context of the second
+    assert calls.count("cuDevicePrimaryCtxRetain 0") == 1
+    again = gpus()[1]  # another user in the process: access is already enabled
     again.copy_peer_async(to, source, 0, 64, stream)
     with machine(peers=0):
         other = gpus()[1]
@@ -315,28 +315,28 @@ def a_kernel_gets_its_grid_and_words() -> None:
 
 
 @check
-def dynamic_memory_is_asked_for() -> None:
+def dynamic_shared_memory_is_requested() -> None:
     gpu = gpus()[0]
     stream, module = gpu.stream_new(), gpu.load(b"IMAGE")
     given = words(0, 0, 0)
     large = gpu.function(module, "add", 100 * KIB)
     assert log("cuFuncSetAttribute") == [f"cuFuncSetAttribute 8 {100 * KIB}"]
     gpu.function(module, "add", 0)
-    gpu.function(module, "add", 60 * KIB)  # the same kernel, which must keep what it may have
+    gpu.function(module, "add", 60 * KIB)  # the same kernel, which must keep the larger limit
     gpu.launch(large, (1, 1, 1), 32, 100 * KIB, given, stream)
     with fails("CUDA_ERROR_INVALID_VALUE"):
         gpu.launch(large, (1, 1, 1), 32, 101 * KIB, given, stream)
     with fails("cuFuncSetAttribute: CUDA_ERROR_INVALID_VALUE"):
         gpu.function(module, "add", 300 * KIB)
     gpu.unload(module)
-    module = gpu.load(b"IMAGE")  # which may be at the same address
+    module = gpu.load(b"IMAGE")  # may be at the same address
     large = gpu.function(module, "add", 90 * KIB)
     gpu.launch(large, (1, 1, 1), 32, 90 * KIB, given, stream)
     gpu.unload(module)
 
 
 @check
-def what_cannot_be_loaded_is_an_error() -> None:
+def load_failures_are_errors() -> None:
     gpu = gpus()[0]
     with fails("cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"):
         gpu.load(b"\x7fELF of another device")
@@ -361,10 +361,10 @@ def a_graph_runs_when_it_is_launched_and_again() -> None:
     gpu.launch(function, (1, 1, 1), 32, 0, given, stream)
     gpu.read_async(out.ctypes.data, address, 32, stream)
     graph = gpu.capture_end(stream)
-    told = log()
-    assert "cuStreamBeginCapture 2" in told  # other threads may do as they like, and finalizers
-    assert "cuGraphInstantiate 3 nodes 0" in told
-    assert "cuGraphDestroy" in told  # what was captured is no longer needed
+    calls = log()
+    assert "cuStreamBeginCapture 2" in calls  # other threads and finalizers may call anything
+    assert "cuGraphInstantiate 3 nodes 0" in calls
+    assert "cuGraphDestroy" in calls  # the captured graph is no longer needed
     assert numbers(gpu, address) == [0, 0, 0, 0]
     for expected in (6, 12):
         gpu.graph_launch(graph, stream)
@@ -377,11 +377,11 @@ def a_graph_runs_when_it_is_launched_and_again() -> None:
 
 
 @check
-def memory_comes_and_goes_while_a_stream_is_captured() -> None:
+def memory_can_be_allocated_and_freed_during_a_capture() -> None:
     gpu = gpus()[0]
     stream, made = gpu.stream_new(), list[int]()
     gpu.capture_begin(stream)
-    gpu.free(gpu.alloc(8))  # as garbage is
+    gpu.free(gpu.alloc(8))  # like garbage collection
     thread = Thread(target=lambda: made.append(gpu.alloc(8)))
     thread.start()
     thread.join()
@@ -391,7 +391,7 @@ def memory_comes_and_goes_while_a_stream_is_captured() -> None:
 
 
 @check
-def a_graph_that_cannot_be_instantiated_leaves_nothing() -> None:
+def a_graph_that_cannot_be_instantiated_is_freed() -> None:
     gpu = gpus()[0]
     stream = gpu.stream_new()
     gpu.capture_begin(stream)
@@ -433,8 +433,8 @@ def any_thread_may_call() -> None:
 
 
 @check
-def freeing_leaves_the_context_of_others() -> None:
-    """Python frees what nobody refers to at any moment: also in the middle of another verb."""
+def freeing_restores_the_current_context() -> None:
+    """Python may collect garbage at any moment, even within another call."""
     first, second = gpus()
     frees = {
         "cuMemFree": (second.free, second.alloc(8)),
@@ -458,7 +458,7 @@ def freeing_leaves_the_context_of_others() -> None:
 
 @check
 def compiled_kernels_reach_the_driver() -> None:
-    """All of the way is real but its end: the fake refuses the image of a real device."""
+    """All steps are real but the last: the fake rejects a real device's image."""
     with machine(version=99010):
         registry = open_cuda()
     assert [d.name for d in registry.devices()] == ["CUDA0", "CUDA1"], registry.reason

@@ -1,6 +1,6 @@
-"""For the tests of the CUDA kernels: what they compute.
+"""The workloads of the CUDA kernels' tests.
 
-Op cases, with batches of many tokens added; the graphs of tiny models; and the calls of both.
+Op cases, with more cases of many tokens; the graphs of tiny models; and the calls of both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lamella.kernels.plan.op_table import OpTable
 from lamella.model.loader import load_model
 from lamella.model.placement import Placement
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # the tiny models
 
 from arch_run import Runner
 from tiny_models import TINY, write_model
@@ -41,19 +41,20 @@ MODEL_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0)
 
 @cache
 def all_cases() -> Sequence[OpCase]:
-    """Those of the table that need no repacked weights and are not only timed, and more."""
+    """Cases of many tokens, and the table's cases, except those with repacked weights and those
+    that are only timed."""
     of_table = [c for c in op_cases() if not c.timed and " packed " not in c.name]
     return [*of_table, *_many_token_cases()]
 
 
 @cache
 def supported_cases() -> Sequence[OpCase]:
-    """Those whose node the CUDA kernels compute."""
+    """Cases whose node the CUDA kernels support."""
     return [case for case in all_cases() if cuda_run.supports(case.node())]
 
 
 def limit_of(case: OpCase) -> float:
-    """The case's, or what the kernels' rounding of activations leaves."""
+    """The error limit of a case; larger where the CUDA kernels round activations."""
     node = case.node()
     type = node.src[0].type
     if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and type is not GGMLType.F32:
@@ -64,13 +65,13 @@ def limit_of(case: OpCase) -> float:
 
 
 def parts_of(n: int) -> list[list[int]]:
-    """Batches whose tokens have the bits of the whole: alone, few, more, in another order."""
+    """Batches whose tokens must have the whole batch's bits: one, few, more, in another order."""
     more = [[n - 1], list(range(9)), list(range(n - 1, 7, -1))] if n > 9 else []
     return [[0], [n // 2], [1, 2], [0, 1, 2], [4, 2, 0, 3, 1], *more]
 
 
 def _many_token_cases() -> Iterator[OpCase]:
-    """Batches that take other kernels than a few tokens do."""
+    """Batches that use other kernels than a few tokens do."""
     for type in WEIGHT_TYPES:
         k = 512 if type.block_size > 32 else 160
         yield OpCase(
@@ -97,7 +98,7 @@ def _experts(t: Sequence[int], type: GGMLType) -> Tensor:
 
 
 def _prompt(t: Sequence[int]) -> Tensor:
-    # the last tokens of a prompt that is longer than a partition, and some of another
+    # the last tokens of a prompt longer than a partition, mixed with tokens of another one
     other = np.arange(MANY) % 7 == 0
     pos = np.where(other, 0, 290) + np.arange(MANY)
     pages = ids(np.random.default_rng(1).permutation(22).reshape(2, 11))
@@ -108,7 +109,7 @@ def _prompt(t: Sequence[int]) -> Tensor:
 
 @cache
 def model_graphs() -> Sequence[tuple[str, Graph]]:
-    """Graphs of all tiny models, of one token and of many, with their names; without data."""
+    """(name, graph) of all tiny models, with one token and with many; without data."""
     graphs = []
     with TemporaryDirectory() as folder:
         for name, type in ((name, type) for name in TINY for type in MODEL_TYPES):
@@ -123,7 +124,7 @@ def model_graphs() -> Sequence[tuple[str, Graph]]:
 
 
 def graph_calls(graph: Graph, fuse: bool = True) -> list[CudaCall]:
-    """The calls that compute a graph, all of whose tensors lie apart."""
+    """The calls that compute a graph. No two tensors share memory."""
     places = count(2**40, 2**32)
     where: dict[Tensor, int] = {}
 
@@ -174,7 +175,7 @@ def chain_graphs() -> Iterator[Graph]:
 
 @cache
 def kernels_in_use() -> dict[CudaKernel, str]:
-    """All kernels that cases and models call, each with the name of one of them."""
+    """All kernels that cases and models call, each with the name of one caller."""
     found: dict[CudaKernel, str] = {}
     calls = [(case.name, c) for case in supported_cases() for c in calls_of(case.node())]
     for name, graph in (*model_graphs(), *(("a chain", graph) for graph in chain_graphs())):
@@ -187,5 +188,5 @@ def kernels_in_use() -> dict[CudaKernel, str]:
 
 
 def calls_of(node: Tensor) -> Iterator[CudaCall]:
-    """The calls of a node, with those that make their prepared sources."""
+    """The calls of a node, prepared sources included."""
     return with_prepared(KERNELS.calls_of(node))

@@ -3,11 +3,11 @@
     driver = GridDriver(n_gpus=2, memory=2**20)
     gpu = driver.gpus()[0]
 
-Streams are as late as CUDA allows: work is done when something waits for it, not when it is given;
-so whoever forgets to wait finds poison or old data. With a seed, what is waiting in any stream may
-be done whenever more is given: one stream gets ahead of another. Pinned memory of the host is read
-when a copy runs, other memory at once. `gpu.live` counts what has not been freed. After work has
-failed, so does every verb. Tested by tests/kernels/test_cuda_grid.py and test_cuda_grid_driver.py.
+Streams run as late as CUDA allows: work runs when something waits for it, so a missing wait finds
+poison or old data. With a seed, submitting work may also run some pending work of any stream, so
+that one stream gets ahead of another. Pinned host memory is read when a copy runs, other memory at
+once. `gpu.live` counts objects that are not freed. After work has failed, every call fails. Tested
+by tests/kernels/test_cuda_grid.py and test_cuda_grid_driver.py.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = ["GridCompiler", "GridDriver", "GridGpu", "has_compiler", "needs_compi
 
 DEFAULT_MEMORY: Final = 2**30
 SHARED_MEMORY: Final = {75: 64, 86: 99, 89: 99, 120: 99, 80: 163, 90: 227}  # KiB of a block
-OPTED_IN: Final = 48 * 1024  # bytes of a block's memory beyond which a function must be allowed
+OPTED_IN: Final = 48 * 1024  # bytes of shared memory beyond which a function must opt in
 MAX_BLOCK: Final = 1024
-MOST_AT_ONCE: Final = 3  # pieces of work that a stream does in between
+MOST_AT_ONCE: Final = 3  # pieces of work that a stream runs ahead at once
 MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 # words of the parameters that are addresses
 ADDRESSES: Final = (
@@ -65,7 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Work = Callable[[], object]
 
-_LOCK: Final = RLock()  # all devices' state is one thread's at a time
+_LOCK: Final = RLock()  # guards all devices' state
 _HANDLES: Final = count(1)
 
 
@@ -75,7 +75,7 @@ def fail(error: str, detail: str = "") -> NoReturn:
 
 @dataclass
 class GridStream:
-    """Work in order: `n_given` so far, of which `n_done` has run."""
+    """Work in order: `n_given` pieces were submitted, `n_done` of them have run."""
 
     n_given: int = 0
     n_done: int = 0
@@ -93,7 +93,7 @@ class GridStream:
 
 @dataclass
 class GridEvent:
-    """A place in a stream, the latest where it was recorded."""
+    """A place in a stream: where the event was recorded last."""
 
     timing: bool
     stream: GridStream | None = None
@@ -125,8 +125,8 @@ def verb(
 ) -> Callable[
     [Callable[Concatenate[GridGpu, P], R]], Callable[Concatenate[GridGpu, P], R]
 ]:  # fmt: skip
-    """A verb of one thread at a time. Unless `captured` it breaks a capture of this thread, though
-    CUDA would let it pass: nothing but garbage is to come between. One that `frees` works after
+    """A method that takes the lock. If not `captured`, it breaks this thread's capture, stricter
+    than CUDA: only garbage collection may interrupt a capture. With `frees`, it works even after
     work has failed."""
 
     def decorate(f: Callable[Concatenate[GridGpu, P], R]) -> Callable[Concatenate[GridGpu, P], R]:
@@ -148,10 +148,10 @@ class GridGpu:
     """An emulated device.
 
     Args:
-        info: what it says of itself.
-        eager: do work when it is given.
+        info: the device's description.
+        eager: run work when it is submitted.
         reverse: run later warps and lanes first, where the order is free.
-        random: whenever work is given, let some streams of the machine do some of theirs.
+        random: whenever work is submitted, some streams of the machine run some of theirs.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class GridGpu:
         self.peers: Sequence[GridGpu] = [self]
         self.device_memory, self.host_memory = Memory(), Memory()
         self.failed: BackendError | None = None
-        self.n_launches = 0  # that have run
+        self.n_launches = 0  # kernels that have run
         self._streams: dict[int, GridStream] = {}
         self._events: dict[int, GridEvent] = {}
         self._modules: dict[int, GridModule] = {}
@@ -383,7 +383,7 @@ class GridGpu:
     def stream_free(self, stream: Stream) -> None:
         s = self._stream(stream)
         del self._streams[stream]
-        s.run(s.n_given)  # what it was given is still done
+        s.run(s.n_given)  # submitted work still runs
 
     @verb(captured=False)
     def stream_synchronize(self, stream: Stream) -> None:
@@ -427,7 +427,7 @@ class GridGpu:
             self._invalidate(s)
             fail("STREAM_CAPTURE_ISOLATION", f"event {event} is of another capture, or of none")
         if e.stream is not None and not e.captured:
-            at, until = e.stream, e.place  # as it is recorded now
+            at, until = e.stream, e.place  # its current recording
             self._give(stream, lambda: at.run(until))
 
     @verb(captured=False)
@@ -471,7 +471,7 @@ class GridGpu:
         function = found.functions.setdefault(name, Function(next(_HANDLES)))
         f = self._functions.setdefault(function, GridFunction(found, name))
         if shared_memory > OPTED_IN:
-            f.shared_memory = shared_memory  # as it was set last
+            f.shared_memory = shared_memory  # the last setting wins
         return function
 
     # --- graphs ---
@@ -531,13 +531,13 @@ class GridGpu:
         stream.invalid = stream.captured is not None
 
     def close(self) -> None:
-        """Unmap its memory."""
+        """Unmap the device's memory."""
         self.device_memory.close()
         self.host_memory.close()
 
 
 class GridDriver:
-    """A machine with some such GPUs, of `memory` bytes each."""
+    """A machine with `n_gpus` emulated GPUs of `memory` bytes each."""
 
     version = "12.9"
 

@@ -1,7 +1,8 @@
 """Compiles CUDA kernels for the host: a kernel file and `cuda_grid.hpp` become a shared library.
 
-The image of a source is its name and definitions; its library is kept in the user's cache folder,
-named after all that shapes it. Knows no device. Tested by tests/kernels/test_cuda_grid.py.
+The image of a source is its name and definitions. Its library is in the user's cache folder; the
+library's name has a hash of everything that it depends on. Knows no device. Tested by
+tests/kernels/test_cuda_grid.py.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from lamella.kernels.cuda.table import CudaSource, Dim3
 
 SRC: Final = Path(table.__file__).parent / "src"
 HEADER: Final = Path(__file__).with_name("cuda_grid.hpp").resolve()
-HEADERS: Final = sorted(HEADER.parent.glob("cuda_grid*.hpp"))  # it, and what it includes
+HEADERS: Final = sorted(HEADER.parent.glob("cuda_grid*.hpp"))  # with the headers that it includes
 _FLAGS: Final = "-O2 -g1 -shared -fPIC -fvisibility=hidden -w -ffp-contract=off"
 FLAGS: Final = ("-std=c++17", *_FLAGS.split(), "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
-# what finds more mistakes, or runs faster; not every compiler has all of them
+# flags that find more mistakes, or make it faster; not every compiler has all of them
 OPTIONAL: Final = (
     "-march=native",
     "-fno-gnu-unique",
@@ -46,7 +47,7 @@ OPTIONAL: Final = (
     "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero",
     "-fsanitize-undefined-trap-on-error",
 )
-KEPT_SECONDS: Final = 14 * 24 * 3600  # a library that nobody has used for so long is removed
+KEPT_SECONDS: Final = 14 * 24 * 3600  # a library unused for longer is removed
 MESSAGE_BYTES: Final = 1024
 
 
@@ -76,7 +77,7 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 @cache
 def flags() -> tuple[str, ...]:
-    """Those that this compiler has."""
+    """The flags that this compiler supports."""
     cxx = compiler()
     assert cxx is not None
 
@@ -102,7 +103,7 @@ def folder() -> Path:
 
 
 class GridCompiler:
-    """A `Compiler` for `GridGpu`. A source's file may be a path; architectures are all the same."""
+    """A `Compiler` for `GridGpu`. A source's file may be a path. The architecture is ignored."""
 
     @property
     def version(self) -> str:
@@ -117,7 +118,7 @@ def load(image: bytes) -> Library:
     """The kernels of an image.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an image of `GridCompiler`.
     """
     file, defines = json.loads(image)
     return _load(_library_of(CudaSource(file, tuple((name, value) for name, value in defines))))
@@ -152,7 +153,7 @@ def _compile(source: CudaSource, path: Path) -> None:
         result = run(cxx, *flags(), *paths, *defines, wrapper, "-o", library)
         if result.returncode:
             raise BackendError(f"{source} does not compile:\n{result.stderr}")
-        library.replace(path)  # whoever else has made it, it is the same
+        library.replace(path)  # another process may have made the same one
 
 
 def _processor() -> tuple[str, str]:
@@ -184,7 +185,7 @@ def _remove_old() -> None:
             if path.stat().st_mtime < time() - KEPT_SECONDS:
                 path.unlink()
         except FileNotFoundError:
-            pass  # another process was faster
+            pass  # another process has removed it
 
 
 class Library:
@@ -219,7 +220,7 @@ class Library:
         """Run a kernel.
 
         Raises:
-            BackendError: it misused the device; names the kernel, the block and the thread.
+            BackendError: the kernel misused the device. Names kernel, block and thread.
         """
         size = np.array(grid, np.uint32)
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
@@ -241,4 +242,4 @@ class Library:
         return message.replace(found[0], f"[{named}]")
 
 
-_RUNNING: Final = Lock()  # one thread at a time runs a grid
+_RUNNING: Final = Lock()  # held while a grid runs

@@ -1,5 +1,4 @@
-"""Memory of the emulated GPU: real addresses, poisoned, each allocation between
-guards that nobody may touch.
+"""Memory of the emulated GPU: real addresses, poisoned, allocations between inaccessible guards.
 
 Tested by tests/kernels/test_cuda_grid.py.
 """
@@ -17,7 +16,7 @@ from lamella.base.errors import BackendError
 POISON: Final = 0xFF  # floats of it are NaN, integers -1
 ALIGNMENT: Final = 256
 PAGE: Final = mmap.PAGESIZE
-GUARD: Final = 1 << 20  # bytes on either side, so that a wild index faults and harms nobody else
+GUARD: Final = 1 << 20  # bytes on either side: a wild index faults and harms nothing else
 N_FREED: Final = 256  # ranges kept out of reach after they were freed
 
 _C: Final = ctypes.CDLL(None, use_errno=True)
@@ -25,15 +24,15 @@ _C.mmap.restype = ctypes.c_void_p
 _C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _C.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_NOBODY: Final = 0  # PROT_NONE
+_NO_ACCESS: Final = 0  # PROT_NONE
 _NO_RESERVE: Final = 0x4000  # MAP_NORESERVE
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Memory:
-    """Allocations, each at the end of pages of its own: what lies behind it faults when touched.
+    """Allocations, each at the end of its own pages: an access past them faults.
 
-    The bytes that its alignment leaves over behind it stay poisoned, which `free` checks.
+    Alignment may leave a few bytes after an allocation. `free` checks that they are still poisoned.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Memory:
         return address
 
     def free(self, address: int) -> None:
-        """Let go of an allocation, whose bytes nobody can touch any more."""
+        """Free an allocation and make its bytes inaccessible."""
         size = self.sizes.get(address)
         if size is None:
             raise BackendError(f"CUDA_ERROR_INVALID_VALUE: nothing is allocated at {address:#x}")
@@ -67,15 +66,15 @@ class Memory:
         del self.sizes[address]
         self._addresses.remove(address)
         self.used -= size
-        _C.mprotect(pages, n, _NOBODY)
+        _C.mprotect(pages, n, _NO_ACCESS)
         self._freed.append((pages, n))
         if len(self._freed) > N_FREED:
             _C.munmap(*self._freed.popleft())
         if slack != bytes([POISON]) * len(slack):
-            raise BackendError(f"bytes behind the {size} bytes at {address:#x} were written")
+            raise BackendError(f"bytes after the {size} bytes at {address:#x} were written")
 
     def close(self) -> None:
-        """Unmap all of it."""
+        """Unmap all memory."""
         for pages in (*self._pages.values(), *self._freed):
             _C.munmap(*pages)
         self.sizes.clear()
@@ -84,7 +83,7 @@ class Memory:
         self._freed.clear()
 
     def holds(self, address: int, size: int = 1) -> bool:
-        """Whether all these bytes lie within one allocation."""
+        """Whether all these bytes are within one allocation."""
         i = bisect_right(self._addresses, address)
         if i == 0:
             return False
@@ -92,12 +91,12 @@ class Memory:
         return address + size <= begin + self.sizes[begin]
 
     def has_address(self, address: int) -> bool:
-        """Whether it is within an allocation, or at its end."""
+        """Whether the address is within an allocation, or at its end."""
         return address in self.sizes or self.holds(address - 1)
 
 
 def _map(size: int) -> int:
-    at = _C.mmap(None, size, _NOBODY, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0)
+    at = _C.mmap(None, size, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0)
     if at is None or at == _FAILED:
         raise BackendError(f"the host has no {size} bytes")
     return int(at)

@@ -1,4 +1,4 @@
-"""For the tests of the CUDA kernels: nodes computed by a plan, on the emulated GPU.
+"""Computes nodes by a plan of CUDA kernels, on the emulated GPU, for the kernels' tests.
 
 cuda_run.compute(node)                              # one node, between guard bytes
 cuda_run.run_graph(graph, fuse=True)                # a graph whose nodes have memory
@@ -32,7 +32,7 @@ ERROR_WORDS = 3
 
 
 class Machine:
-    """A GPU, and the kernels it has loaded."""
+    """A GPU, and its loaded kernels."""
 
     def __init__(self, reverse: bool) -> None:
         self.gpu = GridDriver(reverse=reverse).grid_gpus[0]
@@ -46,7 +46,7 @@ def _machines() -> dict[bool, Machine]:
 
 
 def machine(reverse: bool = False) -> Machine:
-    """The machine of all tests; a new one after work on it has failed."""
+    """The machine of all tests. It is replaced after work on it has failed."""
     machines = _machines()
     if reverse not in machines or machines[reverse].gpu.failed is not None:
         machines[reverse] = Machine(reverse)
@@ -54,12 +54,12 @@ def machine(reverse: bool = False) -> Machine:
 
 
 def forget() -> None:
-    """Let the next machine be a new one, which has loaded nothing."""
+    """Make the next machine a new one, without loaded kernels."""
     _machines().clear()
 
 
 class Memory:
-    """Arrays of the host copied to the GPU, each between poison; and scratch memory."""
+    """Host arrays copied to the GPU, each between poisoned bytes; and scratch memory."""
 
     def __init__(self, on: Machine) -> None:
         self.gpu = on.gpu
@@ -71,7 +71,7 @@ class Memory:
         return self._addresses[-1]
 
     def put(self, array: Array, begin: int = 0, end: int | None = None) -> None:
-        """Copy an array of bytes; only those from `begin` to `end`, the rest stays poisoned."""
+        """Copy bytes `begin` to `end` of an array of bytes; the rest stays poisoned."""
         if id(array) in self._places:
             return
         end = array.nbytes if end is None else end
@@ -83,14 +83,14 @@ class Memory:
         return self._places[id(array)][1]
 
     def get(self, array: Array, end: int | None = None) -> Array:
-        """What the GPU has of an array now, or of its first bytes."""
+        """Read an array back from the GPU, or its bytes up to `end`."""
         now = np.empty(array.nbytes if end is None else end, np.uint8)
         self.gpu.read(now, self.address(array))
         return now
 
     def free(self) -> None:
         if self.gpu.failed is not None:
-            return  # its memory goes with it
+            return  # its memory is lost with it
         for address in self._addresses:
             self.gpu.free(address)
 
@@ -101,13 +101,13 @@ def supports(node: Tensor) -> bool:
 
 
 def run_nodes(*nodes: Tensor) -> CudaPlan:
-    """As `run`, of nodes in this order."""
+    """Like `run`, for nodes in this order."""
     return run(graph_of(*nodes))
 
 
 def run(graph: Graph, reverse: bool = False) -> CudaPlan:
-    """Compute a graph whose memory is in NumPy arrays, `tensor.buffer`, as a plan; nothing else may
-    be written.
+    """Compute a graph by a plan. Its tensors' memory is NumPy arrays, `tensor.buffer`. Nothing but
+    the nodes may be written.
 
     Raises:
         BackendError: a kernel reported a bad index, or misused the device.
@@ -120,7 +120,7 @@ def run(graph: Graph, reverse: bool = False) -> CudaPlan:
         memory.put(root.buffer)
         read.pop(key, None)
     for root in read.values():
-        # behind it are at most poisoned bytes, then pages that cannot be read
+        # only poisoned bytes follow, then inaccessible pages
         memory.put(root.buffer, root.offset, root.offset + root.nbytes)
     error = memory.alloc(8 * ERROR_WORDS)
     on.gpu.fill(error, 0, 8 * ERROR_WORDS)
@@ -143,7 +143,7 @@ def run(graph: Graph, reverse: bool = False) -> CudaPlan:
     memory.free()
     if words[0]:
         error_of_call = plan.error_of(*words.tolist())
-        assert error_of_call is not None, f"a kernel reports call {words[0]}"
+        assert error_of_call is not None, f"a kernel reported call {words[0]}"
         raise error_of_call
     return plan
 
@@ -151,11 +151,11 @@ def run(graph: Graph, reverse: bool = False) -> CudaPlan:
 def compute(
     node: Tensor, over: Tensor | None = None, shift: int = 0, reverse: bool = False
 ) -> Array:
-    """The node's array, computed with the CUDA kernels; what they must not touch is compared.
+    """Compute a node with the CUDA kernels and return its array. Nothing else may be written.
 
     Args:
-        node: what to compute; its sources get their data from the reference kernels.
-        over: a tensor in whose memory the result shall lie.
+        node: the node; the reference kernels compute its sources.
+        over: a tensor whose memory the result shares.
         shift: bytes off the alignment.
         reverse: run later warps and lanes first.
     """
@@ -164,12 +164,12 @@ def compute(
     root = node.root
     end = root.offset + root.nbytes
     assert (root.buffer[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
-    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes behind it were written"
+    assert (root.buffer[end:] == GUARD).all(), f"{node}: bytes after it were written"
     return data(node)
 
 
 def run_graph(graph: Graph, fuse: bool = True, reverse: bool = False) -> list[str]:
-    """Compute a graph whose nodes have memory (`reference_run.locate`); gives its kernels."""
+    """Compute a graph whose nodes have memory (`reference_run.locate`). Return its kernels."""
     with NO_FUSION.set(not fuse):
         plan = run(graph, reverse)
     return [step.call.kernel.name for step in plan.steps]
@@ -188,22 +188,22 @@ def run_kernel(
     prepared: Sequence[Array] = (),
     reverse: bool = False,
 ) -> None:
-    """Run a kernel on arrays, which are `p.t[i]`, and change them as it does.
+    """Run a kernel on arrays, which are `p.t[i]`, and write its results back to them.
 
     Args:
         source: a file of src/, or a path, with its definitions.
-        name: the kernel's.
+        name: the kernel's name.
         arrays: contiguous; `ne` and `nb` are their shape and strides reversed.
         values: `p.param`.
         grid: blocks.
         block: threads of a block.
-        shared_memory: bytes of a block's dynamic memory.
+        shared_memory: bytes of a block's dynamic shared memory.
         scratch: bytes of poisoned memory at `p.scratch`.
-        prepared: arrays at `p.prepared[i]`, changed too.
+        prepared: arrays at `p.prepared[i]`, also written back.
         reverse: run later warps and lanes first.
 
     Raises:
-        BackendError: it does not compile, reported a bad index, or misused the device.
+        BackendError: the kernel does not compile, reported a bad index, or misused the device.
     """
     on = machine(reverse)
     memory = Memory(on)

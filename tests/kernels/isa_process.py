@@ -1,10 +1,10 @@
 """A process that computes op cases with the kernels of LAMELLA_ISA, for the tests of ISAs.
 
-Its argument chooses the cases:
+Its argument selects the cases:
 `dots`: packed products with one weight type for each way to multiply bytes,
 `some`: products, rows and attention with more types, and every fifth of the other kernels,
 `all`: everything.
-Prints JSON: the cases whose results are too far from the reference's, and the bits of all of them.
+Prints JSON: the cases beyond their error limit, and the bits of all results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 PRODUCTS: Final = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS, Op.FLASH_ATTN_EXT)
 # packed weights: one type for each way to multiply bytes
 DOT_TYPES: Final = (GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q2_K)
-# besides these: looked up in tables, ternary, scaled by powers of two, and no blocks
+# more types: values looked up in tables, ternary, scaled by powers of two, and without blocks
 MORE_TYPES: Final = (
     GGMLType.IQ4_NL,
     GGMLType.IQ1_M,
@@ -50,7 +50,7 @@ def kernels_of(case: OpCase) -> list[Kernel]:
 
 
 def chosen(which: str) -> Iterator[OpCase]:
-    """The cases of a choice."""
+    """The cases that the argument selects."""
     seen: set[str] = set()
     n_others = 0
     for case in op_cases():

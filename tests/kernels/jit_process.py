@@ -1,6 +1,6 @@
-"""For the tests of the compile cache: another process, which loads two kernels and tells how.
+"""A process that loads two kernels, for the tests of the compile cache.
 
-Prints JSON: what the kernels gave, what `progress` was told, the cache folder.
+Prints JSON: the kernels' results, the calls of `progress`, the cache folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_times_three(p, ith, nth):
 
 
 def call(called: Kernel, value: int, ith: int = 0, nth: int = 1) -> int:
-    """What a kernel makes of a word."""
+    """Run a kernel on a word and return the result."""
     memory = np.array([value], np.int64)
     word = ctypes.c_int64
     native = ctypes.CFUNCTYPE(None, word, word, word)(called.address)
@@ -36,11 +36,11 @@ def call(called: Kernel, value: int, ith: int = 0, nth: int = 1) -> int:
 
 
 def main() -> None:
-    told: list[tuple[int, int, str]] = []
+    reports: list[tuple[int, int, str]] = []
     kernels = (test_add_seven, test_times_three)
-    load_all(kernels, lambda done, total, name, seconds: told.append((done, total, name)))
+    load_all(kernels, lambda done, total, name, seconds: reports.append((done, total, name)))
     values = [call(k, 10) for k in kernels]
-    print(json.dumps({"values": values, "told": told, "folder": str(cache_folder())}))  # noqa: T201
+    print(json.dumps({"values": values, "progress": reports, "folder": str(cache_folder())}))  # noqa: T201
 
 
 if __name__ == "__main__":

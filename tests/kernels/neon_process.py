@@ -1,6 +1,6 @@
-"""For the tests of ISAs: a process that compiles kernels for ARM, whatever processor it runs on.
+"""A process that compiles kernels for ARM on any processor, for the tests of ISAs.
 
-LAMELLA_ISA says for which; its arguments are names of kernels. Prints JSON: the assembly of each.
+LAMELLA_ISA selects the ISA; the arguments are kernel names. Prints JSON: the assembly of each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ FEATURES = ("neon", "dotprod", "i8mm")
 
 
 def pretend() -> None:
-    """Let LLVM and Numba take this for an ARM processor with all features."""
-    cpu_target.target_context.codegen()  # Numba's own, for the real one
+    """Make LLVM and Numba believe that this is an ARM processor with all features."""
+    cpu_target.target_context.codegen()  # create Numba's own for the real processor first
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     binding.get_process_triple = lambda: "aarch64-unknown-linux-gnu"

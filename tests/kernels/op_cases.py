@@ -1,9 +1,9 @@
 """The op cases: one table for correctness, bits and timing of every kernel.
 
-A case builds one node for some of its tokens, from data that is the same whichever they are. The
+A case builds one node for some of its tokens; a token's data does not depend on the others. The
 tests compare a backend's result with the NumPy reference within the case's limit, and its bits
-between batches, threads and places in memory; `scripts/bench ops` times the same nodes. A kernel
-that no case calls fails a test.
+between batches, threads and places in memory. `scripts/bench ops` times the same nodes. A test
+fails if no case calls a kernel.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Build = Callable[[Tokens], Tensor]
 class OpCase:
     """One node, with its data.
 
-    `build(tokens)` makes it for some of `n_tokens` tokens, which lie along dimension `axis` of the
+    `build(tokens)` makes it for some of `n_tokens` tokens, which are along dimension `axis` of the
     result (None: the op has no tokens). `limit` bounds the mean square error against the reference,
-    relative to the mean square of the result; 0: equal bits. `timed` cases are of a size worth
-    timing, and only those with few elements are tested for their bits.
+    relative to the mean square of the result; 0: equal bits. `timed` cases are large enough to
+    time; only those with few elements are tested for their bits.
     """
 
     name: str
@@ -67,9 +67,9 @@ def numbers(*shape: int, seed: int = 0) -> Array:
 
 @cache
 def weights(type: GGMLType, *shape: int, seed: int = 1) -> Tensor:
-    """Weights of a type, made once: no kernel may write to them. Of many rows, some are equal."""
+    """Weights of a type, made once: no kernel may write to them. Many rows include equal ones."""
     *outer, n, k = shape
-    n_own = n if n % 64 else 64  # quantising them takes long
+    n_own = n if n % 64 else 64  # quantizing takes long
     few = leaf(normal(*outer, n_own, k, seed=seed), type)
     if n_own == n:
         return few
@@ -81,7 +81,7 @@ def weights(type: GGMLType, *shape: int, seed: int = 1) -> Tensor:
 
 @cache
 def packed_weights(type: GGMLType, *shape: int) -> Tensor:
-    """The same weights as the CPU repacks them."""
+    """The same weights, repacked by the CPU."""
     return packed(weights(type, *shape))
 
 
@@ -115,7 +115,7 @@ def unary_cases() -> Iterator[OpCase]:
         "dup": ops.dup,
     }
     exact = {"argsort", "argsort desc", "repeat", "cont", "dup", "diag_mask_inf", "diag_mask_zero"}
-    alone = {"diag_mask_inf", "diag_mask_zero"}  # what a row gives depends on its number
+    alone = {"diag_mask_inf", "diag_mask_zero"}  # a row's result depends on its index
     for name, make in makers.items():
         for k in (37, 1024):
 

@@ -1,7 +1,7 @@
-"""For the tests of packed weights: tensors that lie repacked, and NumPy's twin of their products.
+"""Packed tensors, and their products in NumPy, for the tests of packed weights.
 
-A packed tensor's memory is a `RepackBuffer`'s. The reference kernels still see the weights as they
-were before: `reference_run.data` gives `PackedMemory.plain`.
+A packed tensor is in a `RepackBuffer`. The reference kernels still see the unpacked weights:
+`reference_run.data` returns `PackedMemory.plain`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lamella.kernels.cpu.packed.buffer import RepackBuffer, RepackBufferType
 from lamella.kernels.cpu.packed.formats import FORMATS
 from lamella.kernels.quants import LAYOUTS
 
-VALUES: Final = 32  # of a column that have one scale
+VALUES: Final = 32  # values of a column that share a scale
 LARGEST_SCALE: Final = 0.1  # of random blocks
 SCALES: Final = frozenset({"d", "dmin", "m"})  # the fields that hold them, as float16
 
@@ -30,14 +30,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PackedMemory(np.ndarray):
-    """Memory of packed weights, as `tensor.buffer` of these tests."""
+    """Memory of packed weights, for `tensor.buffer` in these tests."""
 
     buft: BufferType
     plain: Tensor
 
 
 def packed(plain: Tensor) -> Tensor:
-    """The same weights in memory that the CPU packs."""
+    """The same weights, packed in a `RepackBuffer`."""
     t = Tensor(plain.type, plain.ne)
     buffer = buffer_of(t)
     buffer.set_tensor(t, np.ascontiguousarray(data(plain)))
@@ -48,7 +48,7 @@ def packed(plain: Tensor) -> Tensor:
 
 
 def buffer_of(t: Tensor, n_threads: int = 1) -> RepackBuffer:
-    """A buffer of its own for a tensor, full of other bytes than zeros."""
+    """A new buffer for a tensor, filled with nonzero bytes."""
     [buffer] = alloc_tensors([t], RepackBufferType(n_threads))
     assert isinstance(buffer, RepackBuffer)
     buffer.clear(reference_run.GUARD)
@@ -59,7 +59,7 @@ def buffer_of(t: Tensor, n_threads: int = 1) -> RepackBuffer:
 
 
 def random_bytes(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
-    """Weights whose blocks have any bytes: their values may be infinite, or no numbers."""
+    """Weights of random bytes: values may be infinite or NaN."""
     t = Tensor(type, shape[::-1])
     place(t)
     bytes_of(t)[...] = np.random.default_rng([int(type), seed]).integers(0, 256, t.nbytes, np.uint8)
@@ -67,7 +67,7 @@ def random_bytes(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
 
 
 def random_weights(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
-    """Weights of finite values: blocks have any bytes, but scales of up to 0.1."""
+    """Weights of random bytes with scales of up to 0.1, so that values are finite."""
     rng = np.random.default_rng([seed, int(type)])
     if not type.is_quantized:
         return leaf(rng.standard_normal(shape), type)
@@ -77,7 +77,7 @@ def random_weights(type: GGMLType, *shape: int, seed: int = 0) -> Tensor:
 
 
 def exact_weights(type: GGMLType, *shape: int) -> Tensor:
-    """Weights that are whole numbers: scales of whole blocks are 1."""
+    """Weights that are integers: scales of whole blocks are 1."""
     if not type.is_quantized:
         return leaf(np.random.default_rng(int(type)).integers(-128, 128, shape), type)
     t = random_bytes(type, *shape)
@@ -86,23 +86,23 @@ def exact_weights(type: GGMLType, *shape: int) -> Tensor:
 
 
 def set_scales(t: Tensor, scales: Callable[[int], Array]) -> None:
-    """Give quantised weights other scales of whole blocks."""
+    """Replace the scales of whole blocks of quantized weights."""
     blocks = bytes_of(t).reshape(-1, t.type.type_size).view(LAYOUTS[t.type])[:, 0]
     for name in SCALES.intersection(LAYOUTS[t.type].names or ()):
         blocks[name] = scales(len(blocks))
 
 
 def bytes_of(t: Tensor) -> Bytes:
-    """The memory of weights that are not packed."""
+    """The memory of unpacked weights."""
     memory: Bytes = t.buffer[t.offset : t.offset + t.nbytes]
     return memory
 
 
-# --- NumPy's twins ---
+# --- the products in NumPy ---
 
 
 def packed_bytes(type: GGMLType, raw: Bytes, n_values: int) -> Bytes:
-    """A matrix's rows of `n_values`, in whole groups of 16, packed as `formats.py` says."""
+    """A matrix's rows of `n_values`, in whole groups of 16, packed as `formats.py` defines."""
     form = FORMATS[type]
     n_rows = raw.size // type.row_size(n_values)
     padded = np.zeros((-(-n_rows // 16) * 16, type.row_size(n_values)), np.uint8)
@@ -116,7 +116,7 @@ def packed_bytes(type: GGMLType, raw: Bytes, n_values: int) -> Bytes:
             assert fields is not None
             dtype, offset = fields[name][:2]
             field = blocks[..., offset : offset + dtype.itemsize]
-        if unit == 5:  # 32 bits, 8 of each byte from every fourth
+        if unit == 5:  # 32 bits; bit 4 * j + b becomes bit j of byte b
             bits = np.unpackbits(field, axis=-1, bitorder="little")
             bits = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)
             field = np.packbits(bits, axis=-1, bitorder="little")[..., 0]
@@ -126,18 +126,18 @@ def packed_bytes(type: GGMLType, raw: Bytes, n_values: int) -> Bytes:
 
 
 def quantized(x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], F32Array]:
-    """Columns as integers of 32 values each, and their scales: the largest value becomes 127."""
+    """Columns as blocks of 32 integers, and their scales: the largest value becomes 127."""
     blocks = np.asarray(x, np.float32)
     blocks = blocks.reshape(*blocks.shape[:-1], -1, VALUES)
     scale = np.abs(blocks).max(axis=-1) * np.float32(1 / 127)
     with np.errstate(divide="ignore"):
         inverse = np.where(scale > np.float32(1e-30), np.float32(1) / scale, np.float32(0))
-    # products of two floats are exact; halves go to the even number
+    # products of two floats are exact; ties round to even
     return np.rint(blocks.astype(np.float64) * inverse[..., None].astype(np.float64)), scale
 
 
 def product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
-    """Rows of weights, not packed, times columns [..., k] as they are multiplied: [..., n]."""
+    """Rows of unpacked weights times quantized columns [..., k]: [..., n]."""
     if not weights.type.is_quantized:
         return exact_product(weights, x)
     q, scale = quantized(x)
@@ -145,7 +145,7 @@ def product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
 
 
 def exact_product(weights: Tensor, x: npt.ArrayLike) -> F64Array:
-    """Rows of weights times columns [..., k]: [..., n]; of experts, [..., n_expert, n]."""
+    """Rows of weights times columns [..., k]: [..., n]. Experts: [..., n_expert, n]."""
     rows = values_of(weights)[0]
     result: F64Array = np.tensordot(np.asarray(x, np.float64), rows, (-1, -1))
     return result[..., 0, :] if len(rows) == 1 else result

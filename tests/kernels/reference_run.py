@@ -1,7 +1,7 @@
-"""For the tests of the reference kernels: tensors with data, and one op computed.
+"""Tensors with data, and one op computed, for the tests of the reference kernels.
 
-Every tensor gets memory of its own between guard bytes, kept in `tensor.buffer`; what a kernel
-writes outside its tensor fails the test. Arrays have the shape of `ne` reversed.
+Every tensor has its own memory between guard bytes, in `tensor.buffer`; a write outside of the
+tensor fails the test. Arrays have the shape of `ne` reversed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ERROR = {GGMLType.F32: 2e-6, GGMLType.F16: 1e-3, GGMLType.BF16: 8e-3}
 
 
 def each_type(types: Iterable[GGMLType]) -> pytest.MarkDecorator:
-    """Parametrise `type`, with readable test names."""
+    """Parametrize `type`, with readable test names."""
     return pytest.mark.parametrize("type", list(types), ids=lambda t: t.name)
 
 
 def normal(*shape: int, seed: int = 0) -> F64Array:
-    """Random numbers, each of which float32 can hold."""
+    """Random numbers that float32 represents exactly."""
     x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return x.astype(np.float64)
 
@@ -49,7 +49,7 @@ def normal(*shape: int, seed: int = 0) -> F64Array:
 def leaf(values: npt.ArrayLike, type: GGMLType = GGMLType.F32, shift: int = 0) -> Tensor:
     """A leaf with these values, at an address that is `shift` bytes off its alignment.
 
-    Types that gguf cannot quantise to get random blocks instead: read them back with `values_of`.
+    Types that gguf cannot encode get random blocks instead: read them back with `values_of`.
     """
     x = np.asarray(values)
     t = Tensor(type, x.shape[::-1])
@@ -73,20 +73,20 @@ def ids(values: npt.ArrayLike, type: GGMLType = GGMLType.I32) -> Tensor:
 
 
 def place(t: Tensor, shift: int = 0) -> None:
-    """Give a tensor memory of its own, full of guard bytes."""
+    """Give a tensor its own memory, full of guard bytes."""
     t.buffer = np.full(t.nbytes + 2 * N_GUARD + shift, GUARD, np.uint8)
     t.offset = N_GUARD + shift
 
 
 def data(t: Tensor) -> Array:
-    """The tensor's array as kernels see it; of packed weights, as they were before."""
+    """The tensor's array as kernels see it; for packed weights, the unpacked array."""
     if hasattr(t.buffer, "plain"):
         return data(t.buffer.plain)
     return array_of(t, t.buffer)
 
 
 def values_of(t: Tensor) -> F64Array:
-    """What a tensor holds, decoded without the code under test."""
+    """A tensor's values, decoded without the code under test."""
     raw = data(t)
     if t.is_empty:
         return np.zeros(t.ne[::-1])
@@ -99,11 +99,11 @@ def values_of(t: Tensor) -> F64Array:
 
 
 def compute(node: Tensor, over: Tensor | None = None, shift: int = 0) -> Tensor:
-    """Compute a node, and first its sources that have no data yet.
+    """Compute a node, after its sources that have no data yet.
 
     Args:
-        node: what to compute.
-        over: a tensor in whose memory the result shall lie, instead of memory of its own.
+        node: the node.
+        over: a tensor whose memory the result shares.
         shift: bytes off the alignment.
     """
     for src in node.src:
@@ -118,7 +118,7 @@ def compute(node: Tensor, over: Tensor | None = None, shift: int = 0) -> Tensor:
 
 
 def locate(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
-    """Give a node its memory: that of its source if it is a view, that of `over`, or its own."""
+    """Give a node its memory: its source's if it is a view, that of `over`, or its own."""
     if node.view_src is not None:
         node.buffer, node.offset = node.root.buffer, node.root.offset + node.view_offs
     elif over is not None:
@@ -135,7 +135,7 @@ def graph_of(*nodes: Tensor) -> Graph:
 
 
 def with_prepared(calls: Iterable[CallT]) -> Iterator[CallT]:
-    """The calls of a plan, each after those that make its prepared sources."""
+    """The calls of a plan, each after the calls that prepare its sources."""
     for call in calls:
         for source in call.prepared:
             yield from source.calls
@@ -143,23 +143,24 @@ def with_prepared(calls: Iterable[CallT]) -> Iterator[CallT]:
 
 
 def run(node: Tensor) -> F64Array:
-    """The values of a node, computed."""
+    """Compute a node and return its values."""
     return values_of(compute(node))
 
 
 def bits(node: Tensor) -> bytes:
-    """The bytes of a node, computed."""
+    """Compute a node and return its bytes."""
     return data(compute(node)).tobytes()
 
 
 def assert_close(actual: Array, expected: Array, error: float = 2e-6) -> None:
-    """Equal shapes, NaN and inf in the same places, the rest within `error` of the largest."""
+    """Check for equal shapes, NaN and inf in the same places, and a difference of the rest of at
+    most `error` times the largest value."""
     scale = np.abs(expected[np.isfinite(expected)]).max(initial=0)
     np.testing.assert_allclose(actual, expected, rtol=error, atol=error * scale, strict=True)
 
 
 def relative_error(actual: Array, expected: Array) -> float:
-    """Mean square error relative to the mean square; infinite where NaN and inf differ."""
+    """Mean square error relative to the mean square; infinite if NaN or inf differ."""
     finite = np.isfinite(expected)
     if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
         return float("inf")
@@ -170,11 +171,11 @@ def relative_error(actual: Array, expected: Array) -> float:
 def _check_guards(t: Tensor) -> None:
     end = t.offset + t.nbytes
     assert (t.buffer[: t.offset] == GUARD).all(), f"{t}: bytes before it were written"
-    assert (t.buffer[end:] == GUARD).all(), f"{t}: bytes behind it were written"
+    assert (t.buffer[end:] == GUARD).all(), f"{t}: bytes after it were written"
 
 
 def _blocks(type: GGMLType, n: int) -> Array:
-    # random bytes, less a bit that would make float16 scales large or NaN; tiny blocks are no test
+    # random bytes, without a bit that makes float16 scales large or NaN; tiny blocks test nothing
     rng = np.random.default_rng(int(type))
     blocks = rng.integers(0, 256, (64 * n, type.type_size), np.uint8) & 0xBF
     largest = np.abs(quants.dequantize(blocks, _quant(type))).max(axis=-1)

@@ -1,4 +1,4 @@
-"""Backends of other packages: found by their entry points; a broken one is only logged."""
+"""Backends of other packages, found by their entry points. A broken one is only logged."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_devices_of_other_packages_and_warnings_about_broken_ones(tmp_path: Path
         assert f"WARNING backend '{name}' of package 'toy-backend' is not used: {problem}" == line
 
 
-def test_doctor_reports_on_them(tmp_path: Path) -> None:
+def test_doctor_reports_them(tmp_path: Path) -> None:
     install(tmp_path)
     lines = run(tmp_path, DOCTOR, "doctor", "-dev", "none").stdout.splitlines()
     assert "TOY0      simulated gpu, 1.00 GiB of 1.00 GiB free" in lines

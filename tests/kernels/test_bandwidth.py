@@ -1,4 +1,4 @@
-"""How fast devices read is measured where they are. How fast that is, no test asks."""
+"""Measuring the read bandwidth of devices. No test checks how high it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_processor_s_threads_read_together(monkeypatch: pytest.MonkeyPatch) 
     assert CpuDevice().bandwidth(2) == 10.0
 
 
-def test_reading_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "TRIALS_S", 0.001)
     assert ceiling.measure_read(2, 1 << 22) > 0
 

@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, on the emulated GPU: its parts, and the whole with little work."""
+"""The GPU benchmark on the emulated GPU: its parts, and the whole with little work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ F32 = GGMLType.F32
 
 
 class Shapes(Tensors):
-    """Makes the tensors of cases without data, but for those that are given."""
+    """Makes the tensors of cases without data, except those with values."""
 
     def __init__(self) -> None:
         self.values: dict[Tensor, Ints] = {}
@@ -49,8 +49,8 @@ class Shapes(Tensors):
 
 
 def cost(graph: Graph, values: dict[Tensor, Ints]) -> tuple[int, int]:
-    """The bytes that a chain moves and its multiplications and additions, by its tensors: leafs are
-    read once, or in part; what nobody else reads is not written."""
+    """The bytes that a chain moves, and its multiplications and additions. Leafs are read once, or
+    in part. Nodes that only the chain reads are not written."""
     read = {leaf: leaf.nbytes for leaf in graph.leafs}
     written, flops = 0, 0
     for node in graph.nodes:
@@ -82,7 +82,7 @@ def cost(graph: Graph, values: dict[Tensor, Ints]) -> tuple[int, int]:
 
 
 def attended(node: Tensor, values: dict[Tensor, Ints]) -> tuple[int, int]:
-    """The cells that are attended to, of all that the pool has room for; and the operations."""
+    """The number of cells that the node reads, and its operations."""
     q, k, _, pages, seq, pos = node.src
     n_seen = values[pos].astype(np.int64) + 1
     ends = {s: n_seen[values[seq] == s].max() for s in values[seq]}
@@ -104,7 +104,7 @@ def registry() -> Iterator[CudaRegistry]:
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing take long."""
+    """Reduce the work of benchmarks."""
     monkeypatch.setattr(bench_cuda, "COLD_BYTES", 4096)
     monkeypatch.setattr(bench_cuda, "RATE_STEPS", 2)
     monkeypatch.setattr(bench_cuda, "MOST_BYTES", 2**20)
@@ -114,7 +114,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
-def test_cases_say_what_their_nodes_cost(case: GpuCase) -> None:
+def test_costs_of_cases_equal_those_of_their_nodes(case: GpuCase) -> None:
     shapes = Shapes()
     graph, other = (Graph(case.build(shapes, i)) for i in (0, 1))
     assert all(cuda_run.supports(node) for node in graph.nodes if node.op not in VIEW_OPS)
@@ -133,20 +133,20 @@ def test_several_nodes_of_a_case_are_one_chain(case: GpuCase) -> None:
     assert [list(chain.nodes) for chain, _ in chains] == ([nodes] if len(nodes) > 1 else [])
 
 
-def test_copies_of_a_case_have_inputs_of_their_own() -> None:
+def test_copies_of_a_case_have_their_own_inputs() -> None:
     for case in all_cases():
         shapes = Shapes()
         a, b = (Graph(case.build(shapes, i)).leafs for i in (0, 1))
-        # but the experts of one token are others of the same matrices
+        # except experts: copies share the matrices and choose other experts
         assert all(t.ne[2] == gpu_cases.N_EXPERT for t in {*a} & {*b}), case.name
 
 
-def test_experts_of_one_token_are_others_in_each_copy_until_there_are_no_more() -> None:
+def test_copies_choose_other_experts_until_all_are_used() -> None:
     chosen = [gpu_cases.chosen_experts(1, i) for i in range(16)]
     assert sorted(np.concatenate(chosen, axis=None).tolist()) == list(range(128))
 
 
-def test_names_of_cases_differ() -> None:
+def test_case_names_are_unique() -> None:
     names = [case.name for case in all_cases()]
     assert len({*names}) == len(names)
 
@@ -155,7 +155,7 @@ def test_names_of_cases_differ() -> None:
 
 
 @needs_compiler
-def test_a_case_is_run_on_weights_of_its_own_each_time(registry: CudaRegistry) -> None:
+def test_each_copy_of_a_case_has_its_own_weights(registry: CudaRegistry) -> None:
     device = registry.devices()[0]
     bench, built = Bench(device), []
 
@@ -184,13 +184,13 @@ def test_a_chain_is_computed_as_one(registry: CudaRegistry) -> None:
         return ops.swiglu(gate, up)
 
     assert bench.microseconds(GpuCase("toy", build, 4096), trials=2) > 0
-    # two copies, each of which quantises its columns and computes the chain, three times
+    # two copies, each of which quantizes its columns and computes the chain, three times
     assert device.gpu.n_launches == 3 * 2 * 2  # type: ignore[attr-defined]
     bench.close()
 
 
 @needs_compiler
-def test_the_median_of_what_events_say(registry: CudaRegistry) -> None:
+def test_the_median_of_event_times(registry: CudaRegistry) -> None:
     gpu = registry.devices()[0].gpu
     stream = gpu.stream_new()
     a, b, copies = gpu.alloc(4096), gpu.alloc(4096), []
@@ -222,15 +222,13 @@ def run_main(monkeypatch: pytest.MonkeyPatch, registry: CudaRegistry, *args: str
     bench_cuda.main()
 
 
-def test_without_a_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="no CUDA device: nothing is plugged in"):
         run_main(monkeypatch, CudaRegistry((), "nothing is plugged in"))
 
 
 @needs_compiler
-def test_another_device_than_there_is(
-    monkeypatch: pytest.MonkeyPatch, registry: CudaRegistry
-) -> None:
+def test_an_unknown_device(monkeypatch: pytest.MonkeyPatch, registry: CudaRegistry) -> None:
     with pytest.raises(SystemExit, match="no CUDA7: CUDA0"):
         run_main(monkeypatch, registry, "--device", "CUDA7")
 

@@ -19,9 +19,9 @@ from lamella.kernels.cpu.plan import CpuPlan
 
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 N_CELLS = 384
-N_LONG = 3 * 1632  # cells of three sequences of more than three partitions of 512 positions
+N_LONG = 3 * 1632  # cells of three sequences, each longer than three partitions of 512 positions
 
-# three sequences; tokens at the edges of blocks of 32 positions, some of one sequence in a row
+# three sequences, with runs of tokens of one; positions at the edges of blocks of 32
 SEQ = np.array([0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 2, 2, 2])
 POS = np.array([0, 31, 32, 33, 127, 63, 64, 95, 7, 92, 93, 94, 95])
 
@@ -85,7 +85,7 @@ def test_heads_that_share_k_and_v(n_head_kv: int) -> None:
 @pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 256])
 @each_type((GGMLType.F16, GGMLType.Q8_0))
 def test_head_dims(head_dim: int, type: GGMLType) -> None:
-    n_head_kv = 32 // math.gcd(head_dim, 32)  # whole blocks, which heads may lie across
+    n_head_kv = 32 // math.gcd(head_dim, 32)  # rows are whole blocks, heads need not be
     k, v = pool(n_head_kv, head_dim, type), pool(n_head_kv, head_dim, type, seed=2)
     CPU.check(attention, queries(n_head_kv, head_dim), k, v)
     other = pool(n_head_kv, 2 * head_dim, type, seed=2)
@@ -146,20 +146,20 @@ def test_bits_do_not_depend_on_other_tokens(type: GGMLType, n_head: int, n_head_
             assert (values_of(part)[0] == values_of(whole)[0, tokens]).all()
 
 
-# of each sequence: the first and last positions of blocks and of partitions
+# the first and last positions of blocks and of partitions, for each sequence
 LONG_POS = [0, 510, 511, 512, 513, 544, 1022, 1023, 1024, 1300, 1535, 1536, 1631]
 
 
 def long_attention(
     n_head: int, n_head_kv: int, type: GGMLType = GGMLType.F16, **params: Any
 ) -> Any:
-    """A function from (seq, pos) to the node of these tokens, whose queries depend on both."""
+    """A function that builds the node of tokens (seq, pos); a query depends on both."""
     q = np.random.default_rng(3).standard_normal((3, 1632, n_head, 16))
     k, v = (pool(n_head_kv, 16, type, seed, N_LONG) for seed in (1, 2))
     return lambda seq, pos: attention(leaf(q[seq, pos]), k, v, seq=seq, pos=pos, **params)
 
 
-def by_itself(build: Any, seq: int, pos: int, n_threads: int) -> Array:
+def alone(build: Any, seq: int, pos: int, n_threads: int) -> Array:
     alone: Array = cpu_run.compute(build([seq], [pos]), n_threads)[0, 0].copy()
     return alone
 
@@ -184,9 +184,9 @@ def test_bits_do_not_depend_on_how_partitions_are_divided(
     seq = [s for s in range(3) for _ in LONG_POS]
     whole = cpu_run.compute(build(seq, LONG_POS * 3))[0].copy()  # too many tokens to divide
     for n_threads in (1, 2, 3):
-        # one token: divided. Two of a sequence need more records than there may be in the pool
+        # one token: divided. Two of a sequence need more records than the pool allows
         for t in range(0, len(whole), 4):
-            assert (by_itself(build, seq[t], LONG_POS[t % 13], n_threads) == whole[t]).all(), t
+            assert (alone(build, seq[t], LONG_POS[t % 13], n_threads) == whole[t]).all(), t
         for chosen in ([12, 25], [12, 11, 10, 9], [3, 2, 14, 27, 1], [8, 21, 34]):
             pos = [LONG_POS[t % 13] for t in chosen]
             part = cpu_run.compute(build([seq[t] for t in chosen], pos), n_threads)[0]
@@ -203,13 +203,13 @@ def test_prefill_in_chunks_and_decode_give_the_same_bits(n_head: int, n_head_kv:
         parts = [cpu_run.compute(build([1] * len(c), c), n_threads)[0].copy() for c in chunks]
         assert (np.concatenate(parts) == whole).all(), size
     for i in range(0, 60, 6):
-        assert (by_itself(build, 1, positions[i], 2) == whole[i]).all(), i
+        assert (alone(build, 1, positions[i], 2) == whole[i]).all(), i
     order = np.random.default_rng(5).permutation(60)
     mixed = cpu_run.compute(build([1] * 60, [positions[i] for i in order]), 2)[0]
     assert (mixed == whole[order]).all()
 
 
-def test_only_few_tokens_of_long_sequences_have_their_partitions_divided() -> None:
+def test_partitions_are_divided_only_for_few_tokens_of_long_sequences() -> None:
     build = long_attention(8, 2)
     nodes = {n: build([0] * n, [9] * n) for n in (1, 16, 17)}
     nodes[0] = attention(queries(8, 16), pool(2, 16), pool(2, 16))
@@ -239,7 +239,7 @@ def test_scores_may_grow_from_block_to_block() -> None:
     CPU.check(attention, leaf(q), leaf(k), pool(1, 1, seed=2), scale=1.0)
 
 
-def test_what_later_tokens_see_does_not_reach_earlier_ones() -> None:
+def test_cells_of_later_tokens_do_not_affect_earlier_ones() -> None:
     v = pool(1, 16, seed=2)
     cells = data(v)[0, 0].reshape(-1, 32, 16)
     cells[table(32)[0, 1], 5:8] = np.array([np.inf, -np.inf, np.nan])[:, None]  # positions 37..39
@@ -255,7 +255,7 @@ def test_what_later_tokens_see_does_not_reach_earlier_ones() -> None:
             assert (values_of(alone)[0, 0] == values_of(node)[0, t]).all()
 
 
-def test_what_lies_behind_a_token_s_position_is_never_read() -> None:
+def test_cells_after_a_token_s_position_are_never_read() -> None:
     for n_head in (1, 4):
         q, k, v = leaf(normal(2, n_head, 16)), pool(1, 16), pool(1, 16, seed=2)
         for pos in ([40, 37], [31, 30]):
@@ -283,7 +283,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert np.isfinite(values_of(node)).all()
 
 
-def test_a_score_that_is_no_number_makes_its_result_none() -> None:
+def test_a_nan_score_makes_its_result_nan() -> None:
     q = normal(len(SEQ), 4, 8)
     q[3, 1, 2] = math.nan
     result = CPU.check(attention, leaf(q), pool(1, 8), pool(1, 8, seed=2))
@@ -308,6 +308,6 @@ def test_indices_out_of_range_are_refused(args: dict[str, Any], message: str) ->
         cpu_run.compute(attention(q, k, v, **{"seq": [0], "pos": [0], **args}))
 
 
-def test_pages_behind_the_last_position_may_be_anything() -> None:
+def test_pages_after_the_last_position_may_be_invalid() -> None:
     q, k, v = leaf(normal(1, 2, 8)), pool(2, 8), pool(2, 8)
     CPU.check(attention, q, k, v, pages=[[3, -1], [99, 99]], seq=[0], pos=[31])

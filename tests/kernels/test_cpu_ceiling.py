@@ -1,4 +1,4 @@
-"""What the machine does at best is measured. How much that is, no test asks."""
+"""Measuring the machine's ceilings. No test checks how high they are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pool() -> Iterator[ThreadPool]:
 def run(
     pool: ThreadPool, kernel: Kernel, memory: npt.NDArray[np.uint8], n: int, times: int = 1
 ) -> npt.NDArray[np.float32]:
-    """What each thread leaves, a row for each."""
+    """Run a kernel. Return the output of each thread, a row for each."""
     out = np.zeros((pool.n_threads, LINE // 4), np.float32)
     words = np.array([memory.ctypes.data, n, out.ctypes.data, times], np.int64)
     entry = np.zeros(ENTRY_WORDS, np.int64)
@@ -37,7 +37,7 @@ def run(
     return out
 
 
-def test_threads_together_read_every_byte_as_often_as_they_are_told(pool: ThreadPool) -> None:
+def test_threads_together_read_every_byte_the_given_number_of_times(pool: ThreadPool) -> None:
     memory = aligned_empty(3 * CHUNK, LINE, "test")
     memory.view(np.float32)[:] = np.arange(3 * CHUNK // 4)
     sums = memory.view(np.float32).reshape(3, -1).sum(axis=1)
@@ -52,7 +52,7 @@ def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
     vectors[:N_LEFT] = 1
     vectors[N_LEFT : 2 * N_LEFT] = np.arange(1, 17, 5)[:, None]
     expected = 0
-    for y in range(1, 17, 5):  # four bytes a lane; the sums are put together by exclusive or
+    for y in range(1, 17, 5):  # four bytes a lane; the sums are combined by exclusive or
         for _ in range(N_LEFT):
             expected ^= 4 * y
     assert expected == 0  # pairs of sums cancel out
@@ -63,7 +63,7 @@ def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
     assert out.tolist() == [[expected] * 16] * 2
 
 
-def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "TRIALS_S", 0.001)
     found = ceiling.measure(2, 1 << 16, 1 << 22)
     assert min(found.bytes_per_s, found.near_bytes_per_s, found.int8_per_s, found.f32_per_s) > 0
@@ -71,7 +71,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert large.near_bytes_per_s == large.bytes_per_s
 
 
-def test_a_process_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[1:] == ["-P", "-m", "lamella.kernels.cpu.ceiling_process", "2", "1000"]
         text = '{"bytes_per_s": 1, "near_bytes_per_s": 2, "int8_per_s": 3, "f32_per_s": 4}\n'
@@ -99,7 +99,7 @@ def test_no_process_can_be_started(program: str | None, monkeypatch: pytest.Monk
         ceiling.measure_apart(1, 1)
 
 
-def test_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], 1, "", "Traceback\nOutOfMemoryError: too little\n")
 

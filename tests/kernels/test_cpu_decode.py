@@ -1,4 +1,4 @@
-"""Decoders of the CPU kernels: every type, bit for bit as `gguf` decodes it."""
+"""Decoders of the CPU kernels: every type, with the bits of `gguf`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def decode(type: GGMLType, raw: Bytes, n: int) -> F32Array:
-    """`n` elements decoded; what lies behind them must stay."""
+    """Decode `n` elements. Floats after them must not change."""
     out = np.full(n + 32, 7, np.float32)
     kernel, table = DECODERS[type].params
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(kernel.address)
@@ -53,7 +53,7 @@ def test_every_type_that_gguf_decodes_has_a_decoder() -> None:
 
 @each_type(QUANTIZED)
 def test_random_blocks(type: GGMLType) -> None:
-    # random bytes hold every index, and scales that are inf, NaN or below the normal range
+    # random bytes include every index, and scales that are inf, NaN or subnormal
     raw = np.random.default_rng(int(type)).integers(0, 256, N_BLOCKS * type.type_size, np.uint8)
     assert_same(decode(type, raw, N_BLOCKS * type.block_size), expected(type, raw))
 
@@ -65,14 +65,14 @@ def test_rows_of_one_block(type: GGMLType) -> None:
 
 
 @each_type((GGMLType.F16, GGMLType.BF16))
-def test_every_half_number(type: GGMLType) -> None:
+def test_every_16_bit_float(type: GGMLType) -> None:
     raw = np.arange(2**16, dtype=np.uint16).view(np.uint8)
     assert_same(decode(type, raw, 2**16), expected(type, raw))
 
 
 @each_type((GGMLType.F16, GGMLType.BF16))
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 47])
-def test_halves_of_any_number(type: GGMLType, n: int) -> None:
+def test_16_bit_floats_of_any_count(type: GGMLType, n: int) -> None:
     raw = np.random.default_rng(n).standard_normal(n).astype(np.float16).view(np.uint8)
     assert_same(decode(type, raw, n), expected(type, raw))
 
@@ -96,7 +96,7 @@ def test_lookup_without_avx_512(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (out == table[::-1]).all()
 
 
-def test_rows_in_scratch_memory_do_not_compete_in_the_cache() -> None:
+def test_rows_in_scratch_memory_use_different_cache_sets() -> None:
     for n in (1, 16, 1000, 1024, 2048, 4096):
         size = codecs.row_bytes(n)
         assert size >= 4 * n and size % 64 == 0 and size % 4096

@@ -1,4 +1,4 @@
-"""The CPU as a device: what it says of itself, its memory, and graphs computed by its backends."""
+"""The CPU as a device: its properties and memory, and graphs computed by its backends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def backend() -> Iterator[CpuBackend]:
 
 
 class Sum:
-    """A graph: the rows of `table` that `ids` names, each plus 1. Two rows of four."""
+    """A graph: two rows of `table`, selected by `ids`, plus 1."""
 
     def __init__(self, buft: BufferType) -> None:
         self.table = Tensor(GGMLType.F32, (4, 3), name="table").set_input()
@@ -56,7 +56,7 @@ class Sum:
 CHOSEN = [9, 10, 11, 12, 1, 2, 3, 4]
 
 
-# --- what it says of itself ---
+# --- properties ---
 
 
 def test_the_device() -> None:
@@ -84,13 +84,13 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_text(path: Path) -> str:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(Path, "read_text", read_text)  # as where there is no /proc
+    monkeypatch.setattr(Path, "read_text", read_text)  # as on a system without /proc
     free_there, total_there = CpuDevice(1).memory()
     assert 0 < free_there <= total_there
     assert abs(total_there - total) < 0.05 * total
 
 
-def test_as_many_threads_as_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_a_thread_for_each_usable_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CpuDevice().n_threads == default_threads() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7})
     assert CpuDevice().n_threads == 3
@@ -163,7 +163,7 @@ def test_without_jit_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     assert case.result() == CHOSEN
 
 
-def test_progress_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_reports_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
     def loading(kernels: Iterable[Kernel], progress: CompileProgress | None) -> None:
@@ -200,7 +200,7 @@ def test_backends_of_one_device_work_at_the_same_time() -> None:
     assert results == [CHOSEN] * 3
 
 
-# --- what it refuses ---
+# --- errors ---
 
 
 def test_a_plan_after_its_backend_was_freed(backend: CpuBackend) -> None:
@@ -211,7 +211,7 @@ def test_a_plan_after_its_backend_was_freed(backend: CpuBackend) -> None:
         backend.graph_plan_compute(run)
 
 
-def test_memory_that_is_not_the_host_s(backend: CpuBackend) -> None:
+def test_memory_of_another_device(backend: CpuBackend) -> None:
     case = Sum(SimDevice("SIM0").buffer_type)
     with pytest.raises(BackendError, match=r"CPU cannot run GET_ROWS .* cannot use .* in SIM0"):
         backend.graph_compute(case.graph)

@@ -1,4 +1,4 @@
-"""Encoders of the CPU kernels: bit for bit as `gguf` encodes."""
+"""Encoders of the CPU kernels: they have the bits of `gguf`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def encode(type: GGMLType, values: F32Array) -> Bytes:
-    """The row encoded; what lies behind it must stay."""
+    """Encode a row. Bytes after it must not change."""
     n_bytes = type.row_size(values.size)
     out = np.full(n_bytes + 64, 0xA5, np.uint8)
     kernel, table = ENCODERS[type].params
@@ -38,7 +38,7 @@ def expected(type: GGMLType, values: F32Array) -> Bytes:
 
 
 def rows() -> dict[str, F32Array]:
-    """Blocks that ask for one thing each."""
+    """Blocks, each with one special property."""
     normal = np.random.default_rng(0).standard_normal(64 * 32)
     blocks = {
         "normal": normal,
@@ -63,7 +63,7 @@ def test_blocks(type: GGMLType, values: F32Array) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e-40])
-def test_q8_0_of_what_is_no_number_to_quantise(bad: float) -> None:
+def test_q8_0_of_inf_and_nan(bad: float) -> None:
     values = np.arange(64, dtype=np.float32)
     values[7] = bad
     if abs(bad) < 1:
@@ -75,7 +75,7 @@ def test_q8_0_of_what_is_no_number_to_quantise(bad: float) -> None:
 @pytest.mark.parametrize("n", [1, 16, 17, 4097])
 def test_halves(type: GGMLType, n: int) -> None:
     bits = np.random.default_rng(n).integers(0, 2**32, n, np.uint32)
-    # what float16 can hold, with all that lies between; NaN is tested below
+    # values within float16's range; NaN is tested below
     values = np.clip(np.nan_to_num(bits.view(np.float32)), -65504, 65504)
     values[:10] = [0, -0.0, np.inf, -np.inf, 65519, 65520, 1e-8, 1.00390625, 1.01171875, 3e38][:n]
     assert (encode(type, values) == expected(type, values)).all()
@@ -89,7 +89,7 @@ def test_nan_stays_nan(type: GGMLType) -> None:
     assert (np.isnan(back) == ([True, True, True, False] * 5)).all()
 
 
-def test_integers_are_cut_off() -> None:
+def test_integers_are_truncated() -> None:
     values = np.array([0.9, -0.9, 7.5, -7.5, 2**30, np.nan, 1e10, -1e10], np.float32)
     integers = encode(GGMLType.I32, values).view(np.int32)
     assert integers.tolist() == [0, 0, 7, -7, 2**30, 0, 2**31 - 1, -(2**31)]

@@ -1,4 +1,4 @@
-"""Fused chains: the bits of single kernels, in every pattern and model; and when not to fuse."""
+"""Fused chains have the bits of single kernels, in every pattern and model. When not to fuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lamella.kernels.plan.fusion import find_chains, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import Placement
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # the tiny models
 
 from arch_run import Runner
 from tiny_models import TINY, write_model
@@ -43,7 +43,7 @@ Norm = Callable[[Tensor, float], Tensor]
 
 
 def place(*outputs: Tensor) -> Graph:
-    """A graph with memory for every node of its own."""
+    """A graph whose nodes have their own memory."""
     graph = Graph(*outputs)
     for node in graph.nodes:
         locate(node)
@@ -51,7 +51,7 @@ def place(*outputs: Tensor) -> Graph:
 
 
 def run(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
-    """Compute a graph, every call on all threads; gives the names of the kernels."""
+    """Compute a graph, every call on all threads. Return the names of the kernels."""
     with cpu_run.all_threads(), NO_FUSION.set(not fuse):
         plan = CpuPlan(graph, address_of, n_threads)
     plan.run(cpu_run.pool(n_threads))
@@ -59,7 +59,7 @@ def run(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
 
 
 def assert_same_bits(make: Callable[[], Sequence[Tensor]], kernels: str, n_threads: int) -> None:
-    """The graph of the outputs that `make` gives is computed by `kernels`, to the same bits."""
+    """Check that `kernels` compute the outputs of `make`, with the bits of single kernels."""
     single, fused = make(), make()
     run(place(*single), n_threads, fuse=False)
     assert " ".join(run(place(*fused), n_threads)) == kernels
@@ -89,7 +89,7 @@ def test_a_norm_and_its_weight(norm: Norm, n: int, n_threads: int) -> None:
 @each_count
 @each_norm
 @pytest.mark.parametrize("n", [1, 17, 288, 2050])
-def test_a_sum_that_is_kept_its_norm_and_weight(norm: Norm, n: int, n_threads: int) -> None:
+def test_a_sum_with_other_readers_its_norm_and_weight(norm: Norm, n: int, n_threads: int) -> None:
     def make() -> list[Tensor]:
         a, b, weight = (leaf(normal(*s, seed=n)) for s in ((9, n), (9, n), (n,)))
         total = ops.add(a, b).set_output()
@@ -144,7 +144,7 @@ def test_keys_into_the_cache(mode: RopeMode, type: GGMLType, n_threads: int) -> 
         x = ops.reshape(leaf(normal(7, 4 * 48)), (48, 4, 7))
         k = ops.rope(x, ids([5, 0, 3, 900, 1, 2, 6]), n_dims=32, mode=mode)
         cache = leaf(normal(20, 4 * 48, seed=2), type)
-        # the same cell twice: the later row stays
+        # the same cell twice: the later row wins
         return [ops.set_rows(cache, ops.reshape(k, (4 * 48, 7)), ids([3, 19, 0, 7, 3, 8, 3]))]
 
     assert_same_bits(make, f"rope_{mode.name.lower()}_set_rows", n_threads)
@@ -182,7 +182,7 @@ def test_an_index_outside_the_cache_names_the_cache() -> None:
         run(place(cells))
 
 
-def test_keys_that_are_read_elsewhere_too_are_not_fused() -> None:
+def test_keys_with_other_readers_are_not_fused() -> None:
     k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
     rows = ops.reshape(k, (32, 2))
     cache = leaf(np.zeros((4, 32)))
@@ -194,7 +194,7 @@ def test_keys_that_are_read_elsewhere_too_are_not_fused() -> None:
     assert run(place(ops.set_rows(cache, rows, ids([1, 0])))) == single
 
 
-def test_heads_that_make_no_whole_blocks() -> None:
+def test_heads_of_partial_blocks() -> None:
     def make(n_head: int) -> Graph:
         k = ops.rope(leaf(normal(2, n_head, 8)), ids([0, 1]), n_dims=8, mode=RopeMode.NORMAL)
         cache = leaf(np.zeros((4, 8 * n_head)), GGMLType.Q8_0)
@@ -217,7 +217,7 @@ def gate_and_up(same: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return gate, up, ops.swiglu(gate, up)
 
 
-def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fuser_of_gate_and_up_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[GateUp] = []
     monkeypatch.setattr(FUSERS, "_fusers", {})
 
@@ -251,7 +251,7 @@ def test_a_kernel_for_gate_and_up_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def two_chains() -> tuple[Graph, list[NodeChain]]:
-    """b is computed between a chain's nodes, c is its result."""
+    """A graph with a node between those of a chain, and its chains."""
     a, other, weight = leaf(normal(4, 32)), leaf(normal(4, 32, seed=1)), leaf(normal(32))
     total = ops.add(a, other)
     normed = ops.rms_norm(total, 1e-5)
@@ -266,19 +266,19 @@ FUSED = ["sqr_float", "add_rms_norm_mul_f32", "sqr_float"]
 SINGLE = ["add_float", "rms_norm_f32", "sqr_float", "mul_float", "sqr_float"]
 
 
-def test_a_node_between_that_needs_what_the_chain_writes() -> None:
+def test_a_node_between_that_reads_from_the_chain() -> None:
     graph, [chain] = two_chains()
     total, normed, between, result, _ = graph.nodes
     assert chain.nodes == (total, normed, result)
     for node in graph.nodes:
         locate(node)
     assert run(graph) == FUSED
-    between.src[0] = total  # computed at the chain's end, after this
+    between.src[0] = total  # a fused chain would compute it later
     assert run(graph) == SINGLE
 
 
 @pytest.mark.parametrize("whose", ["a", "other", "total", "result"])
-def test_a_node_between_that_writes_what_the_chain_touches(whose: str) -> None:
+def test_a_node_between_that_writes_to_the_chain_s_memory(whose: str) -> None:
     graph, _ = two_chains()
     total, _, between, result, _ = graph.nodes
     for node in graph.nodes:
@@ -290,7 +290,7 @@ def test_a_node_between_that_writes_what_the_chain_touches(whose: str) -> None:
 
 
 @pytest.mark.parametrize("shift", [-4, 0, 64])
-def test_a_result_over_what_the_chain_still_reads(shift: int) -> None:
+def test_a_result_over_a_source_that_the_chain_still_reads(shift: int) -> None:
     graph, _ = two_chains()
     total, _, _, result, _ = graph.nodes
     for node in graph.nodes:
@@ -300,16 +300,16 @@ def test_a_result_over_what_the_chain_still_reads(shift: int) -> None:
         assert run(graph) == SINGLE
 
 
-def test_memory_is_kept_until_the_chain_s_end() -> None:
+def test_sources_are_kept_alive_until_the_chain_s_end() -> None:
     weight = leaf(normal(32))
     a, b = (Tensor(GGMLType.F32, (32, 4)) for _ in range(2))
     total = ops.add(ops.sqr(a), ops.sqr(b))
     graph = Graph(ops.mul(ops.rms_norm(total, 1e-5), weight), total)
-    wishes = optimize(graph, FUSERS)
-    assert [(w.tensor, w.until.op) for w in wishes] == [(s, Op.MUL) for s in total.src]
+    requests = optimize(graph, FUSERS)
+    assert [(r.tensor, r.until.op) for r in requests] == [(s, Op.MUL) for s in total.src]
     with NO_FUSION.set(1):
         assert CpuCompute(1).optimize(graph) == ()
-    assert CpuCompute(1).optimize(graph) == wishes
+    assert CpuCompute(1).optimize(graph) == requests
 
 
 # --- products side by side ---
@@ -320,7 +320,7 @@ def order(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes]
 
 
-def test_products_of_the_same_columns_come_together() -> None:
+def test_products_of_the_same_columns_become_adjacent() -> None:
     x = ops.sqr(leaf(normal(2, 32))).named("x")
     q, k, v = (ops.mul_mat(leaf(normal(8, 32)), x).named(name) for name in "qkv")
     total = ops.add(ops.scale(q, 2.0).named("q2"), ops.scale(k, 2.0).named("k2")).named("sum")
@@ -328,7 +328,7 @@ def test_products_of_the_same_columns_come_together() -> None:
     assert order(graph) == ["x", "q", "k", "v", "q2", "k2", "sum", "out"]
 
 
-def test_no_product_moves_before_what_writes_its_sources() -> None:
+def test_no_product_moves_before_a_writer_of_its_sources() -> None:
     x = ops.sqr(leaf(normal(2, 32))).named("x")
     table = leaf(normal(8, 32))
     first = ops.mul_mat(leaf(normal(8, 32)), x).named("first")
@@ -349,7 +349,7 @@ def test_no_product_moves_before_what_writes_its_sources() -> None:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[CpuPlan]:
-    """The plans that are made."""
+    """All plans made by the test."""
     made: list[CpuPlan] = []
 
     class Recorded(CpuPlan):
@@ -362,7 +362,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[CpuPlan]:
 
 
 def logits_of(path: Path, n_threads: int, repack: bool) -> tuple[Array, ...]:
-    """Of a prompt in chunks, and of a step behind it; then the pool's keys."""
+    """The logits of a prompt in chunks and of one more step; then the pool's keys."""
     cpu = CpuDevice(n_threads, repack=repack)
     runner = Runner(load_model(path, Placement(cpu=cpu)))
     pools = [layer.k.buffer.memory for layer in runner.kv]
@@ -393,7 +393,7 @@ def test_models_have_the_same_bits(
         assert a.tobytes() == b.tobytes()
 
 
-def test_chains_are_fused_where_memory_is_planned(tmp_path: Path, plans: list[CpuPlan]) -> None:
+def test_chains_are_fused_with_planned_memory(tmp_path: Path, plans: list[CpuPlan]) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf", GGMLType.F32)
     logits_of(tmp_path / "m.gguf", 1, False)
     kernels = names_of(plans[-1])
@@ -404,7 +404,7 @@ def test_chains_are_fused_where_memory_is_planned(tmp_path: Path, plans: list[Cp
     assert not {"add_float", "rms_norm_f32", "mul_float"} & {*kernels}
 
 
-def test_nodes_that_are_looked_at_are_computed(tmp_path: Path) -> None:
+def test_chains_cut_by_an_eval_callback_are_not_fused(tmp_path: Path) -> None:
     x, weight = Tensor(GGMLType.F32, (32, 4), name="x").set_input(), Tensor(GGMLType.F32, (32,))
     alloc_tensors([x, weight], HostBufferType("host"))
     normed = ops.rms_norm(x, 1e-5)

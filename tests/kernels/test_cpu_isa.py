@@ -1,4 +1,4 @@
-"""ISAs: which there are, and that kernels give the same bits with each one this machine has."""
+"""ISAs: which are supported, and equal bits of the kernels with each that this machine has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """machine(architecture, features): what LLVM shall say of this machine."""
+    """machine(architecture, features): set the machine that LLVM reports."""
 
     def pretend(arch: str, *features: str) -> None:
         found = dict.fromkeys(features, True) | {"amx-tile": False}
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "its-name")
 
     monkeypatch.delenv("LAMELLA_ISA", raising=False)
-    # asked in this test only: a target is kept for the life of a process
+    # without the cache, which would keep a target for the process
     monkeypatch.setattr(isa, "target", target.__wrapped__)
     return pretend
 
@@ -56,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("riscv64", ISAS["avx2"].features, ""),
     ],
 )
-def test_what_a_machine_can_execute(
+def test_supported_isas_of_machines(
     arch: str, features: tuple[str, ...], expected: str, machine: Any
 ) -> None:
     machine(arch, *features)
@@ -64,7 +64,7 @@ def test_what_a_machine_can_execute(
 
 
 @pytest.mark.parametrize("value", ["", "0", " "])
-def test_by_default_all_that_the_processor_has(
+def test_the_default_has_all_features_of_the_processor(
     value: str, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAMELLA_ISA", value)
@@ -75,7 +75,7 @@ def test_by_default_all_that_the_processor_has(
     assert not isa.has_feature("avx512f")
 
 
-def test_a_named_one_is_the_same_on_every_machine(
+def test_a_named_isa_is_the_same_on_every_machine(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAMELLA_ISA", "avx2")
@@ -89,7 +89,7 @@ def test_a_named_one_is_the_same_on_every_machine(
     assert found[0].cpu == "x86-64-v3"
 
 
-def test_the_generic_one_has_nothing_beyond_the_baseline(
+def test_the_generic_isa_has_only_the_baseline(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAMELLA_ISA", "generic")
@@ -103,7 +103,7 @@ def test_the_generic_one_has_nothing_beyond_the_baseline(
     ("name", "why"),
     [("avx512", "this processor cannot execute it"), ("avx1024", "there is none of that name")],
 )
-def test_one_that_cannot_be(
+def test_an_unusable_isa_is_an_error(
     name: str, why: str, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAMELLA_ISA", name)
@@ -113,7 +113,7 @@ def test_one_that_cannot_be(
         isa.target()
 
 
-def test_where_llvm_knows_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llvm_without_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("not known here")
 
@@ -122,7 +122,7 @@ def test_where_llvm_knows_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
     assert supported_isas() == ["generic"]
 
 
-def test_the_command_line_tells_what_is_wrong() -> None:
+def test_the_command_line_reports_a_wrong_isa() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lamella.cli", "run", "-p", "x"],
         env=os.environ | {"LAMELLA_ISA": "z80"},
@@ -140,7 +140,7 @@ def test_the_command_line_tells_what_is_wrong() -> None:
 
 
 def run(script: str, name: str, *args: str) -> Any:
-    """What a script prints, in a process whose kernels are compiled for an ISA."""
+    """The JSON that a script prints, in a process whose kernels are compiled for an ISA."""
     done = subprocess.run(
         [sys.executable, script, *args],
         env=os.environ | {"LAMELLA_ISA": name},
@@ -158,7 +158,7 @@ def results(name: str, which: str) -> Any:
     return run(isa_process.__file__, name, which)
 
 
-# Compiling takes long. These have the machine code of another one but for their products of bytes
+# Compiling takes long. These differ from another ISA only in their products of bytes
 SAME_BUT_DOTS: Final = ("avx512", "avx2_vnni", "neon_dotprod")
 
 
@@ -187,7 +187,7 @@ def test_one_weight_type_stands_for_each_way_to_multiply_bytes() -> None:
     ("name", "instruction"), [("neon_i8mm", "usdot"), ("neon_dotprod", "sdot")]
 )
 def test_kernels_compile_for_arm(name: str, instruction: str) -> None:
-    # other processors cannot run them; their tests run where there is one
+    # other processors cannot run them; ARM machines run the tests above
     try:
         binding.Target.from_triple("aarch64-unknown-linux-gnu")
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Compiling kernels and keeping them: once for all processes, whatever befalls the files."""
+"""Compiling kernels and caching them: once for all processes, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _only_while_the_test_runs() -> Iterator[None]:
+def _undeclare_after_the_test() -> Iterator[None]:
     before = dict(KERNELS)
     yield
     KERNELS.clear()
@@ -59,12 +59,12 @@ def declare(name: str, n: int = 5) -> Kernel:
 
 
 def load(*kernels: Kernel) -> list[str]:
-    """Load kernels; the names of those that were compiled."""
-    told: list[tuple[int, int, str]] = []
-    load_all(kernels, lambda done, total, name, seconds: told.append((done, total, name)))
-    n = len(told) - 1
-    assert [t[:2] for t in told] == [(i, n) for i in range(n + 1)]
-    return [name for _, _, name in told[:-1]]
+    """Load kernels. Return the names of those that were compiled."""
+    reports: list[tuple[int, int, str]] = []
+    load_all(kernels, lambda done, total, name, seconds: reports.append((done, total, name)))
+    n = len(reports) - 1
+    assert [r[:2] for r in reports] == [(i, n) for i in range(n + 1)]
+    return [name for _, _, name in reports[:-1]]
 
 
 def start(cache: Path, **more: str) -> subprocess.Popen[str]:
@@ -81,9 +81,9 @@ def start(cache: Path, **more: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> Any:
     out, err = process.communicate(timeout=250)
     assert (process.returncode, err) == (0, "")
-    told = json.loads(out)
-    assert told["values"] == [17, 30]
-    return told
+    result = json.loads(out)
+    assert result["values"] == [17, 30]
+    return result
 
 
 # --- between processes ---
@@ -94,8 +94,8 @@ def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
     first = [start(tmp_path), start(tmp_path)]
     results = [finish(p) for p in first]
     # each kernel was compiled once, and both saw the end
-    assert sorted(name for r in results for *_, name in r["told"] if name) == NAMES
-    assert [r["told"][-1] for r in results] == [[2, 2, ""]] * 2
+    assert sorted(name for r in results for *_, name in r["progress"] if name) == NAMES
+    assert [r["progress"][-1] for r in results] == [[2, 2, ""]] * 2
     folder = Path(results[0]["folder"])
     assert folder.is_relative_to(tmp_path)
     assert sorted(f.name for f in folder.iterdir()) == [
@@ -103,21 +103,21 @@ def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
         *(f"{n}.o" for n in NAMES),
     ]
     # later ones compile nothing
-    assert finish(start(tmp_path))["told"] == []
+    assert finish(start(tmp_path))["progress"] == []
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     file, temporary = tmp_path / "file", tmp_path / "temporary"
     file.touch()
     temporary.mkdir()
-    assert finish(start(file, TMPDIR=str(temporary)))["told"] == COMPILED
+    assert finish(start(file, TMPDIR=str(temporary)))["progress"] == COMPILED
     assert not [name for name in os.listdir(temporary) if "lamella" in name]
 
 
 # --- files ---
 
 
-def test_loading_takes_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_needs_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(declare("test_kept")) == ["test_kept"]
     again = declare("test_kept")
     monkeypatch.setattr(jit, "compile_object", None)
@@ -125,15 +125,15 @@ def test_loading_takes_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert call(again, 1) == 6
 
 
-def test_only_what_is_missing_is_compiled(folder: Path) -> None:
+def test_only_missing_kernels_are_compiled(folder: Path) -> None:
     load(declare("test_m1"), declare("test_m3"))
     new = [declare(f"test_m{i}", n=i) for i in (1, 2, 3, 4)]
     assert load(*new, *new) == ["test_m2", "test_m4"]
     assert load(*new) == []
-    assert [call(k, 0, ith=1, nth=2) for k in new] == [20, 8, 20, 16]  # 1 and 3 as they were kept
+    assert [call(k, 0, ith=1, nth=2) for k in new] == [20, 8, 20, 16]  # 1 and 3 from the cache
 
 
-def test_an_address_loads(folder: Path) -> None:
+def test_reading_the_address_loads_the_kernel(folder: Path) -> None:
     k = declare("test_lazy")
     assert not folder.exists()
     assert k.address == k.address != 0
@@ -156,7 +156,7 @@ def damages() -> dict[str, Callable[[bytes], bytes]]:
 
 
 @pytest.mark.parametrize("damage", damages())
-def test_a_damaged_file_is_compiled_anew(folder: Path, damage: str) -> None:
+def test_a_damaged_file_is_compiled_again(folder: Path, damage: str) -> None:
     name = "test_damaged_" + damage.replace(" ", "_")
     load(declare(name))
     file = folder / f"{name}.o"
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_compiled_anew(folder: Path, damage: str) -> None:
     assert load(declare(name)) == []
 
 
-def test_a_file_of_another_kernel_is_not_taken(folder: Path) -> None:
+def test_a_file_of_another_kernel_is_not_used(folder: Path) -> None:
     load(declare("test_here", n=1), declare("test_there", n=2))
     shutil.copy(folder / "test_there.o", folder / "test_here.o")
     again = declare("test_here", n=1)
@@ -210,18 +210,18 @@ def test_a_process_waits_for_the_kernels_of_another(
     (folder / "test_slow.o").unlink()
     monkeypatch.setattr(jit, "compile_object", None)
     lock = (folder / "lock").open("a")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # as another process has it
-    told: list[tuple[int, int, str]] = []
+    fcntl.flock(lock, fcntl.LOCK_EX)  # like another process
+    reports: list[tuple[int, int, str]] = []
 
     def progress(done: int, total: int, name: str, seconds: float) -> None:
-        told.append((done, total, name))
+        reports.append((done, total, name))
         if done == 0:
             (folder / "test_slow.o").write_bytes(data)
             Timer(2 * disk_cache.WAIT_SECONDS, lock.close).start()
 
     k = declare("test_slow")
     load_all([k], progress)
-    assert told == [(0, 1, ""), (1, 1, "")]
+    assert reports == [(0, 1, ""), (1, 1, "")]
     assert call(k, 1) == 6
 
 
@@ -236,7 +236,7 @@ def test_a_disk_without_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert load(declare("test_no_locks")) == ["test_no_locks"]
 
 
-# --- folders that nobody uses ---
+# --- unused folders ---
 
 
 def age(folder: Path, days: float) -> None:
@@ -255,7 +255,7 @@ def test_a_new_folder_removes_old_ones(tmp_path: Path, monkeypatch: pytest.Monke
     assert {f.name for f in tmp_path.iterdir()} == {*days, "00000000000000ff"} - {
         "0123456789abcdef"
     }
-    # only a new one looks for others
+    # only a new folder removes others
     age(tmp_path / "fedcba9876543210", 31)
     load(declare("test_same_folder"))
     assert (tmp_path / "fedcba9876543210").exists()
@@ -327,8 +327,8 @@ def test_threads_that_load_one_kernel_compile_it_once(folder: Path) -> None:
     assert len(addresses) == 4
 
 
-def test_kernels_of_one_factory_are_not_mixed_up(folder: Path) -> None:
-    # in an order that another process did not have
+def test_kernels_of_one_factory_are_not_confused(folder: Path) -> None:
+    # loaded in another order than that of an earlier process
     load(declare("test_f2", n=2))
     kernels = [declare(f"test_f{n}", n=n) for n in (3, 2, 1)]
     for k in kernels:

@@ -1,4 +1,5 @@
-"""Matrix products of the CPU kernels: right for every type and layout, with bits of their own."""
+"""Matrix products of the CPU kernels: right for every type and layout, with bits that do not depend
+on the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ each_layout = pytest.mark.parametrize("n_threads", [1, 2])
 
 
 def assert_right(make: Callable[[], Tensor], n_threads: int = 1, error: float = 5e-6) -> None:
-    """The node that `make` builds has the reference's values."""
+    """Check that the node of `make` has the reference's values."""
     expected = run(make())
     node = make()
     assert KERNELS.supports(node)
@@ -38,7 +39,7 @@ def assert_right(make: Callable[[], Tensor], n_threads: int = 1, error: float = 
 
 
 def columns_of(node: Tensor, n_threads: int = 1) -> Array:
-    """The rows of the result, as they are in memory."""
+    """The bits of the result's rows."""
     array = cpu_run.compute(node, n_threads)
     return array.reshape(-1, array.shape[-1]).copy().view(np.uint32)
 
@@ -128,13 +129,13 @@ def test_columns_and_weights_in_other_layouts(type: GGMLType) -> None:
 @each_type(FLOATS)
 def test_weights_whose_rows_have_gaps(type: GGMLType) -> None:
     a = leaf(normal(3, 6, 4), type)
-    gaps = ops.permute(a, (2, 0, 1, 3))  # [6, 3, 4]: from row to row is further than in a row
+    gaps = ops.permute(a, (2, 0, 1, 3))  # [6, 3, 4]: the rows have gaps between them
     assert not gaps.has_contiguous_rows and not gaps.is_transposed
     assert_right(lambda: ops.mul_mat(gaps, leaf(normal(4, 5, 6, seed=1))))
 
 
-def test_rows_that_compete_in_the_cache() -> None:
-    # rows of 4096 bytes are copied apart first; the bits stay
+def test_rows_of_one_cache_set() -> None:
+    # rows of 4096 bytes are first copied to other strides; the bits stay equal
     a, x = normal(9, 1024), normal(6, 1024, seed=1)
     whole = columns_of(ops.mul_mat(leaf(a), leaf(x)))
     apart = ops.view(leaf(np.pad(a, ((0, 0), (0, 4)))), (1024, 9), nb=(4, 4112))
@@ -191,7 +192,7 @@ def test_experts_out_of_range_are_refused(bad: int) -> None:
     node = ops.mul_mat_id(a, b, ids([[0, 1], [2, bad], [3, 1]]))
     with pytest.raises(BackendError, match=f"index {bad} must be at least 0 and below 4"):
         cpu_run.compute(node)
-    # and what was right is right again
+    # the next run is right again
     good = ops.mul_mat_id(a, b, ids([[0, 1], [2, 0], [3, 1]]))
     expected = reference_run.run(ops.mul_mat_id(a, b, ids([[0, 1], [2, 0], [3, 1]])))
     cpu_run.compute(good)

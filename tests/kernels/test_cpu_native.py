@@ -1,4 +1,4 @@
-"""Kernels as functions: as many arguments as they have, and others may go on meanwhile."""
+"""Kernels as functions: any number of arguments, and other threads run during a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def digits(at, a, b, c, d):
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kernel]]:
-    """Declares kernels, which end with the test."""
+    """Declares kernels, which are removed after the test."""
     monkeypatch.setattr(jit, "read", lambda folder, name: None)
     monkeypatch.setattr(jit, "write", lambda folder, name, data: None)
     before = dict(KERNELS)

@@ -1,4 +1,4 @@
-"""Object files: for which target they are made, and that none ends the process when loaded."""
+"""Object files: their target, and that loading one never ends the process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add_seven(p, ith, nth):
 
 
 def double(p, n):
-    """Twice `n` halves, into those behind them: by vectors, the last part of one, one by one."""
+    """Write twice `n` halves after them: by vectors, a part of a vector, and one by one."""
     for i in range(0, n - LANES, LANES):
         v = load_f16x16(p + 2 * i)
         store_f16x16(p + 2 * (n + i), v + v)
@@ -113,7 +113,7 @@ def test_targets_that_convert_halves(
 
 
 def double_halves() -> list[float]:
-    """What `double` gives in this process: the bits of all results."""
+    """The bits of all results of `double` in this process."""
     memory = np.zeros((3, COUNT), np.float16)
     memory[0] = np.resize(np.array(HALVES, np.float16), COUNT)
     kernel = load_objects({"double": compile_object(double, "double", 2)})["double"]
@@ -123,7 +123,7 @@ def double_halves() -> list[float]:
     return bits
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 has processors without halves")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has processors without F16C")
 def test_a_processor_that_cannot_convert_halves(tmp_path: Path) -> None:
     settings = {"LAMELLA_ISA": "generic", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Products with packed weights: NumPy's twin of them, the same bits in every batch, experts."""
+"""Products with packed weights: equal to a NumPy twin, the same bits in every batch, experts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lamella.kernels.cpu.plan import CpuPlan
 QUANTIZED = [t for t in FORMATS if t.is_quantized]
 COLUMNS = (1, 2, 3, 4, 5, 8, 13, 16, 17, 33)
 ALL = 64  # columns
-ROWS = (1, 15, 16, 17, 48, 200, 230, 317)  # the last two end within several groups at once
+ROWS = (1, 15, 16, 17, 48, 200, 230, 317)  # the last two end within a run of several groups
 LIMIT = 1e-10  # of the twin's mean square error
 
 some_types = pytest.mark.parametrize(
@@ -43,20 +43,20 @@ some_types = pytest.mark.parametrize(
 
 
 def lengths(type: GGMLType) -> tuple[int, ...]:
-    """Values of rows."""
+    """Lengths of rows."""
     if not type.is_quantized:
         return 1, 7, 8, 33, 256, 1003
     return (256, 512, 1024) if type.block_size > 32 else (32, 96, 256, 1024)
 
 
 def columns_of(node: Tensor, n_threads: int = 1) -> Array:
-    """The columns of the result, as bits."""
+    """The bits of the result's columns."""
     array = cpu_run.compute(node, n_threads)
     return array.reshape(-1, array.shape[-1]).copy().view(np.uint32)
 
 
 def run_graph(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
-    """Compute a graph; gives the names of the kernels."""
+    """Compute a graph. Return the names of the kernels."""
     for node in graph.nodes:
         locate(node)
     with NO_FUSION.set(not fuse):
@@ -84,7 +84,7 @@ def test_products_are_the_twin_s_with_the_same_bits_in_every_batch(type: GGMLTyp
 @each_type(FORMATS)
 def test_bits_do_not_depend_on_threads(type: GGMLType) -> None:
     k = lengths(type)[2]
-    # groups of rows: fewer than threads, and more than are worked on at a time
+    # groups of rows: fewer than threads, and more than a thread takes at once
     for n, m in ((17, 5), (200, 1), (200, 21), (3000, 2)):
         weights, x = packed(random_weights(type, n, k)), leaf(normal(m, k, seed=1))
         whole = columns_of(ops.mul_mat(weights, x))
@@ -127,7 +127,7 @@ def test_whole_numbers_are_exact(type: GGMLType) -> None:
     assert (quantized(x)[1] == 1).all()
     found = cpu_run.compute(ops.mul_mat(packed(plain), leaf(x)))
     expected = exact_product(plain, x)
-    if type.block_size > 32:  # scales have scales: sums beyond 2**24 are rounded
+    if type.block_size > 32:  # scales are scaled too: sums beyond 2**24 are rounded
         assert nmse(found, expected) < 1e-14
     else:
         assert (found == expected).all()
@@ -135,7 +135,7 @@ def test_whole_numbers_are_exact(type: GGMLType) -> None:
 
 @each_type(QUANTIZED)
 def test_extreme_blocks_and_columns(type: GGMLType) -> None:
-    # each value and inner scale is the largest or the smallest there is
+    # each value and inner scale is the largest or the smallest possible
     bytes = np.array([0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0], np.uint8)
     plain = Tensor(type, (256, len(bytes)))
     locate(plain)
@@ -157,26 +157,25 @@ def test_columns_of_other_shapes_and_layouts(type: GGMLType) -> None:
     turned = ops.permute(leaf(x), (0, 2, 1, 3))
     expected = whole.reshape(2, 3, 5, 40).swapaxes(1, 2).reshape(30, 40)
     assert (columns_of(ops.mul_mat(weights, turned), 2) == expected).all()
-    # rows with gaps, off any alignment
+    # unaligned rows with gaps
     gaps = leaf(np.pad(x.reshape(30, k), ((0, 0), (0, 3))), shift=4)
     part = ops.view(gaps, (k, 29), nb=gaps.nb[:2], offset=gaps.nb[1])
     assert (columns_of(ops.mul_mat(weights, part), 3) == whole[1:]).all()
 
 
 @each_type(FORMATS)
-def test_columns_as_they_were_are_near(type: GGMLType) -> None:
-    # quantising columns costs little
+def test_products_are_near_those_of_float_columns(type: GGMLType) -> None:
     plain, x = random_weights(type, 64, 512), normal(16, 512, seed=1)
     found = cpu_run.compute(ops.mul_mat(packed(plain), leaf(x)))
     assert nmse(found, exact_product(plain, x)) < (1e-4 if type.is_quantized else 1e-11)
 
 
-# --- columns of all kinds of numbers ---
+# --- special numbers ---
 
 
 @each_type(FORMATS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_stays_in_its_column(type: GGMLType, value: float) -> None:
+def test_inf_and_nan_stay_in_their_column(type: GGMLType, value: float) -> None:
     x = normal(21, 256, seed=1)
     weights = packed(random_weights(type, 33, 256))
     whole = columns_of(ops.mul_mat(weights, leaf(x)))
@@ -208,7 +207,7 @@ def test_columns_too_small_to_be_scaled(type: GGMLType, scale: float) -> None:
 
 
 @each_type(QUANTIZED)
-def test_each_32_values_have_a_scale_of_their_own(type: GGMLType) -> None:
+def test_each_32_values_have_their_own_scale(type: GGMLType) -> None:
     plain, x = random_weights(type, 17, 512), normal(5, 512, seed=1)
     x *= np.repeat(10.0 ** np.arange(-8, 8), 32)
     found = cpu_run.compute(ops.mul_mat(packed(plain), leaf(x)))
@@ -261,7 +260,7 @@ def test_experts_have_the_bits_of_their_matrices(type: GGMLType) -> None:
         columns = np.arange(n_tokens * n_x).reshape(n_tokens, n_x)
         for chosen in (
             random.integers(0, n_expert, (n_tokens, n_used)),
-            random.integers(2, 4, (n_tokens, n_used)),  # nobody chose the others
+            random.integers(2, 4, (n_tokens, n_used)),  # the other experts are unused
             np.full((n_tokens, n_used), 5),
         ):
             expected = each[chosen, np.broadcast_to(columns, chosen.shape)]
@@ -302,7 +301,7 @@ def test_experts_out_of_range_are_refused(type: GGMLType, bad: int) -> None:
     for n_threads in (1, 3):
         with pytest.raises(BackendError, match=f"index {bad} must be at least 0 and below 4"):
             experts_of(chosen, x, weights, n_threads)
-    # and what was right is right again
+    # the next run is right again
     chosen[1, 1] = 0
     good = experts_of(chosen, x, weights)
     assert (good == experts_of(chosen[:, ::-1], x, weights)[:, ::-1]).all()
@@ -319,7 +318,7 @@ def gated(a: Tensor, b: Tensor, x: Array, op: GluOp) -> Graph:
 def assert_gated_bits(
     make: Callable[[], Graph], n_threads: int, kernel: str = "mul_mat_gated_packed"
 ) -> None:
-    """The graph is computed by one kernel, to the bits of single ones."""
+    """Check that one kernel computes the graph, with the bits of single kernels."""
     single, fused = make(), make()
     assert "mul_mat_gated_packed" not in run_graph(single, 1, fuse=False)
     assert run_graph(fused, n_threads)[-1] == kernel
@@ -402,7 +401,7 @@ def test_products_of_one_kind_share_their_columns() -> None:
     ]
 
 
-# --- what there is no kernel for ---
+# --- supported ops ---
 
 
 def test_what_is_supported() -> None:

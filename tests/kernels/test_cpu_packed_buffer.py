@@ -1,4 +1,4 @@
-"""CPU_REPACK: memory that packs whole tensors, and which weights of models lie there."""
+"""CPU_REPACK: memory that packs whole tensors, and which weights of models use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lamella.kernels.sim import SimDevice
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.placement import Placement
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # where the tiny models are
+sys.path.append(str(Path(__file__).parents[1] / "model"))  # the tiny models
 
 from arch_run import Runner
 from placed import placed
@@ -81,7 +81,7 @@ def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_pack_the_same_bytes(
     type: GGMLType, n_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # also matrices with fewer groups than threads, and with fewer bytes than are worth a thread
+    # also matrices with fewer groups than threads, and too small for several threads
     for n, part in ((17, 1), (100, 1), (100, 10_000), (3000, 1 << 20)):
         monkeypatch.setattr(buffer_module, "PART_BYTES", part)
         t, buffer, raw = filled(type, n, 512, n_threads=n_threads)
@@ -91,12 +91,12 @@ def test_threads_pack_the_same_bytes(
         assert (buffer.get_tensor(t) == raw).all(), n
 
 
-def test_one_pool_packs_all_that_has_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_large_tensors_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     def packing() -> set[threading.Thread]:
         return {t for t in threading.enumerate() if t.name.startswith("lamella-pack")}
 
     monkeypatch.setattr(buffer_module, "PART_BYTES", 1000)
-    before, buft = packing(), RepackBufferType(3)  # those before may end at any time
+    before, buft = packing(), RepackBufferType(3)  # earlier threads may end at any time
     small, *large = (Tensor(Q4_0, (64, n)) for n in (16, 320, 320))
     alloc_tensors([small, *large], buft)
     tensor_set(small, bytes_of(random_bytes(Q4_0, 16, 64)))
@@ -106,7 +106,7 @@ def test_one_pool_packs_all_that_has_shares(monkeypatch: pytest.MonkeyPatch) -> 
         assert 1 <= len(packing() - before) <= 3
 
 
-def test_a_fork_packs_with_threads_of_its_own() -> None:
+def test_a_fork_packs_with_its_own_threads() -> None:
     source = """
 import os, signal
 import numpy as np
@@ -131,7 +131,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 @each_type(FORMATS)
-def test_experts_are_matrices_one_behind_the_other(type: GGMLType) -> None:
+def test_experts_are_contiguous_matrices(type: GGMLType) -> None:
     t, buffer, raw = filled(type, 2, 3, 18, 256, n_threads=2)
     size = FORMATS[type].bytes_of(256, 18)
     parts = raw.reshape(6, -1)
@@ -193,13 +193,13 @@ def test_copies_from_and_to_other_memory() -> None:
     assert (tensor_get(t) == raw).all()
 
 
-def test_bytes_that_are_all_set_at_once() -> None:
+def test_clear_and_memset() -> None:
     t, buffer, _ = filled(GGMLType.Q5_0, 17, 64)
     buffer.memset_tensor(t, 0x5A)
     assert (buffer.get_tensor(t) == 0x5A).all()
 
 
-# --- what it refuses ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 611), (1, 611), (306, 306), (0, 0), (612, 0)])
@@ -338,7 +338,7 @@ def test_tied_embeddings_are_there_once(tmp_path: Path) -> None:
 
 
 def test_devices_that_take_over_keep_weights_readable(tmp_path: Path) -> None:
-    # it would copy the CPU's weights
+    # it copies the CPU's weights to its own memory
     gpu = SimDevice("SIM0", offload_ops={Op.MUL_MAT})
     for op_offload, buft in ((True, "SIM0_Host"), (False, "CPU_REPACK")):
         model = loaded("llama", tmp_path, devices=(gpu,), n_gpu_layers=1, op_offload=op_offload)
@@ -351,7 +351,7 @@ def test_devices_that_take_over_keep_weights_readable(tmp_path: Path) -> None:
         model.free()
 
 
-def test_what_a_device_cannot_run_is_packed_for_the_cpu(tmp_path: Path) -> None:
+def test_weights_of_ops_that_a_device_lacks_are_packed_for_the_cpu(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set())
     model = loaded("llama", tmp_path, devices=(weak,))
     assert all(
@@ -361,11 +361,11 @@ def test_what_a_device_cannot_run_is_packed_for_the_cpu(tmp_path: Path) -> None:
     model.free()
 
 
-def test_overrides_put_weights_where_they_say(tmp_path: Path) -> None:
+def test_overrides_place_weights(tmp_path: Path) -> None:
     cpu = CpuDevice(2)
     [repack] = cpu.extra_buffer_types
     model = loaded("llama", tmp_path, cpu=cpu, overrides=(("ffn_up", cpu.buffer_type),))
-    assert home_names(model)["blk.0.ffn_up.weight"] == "CPU_REPACK"  # the best that the CPU has
+    assert home_names(model)["blk.0.ffn_up.weight"] == "CPU_REPACK"  # the CPU's best buffer type
     model.free()
     with pytest.raises(RequestError, match="CPU_REPACK, where no device can run MUL on weights"):
         loaded("llama", tmp_path, cpu=cpu, overrides=(("attn_norm", repack),))
@@ -379,7 +379,7 @@ def logits_of(path: Path, cpu: CpuDevice) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "mixtral", "qwen3moe"])
-def test_models_compute_what_they_did(name: str, tmp_path: Path) -> None:
+def test_models_compute_nearly_the_same_with_packed_weights(name: str, tmp_path: Path) -> None:
     write_model(TINY[name], tmp_path / "m.gguf", GGMLType.F16)
     plain, repacked = (
         logits_of(tmp_path / "m.gguf", CpuDevice(2, repack=repack)) for repack in (False, True)

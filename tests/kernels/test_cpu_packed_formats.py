@@ -1,4 +1,4 @@
-"""Packed weights: where their bytes lie, how they come back, and rows of them by index."""
+"""Packed weights: their layout, unpacking, and rows by index."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROWS = (1, 15, 16, 17, 40)
 
 
 def widths_of(type: GGMLType) -> tuple[int, ...]:
-    """Values of rows: several numbers of blocks, also of floats that do not fill 16 bytes."""
+    """Lengths of rows: several counts of blocks, and floats that do not fill 16 bytes."""
     blocks = (1, 7, 8, 9, 12, 100) if not type.is_quantized else (1, 2, 3, 9)
     return tuple(n * type.block_size for n in blocks)
 
 
 @each_type(FORMATS)
-def test_bytes_lie_where_the_format_says_and_come_back(type: GGMLType) -> None:
+def test_packing_follows_the_format_and_is_reversible(type: GGMLType) -> None:
     form = FORMATS[type]
     for k in widths_of(type):
         for n in ROWS:
@@ -55,7 +55,7 @@ def test_a_group_of_floats() -> None:
 
 
 def test_a_group_of_blocks() -> None:
-    # of 16 rows of one block of Q4_0: scales side by side, then the first 4 bytes of each, ...
+    # 16 rows of one block of Q4_0: scales side by side, then the first 4 bytes of each row, ...
     t = random_bytes(GGMLType.Q4_0, 16, 32)
     rows, memory = bytes_of(t).reshape(16, 18), packed(t).buffer
     assert (memory[:32].reshape(16, 2) == rows[:, :2]).all()

@@ -1,4 +1,4 @@
-"""Plans: the order of calls, what a kernel is given, scratch memory, and errors of kernels."""
+"""Plans: the order of calls, kernels' parameters, scratch memory, and errors of kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _toys() -> None:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Let an op be computed by some calls; gives what makes a node of the op."""
+    """Make an op run these calls. Returns a function that makes a node of the op."""
 
     def use(op: Op, *calls: CpuCall) -> Callable[[Words], Tensor]:
         monkeypatch.setitem(OPS.entries, op, Implementation(lambda _: True, lambda _: calls))
@@ -48,7 +48,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def node_of(op: Op, words: Words) -> Tensor:
-    """A node that is made of `words`, like its source: toy kernels write to that."""
+    """A node whose memory is `words`, as is its source's, which toy kernels write."""
     x = Tensor(GGMLType.I64, (words.size,), name="x")
     node = Tensor(GGMLType.I64, (words.size,), op=op, src=[x], name=op.name.lower())
     x.buffer = node.buffer = words.view(np.uint8)
@@ -61,7 +61,7 @@ def run(nodes: Sequence[Tensor], n_threads: int) -> CpuPlan:
     return plan
 
 
-# --- what a kernel gets ---
+# --- a kernel's parameters ---
 
 
 def test_a_node_s_tensors_and_parameters(use: Use) -> None:
@@ -82,7 +82,7 @@ def test_parameters_that_do_not_fit(use: Use) -> None:
 
 @each_size
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
-def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
+def test_scratch_memory_of_threads_does_not_overlap(use: Use, n_threads: int, size: int) -> None:
     places = np.zeros((n_threads, 3), np.int64)
     node = use(Op.SQR, CpuCall(toy_kernels.test_tell_work, work=size, scratch=100))(
         places.reshape(-1)
@@ -90,7 +90,7 @@ def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
     plan = run([node], n_threads)
     assert places[:, 0].tolist() == list(range(n_threads))
     assert (places[:, 1:] % 64 == 0).all()
-    assert len(set(places[:, 2])) == 1, "all see the same shared memory"
+    assert len(set(places[:, 2])) == 1, "threads share the shared memory"
     shared, own = places[0, 2], np.sort(places[:, 1])
     assert (np.diff(own) >= size).all()
     assert own[0] - shared >= 100
@@ -98,7 +98,7 @@ def test_scratch_memory_lies_apart(use: Use, n_threads: int, size: int) -> None:
 
 
 @each_size
-def test_the_last_thread_sees_what_all_have_written(use: Use, n_threads: int) -> None:
+def test_the_last_thread_sees_all_writes(use: Use, n_threads: int) -> None:
     words = np.zeros(1 + n_threads, np.int64)
     plan = CpuPlan(
         graph_of(use(Op.SQR, CpuCall(toy_kernels.test_arrive))(words)), address_of, n_threads
@@ -120,7 +120,7 @@ def test_scratch_memory_lasts_as_long_as_a_node(use: Use, n_threads: int) -> Non
         assert found.tolist() == [1000 + n_words] * n_threads
 
 
-def test_scratch_memory_is_for_the_greediest_call(use: Use) -> None:
+def test_scratch_memory_fits_the_largest_request(use: Use) -> None:
     words = np.zeros(6, np.int64)
     tell = toy_kernels.test_tell_work
     small = use(Op.SQR, CpuCall(tell, work=100))(words)
@@ -142,7 +142,7 @@ def test_more_scratch_memory_than_there_is(use: Use) -> None:
 
 @each_size
 def test_calls_run_in_order(use: Use, n_threads: int) -> None:
-    # each checks what the one before wrote: words outside 0..limit fail
+    # each call checks the words of the call before: words outside 0..limit fail
     words = np.zeros(20 * n_threads, np.int64)
     calls = [
         CpuCall(toy_kernels.test_fail_at, [limit], one_thread=one)
@@ -175,14 +175,14 @@ FILL = CpuCall(toy_kernels.test_fill)
 
 
 def filled(*sources: Tensor, over: Tensor | None = None, shift: int = 0, op: Op = Op.SQR) -> Tensor:
-    """A node of four words, in memory of its own or in that of another tensor."""
+    """A node of four words, in its own memory or over another tensor."""
     node = Tensor(GGMLType.I64, (4,), op=op, src=sources)
     memory = np.zeros(64 + 32, np.uint8)
     node.buffer, node.offset = (memory, 32) if over is None else (over.buffer, over.offset + shift)
     return node
 
 
-def test_what_does_not_depend_on_each_other_goes_without_a_barrier(use: Use) -> None:
+def test_independent_calls_need_no_barrier(use: Use) -> None:
     use(Op.SQR, FILL)
     x = filled()
     q, k, v = (filled(x) for _ in range(3))
@@ -191,7 +191,7 @@ def test_what_does_not_depend_on_each_other_goes_without_a_barrier(use: Use) -> 
 
 
 @pytest.mark.parametrize("shift", [-24, 0, 24])
-def test_what_touches_the_same_memory_waits(use: Use, shift: int) -> None:
+def test_calls_that_use_the_same_memory_wait(use: Use, shift: int) -> None:
     use(Op.SQR, FILL)
     x, y = filled(), filled()
     for nodes in (
@@ -204,19 +204,19 @@ def test_what_touches_the_same_memory_waits(use: Use, shift: int) -> None:
         assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 0]
 
 
-def test_shared_scratch_memory_is_one_call_s_at_a_time(use: Use) -> None:
+def test_calls_that_use_shared_scratch_memory_wait(use: Use) -> None:
     use(Op.SQR, FILL._replace(scratch=8, work=8))
     use(Op.SQRT, FILL._replace(work=8))
     nodes = [filled(), filled(), filled(op=Op.SQRT), filled(op=Op.SQRT), filled()]
     assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1, 0, 0, 1]
 
 
-def test_a_barrier_is_enough_for_all_before_it(use: Use) -> None:
+def test_a_barrier_covers_all_earlier_calls(use: Use) -> None:
     use(Op.SQR, FILL)
     use(Op.SQRT, FILL._replace(one_thread=True))
     x = filled()
     alone = filled(x, op=Op.SQRT)
-    # alone, and what reads it on the same thread, wait for x; the last two for nothing more
+    # one barrier for x, one for readers of `alone` on other threads; the last two need no other
     nodes = [x, alone, filled(alone, op=Op.SQRT), filled(alone), filled(x), filled(alone)]
     assert barriers_of(CpuPlan(graph_of(*nodes), address_of, 2)) == [0, 1, 0, 1, 0, 0]
 
@@ -231,7 +231,7 @@ def test_calls_that_name_their_tensors(use: Use) -> None:
     assert plan._blocks[0][[0, 9, 18]].tolist() == [address_of(t, t) for t in (y, extra, x)]
 
 
-def test_what_there_is_nothing_to_compute_of() -> None:
+def test_leafs_views_and_empty_tensors_need_no_call() -> None:
     x = Tensor(GGMLType.F32, (4, 4))
     empty = ops.sqr(Tensor(GGMLType.F32, (4, 0)))
     for node in (x, ops.transpose(x), ops.reshape(x, [16]), empty):
@@ -241,7 +241,7 @@ def test_what_there_is_nothing_to_compute_of() -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_a_plan_runs_on_as_many_threads_as_it_is_for(use: Use, n_threads: int) -> None:
+def test_a_plan_runs_on_its_number_of_threads(use: Use, n_threads: int) -> None:
     places = np.full((3, 3), -1)
     node = use(Op.SQR, CpuCall(toy_kernels.test_tell_work, work=8))(places.reshape(-1))
     plan = CpuPlan(graph_of(node), address_of, n_threads)
@@ -307,7 +307,7 @@ READERS: dict[Tensor, Sequence[CpuCall]] = {}
 
 
 def reader(x: Tensor, *made: PreparedSource[CpuCall]) -> Tensor:
-    """A node whose words are the sums of those that were prepared."""
+    """A node whose words are the sums of its prepared sources."""
     node = filled(x)
     READERS[node] = [CpuCall(toy_kernels.test_take, [len(made)], prepared=made)]
     return node
@@ -338,7 +338,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("readers")
 def test_a_source_is_prepared_once_for_all_readers(n_threads: int) -> None:
     x, y = source(1, 2, 3, 4), source(10, 20, 30, 40)
-    same = Tensor(GGMLType.I64, (4,), view_src=x)  # other tensors of the same memory
+    same = Tensor(GGMLType.I64, (4,), view_src=x)  # another tensor of the same memory
     same.buffer, same.offset = x.buffer, x.offset
     nodes = [reader(x, doubled(x)), reader(x, doubled(x)), reader(same, doubled(same))]
     nodes += [reader(y, doubled(y)), reader(x, doubled(x))]
@@ -346,13 +346,13 @@ def test_a_source_is_prepared_once_for_all_readers(n_threads: int) -> None:
     assert kernels(plan) == ["double", "take", "take", "take", "double", "take", "take"]
     assert [values(node)[0] for node in nodes] == [2, 2, 2, 20, 2]
     assert values(nodes[3]) == [20, 40, 60, 80]
-    # made, then read; the second is made in another place, while the first is being read
+    # prepared, then read; the second is prepared in another place while the first is read
     waits = [0, 1, 0, 0, 0, 1, 0] if n_threads > 1 else [0] * 7
     assert barriers_of(plan) == waits
 
 
 @pytest.mark.usefixtures("readers")
-def test_the_prepared_source_that_was_not_used_for_longest_goes() -> None:
+def test_the_least_recently_used_prepared_source_is_evicted() -> None:
     x, y, z = source(1, 2, 3, 4), source(10, 20, 30, 40), source(5, 5, 5, 5)
     nodes = [reader(t, doubled(t)) for t in (x, y, x, z, x, y)]
     plan = run(nodes, 2)
@@ -362,7 +362,7 @@ def test_the_prepared_source_that_was_not_used_for_longest_goes() -> None:
 
 
 @pytest.mark.usefixtures("readers")
-def test_another_form_or_shape_is_prepared_anew() -> None:
+def test_another_form_or_shape_is_prepared_again() -> None:
     x = source(1, 2, 3, 4)
     half = Tensor(GGMLType.I64, (2,), view_src=x, nb=x.nb)
     half.buffer, half.offset = x.buffer, x.offset
@@ -393,7 +393,7 @@ def test_two_sources_for_one_call() -> None:
 @each_size
 @pytest.mark.parametrize("shift", [-24, 0, 24, 32, -32])
 @pytest.mark.usefixtures("readers")
-def test_a_source_that_was_written_is_prepared_anew(use: Use, n_threads: int, shift: int) -> None:
+def test_a_written_source_is_prepared_again(use: Use, n_threads: int, shift: int) -> None:
     x = source(1, 2, 3, 4)
     use(Op.SQRT, CpuCall(toy_kernels.test_fill, [7]))
     write = filled(over=x, shift=shift, op=Op.SQRT)
@@ -406,10 +406,10 @@ def test_a_source_that_was_written_is_prepared_anew(use: Use, n_threads: int, sh
 
 
 @pytest.mark.usefixtures("readers")
-def test_memory_for_prepared_sources_is_for_the_largest() -> None:
+def test_memory_of_prepared_sources_fits_the_largest() -> None:
     x, y = source(1, 2, 3, 4), source(1, 2, 3, 4)
     nodes = [reader(x, doubled(x)), reader(y, doubled(y, size=1000)), reader(x, doubled(x, 1, 65))]
-    nodes.append(reader(y, doubled(y, 1)))  # where the largest was
+    nodes.append(reader(y, doubled(y, 1)))  # in the largest one's place
     assert CpuPlan(graph_of(*nodes), address_of, 2).work_size == 128 + 1024
     assert CpuPlan(graph_of(*nodes[:1]), address_of, 2).work_size == 64
 
@@ -422,7 +422,7 @@ def test_an_op_is_implemented_once() -> None:
         implements(Op.ADD)(lambda node: [])
 
 
-def test_packed_weights_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_have_their_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     class Packed:
         is_packed = True
 
@@ -455,7 +455,7 @@ def memory_of(_: Tensor, tensor: Tensor) -> Bytes:
     return memory
 
 
-def test_compute_keeps_one_pool_and_ends_it(use: Use) -> None:
+def test_compute_has_one_pool_and_closes_it(use: Use) -> None:
     words = np.zeros(10, np.int64)
     node = use(Op.SQR, CpuCall(toy_kernels.test_fail_at, [100]))(words)
     compute = CpuCompute(3)
@@ -486,7 +486,7 @@ def test_tensors_outside_their_memory_are_refused(use: Use, offset: int) -> None
     compute.close()
 
 
-def test_progress_is_told_of_a_plan_s_kernels(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_passes_progress_on(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     monkeypatch.setattr(plan_module, "load_all", lambda *args: given.append(args))
     echo, fail = toy_kernels.test_echo, toy_kernels.test_fail_at
@@ -496,6 +496,6 @@ def test_progress_is_told_of_a_plan_s_kernels(use: Use, monkeypatch: pytest.Monk
         pass
 
     CpuPlan(graph_of(node), address_of, 1, progress)
-    [(kernels, told)] = given
+    [(kernels, passed)] = given
     assert list(kernels) == [*POOL_KERNELS, echo, fail, fail]
-    assert told is progress
+    assert passed is progress

@@ -1,4 +1,4 @@
-"""The pool of threads: every thread runs every call, in order, however long it waited."""
+"""The thread pool: every thread runs every call, in order, however long it has waited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pool(n_threads: int) -> Iterator[ThreadPool]:
 
 
 def counting(n_threads: int, n_calls: int) -> tuple[Job, Words]:
-    """A job that counts, in a word for each thread, how often it was called."""
+    """A job that counts its calls, in a word for each thread."""
     counts = np.zeros(n_threads, np.int64)
     return Job([(toy_kernels.test_count, counts.ctypes.data, False)] * n_calls), counts
 
@@ -49,7 +49,7 @@ def n_workers() -> int:
 
 
 def assert_workers(n: int) -> None:
-    """Only `n` threads of pools go on; those that have been told to end get time for it."""
+    """Wait until at most `n` threads of pools are left."""
     end = time.monotonic() + 120
     while n_workers() > n and time.monotonic() < end:
         time.sleep(0.001)
@@ -57,7 +57,7 @@ def assert_workers(n: int) -> None:
 
 
 def assert_ends_well(source: str) -> None:
-    """Another process runs this to its end, without a word."""
+    """Check that another process runs this to its end, without output."""
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -65,7 +65,7 @@ def assert_ends_well(source: str) -> None:
 
 @pytest.fixture(autouse=True)
 def n_before() -> Iterator[int]:
-    """Workers of other tests' pools; this test must not leave more."""
+    """The number of workers of other tests' pools. This test must not leave more."""
     n = n_workers()
     yield n
     assert_workers(n)
@@ -92,7 +92,7 @@ def test_a_job_without_calls(pool: ThreadPool, n_threads: int) -> None:
 def test_a_call_sees_what_other_threads_wrote_before(pool: ThreadPool, n_threads: int) -> None:
     ring = [np.zeros(16 * n_threads + 1, np.int64) for _ in range(2)]
     steps = [words(ring[i].ctypes.data, ring[1 - i].ctypes.data, ring[0].size) for i in range(2)]
-    # some calls by one thread, alone or in a row, between those of all
+    # calls of one thread, single or in a row, between calls of all threads
     alone = [False, True, False, False, True, True, True, False, False, True, False, False]
     calls = [
         (toy_kernels.test_pass_on, steps[i % 2].ctypes.data, one) for i, one in enumerate(alone)
@@ -126,7 +126,7 @@ def test_threads_that_take_different_times(pool: ThreadPool, n_threads: int) -> 
 
 @pytest.mark.parametrize("n_threads", [2, 4])
 def test_no_wake_up_is_lost(pool: ThreadPool, n_threads: int) -> None:
-    # pauses about as long as threads look for work before they sleep, and longer
+    # pauses about as long as threads poll before they sleep, and longer
     job, counts = counting(n_threads, n_calls=1)
     rng = random.Random(0)
     n = 0
@@ -148,7 +148,7 @@ def test_no_wake_up_is_lost(pool: ThreadPool, n_threads: int) -> None:
 
 @pytest.fixture
 def drowsy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
-    """A pool of threads that sleep at once, also at barriers."""
+    """A pool whose threads sleep at once, even at barriers."""
     monkeypatch.setattr(pool_module, "SPIN_BARRIER_NS", 0)
     pool = ThreadPool(3, poll=0)
     yield pool
@@ -156,7 +156,7 @@ def drowsy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
 
 
 def test_no_wake_up_of_drowsy_threads_is_lost(drowsy: ThreadPool) -> None:
-    # most runs begin about when the threads fall asleep
+    # most runs begin just when the threads fall asleep
     rng = random.Random(0)
     for _ in range(10_000):
         until = time.perf_counter() + rng.uniform(0, 3e-5)
@@ -191,8 +191,8 @@ def test_runs_on_some_of_the_threads(drowsy: ThreadPool) -> None:
     wakeful.close()
 
 
-def test_threads_that_are_not_needed_sleep_on() -> None:
-    pool = ThreadPool(3, poll=100)  # one that is woken stays awake for 2 ms
+def test_unneeded_threads_are_not_woken() -> None:
+    pool = ThreadPool(3, poll=100)  # a woken thread stays awake for 2 ms
     sync = (ctypes.c_int64 * 1000).from_address(pool._address)
     first, second = (pool_module.THREADS + pool_module.THREAD_WORDS * i for i in (1, 2))
     end = time.monotonic() + 120
@@ -241,15 +241,15 @@ def test_threads_that_run_on_one_pool_take_turns() -> None:
     pool.close()
 
 
-def test_other_python_threads_go_on_during_a_run() -> None:
+def test_other_python_threads_run_during_a_run() -> None:
     pool = ThreadPool(2)
-    told = words(0, 0, 0)
-    job = Job([(toy_kernels.test_await, told.ctypes.data, False)])
+    flags = words(0, 0, 0)
+    job = Job([(toy_kernels.test_await, flags.ctypes.data, False)])
     runner = threading.Thread(target=job.run, args=(pool,))
     runner.start()
-    told[0] = 1  # what the run waits for
+    flags[0] = 1  # the run waits for it
     runner.join()
-    assert told.tolist() == [1, 1, 1]
+    assert flags.tolist() == [1, 1, 1]
     pool.close()
 
 
@@ -297,7 +297,7 @@ def test_closed_while_another_thread_runs() -> None:
 def test_a_pool_that_is_dropped_ends_its_threads(n_before: int) -> None:
     job, counts = counting(4, n_calls=2)
     for i in range(1, 31):
-        pool = ThreadPool(4)  # where the one before was, perhaps
+        pool = ThreadPool(4)  # may reuse the previous pool's memory
         job.run(pool)
         assert counts.tolist() == [2 * i] * 4
     dropped = weakref.ref(pool)
@@ -306,7 +306,9 @@ def test_a_pool_that_is_dropped_ends_its_threads(n_before: int) -> None:
     assert_workers(n_before)
 
 
-def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch, n_before: int) -> None:
+def test_a_system_that_starts_too_few_threads(
+    monkeypatch: pytest.MonkeyPatch, n_before: int
+) -> None:
     start = threading.Thread.start
 
     def starting(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons as bits, and exponentials that are rounded once, through tiny kernels."""
+"""Comparisons as bits, and exponentials rounded once, through tiny kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ F32Array = npt.NDArray[np.float32]
 
 
 def run(function: Callable[..., None], *args: int | npt.NDArray[Any]) -> None:
-    """Compile a function of int64s and call it; arrays stand for their addresses."""
+    """Compile a function of int64s and call it. Arrays are passed as addresses."""
     compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
     words = [int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(compiled.address)(*words)
@@ -98,7 +98,7 @@ def test_exponentials_are_rounded_once() -> None:
     parts = [-rng.random(100_000) * scale for scale in (110.0, 20.0, 1.0, 1e-3, 1e-7)]
     x = np.concatenate(parts).astype(np.float32)
     exact = np.array([math.exp(float(value)) for value in x])
-    # next to a tie between two float32s a float64 is not enough to tell: once in 10**8 times
+    # float64 cannot decide next to a tie between two float32s: once in 10**8 times
     assert np.count_nonzero(exps(x) != exact.astype(np.float32)) <= 1
 
 
@@ -109,4 +109,4 @@ def test_exponentials_at_the_ends() -> None:
     wanted = [float(np.float32(math.exp(float(v)))) for v in values]
     assert exps(values).tolist() == wanted
     assert wanted[3:7] == [0.0] * 4
-    assert 0 < wanted[7] < 2**-148  # below the normal range
+    assert 0 < wanted[7] < 2**-148  # subnormal

@@ -1,4 +1,5 @@
-"""The vocabulary of integer products: each function exact, with every instruction there is here."""
+"""The vocabulary of integer products: each function is exact, with every instruction that this
+machine has."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ WORDS = simd_bytes.WORDS
 GUARD = 0xA5
 
 WIDE, NARROW, NONE = ("avx512bw", "avx2"), ("avx2",), ()
-# an emitter, the features it shall see (None: all), those it needs, the largest unsigned byte
+# an emitter, its visible features (None: all), required features, the largest unsigned byte
 DOTS: Final[dict[str, tuple[Any, tuple[str, ...] | None, tuple[str, ...], int]]] = {
     "vnni 512": (simd_bytes._dot4_vnni_512, NONE, ("avx512vnni",), 255),
     "vnni 256": (simd_bytes._dot4_vnni_256, NONE, ("avxvnni",), 255),
@@ -42,16 +43,16 @@ DOTS: Final[dict[str, tuple[Any, tuple[str, ...] | None, tuple[str, ...], int]]]
 
 
 def run(function: Callable[..., None], *args: int | Array) -> None:
-    """Compile a function of int64s and call it; arrays stand for their addresses."""
+    """Compile a function of int64s and call it. Arrays are passed as addresses."""
     compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
     values = [int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(compiled.address)(*values)
 
 
 def require(features: tuple[str, ...]) -> None:
-    """Skip a test of instructions that this machine does not have."""
+    """Skip a test of instructions that this machine lacks."""
     if not all(host_features().get(f) for f in features):
-        pytest.skip(f"this processor has not all of {features}")
+        pytest.skip(f"this processor lacks one of {features}")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def random() -> np.random.Generator:
 
 
 def dots(emit: Any, acc: Array, u: Bytes, s: Array) -> Array:
-    """Rows of 16 sums with rows of 64 unsigned and 64 signed bytes."""
+    """Add the products of rows of 64 unsigned and 64 signed bytes to rows of 16 sums."""
     load_sums = vector_function(i32x16, (types.int64,), _emit_load_i32)
     store_sums = vector_function(types.void, (types.int64, i32x16), _emit_store_i32)
     dot = vector_function(i32x16, (i32x16, simd_bytes.i8x64, simd_bytes.i8x64), emit)
@@ -106,7 +107,7 @@ def test_dots_are_exact(
     require(needed)
     if features is not None:
         monkeypatch.setattr(simd_bytes, "has_feature", features.__contains__)
-    # every pair of bytes, and neighbours that would overflow 16 bits together
+    # every pair of bytes, and neighbors that overflow 16 bits together
     pairs = np.stack(np.meshgrid(np.arange(largest + 1), np.arange(-128, 128)), -1).reshape(-1, 2)
     extremes = np.array([[largest, 127], [largest, -128], [0, 127], [0, -128]])
     many = np.concatenate([pairs, extremes[random.integers(0, 4, 64 * 500)]])
@@ -144,7 +145,7 @@ def test_rounding_to_the_nearest_halves_to_even(random: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_is_too_large_disturbs_no_other_lane(value: float) -> None:
+def test_a_too_large_value_affects_no_other_lane(value: float) -> None:
     to_nearest, load, store = simd_bytes.scaled_to_nearest, simd.load_f32x16, simd.store_f32x16
     to_f32 = simd_int.to_f32
 
@@ -221,7 +222,7 @@ _store_words: Final = vector_function(
 
 
 def words_from(memory: Bytes, function: Any, *args: int) -> Bytes:
-    """8 rows of 64 bytes: function(address, *args) or, if it is not a load, of loaded words."""
+    """8 rows of 64 bytes: the result of function(address, *args), or of words if it is no load."""
     result, store, load = np.zeros((WORDS, 64), np.uint8), _store_words, simd_bytes.load_words
 
     def loaded(at, to):  # type: ignore[no-untyped-def]
@@ -247,7 +248,7 @@ LOADS: Final = (simd_bytes.load_words, simd_bytes.load_nibbles, simd_bytes.load_
 
 @pytest.fixture
 def memory(random: np.random.Generator) -> Iterator[Bytes]:
-    """16 rows of 64 bytes off any alignment; they must stay as they are."""
+    """16 unaligned rows of 64 bytes, which must not change."""
     whole = random.integers(0, 256, 1024 + 3, np.uint8)
     before = whole.copy()
     yield whole[3:].reshape(16, 64)

@@ -1,4 +1,4 @@
-"""Tiles of float rows: the bits that NumPy gets, for every tile and number of registers."""
+"""Tiles of float rows: NumPy's bits, for every tile and number of registers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lamella.kernels.cpu.simd import vectors as simd
 LANES = simd.LANES
 F32Array = npt.NDArray[np.float32]
 
-SUMS = pytest.mark.parametrize("n_sums", [4, 16])  # of both sizes, whatever this machine has
+SUMS = pytest.mark.parametrize("n_sums", [4, 16])  # both sizes, on any machine
 
 
 def run(function: Any, *args: int | npt.NDArray[Any]) -> None:
-    """Compile a function of int64s and call it; arrays stand for their addresses."""
+    """Compile a function of int64s and call it. Arrays are passed as addresses."""
     compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
     compiled.ctypes(*[int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args])
 
@@ -34,7 +34,7 @@ def fma(x: F32Array, y: F32Array, z: F32Array) -> F32Array:
 
 
 def hsums(products: F32Array) -> F32Array:
-    """Sums over the last axis, of 16 lanes, as `simd.hsum` adds: halves onto each other."""
+    """Sums of 16 lanes over the last axis, in the order of `simd.hsum`: halves onto each other."""
     while products.shape[-1] > 1:
         half = products.shape[-1] // 2
         products = products[..., :half] + products[..., half:]
@@ -50,7 +50,7 @@ def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
     def kernel(x, x_step, y, y_step, n, to):  # type: ignore[no-untyped-def]
         store(to, dots((x, x_step, y, y_step, n)))
 
-    # rows with a gap behind each
+    # rows with a gap after each
     x, y, result = normal(n_x, LANES * n + 3), normal(n_y, LANES * n + 16, seed=1), normal(LANES)
     run(kernel, x, x.strides[0], y, y.strides[0], n, result)
     sums = np.zeros((n_x, n_y, LANES), np.float32)

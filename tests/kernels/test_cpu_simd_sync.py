@@ -1,4 +1,4 @@
-"""Waiting: a pause does nothing, and the clock is the system's."""
+"""Waits: a pause has no effect, and the clock is the system's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamella.kernels.cpu.simd.vectors import store_i64
 
 
 def tell_time(p, n):
-    """`n` times of day, each after a pause."""
+    """Write `n` clock readings, each after a pause."""
     for i in range(n):
         pause()
         store_i64(p + 8 * i, now_ns())

@@ -1,4 +1,4 @@
-"""The vector vocabulary: what each function reads, writes and computes, through tiny kernels."""
+"""The vector vocabulary: the reads, writes and results of each function, through tiny kernels."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ALL = np.arange(LANES)
 
 
 def run(function: Callable[..., None], *args: int | Array) -> None:
-    """Compile a function of int64s and call it; arrays stand for their addresses."""
+    """Compile a function of int64s and call it. Arrays are passed as addresses."""
     compiled = cfunc(types.void(*[types.int64] * len(args)), error_model="numpy")(function)
     words = [int(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(args))(compiled.address)(*words)
 
 
 def mapped(f: Any, *operands: Array) -> F32Array:
-    """f of vectors of the operands, whose length is a multiple of 16."""
+    """f of vectors of the operands. Their length is a multiple of 16."""
     load, store = simd.load_f32x16, simd.store_f32x16
     rows = np.stack([np.asarray(x, np.float32) for x in operands])
     result = np.empty(rows.shape[1], np.float32)
@@ -144,7 +144,7 @@ def test_vector_stores_of_f16_round_to_even(edges: list[float]) -> None:
 
 @pytest.fixture(params=["as the target has it", "by arithmetic"])
 def halves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled with the target's instructions for halves, or with none."""
+    """Compile kernels with the target's instructions for halves, or without them."""
     if request.param == "by arithmetic":
         monkeypatch.setattr(simd, "converts_halves", lambda: False)
 
@@ -165,7 +165,7 @@ def bits_of(x: Array) -> Array:
 
 
 def same_numbers(result: Array, expected: Array) -> bool:
-    """Bit for bit, but that any NaN is as good as another of its sign."""
+    """Whether all bits are equal; NaN equals any NaN of its sign."""
     other = (bits_of(result) != bits_of(expected)) & ~(np.isnan(result) & np.isnan(expected))
     return not other.any() and bool((np.signbit(result) == np.signbit(expected)).all())
 
@@ -183,9 +183,9 @@ def test_every_half_as_a_float() -> None:
 
 
 def floats_near_halves() -> F32Array:
-    """Every half, what lies half-way to the next, the floats around both; random bits."""
+    """Every half, the midpoint to the next, the floats around both; random bits."""
     halves = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
-    halves[-1] = 65536  # where the next half would be, were there one
+    halves[-1] = 65536  # the next half if the exponent had more bits
     middles = (halves[1:] + halves[:-1]) / 2
     exact = np.concatenate([halves, middles]).view(np.uint32)
     near = np.concatenate([exact, exact + 1, np.maximum(exact, 1) - 1])
@@ -212,16 +212,16 @@ def test_floats_as_halves_are_rounded_to_nearest_even() -> None:
 
 # bits of a float32 and of the bfloat16 nearest to it
 BF16_EDGES = {
-    0x3F808000: 0x3F80,  # a tie goes to the even one below
+    0x3F808000: 0x3F80,  # a tie: the even one is below
     0x3F818000: 0x3F82,  # and above
     0x3F808001: 0x3F81,
     0x3F807FFF: 0x3F80,
     0x80000000: 0x8000,
     0x00000001: 0x0000,
-    0x007F8000: 0x0080,  # the largest below a normal number becomes one
+    0x007F8000: 0x0080,  # the largest subnormal becomes normal
     0x7F7FFFFF: 0x7F80,  # too large: infinite
     0xFF800000: 0xFF80,
-    0x7F800001: 0x7FC0,  # NaN, whose bits would be lost
+    0x7F800001: 0x7FC0,  # NaN, whose bits rounding would lose
     0xFFFFFFFF: 0xFFFF,
     0x7FC12345: 0x7FC1,
 }
@@ -243,7 +243,7 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     ("name", "dtype"),
     [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i8", np.int8)],
 )
-def test_loads_of_parts_read_no_further_than_they_should(name: str, dtype: npt.DTypeLike) -> None:
+def test_loads_of_parts_do_not_read_past_their_end(name: str, dtype: npt.DTypeLike) -> None:
     load, store = getattr(simd, f"load_{name}_part"), simd.store_f32x16
     size = np.dtype(dtype).itemsize
 
@@ -262,7 +262,7 @@ def test_loads_of_parts_read_no_further_than_they_should(name: str, dtype: npt.D
 
 
 def page_before_none() -> Any:
-    """A page of memory, behind which lies one that may not be touched."""
+    """A page of memory, followed by an inaccessible one."""
     pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
     first = (ctypes.c_uint8 * mmap.PAGESIZE).from_buffer(pages)
     second = ctypes.c_void_p(ctypes.addressof(first) + mmap.PAGESIZE)
@@ -274,7 +274,7 @@ def page_before_none() -> Any:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)]
 )
-def test_stores_of_parts_write_nothing_else(name: str, dtype: npt.DTypeLike) -> None:
+def test_stores_of_parts_do_not_write_past_their_end(name: str, dtype: npt.DTypeLike) -> None:
     load, store = simd.load_f32x16, getattr(simd, f"store_{name}_part")
 
     def copy(x, to, n):  # type: ignore[no-untyped-def]
@@ -322,7 +322,7 @@ def test_fma_rounds_once() -> None:
     assert result.tolist() == [2**-24] * LANES
 
 
-def test_minimum_and_maximum_give_the_second_of_nan() -> None:
+def test_minimum_and_maximum_return_the_second_for_nan() -> None:
     x = np.resize(np.array([1, 3, math.nan, 2, -math.inf, 0.0], np.float32), LANES)
     y = np.resize(np.array([2, 1, 5, math.nan, math.inf, -0.0], np.float32), LANES)
     np.testing.assert_array_equal(mapped(simd.vmax, x, y), np.where(x > y, x, y))
@@ -360,7 +360,7 @@ def test_turn_pairs() -> None:
 
 
 def tree_sum(v: F32Array) -> np.float32:
-    """Halves onto each other."""
+    """The sum in the order of `simd.hsum`: halves onto each other."""
     while len(v) > 1:
         v = v[: len(v) // 2] + v[len(v) // 2 :]
     return np.float32(v[0])
@@ -380,7 +380,7 @@ SPECIAL = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 1e38, -1e38, 1.0])
 
 
 def ulps(result: F32Array, expected: Array) -> float:
-    """The largest error in units in the last place; infinite where infinities differ."""
+    """The largest error in units in the last place; infinite if infinities differ."""
     with np.errstate(over="ignore"):
         nearest = expected.astype(np.float32)
     same = (result == nearest) | (np.isnan(result) & np.isnan(nearest))
@@ -397,7 +397,7 @@ def check_function(f: Any, exact: Callable[[Array], Array], x: Array, limit: flo
 
 
 def test_vexp() -> None:
-    # down to where results are 0, through those below the normal range, and beyond the largest
+    # results from 0 through subnormals to beyond the largest
     check_function(simd.vexp, np.exp, np.linspace(-110, 90, 2**17), 1.5)
     check_function(simd.vexp, np.exp, np.linspace(-1e-3, 1e-3, 2**12), 1.0)
     assert mapped(simd.vexp, np.resize([-104.1, -math.inf, -3e38], LANES)).tolist() == [0.0] * LANES
@@ -415,7 +415,7 @@ def test_vtanh() -> None:
     check_function(simd.vtanh, np.tanh, -np.geomspace(1e-40, 1, 2**12), 2.0)
 
 
-def test_a_lane_s_bits_depend_on_nothing_but_its_value() -> None:
+def test_a_lane_s_bits_depend_on_its_value_alone() -> None:
     x = np.linspace(-5, 5, LANES * 8).astype(np.float32)
     for f in (simd.vexp, simd.vtanh):
         assert (mapped(f, x[::-1].copy())[::-1] == mapped(f, x)).all()

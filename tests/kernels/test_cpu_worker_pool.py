@@ -1,4 +1,4 @@
-"""Compiling in several processes: what workers make, what they cannot, and that they end."""
+"""Compiling in several processes: kernels that workers compile, failures, and their end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = ("pool_stop", "encode_f16", "decode_f16", "decode_q4_0")
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """One worker for any number of kernels; those that were started. All must have ended."""
+    """Allow one worker for any number of kernels. Returns the workers; all must have ended."""
     processes: Started = []
     start = subprocess.Popen
 
@@ -54,35 +54,35 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     assert all(p.poll() is not None for p in processes)
 
 
-class Told:
-    """What `compile_all` told and gave."""
+class Results:
+    """The progress and the objects that `compile_all` reported."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, str]] = []
         self.objects: dict[str, bytes] = {}
 
-    def tell(self, done: int, name: str) -> None:
+    def progress(self, done: int, name: str) -> None:
         self.steps.append((done, name))
 
-    def keep(self, k: Kernel, data: bytes) -> None:
+    def add(self, k: Kernel, data: bytes) -> None:
         assert k.name not in self.objects
         self.objects[k.name] = data
 
 
-def compiled(*kernels: Kernel) -> Told:
-    told = Told()
-    compile_all(kernels, cache_folder().name, told.tell, told.keep)
-    assert set(told.objects) == {k.name for k in kernels}
-    done = [n for n, _ in told.steps]
+def compiled(*kernels: Kernel) -> Results:
+    results = Results()
+    compile_all(kernels, cache_folder().name, results.progress, results.add)
+    assert set(results.objects) == {k.name for k in kernels}
+    done = [n for n, _ in results.steps]
     assert done == sorted(done)
     assert done[0] == 0
-    assert told.steps[-1] == (len(kernels), "")
-    assert {name for _, name in told.steps[:-1]} <= {k.name for k in kernels}
-    return told
+    assert results.steps[-1] == (len(kernels), "")
+    assert {name for _, name in results.steps[:-1]} <= {k.name for k in kernels}
+    return results
 
 
 def by_worker(*kernels: Kernel) -> dict[str, bytes]:
-    """What a worker alone makes of kernels."""
+    """The objects that a worker alone compiles."""
     with worker_pool._Workers(kernels, cache_folder().name) as workers:
         found: dict[str, bytes] = {}
         while len(found) + len(workers._returned) < len(kernels):
@@ -106,10 +106,10 @@ def load(name: str, data: bytes) -> Kernel:
     return k
 
 
-# --- what workers make ---
+# --- kernels that workers compile ---
 
 
-def test_a_worker_makes_what_the_caller_would() -> None:
+def test_a_worker_compiles_declared_and_lazy_kernels() -> None:
     lazy = micro_kernel(GGMLType.Q4_0, 1)
     wanted = [*(KERNELS[name] for name in SMALL), lazy]
     found = by_worker(*wanted)
@@ -118,17 +118,17 @@ def test_a_worker_makes_what_the_caller_would() -> None:
         assert load_objects({name: data})[name] != 0
 
 
-def test_a_worker_gives_back_what_it_does_not_know_and_goes_on() -> None:
+def test_a_worker_returns_unknown_kernels_and_goes_on() -> None:
     own = declare_add("test_own", 3)
     assert set(by_worker(own, KERNELS["pool_stop"])) == {"pool_stop"}
 
 
 def test_the_caller_compiles_too(started: Started) -> None:
     kernels = [declare_add(f"test_add_{n}", n) for n in range(4)]
-    told = compiled(*kernels, *(KERNELS[name] for name in SMALL))
+    results = compiled(*kernels, *(KERNELS[name] for name in SMALL))
     assert len(started) == 1
     for n in range(4):
-        assert call(load(f"test_add_{n}", told.objects[f"test_add_{n}"]), 10) == 10 + n
+        assert call(load(f"test_add_{n}", results.objects[f"test_add_{n}"]), 10) == 10 + n
 
 
 def test_a_faulty_kernel_is_reported_as_by_the_caller() -> None:
@@ -141,7 +141,7 @@ def test_a_faulty_kernel_is_reported_as_by_the_caller() -> None:
         compiled(*(KERNELS[name] for name in SMALL), faulty)
 
 
-def test_modules_where_the_program_was_started_are_not_taken(
+def test_modules_of_the_working_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit(1)")
@@ -149,9 +149,9 @@ def test_modules_where_the_program_was_started_are_not_taken(
     assert set(by_worker(KERNELS["pool_stop"])) == {"pool_stop"}
 
 
-def test_every_kernel_can_be_made_by_a_worker() -> None:
+def test_workers_can_compile_every_kernel() -> None:
     micro_kernel(GGMLType.Q4_0, 8)
-    # a kernel that is neither declared by imports nor made by a `family` would slow down the start
+    # a kernel neither declared by imports nor made by a `family` would slow down the start
     source = "from lamella.kernels.cpu.compiler.worker import *; import_all(); print(*KERNELS)"
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
@@ -165,7 +165,7 @@ def test_every_kernel_can_be_made_by_a_worker() -> None:
     assert {*SMALL, "sample_token"} <= declared
 
 
-def test_a_family_makes_each_once() -> None:
+def test_a_family_makes_each_kernel_once() -> None:
     @family
     def make(n: int) -> Kernel:
         return declare_add(f"test_family_{n}", n)
@@ -176,14 +176,14 @@ def test_a_family_makes_each_once() -> None:
     assert recipe == ("lamella.kernels.cpu.packed.micro", "micro_kernel", (GGMLType.Q8_0, 4))
 
 
-def test_a_family_makes_each_once_for_threads_that_ask_at_once() -> None:
+def test_a_family_makes_a_kernel_once_for_concurrent_threads() -> None:
     n = 4
     asking = Barrier(n)
 
     @family
     def make(i: int) -> Kernel:
         with suppress(BrokenBarrierError):
-            asking.wait(0.2)  # until the others make it too, if they can
+            asking.wait(0.2)  # give the others time to make it too
         return declare_add(f"test_asked_{i}", i)
 
     with ThreadPoolExecutor(n) as threads:
@@ -213,7 +213,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("way", FAILING)
-def test_what_a_worker_fails_to_make_the_caller_makes(
+def test_the_caller_compiles_kernels_of_failed_workers(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = FAILING[way]
@@ -221,8 +221,8 @@ def test_what_a_worker_fails_to_make_the_caller_makes(
     if source is not None:
         command = [sys.executable, "-c", source.replace("{key!r}", repr(cache_folder().name))]
     monkeypatch.setattr(worker_pool, "worker_command", lambda: command)
-    told = compiled(*(KERNELS[name] for name in SMALL))
-    assert b"wrong" not in told.objects.values()
+    results = compiled(*(KERNELS[name] for name in SMALL))
+    assert b"wrong" not in results.objects.values()
 
 
 def test_an_interruption_ends_the_workers(started: Started) -> None:
@@ -262,7 +262,7 @@ def test_a_worker_ends_with_its_input(started: Started) -> None:
         *((8, 511, 100, 0), (8, 512, 100, 1), (8, 2047, 100, 3), (64, 2047, 15, 3)),
     ],
 )
-def test_as_many_workers_as_are_worth_their_start(
+def test_the_number_of_workers(
     n_cpus: int, free_mib: int, n_kernels: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "usable_cpus", lambda: n_cpus)
@@ -272,7 +272,7 @@ def test_as_many_workers_as_are_worth_their_start(
     assert n_workers(n_kernels) == 0
 
 
-def test_code_size_counts_what_is_called_once() -> None:
+def test_code_size_counts_called_functions_once() -> None:
     def small(p, ith, nth):
         store_i64(p, 1)
 

@@ -1,5 +1,5 @@
-"""Paged attention on CUDA: the reference's values, and bits that depend on positions alone,
-whichever kernel computes a node and however its work is divided."""
+"""Paged attention on CUDA: the reference's values, and bits that depend on positions alone, for any
+kernel and any division of the work."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ N_SEQS: Final = 3
 N_POSITIONS: Final = 1088  # of each sequence: four partitions and two pages
 N_CELLS: Final = N_SEQS * N_POSITIONS
 
-# three sequences, some tokens of one in a row; positions at the edges of tiles and partitions
+# three sequences, with runs of tokens of one; positions at the edges of tiles and partitions
 SEQ: Final = np.array([0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 2, 2, 2, 0, 0, 0])
 POS: Final = np.array([0, 31, 32, 33, 255, 256, 257, 95, 7, 511, 512, 513, 1055, 700, 701, 3])
 
 SMALL, WIDE = Division(1), Division(4)
 DIVISIONS: Final = (
     *(SMALL, WIDE, Division(1, 3, 1000), Division(4, 2, 1000), Division(1, 9, 1000)),
-    Division(1, 4, 3),  # there is no room for records
+    Division(1, 4, 3),  # records do not fit
 )
 DIVISIONS_F32: Final = (Division(0), Division(0, 2, 1000), Division(0, 3, 5))
 
 
 class Shape(NamedTuple):
-    """Heads: of queries, of the pool; their elements; types of the pools."""
+    """Heads of queries and of the pool, their elements, types of the pools."""
 
     n_head: int = 4
     n_head_kv: int = 2
@@ -66,7 +66,7 @@ def pool(n: int, type: GGMLType, seed: int) -> Tensor:
 
 @cache
 def queries(n_head: int, head_dim: int) -> Array:
-    """One for each position of each sequence."""
+    """A query for each position of each sequence."""
     return normal(N_SEQS, N_POSITIONS, n_head, head_dim)
 
 
@@ -99,7 +99,7 @@ def build(
 
 @contextmanager
 def division(chosen: Division | None) -> Iterator[None]:
-    """All nodes are divided so."""
+    """Divide all nodes this way in the block."""
     if chosen is None:
         yield
         return
@@ -108,14 +108,14 @@ def division(chosen: Division | None) -> Iterator[None]:
 
 
 def bits(node: Tensor, chosen: Division | None = None, **run: Any) -> Array:
-    """The result, one token after the other, as integers."""
+    """The result's bits as integers; the first axis is the tokens."""
     assert cuda_run.supports(node)
     with division(chosen):
         return np.ascontiguousarray(cuda_run.compute(node, **run)[0]).view(np.uint32).copy()
 
 
 def check(limit: float, divisions: Sequence[Division], *args: Any, **params: Any) -> Array:
-    """The reference's values within a mean square error, and the same bits however divided."""
+    """Check for the reference's values within `limit`, and the same bits in all divisions."""
     node = build(*args, **params)
     whole = bits(node)
     expected = reference_run.run(build(*args, **params))
@@ -148,7 +148,7 @@ def check_f32(*args: Any, **params: Any) -> Array:
         Shape(3, 1, 40, 24),  # not whole steps of the tensor core
         Shape(4, 2, 48, 80, Q8_0, Q8_0),  # heads begin and end within blocks
         Shape(1, 1, 256, 256, Q8_0, F16),  # two slices of values
-        *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share, up to more than a block's
+        *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share; 80 need several blocks
     ],
     ids=str,
 )
@@ -202,7 +202,7 @@ def test_pages_of_any_size(page_size: int) -> None:
 
 @pytest.mark.parametrize("type", [F16, Q8_0, F32], ids=lambda type: type.name)
 def test_strided_sources(type: GGMLType) -> None:
-    # heads before tokens; K and V side by side, then less aligned than whole 16 bytes
+    # heads before tokens; K and V side by side, then not aligned to 16 bytes
     q = ops.permute(leaf(queries(4, 32)[SEQ, POS].transpose(1, 0, 2)), (0, 2, 1, 3))
     whole = bits(build(Shape(4, 2, type_k=type, type_v=type), q=q))
     for pad, shift in ((0, 0), (64, 4)):
@@ -259,8 +259,8 @@ def test_prefill_in_chunks_and_decode_give_the_same_bits() -> None:
     assert (mixed == whole[order]).all()
 
 
-def test_tokens_that_decode_among_a_prompt_s() -> None:
-    # runs of one token, of a prompt, and of padding: a sequence with the pool's first page only
+def test_tokens_that_decode_beside_a_prompt() -> None:
+    # runs of one token, of a prompt, and of padding: a sequence with only the pool's first page
     seq, pos = [1, 2] + [0] * 60 + [3] * 10, [900, 300, *range(400, 460)] + [0] * 10
     pages = np.concatenate([table(), np.full((1, N_POSITIONS // 32), -1)])
     pages[3, 0] = 0
@@ -275,11 +275,11 @@ def test_tokens_that_decode_among_a_prompt_s() -> None:
         assert (bits(build(seq=seq[t : t + 1], pos=pos[t : t + 1])) == whole[t]).all(), t
 
 
-# --- what is seen, and what is not ---
+# --- visible and hidden cells ---
 
 
 @pytest.mark.parametrize("type", [F16, F32], ids=lambda type: type.name)
-def test_what_later_tokens_see_does_not_reach_earlier_ones(type: GGMLType) -> None:
+def test_cells_of_later_tokens_do_not_affect_earlier_ones(type: GGMLType) -> None:
     shape = Shape(2, 1, type_k=type, type_v=type)
     v = leaf(values_of(pool(32, type, 2))[0, 0], type)
     cells = data(v)[0, 0].reshape(-1, 32, 32)
@@ -295,7 +295,7 @@ def test_what_later_tokens_see_does_not_reach_earlier_ones(type: GGMLType) -> No
 
 
 @pytest.mark.parametrize("type", [F16, Q8_0, F32], ids=lambda type: type.name)
-def test_what_lies_behind_the_last_position_is_never_read(type: GGMLType) -> None:
+def test_cells_after_the_last_position_are_never_read(type: GGMLType) -> None:
     shape = Shape(2, 1, type_k=type, type_v=type)
     pages = np.full((N_SEQS, N_POSITIONS // 32), 10**6)
     pages[0, :9] = table()[0, :9]
@@ -303,7 +303,7 @@ def test_what_lies_behind_the_last_position_is_never_read(type: GGMLType) -> Non
     for i in (1, 2):
         t = leaf(values_of(pool(32, type, i))[0, 0], type)
         raw = t.buffer[t.offset :][: t.nbytes].reshape(N_CELLS // 32, 32, -1)
-        raw[table()[0, 8], 8:] = 0xFF  # NaN, as all that no page of the sequence has
+        raw[table()[0, 8], 8:] = 0xFF  # NaN, like all cells outside of the sequence's pages
         raw[np.setdiff1d(np.arange(N_CELLS // 32), table()[0, :9])] = 0xFF
         spoiled.append(t)
     for pos in ([263], [263, 262, 100]):
@@ -331,7 +331,7 @@ def test_large_scores_do_not_overflow() -> None:
             assert np.isfinite(values_of(node)).all()
 
 
-def test_a_score_that_is_no_number_makes_its_result_none() -> None:
+def test_a_nan_score_makes_its_result_nan() -> None:
     q = queries(4, 32)[SEQ, POS]
     q[3, 1, 2] = math.nan
     for type in (F16, F32):
@@ -393,8 +393,8 @@ def test_few_tokens_have_their_partitions_divided() -> None:
 
 
 @pytest.mark.parametrize("type", [F16, Q8_0], ids=lambda type: type.name)
-def test_memory_of_blocks(type: GGMLType) -> None:
-    # what every device gives, and the least that a device may give
+def test_shared_memory_of_blocks(type: GGMLType) -> None:
+    # 48 KiB without opting in; the oldest devices allow 64 KiB, static memory included
     for head_dim, limit in ((64, 48), (80, 48), (96, 48), (128, 48), (256, 63)):
         node = build(Shape(2, 2, head_dim, head_dim, type, type))
         for chosen in (SMALL, WIDE):

@@ -1,4 +1,4 @@
-"""CUDA backends on emulated GPUs, which work as late as CUDA allows."""
+"""CUDA backends on emulated GPUs, which run work as late as CUDA allows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def toy_calls(node: Tensor) -> list[CudaCall]:
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCALE is the toy; its bias is how much scratch memory it wants."""
+    """SCALE runs the toy kernel; its bias is the size of its scratch memory."""
     monkeypatch.setitem(OPS.entries, Op.SCALE, Implementation(lambda node: True, toy_calls))
 
 
@@ -49,7 +49,7 @@ def driver() -> GridDriver:
 
 @pytest.fixture
 def backends(driver: GridDriver) -> Iterator[list[CudaBackend]]:
-    """Two on the first device, one on the second."""
+    """Two backends of the first device, one of the second."""
     first, second = open_cuda(lambda: driver, GridCompiler).devices()
     opened = [first.init_backend(), first.init_backend(), second.init_backend()]
     yield opened
@@ -98,7 +98,7 @@ def test_a_plan_is_captured_once_and_replayed(
     plan = a.graph_plan_create(graph)
     assert gpu.n_launches == 0 and gpu.live["graphs"] == 1
     a.graph_plan_compute(plan)
-    assert gpu.n_launches == 0  # the device has not been waited for
+    assert gpu.n_launches == 0  # not synchronized yet
     a.synchronize()
     assert gpu.n_launches == 1 and (values(y) == 6).all()
     tensor_set(x, np.full(N, 5, np.float32))
@@ -137,14 +137,14 @@ def test_plans_share_memory_that_grows(backends: list[CudaBackend]) -> None:
     assert a.device.buffer_type.used - before - tensors == 5120
 
 
-def test_a_tensor_elsewhere_is_refused(backends: list[CudaBackend]) -> None:
+def test_a_tensor_of_another_device_is_refused(backends: list[CudaBackend]) -> None:
     a, other = backends[0], backends[2]
     y = ops.scale(leaf(other.device), 2).named("y")
     place(a.device, y)
     with pytest.raises(BackendError, match=r"CUDA0 cannot run SCALE .* in CUDA1"):
         a.graph_plan_create(Graph(y))
     z, graph = scaled(a, leaf(a.device), 2)
-    a.graph_compute(graph)  # the stream is not left capturing
+    a.graph_compute(graph)  # the stream does not still capture
     assert (values(z) == 2).all()
 
 
@@ -187,7 +187,7 @@ def test_plans_and_writes_are_in_the_order_of_the_stream(backends: list[CudaBack
 
 
 @pytest.mark.parametrize("target", [1, 2], ids=["same device", "other device"])
-def test_a_copy_waits_for_both_sides(backends: list[CudaBackend], target: int) -> None:
+def test_a_copy_waits_for_both_backends(backends: list[CudaBackend], target: int) -> None:
     a, b = backends[0], backends[target]
     x, dst = leaf(a.device, 3), leaf(b.device, 7)
     y, first = scaled(a, x, 2)
@@ -250,7 +250,7 @@ def test_copies_of_nothing_do_nothing(backends: list[CudaBackend]) -> None:
     assert a.set_input_async(src, dst) and a.cpy_tensor_async(cpu, src, dst)
 
 
-def test_memory_of_a_plan_stays_until_it_has_run(backends: list[CudaBackend]) -> None:
+def test_a_plan_s_memory_lives_until_it_has_run(backends: list[CudaBackend]) -> None:
     a = backends[0]
     x = leaf(a.device, 3)
     y, graph = scaled(a, x, 2, 1000)
@@ -264,7 +264,7 @@ def test_memory_of_a_plan_stays_until_it_has_run(backends: list[CudaBackend]) ->
     assert (values(y) == 6).all() and (values(z) == 9).all()
 
 
-def test_too_little_memory_for_a_backend_leaves_nothing(driver: GridDriver) -> None:
+def test_out_of_memory_frees_a_half_opened_backend(driver: GridDriver) -> None:
     device, gpu = open_cuda(lambda: driver, GridCompiler).devices()[0], driver.grid_gpus[0]
     kept = device.buffer_type.alloc_buffer(2**20)
     with pytest.raises(OutOfMemoryError):
@@ -324,7 +324,7 @@ def test_a_graph_split_between_gpus_and_cpu(backends: list[CudaBackend]) -> None
     x = Tensor(GGMLType.F32, (N,), name="x").set_input()
     first = ops.scale(x, 2)
     second = ops.scale(first, 3)
-    third = ops.sqr(second)  # by the CPU
+    third = ops.sqr(second)  # on the CPU
     last = ops.scale(third, 0.5).set_output()
     for node, backend in ((first, a), (second, b), (third, cpu), (last, a)):
         scheduler.set_tensor_backend(node, backend)

@@ -1,6 +1,6 @@
 """CUDA's bindings: the real ones, on a fake driver (fake_libcuda.c).
 
-Nothing else runs them where there is no GPU. What is checked is in cuda_bindings_process.py.
+Without a GPU, nothing else runs them. The checks are in cuda_bindings_process.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_driver(folder: Path, *flags: str) -> None:
 
 
 def python(folder: Path, *args: str) -> str:
-    """What a Python process says that finds its driver in a folder."""
+    """The output of a Python process whose driver is in `folder`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FAKE_CUDA", "CUDA_"))}
     done = subprocess.run(
         [sys.executable, *args],
@@ -53,7 +53,7 @@ def python(folder: Path, *args: str) -> str:
 
 
 def reason(folder: Path) -> str:
-    """Why CUDA is not used."""
+    """The reason why CUDA is not used."""
     code = "from lamella.kernels.cuda.registry import open_cuda; print(open_cuda().reason, end='')"
     return python(folder, "-c", code)
 
@@ -79,7 +79,7 @@ def test_a_driver_from_before_cuda_12(tmp_path: Path) -> None:
 
 
 def test_no_driver(tmp_path: Path) -> None:
-    (tmp_path / "libcuda.so.1").touch()  # in front of the machine's own, if it has one
+    (tmp_path / "libcuda.so.1").touch()  # found before the machine's own
     assert reason(tmp_path) == "no NVIDIA driver is installed"
 
 

@@ -1,4 +1,4 @@
-"""NVRTC compiles every kernel that op cases and models call, with nothing spilt from registers.
+"""NVRTC compiles every kernel that op cases and models call, without register spills.
 
 Logs are cached on disk.
 """
@@ -32,7 +32,7 @@ ARCH: Final = 90
 OLDEST: Final = 75
 NEWEST: Final = 120
 BETWEEN: Final = (80, 89)
-STATIC_SHARED: Final = 48 * 1024  # bytes of a block's memory that may have a fixed size
+STATIC_SHARED: Final = 48 * 1024  # bytes of static shared memory that every device has
 TOY: Final = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
@@ -44,7 +44,7 @@ Key = tuple[CudaSource, int]
 
 
 class Compiled(NamedTuple):
-    """What ptxas says of a kernel: bytes spilt, bytes of shared memory of fixed size."""
+    """What ptxas reports of a kernel: bytes of spills, and of static shared memory."""
 
     spilt: int
     shared: int
@@ -72,7 +72,7 @@ def attention(head_dim: int, type: GGMLType) -> Tensor:
 
 
 def hot_nodes() -> Iterator[Tensor]:
-    """Where models spend their time: decoding, and prompts."""
+    """Nodes in which models spend most time, in decoding and in prompts."""
     for type in HOT_TYPES:
         for n in (1, 512):
             yield ops.mul_mat(Tensor(type, (4096, 14336)), Tensor(F32, (4096, n)))
@@ -86,17 +86,18 @@ def sources_of(node: Tensor) -> set[CudaSource]:
 
 
 # Bytes that kernels may spill, in stores and loads: sums over 128 elements of values, queries of
-# 256 and the unpacking of tiles take a few more registers than the 255 that there are.
+# 256 and the unpacking of tiles need slightly more than 255 registers.
 MAY_SPILL: Final[Mapping[Key, int]] = {
     (source, OLDEST): 44 for source in sources_of(attention(LARGEST_HEAD, Q8_0))
 }
 
 
 def wanted(full: bool) -> list[Key]:
-    """All sources for one architecture; two of each file for the oldest one, which multiplies tiles
-    in its own way; for the newest one, one of each file that has several.
+    """Sources to compile, with their architectures.
 
-    `full`: also one of each file and the hot sources for every architecture.
+    All sources for one architecture. Two of each file for the oldest one, which multiplies tiles
+    in another way. For the newest one, one of each file that has several. `full`: also one of each
+    file and the hot sources for every architecture.
     """
     sources = sorted({k.source for k in kernels_in_use()}, key=str)
     files = [[s for s in sources if s.file == file] for file in {s.file for s in sources}]
@@ -111,7 +112,7 @@ def wanted(full: bool) -> list[Key]:
 
 
 def compile_one(key: Key) -> str:
-    """What the compiler says: its log, or the error."""
+    """Compile and return the log, or the error."""
     assert NVRTC is not None
     try:
         return NVRTC.compile_with_log(*key)[1]
@@ -121,8 +122,8 @@ def compile_one(key: Key) -> str:
 
 @cache
 def logs_folder() -> Path:
-    """Where logs of an earlier run are: what they depend on besides the source file is in its
-    name."""
+    """The folder of cached logs. Its name has a hash of all that logs depend on, except the source
+    file."""
     assert NVRTC is not None
     key = hashlib.sha256(NVRTC.version.encode())
     for file in (Path(nvrtc.__file__), *sorted(FOLDER.glob("*.cuh"))):
@@ -131,7 +132,7 @@ def logs_folder() -> Path:
 
 
 def log_of(key: Key) -> str:
-    """What the compiler says, now or in an earlier run that had the same source."""
+    """The compiler's log, from the cache if the source is unchanged."""
     source, arch = key
     digest = hashlib.sha256(f"{source} {arch}".encode() + (FOLDER / source.file).read_bytes())
     name = f"{digest.hexdigest()}.log"
@@ -146,14 +147,14 @@ def log_of(key: Key) -> str:
 
 @pytest.fixture(scope="module")
 def logs(pytestconfig: pytest.Config) -> Mapping[Key, str]:
-    """By source and architecture."""
+    """Logs by source and architecture."""
     keys = wanted(pytestconfig.getoption("--full"))
     with ThreadPoolExecutor(usable_cpus()) as pool:
         return dict(zip(keys, pool.map(log_of, keys), strict=True))
 
 
 def kernels_of(log: str) -> dict[str, Compiled]:
-    """By name."""
+    """Kernels by name."""
     found = {}
     for part in log.split("Compiling entry function")[1:]:
         name = re.findall(r"'(\w+)'", part)[0]
@@ -174,7 +175,7 @@ def test_sources_have_the_kernels_that_are_called(logs: Mapping[Key, str]) -> No
         assert kernel.name in kernels_of(logs[kernel.source, ARCH]), f"{kernel}, called by {name}"
 
 
-def test_nothing_is_spilt(logs: Mapping[Key, str]) -> None:
+def test_no_kernel_spills_registers(logs: Mapping[Key, str]) -> None:
     spilt = {
         f"{name} of {source} on sm_{arch}: {kernel.spilt} bytes"
         for (source, arch), log in logs.items()
@@ -184,7 +185,7 @@ def test_nothing_is_spilt(logs: Mapping[Key, str]) -> None:
     assert not spilt, "\n".join(sorted(spilt))
 
 
-def test_memory_of_fixed_size_fits_every_device(logs: Mapping[Key, str]) -> None:
+def test_static_shared_memory_fits_every_device(logs: Mapping[Key, str]) -> None:
     used = [(k.shared, n) for log in logs.values() for n, k in kernels_of(log).items()]
     assert max(used) <= (STATIC_SHARED, "")
 
@@ -196,7 +197,7 @@ def test_warnings(logs: Mapping[Key, str]) -> None:
 # --- the compiler itself ---
 
 
-def test_the_kernels_that_the_host_s_tests_use() -> None:
+def test_toy_kernels_compile() -> None:
     for arch in (OLDEST, ARCH):
         log = compile_one((TOY, arch))
         assert "toy_mma_f16" in kernels_of(log), log
@@ -223,7 +224,7 @@ def test_definitions_reach_the_source(tmp_path: Path) -> None:
     assert set(kernels_of(log)) == {"chosen"}
 
 
-def test_what_does_not_compile(tmp_path: Path) -> None:
+def test_compile_errors_are_reported(tmp_path: Path) -> None:
     assert NVRTC is not None
     path = tmp_path / "wrong.cu"
     path.write_text('#include "device.cuh"\nKERNEL(wrong, 32, 1) { int x = nothing; }\n')
@@ -242,7 +243,7 @@ def test_architectures() -> None:
         NVRTC.compile(rows, 30)
 
 
-def test_kernels_are_told_apart() -> None:
+def test_kernels_of_one_source_are_distinct() -> None:
     log = (
         "ptxas info    : Compiling entry function 'a' for 'sm_90'\n"
         "ptxas         .     8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\n"
@@ -254,10 +255,10 @@ def test_kernels_are_told_apart() -> None:
     assert kernels_of(log) == {"a": Compiled(16, 128), "b": Compiled(0, 0)}
 
 
-def test_an_empty_log_does_not_overwrite_the_space_that_python_shares() -> None:
-    """It is one NUL, where Python keeps one object for all bytes of length one."""
+def test_an_empty_log_does_not_overwrite_python_s_shared_bytes() -> None:
+    """The log is one NUL, and Python shares one object among all equal bytes of length one."""
     assert NVRTC is not None
-    _, log = NVRTC.compile_with_log(TOY, max(NVRTC.archs) + 1)  # to PTX, of which nothing is said
+    _, log = NVRTC.compile_with_log(TOY, max(NVRTC.archs) + 1)  # to PTX, which has an empty log
     assert (log, bytes([32])[0]) == ("", 32)
 
 

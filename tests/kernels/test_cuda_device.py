@@ -42,7 +42,7 @@ def tensor(*ne: int) -> Tensor:
     return Tensor(GGMLType.F32, ne, name="t")
 
 
-# --- what there is ---
+# --- devices ---
 
 
 def test_every_gpu_is_a_device(devices: list[CudaDevice]) -> None:
@@ -59,7 +59,7 @@ def test_every_gpu_is_a_device(devices: list[CudaDevice]) -> None:
     assert not device.supports_buft(device.host_buffer_type)
 
 
-def test_why_there_is_none_is_one_line() -> None:
+def test_the_reason_for_no_device_is_one_line() -> None:
     def broken() -> Driver:
         raise BackendError("no NVIDIA driver is installed")
 
@@ -73,7 +73,7 @@ def test_why_there_is_none_is_one_line() -> None:
     assert open_cuda(GridDriver, GridCompiler).reason == ""
 
 
-def test_without_a_driver_the_real_one_says_so() -> None:
+def test_the_real_driver_has_devices_or_a_reason() -> None:
     registry = open_cuda()
     assert bool(registry.devices()) != bool(registry.reason)
     assert "\n" not in registry.reason
@@ -92,7 +92,7 @@ def test_large_batches_are_worth_a_copy_of_the_weights(
 # --- memory ---
 
 
-def test_bytes_come_back(devices: list[CudaDevice]) -> None:
+def test_bytes_are_written_and_read_back(devices: list[CudaDevice]) -> None:
     t = tensor(16, 3)
     (buffer,) = alloc_tensors([t], devices[0].buffer_type)
     buffer.clear(0x11)
@@ -125,7 +125,7 @@ def test_copies_between_all_kinds_of_memory(devices: list[CudaDevice]) -> None:
                 buffer.free()
 
 
-def test_too_much_memory_is_an_error_that_counts(devices: list[CudaDevice]) -> None:
+def test_too_much_memory_is_an_error_with_the_free_bytes(devices: list[CudaDevice]) -> None:
     buft = devices[1].buffer_type
     kept = buft.alloc_buffer(MIB - 1000)
     with pytest.raises(OutOfMemoryError) as e:
@@ -159,7 +159,7 @@ def gpu(driver: GridDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return driver.grid_gpus[0]
 
 
-def test_a_kernel_is_compiled_once_and_kept(gpu: GridGpu, tmp_path: Path) -> None:
+def test_a_kernel_is_compiled_once_and_cached(gpu: GridGpu, tmp_path: Path) -> None:
     def allowed(function: Function) -> int:
         return gpu._functions[function].shared_memory
 
@@ -191,7 +191,7 @@ def gpu_folder(tmp_path: Path) -> Path:
     return tmp_path / "0123456789abcdef"
 
 
-def test_what_does_not_compile_says_what_and_why(gpu: GridGpu, tmp_path: Path) -> None:
+def test_a_compile_error_names_the_source_and_the_cause(gpu: GridGpu, tmp_path: Path) -> None:
     broken = tmp_path / "broken.cu"
     broken.write_text('#include "device.cuh"\nKERNEL(broken, 32, 1) { no_such_name = 1; }\n')
     library = Library(gpu, GridCompiler())

@@ -1,5 +1,5 @@
-"""Matrix products with float weights on CUDA: right for every layout, with the same bits in every
-kernel."""
+"""Matrix products with float weights on CUDA: right for every layout, with the same bits in all
+kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def error(actual: Array, expected: Array) -> float:
 
 
 def assert_right(make: Callable[[], Tensor], reverse: bool = False) -> None:
-    """The node that `make` builds has the reference's values."""
+    """Check that the node of `make` has the reference's values."""
     node, expected = make(), run(make())
     assert floats.supports(node)
     actual = cuda_run.compute(node, reverse=reverse)
@@ -51,7 +51,7 @@ def assert_right(make: Callable[[], Tensor], reverse: bool = False) -> None:
 
 
 def rows_of(node: Tensor, reverse: bool = False) -> Array:
-    """The rows of the result, as they are in memory."""
+    """The bits of the result's rows."""
     array = cuda_run.compute(node, reverse=reverse)
     return array.reshape(-1, array.shape[-1]).copy().view(np.uint32)
 
@@ -63,7 +63,7 @@ def kernel_of(node: Tensor) -> str:
 
 @pytest.fixture
 def eager_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles are used even for a matrix that gives few of them."""
+    """Use tiles even for matrices of few tiles."""
     monkeypatch.setattr(floats, "ENOUGH_BLOCKS", 1)
 
 
@@ -119,7 +119,7 @@ def test_bits_do_not_depend_on_the_batch(type: GGMLType, k: int, eager_tiles: No
 def test_bits_do_not_depend_on_rounds(
     type: GGMLType, eager_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # where the block's memory does not hold the sums of all chunks at once
+    # shared memory does not hold the sums of all chunks at once
     n_chunks = 20
     k = n_chunks * CHUNK[type] - 40
     a, x = leaf(normal(3, k), type), normal(66, k, seed=1)
@@ -134,7 +134,7 @@ def test_bits_do_not_depend_on_rounds(
 
 @each_type(FLOATS)
 def test_bits_do_not_depend_on_places(type: GGMLType, eager_tiles: None) -> None:
-    # nothing can be loaded as 16 bytes if it lies at such addresses
+    # addresses that do not allow loads of 16 bytes
     values, x = normal(33, 600), normal(70, 600, seed=1)
     for n in (1, 5, 20, 40, 70):
         whole = rows_of(ops.mul_mat(leaf(values, type), leaf(x[:n])))
@@ -147,7 +147,7 @@ def test_bits_do_not_depend_on_places(type: GGMLType, eager_tiles: None) -> None
 
 @each_type(FLOATS)
 def test_bits_of_tiny_sums(type: GGMLType, eager_tiles: None) -> None:
-    # products that vanish below 0: no sum may be minus zero in one kernel alone
+    # products that underflow to -0: no sum may be minus zero in one kernel alone
     a, x = leaf(np.full((5, 64), -1e-30), type), np.full((70, 64), 1e-30)
     whole = rows_of(ops.mul_mat(a, leaf(x)))
     for n in (1, 5, 20, 40):
@@ -201,7 +201,7 @@ def test_weights_whose_rows_have_gaps_are_refused() -> None:
     assert not floats.supports(ops.mul_mat(leaf(normal(4, 32), GGMLType.Q8_0), leaf(normal(4, 32))))
 
 
-def test_no_elements_sum_up_to_zero() -> None:
+def test_empty_rows_sum_to_zero() -> None:
     for n in (1, 20):
         got = cuda_run.compute(ops.mul_mat(leaf(np.zeros((7, 0)), F16), leaf(np.zeros((n, 0)))))
         assert (got == 0).all()
@@ -217,7 +217,7 @@ def test_packed_columns_are_shared() -> None:
 
 
 def test_bf16_without_tensor_cores(monkeypatch: pytest.MonkeyPatch, eager_tiles: None) -> None:
-    # as on sm_75: slow, but right, and with bits that do not depend on the batch
+    # the path of sm_75: slow, but right, and with bits that do not depend on the batch
     source = CudaSource.of("mul_mat_f16.cu", T="BF16", BF16_MMA=0)
     weights = floats.WEIGHTS[BF16]._replace(source=source)
     monkeypatch.setitem(floats.WEIGHTS, BF16, weights)
@@ -234,7 +234,7 @@ def test_bf16_without_tensor_cores(monkeypatch: pytest.MonkeyPatch, eager_tiles:
 @pytest.mark.parametrize("n_tokens", [1, 2, 900])
 @each_type(FLOATS)
 def test_experts(type: GGMLType, n_tokens: int) -> None:
-    # 2700 pairs are more than a block looks at at once
+    # 2700 pairs are more than a block searches at once
     chosen = ids(np.random.default_rng(0).integers(0, 6, (n_tokens, 3)))
     a = leaf(normal(6, 21, 70), type)
     for x in (1, 3):

@@ -1,4 +1,4 @@
-"""Fused chains of the CUDA kernels: the bits of single kernels; and what is not fused."""
+"""Fused chains of CUDA kernels: they have the bits of single kernels. Also chains not fused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Norm = Callable[[Tensor, float], Tensor]
 
 
 def place(*outputs: Tensor, shift: int = 0) -> Graph:
-    """A graph with memory for every node of its own."""
+    """A graph whose nodes have their own memory."""
     graph = Graph(*outputs)
     for node in graph.nodes:
         locate(node, shift=shift)
@@ -34,12 +34,12 @@ def place(*outputs: Tensor, shift: int = 0) -> Graph:
 
 
 def run(*outputs: Tensor) -> list[str]:
-    """The kernels that compute the outputs."""
+    """Compute the outputs. Return the names of the kernels."""
     return cuda_run.run_graph(place(*outputs))
 
 
 def assert_same_bits(make: Callable[[], Sequence[Tensor]], kernels: str) -> None:
-    """The graph of the outputs that `make` gives is computed by `kernels`, to the same bits."""
+    """Check that `kernels` compute the outputs of `make`, with the bits of single kernels."""
     single = make()
     cuda_run.run_graph(place(*single), fuse=False)
     for shift, reverse in ((0, False), (4, True)):
@@ -65,7 +65,7 @@ def test_a_norm_and_its_weight(norm: Norm, n: int) -> None:
 
 @each_norm
 @pytest.mark.parametrize("n", [1, 17, 288, 2050, 9001])
-def test_a_sum_that_is_kept_its_norm_and_weight(norm: Norm, n: int) -> None:
+def test_a_sum_with_other_readers_its_norm_and_weight(norm: Norm, n: int) -> None:
     def make() -> list[Tensor]:
         a, b, weight = (leaf(normal(*s, seed=n)) for s in ((5, n), (5, n), (n,)))
         total = ops.add(a, b).set_output()
@@ -128,7 +128,7 @@ def test_keys_into_the_cache(mode: RopeMode, type: GGMLType) -> None:
         x = ops.reshape(leaf(normal(7, 4 * 48)), (48, 4, 7))
         k = ops.rope(x, ids([5, 0, 3, 900, 1, 2, 6]), n_dims=32, mode=mode)
         cache = leaf(normal(20, 4 * 48, seed=2), type)
-        # the same cell twice: the later row stays
+        # the same cell twice: the later row wins
         return [ops.set_rows(cache, ops.reshape(k, (4 * 48, 7)), ids([3, 19, 0, 7, 3, 8, 3]))]
 
     assert_same_bits(make, "rope_set_rows")
@@ -171,7 +171,7 @@ def test_an_index_outside_the_cache_names_the_cache() -> None:
         run(cells)
 
 
-def test_keys_that_are_read_elsewhere_too_are_not_fused() -> None:
+def test_keys_with_other_readers_are_not_fused() -> None:
     k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
     rows, cache = ops.reshape(k, (32, 2)), leaf(np.zeros((4, 32)))
     single = ["rope", "set_rows"]
@@ -182,7 +182,7 @@ def test_keys_that_are_read_elsewhere_too_are_not_fused() -> None:
     assert run(ops.set_rows(cache, rows, ids([1, 0]))) == single
 
 
-def test_heads_that_make_no_whole_blocks_are_not_fused() -> None:
+def test_heads_of_partial_blocks_are_not_fused() -> None:
     def kernels(n_head: int, head_dim: int) -> list[str]:
         n = n_head * head_dim
         k = ops.rope(leaf(normal(2, n_head, head_dim)), ids([0, 1]), n_dims=8)
@@ -190,5 +190,5 @@ def test_heads_that_make_no_whole_blocks_are_not_fused() -> None:
         return run(ops.set_rows(cache, ops.reshape(k, (n, 2)), ids([1, 0])))
 
     assert kernels(8, 8) == ["rope_set_rows"]
-    # nor those that a block's memory cannot hold
+    # heads that do not fit in shared memory
     assert kernels(32, 411) == ["rope", "set_rows"]

@@ -1,4 +1,4 @@
-"""The emulated grid of CUDA kernels: right numbers, and mistakes that it reports."""
+"""The emulated grid of CUDA kernels: right numbers, and reports of mistakes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_float16_is_read_and_rounded_as_numpy_does() -> None:
     assert (rounded[nan] == 0x7FFF).all()
 
 
-def test_atomic_sums_count_everybody_once() -> None:
+def test_atomic_sums_count_each_thread_once() -> None:
     total, order = np.zeros(1, np.int32), np.full(512, -1, np.int32)
     run_kernel(TOY, "toy_atomics", [total, order], grid=(2, 1, 1), block=256)
     assert total == 512
@@ -123,7 +123,7 @@ def test_products_of_halves(name: str) -> None:
     np.testing.assert_allclose(d, before + a @ b.T, rtol=0, atol=1e-5)
 
 
-def test_matrices_from_the_block_s_memory() -> None:
+def test_matrices_from_shared_memory() -> None:
     x = np.arange(4 * 8 * 8, dtype=np.uint16).reshape(4, 8, 8)
     out = np.zeros((2, 32, 4), np.uint32)
     run_kernel(TOY, "toy_load_matrix", [out, x])
@@ -134,7 +134,7 @@ def test_matrices_from_the_block_s_memory() -> None:
         assert (pairs[1, lane] == x[:, column : column + 2, row]).all()
 
 
-# --- blocks: what is not waited for is not there ---
+# --- blocks: a missing wait reads poison ---
 
 
 @each_order
@@ -145,14 +145,14 @@ def test_a_block_sums_up(source: CudaSource, reverse: bool) -> None:
     assert out.tolist() == [sum(range(256)) + 256 * i for i in range(3)]
 
 
-def test_a_block_that_does_not_wait_reads_what_is_not_there() -> None:
+def test_a_missing_block_barrier_reads_poison() -> None:
     out = np.zeros(3, np.float32)
     run_kernel(TOY, "toy_block_sum", [out], [0], grid=(3, 1, 1), block=256)
     assert np.isnan(out).all()
 
 
 @each_order
-def test_a_warp_that_does_not_wait_reads_what_is_not_there(reverse: bool) -> None:
+def test_a_missing_warp_barrier_reads_poison(reverse: bool) -> None:
     out = np.zeros(32, np.float32)
     run_kernel(TOY, "toy_neighbor", [out], [1], reverse=reverse)
     assert out.tolist() == [*range(1, 32), 0]
@@ -167,12 +167,12 @@ def test_every_block_finds_poison() -> None:
 
 
 @pytest.mark.parametrize(("late", "waits"), [(0, True), (1, True), (0, False)])
-def test_copies_come_as_late_as_they_may(late: int, waits: bool) -> None:
+def test_copies_arrive_as_late_as_possible(late: int, waits: bool) -> None:
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     out = np.zeros((4, 32), np.float32)
     reverse = not waits  # lanes read what lanes before them copied
     run_kernel(TOY, "toy_copies", [out, x], [late, int(waits)], shared_memory=512, reverse=reverse)
-    if late:  # one group more may be under way than must have come
+    if late:  # one group too many may be in flight
         assert np.isnan(out).any(axis=1).all()
     elif waits:
         assert (out == x).all()
@@ -183,7 +183,7 @@ def test_copies_come_as_late_as_they_may(late: int, waits: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, 31, 64, 100, 128])
 @each_order
-def test_who_has_returned_is_not_waited_for(n: int, reverse: bool) -> None:
+def test_barriers_do_not_wait_for_returned_threads(n: int, reverse: bool) -> None:
     out = np.zeros(1, np.int32)
     run_kernel(TOY, "toy_leave", [out], [n], block=128, reverse=reverse)
     assert out == n
@@ -220,20 +220,20 @@ def test_misuse_is_reported(source: CudaSource, what: int, value: int, message: 
     with pytest.raises(BackendError, match=message) as e:
         run_kernel(source, "toy_wrong", [out], [what, value], block=128, shared_memory=40)
     assert str(e.value).startswith("toy_wrong: block (0, 0, 0)")
-    # and the next grid runs as if nothing had happened
+    # the next grid still works
     test_a_block_sums_up(source, reverse=False)
 
 
-def test_a_warp_that_is_not_whole() -> None:
+def test_a_partial_warp() -> None:
     with pytest.raises(BackendError, match="ballot in a warp of 8 lanes"):
         run_kernel(TOY, "toy_wrong", [], [3], block=40, reverse=True)
     with pytest.raises(BackendError, match="blocks of 129 threads, not at most 128"):
         run_kernel(TOY, "toy_wrong", [], [3], block=129)
 
 
-def test_a_wild_write_meets_nothing_of_others() -> None:
+def test_other_mappings_are_far_from_allocations() -> None:
     memory, others, arrays, near = Memory(), [], [], 64 * 1024
-    for _ in range(32):  # the kernel puts mappings side by side
+    for _ in range(32):  # the operating system places mappings side by side
         others.append(mmap.mmap(-1, 16 * mmap.PAGESIZE))
         arrays.append(memory.alloc(256))
     for other in others:
@@ -242,23 +242,23 @@ def test_a_wild_write_meets_nothing_of_others() -> None:
     memory.close()
 
 
-def test_writing_behind_an_array() -> None:
+def test_writing_past_an_array() -> None:
     out = np.zeros(3, np.float32)
-    with pytest.raises(BackendError, match=r"bytes behind the 12 bytes at 0x\w+ were written"):
+    with pytest.raises(BackendError, match=r"bytes after the 12 bytes at 0x\w+ were written"):
         run_kernel(TOY, "toy_block_sum", [out], [1], grid=(4, 1, 1), block=256)
 
 
 # --- compiling ---
 
 
-def test_what_does_not_compile(tmp_path: Path) -> None:
+def test_compile_errors_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "wrong.cu"
     path.write_text('#include "device.cuh"\nKERNEL(wrong, 32, 1) { int x = nothing; }\n')
     with pytest.raises(BackendError, match=r"(?s)wrong.cu does not compile:.*nothing"):
         GridCompiler().compile(CudaSource.of(str(path)), 90)
 
 
-def test_a_kernel_is_compiled_again_when_what_it_is_made_of_changes(
+def test_a_kernel_is_compiled_again_when_its_sources_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -20,7 +20,7 @@ from lamella.kernels.plan.params import PARAMS
 pytestmark = needs_compiler
 
 TOY = CudaSource.of(str(Path(__file__).with_name("toy_cuda.cu")))
-N = 8  # numbers that toy_add counts up
+N = 8  # numbers that toy_add increments
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def zeros(gpu: GridGpu) -> Address:
 
 
 def value(gpu: GridGpu, address: Address) -> int:
-    """The number of which there are N."""
+    """The value of N equal numbers."""
     out = np.empty(4 * N, np.uint8)
     gpu.read(out, address)
     assert len(set(out.view(np.int32))) == 1
@@ -87,7 +87,7 @@ def get_host(address: Address) -> int:
 # --- streams ---
 
 
-def test_work_is_done_when_it_is_waited_for(gpu: GridGpu, stream: Stream) -> None:
+def test_work_runs_when_something_waits_for_it(gpu: GridGpu, stream: Stream) -> None:
     x = zeros(gpu)
     add(gpu, x, 3, stream)
     add(gpu, x, 4, stream)
@@ -96,7 +96,7 @@ def test_work_is_done_when_it_is_waited_for(gpu: GridGpu, stream: Stream) -> Non
     assert value(gpu, x) == 7
 
 
-def test_an_eager_device_does_it_at_once() -> None:
+def test_an_eager_device_runs_work_at_once() -> None:
     gpu = GridDriver(eager=True).grid_gpus[0]
     x = zeros(gpu)
     add(gpu, x, 3, gpu.stream_new())
@@ -146,7 +146,7 @@ def test_reading_into_pinned_memory_is_late(gpu: GridGpu, stream: Stream) -> Non
     assert pageable.tolist() == [2] * N
 
 
-def test_verbs_that_are_done_on_return_wait_for_no_stream(gpu: GridGpu, stream: Stream) -> None:
+def test_synchronous_calls_wait_for_no_stream(gpu: GridGpu, stream: Stream) -> None:
     x = zeros(gpu)
     add(gpu, x, 1, stream)
     gpu.write(x, np.full(N, 10, np.int32).view(np.uint8))
@@ -163,7 +163,7 @@ def test_copies_within_a_device_and_between_devices(driver: GridDriver, stream: 
     a.copy_async(y, x, 4 * N, stream)
     b.copy_peer_async(z, y, 0, 4 * N, on_b)
     b.stream_synchronize(on_b)
-    assert value(b, z) == 0, "the other stream was not waited for"
+    assert value(b, z) == 0, "nothing waited for the other stream"
     event = a.event_new()
     a.event_record(event, stream)
     b.event_wait(on_b, event)
@@ -176,13 +176,13 @@ def test_copies_within_a_device_and_between_devices(driver: GridDriver, stream: 
 # --- events ---
 
 
-def test_an_event_is_where_it_was_recorded_last(gpu: GridGpu, stream: Stream) -> None:
+def test_an_event_means_its_last_recording(gpu: GridGpu, stream: Stream) -> None:
     x, event, other = zeros(gpu), gpu.event_new(), gpu.stream_new()
-    gpu.event_synchronize(event)  # of an event that was never recorded there is nothing to wait for
+    gpu.event_synchronize(event)  # never recorded: nothing to wait for
     gpu.event_wait(other, event)
     add(gpu, x, 1, stream)
     gpu.event_record(event, stream)
-    gpu.event_wait(other, event)  # for what it is now
+    gpu.event_wait(other, event)  # for its current recording
     add(gpu, x, 1, stream)
     gpu.event_record(event, stream)
     add(gpu, x, 1, stream)
@@ -219,7 +219,7 @@ def test_a_capture_runs_when_it_is_launched(gpu: GridGpu, stream: Stream) -> Non
     gpu.capture_begin(stream)
     gpu.write_async(x, host, 4 * N, stream)
     gpu.launch(function, (1, 1, 1), 32, 0, words, stream)
-    words[PARAMS] = 1000  # they were copied
+    words[PARAMS] = 1000  # the graph has a copy
     graph = gpu.capture_end(stream)
     gpu.stream_synchronize(stream)
     assert value(gpu, x) == 0
@@ -230,7 +230,7 @@ def test_a_capture_runs_when_it_is_launched(gpu: GridGpu, stream: Stream) -> Non
         gpu.stream_synchronize(stream)
         assert value(gpu, x) == 10 + i
     gpu.graph_launch(graph, stream)
-    gpu.graph_free(graph)  # what was launched still runs
+    gpu.graph_free(graph)  # the launch still runs
     set_host(host, 7)
     gpu.stream_synchronize(stream)
     assert value(gpu, x) == 17
@@ -258,7 +258,7 @@ FORBIDDEN: dict[str, Verb] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_breaks_a_capture(gpu: GridGpu, stream: Stream, name: str) -> None:
+def test_calls_that_break_a_capture(gpu: GridGpu, stream: Stream, name: str) -> None:
     x, event = zeros(gpu), gpu.event_new()
     gpu.capture_begin(stream)
     with pytest.raises(BackendError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
@@ -270,8 +270,8 @@ def test_what_breaks_a_capture(gpu: GridGpu, stream: Stream, name: str) -> None:
         FORBIDDEN[name](gpu, stream, x, event)  # the capture is over
 
 
-def test_what_nobody_refers_to_may_be_freed_in_a_capture(gpu: GridGpu, stream: Stream) -> None:
-    """Python collects garbage whenever it likes."""
+def test_garbage_may_be_freed_in_a_capture(gpu: GridGpu, stream: Stream) -> None:
+    """Python may collect garbage at any time."""
     x, host = zeros(gpu), gpu.alloc_host(4)
     module = gpu.load(GridCompiler().compile(TOY, 90))
     event, other = gpu.event_new(), gpu.stream_new()
@@ -297,7 +297,7 @@ def test_other_threads_may_allocate_while_one_captures(gpu: GridGpu, stream: Str
     assert gpu.live["allocations"] == 1
 
 
-def test_events_do_not_leave_a_capture(gpu: GridGpu, stream: Stream) -> None:
+def test_events_cannot_cross_a_capture(gpu: GridGpu, stream: Stream) -> None:
     before, within, other = gpu.event_new(), gpu.event_new(), gpu.stream_new()
     gpu.event_record(before, other)
     gpu.capture_begin(stream)
@@ -317,7 +317,7 @@ def test_events_do_not_leave_a_capture(gpu: GridGpu, stream: Stream) -> None:
 # --- memory ---
 
 
-def test_memory_is_poisoned_and_has_an_end(gpu: GridGpu) -> None:
+def test_memory_is_poisoned_and_limited(gpu: GridGpu) -> None:
     x = gpu.alloc(1000)
     out = np.zeros(1000, np.uint8)
     gpu.read(out, x)
@@ -330,7 +330,7 @@ def test_memory_is_poisoned_and_has_an_end(gpu: GridGpu) -> None:
     gpu.free(gpu.alloc(2**20))
 
 
-def test_memory_that_is_not_there(gpu: GridGpu, driver: GridDriver, stream: Stream) -> None:
+def test_invalid_addresses(gpu: GridGpu, driver: GridDriver, stream: Stream) -> None:
     x, freed = zeros(gpu), zeros(gpu)
     gpu.free(freed)
     others = driver.grid_gpus[1].alloc(4 * N)
@@ -343,9 +343,7 @@ def test_memory_that_is_not_there(gpu: GridGpu, driver: GridDriver, stream: Stre
         gpu.free(freed)
 
 
-def test_work_on_memory_that_was_freed_fails_and_with_it_the_device(
-    gpu: GridGpu, stream: Stream
-) -> None:
+def test_work_on_freed_memory_fails_and_breaks_the_device(gpu: GridGpu, stream: Stream) -> None:
     x = zeros(gpu)
     add(gpu, x, 1, stream)
     gpu.free(x)
@@ -357,18 +355,16 @@ def test_work_on_memory_that_was_freed_fails_and_with_it_the_device(
     assert gpu.live["streams"] == 0
 
 
-def test_a_kernel_that_strays_into_memory_that_was_freed(gpu: GridGpu, stream: Stream) -> None:
+def test_a_kernel_that_writes_to_freed_memory(gpu: GridGpu, stream: Stream) -> None:
     x, freed = zeros(gpu), zeros(gpu)
     gpu.free(freed)
-    writes = words_of(x, 7, freed - x)  # to a byte so far from x
+    writes = words_of(x, 7, freed - x)  # writes a byte at this distance from x
     gpu.launch(toy(gpu, "toy_wrong"), (1, 1, 1), 1, 0, writes, stream)
     with pytest.raises(BackendError, match=f"address {freed:#x} cannot be read or written"):
         gpu.stream_synchronize(stream)
 
 
-def test_kernels_cannot_touch_the_host_s_memory_but_what_is_pinned(
-    gpu: GridGpu, stream: Stream
-) -> None:
+def test_kernels_can_access_only_pinned_host_memory(gpu: GridGpu, stream: Stream) -> None:
     host = pinned(gpu, 1)
     add(gpu, host, 1, stream)
     gpu.stream_synchronize(stream)
@@ -379,7 +375,7 @@ def test_kernels_cannot_touch_the_host_s_memory_but_what_is_pinned(
         gpu.stream_synchronize(stream)
 
 
-def test_what_is_not_freed_is_counted(gpu: GridGpu, stream: Stream) -> None:
+def test_live_objects_are_counted(gpu: GridGpu, stream: Stream) -> None:
     x, host, event = gpu.alloc(4), gpu.alloc_host(4), gpu.event_new()
     module = gpu.load(GridCompiler().compile(TOY, 90))
     gpu.capture_begin(stream)
@@ -392,14 +388,14 @@ def test_what_is_not_freed_is_counted(gpu: GridGpu, stream: Stream) -> None:
     gpu.graph_free(graph)
     gpu.stream_free(stream)
     assert set(gpu.live.values()) == {0}
-    verbs: list[Callable[[], object]] = [
+    frees: list[Callable[[], object]] = [
         lambda: gpu.free_host(host),
         lambda: gpu.event_free(event),
         lambda: gpu.unload(module),
         lambda: gpu.graph_free(graph),
         lambda: gpu.stream_free(stream),
     ]
-    for again in verbs:
+    for again in frees:
         with pytest.raises(BackendError, match="CUDA_ERROR_INVALID"):
             again()
 
@@ -407,7 +403,7 @@ def test_what_is_not_freed_is_counted(gpu: GridGpu, stream: Stream) -> None:
 # --- kernels ---
 
 
-def test_kernels_that_are_not_there(gpu: GridGpu, stream: Stream) -> None:
+def test_missing_images_and_kernels(gpu: GridGpu, stream: Stream) -> None:
     with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_IMAGE"):
         gpu.load(b"\x7fELF")
     module = gpu.load(GridCompiler().compile(TOY, 90))
@@ -436,9 +432,7 @@ def test_launches_that_are_too_large(gpu: GridGpu, stream: Stream) -> None:
         gpu.launch(function, (1, 1, 1), 32, 0, words[:8].copy(), stream)
 
 
-def test_a_function_is_allowed_the_memory_that_was_asked_for_last(
-    gpu: GridGpu, stream: Stream
-) -> None:
+def test_a_function_s_shared_memory_is_the_last_request(gpu: GridGpu, stream: Stream) -> None:
     module = gpu.load(GridCompiler().compile(TOY, 90))
     kib, words = 1024, words_of(zeros(gpu))
     with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE"):
@@ -450,7 +444,7 @@ def test_a_function_is_allowed_the_memory_that_was_asked_for_last(
         gpu.launch(function, (1, 1, 1), 32, 100 * kib, words, stream)
 
 
-def test_a_block_that_is_larger_than_the_kernel_is_made_for(gpu: GridGpu, stream: Stream) -> None:
+def test_a_block_larger_than_the_kernel_s_limit(gpu: GridGpu, stream: Stream) -> None:
     gpu.launch(toy(gpu), (1, 1, 1), 288, 0, words_of(zeros(gpu)), stream)
     with pytest.raises(BackendError, match="toy_add: blocks of 288 threads, not at most 256"):
         gpu.stream_synchronize(stream)

@@ -1,4 +1,4 @@
-"""Plans for a GPU: what kernels are given, scratch memory, prepared sources, and bad indices."""
+"""Plans for a GPU: kernels' parameters, scratch memory, prepared sources, and bad indices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Use = Callable[..., Callable[[Array], Tensor]]
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Let an op be computed by some calls; gives what makes a node of the op."""
+    """Make an op run these calls. Returns a function that makes a node of the op."""
 
     def use(op: Op, *calls: CudaCall) -> Callable[[Array], Tensor]:
         monkeypatch.setitem(OPS.entries, op, Implementation(lambda _: True, lambda _: calls))
@@ -45,7 +45,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def node_of(op: Op, words: Array) -> Tensor:
-    """A node that is made of `words`, like its source: toy kernels write to that."""
+    """A node whose memory is `words`, as is its source's, which toy kernels write."""
     x = Tensor(GGMLType.I64, (words.size,), name="x")
     node = Tensor(GGMLType.I64, (words.size,), op=op, src=[x], name=op.name.lower())
     x.buffer = node.buffer = words.view(np.uint8)
@@ -69,10 +69,10 @@ def zeros(n: int) -> Array:
     return np.zeros(n, np.int64)
 
 
-# --- what a kernel is given ---
+# --- a kernel's parameters ---
 
 
-def test_kernels_find_every_word_where_it_was_put(use: Use) -> None:
+def test_kernels_read_every_word_at_its_place(use: Use) -> None:
     found = zeros(N_WORDS + 1)
     t = Tensor(GGMLType.F16, (3, 5, 7, 2), name="t")
     t.buffer = np.zeros(t.nbytes, np.uint8)
@@ -99,7 +99,7 @@ def test_parameters_that_do_not_fit(use: Use) -> None:
         cuda_run.run_nodes(too_many)
 
 
-def test_tensors_that_a_call_names_itself(use: Use) -> None:
+def test_a_call_may_name_its_tensors(use: Use) -> None:
     found = zeros(N_WORDS + 1)
     node, other = node_of(Op.SQR, found), leaf(np.array([5, 6, 7]), GGMLType.I64)
     node.src += [other]
@@ -122,7 +122,7 @@ def test_calls_run_in_order_with_their_memory(use: Use) -> None:
     assert {one.shared_memory for one in plan.launches} == {512}
 
 
-def test_more_memory_for_a_block_than_it_has(use: Use) -> None:
+def test_too_much_shared_memory(use: Use) -> None:
     node = use(Op.SQR, call("toy_count", 1, block=64, shared_memory=2**20))(zeros(1))
     with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE: toy_count: 1048576 bytes"):
         cuda_run.run_nodes(node)
@@ -158,14 +158,14 @@ def test_a_plan_is_captured(use: Use) -> None:
 
 def test_scratch_memory_lasts_as_long_as_a_node(use: Use) -> None:
     words, n = zeros(3), 100
-    calls = [call(f"toy_{verb}_scratch", 7, n, scratch=8 * n) for verb in ("put", "sum")]
+    calls = [call(f"toy_{name}_scratch", 7, n, scratch=8 * n) for name in ("put", "sum")]
     plan = cuda_run.run_nodes(use(Op.SQR, *calls)(words))
     assert words[0] == sum(range(7, 7 + n))
     assert words[1] % ALIGNMENT == 0
     assert plan.work_size == 1024
 
 
-def test_scratch_memory_is_for_the_greediest_call(use: Use) -> None:
+def test_scratch_memory_fits_the_largest_request(use: Use) -> None:
     words = zeros(3)
     small = use(Op.SQR, call("toy_sum_scratch", 0, 0, scratch=100))(words)
     large = use(Op.SQRT, *(call("toy_sum_scratch", 0, 0, scratch=n) for n in (1000, 1025)))(words)
@@ -178,12 +178,12 @@ def test_scratch_memory_is_for_the_greediest_call(use: Use) -> None:
 
 
 def make(x: Tensor, form: int, number: int = 1) -> PreparedSource[CudaCall]:
-    """`x`, tensor `number` of the call that wants it, with `form` added."""
+    """`x` plus `form`; `x` is tensor `number` of the call."""
     return PreparedSource(x, form, 8 * x.n_elements, [call("toy_prepare", form, number)])
 
 
 class Sums:
-    """Nodes that sum up sources in the forms that are asked for."""
+    """Nodes that sum their prepared sources."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wanted: dict[Tensor, list[PreparedSource[CudaCall]]] = {}
@@ -228,7 +228,7 @@ def test_a_source_is_prepared_once_for_all(sums: Sums) -> None:
         assert numbers(node) == [100 + i for i in range(40)]
 
 
-def test_scratch_memory_and_prepared_sources_lie_apart(sums: Sums, use: Use) -> None:
+def test_scratch_memory_and_prepared_sources_do_not_overlap(sums: Sums, use: Use) -> None:
     words = zeros(3)
     use(Op.SQRT, call("toy_sum_scratch", 0, 0, scratch=100))
     x, node = integers(1), node_of(Op.SQRT, words)
@@ -253,7 +253,7 @@ def test_two_sources_of_a_call(sums: Sums) -> None:
     words = plan.launches[2].words
     places = words[PREPARED : PREPARED + MAX_PREPARED]
     assert (places % ALIGNMENT == 0).all()
-    assert places.min() == words[SCRATCH], "no call has scratch memory of its own"
+    assert places.min() == words[SCRATCH], "prepared sources begin where scratch memory would"
     assert abs(places[0] - places[1]) >= ALIGNMENT
 
 

@@ -1,7 +1,7 @@
-"""Products of quantised weights with few columns on CUDA: the bits of NumPy's twin of them.
+"""Products of quantized weights with few columns on CUDA: they have the bits of a NumPy twin.
 
-The twin unpacks blocks by their layouts and takes the float steps of src/blocks.cuh one by one, so
-the tests of kernels for many columns compare with it too.
+The twin unpacks blocks by their layouts and takes the float steps of src/blocks.cuh one by one.
+The tests of kernels for many columns compare with it too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOME = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K)  # one of ea
 
 
 def lengths(type: GGMLType) -> tuple[int, ...]:
-    """Values of rows: within a chunk, at its end, in chunks of all warps, and of two rounds."""
+    """Lengths of rows: within a chunk, at its end, with a chunk for each warp, of two rounds."""
     return (256, 512, 2560) if type.block_size > BLOCK else (32, 160, 256, 416, 2336)
 
 
@@ -45,8 +45,8 @@ def lengths(type: GGMLType) -> tuple[int, ...]:
 
 
 class Blocks(NamedTuple):
-    """Weights by blocks of 32: integers [n, blocks, 32], of them `scale` * (`sub` * integer), and
-    `min` for each; `sub` [n, blocks, 2] for 16 integers each."""
+    """Weights by blocks of 32: `scale` * (`sub` * integer) and `min`. Integers are [n, blocks, 32],
+    `sub` is [n, blocks, 2], one for 16 integers each."""
 
     integers: IntArray
     sub: IntArray
@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
 
 
 def halves(bytes: Array, run: int) -> IntArray:
-    """Nibbles of each `run` bytes: first all low ones, then all high ones."""
+    """The nibbles of each `run` bytes: all low ones, then all high ones."""
     runs = bytes.reshape(*bytes.shape[:-1], -1, run).astype(np.int64)
     return np.concatenate([runs & 15, runs >> 4], axis=-1).reshape(*bytes.shape[:-1], -1)
 
@@ -214,7 +214,7 @@ def test_products_are_near_those_of_float_columns(type: GGMLType) -> None:
 
 @each_type(quantized.TYPES)
 def test_rows_may_begin_anywhere(type: GGMLType) -> None:
-    # rows of 160 values have gaps from 16 bytes to the next in all types, those of 256 in Q6_K
+    # rows of 160 values are no multiple of 16 bytes in any type, rows of 256 not in Q6_K
     k = lengths(type)[1]
     x = normal(3, k, seed=1)
     for n in (1, 15, 16, 17):
@@ -266,7 +266,7 @@ def test_matrices_are_repeated_over_batches() -> None:
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
-def test_columns_of_halves(type: GGMLType) -> None:
+def test_columns_of_16_bit_floats(type: GGMLType) -> None:
     w, x = weights(GGMLType.Q4_0, N_ROWS, 160), leaf(normal(3, 160, seed=1), type)
     assert (product(w, x) == expected(w, values_of(x)[0, 0])).all()
 
@@ -283,7 +283,7 @@ def test_the_order_of_warps_does_not_matter(type: GGMLType) -> None:
 
 @each_type(quantized.TYPES)
 def test_extreme_blocks_and_columns(type: GGMLType) -> None:
-    # each value and inner scale is the largest or the smallest there is
+    # each value and inner scale is the largest or the smallest possible
     bytes = np.array([0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0], np.uint8)
     w = Tensor(type, (256, len(bytes)))
     place(w)
@@ -306,7 +306,7 @@ def test_columns_of_any_size(type: GGMLType) -> None:
 
 @some_types
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_stays_in_its_column(type: GGMLType, value: float) -> None:
+def test_inf_and_nan_stay_in_their_column(type: GGMLType, value: float) -> None:
     w, x = weights(type, N_ROWS, 512), normal(5, 512, seed=1)
     whole = expected(w, x)
     x[2, 77] = value
@@ -380,7 +380,7 @@ def gated(type: GGMLType, n: int, k: int, m: int, op: GluOp = GluOp.SWIGLU) -> G
 
 
 def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
-    """The graph is computed by one kernel, to the bits of single ones."""
+    """Check that one kernel computes the graph, with the bits of single kernels."""
     single, fused = make(), make()
     assert kernel not in run_graph(single, fuse=False)
     assert run_graph(fused) == ["quantize_q8", kernel]

@@ -1,5 +1,5 @@
-"""Products of quantised weights with many columns on CUDA: whatever the tile, the bits of the twin
-in test_cuda_quantized.py, which are those of the kernel for few columns."""
+"""Products of quantized weights with many columns on CUDA. Every tile has the bits of the twin in
+test_cuda_quantized.py, like the kernel for few columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ each_tile = pytest.mark.parametrize("tile", [WIDE, SPLIT], ids=str)
 
 @contextmanager
 def tiles_of(tile: Tile) -> Iterator[None]:
-    """All products are computed in tiles of a shape."""
+    """Compute all products in tiles of a shape in the block."""
     with patch.object(tensor_core, "_tile", lambda *_: tile):
         yield
 
@@ -65,13 +65,13 @@ def test_bits_are_the_twin_s(type: GGMLType, tile: Tile) -> None:
         w, x = weights(type, N_ROWS, k), normal(29, k, seed=1)
         whole = expected(w, x)
         assert (product(tile, w, x) == whole).all(), k
-        # fewer columns, and elsewhere
+        # fewer columns, from other places
         assert (product(tile, w, x[4:13]) == whole[4:13]).all(), k
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_bits_of_every_tile(tile: Tile) -> None:
-    # several tiles, the last ones in part, and more steps than are kept at once
+    # several tiles, the last ones partial, and more steps than stages
     k, n = 1184, 150
     w, x = weights(GGMLType.Q4_0, n, k), normal(70, k, seed=1)
     whole = expected(w, x)
@@ -87,7 +87,7 @@ def test_products_are_near_those_of_float_columns(type: GGMLType) -> None:
 
 @each_type(TYPES)
 def test_rows_may_begin_anywhere(type: GGMLType) -> None:
-    # at multiples of 2 or 4 bytes, as blocks have it
+    # at multiples of 2 or 4 bytes, depending on the block size
     k, step = lengths(type)[1], 4 if type.type_size % 4 == 0 else 2
     x = normal(9, k, seed=1)
     for n in (1, 17):
@@ -132,7 +132,7 @@ def test_the_order_of_warps_does_not_matter(type: GGMLType, tile: Tile) -> None:
 @each_type(TYPES)
 @each_tile
 def test_extreme_blocks_and_columns(type: GGMLType, tile: Tile) -> None:
-    # each value and inner scale is the largest or the smallest there is
+    # each value and inner scale is the largest or the smallest possible
     bytes = np.array([0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0], np.uint8)
     w = Tensor(type, (256, len(bytes)))
     place(w)
@@ -154,7 +154,7 @@ def test_columns_of_any_size(type: GGMLType) -> None:
 
 @each_type(SOME)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_no_number_stays_in_its_column(type: GGMLType, value: float) -> None:
+def test_inf_and_nan_stay_in_their_column(type: GGMLType, value: float) -> None:
     w, x = weights(type, N_ROWS, 512), normal(10, 512, seed=1)
     whole = expected(w, x)
     x[2, 77] = value
@@ -225,7 +225,7 @@ def test_experts_have_the_bits_of_their_matrices(type: GGMLType, tile: Tile) -> 
     k, n_expert, n_used, n_tokens = lengths(type)[1], 5, 4, 15
     w = random_weights(type, n_expert, 21, k)
     chosen = np.random.default_rng(0).integers(0, n_expert, (n_tokens, n_used))
-    chosen[chosen == 3] = 2  # an expert that nobody chose; another has several tiles
+    chosen[chosen == 3] = 2  # an unused expert; another has several tiles
     for n_x in (1, 2, n_used):
         x = normal(n_tokens, n_x, k, seed=1)
         columns = np.arange(n_tokens)[:, None] * n_x + np.arange(n_used) % n_x
@@ -246,7 +246,7 @@ def test_many_experts_and_ids_with_gaps() -> None:
 
 
 def assert_gated_bits(make: Callable[[], Graph], tile: Tile, single: Tile) -> None:
-    """The graph is computed by one kernel, to the bits of single ones."""
+    """Check that one kernel computes the graph, with the bits of single kernels."""
     apart, fused = make(), make()
     with tiles_of(single):
         assert "glu" in run_graph(apart, fuse=False)[-1]
@@ -307,7 +307,7 @@ def tile_for(n: int, m: int, n_experts: int = 0, n_used: int = 8, gated: bool = 
     return tensor_core._tile(node, tiles, 1 + gated)
 
 
-def test_tiles_are_as_large_as_leaves_enough_blocks() -> None:
+def test_tiles_are_the_largest_with_enough_blocks() -> None:
     assert tile_for(2048, 512) == WIDE
     assert tile_for(2048, 511, gated=True) == WIDE
     assert tile_for(128000, 64) == WIDE
@@ -315,11 +315,11 @@ def test_tiles_are_as_large_as_leaves_enough_blocks() -> None:
         tile = tile_for(n, m)
         assert -(-n // tile.rows) * -(-m // tile.columns) >= 120, (n, m, tile)
         assert tile.columns < 2 * m, (n, m, tile)
-    # nothing gives enough blocks: the smallest tile gives most
+    # no tile gives enough blocks: the smallest gives the most
     assert tile_for(64, 9) == Tile(1, 4, 1, 2)
 
 
-def test_tiles_of_experts_follow_the_pairs_of_one() -> None:
+def test_tiles_of_experts_depend_on_the_pairs_of_each() -> None:
     assert tile_for(768, 4096, n_experts=128) == WIDE
     assert tile_for(768, 64, n_experts=128).columns == 16
     # two tokens cannot choose all experts

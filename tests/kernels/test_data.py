@@ -1,4 +1,4 @@
-"""Rows by index, copies, joins and repetitions: bit for bit the reference's."""
+"""Rows by index, copies, joins and repetitions: they have the reference's bits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CPU_WRITTEN = [F32, *ENCODERS]
 
 
 def each_type_on(cpu: Iterable[GGMLType], cuda: Iterable[GGMLType]) -> pytest.MarkDecorator:
-    """Parametrise `on` and `type` with the types of each backend."""
+    """Parametrize `on` and `type` with the types of each backend."""
     on_cpu = [pytest.param(CPU, t, id=f"{t.name}-cpu") for t in cpu]
     on_cuda = [pytest.param(CUDA, t, id=f"{t.name}-cuda", marks=needs_compiler) for t in cuda]
     return pytest.mark.parametrize(("on", "type"), [*on_cpu, *on_cuda])
 
 
 def bits_of(values: list[int], type: GGMLType) -> Tensor:
-    """A vector of bit patterns, among them those no arithmetic may change."""
+    """A vector of bit patterns; a copy must not change any."""
     t = leaf(np.zeros(len(values)), type)
     reference_run.data(t).view(f"u{type.type_size}")[...] = values
     return t
@@ -89,9 +89,9 @@ def test_get_rows_refuses_indices_out_of_range(on: Backend, bad: int) -> None:
 def test_set_rows_encodes(on: Backend, type: GGMLType, index: GGMLType) -> None:
     def make() -> Tensor:
         b = normal(3, 96, seed=1)
-        b[1, :32] = 0  # a block without scale
-        b[2, 32:64] = np.repeat([-1.0, 1.0], 16)  # of the values furthest from 0 the first counts
-        b[2, 64:] = np.r_[127, np.arange(-15, 16) + 0.5]  # halves are rounded away from 0
+        b[1, :32] = 0  # a block whose scale is 0
+        b[2, 32:64] = np.repeat([-1.0, 1.0], 16)  # the first of the values furthest from 0 counts
+        b[2, 64:] = np.r_[127, np.arange(-15, 16) + 0.5]  # ties are rounded away from 0
         return ops.set_rows(leaf(normal(6, 96), type), leaf(b), ids([4, 0, 5], index))
 
     on.assert_same(make)
@@ -119,7 +119,7 @@ def test_set_rows_writes_as_if_in_order_into_strided_rows(on: Backend, n: int) -
 
 
 @each_backend
-def test_set_rows_with_the_same_index_far_behind(on: Backend) -> None:
+def test_set_rows_with_the_same_index_far_apart(on: Backend) -> None:
     m = 600  # more indices than a block has threads
     where = np.arange(m) % 599
     on.assert_same(lambda: ops.set_rows(leaf(np.zeros((m, 4))), leaf(normal(m, 4)), ids(where)))
@@ -173,7 +173,7 @@ def test_cast_of_more_than_a_piece(on: Backend, type: GGMLType) -> None:
 def test_cast_of_special_numbers(on: Backend, type: GGMLType) -> None:
     numbers = [np.inf, -np.inf, 0.0, -0.0, 65519.0, 65520.0, 1e-8, 3.4e38, 1.00390625]
     on.assert_same(lambda: ops.cast(leaf(numbers), type))
-    node = ops.cast(leaf([np.nan] * 5), type)  # a GPU's has bits of its own
+    node = ops.cast(leaf([np.nan] * 5), type)  # a GPU's NaN has other bits
     if on is CPU:
         on.assert_same(lambda: ops.cast(leaf([np.nan] * 5), type))
     on.compute(node)
@@ -209,7 +209,7 @@ def test_cont_of_blocks(on: Backend, type: GGMLType) -> None:
 
 @each_backend
 def test_large_copies(on: Backend) -> None:
-    """Which several threads share."""
+    """Copies that several threads share."""
     a, halves = leaf(normal(70, 300)), leaf(normal(70, 300), F16)
     on.assert_same(lambda: ops.dup(a))
     on.assert_same(lambda: ops.cont(ops.transpose(a)))
@@ -244,13 +244,13 @@ def test_cpy_of_blocks_into_rows_that_end_inside_a_block(on: Backend) -> None:
     a, parts = leaf(normal(3, 64), Q8_0), ops.view(leaf(np.zeros(300)), (16, 12), nb=(4, 80))
     if on is CUDA:
         on.assert_same(lambda: ops.cpy(a, parts))
-    else:  # a block would have to be written in two strides
+    else:  # a block would be split between two rows
         assert not on.supports(ops.cpy(a, parts))
 
 
 @each_backend
 @each_type(FLOATS)
-def test_columns_whose_inner_stride_means_nothing(on: Backend, type: GGMLType) -> None:
+def test_columns_with_an_unused_inner_stride(on: Backend, type: GGMLType) -> None:
     column = ops.transpose(leaf(normal(40), type))
     for to in FLOATS:
         on.assert_same(lambda to=to: ops.cast(column, to))
@@ -284,7 +284,7 @@ def test_concat_off_the_alignment(on: Backend) -> None:
 
 
 @each_backend
-def test_concat_with_nothing(on: Backend) -> None:
+def test_concat_with_an_empty_tensor(on: Backend) -> None:
     a, nothing = leaf(normal(3, 8)), leaf(np.zeros((0, 8)))
     on.assert_same(lambda: ops.concat(nothing, a, 1))
     on.assert_same(lambda: ops.concat(a, nothing, 1))
@@ -308,7 +308,7 @@ def test_large_joins(on: Backend) -> None:
 
 
 @needs_compiler
-def test_cuda_threads_go_on_to_further_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_threads_copy_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "MAX_BLOCKS", 2)
     a = leaf(normal(40, 70))
     CUDA.assert_same(lambda: ops.dup(a))
@@ -319,7 +319,7 @@ def test_cuda_threads_go_on_to_further_words(monkeypatch: pytest.MonkeyPatch) ->
     CUDA.assert_same(lambda: ops.repeat(a, (140, 80)))
 
 
-def test_what_cannot_be_converted_is_not_supported() -> None:
+def test_impossible_conversions_are_not_supported() -> None:
     x, q8_k = leaf(normal(2, 256)), Tensor(GGMLType.Q8_K, (256, 2))
     for on, not_written in ((CPU, GGMLType.IQ2_XS), (CUDA, GGMLType.Q4_K)):
         for node in (

@@ -1,4 +1,4 @@
-"""Devices by name: simulated ones, GPUs, and what is said where there are none."""
+"""Devices by name: simulated ones, GPUs, and the reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cpu() -> CpuDevice:
 
 
 class NamedGpu:
-    """A GPU of which nothing but its name is asked."""
+    """A GPU that has only a description."""
 
     def __init__(self, index: int) -> None:
         self.info = GpuInfo(index, "Toy", 90, 2**30, 132, 232448, "0000:00:00.0")
@@ -58,7 +58,7 @@ def registry(n: int, compiler: str = "none") -> CudaRegistry:
 
 @pytest.fixture(autouse=True)
 def _without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has: no GPU, unless a test says so."""
+    """Hide this machine's GPUs."""
     monkeypatch.setattr(devices, "find_cuda", lambda: CudaRegistry((), "no driver"))
 
 
@@ -90,7 +90,7 @@ def test_names(cpu: CpuDevice, names: list[str], expected: list[tuple[str, int]]
     "name",
     ["", "gpu7", "sim:", "sim:24", "sim:1GiB:0", "sim:1GiB:99", "simx", "cuda", "CUDA0", "all"],
 )
-def test_unknown_names_are_refused_with_those_there_are(cpu: CpuDevice, name: str) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(cpu: CpuDevice, name: str) -> None:
     with pytest.raises(
         UnknownDeviceError,
         match=rf"'{name}'; there are: CPU, none, sim.*\. CUDA is not used: no driver",
@@ -116,7 +116,7 @@ def test_gpus_by_name(cpu: CpuDevice, names: list[str], expected: list[str]) -> 
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_gpu_that_is_not_there(cpu: CpuDevice) -> None:
+def test_a_missing_gpu(cpu: CpuDevice) -> None:
     with pytest.raises(
         UnknownDeviceError,
         match=r"'CUDA2'; there are: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\)$",
@@ -124,9 +124,7 @@ def test_a_gpu_that_is_not_there(cpu: CpuDevice) -> None:
         find_devices(["CUDA2"], cpu)
 
 
-def test_gpus_tell_of_their_kernels_whoever_uses_them_last(
-    cpu: CpuDevice, two_gpus: CudaRegistry
-) -> None:
+def test_gpus_report_progress_to_their_last_user(cpu: CpuDevice, two_gpus: CudaRegistry) -> None:
     def progress(*_: Any) -> None: ...
 
     find_devices([], cpu)
@@ -134,12 +132,12 @@ def test_gpus_tell_of_their_kernels_whoever_uses_them_last(
     first, second = two_gpus.devices()
     assert (first.progress, second.progress) == (None, progress)
     found = find_devices([], cpu, progress)
-    assert found == [first, second]  # the process's: nothing is loaded twice
+    assert found == [first, second]  # devices are shared by the process: nothing is loaded twice
     assert first.progress is progress
     assert isinstance(found[0], CudaDevice)
 
 
-def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> Driver:
         raise BackendError("no NVIDIA driver is installed")
 
@@ -165,7 +163,7 @@ def test_a_compiler_for_newer_drivers(compiler: str, n_found: int) -> None:
     assert ("compiles for newer NVIDIA drivers" in found.reason) is (n_found == 0)
 
 
-# --- what is used of them ---
+# --- split mode ---
 
 SIMS = (SimDevice("SIM0"), SimDevice("SIM1"))
 
@@ -185,7 +183,7 @@ def test_a_split_over_all_or_one() -> None:
         (SIMS, "row", 0, "'row': must be one of layer, none; a layer is computed whole"),
     ],
 )
-def test_a_split_that_cannot_be(
+def test_invalid_splits(
     found: Sequence[SimDevice], mode: str, main_gpu: int, complaint: str
 ) -> None:
     with pytest.raises(RequestError, match=complaint):
@@ -207,11 +205,11 @@ def test_memory_by_name(cpu: CpuDevice, name: str, spell: Callable[[str], str]) 
 def test_memory_of_gpus_by_name(cpu: CpuDevice, two_gpus: CudaRegistry) -> None:
     first, second = two_gpus.devices()
     assert find_buffer_type("cuda1", (first, second), cpu) is second.buffer_type
-    # each has its own of that name, and all are as good
+    # each GPU has its own of that name; any of them will do
     assert find_buffer_type("cuda_host", (first, second), cpu) is first.host_buffer_type
 
 
-def test_memory_that_is_not_there(cpu: CpuDevice) -> None:
+def test_unknown_memory(cpu: CpuDevice) -> None:
     with pytest.raises(
         RequestError,
         match=r"^no memory is called 'CUDA0'; there are: CPU, CPU_REPACK, SIM0, SIM0_Host$",

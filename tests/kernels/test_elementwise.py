@@ -1,4 +1,4 @@
-"""Arithmetic, activations and gated units, against the reference and in ulps."""
+"""Arithmetic, activations and gated units, compared with the reference and in ulps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lamella.kernels.cpu.ops.elementwise import PIECE
 from lamella.kernels.cuda.ops import elementwise
 
 each_binary = pytest.mark.parametrize("op", [ops.add, ops.sub, ops.mul, ops.div])
-# rows of part of a vector, of vectors, of a bit more; more than a piece or a block of threads, by
-# row and in all
+# rows of a part of a vector, of whole vectors, of slightly more; a row, or the whole tensor, larger
+# than a piece or a block of threads
 SHAPES = [(1,), (3,), (4,), (15,), (16,), (33,), (2, 1030), (2, PIECE + 40), (2, 3, 5, 77)]
 
 
@@ -80,14 +80,14 @@ def test_a_row_chosen_for_each_row(on: Backend, type: GGMLType) -> None:
         turned = ops.permute(a, (0, 2, 1, 3)), ops.transpose(leaf(normal(n, 4, seed=1)))
         on.check(ops.add_id, *turned, ids(EXPERTS.T))
         on.check_in_place(ops.add_id, a, leaf(normal(4, n, seed=1)), ids(EXPERTS))
-    # as many chosen rows as rows: still not element by element
+    # as many rows to choose from as rows: still not element by element
     b = leaf(normal(2, 7, seed=1), type)
     on.check(ops.add_id, leaf(normal(1, 2, 7), type), b, ops.transpose(ids([[1], [0]])))
 
 
 @each_backend
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
-def test_a_chosen_row_that_is_not_there(on: Backend, bad: int) -> None:
+def test_a_chosen_row_out_of_range(on: Backend, bad: int) -> None:
     chosen = np.where(EXPERTS == 2, bad, EXPERTS)
     node = ops.add_id(leaf(normal(5, 2, 40)), leaf(normal(4, 40)), ids(chosen))
     with pytest.raises(BackendError, match=f"add_id.*: index {bad} must be at least 0 and below 4"):
@@ -96,7 +96,7 @@ def test_a_chosen_row_that_is_not_there(on: Backend, bad: int) -> None:
 
 @each_backend
 @each_type(FLOATS)
-def test_the_stride_inside_rows_of_one_element_means_nothing(on: Backend, type: GGMLType) -> None:
+def test_rows_of_one_element_with_an_unused_stride(on: Backend, type: GGMLType) -> None:
     column = ops.transpose(leaf(normal(PIECE + 40), type))
     on.check(ops.add, column, column)
     on.check(ops.silu, column)
@@ -138,7 +138,7 @@ def test_maps_of_other_types_and_layouts(on: Backend, name: str, type: GGMLType)
 
 @each_backend
 @each_map
-def test_maps_of_what_is_no_common_number(on: Backend, name: str) -> None:
+def test_maps_of_special_numbers(on: Backend, name: str) -> None:
     edges = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e30, -1e30, 200.0, -200.0, 1e-40, -1e-40]
     on.check(MAPS[name], leaf(np.array(edges)))
 
@@ -160,7 +160,7 @@ def ulps(on: Backend, op: UnaryOp, x: Array, exact: Callable[[float], float]) ->
 
 
 @each_backend
-def test_activations_are_precise_also_where_they_are_near_zero(on: Backend) -> None:
+def test_activations_are_precise_near_zero_too(on: Backend) -> None:
     x = np.linspace(-12, 12, 4001)
     assert ulps(on, UnaryOp.SIGMOID, x, lambda v: 1 / (1 + math.exp(-v))) < 4
     assert ulps(on, UnaryOp.SILU, x, lambda v: v / (1 + math.exp(-v))) < 4
@@ -196,7 +196,7 @@ def test_glu_of_other_types_and_layouts(on: Backend, type: GGMLType) -> None:
 
 
 @needs_compiler
-def test_cuda_threads_go_on_to_further_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_threads_compute_several_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "MAX_BLOCKS", 2)
     CUDA.check(ops.add, leaf(normal(3, 2000)), leaf(normal(3, 2000, seed=1)))
     CUDA.check(ops.mul, leaf(normal(3, 2000)), leaf(normal(2000, seed=1)))

@@ -1,4 +1,4 @@
-"""What a process may use, as files of a test tell it: cores, affinity, limits of containers."""
+"""What a process may use, read from a test's files: cores, affinity, limits of containers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lamella.kernels.host import (
 )
 
 MEMINFO = "MemTotal:       16000 kB\nMemFree:        1 kB\nMemAvailable:   12000 kB\n"
-NO_LIMIT = "9223372036854771712"  # what version 1 shows
+NO_LIMIT = "9223372036854771712"  # version 1's value
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of 4 cores with 2 hyperthreads each, as Linux shows it."""
+    """The files of a Linux machine of 4 cores with 2 hyperthreads each."""
     for cpu in range(8):
         write(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings(cpu))
     write(tmp_path, "proc/meminfo", MEMINFO)
@@ -72,7 +72,7 @@ def test_names_of_older_systems(root: Path) -> None:
     assert default_threads(root) == 4
 
 
-def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_these_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     affinity(monkeypatch, 0, 1, 2)
     assert default_threads(tmp_path) == usable_cpus(tmp_path) == 3
 
@@ -89,7 +89,7 @@ QUOTAS = {
     "two": ({"cpu.max": "200000 100000"}, 2, 2),
     "one and a half": ({"cpu.max": "150000 100000"}, 2, 2),
     "less than one": ({"cpu.max": "10000 100000"}, 1, 1),
-    "more cores than there are": ({"cpu.max": "6400000 100000"}, 4, 8),
+    "more cores than exist": ({"cpu.max": "6400000 100000"}, 4, 8),
     "six": ({"cpu.max": "600000 100000"}, 4, 6),
     "an empty file": ({"cpu.max": ""}, 4, 8),
     "nonsense": ({"cpu.max": "1 2 3"}, 4, 8),
@@ -105,7 +105,7 @@ def test_quotas_of_cgroups_2(case: str, root: Path) -> None:
     assert (default_threads(root), usable_cpus(root)) == (n_threads, n_cpus)
 
 
-def test_the_least_of_all_groups_around_counts(root: Path) -> None:
+def test_the_smallest_quota_of_all_enclosing_groups_counts(root: Path) -> None:
     write(root, "proc/self/cgroup", "0::/a/b\n")
     for folder, quota in (("a/b", "max"), ("a", "300000"), ("", "500000")):
         write(root, f"sys/fs/cgroup/{folder}/cpu.max", f"{quota} 100000\n")
@@ -116,7 +116,7 @@ def test_the_least_of_all_groups_around_counts(root: Path) -> None:
     ("path", "folder"), [("/docker/1", "docker/1"), ("/docker/1", ""), ("/", "")]
 )
 def test_quotas_of_cgroups_1(path: str, folder: str, root: Path) -> None:
-    # a container may see its own group where others see the outermost one
+    # a container may see its own group in place of the outermost one
     write(root, "proc/self/cgroup", f"4:memory:/x\n3:cpu,cpuacct:{path}\n0::/\n")
     write(root, f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_quota_us", "200000\n")
     write(root, f"sys/fs/cgroup/cpu/{folder}/cpu.cfs_period_us", "100000\n")
@@ -132,7 +132,7 @@ def test_memory_without_groups(root: Path) -> None:
     assert host_memory(root) == (12000 * 1024, 16000 * 1024)
 
 
-def test_memory_where_there_is_no_such_file(tmp_path: Path) -> None:
+def test_memory_without_meminfo(tmp_path: Path) -> None:
     free, total = host_memory(tmp_path)
     assert 0 < free == total
 
@@ -159,7 +159,7 @@ def test_memory_of_a_group(version: int, root: Path) -> None:
     ):
         write(root, f"{folder}/{limit}", text + "\n")
         assert host_memory(root) == expected
-    # pages of files can go
+    # pages of files can be reclaimed
     write(root, f"{folder}/{limit}", "5000\n")
     write(root, f"{folder}/memory.stat", stat)
     assert host_memory(root) == (3500, 5000)
@@ -176,11 +176,11 @@ def test_memory_of_groups_in_groups(root: Path) -> None:
 # --- this process, and others ---
 
 
-def test_the_most_memory_held(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "proc/self/status", "Name:\tpython\nVmPeak:\t9 kB\nVmHWM:\t    1234 kB\n")
     assert peak_memory(root) == 1234 * 1024
     assert 1 << 20 < peak_memory() < 1 << 40
-    # elsewhere there is no such file
+    # other systems have no such file
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (root / "proc/self/status").unlink()
     for platform, unit in (("linux", 1024), ("darwin", 1)):

@@ -1,4 +1,4 @@
-"""Every op case on every backend: right, within its memory, and the same bits in every batch."""
+"""Every op case on every backend: right, within its memory, with the same bits in every batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from lamella.kernels.cuda.table import OPS as CUDA_OPS
 Compute = Callable[[Tensor], Array]
 
 OPS: Final = sorted(CPU_OPS.entries)
-# weights that model files mostly have; products of others are left to another device
+# weight types that most model files use; other types run on another device
 CUDA_WEIGHTS: Final = {
     *(GGMLType.F32, GGMLType.F16, GGMLType.BF16),
     *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
@@ -54,7 +54,7 @@ CUDA_WEIGHTS: Final = {
 }
 
 
-# whose cases have no tokens: rows depend on their number
+# ops whose cases have no tokens: a row depends on its index
 WITHOUT_TOKENS: Final = {Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.SET_ROWS, Op.CONCAT}
 
 
@@ -68,7 +68,7 @@ def cases_on(on: Backend) -> Sequence[OpCase]:
 
 @cache
 def cases_by_op(on: Backend) -> Mapping[Op, Sequence[OpCase]]:
-    # no test builds the data of all cases while pytest collects
+    # built on first use: pytest's collection must not build the data of all cases
     found: dict[Op, list[OpCase]] = {op: [] for op in OPS}
     for case in cases_on(on):
         found[case.node().op].append(case)
@@ -83,7 +83,7 @@ def token_cases(on: Backend, op: Op) -> list[OpCase]:
 
 @contextmanager
 def naming(case: OpCase) -> Iterator[None]:
-    """Let errors name the case."""
+    """Add the case's name to errors."""
     try:
         yield
     except Exception as e:
@@ -93,11 +93,11 @@ def naming(case: OpCase) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    """Compile several of the emulated GPU's kernels at a time, if most of them are needed."""
+    """Compile several kernels of the emulated GPU at a time, if most are needed."""
     here = [item for item in request.session.items if item.path == request.path]
     if has_compiler() and len(here) > len(OPS):
         called = {c.kernel for case in cases_on(CUDA) for c in calls_of(case.node())}
-        with suppress(BackendError):  # tests of the kernel that does not compile say so
+        with suppress(BackendError):  # the tests of a kernel report that it does not compile
             cuda_run.machine().library.load(called)
 
 
@@ -178,7 +178,7 @@ def test_in_place_gives_the_same_bits(on: Backend, op: Op) -> None:
                 assert on.compute(again, over=again.src[i]).tobytes() == apart, i
 
 
-# --- what is supported ---
+# --- supported ops ---
 
 
 @pytest.mark.parametrize("table", [CPU_OPS, CUDA_OPS], ids=["cpu", "cuda"])
@@ -197,25 +197,25 @@ def test_every_cpu_op_and_kernel_has_a_case() -> None:
     packed = {node.op for node in nodes if CPU_KERNELS.table_of(node) is PACKED}
     assert packed >= set(PACKED.entries)
     unused = set(KERNELS) - called - {"pool_run", "pool_run_timed", "pool_worker", "pool_stop"}
-    # those of chains of ops: tests/kernels/test_cpu_fusion.py
+    # kernels of chains: tests/kernels/test_cpu_fusion.py
     chains = (NORM_MUL, ADD_NORM_MUL, ROPE_SET_ROWS)
     unused -= {k.name for kernels in chains for k in kernels.values()}
-    # and tests/kernels/test_cpu_packed.py, test_cpu_packed_buffer.py
+    # kernels of packed weights: tests/kernels/test_cpu_packed.py, test_cpu_packed_buffer.py
     unused -= {k.name for k in (*GATED_ROWS.values(), mul_mat_gated_packed)}
     unused -= {PACK_ROWS.name, UNPACK_ROWS.name}
-    # those of samplers compute no op: tests/model/test_sampling_native.py
+    # kernels of samplers: tests/model/test_sampling_native.py
     assert not {name for name in unused if not name.startswith(("test_", "sample_", "ceiling_"))}
 
 
 def test_every_cuda_kernel_has_a_case() -> None:
-    """Those of chains are called by the models."""
+    """Models call the kernels of chains."""
     for path in SRC.glob("*.cu"):
         named = set(re.findall(r"^KERNEL\((\w+),", path.read_text(), re.MULTILINE))
         called = {k.name for k in kernels_in_use() if k.source.file == path.name}
         assert called == named, path.name
 
 
-def test_all_cases_are_supported_but_those_of_rare_weights() -> None:
+def test_all_cases_except_rare_weights_are_supported() -> None:
     missing = [case.node() for case in all_cases() if case not in cases_on(CUDA)]
     assert {node.op for node in missing} <= {Op.MUL_MAT, Op.MUL_MAT_ID, Op.GET_ROWS}
     assert not {node.src[0].type for node in missing} & CUDA_WEIGHTS

@@ -1,4 +1,4 @@
-"""The plan layer that backends share, with a backend that has calls but no machine code."""
+"""The plan layer that backends share, with a backend whose calls have no machine code."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def weighted_norm() -> tuple[Graph, Tensor]:
 
 
 def address_of(_: Tensor, t: Tensor) -> int:
-    return id(t.root) * 2**12  # apart: nothing here is that large
+    return id(t.root) * 2**12  # no tensors overlap: none is that large
 
 
 def names(kernels: KernelSet[ToyCall], graph: Graph) -> list[str]:
     return [step.call.kernel.name for step in kernels.steps_of(graph, address_of).steps]
 
 
-def test_a_declaration_is_all_that_an_op_needs() -> None:
+def test_an_op_needs_only_a_declaration() -> None:
     kernels = toy_kernels()
     a = Tensor(F32, (8,))
     assert kernels.supports(ops.add(a, a))
@@ -94,7 +94,7 @@ def test_a_result_that_the_graph_reads_elsewhere_is_not_fused_away() -> None:
     assert names(kernels, graph.view(0, 2)) == ["RMS_NORM", "MUL"]
 
 
-def test_scratch_memory_begins_with_that_of_the_greediest_call() -> None:
+def test_scratch_memory_fits_the_largest_request() -> None:
     a = Tensor(F32, (8,))
     steps = toy_kernels().steps_of(Graph(ops.add(a, a)), address_of)
     assert steps.scratch_layout(64) == ([128, 128], 128)

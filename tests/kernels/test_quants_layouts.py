@@ -1,4 +1,4 @@
-"""Block layouts: sizes, byte order, and the formulas that stand beside them."""
+"""Block layouts: sizes, byte order, and their documented formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blocks(type: GGMLType, n: int = 50) -> npt.NDArray[Any]:
 
 
 def assert_decodes(type: GGMLType, b: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """The formula gives what gguf gives, up to rounding."""
+    """Check that the formula's values equal gguf's, up to rounding."""
     raw = b.view(np.uint8).reshape(len(b), -1)
     wanted = quants.dequantize(raw, GGMLQuantizationType(int(type)))
     np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
@@ -47,7 +47,7 @@ def bit_pairs(qs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return values
 
 
-def test_every_quantised_type_has_a_layout() -> None:
+def test_every_quantized_type_has_a_layout() -> None:
     assert set(LAYOUTS) == {t for t in GGMLType if t.is_quantized}
 
 
@@ -62,7 +62,7 @@ def test_swapping_twice_gives_the_same(type: GGMLType) -> None:
     b = blocks(type)
     swapped = b.byteswap()
     assert swapped.byteswap().tobytes() == b.tobytes()
-    # the values that the other byte order's layout reads are the same
+    # the other byte order's layout reads the same values
     other = swapped.view(LAYOUTS[type].newbyteorder())
     assert other.astype(LAYOUTS[type]).tobytes() == b.tobytes()
 

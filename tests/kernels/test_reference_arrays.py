@@ -14,7 +14,7 @@ from lamella.graph.ops.check import FLOATS
 from lamella.kernels.reference import KERNELS, supports_op
 from lamella.kernels.reference.arrays import check_index, dot, from_f32, tile, to_f32
 
-# what gguf 0.19 cannot read or write
+# types that gguf 0.19 cannot read or write
 UNREADABLE = {"Q8_1", "Q8_K", "Q1_0", "I8", "I16", "I32", "I64", "F64"}
 WRITABLE = {
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"),
@@ -29,7 +29,7 @@ def test_types_that_gguf_can_read_and_write() -> None:
 @each_type(t for t in GGMLType if not t.is_quantized)
 def test_array_of_plain_type(type: GGMLType) -> None:
     t = Tensor(type, (5, 4, 3, 2))
-    t.offset = 3  # off any alignment
+    t.offset = 3  # unaligned
     memory = np.zeros(t.nbytes + 7, np.uint8)
     array = array_of(t, memory)
     assert array.shape == (2, 3, 4, 5)
@@ -43,7 +43,7 @@ def test_array_of_plain_type(type: GGMLType) -> None:
 
 
 @each_type(t for t in GGMLType if t.is_quantized)
-def test_array_of_quantised_type_is_rows_of_blocks(type: GGMLType) -> None:
+def test_array_of_quantized_type_is_rows_of_blocks(type: GGMLType) -> None:
     t = Tensor(type, (2 * type.block_size, 4, 3))
     memory = np.arange(t.nbytes).astype(np.uint8)
     array = array_of(t, memory)
@@ -62,7 +62,7 @@ def test_array_of_views_shares_memory() -> None:
     assert (data(a) == 7).sum() == 6
 
 
-def test_array_of_part_of_a_quantised_tensor() -> None:
+def test_array_of_part_of_a_quantized_tensor() -> None:
     a = leaf(normal(6, 64), GGMLType.Q8_0)
     part = compute(ops.view(a, (32, 2), nb=(34, 3 * 68), offset=68 + 34))
     assert data(part).shape == (1, 1, 2, 34)
@@ -136,10 +136,10 @@ def test_tile_copies() -> None:
     assert tile(x[:0], (0, 9)).shape == (0, 9)
 
 
-def test_dot_does_not_depend_on_layout_or_neighbours() -> None:
+def test_dot_does_not_depend_on_layout_or_neighbors() -> None:
     a = normal(1003, 7).astype(np.float32)
     b = normal(1003, seed=1).astype(np.float32)
-    # the transposed rows are strided, and NumPy would keep that order in a product
+    # the transposed rows are strided, and NumPy's products keep that order
     together = dot(a.T, b)
     alone = [dot(np.ascontiguousarray(row), b[::1]) for row in a.T]
     assert together.tolist() == [float(x) for x in alone]
@@ -157,7 +157,7 @@ def test_supports_leafs_and_views() -> None:
     assert supports_op(Tensor(GGMLType.Q8_K, (256,)))
 
 
-def test_supports_not_ops_without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_without_kernel_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(KERNELS, Op.SQR)
     assert not supports_op(ops.sqr(leaf(normal(8))))
 
@@ -195,7 +195,7 @@ def test_supports_float_and_integer_conversions() -> None:
         assert supports_op(ops.cast(Tensor(a, (256, 4)), b)), (a.name, b.name)
 
 
-def test_supports_not_quantised_rows_with_gaps() -> None:
+def test_quantized_rows_with_gaps_are_not_supported() -> None:
     a = Tensor(GGMLType.Q8_0, (256, 4))
     gaps = Tensor(GGMLType.Q8_0, (64, 4), nb=(68, 272, 1088, 1088), view_src=a)
     assert not supports_op(ops.mul_mat(gaps, Tensor(GGMLType.F32, (64, 1))))

@@ -1,4 +1,4 @@
-"""Paged attention of the reference kernels, against whole float64 matrices and a causal mask."""
+"""Paged attention of the reference kernels, compared with float64 matrices and a causal mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lamella.graph import GGMLType, Tensor, ops
 KV_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
 
 PAGE = 4
-# two sequences in a pool of 6 pages; -1 stands where there is no page yet
+# two sequences in a pool of 6 pages; -1: no page yet
 TABLE = [[5, 0, 3], [2, 4, -1]]
 SEQ = [0, 1, 0, 1, 0]
 POS = [9, 0, 4, 7, 11]
@@ -139,7 +139,7 @@ def test_attention_after_set_rows_sees_this_steps_tokens() -> None:
 
 
 @each_type(KV_TYPES)
-def test_bits_do_not_depend_on_where_pages_lie(type: GGMLType) -> None:
+def test_bits_do_not_depend_on_the_places_of_pages(type: GGMLType) -> None:
     q, k, v = leaf(normal(5, 4, 32)), pool(2, 32, type), pool(2, 32, type, seed=2)
     order = [4, 2, 5, 0, 1, 3]  # page p goes to page order[p]
     moved = [leaf(np.zeros((6 * PAGE, 64)), type) for _ in range(2)]
@@ -173,6 +173,6 @@ def test_attention_refuses_indices_out_of_range(args: dict[str, Any], message: s
         compute(node)
 
 
-def test_attention_of_no_tokens() -> None:
+def test_attention_without_tokens() -> None:
     q = leaf(np.zeros((0, 2, 8)))
     assert run(node_of(q, pool(2, 8), pool(2, 8), seq=[], pos=[])).shape == (1, 0, 2, 8)

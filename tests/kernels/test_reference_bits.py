@@ -1,4 +1,4 @@
-"""The bits of a token's result depend neither on other tokens nor on where the data lies."""
+"""The bits of a token's result depend neither on other tokens nor on the places of data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mul_mat_id(s: Tokens, shift: int) -> Tensor:
     return ops.mul_mat_id(MOE, x, ids(EXPERTS[s]))
 
 
-# a node of some tokens, and the axis along which they lie
+# a node of some tokens, and the axis of the tokens
 CASES: dict[str, Case] = {
     "mul_mat": (lambda s, shift: ops.mul_mat(WEIGHTS, leaf(X[s], shift=shift)), 2),
     "mul_mat_id": (mul_mat_id, 1),
@@ -143,7 +143,7 @@ def test_bits_do_not_depend_on_strides() -> None:
 
 
 def test_no_kernel_calls_blas() -> None:
-    # its order of summation is its own affair: the tests above may pass on one machine only
+    # BLAS chooses its own order of summation, so the tests above could pass on one machine only
     blas = {"matmul", "dot", "vdot", "inner", "einsum", "tensordot", "vecdot", "matvec", "vecmat"}
     files = list(Path(str(reference.__file__)).parent.glob("*.py"))
     assert len(files) >= 7

@@ -69,7 +69,7 @@ def test_get_rows_keeps_integers() -> None:
     assert data(node).tolist() == [[[[-large, 4], [1, large]]]]
 
 
-def test_get_rows_of_nothing() -> None:
+def test_get_rows_without_rows() -> None:
     assert run(ops.get_rows(leaf(normal(4, 32), GGMLType.Q8_0), ids([]))).shape == (1, 1, 0, 32)
     assert run(ops.get_rows(leaf(np.zeros((4, 0))), ids([3]))).shape == (1, 1, 1, 0)
 
@@ -134,7 +134,7 @@ def test_set_rows_refuses_indices_out_of_range_and_writes_nothing(bad: int) -> N
     assert not values_of(a).any()
 
 
-def test_set_rows_of_nothing() -> None:
+def test_set_rows_without_rows() -> None:
     a = leaf(np.zeros((4, 0)))
     assert run(ops.set_rows(a, leaf(np.zeros((1, 0))), ids([3]))).shape == (1, 1, 4, 0)
     empty = leaf(np.zeros((0, 8)))
@@ -154,7 +154,7 @@ def test_cast_between_floats(type: GGMLType) -> None:
 
 
 @each_type(QUANTIZED)
-def test_cast_to_and_from_quantised(type: GGMLType) -> None:
+def test_cast_to_and_from_quantized(type: GGMLType) -> None:
     for source in FLOATS:
         a = leaf(normal(2, 1, 3, 256), source)
         node = ops.cast(ops.permute(a, (0, 3, 2, 1)), type)
@@ -173,7 +173,7 @@ def test_cast_overflows_to_inf() -> None:
     assert run(ops.cast(leaf([1e6, -1e6]), GGMLType.F16)).ravel().tolist() == [np.inf, -np.inf]
 
 
-def test_quantising_infinite_and_tiny_numbers_warns_not() -> None:
+def test_quantizing_infinite_and_tiny_numbers_does_not_warn() -> None:
     odd = leaf(np.array([[np.inf] * 256, [1e-45] * 256, [np.nan] * 256, [3e38] * 256]))
     for type in QUANTIZED:
         assert compute(ops.cast(odd, type)).type is type
@@ -197,7 +197,7 @@ def test_same_type_moves_bit_for_bit(type: GGMLType) -> None:
 
 
 @each_type(t for t in GGMLType if t.is_quantized)
-def test_quantised_copies_keep_bytes(type: GGMLType) -> None:
+def test_quantized_copies_keep_bytes(type: GGMLType) -> None:
     n = type.block_size
     a = Tensor(type, (2 * n, 3, 2))
     place(a)
@@ -234,7 +234,7 @@ def test_cpy_into_a_strided_destination() -> None:
     assert not values_of(part)[0, 0, :, :32].any()
 
 
-def test_cpy_between_quantised_and_other_shapes() -> None:
+def test_cpy_between_quantized_and_other_shapes() -> None:
     x = normal(2, 64)
     b = leaf(np.zeros((4, 32)), GGMLType.Q4_0)
     run(ops.cpy(leaf(x), b))
@@ -288,13 +288,13 @@ def test_repeat(ne: tuple[int, int, int, int]) -> None:
         assert result[index] == x[wrapped]
 
 
-def test_repeat_of_strided_source_and_of_nothing() -> None:
+def test_repeat_of_a_strided_and_an_empty_source() -> None:
     x = normal(2, 3)
     assert (run(ops.repeat(ops.transpose(leaf(x)), (4, 3)))[0, 0] == np.hstack([x.T, x.T])).all()
     assert run(ops.repeat(leaf(np.zeros((3, 0))), (5, 0))).shape == (1, 1, 0, 5)
 
 
-def test_copies_of_nothing() -> None:
+def test_copies_of_empty_tensors() -> None:
     for type in (GGMLType.F32, GGMLType.Q8_0):
         empty = leaf(np.zeros((0, 32)), type)
         assert run(ops.dup(empty)).shape == (1, 1, 0, 32)

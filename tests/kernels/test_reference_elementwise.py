@@ -1,4 +1,4 @@
-"""Arithmetic, activations and gated units of the reference kernels, against float64 loops."""
+"""Arithmetic, activations and gated units of the reference kernels, compared with float64 loops."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_binary_of_strided_sources(build: Builder) -> None:
 
 
 @each_binary
-def test_binary_of_nothing(build: Builder) -> None:
+def test_binary_of_empty_tensors(build: Builder) -> None:
     empty = leaf(np.zeros((2, 0, 4)))
     assert run(build(empty, leaf(np.zeros((0, 4))))).shape == (1, 2, 0, 4)
 
@@ -91,7 +91,7 @@ def test_a_row_chosen_for_each_row(type: GGMLType) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 4])
-def test_a_chosen_row_that_is_not_there(bad: int) -> None:
+def test_a_chosen_row_out_of_range(bad: int) -> None:
     node = ops.add_id(leaf(normal(1, 2, 8)), leaf(normal(4, 8)), ids([[0, bad]]))
     with pytest.raises(BackendError, match=f"add_id .*: expert {bad} must be at least 0 and below"):
         run(node)
@@ -146,7 +146,7 @@ def test_sqrt_and_log() -> None:
 
 
 def phi(x: float) -> float:
-    """The normal distribution, of which GELU is x times."""
+    """The normal distribution; GELU is x * phi(x)."""
     return (1 + math.erf(x / math.sqrt(2))) / 2
 
 
@@ -179,7 +179,7 @@ def test_unary(op: UnaryOp, type: GGMLType) -> None:
     a = leaf(3 * normal(2, 3, 2, 33), type)
     expected = np.vectorize(UNARY[op])(values_of(a))
     assert_close(run(ops.unary(a, op)), expected, ERROR[type])
-    # rows must be whole, but may lie apart
+    # rows must be contiguous, but may have gaps between them
     turned = ops.permute(a, (0, 3, 1, 2))
     assert_close(run(ops.unary(turned, op)), expected.transpose(2, 0, 1, 3), ERROR[type])
     assert run(ops.unary(leaf(np.zeros((0, 3)), type), op)).shape == (1, 1, 0, 3)

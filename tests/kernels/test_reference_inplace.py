@@ -1,4 +1,4 @@
-"""Ops that may write over a source give the same bits when they do."""
+"""Ops that may write over a source have the same bits if they do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POS = ids([3, 0, 77])
 CHOSEN = ids(np.arange(12).reshape(3, 4) % 9)
 MASK = leaf(np.triu(np.full((3, 16), -np.inf), 14))
 
-# each makes a node of a (16, 4, 3), F32 unless said otherwise
+# each makes a node of a (16, 4, 3), F32 unless stated otherwise
 CASES: dict[str, Case] = {
     "add": lambda a: ops.add(a, leaf(normal(1, 4, 16, seed=1))),
     "sub": lambda a: ops.sub(a, leaf(normal(3, 1, 1, seed=1))),

@@ -1,4 +1,4 @@
-"""Matrix products of the reference kernels, against float64 einsum."""
+"""Matrix products of the reference kernels, compared with float64 einsum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lamella.kernels.reference.matrix import N_ROWS_DECODED
 
 
 def products(a: F64Array, b: F64Array) -> F64Array:
-    """(y, x, n, k) and (j, i, m, k) -> (j, i, m, n), a's batches stretched over b's."""
+    """(y, x, n, k) and (j, i, m, k) -> (j, i, m, n); a's batches repeat over b's."""
     stretched = np.repeat(a, b.shape[0] // a.shape[0], axis=0)
     stretched = np.repeat(stretched, b.shape[1] // a.shape[1], axis=1)
     result: F64Array = np.einsum("jink,jimk->jimn", stretched, b)
@@ -64,7 +64,7 @@ def test_mul_mat_shapes(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> N
 
 @each_type((GGMLType.F32, GGMLType.F16, GGMLType.Q8_0))
 def test_mul_mat_of_strided_sources(type: GGMLType) -> None:
-    k = leaf(normal(6, 2, 32), type)  # (cells, heads, head_dim), as a KV cache
+    k = leaf(normal(6, 2, 32), type)  # (cells, heads, head_dim), like a KV cache
     q = leaf(normal(5, 4, 32, seed=1))
     node = ops.mul_mat(ops.permute(k, (0, 2, 1, 3)), ops.permute(q, (0, 2, 1, 3)))
     heads_first = values_of(k).transpose(0, 2, 1, 3), values_of(q).transpose(0, 2, 1, 3)
@@ -80,27 +80,27 @@ def test_mul_mat_of_strided_sources(type: GGMLType) -> None:
     ("a_shape", "b_shape"),
     [((0, 7), (2, 7)), ((3, 7), (0, 7)), ((3, 7), (0, 2, 7)), ((2, 3, 7), (0, 2, 3, 7))],
 )
-def test_mul_mat_of_nothing(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+def test_mul_mat_of_empty_tensors(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
     node = compute(ops.mul_mat(leaf(np.zeros(a_shape)), leaf(np.zeros(b_shape))))
     assert node.is_empty
 
 
 @each_type((GGMLType.F32, GGMLType.Q8_0))
 def test_mul_mat_of_empty_rows_is_zero(type: GGMLType) -> None:
-    # cut out of a larger tensor: by itself, a row of no bytes counts as transposed
+    # a view of a larger tensor: an empty row by itself counts as transposed
     a = ops.view(leaf(normal(3, 32), type), (0, 3), nb=(type.type_size, type.row_size(32)))
     node = ops.mul_mat(a, leaf(np.zeros((2, 0))))
     assert run(node).tolist() == [[[[0.0] * 3] * 2]]
 
 
 def test_mul_mat_sums_in_float32() -> None:
-    # what the sum loses is lost on purpose: other backends sum in float32 too
+    # the sum loses digits on purpose: other backends sum in float32 too
     large = leaf([[2.0**24, 1.0]])
     assert run(ops.mul_mat(large, leaf([[1.0, 1.0]]))).item() == 2.0**24
 
 
 def chosen_products(a: Tensor, b: Tensor, chosen: list[list[int]]) -> F64Array:
-    """Each token and use by itself: (1, n_tokens, n_used, n)."""
+    """The product of each token and use, one by one: (1, n_tokens, n_used, n)."""
     experts, rows = values_of(a)[0], values_of(b)[0]
     n_tokens, n_used = np.shape(chosen)
     result = np.empty((1, n_tokens, n_used, experts.shape[1]))
@@ -153,7 +153,7 @@ def test_mul_mat_id_refuses_experts_out_of_range(bad: int) -> None:
         compute(node)
 
 
-def test_mul_mat_id_of_nothing() -> None:
+def test_mul_mat_id_of_empty_tensors() -> None:
     a = leaf(normal(4, 5, 7))
     no_tokens = ops.mul_mat_id(a, leaf(np.zeros((0, 1, 7))), ids(np.zeros((0, 2))))
     assert run(no_tokens).shape == (1, 0, 2, 5)

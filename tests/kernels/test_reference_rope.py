@@ -1,4 +1,4 @@
-"""ROPE of the reference kernels, against rotations of complex numbers and ggml's YaRN in loops."""
+"""ROPE of the reference kernels, compared with rotations of complex numbers and ggml's YaRN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reference_run import (
 
 from lamella.graph import GGMLType, RopeMode, ops
 
-POSITIONS = [0, 1, 17, 4095, 2**24 + 1]  # the last is no float32
+POSITIONS = [0, 1, 17, 4095, 2**24 + 1]  # float32 cannot represent the last one
 each_mode = pytest.mark.parametrize("mode", RopeMode, ids=lambda mode: mode.name)
 
 YARN: dict[str, Any] = {"n_ctx_orig": 4096, "freq_scale": 0.25, "ext_factor": 1.0}
@@ -59,7 +59,7 @@ def rotation(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
 ) -> complex:
-    """The complex number that pair i of a token at `pos` is multiplied with."""
+    """The complex number that multiplies pair i of a token at `pos`."""
     extrapolated = pos / freq_base ** (2 * i / n_dims) / factor
     theta = freq_scale * extrapolated
     if ext_factor != 0:
@@ -76,7 +76,7 @@ def rotation(
 def rotated(
     x: F64Array, pos: list[int], mode: RopeMode, factors: list[float] | None = None, **params: Any
 ) -> F64Array:
-    """x (n, n_tokens, n_head, head_dim), each pair turned as a complex number."""
+    """x (n, n_tokens, n_head, head_dim), each pair rotated as a complex number."""
     y = x.copy()
     n_dims = params["n_dims"]
     for i in range(n_dims // 2):
@@ -120,7 +120,7 @@ def test_rope_with_yarn_and_freq_factors(mode: RopeMode) -> None:
     assert_close(run(node), rotated(x, POSITIONS, mode, factors, n_dims=8, **YARN))
 
 
-def test_position_zero_and_dimensions_behind_n_dims_stay() -> None:
+def test_position_zero_and_dimensions_past_n_dims_stay() -> None:
     x = normal(1, 2, 3, 12)
     y = run(ops.rope(leaf(x), ids([0, 5]), n_dims=8))
     assert (y[0, 0] == x[0, 0]).all()
@@ -154,12 +154,12 @@ def test_yarn_leaves_fast_pairs_and_interpolates_slow_ones() -> None:
         return [cmath.phase(pair) for pair in pairs]
 
     plain, yarn = angles(), angles(**YARN)
-    # pair 0 turns 4096 / 2 pi times, more than beta_fast; the last one not even once
+    # pair 0 turns 4096 / 2 pi times, more than beta_fast; the last one less than once
     assert yarn[0] == pytest.approx(plain[0], rel=1e-6)
     assert yarn[-1] == pytest.approx(plain[-1] / 4, rel=1e-6)
 
 
-def test_rope_of_nothing() -> None:
+def test_rope_of_an_empty_tensor() -> None:
     node = ops.rope(leaf(np.zeros((0, 2, 8))), ids([]), n_dims=8)
     assert run(node).shape == (1, 0, 2, 8)
     no_heads = compute(ops.rope(leaf(np.zeros((3, 0, 8))), ids([1, 2, 3]), n_dims=8))

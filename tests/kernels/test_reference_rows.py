@@ -1,4 +1,4 @@
-"""Norms, softmax, sums, sorting and masks of the reference kernels, against loops over rows."""
+"""Norms, softmax, sums, sorting and masks of the reference kernels, checked by loops over rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rms_norm_of(row: list[float], eps: float) -> list[float]:
 
 
 def softmax_of(row: list[float]) -> list[float]:
-    # no maximum is taken off: float64 holds the exponentials of scores up to 700
+    # no maximum is subtracted: float64 has the exponentials of scores up to 700
     total = math.fsum(math.exp(v) for v in row)
     return [math.exp(v) / total for v in row]
 
@@ -76,7 +76,7 @@ def test_norms(shape: tuple[int, ...], eps: float) -> None:
         assert_close(run(ops.norm(leaf(x), eps)), expected)
 
 
-def test_norms_of_strided_rows_and_of_nothing() -> None:
+def test_norms_of_strided_and_empty_rows() -> None:
     x = normal(2, 3, 4, 9)
     for op, f in ((ops.rms_norm, rms_norm_of), (ops.norm, norm_of)):
         turned = ops.permute(leaf(x), (0, 2, 1, 3))
@@ -99,7 +99,7 @@ def test_soft_max(shape: tuple[int, ...]) -> None:
 
 
 def masked_scores(x: F64Array, mask: F64Array, scale: float, slopes: list[float]) -> F64Array:
-    """x * scale + slope(head) * mask with the mask's batch indices wrapped around."""
+    """x * scale + slope(head) * mask; the mask's batch indices wrap around."""
     result = np.empty(x.shape)
     for n, head, token in np.ndindex(x.shape[:3]):
         row = mask[n % mask.shape[0], head % mask.shape[1], token]
@@ -120,7 +120,7 @@ def test_soft_max_with_mask(mask_shape: tuple[int, ...], type: GGMLType, max_bia
 
 
 def ggml_slopes(n_head: int, max_bias: float) -> list[float]:
-    """ALiBi slopes by their definition in ggml, one head after the other."""
+    """ALiBi slopes by ggml's definition, one head after the other."""
     if max_bias == 0:
         return [1.0] * n_head
     n_head_log2 = 2 ** math.floor(math.log2(n_head))
@@ -162,7 +162,7 @@ def test_soft_max_sums_in_float64() -> None:
     assert largest == np.float32(1 / (1 + math.exp(-16.7))) < 1
 
 
-def test_soft_max_of_nothing() -> None:
+def test_soft_max_of_an_empty_tensor() -> None:
     for shape in ((0, 3), (3, 0), (2, 0, 3, 4)):
         assert run(ops.soft_max(leaf(np.zeros(shape)))).size == 0
 
@@ -180,7 +180,7 @@ def test_argsort_is_stable(order: SortOrder) -> None:
         assert result[index].tolist() == sorted_indices(x[index], order is SortOrder.DESC)
 
 
-def test_argsort_of_a_transposed_source_and_of_nothing() -> None:
+def test_argsort_of_a_transposed_and_an_empty_source() -> None:
     x = normal(5, 8)
     result = run(ops.argsort(ops.transpose(leaf(x))))[0, 0]
     assert [row.tolist() for row in result] == [sorted_indices(row, False) for row in x.T]

@@ -1,4 +1,4 @@
-"""ROPE, against the reference's angles in float64."""
+"""ROPE, compared with the reference's angles in float64."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_strided_heads_and_positions(on: Backend, type: GGMLType) -> None:
 
 
 @each_backend
-def test_angles_are_precise_far_away(on: Backend) -> None:
-    # cos and sin of 10**6 and of 2**30, turned from (1, 0); float32 angles would be off by 0.03
+def test_angles_of_large_positions_are_precise(on: Backend) -> None:
+    # cos and sin of 10**6 and of 2**30, from (1, 0); the error of float32 angles would be 0.03
     x = leaf(np.tile([1.0, 0.0], (2, 1, 1)))
     result = on.check(ops.rope, x, ids([10**6, 2**30]), n_dims=2, error=2e-7)
     angles = np.array([10.0**6, 2.0**30])
@@ -92,7 +92,7 @@ def test_a_token_has_the_same_bits_alone(on: Backend, mode: RopeMode) -> None:
 
 @needs_compiler
 @each_mode
-def test_cuda_threads_that_turn_several_heads(
+def test_cuda_threads_that_rotate_several_heads(
     mode: RopeMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, pos = leaf(normal(N, 11, 24)), ids(POSITIONS)

@@ -1,4 +1,4 @@
-"""Norms, softmax, sums and masks, against the reference."""
+"""Norms, softmax, sums and masks, compared with the reference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lamella.kernels.cuda.ops.rows import HELD, MAX_THREADS, row_threads
 
 F32, F16 = GGMLType.F32, GGMLType.F16
 
-# rows of part of a vector, of vectors, of more than a block. On a GPU rows of a warp, of several
-# warps, and longer than what registers hold
+# rows of a part of a vector, of vectors, of more than a block. On a GPU: rows of a warp, of several
+# warps, and too long for registers
 SHAPES = [
     *[(1,), (3,), (16,), (17,), (7, 256), (2, 257), (7, 300), (2, 3, 5, 33)],
     *[(2, 2 * BLOCK + 40), (2, 2050), (2, HELD * MAX_THREADS + 4101)],
@@ -53,7 +53,7 @@ def test_rms_norm_of_zeros(on: Backend) -> None:
 
 @each_backend
 def test_norm_of_a_row_far_from_zero(on: Backend) -> None:
-    # the squares' own mean would lose all digits of the variance
+    # the mean of squares would lose all digits of the variance
     on.check(ops.norm, leaf(normal(4, 300) + 3000), eps=1e-5, error=1e-3)
 
 

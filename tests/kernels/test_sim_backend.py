@@ -1,4 +1,4 @@
-"""Backends of simulated devices: they compute in order, later, and tell what went wrong."""
+"""Backends of simulated devices: they compute in order, asynchronously, and report errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Open = Callable[[SimDevice], SimBackend]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Opens backends, which end with the test."""
+    """Opens backends, which are freed after the test."""
     backends: list[SimBackend] = []
 
     def make(device: SimDevice) -> SimBackend:
@@ -48,7 +48,7 @@ def opened() -> Iterator[Open]:
 
 
 class Gate:
-    """The delay of a device that begins no work until it is let go."""
+    """The delay of a device that begins no work until the gate opens."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -63,7 +63,7 @@ def inp(name: str, *ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
 
 
 def place(buft: BufferType, *outputs: Tensor) -> tuple[Graph, GraphAllocator]:
-    """A graph in one kind of memory, which lives as long as the allocator."""
+    """A graph in one buffer type. Its memory lives as long as the allocator."""
     graph, galloc = Graph(*outputs), GraphAllocator([buft])
     galloc.alloc_graph(graph)
     return graph, galloc
@@ -103,7 +103,7 @@ def test_a_graph_is_computed(kind: str, opened: Open) -> None:
     assert galloc.layout is not None
 
 
-def test_computing_is_given_and_not_waited_for(opened: Open) -> None:
+def test_computing_is_asynchronous(opened: Open) -> None:
     gate = Gate()
     backend = opened(SimDevice("SIM0", delay=gate))
     x = inp("x", 4).set_output()
@@ -118,7 +118,7 @@ def test_computing_is_given_and_not_waited_for(opened: Open) -> None:
     assert read(out) == [1, 4, 9, 16]
 
 
-def test_a_plan_is_computed_often(opened: Open) -> None:
+def test_a_plan_can_be_computed_again(opened: Open) -> None:
     backend = opened(SimDevice("SIM0"))
     x = inp("x", 2).set_output()
     out = ops.scale(x, 2)
@@ -143,14 +143,14 @@ def test_views_and_dependencies_are_no_work(opened: Open) -> None:
     galloc = GraphAllocator([backend.device.buffer_type])
     galloc.alloc_graph(graph)
     write(x, range(8))
-    plan = backend.graph_plan_create(graph)  # there is no kernel for views and leafs
+    plan = backend.graph_plan_create(graph)  # views and leafs have no kernel
     backend.graph_plan_compute(plan)
     backend.synchronize()
     assert read(node) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_memory_of_others_is_refused(opened: Open) -> None:
-    """When it is asked to compute, not some time later."""
+    """At once, not when the work runs."""
     backend = opened(SimDevice("SIM0"))
     for buft in (SimDevice("SIM1").buffer_type, HostBufferType("CPU"), NullBufferType("NULL")):
         graph, galloc = place(buft, ops.sqr(inp("x", 4)))
@@ -160,7 +160,7 @@ def test_memory_of_others_is_refused(opened: Open) -> None:
         ):
             backend.graph_compute(graph)
         assert galloc.buffer_sizes() != [0]
-    backend.synchronize()  # nothing was given
+    backend.synchronize()  # nothing was submitted
 
 
 def test_memory_without_kernels_for_it_is_refused(opened: Open) -> None:
@@ -187,7 +187,7 @@ def test_memory_it_reads_is_used_in_place(opened: Open) -> None:
 
 
 def test_freed_memory_is_refused(opened: Open) -> None:
-    """With an error of ours: NumPy does not mind, over no memory at all, where an array ends."""
+    """With an error of Lamella: NumPy does not check an array's end if the buffer is empty."""
     for kind in ("gpu", "cpu"):
         backend = opened(DEVICES[kind]())
         graph, galloc = place(backend.device.buffer_type, ops.sqr(inp("x", 2)))
@@ -200,7 +200,7 @@ def test_freed_memory_is_refused(opened: Open) -> None:
 
 
 def rows_of(backend: SimBackend) -> tuple[Tensor, Tensor, Graph, GraphAllocator]:
-    """(ids, rows, graph): a table's rows by ids, which the user may get wrong."""
+    """(ids, rows, graph, its allocator): a table's rows by ids, which may be out of range."""
     table, ids = inp("table", 2, 3), inp("ids", 1, type=GGMLType.I32)
     rows = ops.get_rows(table, ids).set_output()
     graph, galloc = place(backend.device.buffer_type, rows)
@@ -209,14 +209,14 @@ def rows_of(backend: SimBackend) -> tuple[Tensor, Tensor, Graph, GraphAllocator]
 
 
 @pytest.mark.parametrize("kind", ["gpu", "async cpu"])
-def test_a_kernels_error_arrives_when_someone_waits(kind: str, opened: Open) -> None:
+def test_a_kernel_s_error_is_raised_by_the_next_wait(kind: str, opened: Open) -> None:
     backend = opened(DEVICES[kind]())
     ids, rows, graph, galloc = rows_of(backend)
     write(ids, [3])
     backend.graph_compute(graph)
     with pytest.raises(BackendError, match=r"get_rows .*: row 3 must be at least 0 and below 3"):
         backend.synchronize()
-    # and the backend works afterwards
+    # the backend still works
     write(table_of(graph), range(6))
     write(ids, [2])
     backend.graph_compute(graph)
@@ -245,7 +245,7 @@ def test_a_synchronous_device_raises_it_at_once(kind: str, opened: Open) -> None
 
 
 def test_work_after_an_error_is_not_done(opened: Open) -> None:
-    """It would work on what was not computed; events are reached all the same."""
+    """Its sources were not computed. Events are still reached."""
     backend = opened(SimDevice("SIM0"))
     ids, rows, graph, galloc = rows_of(backend)
     galloc.buffers[0][0].memset_tensor(rows, 0)
@@ -263,7 +263,7 @@ def test_work_after_an_error_is_not_done(opened: Open) -> None:
     assert tensor_get(ids).view(np.int32).tolist() == [7]
 
 
-def test_what_is_no_error_of_ours_becomes_one(opened: Open) -> None:
+def test_other_errors_become_backend_errors(opened: Open) -> None:
     def delay() -> float:
         raise OSError("the cable is gone")
 
@@ -356,7 +356,7 @@ def test_tensors_of_other_devices_are_copied(source: str, opened: Open) -> None:
     (x, kept), (y, there) = on(first.device, 2), on(second.device, 2)
     write(x, [1, 2])
     assert second.cpy_tensor_async(first, x, y)
-    assert read(y) == [0, 0]  # it is given, and not waited for
+    assert read(y) == [0, 0]  # submitted, but not done
     gate.open.set()
     second.synchronize()
     assert read(y) == [1, 2]
@@ -368,7 +368,7 @@ def test_tensors_of_other_devices_are_copied(source: str, opened: Open) -> None:
     [SimDevice("SIM1", async_=False), SimDevice("SIM1", async_copies=False)],
     ids=["synchronous", "cannot"],
 )
-def test_a_device_that_does_not_copy_says_so(device: SimDevice, opened: Open) -> None:
+def test_a_device_without_async_copies_returns_false(device: SimDevice, opened: Open) -> None:
     first, second = opened(SimDevice("SIM0")), opened(device)
     (x, kept), (y, there) = on(first.device, 2), on(device, 2)
     write(x, [1, 2])
@@ -378,7 +378,7 @@ def test_a_device_that_does_not_copy_says_so(device: SimDevice, opened: Open) ->
     assert kept is not there
 
 
-def test_memory_out_of_reach_is_left_to_the_caller(opened: Open) -> None:
+def test_copies_from_inaccessible_memory_are_left_to_the_caller(opened: Open) -> None:
     backend = opened(SimDevice("SIM0"))
     null = NullDevice("NULL", DeviceType.GPU, NullBufferType("NULL"))
     x = inp("x", 2)
@@ -397,8 +397,8 @@ class OtherAsync(Backend):
     def graph_compute(self, graph: Graph) -> None: ...
 
 
-def test_work_of_another_kind_is_left_to_the_caller(opened: Open) -> None:
-    """It cannot be ordered with the stream of a simulated device."""
+def test_copies_from_other_asynchronous_backends_are_left_to_the_caller(opened: Open) -> None:
+    """Their work cannot be ordered with the stream of a simulated device."""
     backend = opened(SimDevice("SIM0"))
     (x, kept), (y, there) = on(backend.device, 2), on(backend.device, 2)
     assert not backend.cpy_tensor_async(OtherAsync(SimDevice("OTHER")), x, y)
@@ -444,7 +444,7 @@ def test_a_backend_waits_for_another(opened: Open) -> None:
     assert kept.size == there.size
 
 
-def test_events_of_other_kinds_are_waited_for_by_the_host(opened: Open) -> None:
+def test_the_host_waits_for_events_of_other_kinds(opened: Open) -> None:
     backend, event = opened(SimDevice("SIM0")), HostEvent()
     backend.event_wait(event)
     assert event.n_waits == 1

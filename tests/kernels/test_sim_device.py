@@ -1,4 +1,4 @@
-"""What a simulated device says of itself, the memory it brings, and registries of devices."""
+"""The properties of simulated devices, and their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def leaf(*ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
     return Tensor(type, ne, name="x")
 
 
-def test_a_gpu_has_memory_of_its_own() -> None:
+def test_a_gpu_has_its_own_memory() -> None:
     gpu = SimDevice("SIM0", memory=2**30)
     assert (gpu.name, gpu.type) == ("SIM0", DeviceType.GPU)
     assert gpu.caps == Caps(async_=True, events=True, copy_ahead=True)
@@ -35,7 +35,7 @@ def test_a_cpu_uses_host_memory() -> None:
     assert cpu.event_new() is None
 
 
-def test_host_memory_from_which_copies_are_fast() -> None:
+def test_pinned_host_memory() -> None:
     for type in (DeviceType.GPU, DeviceType.ACCEL):
         device = SimDevice("SIM0", type)
         pinned = device.host_buffer_type
@@ -56,7 +56,7 @@ def test_events_need_a_thread(async_: bool, events: bool, has_events: bool) -> N
     assert (device.event_new() is not None) == has_events
 
 
-def test_which_memory_it_can_use() -> None:
+def test_usable_memory() -> None:
     pool, other = SimBufferType("POOL"), SimBufferType("OTHER")
     host = HostBufferType("CPU")
     device = SimDevice("SIM0", buffer_type=pool, reads=[host])
@@ -65,7 +65,7 @@ def test_which_memory_it_can_use() -> None:
     assert not SimDevice("SIM1").supports_buft(device.buffer_type)
 
 
-def test_which_ops_it_supports() -> None:
+def test_supported_ops() -> None:
     x = leaf(4)
     everything = SimDevice("SIM0")
     little = SimDevice("SIM1", ops=[Op.SQR])
@@ -76,7 +76,7 @@ def test_which_ops_it_supports() -> None:
     assert little.supports_op(square)
     assert not little.supports_op(doubled)
     assert not nothing.supports_op(square)
-    assert all(d.supports_op(x) for d in (everything, little, nothing))  # a leaf is no work
+    assert all(d.supports_op(x) for d in (everything, little, nothing))  # a leaf needs no kernel
 
 
 def test_no_op_is_supported_without_a_kernel() -> None:
@@ -86,7 +86,7 @@ def test_no_op_is_supported_without_a_kernel() -> None:
     assert not SimDevice("SIM0", ops=[Op.CPY]).supports_op(converted)
 
 
-def test_which_ops_it_takes_over() -> None:
+def test_offloaded_ops() -> None:
     x = leaf(4)
     device = SimDevice("SIM0", offload_ops=[Op.SQR])
     assert device.offload_op(ops.sqr(x))
@@ -111,7 +111,7 @@ def test_work_takes_its_time() -> None:
     device.spend()
     assert time.perf_counter() - begin >= 0.02
     device.spend()
-    assert list(delays) == []  # asked once for each piece of work
+    assert list(delays) == []  # called once for each piece of work
 
 
 # --- backends ---

@@ -1,4 +1,4 @@
-"""The verbs a backend need not have: what happens where one has none but `graph_compute`."""
+"""The defaults of a backend's optional methods: a backend that has only `graph_compute`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamella.sched.backend import Backend, Caps, Device, DeviceType, Event
 
 
 class PlainDevice(Device):
-    """What a device must have, and nothing else."""
+    """A device with the required methods only."""
 
     name = "PLAIN"
     description = "has nothing but what it must"
@@ -40,7 +40,7 @@ class PlainDevice(Device):
 
 
 class PlainBackend(Backend):
-    """Computes, and remembers which graphs."""
+    """Computes graphs and records them."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -58,7 +58,7 @@ def array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
 
 
 class WaitingBackend(PlainBackend):
-    """Has work under way that must be waited for."""
+    """Counts synchronizations."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -96,7 +96,7 @@ def test_a_plain_device_has_nothing_special() -> None:
     assert not device.offload_op(ops.sqr(Tensor(GGMLType.F32, (4,))))
 
 
-def test_a_backend_answers_for_its_device() -> None:
+def test_a_backend_forwards_to_its_device() -> None:
     device = PlainDevice()
     backend = device.init_backend()
     node = ops.sqr(Tensor(GGMLType.F32, (4,)))
@@ -109,7 +109,7 @@ def test_a_backend_answers_for_its_device() -> None:
     assert repr(backend) == "<PlainBackend PLAIN>"
 
 
-def test_there_is_nothing_to_wait_for_and_nothing_to_end() -> None:
+def test_synchronize_and_free_do_nothing() -> None:
     backend = PlainDevice().init_backend()
     backend.synchronize()
     backend.free()
@@ -128,7 +128,7 @@ def test_a_plan_is_the_graph() -> None:
     assert kept
 
 
-def test_nothing_is_optimised() -> None:
+def test_nothing_is_optimized() -> None:
     graph = square()[0]
     before = list(graph.nodes)
     assert list(PlainBackend(PlainDevice()).graph_optimize(graph)) == []
@@ -136,7 +136,7 @@ def test_nothing_is_optimised() -> None:
 
 
 def test_tensors_are_written_at_once() -> None:
-    """After what is under way, which may still read the old bytes."""
+    """After a synchronization: work in flight may still read the old bytes."""
     backend = WaitingBackend(PlainDevice())
     _, x, _, kept = square()
     backend.set_tensor_async(x, np.array([7, 8], np.float32), offset=4)
@@ -156,7 +156,7 @@ def test_copies_are_left_to_the_caller() -> None:
     assert kept
 
 
-def test_events_are_waited_for_by_the_host() -> None:
+def test_the_host_waits_for_events() -> None:
     backend, event = PlainBackend(PlainDevice()), CountingEvent()
     backend.event_wait(event)
     assert event.n_waits == 1

@@ -1,4 +1,4 @@
-"""Memory of simulated devices: the host can copy to and from it, and nothing else."""
+"""Memory of simulated devices: the host can only copy to and from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def placed(buft: BufferType, *ne: int, type: GGMLType = GGMLType.F32) -> tuple[T
     return tensor, buffer
 
 
-def test_the_host_cannot_look_into_it() -> None:
+def test_the_host_cannot_access_it_in_place() -> None:
     tensor, buffer = placed(SimBufferType("VRAM"), 4)
     assert isinstance(buffer, SimBuffer)
     assert not buffer.buft.is_host
@@ -51,7 +51,7 @@ def test_the_host_can_copy_to_and_from_it() -> None:
     assert set(tensor_get(tensor)) == {1}
 
 
-def test_what_was_read_is_a_copy() -> None:
+def test_reading_returns_a_copy() -> None:
     tensor, buffer = placed(SimBufferType("VRAM"), 4)
     buffer.clear(1)
     got = tensor_get(tensor)
@@ -61,7 +61,7 @@ def test_what_was_read_is_a_copy() -> None:
 
 def test_bytes_outside_a_tensor_are_refused() -> None:
     tensor, buffer = placed(SimBufferType("VRAM"), 4)
-    assert buffer.size > tensor.nbytes  # there are some, for the alignment
+    assert buffer.size > tensor.nbytes  # padded for the alignment
     with pytest.raises(TensorAccessError, match="outside the tensor of 16 bytes"):
         tensor_get(tensor, 0, 17)
     with pytest.raises(TensorAccessError, match="outside the tensor of 16 bytes"):
@@ -70,7 +70,7 @@ def test_bytes_outside_a_tensor_are_refused() -> None:
 
 @pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16])
 def test_new_memory_is_poisoned(type: GGMLType) -> None:
-    """Whoever reads what nobody has written computes NaN, or an index of -1."""
+    """Unwritten memory reads as NaN, or as index -1."""
     tensor, buffer = placed(SimBufferType("VRAM"), 16, type=type)
     dtype = np.float32 if type is GGMLType.F32 else np.float16
     assert np.isnan(tensor_get(tensor).view(dtype)).all()
@@ -89,7 +89,7 @@ def test_tensors_are_aligned(alignment: int) -> None:
     assert memory.ctypes.data % alignment == 0
 
 
-def test_memory_runs_out_and_comes_back() -> None:
+def test_memory_runs_out_and_is_returned() -> None:
     device = SimDevice("SIM0", memory=1000)
     buft = device.buffer_type
     first = buft.alloc_buffer(600)
@@ -102,12 +102,12 @@ def test_memory_runs_out_and_comes_back() -> None:
     assert placed(buft, 128)[1].size == 512
 
 
-def test_memory_is_unlimited_unless_told() -> None:
+def test_memory_is_unlimited_by_default() -> None:
     assert SimDevice("SIM0").memory() == (UNLIMITED, UNLIMITED)
     assert SimDevice("CPU", DeviceType.CPU, memory=5).memory() == (5, 5)
 
 
-def test_more_than_the_machine_has_is_out_of_memory_too() -> None:
+def test_more_than_the_machine_has_is_out_of_memory() -> None:
     device = SimDevice("SIM0")
     with pytest.raises(OutOfMemoryError, match=f"SIM0 cannot give {2**50} bytes"):
         device.buffer_type.alloc_buffer(2**50)
@@ -139,7 +139,7 @@ def test_copies_between_any_two_kinds(source: str, target: str) -> None:
 
 
 def test_part_of_a_buffer_is_copied() -> None:
-    """A view of the source into a view of the target: nothing beside them changes."""
+    """A view of the source into a view of the target: other bytes do not change."""
     (src, _kept), (dst, there) = placed(SimBufferType("S"), 8), placed(SimBufferType("T"), 8)
     there.clear(0)
     tensor_set(src, np.arange(8, dtype=np.float32))
@@ -149,11 +149,11 @@ def test_part_of_a_buffer_is_copied() -> None:
     assert tensor_get(dst).view(np.float32).tolist() == [0, 5, 6, 0, 0, 0, 0, 0]
 
 
-def test_a_copy_from_memory_it_does_not_reach_goes_through_the_host() -> None:
+def test_a_copy_from_inaccessible_memory_goes_through_the_host() -> None:
     (src, kept), (dst, there) = placed(NullBufferType("NULL"), 4), placed(SimBufferType("T"), 4)
     assert not there.copy_tensor(src, dst)
     tensor_copy(src, dst)
-    assert set(tensor_get(dst)) == {0}  # what null memory gives
+    assert set(tensor_get(dst)) == {0}  # null memory reads as 0
     assert kept.size == 64
 
 
@@ -175,7 +175,7 @@ def test_a_copy_into_a_freed_buffer_is_refused() -> None:
     assert not kept.freed
 
 
-def test_what_a_kernel_sees() -> None:
+def test_device_memory_is_writable_in_place() -> None:
     for buft in (SimBufferType("S"), HostBufferType("H")):
         tensor, buffer = placed(buft, 4)
         memory = device_memory(buffer)

@@ -1,4 +1,4 @@
-"""Streams of simulated devices: order, errors that wait for whoever asks, and events."""
+"""Streams of simulated devices: order, errors raised by the next wait, and events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from lamella.base.errors import BackendError
 from lamella.kernels.sim.stream import InlineStream, SimEvent, Stream, WorkerStream
 
-# nothing here takes time: what waits longer waits forever
+# no work here takes time: a longer wait is a deadlock
 SOON = 20.0
 
 
 @pytest.fixture
 def new() -> Iterator[Callable[[], WorkerStream]]:
-    """Makes worker streams, which end with the test."""
+    """Makes worker streams, which are closed after the test."""
     streams: list[WorkerStream] = []
 
     def make() -> WorkerStream:
@@ -41,7 +41,7 @@ def runs(name: str) -> bool:
 
 
 def holding(stream: Stream) -> threading.Event:
-    """Let the stream wait until the result is set, or a test has failed to."""
+    """Make the stream wait until the returned event is set; at most SOON seconds."""
     gate = threading.Event()
     stream.submit(lambda: gate.wait(SOON))
     return gate
@@ -60,7 +60,7 @@ def test_tasks_run_in_order(new: New) -> None:
     assert done == list(range(100))
 
 
-def test_a_task_is_given_and_not_waited_for(new: New) -> None:
+def test_submitting_a_task_does_not_wait(new: New) -> None:
     stream, done = new(), list[int]()
     gate = holding(stream)
     stream.submit(lambda: done.append(threading.get_ident()))
@@ -71,7 +71,7 @@ def test_a_task_is_given_and_not_waited_for(new: New) -> None:
     assert len(done) == 1
 
 
-def test_synchronize_waits_for_all_tasks_given(new: New) -> None:
+def test_synchronize_waits_for_all_submitted_tasks(new: New) -> None:
     stream, done = new(), list[int]()
     gate = holding(stream)
     stream.submit(lambda: done.append(1))
@@ -83,20 +83,20 @@ def test_synchronize_waits_for_all_tasks_given(new: New) -> None:
 def test_a_stream_without_tasks_is_done(new: New) -> None:
     stream = new()
     stream.synchronize()
-    assert not runs("S0")  # it has not even begun
+    assert not runs("S0")  # its thread has not even begun
     stream.close()
 
 
-def test_an_error_arrives_with_its_cause_when_someone_waits(new: New) -> None:
+def test_an_error_is_raised_with_its_cause_by_the_next_wait(new: New) -> None:
     stream = new()
     stream.submit(fail)
     with pytest.raises(BackendError, match="S0: broken") as e:
         stream.synchronize()
     assert isinstance(e.value.__cause__, ValueError)
-    stream.synchronize()  # it was told once
+    stream.synchronize()  # raised once
 
 
-def test_an_error_of_ours_arrives_as_it_is(new: New) -> None:
+def test_a_lamella_error_is_raised_unchanged(new: New) -> None:
     error = BackendError("of a kernel")
 
     def task() -> None:
@@ -110,12 +110,12 @@ def test_an_error_of_ours_arrives_as_it_is(new: New) -> None:
 
 
 def test_tasks_after_a_failed_one_are_skipped(new: New) -> None:
-    """Until it was told: they would work on what it has not made."""
+    """Until the error is raised: they may depend on the failed task."""
     stream, done = new(), list[int]()
     stream.submit(lambda: done.append(1))
     stream.submit(fail)
     stream.submit(lambda: done.append(2))
-    stream.submit(lambda: fail("never"))  # not even to fail
+    stream.submit(lambda: fail("never"))  # does not run
     with pytest.raises(BackendError, match="broken"):
         stream.synchronize()
     assert done == [1]
@@ -124,7 +124,7 @@ def test_tasks_after_a_failed_one_are_skipped(new: New) -> None:
     assert done == [1, 3]
 
 
-def test_close_waits_for_the_tasks_given(new: New) -> None:
+def test_close_waits_for_submitted_tasks(new: New) -> None:
     stream, done = new(), list[int]()
     gate = holding(stream)
     stream.submit(lambda: done.append(1))
@@ -152,7 +152,7 @@ def test_an_event_is_reached_after_earlier_tasks(new: New) -> None:
     gate = holding(stream)
     stream.submit(lambda: done.append(1))
     event.record(stream)
-    later = holding(stream)  # what comes after it does not matter
+    later = holding(stream)  # later tasks do not matter
     gate.set()
     event.synchronize()
     assert done == [1]
@@ -195,7 +195,7 @@ def test_an_event_recorded_again_means_its_last_recording(new: New) -> None:
     assert done == [1]
 
 
-def test_who_waits_already_keeps_the_recording_before(new: New) -> None:
+def test_an_earlier_wait_keeps_the_earlier_recording(new: New) -> None:
     first, second, event, done = new(), new(), SimEvent(), list[int]()
     begin = holding(second)
     event.record(first)
@@ -210,7 +210,7 @@ def test_who_waits_already_keeps_the_recording_before(new: New) -> None:
 
 
 def test_events_after_a_failure_are_reached(new: New) -> None:
-    """Or whoever waits for them would wait forever; the error is told by its own stream only."""
+    """Otherwise waits for them would deadlock. Only the failed stream raises the error."""
     first, second, event, done = new(), new(), SimEvent(), list[int]()
     first.submit(fail)
     first.submit(lambda: done.append(1))
@@ -225,7 +225,7 @@ def test_events_after_a_failure_are_reached(new: New) -> None:
 
 
 def test_a_failed_stream_still_waits_for_events(new: New) -> None:
-    """What comes after it must not run too early once the error was told."""
+    """Tasks submitted after the error is raised must not run too early."""
     first, second, event, done = new(), new(), SimEvent(), list[int]()
     gate = holding(first)
     first.submit(lambda: done.append(1))
@@ -273,5 +273,5 @@ def test_an_inline_stream_fails_at_once() -> None:
         stream.submit(fail)
     assert isinstance(e.value.__cause__, ValueError)
     stream.submit(lambda: done.append(1))
-    stream.synchronize()  # nothing is left to tell
+    stream.synchronize()  # the error was raised already
     assert done == [1]

@@ -1,4 +1,4 @@
-"""ARGSORT and TOP_K: stable, in both orders, as NumPy sorts."""
+"""ARGSORT and TOP_K: stable, in both orders, like NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ EDGES = [math.nan, 0.0, -0.0, math.inf, -math.inf, 1e-45, -1e-45, 3e38, -3e38, -
 GROUP = HELD * MAX_THREADS
 
 each_order = pytest.mark.parametrize("order", SortOrder, ids=lambda order: order.name)
-# both ways of the CPU, and where one ends; on a GPU one tile, two, three and more, the last short
+# both algorithms of the CPU, and their border; on a GPU one, two, three and more tiles, the last
+# short
 LENGTHS = [
     *[1, 2, 8, N_INSERTED - 1, N_INSERTED, N_INSERTED + 1, 65, 1000],
     *[TILE, TILE + 1, 3 * TILE, 5 * TILE + 7],
@@ -68,11 +69,11 @@ def test_cuda_rows_are_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "k"),
     [
         *[(1000, 1), (1000, 2), (1000, 3), (1000, 64), (1000, 500), (1000, 1000)],
-        *[(1, 1), (2, 2), (64, 8), (TILE, 5), (TILE, TILE)],  # on a GPU all are sorted
+        *[(1, 1), (2, 2), (64, 8), (TILE, 5), (TILE, TILE)],  # a GPU sorts all of them
         *[(TILE + 1, 1), (TILE + 1, 40), (GROUP, MAX_K), (GROUP, 3)],  # one group
         *[(GROUP + 1, 1), (GROUP + 1, 2), (2 * GROUP + 9, 40), (3 * GROUP, 1000)],  # two rounds
         (9 * GROUP + 1, MAX_K),  # three
-        *[(TILE + 1, TILE + 1), (3 * TILE, MAX_K + 1)],  # more than are sought in rounds
+        *[(TILE + 1, TILE + 1), (3 * TILE, MAX_K + 1)],  # too many for rounds
     ],
 )
 def test_the_first_k_are_those_of_a_descending_sort(on: Backend, n: int, k: int) -> None:

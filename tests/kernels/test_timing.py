@@ -1,4 +1,4 @@
-"""Single kernel calls are timed on every device, say what they compute and cost, and keep bits."""
+"""Timing of single kernel calls on every device: their nodes and costs, and unchanged bits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Layer:
         self.plan = self.backend.graph_plan_create(self.graph)
 
     def attention(self, x: Tensor) -> None:
-        pos = self._ints(5, 39, 40)  # of two sequences
+        pos = self._ints(5, 39, 40)  # in two sequences
         cells = self._ints(5, PAGE + 7, PAGE + 8)
         q = ops.rope(ops.reshape(x, (16, 4, N_TOKENS)), pos, n_dims=16)
         k = ops.reshape(ops.rope(q, pos, n_dims=16).named("turned"), (N, N_TOKENS))
@@ -112,7 +112,7 @@ def by_kind(calls: Sequence[CallTime]) -> dict[str, list[CallTime]]:
 
 
 @on_each
-def test_the_bits_are_those_of_a_plain_run(make: Make) -> None:
+def test_profiling_changes_no_bits(make: Make) -> None:
     layer = Layer(make)
     layer.backend.graph_plan_compute(layer.plan)
     layer.backend.synchronize()
@@ -127,7 +127,7 @@ def test_the_bits_are_those_of_a_plain_run(make: Make) -> None:
 
 
 @on_each
-def test_calls_come_in_order_and_do_not_overlap(make: Make) -> None:
+def test_calls_are_in_order_and_do_not_overlap(make: Make) -> None:
     calls = Layer(make).profile()
     times = [time for call in calls for time in (call.begin, call.end)]
     assert times == sorted(times)
@@ -176,7 +176,7 @@ def test_costs_that_depend_on_data(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [pytest.param(lambda: CpuDevice(2), id="packed"), DEVICES[4]])
-def test_a_source_in_another_form_is_a_call_of_its_own(make: Make) -> None:
+def test_preparing_a_source_is_a_separate_call(make: Make) -> None:
     device = make()
     weights = Tensor(Q4_0, (N, N_FF))
     x = Tensor(F32, (N, N_TOKENS))
@@ -199,7 +199,7 @@ def test_a_source_in_another_form_is_a_call_of_its_own(make: Make) -> None:
 
 
 @on_each
-def test_data_that_is_still_on_its_way_counts(make: Make) -> None:
+def test_data_in_flight_counts(make: Make) -> None:
     device = make()
     a, x, ids = Tensor(F32, (N, 8, 4)), Tensor(F32, (N, 1, 3)), Tensor(I32, (2, 3))
     chosen = ops.mul_mat_id(a, x, ids)
@@ -239,7 +239,7 @@ def test_an_empty_plan_has_no_calls(make: Make) -> None:
     backend.free()
 
 
-def test_runs_end_before_what_depends_on_data() -> None:
+def test_runs_end_before_calls_whose_cost_depends_on_data() -> None:
     x, ids = Tensor(F32, (4, 1, 1)), Tensor(I32, (1, 1))
     experts = ops.mul_mat_id(Tensor(F32, (4, 4, 2)), x, ids)
     plain, reads = Part("ADD", "add", (x,)), Part("MUL_MAT_ID", "mul_mat_id", (experts,))

@@ -1,4 +1,4 @@
-"""For the tests of registries: a backend as another package brings it, and some that are broken."""
+"""A backend of another package, and broken ones, for the tests of registries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lamella.sched.backend import Device
 
 
 class ToyRegistry(Registry):
-    """One device, which computes on the host."""
+    """A family with one device, which computes on the host."""
 
     name = "Toy"
 
@@ -22,7 +22,7 @@ class ToyRegistry(Registry):
 
 
 class IdleRegistry(Registry):
-    """A family without devices here."""
+    """A family without devices."""
 
     name = "Idle"
     reason = "no idle device is plugged in"
@@ -39,7 +39,7 @@ class FailingRegistry(IdleRegistry):
 
 
 class SecondCuda(IdleRegistry):
-    """A family whose name another one has."""
+    """A family with the name of another one."""
 
     name = "cuda"
 

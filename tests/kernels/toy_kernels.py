@@ -1,6 +1,6 @@
-"""For the tests of the CPU's pool and plans: small kernels, and memory that they read and write.
+"""Small kernels, and their memory, for the tests of the CPU's pool and plans.
 
-A pool knows no tensors: there, `p` is the address of the words that a kernel gets.
+A pool knows no tensors: there, `p` is the address of the kernel's words.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Words = npt.NDArray[np.int64]
 
 @kernel
 def test_count(p, ith, nth):
-    """Add 1 to the word of this thread."""
+    """Add 1 to this thread's word."""
     store_i64(p + 8 * ith, load_i64(p + 8 * ith) + 1)
 
 
 @kernel
 def test_pass_on(p, ith, nth):
-    """to[i] = from[i + 1] + 1, in a ring of n words; p: address of from, of to, n.
+    """to[i] = from[i + 1] + 1, in a ring of n words. p: addresses of from and to, n.
 
-    The words that a thread reads were written by others in the call before.
+    A thread reads words that others wrote in the call before.
     """
     source, to, n = load_i64(p), load_i64(p + 8), load_i64(p + 16)
     for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
@@ -43,26 +43,26 @@ def test_pass_on(p, ith, nth):
 
 @kernel
 def test_spin(p, ith, nth):
-    """Stay busy for as many steps as the word says, a different time in each thread."""
+    """Stay busy for a number of steps that the word gives, times the thread's index + 1."""
     for _ in range(load_i64(p) * (ith + 1)):
-        atomic_add(p + 8 * (1 + ith), 1)  # which LLVM does not shorten
+        atomic_add(p + 8 * (1 + ith), 1)  # LLVM cannot shorten the loop
 
 
 @kernel
 def test_await(p, ith, nth):
-    """Wait until word 0 is not 0, or for some seconds; word 1 + ith becomes 1 if it was not."""
+    """Wait some seconds for word 0 to change from 0. If it does, set word 1 + ith to 1."""
     for _ in range(1_000_000_000):
         if atomic_load(p) != 0:
             store_i64(p + 8 * (1 + ith), 1)
             break
 
 
-# --- for plans: the rest get a block of parameters ---
+# --- for plans: these kernels have a block of parameters ---
 
 
 @kernel
 def test_tell_work(p, ith, nth):
-    """The words of source 1, three for each thread: its number, its and the shared scratch."""
+    """Write three words for each thread to source 1: its index, its scratch, shared scratch."""
     at = params.data(p, 1) + 24 * ith
     store_i64(at, ith)
     store_i64(at + 8, params.work(p, ith))
@@ -71,7 +71,7 @@ def test_tell_work(p, ith, nth):
 
 @kernel
 def test_put_work(p, ith, nth):
-    """Fill the thread's scratch, of as many words as parameter 0 says, with its number."""
+    """Fill the thread's scratch, of parameter 0 words, with 1000 + its index."""
     for i in range(params.int_param(p, 0)):
         store_i64(params.work(p, ith) + 8 * i, 1000 + ith)
     if ith == 0:
@@ -80,7 +80,7 @@ def test_put_work(p, ith, nth):
 
 @kernel
 def test_get_work(p, ith, nth):
-    """Per thread, how many words of its scratch hold its number; plus 1000 if the shared is 77."""
+    """Count the right words of the thread's scratch; add 1000 if shared scratch is 77."""
     n = 1000 * (load_i64(params.shared_work(p)) == 77)
     for i in range(params.int_param(p, 0)):
         n += load_i64(params.work(p, ith) + 8 * i) == 1000 + ith
@@ -89,7 +89,7 @@ def test_get_work(p, ith, nth):
 
 @kernel
 def test_fail_at(p, ith, nth):
-    """Fail for each word of source 1 that is not in 0..parameter 0; else add 1 to it."""
+    """Add 1 to each word of source 1 below parameter 0; report the others as bad indices."""
     n, limit = params.ne(p, 1, 0), params.int_param(p, 0)
     for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
         at = params.data(p, 1) + 8 * i
@@ -101,14 +101,14 @@ def test_fail_at(p, ith, nth):
 
 @kernel
 def test_echo(p, ith, nth):
-    """Parameter 0, an int, and 1, a float, times 2, to the words of source 1."""
+    """Write parameter 0, an int, and twice parameter 1, a float, to source 1."""
     store_i64(params.data(p, 1), params.int_param(p, 0))
     store_i64(params.data(p, 1) + 8, int(params.float_param(p, 1) * 2))
 
 
 @kernel
 def test_fill(p, ith, nth):
-    """The node's words become parameter 0."""
+    """Set the node's words to parameter 0."""
     n = params.ne(p, 0, 0)
     for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
         store_i64(params.data(p, 0) + 8 * i, params.int_param(p, 0))
@@ -116,7 +116,7 @@ def test_fill(p, ith, nth):
 
 @kernel
 def test_double(p, ith, nth):
-    """Prepare source 1: its words times 2."""
+    """Prepare source 1: double its words."""
     n = params.ne(p, 1, 0)
     for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
         store_i64(params.prepared(p, 0) + 8 * i, 2 * load_i64(params.data(p, 1) + 8 * i))
@@ -124,9 +124,9 @@ def test_double(p, ith, nth):
 
 @kernel
 def test_take(p, ith, nth):
-    """The node's words are the sums of those prepared, as many sources as parameter 0 says.
+    """Set the node's words to the sums of the prepared sources. Parameter 0 is their number.
 
-    Threads read what others prepared: from the last word to the first.
+    Threads read words that others prepared: from the last word to the first.
     """
     n = params.ne(p, 1, 0)
     for i in range(params.first_of(n, ith, nth), params.first_of(n, ith + 1, nth)):
@@ -138,7 +138,7 @@ def test_take(p, ith, nth):
 
 @kernel
 def test_arrive(p, ith, nth):
-    """Each thread adds 1 to word 1 + ith of source 1; the last one adds their sum to word 0."""
+    """Add 1 to word 1 + ith of source 1; the last thread adds the sum of these to word 0."""
     at = params.data(p, 1)
     store_i64(at + 8 * (1 + ith), load_i64(at + 8 * (1 + ith)) + 1)
     if params.is_last(p, nth):
@@ -156,7 +156,7 @@ TOYS = [
 
 
 def load() -> None:
-    """Compile them, past the cache: its key does not cover the sources of tests."""
+    """Compile the kernels without the cache: its key does not cover the sources of tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jit, "read", lambda folder, name: None)
         patch.setattr(jit, "write", lambda folder, name, data: None)
@@ -164,7 +164,7 @@ def load() -> None:
 
 
 class Job:
-    """What a pool runs: calls of kernels, each (kernel, address of its words, one_thread)."""
+    """A job of a pool: calls of kernels, each (kernel, address of its words, one_thread)."""
 
     def __init__(self, calls: Sequence[tuple[Kernel, int, bool]]) -> None:
         self.entries = np.zeros((len(calls), ENTRY_WORDS), np.int64)
@@ -176,5 +176,5 @@ class Job:
 
 
 def words(*values: int) -> Words:
-    """Memory for a kernel; keep it for as long as the job runs."""
+    """Memory for a kernel. It must live as long as the job runs."""
     return np.array(values, np.int64)
