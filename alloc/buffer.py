@@ -1,4 +1,4 @@
-"""Buffer types and buffers: where the data of tensors lies.
+"""Buffer types and buffers: the memory of tensors.
 
 A buffer type is a kind of memory (a device's, pinned host memory, a repacked layout). A buffer is
 one allocation of it. Each backend has its own subclasses. Does not know backends or ops. Tested by
@@ -246,7 +246,7 @@ def tensor_alloc(buffer: Buffer, tensor: Tensor, offset: int) -> None:
 
 
 def view_init(tensor: Tensor) -> None:
-    """Place a view where its source lies, which must be placed."""
+    """Place a view where its source is, which must be placed."""
     source = tensor.view_src
     assert source is not None and source.buffer is not None, f"{tensor!r}: its source is not placed"
     tensor.buffer = source.buffer

@@ -26,7 +26,7 @@ class GraphAllocator:
     """Allocates graphs over one or several buffer types; a repeated type shares one buffer.
 
     A buffer id is an index into `bufts`. Methods take one id for each node and leaf; without ids,
-    everything lies in the first type.
+    everything is in the first type.
     """
 
     def __init__(self, bufts: Sequence[BufferType], memory: Memory = REAL_MEMORY) -> None:

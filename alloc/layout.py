@@ -22,7 +22,7 @@ from .tallocr import align
 
 
 class TensorAddress(NamedTuple):
-    """Where a tensor lies, an offset in a chunk of a buffer and the bytes it may use, and when.
+    """Where a tensor is, an offset in a chunk of a buffer and the bytes it may use, and when.
 
     The address is in use from node number `first` to node number `last`, both included. `first` is
     -1 if the tensor is placed before the first node; `last` is the number of nodes if the address
@@ -133,7 +133,7 @@ def plan_layout(
     node_ids: Sequence[int],
     leaf_ids: Sequence[int],
 ) -> Layout:
-    """Plan a graph: node i lies in buffer type `bufts[node_ids[i]]`, leafs likewise."""
+    """Plan a graph: node i is in buffer type `bufts[node_ids[i]]`, leafs likewise."""
     return _Planner(bufts).plan(graph, list(node_ids), list(leaf_ids))
 
 

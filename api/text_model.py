@@ -199,7 +199,7 @@ def _check_ids(tokens: Sequence[int], instance: Instance) -> None:
         raise RequestError("logits: no ids, at least one is needed")
     for token in tokens:
         if not 0 <= token < n_vocab:
-            raise RequestError(f"logits: id {token} must lie in 0..{n_vocab - 1}")
+            raise RequestError(f"logits: id {token} must be 0 to {n_vocab - 1}")
     if len(tokens) > instance.n_ctx:
         raise ContextSizeError(len(tokens), instance.n_ctx)
 

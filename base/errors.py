@@ -9,7 +9,7 @@
     │   └── DoesNotFitError        a model does not fit; names what each device lacks
     ├── TensorAccessError   access outside a tensor, or to memory out of reach
     ├── UnknownDeviceError  no device has this name; lists the devices there are
-    ├── SchedulingError     no backend can run an op where its tensors lie
+    ├── SchedulingError     no backend can run an op where its tensors are
     │   └── PlacementError         strict placement: a node cannot run where its layer is
     ├── BackendError        a device failed while computing
     ├── ModelFileError      a model file is missing or broken; names file, place and cause
@@ -106,7 +106,7 @@ class UnknownDeviceError(LamellaError):
 
 
 class SchedulingError(LamellaError):
-    """No backend can run an op where its tensors lie; names the tensor, the op and the reason."""
+    """No backend can run an op where its tensors are; names the tensor, the op and the reason."""
 
 
 class PlacementError(SchedulingError):

@@ -293,7 +293,7 @@ def checked(declared: Declared, value: Any) -> Any:
         return value
     if rule.clamp and not math.isnan(value):
         return type(value)(rule.low if value < rule.low else rule.high)
-    raise RequestError(f"{name} is {value}: must lie in {rule.low:.10g}..{rule.high:.10g}")
+    raise RequestError(f"{name} is {value}: must be {rule.low:.10g} to {rule.high:.10g}")
 
 
 def from_environment(cls: type[Options]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def number(low: int, high: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not low <= n <= high:
-            raise argparse.ArgumentTypeError(f"{n} must lie in {low}..{high}")
+            raise argparse.ArgumentTypeError(f"{n} must be {low} to {high}")
         return n
 
     return parse

@@ -29,7 +29,7 @@ class Tensor:
     """A node or leaf of a graph.
 
     `view_src` is the tensor that owns the data (never a view itself), `view_offs` the byte offset
-    there. `buffer` and `offset` say where the data lies, once allocated; `offset` counts from the
+    there. `buffer` and `offset` say where the data is, once allocated; `offset` counts from the
     start of the buffer. `ne`, `nb` and `nbytes` never change.
     """
 

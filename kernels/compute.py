@@ -65,7 +65,7 @@ class Compute(Protocol):
         """A program that computes the graph's nodes in order, as often as it is called.
 
         `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
-        of its sources, lies in; it must not move. Scratch memory comes from `workspace`; without
+        of its sources, is in; it must not move. Scratch memory comes from `workspace`; without
         one the program has its own.
         """
 

@@ -21,5 +21,5 @@ class DeviceBuffer(Buffer):
 
     def array(self, tensor: Tensor) -> NoReturn:
         raise TensorAccessError(
-            f"{tensor!r} lies in {self.buft.name}, which the host cannot read in place: copy it"
+            f"{tensor!r} is in {self.buft.name}, which the host cannot read in place: copy it"
         )

@@ -130,7 +130,7 @@ class _Keys:
             return default
         value = self.metadata.int(self.full(key))
         if not low <= value <= high:
-            self.fail(key, value, f"must lie in {low}..{high}")
+            self.fail(key, value, f"must be {low} to {high}")
         return value
 
     def per_layer(
@@ -147,7 +147,7 @@ class _Keys:
             self.fail(key, f"an array of {len(values)}", f"must have one for {n_layer} layers")
         for value in values[:n_layer]:
             if not 1 <= value <= MAX_COUNT:
-                self.fail(key, list(values), f"all must lie in 1..{MAX_COUNT}")
+                self.fail(key, list(values), f"all must be 1 to {MAX_COUNT}")
         return values[:n_layer]
 
     def positive(self, key: str, default: float | None = None) -> float:

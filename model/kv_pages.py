@@ -1,7 +1,7 @@
 """Bookkeeping of the paged KV pool: the cell of each position of each sequence.
 
 A pool is a row of cells, one per token, divided into pages. A sequence is a list of pages in order
-of position: position p lies in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
+of position: position p is in cell `pages[p // page_size] * page_size + p % page_size`. Pages are
 reference-counted. Sequences can share a prefix of any length. An append to a shared page that is
 partly used copies it first, so a page with several references is never written. Page 0 is scratch:
 padding tokens write there, and no sequence has it.
@@ -263,7 +263,7 @@ class KVSequence:
 
     @property
     def last_is_shared(self) -> bool:
-        """True if the next position lies in a page with another reference."""
+        """True if the next position is in a page with another reference."""
         if self.length % self.pool.page_size == 0:
             return False
         return bool(self.pool._n_refs[self._table[self._n_pages - 1]] > 1)

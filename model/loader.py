@@ -64,7 +64,7 @@ class LoadedModel:
         hp: hyperparameters.
         weights: the architecture's weights by name, in buffers of usage WEIGHTS.
         origins: for each weight, the name of its (first) tensor in the file. Tied weights have the
-            same origin, even if they lie in different kinds of memory.
+            same origin, even if they are in different kinds of memory.
         homes: the home of each weight, by name.
         placement: the rules by which the model was placed.
         memory: allocates the buffers of the model and its contexts.
@@ -93,7 +93,7 @@ class LoadedModel:
         self.memory = memory
         self.layers = layer_devices(hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
-        # also devices that only compute large batches: the CPU's weights lie in their pinned memory
+        # also devices that only compute large batches: the CPU's weights are in their pinned memory
         bufts = {home.buft for home in homes.values()}
         used.update(d for d in placement.devices if d.host_buffer_type in bufts)
         self.devices = (*(d for d in placement.devices if d in used), placement.cpu)

@@ -1,6 +1,6 @@
 """The outputs of a decode graph: rows of logits, or only the largest logits of each row.
 
-A sampler often needs only the largest logits. If logits lie in a device's memory, the graph finds
+A sampler often needs only the largest logits. If logits are in a device's memory, the graph finds
 the largest on the device, and only these are copied to the host. Knows no batches and no sampling.
 Tested by tests/model/test_outputs.py.
 """
@@ -99,7 +99,7 @@ class Outputs:
 def top_sizes(device: Device, n_vocab: int) -> tuple[int, ...]:
     """Return the sizes of TopLogits that graphs can return if `device` computes the logits.
 
-    Empty if logits lie in host memory or the device does not support the ops.
+    Empty if logits are in host memory or the device does not support the ops.
     """
     if device.buffer_type.is_host:
         return ()

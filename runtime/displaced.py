@@ -77,7 +77,7 @@ def displaced(
 
     Args:
         scheduled: the graph; its attention must be assigned to the devices of its pages.
-        model: its weights may lie in measured memory.
+        model: its weights may be in measured memory.
     """
     return _DisplacedSearch(scheduled, model).run()
 

@@ -15,11 +15,11 @@ from .backend import Backend
 # Every cause with its explanation. The cause of a weight ends with the index of its source.
 CAUSES: dict[str, str] = {
     "usr": "set by hand",
-    "1.dst": "its data already lies in memory that this backend can use",
+    "1.dst": "its data is already in memory that this backend can use",
     "1.vsrc": "it is a view of a tensor that 1.dst would match (1.dst always applies first)",
     "1.inp": "it is an input of the graph, written by the host",
-    "1.off": "its weights lie in host memory, and this backend takes over the op",
-    "1.wgt": "its weights (the source with this index) lie on this backend",
+    "1.off": "its weights are in host memory, and this backend takes over the op",
+    "1.wgt": "its weights (the source with this index) are on this backend",
     "2.sup": "it is next to nodes on this backend, which supports it",
     "3.best": "this backend can read the most of its sources without a copy",
     "3.upg": "this backend uses the same memory as the assigned one, and has a higher priority",
@@ -73,7 +73,7 @@ class Assignment:
         self.causes[tensor] = cause
 
     def buffer_supported(self, tensor: Tensor, backend_id: int) -> bool:
-        """True if a backend can use the tensor where it lies, or will lie, without a copy."""
+        """True if a backend can use the tensor where it is, or will be, without a copy."""
         root = tensor.view_src or tensor
         if root.buffer is not None:
             buft = root.buffer.buft

@@ -138,7 +138,7 @@ class Device(ABC):
 
     @abstractmethod
     def supports_op(self, op: Tensor) -> bool:
-        """True if the node can be computed here, wherever its tensors lie; always for op NONE."""
+        """True if the node can be computed here, wherever its tensors are; always for op NONE."""
 
     @abstractmethod
     def supports_buft(self, buft: BufferType) -> bool:
@@ -245,7 +245,7 @@ class Backend(ABC):
 
     @abstractmethod
     def graph_compute(self, graph: Graph) -> None:
-        """Compute all nodes in order. All tensors must lie in memory that this backend supports."""
+        """Compute all nodes in order. All tensors must be in memory that this backend supports."""
 
     def set_n_threads(self, n: int | None) -> None:
         """Let later plans use `n` of the device's threads; None: all of them.

@@ -34,7 +34,7 @@ def pass1_allocated(a: Assignment) -> Assignment:
     """Assign tensors with a fixed place: allocated tensors, graph inputs, ops with weights.
 
     Raises:
-        SchedulingError: an allocated tensor lies where no backend can run its op; it lies in a
+        SchedulingError: an allocated tensor is where no backend can run its op; it is in a
             compute buffer, placed with another graph; it is a weight that a node would write; or
             an input or leaf is a view of a node.
     """
@@ -70,7 +70,7 @@ def _from_place(table: BackendTable, tensor: Tensor) -> tuple[int, str] | None:
         backend_id = _first_able(table, root.buffer, tensor)
         if backend_id is None:
             raise SchedulingError(
-                f"{tensor!r} lies in a buffer of {root.buffer.buft.name}, and no backend for this "
+                f"{tensor!r} is in a buffer of {root.buffer.buft.name}, and no backend for this "
                 f"buffer type can run {tensor.op.name}"
             )
         return backend_id, "1.dst"

@@ -57,7 +57,7 @@ class Scheduler:
         buffer_types: for the tensors of each backend; None: each backend's default.
         parallel: rotate through 4 copies of every input, so that the next graph can start while
             this one still runs.
-        op_offload: let backends take over ops whose weights lie in host memory (`offload_op`).
+        op_offload: let backends take over ops whose weights are in host memory (`offload_op`).
         memory: where compute buffers are allocated.
 
     Raises:
@@ -153,7 +153,7 @@ class Scheduler:
         graph is as it was before it was scheduled.
 
         Raises:
-            SchedulingError: no backend supports an op, or a tensor lies where its op cannot run.
+            SchedulingError: no backend supports an op, or a tensor is where its op cannot run.
             OutOfMemoryError: a compute buffer cannot grow; smaller graphs can still be scheduled.
             BackendError: a backend cannot compile its split, for instance because a node writes
                 into memory that the backend cannot use.
@@ -202,7 +202,7 @@ class Scheduler:
             elif scheduled.released:
                 why = "was scheduled again"
             else:
-                why = "lies in a buffer that has moved"
+                why = "is in a buffer that has moved"
             raise SchedulingError(f"graph {scheduled.graph.uid} {why}: allocate it again")
         self._executor.compute_async(scheduled)
 

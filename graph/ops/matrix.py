@@ -67,7 +67,7 @@ def flash_attn_ext(
     """Causal attention (arXiv 2205.14135) over a paged pool of keys and values (arXiv 2309.06180).
 
     Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to
-    positions j = 0..pos[t]; position j lies in cell
+    positions j = 0..pos[t]; position j is in cell
     pages[j // page_size, seq[t]] * page_size + j % page_size. Heads share K and V in groups of
     n_head / n_head_kv. For attention to this step's own tokens, k and v must be the results of the
     SET_ROWS that wrote them.

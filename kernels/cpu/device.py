@@ -3,7 +3,7 @@
     cpu = CpuDevice(n_threads=4)
     scheduler = Scheduler([cpu.init_backend()])
 
-Tensors lie in ordinary memory of the host. The backend is synchronous. Kernels are compiled ones,
+Tensors are in ordinary memory of the host. The backend is synchronous. Kernels are compiled ones,
 or NumPy's with LAMELLA_NO_JIT. Tested by tests/kernels/test_cpu_device.py.
 """
 

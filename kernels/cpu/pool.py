@@ -46,7 +46,7 @@ ONE_THREAD: Final = 2
 BARRIER: Final = 3  # wait for all threads before this entry
 ENTRY_WORDS: Final = 4
 
-# words of the block that the threads of a pool share; words of different writers lie in
+# words of the block that the threads of a pool share; words of different writers are in
 # different cache lines
 ARRIVED: Final = 0
 GENERATION: Final = 8

@@ -48,7 +48,7 @@ implements, implements_packed, fuses = OPS.implements, PACKED.implements, FUSERS
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """True if the tensor lies in a buffer of repacked weights."""
+    """True if the tensor is in a buffer of repacked weights."""
     buft = getattr(tensor.root.buffer, "buft", None)  # none yet, or memory without a type
     return bool(getattr(buft, "is_packed", False))
 

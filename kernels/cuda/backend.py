@@ -269,7 +269,7 @@ class CudaBackend(Backend):
         self.event_wait(self._ahead_tail)
 
     def _here(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Address:
-        """The address of bytes of a tensor, which must lie on this device."""
+        """The address of bytes of a tensor, which must be on this device."""
         buffer = buffer_of(tensor)
         assert isinstance(buffer, CudaBuffer) and buffer.gpu is self.gpu, f"{tensor!r} is elsewhere"
         return buffer.address + buffer._locate(

@@ -81,7 +81,7 @@ class Steps(Generic[CallT]):
         self._append(Step(node, call, tensors, slots, reads, writes))
 
     def scratch_layout(self, alignment: int) -> ScratchLayout:
-        """Where scratch memory and slots lie, at multiples of `alignment` bytes."""
+        """The places of scratch memory and slots, at multiples of `alignment` bytes."""
 
         def aligned(n: int) -> int:
             return -(-n // alignment) * alignment

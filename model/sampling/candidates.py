@@ -70,7 +70,7 @@ class Candidates:
 def _lower_bound(logits: F32Array, k: int) -> np.float32:
     """Return the k-th largest of the blocks' maxima, or -inf if there are fewer than k blocks.
 
-    At least k logits reach this bound. They usually lie in k blocks, so few other logits reach it.
+    At least k logits reach this bound. They are usually in k blocks, so few other logits reach it.
     """
     n_blocks = len(logits) // _BLOCK
     if k > n_blocks:

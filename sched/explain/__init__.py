@@ -1,4 +1,4 @@
-"""explain: where each part of a scheduled graph runs and lies, and why.
+"""explain: where each part of a scheduled graph is and runs, and why.
 
 - `record`: an explanation as plain values, and its JSON
 - `from_graph`: makes the record from a scheduled graph

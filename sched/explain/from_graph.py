@@ -32,7 +32,7 @@ from .record import (
 
 
 def explain(scheduled: ScheduledGraph) -> Explanation:
-    """The record of a graph: where its nodes run and lie and why, and the copies that they need."""
+    """The record of a graph: where its nodes are and run, why, and the copies that they need."""
     return _Explainer(scheduled).explain()
 
 

@@ -44,7 +44,7 @@ class Reasons:
     def _device(self, t: Tensor) -> str:
         return self._scheduled.backend_of(t).name
 
-    def _lies(self, t: Tensor, device: str) -> str:
+    def _where(self, t: Tensor, device: str) -> str:
         """The place of data that was allocated before: on a device, or in a buffer type."""
         name: str = t.root.buffer.buft.name
         return f"on {device}" if name == device else f"in {name}"
@@ -56,18 +56,18 @@ class Reasons:
         if not data:
             return "set by hand"
         names = list(dict.fromkeys(label(t) for t in data))
-        verb = "lies" if len(names) == 1 else "lie"
-        return f"set by hand; {_listed(names)} {verb} {self._lies(data[0], device)}"
+        verb = "is" if len(names) == 1 else "are"
+        return f"set by hand; {_listed(names)} {verb} {self._where(data[0], device)}"
 
     def _by_data(self, t: Tensor, device: str) -> str:
-        where = self._lies(t, device)
+        where = self._where(t, device)
         if t.op is Op.NONE and t.view_src is None:
-            return f"its data lies {where}"
+            return f"its data is {where}"
         verb = "looks at" if t.op in VIEW_OPS or t.op is Op.NONE else "writes into"
-        return f"it {verb} {label(t.root)}, which lies {where}"
+        return f"it {verb} {label(t.root)}, which is {where}"
 
     def _by_viewed(self, t: Tensor, device: str) -> str:
-        return f"it is a view of {label(t.root)}, which {device} can use where it lies"
+        return f"it is a view of {label(t.root)}, which {device} can use where it is"
 
     def _by_input(self, t: Tensor, device: str) -> str:
         return "it is an input of the graph, written by the host"
@@ -75,12 +75,12 @@ class Reasons:
     def _by_offload(self, t: Tensor, device: str) -> str:
         weights = next((o for o in map(self._original, t.src) if is_weight(o)), None)
         what = "its weights" if weights is None else f"its weights {label(weights)}"
-        return f"{what} lie in host memory, and {device} takes over the op for a batch this large"
+        return f"{what} are in host memory, and {device} takes over the op for a batch this large"
 
     def _by_weights(self, t: Tensor, device: str) -> str:
         j = int(self._scheduled.causes[t].removeprefix("1.wgt"))
         weights = self._original(t.src[j])
-        return f"its weights {label(weights)} lie {self._lies(weights, device)}"
+        return f"its weights {label(weights)} are {self._where(weights, device)}"
 
     def _by_neighbor(self, t: Tensor, device: str) -> str:
         found = self._neighbor(t)
@@ -163,7 +163,7 @@ _RULES: Final[dict[str, Callable[[Reasons, Tensor, str], str]]] = {
 
 
 def is_weight(t: Tensor) -> bool:
-    """True if a tensor lies in a buffer of weights."""
+    """True if a tensor is in a buffer of weights."""
     buffer = t.root.buffer
     return buffer is not None and buffer.usage is Usage.WEIGHTS
 

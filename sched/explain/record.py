@@ -1,4 +1,4 @@
-"""Explanations of scheduled graphs: plain values for where everything runs and lies, and why.
+"""Explanations of scheduled graphs: plain values for where everything is and runs, and why.
 
 `from_graph` makes them from a scheduled graph, `render` writes them as text. docs/scheduling.md
 describes their JSON; `VERSION` changes when a change would break programs that read it.
@@ -26,7 +26,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: `size` bytes from `offset` on in a buffer of this type.
+    """Where a tensor is: `size` bytes from `offset` on in a buffer of this type.
 
     `usage` is the buffer's. It is "compute" if the graph allocator planned the place; then `chunk`
     is the number of the buffer.

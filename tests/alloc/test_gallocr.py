@@ -238,7 +238,7 @@ kept_alive: list[object] = []  # buffers of tensors outside of the graph's memor
 SAME = {
     "the same again": net(),
     "fewer bytes": net(5),
-    "a leaf lies outside": net(kept=True),
+    "a leaf is outside": net(kept=True),
 }
 OTHER = {
     "more bytes": net(9),

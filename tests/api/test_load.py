@@ -214,7 +214,7 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
         model.generate([1] * 128)
     with pytest.raises(RequestError, match="no ids"):
         model.logits([])
-    with pytest.raises(RequestError, match=r"id 288 must lie in 0\.\.287"):
+    with pytest.raises(RequestError, match=r"id 288 must be 0 to 287"):
         model.logits([288])
     for ids in ([1.9], ["1"], [None], 7):
         with pytest.raises(RequestError, match="are not token ids"):

@@ -65,10 +65,10 @@ def test_changes() -> None:
         ("size", "4", "size is '4': must be a whole number"),
         ("size", True, "size is True: must be a whole number"),
         ("size", None, "size is None: must be a whole number"),
-        ("size", 0, "size is 0: must lie in 1..9"),
+        ("size", 0, "size is 0: must be 1 to 9"),
         ("is_on", 1, "is_on is 1: must be True or False"),
         ("mode", "c", "mode is 'c': must be one of a, b"),
-        ("limit", 10, "limit is 10: must lie in 0..9"),
+        ("limit", 10, "limit is 10: must be 0 to 9"),
         ("color", 1, "unknown option 'color'; options are names, limit, hidden, size, share"),
     ],
 )

@@ -137,12 +137,12 @@ def test_each_test_is_warmed_up_just_before_it_is_measured(
     [
         (["-p", "x"], "argument -p/--n-prompt: 'x' is not a whole number"),
         (["-p", "1,,2"], "argument -p/--n-prompt: '' is not a whole number"),
-        (["-n", "-1"], "argument -n/--n-gen: -1 must lie in 0..1048576"),
-        (["-npl", "1,0"], "argument -npl/--n-parallel: 0 must lie in 1..1024"),
+        (["-n", "-1"], "argument -n/--n-gen: -1 must be 0 to 1048576"),
+        (["-npl", "1,0"], "argument -npl/--n-parallel: 0 must be 1 to 1024"),
         (["-pg", "512"], "argument -pg: '512' must be two numbers, for example 512,128"),
-        (["-pg", "0,1"], "argument -pg: 0 must lie in 1..1048576"),
-        (["-t", "0"], "argument -t/--threads: 0 must lie in 1..512"),
-        (["-r", "0"], "argument -r/--repetitions: 0 must lie in 1..10000"),
+        (["-pg", "0,1"], "argument -pg: 0 must be 1 to 1048576"),
+        (["-t", "0"], "argument -t/--threads: 0 must be 1 to 512"),
+        (["-r", "0"], "argument -r/--repetitions: 0 must be 1 to 10000"),
         (["-p", "0", "-n", "0"], "nothing to test: -p and -n are 0, and -pg is not given"),
         (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
     ],
@@ -157,7 +157,7 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
     ("args", "complaint"),
     [
         (["-ctk", "q9"], "error: -ctk/--cache-type-k is 'q9': must be one of f32, f16"),
-        (["--poll", "101"], "error: --poll is 101: must lie in 0..100"),
+        (["--poll", "101"], "error: --poll is 101: must be 0 to 100"),
         (["-ot", "ffn=GPU"], "error: no memory is called 'GPU'; there are: CPU"),
     ],
 )

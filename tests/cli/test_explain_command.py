@@ -39,7 +39,7 @@ def test_a_decode_step_as_text(model: Path) -> None:
     assert re.fullmatch(r"graph: \d+ nodes, 1 split, 0 copies of 0 bytes", lines[1])
     assert lines[3].startswith("split 0: CPU, nodes 0..")
     (norm,) = [line for line in lines if " attn_norm-0 " in line and "MUL " in line]
-    assert norm.endswith("1.wgt1 its weights blk.0.attn_norm.weight lie on CPU")
+    assert norm.endswith("1.wgt1 its weights blk.0.attn_norm.weight are on CPU")
     assert max(map(len, lines)) <= COLUMNS
 
 
@@ -107,7 +107,7 @@ def test_experts_on_the_cpu(tmp_path: Path) -> None:
     experts = [n for n in found["nodes"] if n["op"] == "MUL_MAT_ID"]
     assert experts
     assert {n["device"] for n in experts} == {"CPU"}
-    assert all("_exps.weight lie on CPU" in n["why"] for n in experts)
+    assert all("_exps.weight are on CPU" in n["why"] for n in experts)
     assert found["n_splits"] >= 2 * TINY["mixtral"].n_layer
 
 

@@ -459,8 +459,8 @@ def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
         (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "CPU is given more than once"),
         (["-dev", "sim:0x"], "no device is called 'sim:0x'; there are: CPU, none"),
         (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
-        (["-c", "-1"], "-c/--ctx-size is -1: must lie in 0"),
-        (["-fitt", "-1"], "-fitt/--fit-target is -1: must lie in 0"),
+        (["-c", "-1"], "-c/--ctx-size is -1: must be 0 to"),
+        (["-fitt", "-1"], "-fitt/--fit-target is -1: must be 0 to"),
         (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f32, f16, bf16, q8_0"),
     ],
 )

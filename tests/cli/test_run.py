@@ -150,7 +150,7 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
         (["-m", "nowhere.gguf"], "nowhere.gguf"),
         (["-m", __file__], "not a GGUF"),
         (["-ctk", "q4_7"], "-ctk/--cache-type-k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
-        (["-t", "0"], "-t/--threads is 0: must lie in 1..512"),
+        (["-t", "0"], "-t/--threads is 0: must be 1 to 512"),
         (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
         (["-dev", "CUDA99"], "no device is called 'CUDA99'; there are: CPU, none, "),
         (
@@ -161,7 +161,7 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
             ["-sm", "row"],
             "-sm/--split-mode is 'row': must be one of layer, none; a layer is computed",
         ),
-        (["-mg", "-1"], "-mg/--main-gpu is -1: must lie in 0.."),
+        (["-mg", "-1"], "-mg/--main-gpu is -1: must be 0 to"),
         (["--top-k", "3", "--samplers", "top_k;magic"], "error: --samplers is 'magic', allowed: "),
         (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["-f", "model"], "error: model cannot be read"),  # a file named like a flag's field
@@ -174,7 +174,7 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
             "the context holds 4: shorten it, or make the context larger (-c) if the model was "
             "trained with more\n",
         ),
-        (["-ub", "0"], "-ub/--ubatch-size is 0: must lie in 1.."),
+        (["-ub", "0"], "-ub/--ubatch-size is 0: must be 1 to"),
     ],
 )
 def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> None:

@@ -19,7 +19,7 @@ from lamella.kernels.cuda.backend import CudaBackend
 
 
 def compute(backend: CudaBackend, node: Tensor, shift: int = 0) -> Array:
-    """The node's array; its sources, and what lies around it, must stay as they were.
+    """The node's array; its sources, and the memory around it, must stay as they were.
 
     Args:
         backend: of the device.
@@ -51,7 +51,7 @@ Copies = dict[int, tuple[Array, Buffer]]  # by id of the array
 
 @contextmanager
 def _on_device(backend: CudaBackend, tensors: list[Tensor]) -> Iterator[Copies]:
-    """Let tensors, and what they view, lie in copies of their arrays on the device."""
+    """Place tensors, and what they view, in copies of their arrays on the device."""
     moved = list(dict.fromkeys([*tensors, *(t.root for t in tensors)]))
     hosts = [t.buffer for t in moved]
     copies: Copies = {}

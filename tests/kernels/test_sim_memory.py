@@ -36,7 +36,7 @@ def test_the_host_cannot_access_it_in_place() -> None:
     assert not buffer.buft.is_host
     with pytest.raises(TensorAccessError, match="the host cannot read VRAM in place: copy it"):
         _ = buffer.memory
-    with pytest.raises(TensorAccessError, match=r"x\[4\] F32 lies in VRAM"):
+    with pytest.raises(TensorAccessError, match=r"x\[4\] F32 is in VRAM"):
         buffer.array(tensor)
 
 

@@ -180,7 +180,7 @@ def test_absurd_values_are_named(key: str, value: object, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.expert_used_count": 5}, r"expert_used_count is 5: must lie in 1\.\.4"),
+        ({"llama.expert_used_count": 5}, r"expert_used_count is 5: must be 1 to 4"),
         ({"llama.expert_used_count": 0}, r"expert_used_count is 0"),
     ],
 )

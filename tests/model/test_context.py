@@ -255,7 +255,7 @@ def test_an_invalid_index_is_an_error_and_the_context_stays_usable(opened: Open)
 
 def test_invalid_parameters_are_refused(opened: Open) -> None:
     for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_parallel", 0)):
-        with pytest.raises(RequestError, match=f"{name} is {value}: must lie in"):
+        with pytest.raises(RequestError, match=f"{name} is {value}: must be"):
             opened(**{name: value})
     with pytest.raises(RequestError, match="type_k is 'Q4_K': must be one of f32, f16, bf16, q8_0"):
         opened(type_k=GGMLType.Q4_K)

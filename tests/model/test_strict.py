@@ -119,7 +119,7 @@ def test_a_rebuilt_graph_is_an_error(
 def test_a_node_that_reads_uninitialized_memory_is_named(
     opened: Open, monkeypatch: pytest.MonkeyPatch, n_top: int
 ) -> None:
-    """Adds a tensor to the logits that lies in compute memory but is not an input."""
+    """Adds a tensor to the logits that is in compute memory but is not an input."""
 
     def reads_too_much(*args: Any) -> DecodeGraph:
         graph = build_graph(*args)

@@ -180,16 +180,16 @@ def test_sentences_name_what_decided() -> None:
     scheduler = Scheduler(null.backends)
     scheduler.set_tensor_backend(last, null.by_name["GPU0"])
     e = explain(scheduler.alloc_graph(Graph(last)))
-    assert why(e, "h") == ("1.wgt0", "its weights w lie on GPU0")
-    assert why(e, "y") == ("1.wgt0", "its weights v lie in HOST")
+    assert why(e, "h") == ("1.wgt0", "its weights w are on GPU0")
+    assert why(e, "y") == ("1.wgt0", "its weights v are in HOST")
     assert why(e, "act") == ("2.sup", "it follows h on GPU0, which supports it")
     assert why(e, "halves") == ("4.vsrc", "it is a view of h on GPU0")
     assert why(e, "last") == ("usr", "set by hand")
-    assert why(e, "w") == ("1.dst", "its data lies on GPU0")
+    assert why(e, "w") == ("1.dst", "its data is on GPU0")
     assert why(e, "x") == ("1.inp", "it is an input of the graph, written by the host")
     assert [s.why for s in e.splits] == [
         "it is the first",
-        "y runs on CPU, the split before on GPU0: its weights v lie in HOST",
+        "y runs on CPU, the split before on GPU0: its weights v are in HOST",
         "last runs on GPU0, the split before on CPU: set by hand",
     ]
 
@@ -221,7 +221,7 @@ def test_views() -> None:
     placed, free = ops.reshape(x, (4, 2)), ops.reshape(leaf(8, name="l"), (4, 2))
     y = ops.add(placed.named("placed"), free.named("free")).named("y")
     e = explain(Scheduler(null.backends).alloc_graph(Graph(y)))
-    assert why(e, "placed") == ("1.dst", "it looks at x, which lies in HOST")
+    assert why(e, "placed") == ("1.dst", "it looks at x, which is in HOST")
     assert why(e, "free") == ("4.vsrc", "it is a view of l on CPU")
     assert why(e, "l") == ("4.cur", "y, which reads it, is on CPU")
 
@@ -244,8 +244,8 @@ def test_a_cache_that_is_written_and_read() -> None:
     scheduler = Scheduler(null.backends)
     scheduler.set_tensor_backend(read, null.by_name["GPU0"])
     e = explain(scheduler.alloc_graph(Graph(read)))
-    assert why(e, "written") == ("1.dst", "it writes into cache, which lies on GPU0")
-    assert why(e, "read") == ("usr", "set by hand; cache lies on GPU0")
+    assert why(e, "written") == ("1.dst", "it writes into cache, which is on GPU0")
+    assert why(e, "read") == ("usr", "set by hand; cache is on GPU0")
     (facts,) = [leaf for leaf in e.leafs if leaf.name == "cache"]
     assert facts.kind == "data"
     assert facts.place is not None
@@ -260,7 +260,7 @@ def test_an_op_that_is_taken_over_from_the_host() -> None:
     e = explain(Scheduler(null.backends).alloc_graph(Graph(y)))
     assert why(e, "h") == (
         "1.off",
-        "its weights w lie in host memory, and GPU0 takes over the op for a batch this large",
+        "its weights w are in host memory, and GPU0 takes over the op for a batch this large",
     )
     assert e.splits[1].why == "w2 must be copied to GPU0, and the split before has inputs"
     assert [(c.source, c.kind, c.n_bytes) for c in e.copies] == [

@@ -34,7 +34,7 @@ def test_text_of_a_graph_over_two_devices() -> None:
         "  begins: it is the first",
         "  copies: r (input), 32 bytes from CPU",
         "   0 RESHAPE r [8] F32 CPU  4.vsrc it is a view of x on CPU",
-        "   1 MUL_MAT h [4] F32 GPU0 1.wgt0 its weights w lie on GPU0",
+        "   1 MUL_MAT h [4] F32 GPU0 1.wgt0 its weights w are on GPU0",
         "      <- w, r (copy)",
         "",
         "split 1: CPU, nodes 2..3, 2 computed",

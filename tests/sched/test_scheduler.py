@@ -82,7 +82,7 @@ def test_a_second_graph_with_more_nodes_over_one_scheduler() -> None:
 
     # the buffer has grown, so the first graph has lost its place; it can be scheduled again
     assert not scheduler.is_current(language)
-    with pytest.raises(SchedulingError, match="lies in a buffer that has moved: allocate it again"):
+    with pytest.raises(SchedulingError, match="is in a buffer that has moved: allocate it again"):
         scheduler.graph_compute(language)
     language = scheduler.alloc_graph(first)
     tensor_set(a, np.float32(5).tobytes())
@@ -396,7 +396,7 @@ def test_debug_prints_splits_and_causes(caplog: pytest.LogCaptureFixture) -> Non
         scheduler.alloc_graph(graph)
     assert "split 0: GPU0, nodes 0..0, 1 computed\n" in caplog.text
     assert "copies: x (input), 64 bytes from CPU\n" in caplog.text
-    assert "GPU0 1.wgt0 its weights blk.0.attn_q lie on GPU0\n" in caplog.text
+    assert "GPU0 1.wgt0 its weights blk.0.attn_q are on GPU0\n" in caplog.text
     assert "<- blk.0.attn_q, x (copy)\n" in caplog.text
     caplog.clear()
     scheduler.alloc_graph(graph)

@@ -1,7 +1,7 @@
 """Activations and gated units: UNARY and GLU, in vectors of floats.
 
 Exponentials are vectors.vexp, so the bits of an element depend on its own value alone.
-elementwise.py knows how operands lie in memory. Tested by tests/kernels/test_elementwise.py.
+elementwise.py knows the layout of operands in memory. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations

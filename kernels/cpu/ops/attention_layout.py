@@ -28,7 +28,7 @@ V_SIZE: Final = 9
 VECTOR: Final = 4 * LANES  # bytes
 
 # a thread's scratch memory, in bytes
-RUNS: Final = 0  # of rows that lie side by side: where a block's keys and values are
+RUNS: Final = 0  # of rows that are side by side: where a block's keys and values are
 RUNS_SIZE: Final = 32 * BLOCK  # and twice this, for those of the next block
 DOTS: Final = RUNS + 2 * RUNS_SIZE  # products of a tile: for 4 positions each 4 of each query
 FLOATS: Final = DOTS + TILE * 4 * BLOCK  # a block of K as floats, one of V, and the queries

@@ -159,7 +159,7 @@ def _weigh(p, query, first, n, size):
 
 @inlined
 def _multiply_one(query, at, n, k, k_step):
-    """Products of a query, which lies at byte `at` of its state, with `n` keys."""
+    """Products of a query, which is at byte `at` of its state, with `n` keys."""
     for j in range(0, n, LANES):
         s = _dots_1x16((query + at, k_step, k + j * k_step, k_step, k_step // VECTOR))
         store_f32x16(query + WEIGHTS + 4 * j, s)
@@ -226,7 +226,7 @@ def _own(query, first, n):
 
 @inlined
 def attend_block(p, query, count, first, n, k, v, temp):
-    """Let one query or four process `n` positions, whose keys and values lie at k and v."""
+    """Let one query or four process `n` positions, whose keys and values are at k and v."""
     step, k_step, v_step = query_size(p), k_size(p), v_size(p)
     at = step - k_step
     least, most = n, 0

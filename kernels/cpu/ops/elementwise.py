@@ -40,12 +40,12 @@ PIECE: Final = 1024  # elements at most that are computed at once
 
 # parameters of these kernels
 FLAT: Final = 0  # 1: no gaps and one shape, so that pieces need not be rows
-LAYOUT: Final = 1  # three words: how the node's elements lie, the first and second operand's
+LAYOUT: Final = 1  # three words: layout of the node's elements, of the first and second operand's
 SECOND: Final = 4  # which tensor is the second operand
 OFFSET: Final = 5  # two words: bytes from a row to the first and second operand's elements
 SCALARS: Final = 7  # two words: the op's own
 
-# how elements lie
+# layouts of elements
 DIRECT, F32, F16, BF16 = range(4)  # DIRECT: F32 without gaps
 _LAYOUTS: Final = {GGMLType.F32: F32, GGMLType.F16: F16, GGMLType.BF16: BF16}
 
@@ -92,12 +92,12 @@ def _wrapped(i, n):
 def fetch(p, operand, i, x, start, n, scratch):
     """Address of `n` floats: elements `start` ... of the piece of tensor `i` at `x`.
 
-    They lie there, or are copied to `scratch`; the elements of a shorter row are repeated.
+    They are there, or are copied to `scratch`; the elements of a shorter row are repeated.
     """
     layout, stride, row_size = int_param(p, LAYOUT + operand), nb(p, i, 0), ne(p, i, 0)
     if layout == DIRECT:
         return x + 4 * start
-    # a flat piece may lie across rows, which are then as long as the node's
+    # a flat piece may span rows, which are then as long as the node's
     k = start if int_param(p, FLAT) != 0 else start % row_size
     for j in range(n):
         at = x + stride * k

@@ -41,10 +41,10 @@ ALIAS: Final = 4096  # rows at multiples of this compete for the same places in 
 SMALL_WORK: Final = 1 << 16
 
 # parameters of all kernels here; from READER on those of `read_row` for the weights
-IN_PLACE: Final = 0  # whether the weights are used where they lie
+IN_PLACE: Final = 0  # whether the weights are used where they are
 GROUP: Final = 1  # rows of weights that are decoded at a time
 ROW_BYTES: Final = 2  # of a row of floats in scratch memory
-COLUMNS: Final = 3  # which prepared source the columns are; -1: they are used where they lie
+COLUMNS: Final = 3  # which prepared source the columns are; -1: they are used where they are
 DOTS: Final = 4  # address of `dot_tiles`
 READER: Final = 5
 

@@ -1,6 +1,6 @@
 """Weights repacked for the CPU's matrix products.
 
-Sixteen rows lie side by side, so that one vector holds the same few values of each. A product of 16
+Sixteen rows are side by side, so that one vector holds the same few values of each. A product of 16
 rows with a column needs no sum across lanes. Quantised weights are multiplied as integers, by
 activations that are quantised once for all readers. Importing this fills the table of packed ops.
 """

@@ -117,7 +117,7 @@ class RepackBuffer(Buffer):
             )
         if size != tensor.nbytes:
             raise TensorAccessError(
-                f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: what lies in "
+                f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: what is in "
                 f"{self.buft.name} is written as a whole"
             )
         step, first = form.bytes_of(tensor.ne[0], tensor.ne[1]), self.memory.ctypes.data + begin

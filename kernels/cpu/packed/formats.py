@@ -2,7 +2,7 @@
 
 A record is a block of each of 16 rows. The records of a group of 16 rows follow one another, then
 comes the next group. In a record, the units of a field (2 bytes of a scale, 4 bytes of values) of
-all rows lie side by side. Only bytes move, so a record has the size of its 16 blocks, and packing
+all rows are side by side. Only bytes move, so a record has the size of its 16 blocks, and packing
 can be undone. Missing rows of the last group are zeros.
 Tested by tests/kernels/test_cpu_packed_formats.py.
 """
@@ -123,8 +123,8 @@ FORMATS: Final[dict[GGMLType, Format]] = {
 
 
 def format_of(t: Tensor) -> Format | None:
-    """The format of a tensor; None if its type has none, or if it is a view: the bytes of a part do
-    not lie together."""
+    """The format of a tensor; None if its type has none, or if it is a view, since
+    the bytes of a part are not together."""
     return FORMATS.get(t.type) if t.view_src is None else None
 
 

@@ -1,7 +1,7 @@
 """Tiles: 16 rows of packed weights times 1, 4, 8 or 16 columns, all sums in registers.
 
 A column's sums are added in one order in tiles of any width, so its bits do not depend on other
-columns. Columns lie in tiles, too: for a block of 32 values, a tile of `width` columns has
+columns. Columns are in tiles, too: for a block of 32 values, a tile of `width` columns has
 
     width * 32     int8 values, 32 for each column
     width          float32 scales d

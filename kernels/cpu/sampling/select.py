@@ -1,7 +1,7 @@
 """The largest logits of a vocabulary in linear time: maxima of groups, a bound, a sort of few.
 
-The logits lie in N_GROUPS groups. If k of the groups' maxima reach a bound, at least k logits do,
-and rarely many more: they mostly lie in different groups. Bisection finds the bound: one
+The logits are in N_GROUPS groups. If k of the groups' maxima reach a bound, at least k logits do,
+and rarely many more: they are mostly in different groups. Bisection finds the bound: one
 instruction counts 16 maxima.
 Tested by tests/model/test_sampling_native.py.
 """

@@ -52,7 +52,7 @@ def _loop(
 
 
 def _rows(b: Any, address: Any, step: Any, n: int) -> list[Any]:
-    """Addresses of `n` rows that lie `step` bytes apart."""
+    """Addresses of `n` rows that are `step` bytes apart."""
     return [b.add(address, b.mul(step, _I64(i))) for i in range(n)]
 
 
@@ -136,7 +136,7 @@ def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
 def dots(n_x: int, n_y: int, n_sums: int = N_SUMS) -> Any:
     """A function of (x, x_step, y, y_step, n): products of `n_x` rows with `n_y`, 16 in all.
 
-    Rows lie `step` bytes apart and are `n` vectors long, one or more. Lane n_y * i + j is the
+    Rows are `step` bytes apart and are `n` vectors long, one or more. Lane n_y * i + j is the
     product of row i of x with row j of y: element d is added in lane d mod 16, then as by `hsum`.
     """
     assert n_x * n_y == LANES, f"{n_x} * {n_y} products"
@@ -181,7 +181,7 @@ def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
     """A function of (y, w, step, v, v_step, n): to `n_w` rows y, `n_v` vectors of them, add rows v.
 
     Row i of y gets element j of row i of w times row j of v, for j = 0..n - 1 in this order; n is
-    at least 1. Rows of y and of w lie `step` bytes apart, those of v `v_step`.
+    at least 1. Rows of y and of w are `step` bytes apart, those of v `v_step`.
     """
     kind = types.UniTuple(types.int64, 6)
     return vector_function(types.void, (kind,), _add_rows(n_w, n_v, n_sums))
