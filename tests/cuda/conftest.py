@@ -1,11 +1,11 @@
-"""The GPUs of these tests: with --cuda the machine's own, else emulated ones."""
+"""The GPUs of these tests: real ones with --cuda, otherwise emulated ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from gpus import Gpus, played_gpus, real_gpus
+from gpus import Gpus, emulated_gpus, real_gpus
 from model_files import ModelFiles
 
 
@@ -14,7 +14,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[Gpus]:
     if request.config.getoption("--cuda"):
         yield real_gpus()
         return
-    with played_gpus() as found:
+    with emulated_gpus() as found:
         yield found
 
 

@@ -1,4 +1,4 @@
-"""Op cases of the sizes that models have, for a real GPU: too large for the emulated one."""
+"""Op cases of real models' sizes, for a real GPU: too large for an emulated one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _attention() -> Iterator[OpCase]:
 
 
 def _attend(t: Tokens, head_dim: int, type: GGMLType, n: int) -> Tensor:
-    """The last tokens of one sequence and, of every fifth, the first ones of another."""
+    """The last tokens of a sequence; every fifth token is one of the first of another sequence."""
     n_pages = DEPTH // 32 + 1
     other = np.arange(n) % 5 == 4
     pos = np.where(other, 0, DEPTH - n) + np.arange(n)

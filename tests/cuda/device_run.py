@@ -1,7 +1,7 @@
-"""For the tests of a GPU: one node computed by a backend in its device's memory, between guards.
+"""Computes a node by a backend in its device's memory, between guard bytes, for the GPU's tests.
 
-The node's tensors are those of `reference_run`: with data of the host, which is copied to the
-device, computed there, and read back.
+The node's tensors are those of `reference_run`, with host data. Data is copied to the device,
+computed there, and read back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lamella.kernels.cuda.backend import CudaBackend
 
 
 def compute(backend: CudaBackend, node: Tensor, shift: int = 0) -> Array:
-    """The node's array; its sources, and the memory around it, must stay as they were.
+    """Compute a node and return its array. Its sources and the bytes around it must not change.
 
     Args:
-        backend: of the device.
-        node: what to compute; its sources get their data from the reference kernels.
+        backend: a backend of the device.
+        node: the node; the reference kernels compute its sources.
         shift: bytes off the alignment.
     """
     assert backend.supports_op(node), f"{node!r} is not supported"
@@ -39,7 +39,7 @@ def compute(backend: CudaBackend, node: Tensor, shift: int = 0) -> Array:
     for key, (array, after) in now.items():
         if key == id(host):
             assert (after[: root.offset] == GUARD).all(), f"{node}: bytes before it were written"
-            assert (after[end:] == GUARD).all(), f"{node}: bytes behind it were written"
+            assert (after[end:] == GUARD).all(), f"{node}: bytes after it were written"
             array[:] = after
         else:
             assert (after == array).all(), f"{node}: a source was written"
@@ -51,7 +51,7 @@ Copies = dict[int, tuple[Array, Buffer]]  # by id of the array
 
 @contextmanager
 def _on_device(backend: CudaBackend, tensors: list[Tensor]) -> Iterator[Copies]:
-    """Place tensors, and what they view, in copies of their arrays on the device."""
+    """Move tensors and their roots to copies of their arrays on the device, in the block."""
     moved = list(dict.fromkeys([*tensors, *(t.root for t in tensors)]))
     hosts = [t.buffer for t in moved]
     copies: Copies = {}

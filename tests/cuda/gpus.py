@@ -1,6 +1,6 @@
-"""For the tests of a GPU: the machine's own with --cuda, else emulated ones.
+"""The GPUs of tests: real ones with --cuda, otherwise emulated ones.
 
-The same checks run on both: a test asks `gpus.pick` for the size that suits.
+The same checks run on both: a test gets the right size from `gpus.pick`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lamella.kernels.cuda.registry import CudaRegistry, find_cuda, open_cuda
 T = TypeVar("T")
 
 EMULATED_MEMORY = 2**28
-DRIVER_BYTES = 2**27  # that a real driver takes as it goes: for kernels, graphs, and in pieces
-KEPT = ("streams", "graphs", "allocations", "host allocations")  # what tests must have freed
+DRIVER_BYTES = 2**27  # a real driver allocates them over time, for kernels, graphs and granularity
+TO_FREE = ("streams", "graphs", "allocations", "host allocations")  # objects that tests must free
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Gpus:
         return self.devices[0]
 
     def two(self) -> Sequence[CudaDevice]:
-        """Two devices; skips the test where there is one."""
+        """Two devices. Skips the test if there is one."""
         if len(self.devices) < 2:
             pytest.skip("there is only one GPU")
         return self.devices[:2]
@@ -51,7 +51,7 @@ class Gpus:
 
 
 def real_gpus() -> Gpus:
-    """The machine's; where there are none, that is the end."""
+    """The machine's GPUs. Ends pytest if there are none."""
     registry = find_cuda()
     if not registry.devices():
         pytest.exit(f"--cuda: there is no CUDA device: {registry.reason}", returncode=1)
@@ -59,14 +59,13 @@ def real_gpus() -> Gpus:
 
 
 @contextmanager
-def played_gpus(
+def emulated_gpus(
     n_gpus: int = 2,
     memory: int = EMULATED_MEMORY,
     reverse: bool = False,
     seed: int | None = None,
 ) -> Iterator[Gpus]:
-    """Emulated ones; skips the test without a compiler for them. In the end nothing may be left on
-    them."""
+    """Emulated GPUs, which must be empty at the end. Skips the test without a C++ compiler."""
     if needs_compiler.args[0]:
         pytest.skip(needs_compiler.kwargs["reason"])
     driver = GridDriver(n_gpus, memory, reverse=reverse, seed=seed)
@@ -79,14 +78,14 @@ def played_gpus(
 
 
 def assert_empty(gpu: GridGpu) -> None:
-    """Nothing has been left on an emulated device."""
-    left = {kind: n for kind, n in gpu.live.items() if n and kind in KEPT}
+    """Check that all objects on an emulated device are freed."""
+    left = {kind: n for kind, n in gpu.live.items() if n and kind in TO_FREE}
     assert not left, f"{gpu.info.name}: {left} are left"
 
 
 @contextmanager
 def leaves_nothing(device: CudaDevice) -> Iterator[None]:
-    """What is taken on a device meanwhile must be given back; kernels stay loaded."""
+    """Check that the block frees all that it allocates on a device; kernels stay loaded."""
     gc.collect()
     used, free, live = device.buffer_type.used, device.memory()[0], _live(device)
     yield
@@ -97,7 +96,7 @@ def leaves_nothing(device: CudaDevice) -> Iterator[None]:
 
 
 def _live(device: CudaDevice) -> dict[str, int]:
-    """The objects on a device, if it is emulated."""
+    """The objects on an emulated device; empty for a real one."""
     if not isinstance(device.gpu, GridGpu):
         return {}
-    return {kind: n for kind, n in device.gpu.live.items() if kind in KEPT}
+    return {kind: n for kind, n in device.gpu.live.items() if kind in TO_FREE}

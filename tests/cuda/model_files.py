@@ -1,4 +1,4 @@
-"""For the tests of whole models on a GPU: random models in files, which may be large."""
+"""Files of random models, which may be large, for the tests of whole models on a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lamella.graph import GGMLType
 TYPES: Final = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
 )
-# more than two blocks of 256, whose order counts; a vocabulary of more than twice 256, so that the
-# largest logits are found
+# more than two blocks of 256, whose order matters; a vocabulary of more than twice 256, so that the
+# device finds the largest logits
 SMALL: Final = Shape(n_embd=256, n_ff=768, n_layer=2, n_head=4, n_head_kv=2, n_vocab=600)
 DEEP: Final = Shape(n_embd=64, n_ff=96, n_layer=5, n_head=4, n_head_kv=2, n_vocab=600)
 KNOWN: Final = {**SHAPES, "small": SMALL, "deep": DEEP, "thin": replace(DEEP, n_layer=1)}
@@ -37,13 +37,13 @@ class ModelFiles:
         return path
 
     def tiny(self, name: str, type: str) -> Path:
-        """A tiny model of some architecture (tests/model/tiny_models.py)."""
+        """A tiny model of an architecture (tests/model/tiny_models.py)."""
         path = self._folder / f"{name}-{type}.gguf"
         if not path.exists():
             tiny_models.write_model(tiny_models.TINY[name], path, GGMLType[type])
         return path
 
     def remove(self) -> None:
-        """Remove all there are."""
+        """Remove all files."""
         for path in self._folder.glob("*.gguf"):
             path.unlink()

@@ -1,4 +1,4 @@
-"""For the tests of whole models on a GPU: opened, computed, compared."""
+"""Opens models, computes logits and compares them, for the tests of whole models on a GPU."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lamella.sched.split import Split
 
 F32Array = npt.NDArray[np.float32]
 
-N_UBATCH = 64  # enough for all kernels, and few graphs
-MOST_DIVERGENCE = 1e-3  # of the logits' distribution from that of the CPU
+N_UBATCH = 64  # enough for all kernels, with few graphs
+MOST_DIVERGENCE = 1e-3  # between the GPU's and the CPU's distribution of tokens
 
 
 @cache
 def cpu() -> CpuDevice:
-    """The processor, for all tests."""
+    """The CPU, shared by all tests."""
     return CpuDevice()
 
 
@@ -49,7 +49,7 @@ def opened(
     kv_offload: bool = True,
     **params: Any,
 ) -> Iterator[Context]:
-    """A model at work; `params` are those of the context."""
+    """A context of a model; `params` are its parameters."""
     defaults: dict[str, Any] = {"n_ctx": 256, "n_ubatch": N_UBATCH}
     how = {"op_offload": op_offload, "kv_offload": kv_offload}
     with (
@@ -60,13 +60,13 @@ def opened(
 
 
 def some_tokens(context: Context, n: int, seed: int = 0) -> list[int]:
-    """Random tokens that the model has."""
+    """Random tokens of the model's vocabulary."""
     drawn = np.random.default_rng(seed).integers(0, context.n_vocab, n)
     return [int(token) for token in drawn]
 
 
 def decode(context: Context, *runs: tuple[KVSequence, Sequence[int]]) -> F32Array:
-    """The logits after each token of each run, which continue their sequences, in one batch."""
+    """Append runs to their sequences in one batch. Return the logits after each token."""
     batch = Batch()
     for seq, tokens in runs:
         pos = seq.length
@@ -76,8 +76,8 @@ def decode(context: Context, *runs: tuple[KVSequence, Sequence[int]]) -> F32Arra
 
 
 def logits_of(context: Context, tokens: Sequence[int], *chunks: int) -> F32Array:
-    """The logits after each token of a new sequence; computed in chunks of these sizes, the last
-    of which is used until the end."""
+    """The logits after each token of a new sequence, computed in chunks of these sizes; the last
+    size repeats."""
     seq = context.pool.new_sequence()
     parts, begin = [], 0
     sizes = list(chunks) or [len(tokens)]
@@ -90,7 +90,7 @@ def logits_of(context: Context, tokens: Sequence[int], *chunks: int) -> F32Array
 
 
 def greedy(context: Context, prompt: Sequence[int], n: int) -> list[int]:
-    """The `n` likeliest tokens after a prompt, one at a time."""
+    """The `n` tokens after a prompt; each is the likeliest one."""
     seq = context.pool.new_sequence()
     tokens, found = list(prompt), list[int]()
     while len(found) < n:
@@ -113,6 +113,6 @@ def _log_probs(logits: F32Array) -> npt.NDArray[np.float64]:
 
 
 def splits_of(context: Context, n_tokens: int) -> list[Split]:
-    """The splits of a graph for so many tokens, each with an output, that has been computed."""
+    """The splits of the context's graph for `n_tokens` tokens, each with an output."""
     found = (g for (p, _), g in context._graphs.items() if p.n_tokens == p.n_outputs == n_tokens)
     return next(found).scheduled.splits

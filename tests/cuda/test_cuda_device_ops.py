@@ -1,7 +1,7 @@
-"""Single ops on a GPU, through its backend: right, within their memory, the same bits each time and
-in every batch, and bad ones leave the device usable.
+"""Single ops on a GPU, through its backend: right, within their memory, with the same bits each
+time and in every batch. Failing ones leave the device usable.
 
-With --cuda all op cases, and others of the sizes that models have.
+--cuda runs all op cases, and others of real models' sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import reference_run
 from cuda_cases import limit_of, parts_of, supported_cases
 from device_cases import large_cases
-from gpus import Gpus, played_gpus
+from gpus import Gpus, emulated_gpus
 from op_cases import OpCase, op_cases, rows
 from reference_run import Array, ids, relative_error, values_of
 
@@ -25,7 +25,7 @@ from lamella.kernels.cuda.backend import CudaBackend
 from lamella.kernels.cuda.table import OPS, CudaCall, CudaKernel, CudaSource
 from lamella.kernels.plan.op_table import Implementation
 
-SAMPLE = 12  # without --cuda one case of so many: tests/kernels/test_ops.py has them all
+SAMPLE = 12  # without --cuda, one case of 12: tests/kernels/test_ops.py has them all
 
 
 def cases(is_real: bool) -> Sequence[OpCase]:
@@ -80,10 +80,10 @@ def test_bits_do_not_depend_on_the_batch(backend: CudaBackend, token_case: OpCas
             assert (token_bits(backend, case, part) == whole[part]).all(), part
 
 
-def test_bits_do_not_depend_on_which_threads_come_first(gpus: Gpus, backend: CudaBackend) -> None:
+def test_bits_do_not_depend_on_the_order_of_threads(gpus: Gpus, backend: CudaBackend) -> None:
     if gpus.is_real:
-        pytest.skip("a real device has an order of its own")
-    with played_gpus(n_gpus=1, reverse=True) as others:
+        pytest.skip("a real device has its own order")
+    with emulated_gpus(n_gpus=1, reverse=True) as others:
         other = others.first.init_backend()
         for case in cases(False)[:20]:
             first = device_run.compute(backend, case.node())
@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_which_threads_come_first(gpus: Gpus, backend: Cud
         other.free()
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 def test_a_bad_index_is_an_error_and_the_device_goes_on(backend: CudaBackend) -> None:
@@ -109,7 +109,7 @@ def test_a_bad_index_is_an_error_and_the_device_goes_on(backend: CudaBackend) ->
     ["this is no kernel", '#include "device.cuh"\nKERNEL(other, 32, 1) {}\n'],
     ids=["broken", "another one"],
 )
-def test_a_kernel_that_cannot_be_had_leaves_the_device_usable(
+def test_a_kernel_that_does_not_compile_leaves_the_device_usable(
     backend: CudaBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     path = tmp_path / "odd.cu"
@@ -149,7 +149,7 @@ def assert_works(backend: CudaBackend) -> None:
     np.testing.assert_allclose(values_of(node), 2 * values_of(rows([0, 1], 64)))
 
 
-def test_types_that_weights_have_are_all_there(gpus: Gpus) -> None:
+def test_all_common_weight_types_are_supported(gpus: Gpus) -> None:
     x = rows([0, 1], 256)
     types = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16"]
     for type in types:

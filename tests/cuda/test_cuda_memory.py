@@ -1,5 +1,5 @@
-"""A GPU whose memory is too small: an error that says where and how much, all of it given back, and
-the next smaller one works."""
+"""A GPU whose memory is too small: the error names the device and the bytes, all memory is freed,
+and a smaller request works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gpus import Gpus, leaves_nothing, played_gpus, real_gpus
+from gpus import Gpus, emulated_gpus, leaves_nothing, real_gpus
 from model_files import ModelFiles
 from model_run import loaded, logits_of, opened, some_tokens
 
@@ -21,16 +21,16 @@ from lamella.model.params import ContextParams
 pytestmark = pytest.mark.timeout(900)
 
 MIB = 2**20
-SMALLEST = 4096  # bytes that are worth taking
+SMALLEST = 4096  # bytes of the smallest filler
 
 
 @pytest.fixture(scope="module")
 def gpus(request: pytest.FixtureRequest) -> Iterator[Gpus]:
-    """Emulated ones have little memory: it takes time to take the rest."""
+    """Emulated GPUs have little memory: filling more takes time."""
     if request.config.getoption("--cuda"):
         yield real_gpus()
         return
-    with played_gpus(n_gpus=1, memory=8 * MIB) as found:
+    with emulated_gpus(n_gpus=1, memory=8 * MIB) as found:
         yield found
 
 
@@ -41,14 +41,14 @@ def path(gpus: Gpus, files: ModelFiles) -> Path:
 
 @contextmanager
 def leaving(device: CudaDevice, n_free: int) -> Iterator[None]:
-    """Let at most so many bytes be free, and not much less."""
+    """Leave at most `n_free` bytes free in the block, and only slightly less."""
     fillers: list[Buffer] = []
     piece = device.memory()[0]
     try:
         while piece >= SMALLEST and (more := device.memory()[0] - n_free) > 0:
             try:
                 fillers.append(device.buffer_type.alloc_buffer(min(piece, more)))
-            except OutOfMemoryError:  # it is not free in one piece
+            except OutOfMemoryError:  # not free in one piece
                 piece //= 2
         yield
     finally:
@@ -57,7 +57,7 @@ def leaving(device: CudaDevice, n_free: int) -> Iterator[None]:
 
 
 def check(error: OutOfMemoryError, device: CudaDevice, n_free: int) -> None:
-    """It names the device, the bytes that were wanted, and those that are free."""
+    """Check that the error names the device, the requested bytes, and the free ones."""
     assert error.where == device.name
     assert error.free is not None
     assert error.free < error.wanted
@@ -70,7 +70,7 @@ def logits(path: Path, device: CudaDevice, n_gpu_layers: int = -1) -> bytes:
         return logits_of(context, some_tokens(context, 40), 33, 1).tobytes()
 
 
-def test_a_model_that_is_too_large_and_fewer_of_its_layers(gpus: Gpus, path: Path) -> None:
+def test_a_model_that_is_too_large_then_fewer_layers(gpus: Gpus, path: Path) -> None:
     gpu, n_free = gpus.first, path.stat().st_size // 2
     with leaves_nothing(gpu), leaving(gpu, n_free):
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_model_that_is_too_large_and_fewer_of_its_layers(gpus: Gpus, path: Pat
                 assert gpu in model.devices
 
 
-def test_a_pool_that_is_too_large_and_a_smaller_one(gpus: Gpus, path: Path) -> None:
+def test_a_pool_that_is_too_large_then_a_smaller_one(gpus: Gpus, path: Path) -> None:
     gpu = gpus.first
     expected = logits(path, gpu)
     with leaves_nothing(gpu), loaded(path, [gpu]) as model:
@@ -91,7 +91,7 @@ def test_a_pool_that_is_too_large_and_a_smaller_one(gpus: Gpus, path: Path) -> N
         n_bytes = sum(2 * (hp.n_embd_k(il) + hp.n_embd_v(il)) for il in range(hp.n_layer))
         with leaves_nothing(gpu):
             for n_ctx in (2 * n_free // n_bytes, n_free // n_bytes):
-                # all of it at once; then without room for anything else
+                # the pool alone is too large; then it fits, but nothing else does
                 with pytest.raises(OutOfMemoryError) as caught:
                     Context(model, ContextParams(n_ctx=n_ctx))
                 check(caught.value, gpu, n_free)
@@ -102,7 +102,7 @@ def test_a_pool_that_is_too_large_and_a_smaller_one(gpus: Gpus, path: Path) -> N
 
 
 def test_memory_of_any_size_is_too_small_or_enough(gpus: Gpus, path: Path) -> None:
-    """Whatever it is that does not fit: weights, keys and values, compute buffers, scratch."""
+    """Whatever does not fit: weights, keys and values, compute buffers, scratch memory."""
     gpu = gpus.first
     expected = logits(path, gpu)
     largest = gpus.pick(2048 * MIB, 4 * MIB)
@@ -118,7 +118,7 @@ def test_memory_of_any_size_is_too_small_or_enough(gpus: Gpus, path: Path) -> No
                 except OutOfMemoryError as e:
                     check(e, gpu, n_free)
                     worked.append(False)
-    assert worked == sorted(worked), "a size was enough, a larger one was not"
+    assert worked == sorted(worked), "a size was enough, but a larger one was not"
     assert not worked[0] and worked[-1]
     assert logits(path, gpu) == expected
 

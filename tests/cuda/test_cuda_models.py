@@ -1,5 +1,5 @@
-"""Whole models on a GPU: near the CPU's results, on no other device, with the same bits in every
-batch, chunk and size of graph."""
+"""Whole models on a GPU: near the CPU's results, computed by no other device, with the same bits in
+every batch, chunk and size of graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
-from gpus import Gpus, played_gpus
+from gpus import Gpus, emulated_gpus
 from model_files import TYPES, ModelFiles
 from model_run import (
     MOST_DIVERGENCE,
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def assert_all_on(gpus: Gpus, context: Context) -> None:
-    """All graphs have the two splits that embeddings on the CPU need, and no more."""
+    """Check that all graphs have only two splits: the CPU's embeddings, and the GPU's."""
     for graph in context._graphs.values():
         splits = graph.scheduled.splits
         assert [s.backend.name for s in splits] == ["CPU", gpus.first.name]
@@ -60,7 +60,7 @@ def assert_all_on(gpus: Gpus, context: Context) -> None:
 
 
 @pytest.mark.parametrize("name", [*STORIES, *TINY])
-def test_models_from_outside_against_their_goldens_and_the_cpu(gpus: Gpus, name: str) -> None:
+def test_shared_models_match_their_goldens_and_the_cpu(gpus: Gpus, name: str) -> None:
     type = GGMLType.F32 if name in TINY else GGMLType.F16
     path = model_path(name)
     params: dict[str, Any] = {"type_k": type, "type_v": type}
@@ -86,7 +86,7 @@ def test_greedy_tokens_are_the_golden_ones(gpus: Gpus, name: str) -> None:
             assert greedy(context, case["prompt_tokens"], len(expected)) == expected
 
 
-# the others differ in how positions are scaled, in tied or in more biases
+# the other architectures differ in the scaling of positions, in tied weights or in more biases
 KINDS: Final = ("llama", "mixtral", "qwen2", "qwen3", "qwen3moe")
 
 
@@ -127,7 +127,7 @@ def test_random_models_of_every_type(gpus: Gpus, files: ModelFiles, shape: str, 
 
 
 def batched(context: Context, tokens: list[int], others: int) -> F32Array:
-    """As `logits_of`, token by token, in batches with other sequences."""
+    """Like `logits_of`, token by token, in batches with other sequences."""
     seq = context.pool.new_sequence()
     beside = [context.pool.new_sequence() for _ in range(others)]
     rows = []
@@ -160,7 +160,7 @@ def test_bits_depend_neither_on_chunks_nor_on_other_sequences(
 
 
 def test_bits_of_long_sequences(gpus: Gpus, files: ModelFiles) -> None:
-    """In several partitions of attention, which are of 256 positions, and whose order counts."""
+    """Attention has several partitions of 256 positions, whose order matters."""
     n = gpus.pick(900, 530)
     path = files.random(gpus.pick("0.5b", "thin"), "Q4_0")
     with opened(path, gpus.devices[:1], n_ctx=1024, n_ubatch=512) as context:
@@ -182,10 +182,10 @@ def test_fused_chains_change_no_bits(gpus: Gpus, files: ModelFiles) -> None:
         assert found[0][0] == found[0][1]
 
 
-def test_bits_do_not_depend_on_which_threads_come_first(gpus: Gpus, files: ModelFiles) -> None:
+def test_bits_do_not_depend_on_the_order_of_threads(gpus: Gpus, files: ModelFiles) -> None:
     if gpus.is_real:
-        pytest.skip("a real device has an order of its own")
-    with played_gpus(n_gpus=1, reverse=True) as others:
+        pytest.skip("a real device has its own order")
+    with emulated_gpus(n_gpus=1, reverse=True) as others:
         for path in (files.random("small", "Q4_0"), files.tiny("mixtral", "F16")):
             with opened(path, gpus.devices[:1]) as a, opened(path, others.devices) as b:
                 tokens = some_tokens(a, 40)
@@ -194,7 +194,7 @@ def test_bits_do_not_depend_on_which_threads_come_first(gpus: Gpus, files: Model
                     assert logits_of(b, tokens, *chunks).tobytes() == first.tobytes()
 
 
-# --- when it is compiled, and what goes wrong ---
+# --- compiling, and errors ---
 
 
 @pytest.mark.parametrize("type", ["Q4_0", "F16"])
@@ -202,7 +202,7 @@ def test_nothing_is_compiled_once_a_context_is_open(
     gpus: Gpus, files: ModelFiles, type: str
 ) -> None:
     with ExitStack() as stack:
-        fresh = gpus if gpus.is_real else stack.enter_context(played_gpus(n_gpus=1))
+        fresh = gpus if gpus.is_real else stack.enter_context(emulated_gpus(n_gpus=1))
         for path in (files.random(gpus.pick("0.5b", "deep"), type), files.tiny("mixtral", type)):
             with opened(path, fresh.devices[:1], n_parallel=8) as context:
                 modules = set(fresh.first.library._modules)
@@ -215,7 +215,7 @@ def test_nothing_is_compiled_once_a_context_is_open(
 
 
 def test_a_bad_token_is_an_error_and_the_context_goes_on(gpus: Gpus, files: ModelFiles) -> None:
-    """With the embeddings on the device, too."""
+    """Even with the embeddings on the device."""
     gpu = gpus.first
     overrides = (("token_embd", gpu.buffer_type),)
     with (

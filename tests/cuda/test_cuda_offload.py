@@ -1,4 +1,4 @@
-"""Models only partly on a GPU, on two GPUs, and two contexts at once on one."""
+"""Models partly on a GPU, models on two GPUs, and two contexts at once on one GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gpus import Gpus, played_gpus
+from gpus import Gpus, emulated_gpus
 from matrix import combinations
 from model_files import KNOWN, ModelFiles
 from model_run import (
@@ -28,7 +28,7 @@ from lamella.sched.backend import Device
 
 pytestmark = pytest.mark.timeout(900)
 
-SHAPES = {True: "0.5b", False: "deep"}  # of real GPUs, of emulated ones
+SHAPES = {True: "0.5b", False: "deep"}  # for real and for emulated GPUs
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,7 +43,7 @@ def random_model(gpus: Gpus, files: ModelFiles, type: str = "Q4_0") -> Path:
 
 
 def products_on_cpu(context: Context, n_tokens: int) -> bool:
-    """Whether the CPU computes products in the graph for so many tokens."""
+    """Whether the CPU computes products in the graph for `n_tokens` tokens."""
     nodes = [(s.backend.name, n.op) for s in splits_of(context, n_tokens) for n in s.graph.nodes]
     assert Op.MUL_MAT in {op for _, op in nodes}
     return ("CPU", Op.MUL_MAT) in nodes
@@ -65,11 +65,11 @@ def test_every_number_of_layers(
         large, small = logits_of(context, tokens), logits_of(context, tokens, 40, 1)
         for logits in (large, small):
             assert divergence(logits, expected) <= MOST_DIVERGENCE
-        # weights that the CPU keeps come to the device for many tokens, if they may
+        # with op offload, the device computes large batches with copies of the CPU's weights
         some_on_cpu = n_layers_on_gpu <= context.model.hp.n_layer
         assert products_on_cpu(context, 1) is some_on_cpu
         assert products_on_cpu(context, 64) is (some_on_cpu and not op_offload)
-        # and, streaming beside the work, give the same bits each time
+        # copied during the work, they give the same bits each time
         other = logits_of(context, tokens[::-1])
         for _ in range(gpus.pick(5, 1)):
             assert logits_of(context, tokens).tobytes() == large.tobytes()
@@ -133,9 +133,9 @@ def test_two_gpus_and_the_cpu(gpus: Gpus, files: ModelFiles) -> None:
 
 
 def test_the_order_of_streams_does_not_matter(gpus: Gpus, files: ModelFiles) -> None:
-    """What is copied, ahead of work or between devices, waits for what it must and no other."""
+    """Copies, ahead of work or between devices, wait for all the work that they depend on."""
     if gpus.is_real:
-        pytest.skip("a real device has an order of its own")
+        pytest.skip("a real device has its own order")
     path, n_layers = random_model(gpus, files), (1, 4, -1)
     tokens = list(range(3, 43))
 
@@ -148,7 +148,7 @@ def test_the_order_of_streams_does_not_matter(gpus: Gpus, files: ModelFiles) -> 
 
     expected = found(gpus.devices)
     for seed in range(2):
-        with played_gpus(seed=seed) as others:
+        with emulated_gpus(seed=seed) as others:
             assert found(others.devices) == expected, seed
 
 

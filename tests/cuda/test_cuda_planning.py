@@ -1,4 +1,4 @@
-"""Plans of models on a GPU are exact: the emulated one counts every allocated byte."""
+"""Plans of models on a GPU are exact: an emulated GPU counts every allocated byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_grid import GridGpu
-from gpus import Gpus, leaves_nothing, played_gpus
+from gpus import Gpus, emulated_gpus, leaves_nothing
 from model_files import ModelFiles
 from open_params import open_params
 
@@ -43,14 +43,14 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Gpus]:
-    """Emulated ones also with --cuda: a real driver rounds allocations."""
-    with played_gpus() as found:
+    """Emulated GPUs, even with --cuda: a real driver rounds allocations."""
+    with emulated_gpus() as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
 def found(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of devices stand for those of the test."""
+    """Find the test's devices by name."""
     monkeypatch.setattr(devices, "find_cuda", lambda: gpus.registry)
 
 
@@ -66,7 +66,7 @@ def grid(gpus: Gpus) -> Sequence[GridGpu]:
 
 
 def check_exact(gpus: Gpus, plan: ModelPlan) -> None:
-    """What the machines' drivers have given is what the plan says."""
+    """Check that the drivers have allocated exactly the plan's bytes."""
     by_name = {device.name: device.needed for device in plan.devices[:-1]}
     for gpu in grid(gpus):
         assert gpu.device_memory.used == by_name.get(gpu.info.name, 0)
@@ -110,7 +110,7 @@ def test_a_plan_is_exact(gpus: Gpus, files: ModelFiles, name: str) -> None:
 
 
 def _nothing(plan: ModelPlan) -> ModelPlan:
-    """A plan of nothing: making one takes no memory."""
+    """The plan without memory: making a plan allocates none."""
     return replace(plan, devices=tuple(replace(d, memory=()) for d in plan.devices))
 
 
@@ -127,12 +127,12 @@ def test_a_part_of_the_memory_is_left_to_the_driver(gpus: Gpus, files: ModelFile
 
 
 def taken(gpu: CudaDevice, n_free: int) -> Buffer:
-    """Take memory so that so many bytes are left."""
+    """Allocate memory so that `n_free` bytes are left."""
     return gpu.buffer_type.alloc_buffer(gpu.memory()[0] - n_free)
 
 
-def test_a_gpu_without_room_is_left_alone(gpus: Gpus, files: ModelFiles) -> None:
-    """Not even large batches are taken over then: their weights would have to be copied there."""
+def test_a_gpu_without_free_memory_is_not_used(gpus: Gpus, files: ModelFiles) -> None:
+    """Not even for large batches: copies of their weights would need memory."""
     path, gpu = files.random("deep", "Q4_0"), gpus.first
     auto: Mapping[str, Any] = {"n_gpu_layers": None, "fit_target": 0}
     none = plan_of(path, n_gpu_layers=0).devices[0].needed

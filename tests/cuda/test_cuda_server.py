@@ -1,7 +1,7 @@
-"""A server whose model is on a GPU: many clients at once get the texts they get alone; what the
-device samples from is what a whole row of logits gives.
+"""A server whose model is on a GPU. Clients get the same text alone and at once with others. The
+device's largest logits give the same text as whole rows.
 
-With --cuda the server is a process of its own.
+With --cuda the server is another process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS: Sequence[dict[str, Any]] = (
 
 
 def body(i: int, most: int) -> dict[str, Any]:
-    """The i-th request, which asks for up to `most` tokens: of any length and kind."""
+    """The i-th request, for up to `most` tokens. Lengths and sampling differ."""
     return {
         "prompt": ("tell me a b c d e f g h " * 20)[: 3 + 37 * i % 300],
         "n_predict": 1 + 11 * i % most,
@@ -54,7 +54,7 @@ def body(i: int, most: int) -> dict[str, Any]:
 
 
 def complete(port: int, request: dict[str, Any]) -> Any:
-    """The text, and what else must be the same each time."""
+    """The parts of a reply that must be the same each time: text, stop type, probabilities."""
     connection = HTTPConnection("127.0.0.1", port, timeout=250)
     connection.request("POST", "/completion", json.dumps(request))
     reply = connection.getresponse()
@@ -67,7 +67,7 @@ def complete(port: int, request: dict[str, Any]) -> Any:
 
 @contextmanager
 def serving(gpus: Gpus, path: Path) -> Iterator[int]:
-    """The port of a server with the model on the first GPU, with too little room for all."""
+    """The port of a server with the model on the first GPU. Its pool is too small for all."""
     if gpus.is_real:
         with process(gpus.first.name, path) as port:
             yield port
@@ -83,15 +83,15 @@ def process(device: str, path: Path) -> Iterator[int]:
     command += ["-dev", device, "-np", "8", "-c", "1024"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        told = []
+        lines = []
         try:
             for line in server.stderr:
-                told.append(line)
+                lines.append(line)
                 if "listening on" in line:
                     break
             else:
-                pytest.fail("".join(told))
-            # somebody must read the rest
+                pytest.fail("".join(lines))
+            # read the rest, or the pipe fills up
             threading.Thread(target=server.stderr.read, daemon=True).start()
             yield int(line.rsplit(":", 1)[1])
         finally:
@@ -101,11 +101,11 @@ def process(device: str, path: Path) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def found(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of devices stand for those of the test."""
+    """Find the test's devices by name."""
     monkeypatch.setattr(devices, "find_cuda", lambda: gpus.registry)
 
 
-def test_many_clients_get_the_texts_they_get_alone(gpus: Gpus, files: ModelFiles) -> None:
+def test_concurrent_clients_get_the_same_texts_as_alone(gpus: Gpus, files: ModelFiles) -> None:
     path = files.random(gpus.pick("0.5b", "small"), "Q4_0")
     n_kinds, n_requests, n_clients = gpus.pick((50, 1000, 16), (7, 21, 5))
     most = gpus.pick(48, 12)
@@ -121,7 +121,7 @@ def test_many_clients_get_the_texts_they_get_alone(gpus: Gpus, files: ModelFiles
     assert len({text for text, *_ in alone}) > n_kinds // 2
 
 
-def test_what_the_device_finds_is_what_whole_rows_give(
+def test_the_device_s_largest_logits_give_the_texts_of_whole_rows(
     gpus: Gpus, files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files.random(gpus.pick("0.5b", "small"), "Q8_0")

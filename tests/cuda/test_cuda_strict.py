@@ -1,5 +1,5 @@
-"""What strict mode looks for, on a GPU: graphs that need more than is reserved, and cells of the
-pool that are read before they are written."""
+"""Strict mode on a GPU: it finds graphs that need more than the reserved memory, and reads of cells
+that were not written."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SIZES = ((4096, 64, 5), (100_000, 32, 2), (512, 48, 3))
 def test_no_graph_needs_more_than_is_reserved(
     gpus: Gpus, path: Path, shape: tuple[int, tuple[int, int, int]]
 ) -> None:
-    """Sums of attention whose positions are divided among blocks take more of a small batch, and
-    batches that are too small to be taken over are the CPU's."""
+    """Smaller batches need more in two cases: attention divides positions among blocks, and the
+    CPU computes batches too small for op offload."""
     n_gpu_layers, (n_ctx, n_ubatch, n_seq_max) = shape
     place = placed(cpu(), (gpus.first,), n_gpu_layers=n_gpu_layers)
     params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_parallel=n_seq_max)
@@ -57,8 +57,8 @@ def test_no_graph_needs_more_than_is_reserved(
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.F32], ids=lambda t: t.name)
-def test_attention_reads_no_cell_that_it_should_not(gpus: Gpus, path: Path, type: GGMLType) -> None:
-    """The pool is poison: cells that are masked do no harm, one that was left out does."""
+def test_attention_reads_only_written_cells(gpus: Gpus, path: Path, type: GGMLType) -> None:
+    """The pool is poisoned: masked cells do no harm, a visible cell that was not written does."""
     with (
         STRICT.set(1),
         opened(path, gpus.devices[:1], n_ubatch=16, type_k=type, type_v=type) as context,
