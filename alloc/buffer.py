@@ -83,7 +83,7 @@ class BufferType(ABC):
 
 
 class Buffer(ABC):
-    """One allocation. Subclasses implement the raw verbs; offsets count from the buffer's start."""
+    """One allocation. Subclasses implement raw access; offsets count from the buffer's start."""
 
     def __init__(self, buft: BufferType, size: int) -> None:
         self.buft = buft
@@ -97,7 +97,7 @@ class Buffer(ABC):
         """The address of the first byte for the device's kernels; 0 if there is none."""
         return 0
 
-    # --- raw verbs of the memory ---
+    # --- raw access to the memory ---
 
     @abstractmethod
     def _write(self, offset: int, data: Bytes) -> None: ...
@@ -116,13 +116,13 @@ class Buffer(ABC):
         """Copy `src`, of any buffer, into `dst` of this one. Return False if not possible."""
         return False
 
-    # --- verbs on tensors ---
+    # --- access to tensors ---
 
     def init_tensor(self, tensor: Tensor) -> None:  # noqa: B027 - optional
         """Called once for every tensor and view that is placed in this buffer."""
 
     def reset(self) -> None:  # noqa: B027 - optional
-        """Forget what `init_tensor` attached, before all tensors of the buffer are placed anew.
+        """Drop the data of `init_tensor`, before all tensors of the buffer are placed again.
 
         Part of ggml's buffer interface. The graph allocator does not call it: earlier graphs stay
         valid in its buffers.

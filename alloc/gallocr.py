@@ -1,7 +1,7 @@
 """The graph allocator: reserves compute buffers, then places graphs in them (ggml_gallocr).
 
 A graph fits a layout if it is wired like the reserved one and needs no more memory; then it is
-placed at once. Other graphs are planned anew, and buffers only grow. A placed graph stays valid
+placed at once. Other graphs are planned again, and buffers only grow. A placed graph stays valid
 beside later ones until one of its buffers grows, which changes the buffer's generation. Tested by
 tests/alloc/test_gallocr*.py.
 """
@@ -33,7 +33,7 @@ class GraphAllocator:
         assert bufts, "a graph allocator needs a buffer type"
         self.bufts = list(bufts)
         self.memory = memory
-        # the first buffer id of each type, which stands for its repetitions
+        # the first buffer id of each type; repeated types use it too
         self._first = [self.bufts.index(b) for b in self.bufts]
         self.buffers: list[list[Buffer]] = [[] for _ in bufts]
         self.generations = [0] * len(bufts)
@@ -49,7 +49,7 @@ class GraphAllocator:
 
         Raises:
             OutOfMemoryError: a buffer could not grow and is freed, the others stay. Graphs in the
-                freed buffer must be placed anew; a smaller graph can still be reserved.
+                freed buffer must be placed again; a smaller graph can still be reserved.
         """
         layout = self._plan(graph, node_ids, leaf_ids)
         self.grow(layout.chunk_sizes)

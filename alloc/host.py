@@ -108,7 +108,7 @@ def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
 
 
 def _mapped(size: int) -> Bytes | None:
-    """A memory map of its own that asks for huge pages; None if the system has no such advice."""
+    """A memory map that requests huge pages; None if the system cannot."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     # private: the default, shared memory, has other rules for huge pages

@@ -6,9 +6,9 @@
     ├── StrictError         with LAMELLA_STRICT=1: a run did something slow or unsafe
     ├── ReserveError        a graph does not fit the layout that was reserved
     ├── OutOfMemoryError    a buffer cannot be allocated; names its type, wanted and free bytes
-    │   └── DoesNotFitError        a model does not fit; names what each device lacks
+    │   └── DoesNotFitError        a model does not fit; names the bytes that devices lack
     ├── TensorAccessError   access outside a tensor, or to memory out of reach
-    ├── UnknownDeviceError  no device has this name; lists the devices there are
+    ├── UnknownDeviceError  no device has this name; lists the known devices
     ├── SchedulingError     no backend can run an op where its tensors are
     │   └── PlacementError         strict placement: a node cannot run where its layer is
     ├── BackendError        a device failed while computing
@@ -102,7 +102,7 @@ class TensorAccessError(LamellaError):
 
 
 class UnknownDeviceError(LamellaError):
-    """No device has the requested name; lists the devices there are."""
+    """No device has the requested name; lists the known devices."""
 
 
 class SchedulingError(LamellaError):

@@ -21,10 +21,10 @@ I32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KnownUse:
-    """How much of its sources a node uses, as their data says; None if unknown.
+    """How much of its sources a node uses; it depends on data. None if unknown.
 
-    `experts`: those that a MUL_MAT_ID uses. `cells`: those of the pool that attention reads.
-    `pairs`: of a token and a position that it attends to.
+    `experts`: how many a MUL_MAT_ID uses. `cells`: how many of the pool attention reads. `pairs`:
+    how many pairs of a token and a position that it attends to.
     """
 
     experts: int | None = None

@@ -1,7 +1,7 @@
 """The interfaces of a backend: Device -> Backend, and Event (ggml-backend-impl.h).
 
 A device describes its abilities and opens backends. A backend is one stream of work on its device.
-An optional verb has a fallback, which its docstring states. Does not know any computing backend;
+An optional method has a fallback, which its docstring states. Does not know any computing backend;
 `kernels.registry` lists devices. Tested by tests/kernels/test_sim_fallbacks.py.
 """
 
@@ -170,7 +170,7 @@ class Device(ABC):
 class Backend(ABC):
     """One stream of work on a device: work runs in the order of the calls.
 
-    With `caps.async_`, the async verbs and `graph_compute` return before the work is done;
+    With `caps.async_`, the async methods and `graph_compute` return before the work is done;
     `synchronize` waits for it and raises its errors.
     """
 

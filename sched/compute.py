@@ -45,8 +45,8 @@ class Executor:
             for b in backends
         }
         self._in_flight: Layout | None = None
-        # True if graphs of several layouts are in flight: only within one layout do copies have
-        # memory of their own
+        # True if graphs of several layouts are in flight: copies of different layouts may share
+        # memory
         self._is_mixed = False
 
     def compute_async(self, graph: ScheduledGraph) -> None:

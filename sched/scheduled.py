@@ -96,7 +96,7 @@ class ScheduledGraph:
 
     @property
     def released(self) -> bool:
-        """True once the graph was restored, or scheduled anew."""
+        """True once the graph was restored or scheduled again."""
         return self.graph.rewrites is not self._rewrites
 
     @property
@@ -169,7 +169,7 @@ def _expert_nodes(parts: SplitGraph) -> dict[Tensor, Tensor]:
 def _has_host_experts(src: Tensor) -> bool:
     buffer = src.buffer
     on_host = buffer is not None and buffer.usage is Usage.WEIGHTS and buffer.buft.is_host
-    return on_host and src.is_contiguous  # else an expert is not one run of bytes
+    return on_host and src.is_contiguous  # otherwise an expert's bytes are not contiguous
 
 
 def _chooses_before(node: Tensor, copy: Tensor, split: Split) -> bool:

@@ -225,7 +225,7 @@ def build_order(s: SplitGraph) -> Order:
     ids, order = a.ids, Order()
     _choose_ahead(s)
     for split in s.splits:
-        wishes = _optimize(s, split)
+        requests = _optimize(s, split)
         for src in [*(t for t in split.inputs if t not in split.copied), *split.ahead]:
             dependency = view_tensor(src)
             dependency.src = [src]
@@ -235,8 +235,8 @@ def build_order(s: SplitGraph) -> Order:
             for view in s.views.values():
                 if view.view_src is copy:
                     order.add_node(view, split.backend_id)
-        if wishes:
-            _add_with_wishes(order, split, ids, wishes)
+        if requests:
+            _add_with_requests(order, split, ids, requests)
         else:
             order.graph.nodes += split.graph.nodes
             order.node_ids += [ids[node] for node in split.graph.nodes]
@@ -275,7 +275,7 @@ def _is_whole_host_weight(src: Tensor) -> bool:
 def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
     split.graph = s.assignment.graph.view(split.i_start, split.i_end)
     before = list(split.graph.nodes)
-    wishes = split.backend.graph_optimize(split.graph)
+    requests = split.backend.graph_optimize(split.graph)
     after = split.graph.nodes
     if after != before:
         assert set(after) == set(before) and len(after) == len(before), (
@@ -283,7 +283,7 @@ def _optimize(s: SplitGraph, split: Split) -> Sequence[KeepAlive]:
         )
         _check_order(split, after)
         s.reorder(split, after)
-    return wishes
+    return requests
 
 
 def _check_order(split: Split, nodes: Sequence[Tensor]) -> None:
@@ -293,12 +293,12 @@ def _check_order(split: Split, nodes: Sequence[Tensor]) -> None:
         assert not late, f"{split.backend.name} put {node!r} before its source {late[0]!r}"
 
 
-def _add_with_wishes(
-    order: Order, split: Split, ids: dict[Tensor, int], wishes: Sequence[KeepAlive]
+def _add_with_requests(
+    order: Order, split: Split, ids: dict[Tensor, int], requests: Sequence[KeepAlive]
 ) -> None:
     keep: dict[Tensor, list[Tensor]] = {}
-    for wish in dict.fromkeys(wishes):  # without repetitions
-        keep.setdefault(wish.until, []).append(wish.tensor)
+    for request in dict.fromkeys(requests):  # without repetitions
+        keep.setdefault(request.until, []).append(request.tensor)
     for node in split.graph.nodes:
         order.add_node(node, ids[node])
         tensors = keep.pop(node, [])

@@ -1,7 +1,7 @@
 """`explain`: makes the record of a scheduled graph.
 
-Reads names, sizes and addresses only, never a tensor's data: so it also works for graphs that were
-planned in memory that was only measured. Tested by tests/sched/test_explain.py.
+Reads names, sizes and addresses only, never data. So it also works for graphs in measured
+memory. Tested by tests/sched/test_explain.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Explainer:
     # --- the roles of tensors ---
 
     def original(self, src: Tensor) -> Tensor:
-        """The tensor that a source copies, in whole or in part; else the source itself."""
+        """The tensor that a source is a copy of, whole or in part; otherwise the source itself."""
         i = self.copy_index.get(src)
         if i is not None:
             return self.transfers[i][1].src

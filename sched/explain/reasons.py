@@ -63,8 +63,8 @@ class Reasons:
         where = self._where(t, device)
         if t.op is Op.NONE and t.view_src is None:
             return f"its data is {where}"
-        verb = "looks at" if t.op in VIEW_OPS or t.op is Op.NONE else "writes into"
-        return f"it {verb} {label(t.root)}, which is {where}"
+        what = "is a view of" if t.op in VIEW_OPS or t.op is Op.NONE else "writes into"
+        return f"it {what} {label(t.root)}, which is {where}"
 
     def _by_viewed(self, t: Tensor, device: str) -> str:
         return f"it is a view of {label(t.root)}, which {device} can use where it is"

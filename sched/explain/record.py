@@ -65,8 +65,8 @@ class CopyFacts:
 class SplitFacts:
     """The nodes `first` to `last` of the graph, which `device` computes after its copies.
 
-    `copies` are indexes. `why` is the reason for its beginning. `n_computed` counts its nodes
-    without views.
+    `copies` are indexes. `why` is the reason why the split begins here. `n_computed` counts its
+    nodes without views.
     """
 
     index: int

@@ -80,7 +80,7 @@ def test_an_op_needs_only_a_declaration() -> None:
 def test_chains_are_fused_unless_the_switch_forbids_it() -> None:
     kernels, (graph, _) = toy_kernels(), weighted_norm()
     assert names(kernels, graph) == ["NORM_MUL"]
-    assert [wish.tensor for wish in kernels.optimize(graph)] == [graph.leafs[0]]
+    assert [keep.tensor for keep in kernels.optimize(graph)] == [graph.leafs[0]]
     with NO_FUSION.set(1):
         assert names(kernels, graph) == ["RMS_NORM", "MUL"]
         assert kernels.optimize(graph) == ()

@@ -221,7 +221,7 @@ def test_views() -> None:
     placed, free = ops.reshape(x, (4, 2)), ops.reshape(leaf(8, name="l"), (4, 2))
     y = ops.add(placed.named("placed"), free.named("free")).named("y")
     e = explain(Scheduler(null.backends).alloc_graph(Graph(y)))
-    assert why(e, "placed") == ("1.dst", "it looks at x, which is in HOST")
+    assert why(e, "placed") == ("1.dst", "it is a view of x, which is in HOST")
     assert why(e, "free") == ("4.vsrc", "it is a view of l on CPU")
     assert why(e, "l") == ("4.cur", "y, which reads it, is on CPU")
 
