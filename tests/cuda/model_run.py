@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -30,7 +31,7 @@ MOST_DIVERGENCE = 1e-3  # between the GPU's and the CPU's distribution of tokens
 @cache
 def cpu() -> CpuDevice:
     """The CPU, shared by all tests."""
-    return CpuDevice()
+    return CpuDevice(1 if "PYTEST_XDIST_WORKER" in os.environ else None)
 
 
 @contextmanager
