@@ -57,11 +57,11 @@ class BareBuffer(Buffer):
     def __init__(self, buft: BufferType, size: int) -> None:
         super().__init__(buft, size)
         self.bytes = bytearray(b"\xaa" * size)
-        self.initialised: list[Tensor] = []
+        self.initialized: list[Tensor] = []
         self.n_written = self.n_released = 0
 
     def init_tensor(self, tensor: Tensor) -> None:
-        self.initialised.append(tensor)
+        self.initialized.append(tensor)
 
     def _write(self, offset: int, data: Bytes) -> None:
         self.bytes[offset : offset + data.size] = data.tobytes()

@@ -283,7 +283,7 @@ def test_a_tensor_gets_its_place_and_is_initialized() -> None:
     buffer = bare(24)
     tensor = placed(buffer, 16)
     assert (tensor.buffer, tensor.offset) == (buffer, 16)
-    assert buffer.initialised == [tensor]
+    assert buffer.initialized == [tensor]
     buffer.reset()  # does nothing in a buffer that attaches nothing to tensors
     assert tensor.buffer is buffer
 
@@ -326,7 +326,7 @@ def test_a_view_is_placed_in_its_source() -> None:
         view_init(view)
     assert (row.buffer, row.offset) == (buffer, 24)
     assert (end.buffer, end.offset) == (buffer, 32)
-    assert buffer.initialised == [source, row, end]
+    assert buffer.initialized == [source, row, end]
     tensor_set(end, np.array([5, 6], np.float32))
     assert tensor_get(source, 24).view(np.float32).tolist() == [5, 6]
     with pytest.raises(TensorAccessError, match="outside the tensor of 8 bytes"):

@@ -148,7 +148,7 @@ def test_every_tensor_is_initialized_once() -> None:
     view = ops.view(ops.cont(x), (2,))
     galloc = GraphAllocator([buft])
     galloc.alloc_graph(Graph(view))
-    assert buft.buffers[0].initialised == [x, view.src[0], view]
+    assert buft.buffers[0].initialized == [x, view.src[0], view]
 
 
 class Stubborn(BareBuffer):

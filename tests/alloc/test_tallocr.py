@@ -150,7 +150,7 @@ def test_every_tensor_is_initialized_once() -> None:
     x = leaf("x", 4)
     view = ops.view(x, (2,))
     alloc_tensors([view, x], buft)
-    assert buft.buffers[0].initialised == [x, view]
+    assert buft.buffers[0].initialized == [x, view]
 
 
 def test_out_of_memory_halfway_leaves_nothing_behind() -> None:
