@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path("/")
+POLL: Final = 50  # of 100: how long idle CPU threads spin before they sleep, by default
 
 
 def default_threads(root: Path = ROOT) -> int:

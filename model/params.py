@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from ..base.errors import RequestError
 from ..base.options import Options, Shortcut, option
 from ..graph.types import GGMLType
-from ..kernels.cpu.pool import POLL
+from ..kernels.host import POLL
 
 INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1

@@ -28,7 +28,8 @@ from .params import first_of
 from .pool import ENTRY_WORDS, FN, LINE, PARAMS_AT, ThreadPool
 from .simd.bytes import emit_dot4, fma, pack, unpack
 from .simd.ints import i32x16, vector_function
-from .simd.vectors import LANES, f32x16, hsum, load_f32x16, load_i64, pointer_to, store_f32, zero
+from .simd.memory import load_f32x16, load_i64, store_f32
+from .simd.vectors import LANES, f32x16, hsum, pointer_to, zero
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
 NEAR_BYTES: Final = 64 << 20  # bytes read in all, from few bytes

@@ -10,11 +10,12 @@ from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import CallTime, CompileProgress, KeepAlive
 from ..compute import MemoryOf, Workspace
+from ..host import POLL
 from ..plan.steps import AddressOf
 from .compiler.isa import target
 from .kernel_set import KERNELS
 from .plan import CpuPlan, work_size
-from .pool import POLL, ThreadPool
+from .pool import ThreadPool
 
 
 @dataclass(frozen=True, slots=True)

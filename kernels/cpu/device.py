@@ -29,7 +29,7 @@ from ...sched.backend import (
     KeepAlive,
 )
 from ..compute import Compute, Program, address_of, unusable_memory
-from ..host import default_threads, host_memory
+from ..host import POLL, default_threads, host_memory
 from ..reference.compute import ReferenceCompute
 from .ceiling import measure_read
 from .compiler.isa import supported_isas
@@ -37,7 +37,6 @@ from .compiler.jit import cache_folder
 from .compute import CpuCompute
 from .packed.buffer import RepackBuffer, RepackBufferType
 from .packed.formats import FORMATS
-from .pool import POLL
 
 
 class CpuDevice(Device):

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 from ..plan.params import OWN, PARAMS, PREPARED, TENSOR_WORDS
-from .simd.vectors import atomic_add, atomic_store, inlined, load_f64, load_i64, store_i64
+from .simd.calls import inlined
+from .simd.memory import load_f64, load_i64, store_i64
+from .simd.sync import atomic_add, atomic_store
 
 WORK: Final = OWN  # shared scratch, each thread's scratch, its size
 ERROR: Final = WORK + 3  # address of the plan's error word, this call's number; value, limit

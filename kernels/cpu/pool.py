@@ -26,18 +26,12 @@ from numba import types
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_empty
 from ...base.errors import BackendError, ClosedError
+from ..host import POLL
 from .compiler.jit import Kernel
 from .compiler.native import native
-from .simd.sync import now_ns, pause
-from .simd.vectors import (
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    call_kernel,
-    inlined,
-    load_i64,
-    store_i64,
-)
+from .simd.calls import call_kernel, inlined
+from .simd.memory import load_i64, store_i64
+from .simd.sync import atomic_add, atomic_load, atomic_store, now_ns, pause
 
 # words of a plan's entry
 FN: Final = 0
@@ -71,7 +65,6 @@ JOB_STEP: Final = 1 << 16  # JOB is number * JOB_STEP + threads: both are read a
 # A waiting thread reads a word repeatedly. After about a microsecond it yields the core: the thread
 # it waits for may need it. In the end it sleeps.
 LOOKS: Final = 16
-POLL: Final = 50  # of 100, by default
 SPIN_NS: Final = 20_000  # for each level of polling: 1 ms by default
 SPIN_BARRIER_NS: Final = 100_000  # at least: the others are at work already
 

@@ -1,4 +1,4 @@
-"""quants: the layouts of blocks of quantised types. kernels/cpu decodes and encodes them."""
+"""quants: the layouts of blocks of quantized types. kernels/cpu decodes and encodes them."""
 
 from .layouts import LAYOUTS
 

@@ -1,4 +1,4 @@
-"""The layouts of blocks of quantised types in memory: a NumPy structure for each type.
+"""The layouts of blocks of quantized types in memory: a NumPy structure for each type.
 
 The fields are those of ggml's block structs (ggml-common.h), but bytes that ggml reads as one
 integer are one field here. All are little-endian; `dtype.newbyteorder()` swaps fields of several

@@ -1,6 +1,6 @@
 """Tensors as NumPy arrays: views of memory, any type read as float32, float32 stored as any type.
 
-An array has the shape (ne[3], ne[2], ne[1], ne[0]); one of a quantised tensor holds bytes, and its
+An array has the shape (ne[3], ne[2], ne[1], ne[0]); one of a quantized tensor holds bytes, and its
 last dimension is a row of packed blocks. The `gguf` package knows how blocks are packed.
 Tested by tests/kernels/test_reference_arrays.py.
 """

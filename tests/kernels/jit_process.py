@@ -11,7 +11,7 @@ import json
 import numpy as np
 
 from lamella.kernels.cpu.compiler.jit import Kernel, cache_folder, kernel, load_all
-from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
+from lamella.kernels.cpu.simd.memory import load_i64, store_i64
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -16,7 +16,7 @@ from lamella.graph import GGMLType
 from lamella.kernels.cpu.codecs import rows as codecs
 from lamella.kernels.cpu.codecs.decode import DECODERS
 from lamella.kernels.cpu.simd import ints as simd_int
-from lamella.kernels.cpu.simd.vectors import store_f32x16
+from lamella.kernels.cpu.simd.memory import store_f32x16
 
 QUANTIZED = [t for t in DECODED if t.is_quantized]
 N_BLOCKS = 67

@@ -164,10 +164,10 @@ def test_without_jit_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_progress_reports_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+    calls = []
 
     def loading(kernels: Iterable[Kernel], progress: CompileProgress | None) -> None:
-        told.append(progress)
+        calls.append(progress)
         load_all(kernels)
 
     def progress(done: int, total: int, name: str, seconds: float) -> None:
@@ -177,7 +177,7 @@ def test_progress_reports_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     backend = CpuDevice(1, progress).init_backend()
     backend.graph_compute(Sum(backend.device.buffer_type).graph)
     backend.free()
-    assert told == [progress]
+    assert calls == [progress]
 
 
 def test_backends_of_one_device_work_at_the_same_time() -> None:

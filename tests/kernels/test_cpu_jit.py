@@ -26,7 +26,7 @@ from lamella.base.errors import BackendError
 from lamella.kernels import disk_cache
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel, kernel, load_all
-from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
+from lamella.kernels.cpu.simd.memory import load_i64, store_i64
 
 NAMES = ["test_add_seven", "test_times_three"]
 COMPILED = [[0, 2, NAMES[0]], [1, 2, NAMES[1]], [2, 2, ""]]

@@ -11,7 +11,7 @@ import pytest
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.cpu.compiler.jit import KERNELS, Kernel
 from lamella.kernels.cpu.compiler.native import native
-from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
+from lamella.kernels.cpu.simd.memory import load_i64, store_i64
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -22,8 +22,7 @@ from numba.extending import intrinsic
 from lamella.base.errors import BackendError
 from lamella.kernels.cpu.compiler import isa, objects
 from lamella.kernels.cpu.compiler.objects import compile_object, load_objects
-from lamella.kernels.cpu.simd.vectors import (
-    LANES,
+from lamella.kernels.cpu.simd.memory import (
     load_f16,
     load_f16_part,
     load_f16x16,
@@ -33,6 +32,7 @@ from lamella.kernels.cpu.simd.vectors import (
     store_f16x16,
     store_i64,
 )
+from lamella.kernels.cpu.simd.vectors import LANES
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -135,9 +135,9 @@ def test_a_processor_that_cannot_convert_halves(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["target"][1:] == ["x86-64", ""]
-    assert told["doubled"] == double_halves()
+    output = json.loads(done.stdout)
+    assert output["target"][1:] == ["x86-64", ""]
+    assert output["doubled"] == double_halves()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from numba import cfunc, types
 
+from lamella.kernels.cpu.simd.memory import load_f32, load_f32x16, store_f32x16, store_i64
 from lamella.kernels.cpu.simd.scan import (
     LOWEST_EXPONENT,
     count_bits,
@@ -21,7 +22,6 @@ from lamella.kernels.cpu.simd.scan import (
     mask_ge,
     mask_nan,
 )
-from lamella.kernels.cpu.simd.vectors import load_f32, load_f32x16, store_f32x16, store_i64
 
 LANES = 16
 INF = math.inf

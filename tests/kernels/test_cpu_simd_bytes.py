@@ -15,13 +15,14 @@ from numba import cfunc, types
 from lamella.kernels.cpu.compiler.isa import host_features
 from lamella.kernels.cpu.simd import bytes as simd_bytes
 from lamella.kernels.cpu.simd import ints as simd_int
-from lamella.kernels.cpu.simd import vectors as simd
+from lamella.kernels.cpu.simd import memory as access
+from lamella.kernels.cpu.simd import vectors as arithmetic
 from lamella.kernels.cpu.simd.ints import i32x16, vector_function
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-LANES = simd.LANES
+LANES = arithmetic.LANES
 WORDS = simd_bytes.WORDS
 GUARD = 0xA5
 
@@ -82,15 +83,15 @@ def dots(emit: Any, acc: Array, u: Bytes, s: Array) -> Array:
 
 
 def _emit_load_i32(b: Any, at: Any) -> Any:
-    return b.load(simd.pointer_to(b, at, simd_int._V_I32), align=1)
+    return b.load(arithmetic.pointer_to(b, at, simd_int._V_I32), align=1)
 
 
 def _emit_load_i8(b: Any, at: Any) -> Any:
-    return b.load(simd.pointer_to(b, at, simd_bytes._V_I8), align=1)
+    return b.load(arithmetic.pointer_to(b, at, simd_bytes._V_I8), align=1)
 
 
 def _emit_store_i32(b: Any, at: Any, v: Any) -> None:
-    b.store(v, simd.pointer_to(b, at, v.type), align=1)
+    b.store(v, arithmetic.pointer_to(b, at, v.type), align=1)
 
 
 def exact_dots(acc: Array, u: Bytes, s: Array) -> Array:
@@ -123,7 +124,7 @@ def test_dots_are_exact(
 
 
 def test_rounding_to_the_nearest_halves_to_even(random: np.random.Generator) -> None:
-    to_nearest, load, store = simd_bytes.scaled_to_nearest, simd.load_f32x16, simd.store_f32x16
+    to_nearest, load, store = simd_bytes.scaled_to_nearest, access.load_f32x16, access.store_f32x16
     to_f32 = simd_int.to_f32
 
     def kernel(v, factor, to, n):  # type: ignore[no-untyped-def]
@@ -146,7 +147,7 @@ def test_rounding_to_the_nearest_halves_to_even(random: np.random.Generator) -> 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_too_large_value_affects_no_other_lane(value: float) -> None:
-    to_nearest, load, store = simd_bytes.scaled_to_nearest, simd.load_f32x16, simd.store_f32x16
+    to_nearest, load, store = simd_bytes.scaled_to_nearest, access.load_f32x16, access.store_f32x16
     to_f32 = simd_int.to_f32
 
     def kernel(v, factor, to):  # type: ignore[no-untyped-def]
@@ -161,7 +162,7 @@ def test_a_too_large_value_affects_no_other_lane(value: float) -> None:
 
 
 def test_lanes_added_up(random: np.random.Generator) -> None:
-    sum_lanes, store = simd_bytes.sum_lanes, simd.store_i64
+    sum_lanes, store = simd_bytes.sum_lanes, access.store_i64
     load = vector_function(i32x16, (types.int64,), _emit_load_i32)
 
     def kernel(v, to, n):  # type: ignore[no-untyped-def]
@@ -217,7 +218,7 @@ def test_bits_of_words_become_bytes(random: np.random.Generator) -> None:
 _store_words: Final = vector_function(
     types.void,
     (types.int64, simd_bytes.words),
-    lambda b, at, words: b.store(words, simd.pointer_to(b, at, words.type), align=1),
+    lambda b, at, words: b.store(words, arithmetic.pointer_to(b, at, words.type), align=1),
 )
 
 
@@ -309,11 +310,11 @@ def test_entries_of_a_table(
 @pytest.mark.parametrize("n", [1, 4])
 def test_tiles_of_zeros(n: int) -> None:
     zero = simd_bytes.zero_tile(n)
-    type = types.UniTuple(simd.f32x16, n)
+    type = types.UniTuple(arithmetic.f32x16, n)
     store = vector_function(
         types.void,
         (types.int64, type),
-        lambda b, at, tile: b.store(tile, simd.pointer_to(b, at, tile.type), align=1),
+        lambda b, at, tile: b.store(tile, arithmetic.pointer_to(b, at, tile.type), align=1),
     )
 
     def kernel(to):  # type: ignore[no-untyped-def]
@@ -327,13 +328,15 @@ def test_tiles_of_zeros(n: int) -> None:
 
 @pytest.mark.parametrize("n_rows", [*range(1, 18), 100])
 def test_rows_that_are_stored(n_rows: int) -> None:
-    load = simd.load_f32x16
+    load = access.load_f32x16
 
     def emit(b: Any, x: Any, y: Any, first: Any, n: Any) -> None:
         second = b.add(first, first.type(4 * 40))
         simd_bytes.store_rows(b, [x, y], [first, second], n)
 
-    store = vector_function(types.void, (simd.f32x16, simd.f32x16, types.int64, types.int64), emit)
+    store = vector_function(
+        types.void, (arithmetic.f32x16, arithmetic.f32x16, types.int64, types.int64), emit
+    )
 
     def kernel(x, to, n):  # type: ignore[no-untyped-def]
         store(load(x), load(x + 64), to, n)

@@ -10,9 +10,10 @@ import pytest
 from numba import cfunc, types
 
 from lamella.kernels.cpu.simd import floats as simd_float
-from lamella.kernels.cpu.simd import vectors as simd
+from lamella.kernels.cpu.simd import memory as access
+from lamella.kernels.cpu.simd import vectors as arithmetic
 
-LANES = simd.LANES
+LANES = arithmetic.LANES
 F32Array = npt.NDArray[np.float32]
 
 SUMS = pytest.mark.parametrize("n_sums", [4, 16])  # both sizes, on any machine
@@ -34,7 +35,7 @@ def fma(x: F32Array, y: F32Array, z: F32Array) -> F32Array:
 
 
 def hsums(products: F32Array) -> F32Array:
-    """Sums of 16 lanes over the last axis, in the order of `simd.hsum`: halves onto each other."""
+    """Sums of 16 lanes over the last axis, in the order of `hsum`: halves onto each other."""
     while products.shape[-1] > 1:
         half = products.shape[-1] // 2
         products = products[..., :half] + products[..., half:]
@@ -45,7 +46,7 @@ def hsums(products: F32Array) -> F32Array:
 @pytest.mark.parametrize(("n_x", "n_y"), [(4, 4), (1, 16)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
-    dots, store = simd_float.dots(n_x, n_y, n_sums), simd.store_f32x16
+    dots, store = simd_float.dots(n_x, n_y, n_sums), access.store_f32x16
 
     def kernel(x, x_step, y, y_step, n, to):  # type: ignore[no-untyped-def]
         store(to, dots((x, x_step, y, y_step, n)))
@@ -80,7 +81,7 @@ def test_rows_are_added(n_w: int, n_v: int, n: int, n_sums: int) -> None:
 
 
 def test_groups_of_four_lanes_are_transposed() -> None:
-    transposed, load, store = simd_float.transposed, simd.load_f32x16, simd.store_f32x16
+    transposed, load, store = simd_float.transposed, access.load_f32x16, access.store_f32x16
 
     def kernel(x, to):  # type: ignore[no-untyped-def]
         rows = transposed((load(x), load(x + 64), load(x + 128), load(x + 192)))

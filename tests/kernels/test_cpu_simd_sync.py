@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from lamella.kernels.cpu.compiler.objects import compile_object, load_objects
+from lamella.kernels.cpu.simd.memory import store_i64
 from lamella.kernels.cpu.simd.sync import now_ns, pause
-from lamella.kernels.cpu.simd.vectors import store_i64
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

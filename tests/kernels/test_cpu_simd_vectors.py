@@ -13,12 +13,15 @@ import numpy.typing as npt
 import pytest
 from numba import cfunc, types
 
-from lamella.kernels.cpu.simd import vectors as simd
+from lamella.kernels.cpu.simd import calls, functions, sync
+from lamella.kernels.cpu.simd import halves as conversions
+from lamella.kernels.cpu.simd import memory as access
+from lamella.kernels.cpu.simd import vectors as arithmetic
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
 
-LANES = simd.LANES
+LANES = arithmetic.LANES
 ALL = np.arange(LANES)
 
 
@@ -31,7 +34,7 @@ def run(function: Callable[..., None], *args: int | Array) -> None:
 
 def mapped(f: Any, *operands: Array) -> F32Array:
     """f of vectors of the operands. Their length is a multiple of 16."""
-    load, store = simd.load_f32x16, simd.store_f32x16
+    load, store = access.load_f32x16, access.store_f32x16
     rows = np.stack([np.asarray(x, np.float32) for x in operands])
     result = np.empty(rows.shape[1], np.float32)
 
@@ -79,7 +82,7 @@ def test_loads_of_integers(name: str) -> None:
     limits = np.iinfo(dtype)
     x = np.array([limits.min, limits.max, 0, 1, limits.max // 2 + 1], dtype)
     result = np.zeros(len(x), np.int64)
-    scalars(getattr(simd, f"load_{name}"), simd.store_i64, x, result)
+    scalars(getattr(access, f"load_{name}"), access.store_i64, x, result)
     assert result.tolist() == x.tolist()
 
 
@@ -88,7 +91,7 @@ def test_stores_of_integers_keep_the_low_bits(name: str) -> None:
     dtype = np.dtype({"i": "int", "u": "uint"}[name[0]] + name[1:])
     x = np.array([0, 1, -1, 2**40 + 77, 200, -200])
     result = np.zeros(len(x), dtype)
-    scalars(simd.load_i64, getattr(simd, f"store_{name}"), x, result)
+    scalars(access.load_i64, getattr(access, f"store_{name}"), x, result)
     assert result.tolist() == x.astype(dtype).tolist()
 
 
@@ -100,16 +103,16 @@ def test_scalar_floats() -> None:
     x = np.array(F16_VALUES, np.float32)
     f16, bf16 = np.zeros(len(x), np.float16), np.zeros(len(x), np.uint16)
     f32, f64 = np.zeros(len(x), np.float32), np.zeros(len(x), np.float64)
-    scalars(simd.load_f32, simd.store_f16, x, f16)
+    scalars(access.load_f32, access.store_f16, x, f16)
     np.testing.assert_array_equal(f16, x.astype(np.float16))
-    scalars(simd.load_f16, simd.store_f32, f16, f32)
+    scalars(access.load_f16, access.store_f32, f16, f32)
     np.testing.assert_array_equal(f32, f16.astype(np.float32))
-    scalars(simd.load_f32, simd.store_f64, x, f64)
+    scalars(access.load_f32, access.store_f64, x, f64)
     np.testing.assert_array_equal(f64, x.astype(np.float64))
-    scalars(simd.load_f64, simd.store_f32, f64, f32)
+    scalars(access.load_f64, access.store_f32, f64, f32)
     np.testing.assert_array_equal(f32, x)
-    scalars(simd.load_f32, simd.store_bf16, x, bf16)
-    scalars(simd.load_bf16, simd.store_f32, bf16, f32)
+    scalars(access.load_f32, access.store_bf16, x, bf16)
+    scalars(access.load_bf16, access.store_f32, bf16, f32)
     np.testing.assert_array_equal(f32, bf16_to_f32(bf16))
     np.testing.assert_allclose(f32, x, rtol=2**-8)
 
@@ -129,7 +132,7 @@ def vectors(load: Any, store: Any, memory: Array, result: Array) -> None:
 def test_vector_loads(name: str, dtype: npt.DTypeLike) -> None:
     x: Array = np.linspace(-128, 127, LANES).astype(dtype)
     result = np.zeros(LANES, np.float32)
-    vectors(getattr(simd, f"load_{name}x16"), simd.store_f32x16, x, result)
+    vectors(getattr(access, f"load_{name}x16"), access.store_f32x16, x, result)
     assert result.tolist() == x.tolist()
 
 
@@ -137,7 +140,7 @@ def test_vector_loads(name: str, dtype: npt.DTypeLike) -> None:
 def test_vector_stores_of_f16_round_to_even(edges: list[float]) -> None:
     x = np.resize(np.array(edges, np.float32), LANES)
     result = np.zeros(LANES, np.float16)
-    vectors(simd.load_f32x16, simd.store_f16x16, x, result)
+    vectors(access.load_f32x16, access.store_f16x16, x, result)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(result, x.astype(np.float16))
 
@@ -146,7 +149,7 @@ def test_vector_stores_of_f16_round_to_even(edges: list[float]) -> None:
 def halves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile kernels with the target's instructions for halves, or without them."""
     if request.param == "by arithmetic":
-        monkeypatch.setattr(simd, "converts_halves", lambda: False)
+        monkeypatch.setattr(conversions, "converts_halves", lambda: False)
 
 
 def by_lanes(load: Any, store: Any, memory: Array, result: Array) -> None:
@@ -174,8 +177,8 @@ def same_numbers(result: Array, expected: Array) -> bool:
 def test_every_half_as_a_float() -> None:
     x = np.arange(2**16, dtype=np.uint16).view(np.float16)
     one_by_one, vector = np.zeros((2, len(x)), np.float32)
-    scalars(simd.load_f16, simd.store_f32, x, one_by_one)
-    by_lanes(simd.load_f16x16, simd.store_f32x16, x, vector)
+    scalars(access.load_f16, access.store_f32, x, one_by_one)
+    by_lanes(access.load_f16x16, access.store_f32x16, x, vector)
     assert same_numbers(one_by_one, x.astype(np.float32))
     assert (bits_of(vector) == bits_of(one_by_one)).all()
     digits = bits_of(x)[np.isnan(x)].astype(np.uint32) << 13 & 0x7FFFFF
@@ -201,8 +204,8 @@ def floats_near_halves() -> F32Array:
 def test_floats_as_halves_are_rounded_to_nearest_even() -> None:
     x = floats_near_halves()
     one_by_one, vector = np.zeros((2, len(x)), np.float16)
-    scalars(simd.load_f32, simd.store_f16, x, one_by_one)
-    by_lanes(simd.load_f32x16, simd.store_f16x16, x, vector)
+    scalars(access.load_f32, access.store_f16, x, one_by_one)
+    by_lanes(access.load_f32x16, access.store_f16x16, x, vector)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         assert same_numbers(one_by_one, x.astype(np.float16))
     assert (bits_of(vector) == bits_of(one_by_one)).all()
@@ -231,10 +234,10 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     x = np.resize(np.array(list(BF16_EDGES), np.uint32), LANES).view(np.float32)
     expected = np.resize(np.array(list(BF16_EDGES.values()), np.uint16), LANES)
     vector, one_by_one, back = np.zeros((3, LANES), np.uint16)
-    vectors(simd.load_f32x16, simd.store_bf16x16, x, vector)
-    scalars(simd.load_f32, simd.store_bf16, x, one_by_one)
+    vectors(access.load_f32x16, access.store_bf16x16, x, vector)
+    scalars(access.load_f32, access.store_bf16, x, one_by_one)
     assert vector.tolist() == one_by_one.tolist() == expected.tolist()
-    vectors(simd.load_bf16x16, simd.store_bf16x16, vector, back)
+    vectors(access.load_bf16x16, access.store_bf16x16, vector, back)
     assert back.tolist() == vector.tolist()
 
 
@@ -244,7 +247,7 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i8", np.int8)],
 )
 def test_loads_of_parts_do_not_read_past_their_end(name: str, dtype: npt.DTypeLike) -> None:
-    load, store = getattr(simd, f"load_{name}_part"), simd.store_f32x16
+    load, store = getattr(access, f"load_{name}_part"), access.store_f32x16
     size = np.dtype(dtype).itemsize
 
     def copy(x, to, n):  # type: ignore[no-untyped-def]
@@ -275,7 +278,7 @@ def page_before_none() -> Any:
     ("name", "dtype"), [("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)]
 )
 def test_stores_of_parts_do_not_write_past_their_end(name: str, dtype: npt.DTypeLike) -> None:
-    load, store = simd.load_f32x16, getattr(simd, f"store_{name}_part")
+    load, store = access.load_f32x16, getattr(access, f"store_{name}_part")
 
     def copy(x, to, n):  # type: ignore[no-untyped-def]
         store(to, load(x), n)
@@ -294,11 +297,11 @@ def test_stores_of_parts_do_not_write_past_their_end(name: str, dtype: npt.DType
 
 
 def test_constants() -> None:
-    lane_numbers, splat, zero = simd.lane_numbers, simd.splat, simd.zero
+    lane_numbers, splat, zero = arithmetic.lane_numbers, arithmetic.splat, arithmetic.zero
     x = normal()
-    assert mapped(simd.inlined(lambda v: lane_numbers()), x).tolist() == ALL.tolist()
-    assert mapped(simd.inlined(lambda v: splat(2.5)), x).tolist() == [2.5] * LANES
-    assert mapped(simd.inlined(lambda v: zero()), x).tolist() == [0.0] * LANES
+    assert mapped(calls.inlined(lambda v: lane_numbers()), x).tolist() == ALL.tolist()
+    assert mapped(calls.inlined(lambda v: splat(2.5)), x).tolist() == [2.5] * LANES
+    assert mapped(calls.inlined(lambda v: zero()), x).tolist() == [0.0] * LANES
 
 
 def test_arithmetic() -> None:
@@ -307,34 +310,34 @@ def test_arithmetic() -> None:
     x[0] = 0
     with np.errstate(all="ignore"):
         for f, expected in (
-            (simd.inlined(lambda x, y: x + y), x + y),
-            (simd.inlined(lambda x, y: x - y), x - y),
-            (simd.inlined(lambda x, y: x * y), x * y),
-            (simd.inlined(lambda x, y: x / y), x / y),
+            (calls.inlined(lambda x, y: x + y), x + y),
+            (calls.inlined(lambda x, y: x - y), x - y),
+            (calls.inlined(lambda x, y: x * y), x * y),
+            (calls.inlined(lambda x, y: x / y), x / y),
         ):
             np.testing.assert_array_equal(mapped(f, x, y), expected)
 
 
 def test_fma_rounds_once() -> None:
-    fma = simd.fma
+    fma = arithmetic.fma
     x = np.full(LANES, 1 + 2**-12, np.float32)
-    result = mapped(simd.inlined(lambda x, y: fma(x, x, y)), x, np.full(LANES, -1 - 2**-11))
+    result = mapped(calls.inlined(lambda x, y: fma(x, x, y)), x, np.full(LANES, -1 - 2**-11))
     assert result.tolist() == [2**-24] * LANES
 
 
 def test_minimum_and_maximum_return_the_second_for_nan() -> None:
     x = np.resize(np.array([1, 3, math.nan, 2, -math.inf, 0.0], np.float32), LANES)
     y = np.resize(np.array([2, 1, 5, math.nan, math.inf, -0.0], np.float32), LANES)
-    np.testing.assert_array_equal(mapped(simd.vmax, x, y), np.where(x > y, x, y))
-    np.testing.assert_array_equal(mapped(simd.vmin, x, y), np.where(x < y, x, y))
+    np.testing.assert_array_equal(mapped(arithmetic.vmax, x, y), np.where(x > y, x, y))
+    np.testing.assert_array_equal(mapped(arithmetic.vmin, x, y), np.where(x < y, x, y))
 
 
 def test_functions_of_a_lane() -> None:
     x = np.resize(np.array([0.5, 1.5, -2.5, -0.0, 1e30, -math.inf, 2.0], np.float32), LANES)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(mapped(simd.vround, x), np.rint(x))
-        np.testing.assert_array_equal(mapped(simd.vsqrt, x), np.sqrt(x))
-    result = mapped(simd.vabs, x)
+        np.testing.assert_array_equal(mapped(arithmetic.vround, x), np.rint(x))
+        np.testing.assert_array_equal(mapped(arithmetic.vsqrt, x), np.sqrt(x))
+    result = mapped(arithmetic.vabs, x)
     np.testing.assert_array_equal(result, np.abs(x))
     assert not np.signbit(result).any()
 
@@ -342,36 +345,36 @@ def test_functions_of_a_lane() -> None:
 def test_choose() -> None:
     x, y, v, w = (normal(seed=i) for i in range(4))
     x[:3] = y[1], math.nan, -math.inf
-    result = mapped(simd.choose, x, y, v, w)
+    result = mapped(arithmetic.choose, x, y, v, w)
     np.testing.assert_array_equal(result, np.where(x < y, v, w))
 
 
 @pytest.mark.parametrize("n", [-1, 0, 1, 15, 16, 40])
 def test_join(n: int) -> None:
-    join, v, w = simd.join, normal(), normal(seed=1)
-    result = mapped(simd.inlined(lambda v, w: join(v, w, n)), v, w)
+    join, v, w = arithmetic.join, normal(), normal(seed=1)
+    result = mapped(calls.inlined(lambda v, w: join(v, w, n)), v, w)
     np.testing.assert_array_equal(result, np.where(n > ALL, v, w))
 
 
 def test_turn_pairs() -> None:
     v = normal()
-    result = mapped(simd.turn_pairs, v).reshape(-1, 2)
+    result = mapped(arithmetic.turn_pairs, v).reshape(-1, 2)
     np.testing.assert_array_equal(result, np.stack([-v[1::2], v[::2]], axis=1))
 
 
 def tree_sum(v: F32Array) -> np.float32:
-    """The sum in the order of `simd.hsum`: halves onto each other."""
+    """The sum in the order of `hsum`: halves onto each other."""
     while len(v) > 1:
         v = v[: len(v) // 2] + v[len(v) // 2 :]
     return np.float32(v[0])
 
 
 def test_sums_and_maxima_of_all_lanes() -> None:
-    hsum, hmax, splat = simd.hsum, simd.hmax, simd.splat
+    hsum, hmax, splat = arithmetic.hsum, arithmetic.hmax, arithmetic.splat
     for seed in range(5):
         v = normal(seed=seed)
-        assert set(mapped(simd.inlined(lambda v: splat(hsum(v))), v)) == {tree_sum(v)}
-        assert set(mapped(simd.inlined(lambda v: splat(hmax(v))), v)) == {v.max()}
+        assert set(mapped(calls.inlined(lambda v: splat(hsum(v))), v)) == {tree_sum(v)}
+        assert set(mapped(calls.inlined(lambda v: splat(hmax(v))), v)) == {v.max()}
 
 
 # --- functions ---
@@ -398,26 +401,29 @@ def check_function(f: Any, exact: Callable[[Array], Array], x: Array, limit: flo
 
 def test_vexp() -> None:
     # results from 0 through subnormals to beyond the largest
-    check_function(simd.vexp, np.exp, np.linspace(-110, 90, 2**17), 1.5)
-    check_function(simd.vexp, np.exp, np.linspace(-1e-3, 1e-3, 2**12), 1.0)
-    assert mapped(simd.vexp, np.resize([-104.1, -math.inf, -3e38], LANES)).tolist() == [0.0] * LANES
+    check_function(functions.vexp, np.exp, np.linspace(-110, 90, 2**17), 1.5)
+    check_function(functions.vexp, np.exp, np.linspace(-1e-3, 1e-3, 2**12), 1.0)
+    assert (
+        mapped(functions.vexp, np.resize([-104.1, -math.inf, -3e38], LANES)).tolist()
+        == [0.0] * LANES
+    )
 
 
 def test_vlog() -> None:
-    check_function(simd.vlog, np.log, np.exp(np.linspace(-103, 88, 2**16)), 1.5)
-    check_function(simd.vlog, np.log, np.linspace(0.5, 2, 2**16), 1.5)
-    check_function(simd.vlog, np.log, np.resize([-1.0, 1e-45, 1.2e-38, -1e-45], LANES), 1.5)
+    check_function(functions.vlog, np.log, np.exp(np.linspace(-103, 88, 2**16)), 1.5)
+    check_function(functions.vlog, np.log, np.linspace(0.5, 2, 2**16), 1.5)
+    check_function(functions.vlog, np.log, np.resize([-1.0, 1e-45, 1.2e-38, -1e-45], LANES), 1.5)
 
 
 def test_vtanh() -> None:
-    check_function(simd.vtanh, np.tanh, np.linspace(-12, 12, 2**16), 2.0)
-    check_function(simd.vtanh, np.tanh, np.geomspace(1e-40, 1, 2**12), 2.0)
-    check_function(simd.vtanh, np.tanh, -np.geomspace(1e-40, 1, 2**12), 2.0)
+    check_function(functions.vtanh, np.tanh, np.linspace(-12, 12, 2**16), 2.0)
+    check_function(functions.vtanh, np.tanh, np.geomspace(1e-40, 1, 2**12), 2.0)
+    check_function(functions.vtanh, np.tanh, -np.geomspace(1e-40, 1, 2**12), 2.0)
 
 
 def test_a_lane_s_bits_depend_on_its_value_alone() -> None:
     x = np.linspace(-5, 5, LANES * 8).astype(np.float32)
-    for f in (simd.vexp, simd.vtanh):
+    for f in (functions.vexp, functions.vtanh):
         assert (mapped(f, x[::-1].copy())[::-1] == mapped(f, x)).all()
 
 
@@ -425,7 +431,7 @@ def test_a_lane_s_bits_depend_on_its_value_alone() -> None:
 
 
 def test_atomics() -> None:
-    atomic_add, atomic_load, atomic_store = simd.atomic_add, simd.atomic_load, simd.atomic_store
+    atomic_add, atomic_load, atomic_store = sync.atomic_add, sync.atomic_load, sync.atomic_store
 
     def work(at):  # type: ignore[no-untyped-def]
         atomic_store(at + 8, atomic_add(at, 5))
@@ -437,7 +443,7 @@ def test_atomics() -> None:
 
 
 def test_call_kernel() -> None:
-    store, call_kernel = simd.store_i64, simd.call_kernel
+    store, call_kernel = access.store_i64, calls.call_kernel
 
     def inner(p, ith, nth):  # type: ignore[no-untyped-def]
         store(p, 100 * ith + nth)

@@ -26,7 +26,7 @@ from lamella.kernels.cpu.compiler.worker import compile_kernel
 from lamella.kernels.cpu.compiler.worker_pool import code_size, compile_all, n_workers
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.cpu.packed.micro import micro_kernel
-from lamella.kernels.cpu.simd.vectors import load_i64, store_i64
+from lamella.kernels.cpu.simd.memory import load_i64, store_i64
 
 # Numba types kernels, mypy does not: they have no annotations
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

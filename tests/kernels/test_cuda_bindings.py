@@ -90,8 +90,8 @@ sys.modules["cuda"] = None
 from lamella.kernels.cuda.registry import open_cuda
 print(open_cuda().reason, end="")
 """
-    told = python(tmp_path, "-c", code)
-    assert told.startswith(
+    output = python(tmp_path, "-c", code)
+    assert output.startswith(
         "the Python package cuda-bindings is missing: pip install 'lamella[cuda]'"
     )
-    assert "\n" not in told
+    assert "\n" not in output

@@ -164,15 +164,15 @@ def test_a_kernel_is_compiled_once_and_cached(gpu: GridGpu, tmp_path: Path) -> N
         return gpu._functions[function].shared_memory
 
     compiler = Counting()
-    told: list[tuple[int, int, str]] = []
-    library = Library(gpu, compiler, lambda done, total, name, s: told.append((done, total, name)))
+    calls: list[tuple[int, int, str]] = []
+    library = Library(gpu, compiler, lambda done, total, name, s: calls.append((done, total, name)))
     kernel = CudaKernel(TOY, "toy_scale")
     first = library.function(kernel)
     assert library.function(kernel) == first
     assert allowed(library.function(kernel, 64 << 10)) == 64 << 10
     assert allowed(library.function(kernel, 50 << 10)) == 64 << 10
     assert compiler.compiled == [TOY.file]
-    assert told == [(0, 1, TOY.file), (1, 1, TOY.file)]
+    assert calls == [(0, 1, TOY.file), (1, 1, TOY.file)]
     library.close()
     again = Library(gpu, compiler)
     again.function(kernel)

@@ -15,7 +15,8 @@ from lamella.kernels.cpu import params
 from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.cpu.compiler.jit import Kernel, kernel
 from lamella.kernels.cpu.pool import ENTRY_WORDS, ThreadPool
-from lamella.kernels.cpu.simd.vectors import atomic_add, atomic_load, load_i64, store_i64
+from lamella.kernels.cpu.simd.memory import load_i64, store_i64
+from lamella.kernels.cpu.simd.sync import atomic_add, atomic_load
 
 Words = npt.NDArray[np.int64]
 

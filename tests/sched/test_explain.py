@@ -158,11 +158,11 @@ def test_as_json() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    told = (Path(__file__).resolve().parents[2] / "docs" / "scheduling.md").read_text("utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "scheduling.md").read_text("utf-8")
     for cls in vars(record).values():
         if is_dataclass(cls):
             for field in fields(cls):
-                assert f"`{field.name}`" in told, f"{cls} {field.name}"
+                assert f"`{field.name}`" in text, f"{cls} {field.name}"
 
 
 # --- sentences ---

@@ -23,6 +23,7 @@ from numba import types
 from ....graph.types import GGMLType
 from ...quants.layouts import LAYOUTS
 from ..compiler.jit import Kernel
+from ..simd.calls import inlined
 from ..simd.ints import (
     f32_of_bits,
     lane_bits,
@@ -33,9 +34,7 @@ from ..simd.ints import (
     splat_f16,
     to_f32,
 )
-from ..simd.vectors import (
-    LANES,
-    inlined,
+from ..simd.memory import (
     load_bf16_part,
     load_bf16x16,
     load_f16_part,
@@ -45,11 +44,11 @@ from ..simd.vectors import (
     load_i32,
     load_u8,
     load_u32,
-    splat,
     store_f32,
     store_f32_part,
     store_f32x16,
 )
+from ..simd.vectors import LANES, splat
 
 f32: Final = types.float32
 CODEC_ARGS: Final = 4  # src, dst, n, table
@@ -105,7 +104,7 @@ def offsets(type: GGMLType) -> Any:
     return kind(*(field[1] for field in fields.values()))
 
 
-# --- not quantised ---
+# --- not quantized ---
 
 
 def _decode_f16(src, dst, n, table):

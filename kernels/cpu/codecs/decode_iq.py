@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gguf import quants
 
 from ....graph.types import GGMLType
+from ..simd.calls import inlined
 from ..simd.ints import (
     f16_of_bits,
     flip_signs,
@@ -23,7 +24,8 @@ from ..simd.ints import (
     low_high,
     to_f32,
 )
-from ..simd.vectors import inlined, load_f16, load_u8, load_u16, load_u32, splat, store_f32x16
+from ..simd.memory import load_f16, load_u8, load_u16, load_u32, store_f32x16
+from ..simd.vectors import splat
 from .decode import decoder, f32, offsets
 
 Bytes = npt.NDArray[np.int8]

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from ....graph.types import GGMLType
+from ..simd.calls import inlined
 from ..simd.ints import load_u8_i32x16, to_f32
-from ..simd.vectors import inlined, load_f16, load_i8, load_u8, splat, store_f32, store_f32x16
+from ..simd.memory import load_f16, load_i8, load_u8, store_f32, store_f32x16
+from ..simd.vectors import splat
 from .decode import decoder, f32, offsets
 
 Q2_K: Final = offsets(GGMLType.Q2_K)

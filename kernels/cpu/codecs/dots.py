@@ -13,19 +13,10 @@ from llvmlite import ir
 from numba import types
 
 from ..compiler.jit import Kernel
+from ..simd.calls import inlined
 from ..simd.ints import call, vector_function
-from ..simd.vectors import (
-    LANES,
-    add,
-    f32x16,
-    fma,
-    hsum,
-    inlined,
-    load_f32_part,
-    load_f32x16,
-    store_f32,
-    zero,
-)
+from ..simd.memory import load_f32_part, load_f32x16, store_f32
+from ..simd.vectors import LANES, add, f32x16, fma, hsum, zero
 
 TILE: Final = 4  # rows, and columns
 N_ACCUMULATORS: Final = 4

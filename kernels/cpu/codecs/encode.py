@@ -11,6 +11,7 @@ from typing import Final
 
 from ....graph.types import GGMLType
 from ..compiler.jit import Kernel
+from ..simd.calls import inlined
 from ..simd.ints import (
     clamp,
     lane_mask,
@@ -21,13 +22,10 @@ from ..simd.ints import (
     to_i32,
     truncated,
 )
-from ..simd.vectors import (
-    LANES,
-    inlined,
+from ..simd.memory import (
     load_f32,
     load_f32_part,
     load_f32x16,
-    splat,
     store_bf16_part,
     store_bf16x16,
     store_f16,
@@ -35,6 +33,7 @@ from ..simd.vectors import (
     store_f16x16,
     store_i32,
 )
+from ..simd.vectors import LANES, splat
 from .decode import CODEC_ARGS, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Codec, Function, f32
 
 ENCODERS: Final[dict[GGMLType, Codec]] = {}
@@ -128,7 +127,7 @@ def _range(values):
 
 
 @inlined
-def _quantise(values, factor, offset, largest):
+def _quantize(values, factor, offset, largest):
     """16 values as 0..largest: value * factor + offset, its fraction cut off."""
     return clamp(to_i32(load_f32x16(values) * factor + splat(offset)), largest)
 
@@ -143,8 +142,8 @@ def _store_high_bits(at, low, high):
 def _q4_0(values, block):
     d = _furthest(values) / f32(-8)
     factor = splat(_inverse(d))
-    low = _quantise(values, factor, f32(8.5), 15)
-    high = _quantise(values + 64, factor, f32(8.5), 15)
+    low = _quantize(values, factor, f32(8.5), 15)
+    high = _quantize(values + 64, factor, f32(8.5), 15)
     store_f16(block + Q4_0.d, d)
     store_i32x16_u8(block + Q4_0.qs, low | high << 4)
 
@@ -153,15 +152,15 @@ def _q4_0(values, block):
 def _q5_0(values, block):
     d = _furthest(values) / f32(-16)
     factor = splat(_inverse(d))
-    low = _quantise(values, factor, f32(16.5), 31)
-    high = _quantise(values + 64, factor, f32(16.5), 31)
+    low = _quantize(values, factor, f32(16.5), 31)
+    high = _quantize(values + 64, factor, f32(16.5), 31)
     store_f16(block + Q5_0.d, d)
     _store_high_bits(block + Q5_0.qh, low, high)
     store_i32x16_u8(block + Q5_0.qs, low & 15 | high << 4)
 
 
 @inlined
-def _quantise_from(values, least, factor, largest):
+def _quantize_from(values, least, factor, largest):
     """16 values as 0..largest: (value - least) * factor, rounded to nearest, halves up."""
     distance = load_f32x16(values) - splat(least)
     return clamp(to_i32(distance * factor + splat(f32(0.5))), largest)
@@ -172,8 +171,8 @@ def _q4_1(values, block):
     least, most = _range(values)
     d = (most - least) / f32(15)
     factor = splat(_inverse(d))
-    low = _quantise_from(values, least, factor, 15)
-    high = _quantise_from(values + 64, least, factor, 15)
+    low = _quantize_from(values, least, factor, 15)
+    high = _quantize_from(values + 64, least, factor, 15)
     store_f16(block + Q4_1.d, d)
     store_f16(block + Q4_1.m, least)
     store_i32x16_u8(block + Q4_1.qs, low | high << 4)
@@ -184,8 +183,8 @@ def _q5_1(values, block):
     least, most = _range(values)
     d = (most - least) / f32(31)
     factor = splat(_inverse(d))
-    low = _quantise_from(values, least, factor, 31)
-    high = _quantise_from(values + 64, least, factor, 31)
+    low = _quantize_from(values, least, factor, 31)
+    high = _quantize_from(values + 64, least, factor, 31)
     store_f16(block + Q5_1.d, d)
     store_f16(block + Q5_1.m, least)
     _store_high_bits(block + Q5_1.qh, low, high)

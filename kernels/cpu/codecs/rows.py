@@ -12,8 +12,9 @@ from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.calls import Param
 from ..params import int_param
+from ..simd.calls import inlined
 from ..simd.ints import call_at, copy_bytes
-from ..simd.vectors import inlined, load_i32, load_u16, store_i32, store_u16
+from ..simd.memory import load_i32, load_u16, store_i32, store_u16
 from . import decode_iq as _decode_iq  # noqa: F401 - declare their decoders
 from . import decode_k as _decode_k  # noqa: F401
 from .decode import DECODERS

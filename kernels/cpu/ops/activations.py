@@ -13,7 +13,9 @@ from typing import Final
 from ....graph.op import GluOp, GluParams, Op, UnaryOp, UnaryParams
 from ....graph.tensor import Tensor, params_of
 from ...plan.node_params import glu_operands
-from ..simd.vectors import choose, fma, inlined, splat, vabs, vexp, vmax, vmin, vtanh, zero
+from ..simd.calls import inlined
+from ..simd.functions import vexp, vtanh
+from ..simd.vectors import choose, fma, splat, vabs, vmax, vmin, zero
 from ..table import CpuCall, implements
 from .elementwise import map_call, map_kernel, pair_call, pair_kernel
 

@@ -18,7 +18,8 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
-from ..simd.vectors import inlined, load_i32, merged
+from ..simd.calls import inlined, merged
+from ..simd.memory import load_i32
 from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
     BLOCK,

@@ -11,29 +11,21 @@ import math
 from typing import Final
 
 from ..params import data, float_param, nb, ne, row_at
+from ..simd.calls import inlined
 from ..simd.floats import add_rows, dots, transposed
-from ..simd.vectors import (
-    LANES,
-    hmax,
-    hsum,
-    inlined,
-    join,
-    lane_numbers,
+from ..simd.functions import vexp, vtanh
+from ..simd.memory import (
     load_f32,
     load_f32_part,
     load_f32x16,
     load_i32,
     load_i64,
-    splat,
     store_f32,
     store_f32_part,
     store_f32x16,
     store_i64,
-    vexp,
-    vmax,
-    vtanh,
-    zero,
 )
+from ..simd.vectors import LANES, hmax, hsum, join, lane_numbers, splat, vmax, zero
 from .attention_layout import (
     BLOCK,
     LARGEST,

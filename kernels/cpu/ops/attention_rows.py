@@ -12,12 +12,10 @@ from typing import Any, Final
 from ....graph.types import GGMLType
 from ..compiler.jit import Kernel
 from ..params import data, fail, int_param, nb, ne
+from ..simd.calls import inlined
 from ..simd.floats import prefetch_line
 from ..simd.ints import call_at
-from ..simd.vectors import (
-    LANES,
-    inlined,
-    join,
+from ..simd.memory import (
     load_bf16_part,
     load_bf16x16,
     load_f16,
@@ -29,10 +27,10 @@ from ..simd.vectors import (
     load_i8x16,
     load_i32,
     load_i64,
-    splat,
     store_f32x16,
     store_i64,
 )
+from ..simd.vectors import LANES, join, splat
 from .attention_layout import K_SIZE, LOAD_K, PAGE_SIZE, RUN_K, RUN_N, RUN_SIZE, RUN_V, VECTOR
 
 LINE: Final = 64  # bytes of a cache line

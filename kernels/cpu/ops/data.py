@@ -17,8 +17,9 @@ from ..codecs.encode import ENCODERS
 from ..codecs.rows import is_readable, move, read_row, row_bytes, row_reader
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, n_rows, nb, ne, row, row_at, work
+from ..simd.calls import inlined
 from ..simd.ints import call_at
-from ..simd.vectors import inlined, load_i32, load_i64
+from ..simd.memory import load_i32, load_i64
 from ..table import SMALL, CpuCall, implements
 
 PIECE: Final = 4096  # elements that are converted at a time: a multiple of every block size

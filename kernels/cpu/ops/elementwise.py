@@ -16,24 +16,20 @@ from ....graph.types import GGMLType
 from ...plan.node_params import is_flat, scalars_of
 from ..compiler.jit import Kernel
 from ..params import data, fail, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
-from ..simd.vectors import (
-    LANES,
-    inlined,
+from ..simd.calls import inlined
+from ..simd.functions import vlog
+from ..simd.memory import (
     load_bf16,
     load_f16,
     load_f32,
     load_f32_part,
     load_i32,
-    splat,
     store_bf16,
     store_f16,
     store_f32,
     store_f32_part,
-    vlog,
-    vmax,
-    vmin,
-    vsqrt,
 )
+from ..simd.vectors import LANES, splat, vmax, vmin, vsqrt
 from ..table import SMALL, CpuCall, implements
 
 PIECE: Final = 1024  # elements at most that are computed at once

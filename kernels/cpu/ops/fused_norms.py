@@ -14,7 +14,9 @@ from ...plan.chains import AddNormMul, NormMul, is_row_weighted
 from ...plan.node_params import eps_of
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, n_rows, ne, row
-from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, zero
+from ..simd.calls import inlined
+from ..simd.memory import load_f32_part, store_f32_part
+from ..simd.vectors import LANES, zero
 from ..table import SMALL, CpuCall, fuses
 from .rows import mean_of, norm_factor
 

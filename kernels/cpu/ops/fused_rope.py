@@ -19,7 +19,8 @@ from ..codecs.rows import move
 from ..compiler.jit import Kernel
 from ..params import data, fail, first_of, float_param, int_param, nb, ne, row_at, work
 from ..simd.ints import call_at
-from ..simd.vectors import LANES, load_i32, load_i64
+from ..simd.memory import load_i32, load_i64
+from ..simd.vectors import LANES
 from ..table import SMALL, CpuCall, fuses
 from .data import encoder_of, is_writable
 from .rope import (

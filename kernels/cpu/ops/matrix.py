@@ -30,8 +30,9 @@ from ..params import (
     row_at,
     work,
 )
+from ..simd.calls import inlined
 from ..simd.ints import call_at
-from ..simd.vectors import inlined, load_i32, store_f32, store_i32
+from ..simd.memory import load_i32, store_f32, store_i32
 from ..table import SMALL, CpuCall, implements
 
 GROUP_BYTES: Final = 1 << 18  # of decoded weights: at most what the second cache holds

@@ -1,4 +1,4 @@
-"""Rotary position embedding: ROPE, of F32 and F16, pairs of neighbours or of halves.
+"""Rotary position embedding: ROPE, of F32 and F16, pairs of neighbors or of halves.
 
 An angle is the position times a factor of the pair, in float64. It counts turns: only the fraction
 matters, which is rounded to float32. Cosines and sines are computed once for all heads
@@ -17,28 +17,21 @@ from ....graph.types import GGMLType
 from ...plan.node_params import rope_params
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, int_param, n_rows, nb, ne, row_at, work
-from ..simd.vectors import (
-    LANES,
-    choose,
-    fma,
-    inlined,
+from ..simd.calls import inlined
+from ..simd.memory import (
     load_f16_part,
     load_f32,
     load_f32_part,
     load_f32x16,
     load_f64,
     load_i32,
-    splat,
     store_f16_part,
     store_f32,
     store_f32_part,
     store_f32x16,
     store_f64,
-    turn_pairs,
-    vabs,
-    vround,
-    zero,
 )
+from ..simd.vectors import LANES, choose, fma, splat, turn_pairs, vabs, vround, zero
 from ..table import SMALL, CpuCall, implements
 
 # parameters, as `plan.node_params.rope_params` gives them
@@ -136,7 +129,7 @@ def _rope_kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
     return Kernel(run)
 
 
-def _neighbours(load: Callable[..., Any], store: Callable[..., Any], size: int) -> Any:
+def _neighbors(load: Callable[..., Any], store: Callable[..., Any], size: int) -> Any:
     """Rotation of pairs (0, 1), (2, 3), ...; `cos` and `sin` hold each number twice."""
 
     @inlined
@@ -172,8 +165,8 @@ _F32 = (load_f32_part, store_f32_part, 4)
 _F16 = (load_f16_part, store_f16_part, 2)
 # by mode and type: the rotation of a head, and the copies of each cosine and sine
 ROTATIONS: Final = {
-    (RopeMode.NORMAL, GGMLType.F32): (_neighbours(*_F32), 2),
-    (RopeMode.NORMAL, GGMLType.F16): (_neighbours(*_F16), 2),
+    (RopeMode.NORMAL, GGMLType.F32): (_neighbors(*_F32), 2),
+    (RopeMode.NORMAL, GGMLType.F16): (_neighbors(*_F16), 2),
     (RopeMode.NEOX, GGMLType.F32): (_halves(*_F32), 1),
     (RopeMode.NEOX, GGMLType.F16): (_halves(*_F16), 1),
 }

@@ -16,21 +16,10 @@ from ....graph.types import GGMLType
 from ...plan.node_params import diag_mask_of, eps_of, has_whole_rows
 from ..compiler.jit import Kernel, kernel
 from ..params import first_of, float_param, int_param, n_rows, ne, row, row_at
-from ..simd.vectors import (
-    LANES,
-    hmax,
-    hsum,
-    inlined,
-    join,
-    load_f16_part,
-    load_f32_part,
-    splat,
-    store_f32,
-    store_f32_part,
-    vexp,
-    vmax,
-    zero,
-)
+from ..simd.calls import inlined
+from ..simd.functions import vexp
+from ..simd.memory import load_f16_part, load_f32_part, store_f32, store_f32_part
+from ..simd.vectors import LANES, hmax, hsum, join, splat, vmax, zero
 from ..table import SMALL, CpuCall, implements
 
 BLOCK: Final = 1024  # elements that are summed in float32

@@ -16,7 +16,8 @@ from ....graph.tensor import Tensor
 from ...plan.node_params import is_descending
 from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, nb, ne, row, work
-from ..simd.vectors import inlined, load_i64, load_u32, store_i32, store_i64
+from ..simd.calls import inlined
+from ..simd.memory import load_i64, load_u32, store_i32, store_i64
 from ..table import CpuCall, implements
 
 N_INSERTED: Final = 64  # elements up to which insertion is faster

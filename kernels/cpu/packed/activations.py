@@ -1,6 +1,6 @@
 """Columns as tiles for products with packed weights, made once for all their readers.
 
-For quantised weights, each 32 values of a column become int8 with a scale of their own: the largest
+For quantized weights, each 32 values of a column become int8 with a scale of their own: the largest
 becomes 127 (as ggml's Q8_0, but the scale is a float32). For floats they stay float32. The number
 of columns alone decides their tiles. Tested by
 tests/kernels/test_cpu_packed.py.
@@ -17,8 +17,10 @@ from ...plan.calls import PreparedSource
 from ..compiler.jit import kernel
 from ..params import first_of, int_param, n_rows, ne, prepared, row
 from ..simd.bytes import scaled_to_nearest, sum_lanes
+from ..simd.calls import inlined
 from ..simd.ints import max_abs, store_i32x16_u8
-from ..simd.vectors import inlined, load_f32, load_f32x16, splat, store_f32, store_i32
+from ..simd.memory import load_f32, load_f32x16, store_f32, store_i32
+from ..simd.vectors import splat
 from ..table import SMALL, CpuCall
 from .formats import Format
 from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind

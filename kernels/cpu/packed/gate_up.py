@@ -17,8 +17,10 @@ from ...plan.chains import GateUp
 from ..compiler.jit import Kernel, kernel
 from ..ops.activations import GATED
 from ..params import data, int_param, n_rows, ne, prepared, row, take, work
+from ..simd.calls import inlined
 from ..simd.ints import call_at
-from ..simd.vectors import LANES, inlined, load_f32_part, store_f32_part, store_i64
+from ..simd.memory import load_f32_part, store_f32_part, store_i64
+from ..simd.vectors import LANES
 from ..table import CpuCall, fuses, is_packed
 from .activations import prepared_columns, width_of
 from .formats import FORMATS

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ....graph.types import GGMLType
 from ..compiler.jit import Kernel, family
 from ..simd.bytes import prefetch, zero_tile
-from ..simd.vectors import load_bf16x16, load_f16x16, load_f32x16
+from ..simd.memory import load_bf16x16, load_f16x16, load_f32x16
 from .formats import FORMATS
 from .tiles import (
     COLUMN_BYTES,
@@ -42,7 +42,7 @@ def micro_kernel(type: GGMLType, width: int) -> Kernel:
 
 def _integer_kernel(type: GGMLType, width: int) -> Any:
     form = FORMATS[type]
-    assert form.kind is not None, f"{type.name} is not quantised"
+    assert form.kind is not None, f"{type.name} is not quantized"
     size = COLUMN_BYTES * width
     multiply = integer_products(form.kind, width, small=form.offset < 128)
     step, zero, store = STEPS[type](multiply, size), zero_tile(width), store_sums(width)

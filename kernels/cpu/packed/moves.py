@@ -17,9 +17,9 @@ from ..codecs.rows import row_reader
 from ..compiler.jit import Kernel, kernel
 from ..params import data, fail, first_of, int_param, n_rows, nb, ne, row, work
 from ..simd.bytes import bits_to_bytes, interleave_rows
+from ..simd.calls import inlined
 from ..simd.ints import call_at
-from ..simd.vectors import (
-    inlined,
+from ..simd.memory import (
     load_i32,
     load_i64,
     load_u8,

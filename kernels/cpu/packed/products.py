@@ -28,8 +28,9 @@ from ..params import (
     take,
     work,
 )
+from ..simd.calls import inlined
 from ..simd.ints import call_at, copy_bytes
-from ..simd.vectors import inlined, load_f32, load_i32, store_f32, store_i64
+from ..simd.memory import load_f32, load_i32, store_f32, store_i64
 from ..table import CpuCall, implements_packed, is_packed
 from .activations import column_bytes, prepared_columns, width_of
 from .formats import FORMATS, Format, format_of

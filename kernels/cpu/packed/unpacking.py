@@ -25,8 +25,10 @@ from ..simd.bytes import (
 )
 from ..simd.bytes import load_nibbles as nibbles_at
 from ..simd.bytes import load_words as words_at
+from ..simd.calls import inlined
 from ..simd.ints import load_u8_i32x16, to_f32
-from ..simd.vectors import inlined, load_f16x16, load_i8x16, splat
+from ..simd.memory import load_f16x16, load_i8x16
+from ..simd.vectors import splat
 from .formats import FORMATS
 from .tiles import COLUMN_BYTES
 

@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from ..compiler.jit import Kernel, kernel
+from ..simd.calls import call_kernel, inlined
 from ..simd.ints import copy_bytes
-from ..simd.vectors import call_kernel, inlined, load_f32, load_f64, load_i64
+from ..simd.memory import load_f32, load_f64, load_i64
 from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
 from .state import (

@@ -11,21 +11,11 @@ import math
 import numpy as np
 
 from ..ops.sort import INDEX_BITS, N_INSERTED, insert_each, sort_by_bytes
+from ..simd.calls import inlined
 from ..simd.ints import f32_of_bits
+from ..simd.memory import load_f32, load_f32_part, load_f32x16, store_f32, store_f32_part
 from ..simd.scan import count_bits, exp_rounded, f32_bits, mask_ge
-from ..simd.vectors import (
-    LANES,
-    hmax,
-    inlined,
-    join,
-    load_f32,
-    load_f32_part,
-    load_f32x16,
-    splat,
-    store_f32,
-    store_f32_part,
-    vmax,
-)
+from ..simd.vectors import LANES, hmax, join, splat, vmax
 from .state import LOGITS, SORTED, N, word
 
 _INF = np.float32(math.inf)

@@ -14,21 +14,11 @@ from typing import Final
 import numpy as np
 
 from ..compiler.jit import kernel
+from ..simd.calls import inlined
 from ..simd.ints import store_u32
+from ..simd.memory import load_f32, load_f32x16, load_i64, store_f32, store_f32x16, store_i64
 from ..simd.scan import lowest_bit, mask_nan
-from ..simd.vectors import (
-    LANES,
-    hmax,
-    inlined,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    splat,
-    store_f32,
-    store_f32x16,
-    store_i64,
-    vmax,
-)
+from ..simd.vectors import LANES, hmax, splat, vmax
 from .rows import id_of, key_of, logit_of, n_reaching, of_order, order_of, part, reaching, sort_keys
 from .state import (
     IDS,

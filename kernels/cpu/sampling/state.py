@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..simd.calls import call_kernel, inlined
 from ..simd.ints import copy_bytes
-from ..simd.vectors import call_kernel, inlined, load_i32, load_i64, store_i64
+from ..simd.memory import load_i32, load_i64, store_i64
 
 # the candidates
 LOGITS: Final = 0  # address of float32s: the ones given, or OWN

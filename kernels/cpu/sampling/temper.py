@@ -12,19 +12,18 @@ import math
 import numpy as np
 
 from ..compiler.jit import kernel
+from ..simd.calls import inlined
 from ..simd.ints import store_u32
-from ..simd.vectors import (
-    LANES,
-    inlined,
+from ..simd.memory import (
     load_f32,
     load_f32_part,
     load_f64,
     load_i32,
     load_i64,
-    splat,
     store_f32,
     store_f32_part,
 )
+from ..simd.vectors import LANES, splat
 from .rows import entropy, largest, softmax
 from .select import sort_all
 from .state import (

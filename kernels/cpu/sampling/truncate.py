@@ -12,22 +12,20 @@ from typing import Final
 import numpy as np
 
 from ..compiler.jit import kernel
+from ..simd.calls import inlined
 from ..simd.ints import copy_bytes, store_u32
-from ..simd.scan import f32_bits, lowest_bit
-from ..simd.vectors import (
-    LANES,
-    choose,
-    inlined,
+from ..simd.memory import (
     load_f32,
     load_f32_part,
     load_f64,
     load_i32,
     load_i64,
-    splat,
     store_f32,
     store_f32_part,
     store_i64,
 )
+from ..simd.scan import f32_bits, lowest_bit
+from ..simd.vectors import LANES, choose, splat
 from .rows import entropy, exps, largest, logit_of, n_reaching, reaching, softmax, sort_keys, sum_of
 from .select import sort_all, take
 from .state import (

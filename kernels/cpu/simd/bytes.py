@@ -1,7 +1,7 @@
 """The vector vocabulary of integer products: 64 bytes in lanes, their dot products, and tiles.
 
 `i8x64` is LLVM's `<64 x i8>`. `emit_dot4` multiplies unsigned bytes by signed ones and adds each
-four neighbours to a 32-bit lane: one instruction where the processor has it, exact with others too.
+four neighbors to a 32-bit lane: one instruction where the processor has it, exact with others too.
 A tile is a tuple of vectors of floats, one for each column. Knows no block formats.
 Tested by tests/kernels/test_cpu_simd_bytes.py.
 """
@@ -137,7 +137,7 @@ def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
-    """Products of 16-bit numbers, neighbours added: one instruction for LLVM."""
+    """Products of 16-bit numbers, neighbors added: one instruction for LLVM."""
     if has_feature("avx512bw"):
         return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
     if has_feature("avx2"):
@@ -263,7 +263,7 @@ def _emit_load_nibbles(b: Any, address: Any) -> Any:
 
 
 def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
-    # bytes cannot be shifted: pairs are, and the mask removes the bits of the neighbour
+    # bytes cannot be shifted: pairs are, and the mask removes the bits of the neighbor
     count = spread(b, b.trunc(shift, _I16), _V_I16)
     kept = spread(b, b.trunc(mask, _I8), _V_I8)
 

@@ -19,7 +19,8 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 from ..compiler.isa import has_feature
-from .vectors import LANES, Codegen, f16_to_f32, f32x16, pointer_to
+from .halves import f16_to_f32
+from .vectors import LANES, Codegen, f32x16, pointer_to
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _F32 = ir.FloatType()

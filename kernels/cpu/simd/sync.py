@@ -1,4 +1,4 @@
-"""Instructions for threads that wait for each other, beside the atomic words of `vectors.py`.
+"""Instructions for threads that wait for each other: atomic words, pauses, a clock.
 
 Tested by tests/kernels/test_cpu_simd_sync.py.
 """
@@ -14,12 +14,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compiler.isa import ARM, X86, machine
-from .vectors import Codegen
+from .vectors import Codegen, pointer_to
 
 # LLVM's names and arguments; `yield` of ARM ends too soon
 _PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}
 _MONOTONIC: Final = 6 if sys.platform == "darwin" else 1  # CLOCK_MONOTONIC of <time.h>
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+_address = types.int64
 
 
 @intrinsic
@@ -50,3 +51,34 @@ def now_ns(_typing: Any) -> tuple[Any, Codegen]:
         return b.add(b.mul(seconds, _I64(1_000_000_000)), rest)
 
     return types.int64(), codegen
+
+
+@intrinsic
+def atomic_add(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
+    """Add to an int64, sequentially consistent. Return the value before."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", pointer_to(b, args[0], _I64), args[1], "seq_cst")
+
+    return types.int64(_address, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
+    """Read an int64, sequentially consistent."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        return b.load_atomic(pointer_to(b, args[0], _I64), "seq_cst", 8)
+
+    return types.int64(_address), codegen
+
+
+@intrinsic
+def atomic_store(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
+    """Write an int64, sequentially consistent."""
+
+    def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        b.store_atomic(args[1], pointer_to(b, args[0], _I64), "seq_cst", 8)
+        return ctx.get_dummy_value()
+
+    return types.void(_address, types.int64), codegen

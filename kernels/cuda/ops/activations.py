@@ -1,6 +1,6 @@
 """Columns of activations as int8 with a scale for each 32 values: form q8 of src/blocks.cuh.
 
-They are made once for all products with quantised weights that read them. Tested by
+They are made once for all products with quantized weights that read them. Tested by
 tests/kernels/test_cuda_quantized.py.
 """
 

@@ -1,4 +1,4 @@
-"""Norms, softmax and sums of rows (src/rows.cu, src/softmax.cu); norms fused with their neighbours.
+"""Norms, softmax and sums of rows (src/rows.cu, src/softmax.cu); norms fused with their neighbors.
 
 The length of a row decides how many threads share it: sums are taken in an order that depends on
 the length alone. Tested by tests/kernels/test_rows.py and

@@ -1,4 +1,4 @@
-"""Products of quantised weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and gated
+"""Products of quantized weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and gated
 units of two.
 
 A block computes a tile of the result. Tiles are as large as possible with enough blocks to fill a

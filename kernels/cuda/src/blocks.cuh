@@ -68,7 +68,7 @@ template <bool ALIGNED> struct Bytes {
 
 // --- types of 32 values: d, m if MIN, fifth bits if FIFTH, then 4 bits of each value in halves ---
 
-template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
+template <bool MIN, bool FIFTH, int CENTER> struct Nibbles {
     static constexpr int VALUES = 32;
     static constexpr int QH = MIN ? 4 : 2;
     static constexpr int QS = QH + (FIFTH ? 4 : 0);
@@ -76,7 +76,7 @@ template <bool MIN, bool FIFTH, int CENTRE> struct Nibbles {
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
     static constexpr bool HAS_MIN = MIN;
     static constexpr bool HAS_SUB_SCALES = false;
-    static constexpr int OFFSET = CENTRE;
+    static constexpr int OFFSET = CENTER;
 
     // Spread 4 bits: each becomes bit 4 of a byte.
     static DEVICE u32 fifth(u32 bits) { return ((bits & 15) * 0x02040810u) & 0x10101010u; }

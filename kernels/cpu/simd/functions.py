@@ -1,0 +1,127 @@
+"""Exponential, logarithm and hyperbolic tangent of vectors.
+
+Tested by tests/kernels/test_cpu_simd_vectors.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .calls import inlined
+from .vectors import (
+    LANES,
+    Codegen,
+    choose,
+    f32x16,
+    fma,
+    lanes_of,
+    pair_of,
+    splat,
+    vabs,
+    vmin,
+    vround,
+    vsqrt,
+    zero,
+)
+
+_I32 = ir.IntType(32)
+_F32 = ir.FloatType()
+_V_F32 = ir.VectorType(_F32, LANES)
+_V_I32 = ir.VectorType(_I32, LANES)
+
+
+@intrinsic
+def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
+    """2**v for whole v in -252..254, as two factors: a half may be below the normal range."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        # the last bits of the sum are the integer, also for NaN, where fptosi is undefined
+        bits = b.bitcast(b.fadd(args[0], lanes_of(_V_F32, 1.5 * 2**23)), _V_I32)
+        n = b.sub(bits, lanes_of(_V_I32, 0x4B400000))
+        half = b.ashr(n, lanes_of(_V_I32, 1))
+        bias, place = lanes_of(_V_I32, 127), lanes_of(_V_I32, 23)
+        first = b.bitcast(b.shl(b.add(half, bias), place), _V_F32)
+        second = b.bitcast(b.shl(b.add(b.sub(n, half), bias), place), _V_F32)
+        return pair_of(b, first, second)
+
+    return types.UniTuple(f32x16, 2)(f32x16), codegen
+
+
+@intrinsic
+def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
+    """m and e of v = m * 2**e, 1 / sqrt 2 <= m < sqrt 2, of normal numbers above 0."""
+
+    def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+        bits, place = b.bitcast(args[0], _V_I32), lanes_of(_V_I32, 23)
+        e = b.ashr(b.sub(bits, lanes_of(_V_I32, 0x3F3504F3)), place)
+        m = b.bitcast(b.sub(bits, b.shl(e, place)), _V_F32)
+        return pair_of(b, m, b.sitofp(e, _V_F32))
+
+    return types.UniTuple(f32x16, 2)(f32x16), codegen
+
+
+@inlined
+def vexp(x):
+    """e**x of each lane, within 2 units in the last place; 0 below -104, inf above 89, NaN is NaN.
+
+    Range reduction and polynomial as in Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2.
+    """
+    # results of 0 must not underflow on the way, which is slow; NaN compares false and stays
+    lowest = splat(-104.0)
+    clipped = choose(x, lowest, zero(), vmin(splat(89.0), x))
+    n = vround(clipped * splat(1.44269504))
+    r = fma(n, splat(-0.693359375), clipped)
+    r = fma(n, splat(2.12194440e-4), r)
+    p = splat(1.9875691500e-4)
+    p = fma(p, r, splat(1.3981999507e-3))
+    p = fma(p, r, splat(8.3334519073e-3))
+    p = fma(p, r, splat(4.1665795894e-2))
+    p = fma(p, r, splat(1.6666665459e-1))
+    p = fma(p, r, splat(5.0000001201e-1))
+    p = fma(p * r, r, r) + splat(1.0)
+    low, high = _exp2_of_int(n)
+    return choose(x, lowest, zero(), p * low * high)
+
+
+@inlined
+def vlog(x):
+    """Natural logarithm of each lane, within 2 units in the last place; -inf of 0, NaN below.
+
+    Of x = m 2**e, the polynomial of Cephes' logf for m, and e ln 2.
+    """
+    tiny = splat(1.17549435e-38)  # the smallest normal number; below it x is scaled up
+    m, e = _mantissa_and_exponent(choose(x, tiny, x * splat(8388608.0), x))
+    e = choose(x, tiny, e - splat(23.0), e)
+    z = m - splat(1.0)
+    p = fma(splat(7.0376836292e-2), z, splat(-1.1514610310e-1))
+    p = fma(p, z, splat(1.1676998740e-1))
+    p = fma(p, z, splat(-1.2420140846e-1))
+    p = fma(p, z, splat(1.4249322787e-1))
+    p = fma(p, z, splat(-1.6668057665e-1))
+    p = fma(p, z, splat(2.0000714765e-1))
+    p = fma(p, z, splat(-2.4999993993e-1))
+    p = fma(p, z, splat(3.3333331174e-1))
+    p = fma(e, splat(-2.12194440e-4), p * z * z * z)
+    y = fma(e, splat(0.693359375), z + fma(splat(-0.5), z * z, p))
+    y = choose(x, splat(math.inf), y, x)
+    return choose(zero(), x, y, vsqrt(x) - splat(math.inf))
+
+
+@inlined
+def vtanh(x):
+    """tanh of each lane: near 0 the polynomial of Cephes' tanhf, else by `vexp`."""
+    a = vabs(x)
+    large = splat(1.0) - splat(2.0) / (vexp(a + a) + splat(1.0))
+    z = x * x
+    p = fma(splat(-5.70498872745e-3), z, splat(2.06390887954e-2))
+    p = fma(p, z, splat(-5.37397155531e-2))
+    p = fma(p, z, splat(1.33314422036e-1))
+    p = fma(p, z, splat(-3.33332819422e-1))
+    small = fma(p * z, x, x)
+    signed = choose(x, zero(), large * splat(-1.0), large)
+    return choose(a, splat(0.625), small, signed)

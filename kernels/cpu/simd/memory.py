@@ -1,0 +1,135 @@
+"""Loads and stores of the CPU kernels: scalars, whole vectors, and parts of vectors.
+
+Addresses are int64. Names say the type in memory first: `load_f16x16` reads halves and returns
+floats. Tested by tests/kernels/test_cpu_simd_vectors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .halves import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
+from .vectors import LANES, Codegen, call_intrinsic, f32x16, first_lanes, pointer_to
+
+_I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+_F32, _F64 = ir.FloatType(), ir.DoubleType()
+_V_F32 = ir.VectorType(_F32, LANES)
+_V_I32 = ir.VectorType(_I32, LANES)
+_V_I16 = ir.VectorType(_I16, LANES)
+_V_I8 = ir.VectorType(_I8, LANES)
+_address = types.int64
+
+
+def _loader(memory: Any, result: Any, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def load(_typing: Any, address: Any) -> tuple[Any, Codegen]:
+        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            value = b.load(pointer_to(b, args[0], memory), align=1)
+            return convert(b, value) if convert else value
+
+        return result(_address), codegen
+
+    return load
+
+
+def _storer(memory: Any, type: Any, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def store(_typing: Any, address: Any, value: Any) -> tuple[Any, Codegen]:
+        def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            value = convert(b, args[1]) if convert else args[1]
+            b.store(value, pointer_to(b, args[0], memory), align=1)
+            return ctx.get_dummy_value()
+
+        return types.void(_address, type), codegen
+
+    return store
+
+
+load_i8 = _loader(_I8, types.int64, lambda b, v: b.sext(v, _I64))
+load_u8 = _loader(_I8, types.int64, lambda b, v: b.zext(v, _I64))
+load_u16 = _loader(_I16, types.int64, lambda b, v: b.zext(v, _I64))
+load_i32 = _loader(_I32, types.int64, lambda b, v: b.sext(v, _I64))
+load_u32 = _loader(_I32, types.int64, lambda b, v: b.zext(v, _I64))
+load_i64 = _loader(_I64, types.int64)
+load_f16 = _loader(_I16, types.float32, f16_to_f32)
+load_bf16 = _loader(_I16, types.float32, bf16_to_f32)
+load_f32 = _loader(_F32, types.float32)
+load_f64 = _loader(_F64, types.float64)
+
+store_u8 = _storer(_I8, types.int64, lambda b, v: b.trunc(v, _I8))
+store_u16 = _storer(_I16, types.int64, lambda b, v: b.trunc(v, _I16))
+store_i32 = _storer(_I32, types.int64, lambda b, v: b.trunc(v, _I32))
+store_i64 = _storer(_I64, types.int64)
+store_f16 = _storer(_I16, types.float32, f32_to_f16)
+store_bf16 = _storer(_I16, types.float32, f32_to_bf16)
+store_f32 = _storer(_F32, types.float32)
+store_f64 = _storer(_F64, types.float64)
+
+
+# --- vectors: memory ---
+
+load_f32x16 = _loader(_V_F32, f32x16)
+load_f16x16 = _loader(_V_I16, f32x16, f16_to_f32)
+load_bf16x16 = _loader(_V_I16, f32x16, bf16_to_f32)
+load_i8x16 = _loader(_V_I8, f32x16, lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
+store_f32x16 = _storer(_V_F32, f32x16)
+store_f16x16 = _storer(_V_I16, f32x16, f32_to_f16)
+store_bf16x16 = _storer(_V_I16, f32x16, f32_to_bf16)
+
+
+def _part_loader(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def load_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
+        def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            at = pointer_to(b, args[0], memory)
+            # masks are slow on processors without them, and only the last vector needs one
+            with b.if_else(b.icmp_signed(">=", args[1], _I64(LANES))) as (all_lanes, some_lanes):
+                with all_lanes:
+                    whole, whole_block = b.load(at, align=1), b.block
+                with some_lanes:
+                    rest = [at, _I32(1), first_lanes(b, args[1]), ir.Constant(memory, None)]
+                    part = call_intrinsic(b, f"llvm.masked.load.{name}.p0", memory, rest)
+                    part_block = b.block
+            value = b.phi(memory)
+            value.add_incoming(whole, whole_block)
+            value.add_incoming(part, part_block)
+            return convert(b, value) if convert else value
+
+        return f32x16(_address, types.int64), codegen
+
+    return load_part
+
+
+def _part_storer(memory: Any, name: str, convert: Callable[[Any, Any], Any] | None = None) -> Any:
+    @intrinsic
+    def store_part(_typing: Any, address: Any, v: Any, n: Any) -> tuple[Any, Codegen]:
+        def codegen(ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
+            value = convert(b, args[1]) if convert else args[1]
+            at = pointer_to(b, args[0], memory)
+            with b.if_else(b.icmp_signed(">=", args[2], _I64(LANES))) as (all_lanes, some_lanes):
+                with all_lanes:
+                    b.store(value, at, align=1)
+                with some_lanes:
+                    arguments = [value, at, _I32(1), first_lanes(b, args[2])]
+                    call_intrinsic(b, f"llvm.masked.store.{name}.p0", ir.VoidType(), arguments)
+            return ctx.get_dummy_value()
+
+        return types.void(_address, f32x16, types.int64), codegen
+
+    return store_part
+
+
+# the first `n` elements (any n; 16 or more: all lanes), 0 in the other lanes
+load_f32_part = _part_loader(_V_F32, "v16f32")
+load_f16_part = _part_loader(_V_I16, "v16i16", f16_to_f32)
+load_bf16_part = _part_loader(_V_I16, "v16i16", bf16_to_f32)
+load_i8_part = _part_loader(_V_I8, "v16i8", lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
+# store the first `n` lanes
+store_f32_part = _part_storer(_V_F32, "v16f32")
+store_f16_part = _part_storer(_V_I16, "v16i16", f32_to_f16)
+store_bf16_part = _part_storer(_V_I16, "v16i16", f32_to_bf16)
