@@ -13,41 +13,36 @@ thread-safe. Knows no text, no sampling and no requests. Tested by tests/model/t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
-from ..alloc.tallocr import alloc_tensors
-from ..base.errors import ClosedError, LamellaError, OutOfMemoryError, RequestError
+from ..alloc.buffer import Usage
+from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
 from ..base.log import get_logger
 from ..base.settings import NO_REUSE, STRICT
 from ..graph.op import Op
-from ..graph.tensor import Tensor
 from ..sched.backend import Backend, Device
 from ..sched.compute import EvalCallback
 from ..sched.profile import Profiler
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes, Scheduler
-from .arch.build import KVLayer
 from .batch import Batch, UBatch, cut_batch
 from .graphs import DecodeGraph, GraphParams, bucket, build_graph
+from .kv_memory import KVMemory
 from .kv_pages import KVSequence, PagePool
 from .loader import LoadedModel
 from .outputs import Row, top_size, top_sizes
 from .params import ContextParams
 from .pipeline import why_no_pipeline
 from .sampling import SamplingParams
-from .strict import NanFinder, clear_pool, have_nan, raise_nan, report_unexpected
+from .strict import NanFinder, have_nan, raise_nan, report_unexpected
 
 log = get_logger("context")
 
 F32Array = npt.NDArray[np.float32]
-
-PAGE_SIZE: Final = 32  # cells in a page of the pool
 
 
 class Context:
@@ -88,8 +83,8 @@ class Context:
         self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
         self.n_seq_max = self.params.n_parallel
         self.n_vocab = model.hp.n_vocab
-        _check_pool_types(self.params, model)
-        self.pool = PagePool(self.n_ctx, page_size=PAGE_SIZE)
+        self.pool = PagePool(self.n_ctx)
+        self.kv = KVMemory(model, self.params, self.pool.n_cells_total)
         self._top_sizes = top_sizes(model.homes["output.weight"].device, self.n_vocab)
         self.n_graphs_built = 0
         self.n_reused = 0
@@ -100,7 +95,6 @@ class Context:
         self._graphs: dict[tuple[GraphParams, int], DecodeGraph] = {}
         self._copy = 0  # index of the input copy that the next ubatch uses
         self.in_flight = False
-        self._kv_buffers: list[Buffer] = []
         self._backends: dict[Device, Backend] = {}
         self._scheduler: Scheduler | None = None
         try:
@@ -112,7 +106,7 @@ class Context:
     def _open(self) -> None:
         for device in self.model.devices:
             self._backends[device] = self._open_backend(device)
-        self.kv = self._make_pool()
+        self.kv.alloc()
         if not self.no_pipeline:
             try:
                 self._reserve(parallel=True)
@@ -124,21 +118,6 @@ class Context:
             self._reserve(parallel=False)
         if any(backend.compiles for backend in self._backends.values()):
             self._warm_up()
-
-    def _make_pool(self) -> list[KVLayer]:
-        """Allocate the keys and values of each layer on their device."""
-        hp, n_cells = self.model.hp, self.pool.n_cells_total
-        layers, homes = [], dict[Device, list[Tensor]]()
-        for il in range(hp.n_layer):
-            k = Tensor(self.params.type_k, (hp.n_embd_k(il), n_cells), name=f"cache_k_l{il}")
-            v = Tensor(self.params.type_v, (hp.n_embd_v(il), n_cells), name=f"cache_v_l{il}")
-            layers.append(KVLayer(k, v))
-            homes.setdefault(self.model.kv_home(il), []).extend((k, v))
-        for device, tensors in homes.items():
-            kv = alloc_tensors(tensors, device.buffer_type, Usage.ANY, self.model.memory)
-            self._kv_buffers += kv
-        clear_pool(self._kv_buffers)
-        return layers
 
     def _reserve(self, parallel: bool) -> None:
         """Open a scheduler with compute memory that is large enough for every later graph."""
@@ -197,12 +176,7 @@ class Context:
         """
         if self.in_flight and seq.last_is_shared:
             self.synchronize()  # a ubatch in flight may write the cells to copy
-        for copy in seq.append(n):
-            for layer in self.kv:
-                for t in (layer.k, layer.v):
-                    size = t.nb[1]
-                    cells = tensor_get(t, copy.src_cell * size, copy.n * size)
-                    tensor_set(t, cells, copy.dst_cell * size)
+        self.kv.copy_cells(seq.append(n))
 
     def decode(self, batch: Batch) -> F32Array:
         """Compute a batch: write its keys and values, and return the logits of its outputs.
@@ -350,7 +324,7 @@ class Context:
         return sum(scheduler.buffer_sizes()) + sum(scheduler.work_sizes())
 
     def _build(self, params: GraphParams) -> DecodeGraph:
-        return build_graph(self.model, self.kv, params, self.pool)
+        return build_graph(self.model, self.kv.layers, params, self.pool)
 
     def _set_threads(self, n_tokens: int) -> None:
         """Set the number of threads that the backends' next plans may use."""
@@ -387,7 +361,7 @@ class Context:
         scheduler = self._scheduler
         if self.closed or scheduler is None:
             return {}
-        buffers = [*self.model.buffers, *self._kv_buffers, *scheduler.buffers()]
+        buffers = [*self.model.buffers, *self.kv.buffers, *scheduler.buffers()]
         found: dict[tuple[str, str], int] = {}
         for buffer in buffers:
             use = "kv" if buffer.usage is Usage.ANY else buffer.usage.value
@@ -415,8 +389,7 @@ class Context:
             with suppress(LamellaError):  # results in flight are not needed
                 self._scheduler.synchronize()
         with ExitStack() as stack:  # runs in reverse order, and to the end even if one fails
-            for buffer in self._kv_buffers:
-                stack.callback(buffer.free)
+            stack.callback(self.kv.free)
             if self._scheduler is not None:
                 stack.callback(self._scheduler.free)
             for backend in self._backends.values():
@@ -432,16 +405,3 @@ class Context:
 def _buckets(limit: int) -> list[int]:
     """Return all values of `bucket(n, limit)`, ascending."""
     return sorted({bucket(min(1 << i, limit), limit) for i in range(limit.bit_length() + 1)})
-
-
-def _check_pool_types(params: ContextParams, model: LoadedModel) -> None:
-    """Raise RequestError if a type's block size does not divide a token's keys or values."""
-    hp = model.hp
-    pools = (("type_k", params.type_k, hp.n_embd_k), ("type_v", params.type_v, hp.n_embd_v))
-    for name, type, size in pools:
-        sizes: Sequence[int] = [size(il) for il in range(hp.n_layer)]
-        if any(n % type.block_size for n in sizes):
-            raise RequestError(
-                f"{name} is {type.name}: its blocks of {type.block_size} do not divide a token's "
-                f"{sizes[0]} elements in this model; use F16"
-            )

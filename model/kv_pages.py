@@ -13,7 +13,7 @@ admission or preemption. Not thread-safe. Tests: tests/model/test_kv_pages.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ import numpy.typing as npt
 from ..base.errors import ClosedError, OutOfMemoryError, RequestError
 
 I32Array = npt.NDArray[np.int32]
+
+PAGE_SIZE: Final = 32  # cells
 
 
 class CellCopy(NamedTuple):
@@ -37,7 +39,7 @@ class PagePool:
     `n_cells` is rounded up to whole pages. Tensors need `n_cells_total` cells.
     """
 
-    def __init__(self, n_cells: int, *, page_size: int = 32) -> None:
+    def __init__(self, n_cells: int, *, page_size: int = PAGE_SIZE) -> None:
         """Raise RequestError if a size is below 1 or the cells exceed an int32."""
         if n_cells < 1 or page_size < 1:
             raise RequestError(
@@ -230,23 +232,6 @@ class KVSequence:
         self.pool._release(self._table[n_kept : self._n_pages])
         self._n_pages = n_kept
         self.length = self._n_ready = n
-
-    def remove(self, begin: int, end: int) -> None:
-        """Remove positions begin..end-1. The range must be empty or reach the end of the sequence.
-
-        Raises:
-            RequestError: the range is not in the sequence, or ends before its end: later positions
-                cannot move, as their keys are rotated.
-        """
-        self._check_range(begin, end)
-        if begin == end:
-            return
-        if end != self.length:
-            raise RequestError(
-                f"positions {begin}..{end - 1} of {self.length} cannot be removed: "
-                "only those at the end of a sequence can"
-            )
-        self.truncate(begin)
 
     def free(self) -> None:
         """Release all pages. May be called again."""

@@ -20,8 +20,8 @@ import numpy as np
 from ..base.errors import RequestError
 from ..model.batch import Batch
 from ..model.card import ModelCard, model_card
-from ..model.context import PAGE_SIZE, Context
-from ..model.kv_pages import KVSequence
+from ..model.context import Context
+from ..model.kv_pages import PAGE_SIZE, KVSequence
 from ..runtime.open import opened
 from ..runtime.params import OpenParams
 

@@ -23,6 +23,7 @@ from ..graph import GGMLType, Graph, Op, Tensor, ops
 from ..kernels.quants.layouts import LAYOUTS
 from ..kernels.reference.arrays import can_quantize, from_f32
 from ..kernels.reference.compute import ReferenceCompute
+from ..model.kv_pages import PAGE_SIZE
 from ..sched.backend import Device
 
 Array = npt.NDArray[Any]
@@ -34,7 +35,6 @@ N_OUT: Final = 512
 N_MANY: Final = 64  # tokens of a batch: devices have other kernels for batches
 N_PAGES: Final = 12
 N_RUNS: Final = 3
-PAGE_SIZE: Final = 32  # as in model/kv_pages.py
 HEAD_DIM: Final = 64
 
 

@@ -40,7 +40,7 @@ def main() -> None:
             context.append(seq, n)
             batch.add([5] * n, seq, pos, n_outputs=1)
             context.decode(batch)
-        kv = sum(buffer.size for buffer in context._kv_buffers)
+        kv = sum(buffer.size for buffer in context.kv.buffers)
         assert context._scheduler is not None
         compute = sum(context._scheduler.buffer_sizes())
         report = {"imports": imports, "peak": peak(), "kv": kv, "compute": compute}

@@ -156,19 +156,6 @@ def test_truncation_releases_whole_pages() -> None:
     assert seq.length == 3
 
 
-def test_only_a_suffix_can_be_removed() -> None:
-    pool = PagePool(40, page_size=4)
-    seq = sequence(pool, 10)
-    seq.remove(4, 4)
-    seq.remove(7, 10)
-    assert seq.length == 7
-    with pytest.raises(RequestError, match=r"positions 0\.\.2 of 7 cannot be removed"):
-        seq.remove(0, 3)
-    assert seq.length == 7
-    seq.remove(0, 7)
-    assert (seq.length, pool.n_free) == (0, 10)
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -179,8 +166,6 @@ def test_only_a_suffix_can_be_removed() -> None:
         lambda s: s.fork(-1),
         lambda s: s.truncate(5),
         lambda s: s.truncate(-1),
-        lambda s: s.remove(3, 5),
-        lambda s: s.remove(-1, 4),
     ],
 )
 def test_ranges_outside_the_sequence_are_refused(use: Callable[[KVSequence], object]) -> None:
@@ -201,7 +186,6 @@ def test_ranges_outside_the_sequence_are_refused(use: Callable[[KVSequence], obj
         lambda s: s.page_numbers(),
         lambda s: s.fork(),
         lambda s: s.truncate(0),
-        lambda s: s.remove(0, 0),
     ],
 )
 def test_a_freed_sequence_is_closed(use: Callable[[KVSequence], object]) -> None:
@@ -268,7 +252,7 @@ class Model:
     def truncate(self) -> None:
         seq, tokens = self.random.choice(self.live)
         n = self.random.randint(0, len(tokens))
-        seq.remove(n, len(tokens))
+        seq.truncate(n)
         del tokens[n:]
 
     def free(self) -> None:

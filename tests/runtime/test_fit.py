@@ -23,8 +23,9 @@ from lamella.graph import GGMLType, Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import PAGE_SIZE, Context
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
+from lamella.model.kv_pages import PAGE_SIZE
 from lamella.model.loader import load_model
 from lamella.runtime import devices as lookup
 from lamella.runtime import fit as fitting
@@ -115,7 +116,7 @@ def allocated(context: Context) -> dict[str, dict[Usage, int]]:
     scheduler = context._scheduler
     assert scheduler is not None
     add(context.model._buffers, Usage.WEIGHTS)
-    add(context._kv_buffers, Usage.ANY)
+    add(context.kv.buffers, Usage.ANY)
     add(itertools.chain(*scheduler._galloc.buffers), Usage.COMPUTE)
     add((b.work for b in scheduler.backends if b.work is not None), Usage.WORK)
     return found
