@@ -18,11 +18,11 @@ Tested by tests/base/test_options.py.
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from reprlib import repr as shortened
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 from .errors import RequestError
@@ -30,6 +30,7 @@ from .settings import environment
 
 ENVIRONMENT_PREFIX: Final = "LAMELLA_ARG_"
 ON: Final = frozenset({"1", "true", "on", "yes"})
+FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127  # of a float32
 OFF: Final = frozenset({"0", "false", "off", "no"})
 
 Group = TypeVar("Group", bound="Options")
@@ -88,7 +89,7 @@ def option(
         metavar: the placeholder of the value in `--help`; by default N.
         default_text: the default in words, for `--help`.
         env: the end of the environment variable's name. None: the long flag's name.
-        low, high: the smallest and the largest valid number.
+        low, high: the smallest and the largest valid number; both or none.
         clamp: move numbers into the range instead of refusing them.
         choices: the valid texts.
         parse: returns the value of a text; raises ValueError with the reason. None: the field's
@@ -98,6 +99,7 @@ def option(
         repeats: the flag may be repeated. `parse` returns tuples, which are joined.
         shortcuts: flags that set the option to a fixed value.
     """
+    assert (low is None) == (high is None), "a range needs both limits"
     declared = Option(
         flags=flags,
         help=help,
@@ -222,6 +224,13 @@ def declarations(cls: type[Options]) -> Mapping[str, Declared]:
     return known
 
 
+def groups(cls: type[Options]) -> list[type[Options]]:
+    """The classes of the groups of a class, in order."""
+    hints = typing.get_type_hints(cls)
+    kinds = [_plain_type(hints[one.name])[0] for one in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return [kind for kind in kinds if issubclass(kind, Options)]
+
+
 def _collect(cls: type[Options]) -> dict[str, Declared]:
     found: dict[str, Declared] = {}
     for declared in _walk(cls, ()):
@@ -283,17 +292,51 @@ def checked(declared: Declared, value: Any) -> Any:
         return None
     if rule.check is not None:
         return rule.check(name, value)
-    if declared.type is int and (not isinstance(value, int) or isinstance(value, bool)):
-        raise RequestError(f"{name} is {value!r}: must be a whole number")
-    if declared.type is bool and not isinstance(value, bool):
-        raise RequestError(f"{name} is {value!r}: must be True or False")
+    if declared.type in _CONVERSIONS:
+        value = _CONVERSIONS[declared.type](name, value)
     if rule.choices is not None and value not in rule.choices:
-        raise RequestError(f"{name} is {value!r}: must be one of {', '.join(rule.choices)}")
+        raise refused(name, value, f"one of {', '.join(rule.choices)}")
     if rule.low is None or rule.high is None or rule.low <= value <= rule.high:
         return value
-    if rule.clamp and not math.isnan(value):
+    if rule.clamp:
         return type(value)(rule.low if value < rule.low else rule.high)
-    raise RequestError(f"{name} is {value}: must be {rule.low:.10g} to {rule.high:.10g}")
+    raise refused(name, value, f"{rule.low:.10g} to {rule.high:.10g}")
+
+
+def refused(name: str, value: object, valid: str) -> RequestError:
+    """The error for an invalid value. `valid` describes the valid ones."""
+    return RequestError(f"{name} is {shortened(value)}: must be {valid}")
+
+
+def whole(name: str, value: object) -> int:
+    """The value as an int; RequestError if it is not a whole number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # JSON does not distinguish 40.0 and 40
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refused(name, value, "a whole number")
+    return value
+
+
+def real(name: str, value: object) -> float:
+    """The value as a float; RequestError if it is not a finite float32."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refused(name, value, "a number")
+    if not -FLOAT_MAX <= value <= FLOAT_MAX:  # also refuses NaN
+        raise refused(name, value, "a finite 32-bit number")
+    return float(value)
+
+
+def _bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refused(name, value, "True or False")
+    return value
+
+
+_CONVERSIONS: Final[dict[type, Callable[[str, object], Any]]] = {
+    int: whole,
+    float: real,
+    bool: _bool,
+}
 
 
 def from_environment(cls: type[Options]) -> dict[str, Any]:

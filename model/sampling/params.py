@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from reprlib import repr as shortened
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from ...base.errors import RequestError
-from ...base.options import Declared, Options, declarations, option
+from ...base.options import FLOAT_MAX, Options, option, real, refused, whole
 
 # order and letters (`--sampler-seq`): common_sampler_type_to_chr in llama.cpp's common/sampling.cpp
 _LETTERS: Final = {
@@ -48,9 +46,6 @@ DEFAULT_DRY_BASE: Final = 1.75
 N_SAMPLERS_MAX: Final = 64  # each sampler takes time for every token
 N_BREAKERS_MAX: Final = 128  # each breaker is searched in the whole vocabulary
 _INT32_MAX: Final = 2**31 - 1
-_FLOAT_MAX: Final = float(np.finfo(np.float32).max)
-
-N = TypeVar("N", int, float)
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:
@@ -66,9 +61,9 @@ def parse_bias(text: str) -> tuple[tuple[int, float], ...]:
     return ((int(match[1]), float(match[2])),)
 
 
-def number(default: float, *flags: str, help: str, low: float = -_FLOAT_MAX) -> Any:
+def number(default: float, *flags: str, help: str, low: float = -FLOAT_MAX) -> Any:
     """Declare a float32 of at least `low`. Others are refused (llama-server's set_hard_limits)."""
-    return option(default, *flags, help=help, low=low, high=_FLOAT_MAX)
+    return option(default, *flags, help=help, low=low, high=FLOAT_MAX)
 
 
 def share(default: float, *flags: str, help: str) -> Any:
@@ -81,6 +76,61 @@ def count(default: int, *flags: str, help: str, clamp: bool = False) -> Any:
     return option(default, *flags, help=help, low=0, high=_INT32_MAX, clamp=clamp)
 
 
+def _sampler(name: str) -> str:
+    known = name.replace("-", "_")
+    if known in _ABSENT:
+        raise _absent(name)
+    if known not in _ALIASES:
+        raise refused("samplers", name, f"one of {', '.join(DEFAULT_SAMPLERS)}")
+    return _ALIASES[known]
+
+
+def _dry_base(name: str, value: object) -> float:
+    base = real(name, value)
+    return base if base >= 1 else DEFAULT_DRY_BASE
+
+
+def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, list | tuple):
+        raise refused(name, value, "pairs of a token and its bias")
+    return tuple(_bias(name, pair) for pair in value)
+
+
+def _bias(name: str, pair: object) -> tuple[int, float]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise refused(name, pair, "pairs of a token and its bias")
+    token, bias = pair
+    banned = bias is False or bias == -math.inf
+    return whole(name, token), -math.inf if banned else real(name, bias)
+
+
+def _breakers(name: str, value: object) -> tuple[str, ...]:
+    breakers = _strings(name, value, N_BREAKERS_MAX)
+    if "" in breakers:
+        raise refused(name, "", "strings that are not empty")
+    return breakers
+
+
+def _samplers(name: str, value: object) -> tuple[str, ...]:
+    return tuple(_sampler(text) for text in _strings(name, value, N_SAMPLERS_MAX))
+
+
+def _strings(name: str, value: object, n_max: int) -> tuple[str, ...]:
+    strings = tuple(value) if isinstance(value, list | tuple) else None
+    if (
+        strings is None
+        or len(strings) > n_max
+        or not all(isinstance(value, str) for value in strings)
+    ):
+        raise refused(name, value, f"a list of at most {n_max} strings")
+    return strings
+
+
+def _absent(name: str) -> RequestError:
+    have = ", ".join(DEFAULT_SAMPLERS)
+    return RequestError(f"samplers: {name} is not supported: must be one of {have}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Options):
     """The sampling fields of one request (llama.cpp: common_params_sampling, server-schema.cpp).
@@ -91,7 +141,7 @@ class SamplingParams(Options):
 
     Raises:
         RequestError: a wrong type, a number that is not a finite float32, a value outside of hard
-            limits, or an unknown sampler. Names the field, the value and the allowed values.
+            limits, or an unknown sampler. Names the field, the value and the valid values.
     """
 
     title: ClassVar[str] = "sampling"
@@ -103,7 +153,7 @@ class SamplingParams(Options):
         0.8,
         "--temp",
         low=0,
-        high=_FLOAT_MAX,
+        high=FLOAT_MAX,
         clamp=True,
         help="randomness; 0: always the most likely token",
     )
@@ -150,8 +200,11 @@ class SamplingParams(Options):
     dry_multiplier: float = number(
         0.0, "--dry-multiplier", help="strength of DRY, a penalty for repeated sequences; 0: off"
     )
-    dry_base: float = number(
-        DEFAULT_DRY_BASE, "--dry-base", help="growth of DRY's penalty with a sequence's length"
+    dry_base: float = option(
+        DEFAULT_DRY_BASE,
+        "--dry-base",
+        check=_dry_base,
+        help="growth of DRY's penalty with a sequence's length",
     )
     dry_allowed_length: int = count(
         2, "--dry-allowed-length", help="shortest repeated sequence that DRY penalizes"
@@ -160,13 +213,14 @@ class SamplingParams(Options):
         64, "--dry-penalty-last-n", help="number of last tokens that DRY searches; 0: off"
     )
     dry_sequence_breakers: tuple[str, ...] = option(
-        ("\n", ":", '"', "*"), help="texts that end a repeated sequence"
+        ("\n", ":", '"', "*"), check=_breakers, help="texts that end a repeated sequence"
     )
     min_keep: int = count(0, help="minimum number of candidates after top_p, min_p, typ_p and xtc")
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
         *("-l", "--logit-bias"),
         parse=parse_bias,
+        check=_biases,
         repeats=True,
         metavar="ID+BIAS",
         help="add to a token's logit, like 15043+1; 15043-inf bans the token",
@@ -176,26 +230,11 @@ class SamplingParams(Options):
         DEFAULT_SAMPLERS,
         "--samplers",
         parse=parse_samplers,
+        check=_samplers,
         metavar="A;B",
         help="samplers, in order",
         default_text=";".join(DEFAULT_SAMPLERS),
     )
-
-    def __post_init__(self) -> None:
-        for name, declared in declarations(SamplingParams).items():
-            if declared.type is int:
-                self._set(name, _limited(declared, _integer(name, getattr(self, name))))
-            elif declared.type is float:
-                self._set(name, _limited(declared, _number(name, getattr(self, name))))
-        if self.dry_base < 1:
-            self._set("dry_base", DEFAULT_DRY_BASE)
-        self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
-        self._set("logit_bias", _biases(self.logit_bias))
-        names = _strings("samplers", self.samplers, N_SAMPLERS_MAX)
-        self._set("samplers", tuple(_sampler(name) for name in names))
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
 
 def samplers_from_chars(chars: str) -> tuple[str, ...]:
@@ -208,81 +247,5 @@ def samplers_from_chars(chars: str) -> tuple[str, ...]:
             raise _absent(_ABSENT_LETTERS[char])
         if char not in _LETTERS:
             letters = ", ".join(f"{c} ({name})" for c, name in _LETTERS.items())
-            raise _refused("samplers", char, f"the letters {letters}")
+            raise refused("samplers", char, f"the letters {letters}")
     return tuple(_LETTERS[char] for char in chars)
-
-
-def _sampler(name: str) -> str:
-    known = name.replace("-", "_")
-    if known in _ABSENT:
-        raise _absent(name)
-    if known not in _ALIASES:
-        raise _refused("samplers", name, ", ".join(DEFAULT_SAMPLERS))
-    return _ALIASES[known]
-
-
-def _integer(name: str, value: object) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)  # JSON does not distinguish 40.0 and 40
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _refused(name, value, "an integer")
-    return value
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refused(name, value, "a number")
-    if not -_FLOAT_MAX <= value <= _FLOAT_MAX:  # also refuses NaN
-        raise _refused(name, value, "a finite 32-bit number")
-    return float(value)
-
-
-def _limited(declared: Declared, value: N) -> N:
-    low, high = declared.option.low, declared.option.high
-    if low is None or high is None or low <= value <= high:
-        return value
-    if not declared.option.clamp:
-        raise _refused(declared.name, value, f"{low:.10g} to {high:.10g}")
-    return type(value)(low if value < low else high)
-
-
-def _biases(value: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, list | tuple):
-        raise _refused("logit_bias", value, "pairs of a token and its bias")
-    return tuple(_bias(pair) for pair in value)
-
-
-def _bias(pair: object) -> tuple[int, float]:
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise _refused("logit_bias", pair, "pairs of a token and its bias")
-    token, bias = pair
-    if bias is False or bias == -math.inf:
-        return _integer("logit_bias", token), -math.inf
-    return _integer("logit_bias", token), _number("logit_bias", bias)
-
-
-def _breakers(value: object) -> tuple[str, ...]:
-    breakers = _strings("dry_sequence_breakers", value, N_BREAKERS_MAX)
-    if "" in breakers:
-        raise _refused("dry_sequence_breakers", "", "strings that are not empty")
-    return breakers
-
-
-def _strings(name: str, value: object, n_max: int) -> tuple[str, ...]:
-    strings = tuple(value) if isinstance(value, list | tuple) else None
-    if strings is None or not _all_strings(strings) or len(strings) > n_max:
-        raise _refused(name, value, f"a list of at most {n_max} strings")
-    return strings
-
-
-def _all_strings(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _refused(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {shortened(value)}, allowed: {allowed}")
-
-
-def _absent(name: str) -> RequestError:
-    have = ", ".join(DEFAULT_SAMPLERS)
-    return RequestError(f"samplers: {name} is not supported, allowed: {have}")

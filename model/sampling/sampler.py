@@ -169,7 +169,7 @@ def _bias_step(pairs: tuple[tuple[int, float], ...], n_vocab: int) -> SamplerSte
     total: dict[int, float] = {}
     for token, bias in pairs:
         if not 0 <= token < n_vocab:
-            raise RequestError(f"logit_bias: token {token}, allowed: 0 to {n_vocab - 1}")
+            raise RequestError(f"logit_bias: token {token}: must be 0 to {n_vocab - 1}")
         total[token] = total.get(token, 0.0) + bias
     banned = [token for token, bias in total.items() if bias == -np.inf]
     if len(banned) == n_vocab:

@@ -67,6 +67,8 @@ def test_changes() -> None:
         ("size", None, "size is None: must be a whole number"),
         ("size", 0, "size is 0: must be 1 to 9"),
         ("is_on", 1, "is_on is 1: must be True or False"),
+        ("share", "x", "share is 'x': must be a number"),
+        ("share", 1e39, "share is 1e+39: must be a finite 32-bit number"),
         ("mode", "c", "mode is 'c': must be one of a, b"),
         ("limit", 10, "limit is 10: must be 0 to 9"),
         ("color", 1, "unknown option 'color'; options are names, limit, hidden, size, share"),
@@ -122,6 +124,11 @@ def test_a_name_is_declared_once() -> None:
 
     with pytest.raises(AssertionError, match="size is declared twice"):
         declarations(Twice)
+
+
+def test_a_range_has_two_limits() -> None:
+    with pytest.raises(AssertionError, match="a range needs both limits"):
+        option(1, low=1, help="one limit would not be checked")
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_biases_of_the_same_token_are_added() -> None:
 
 @pytest.mark.parametrize("token", [-1, 100, 10**30])
 def test_bias_of_a_token_that_does_not_exist_is_refused(token: int) -> None:
-    with pytest.raises(RequestError, match=f"logit_bias: token {token}, allowed: 0 to 99"):
+    with pytest.raises(RequestError, match=f"logit_bias: token {token}: must be 0 to 99"):
         sampler(logit_bias=[(token, 1.0)])
 
 

@@ -101,11 +101,11 @@ INT32_MAX = 2**31 - 1
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("top_k", "40", "an integer"),
-        ("top_k", True, "an integer"),
-        ("top_k", 1.5, "an integer"),
-        ("top_k", math.inf, "an integer"),
-        ("seed", None, "an integer"),
+        ("top_k", "40", "a whole number"),
+        ("top_k", True, "a whole number"),
+        ("top_k", 1.5, "a whole number"),
+        ("top_k", math.inf, "a whole number"),
+        ("seed", None, "a whole number"),
         ("temperature", "hot", "a number"),
         ("temperature", True, "a number"),
         ("temperature", math.nan, "finite"),
@@ -122,7 +122,7 @@ INT32_MAX = 2**31 - 1
         ("logit_bias", {"3": 1}, "pairs"),
         ("logit_bias", [3], "pairs"),
         ("logit_bias", [[3, 1, 1]], "pairs"),
-        ("logit_bias", [["a", 1]], "an integer"),
+        ("logit_bias", [["a", 1]], "a whole number"),
         ("logit_bias", [[3, True]], "a number"),
         ("logit_bias", [[3, math.inf]], "finite"),
         ("dry_sequence_breakers", "abc", "a list of at most 128 strings"),
@@ -149,7 +149,7 @@ def test_messages_shorten_long_values() -> None:
 
 @pytest.mark.parametrize("name", ["mirostat", "adaptive_p", "adaptive-p", "infill"])
 def test_samplers_that_only_llama_server_has_are_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} is not supported, allowed: penalties"):
+    with pytest.raises(RequestError, match=f"{name} is not supported: must be one of penalties"):
         params(samplers=[name])
 
 
@@ -158,7 +158,7 @@ def test_letters_name_samplers() -> None:
     assert samplers_from_chars("tk") == ("temperature", "top_k")
     with pytest.raises(RequestError, match=r"samplers is 'z'.*k \(top_k\)"):
         samplers_from_chars("kz")
-    with pytest.raises(RequestError, match="infill is not supported, allowed: penalties"):
+    with pytest.raises(RequestError, match="infill is not supported: must be one of penalties"):
         samplers_from_chars("ki")
 
 
