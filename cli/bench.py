@@ -20,11 +20,11 @@ from ..base.errors import LamellaError
 from ..base.settings import NO_JIT
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.host import default_threads, peak_memory
-from ..model.params import ALL_LAYERS, ContextParams, PlacementParams
+from ..model.params import ALL_LAYERS, PlacementParams
 from ..observe.bench import Bench, BenchTest, bench_params
-from ..runtime.params import ModelParams, OpenParams
+from ..runtime.params import OpenParams
 from .bench_table import BenchResult, as_json, card_lines, memory_line, table_head, table_row
-from .flags import add_model_flag, add_options, given, open_params
+from .flags import add_model_flags, given, open_params
 from .start import opened_with_progress
 
 MAX_TOKENS: Final = 1 << 20  # per part of a test
@@ -93,14 +93,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="CPU threads (one per core)",
     )
     add("--json", action="store_true", help="print a JSON object per test instead of the table")
-    _add_model_flags(parser)
-
-
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flag(parser.add_argument_group(ModelParams.title))
-    add_options(parser, ContextParams, without=("n_ctx", "n_parallel"))
     # all layers on devices by default: results must not depend on the memory that is free
-    add_options(parser, PlacementParams, without=("n_threads",), defaults={"n_gpu_layers": "all"})
+    without = ("n_ctx", "n_parallel", "n_threads")
+    add_model_flags(parser, without=without, defaults={"n_gpu_layers": "all"})
 
 
 def number(low: int, high: int) -> Callable[[str], int]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from ..base.errors import RequestError
-from ..base.options import Declared, Options, declarations, from_environment
-from ..model.params import ContextParams, PlacementParams
+from ..base.options import Declared, Options, declarations, from_environment, groups
 from ..model.sampling import SamplingParams
 from ..runtime.params import ModelParams, OpenParams
 from .download import hub_model, model_path
 
+FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
 SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
 
 
@@ -124,11 +124,26 @@ def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
 # --- the model ---
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, argument: bool = False) -> None:
-    """Add the flags for the model, its context and its placement. `argument`: -m may be omitted."""
-    add_model_flag(parser.add_argument_group(ModelParams.title), argument=argument)
-    add_options(parser, ContextParams)
-    add_options(parser, PlacementParams)
+def add_model_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    argument: bool = False,
+    without: Collection[str] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> None:
+    """Add the flags of all groups of `OpenParams`.
+
+    Args:
+        parser: the parser of a command.
+        argument: the model may be an argument, without -m.
+        without, defaults: see `add_options`.
+    """
+    group = parser.add_argument_group(ModelParams.title)
+    add_model_flag(group, argument=argument)
+    add_flags_of(group, ModelParams, without=(*FOR_CHATS, *without))
+    for kind in groups(OpenParams):
+        if kind is not ModelParams:
+            add_options(parser, kind, without=without, defaults=defaults)
 
 
 def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:

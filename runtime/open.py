@@ -81,7 +81,12 @@ def open_instance(
     load_kernels(on_compile)  # of the samplers: no request shall wait for their compilation
     context = load(plan, on_load)
     try:
-        engine = Engine(context, parts.vocab, n_parallel=plan.params.context.n_parallel)
+        engine = Engine(
+            context,
+            parts.vocab,
+            n_parallel=plan.params.context.n_parallel,
+            max_waiting=plan.params.engine.max_waiting,
+        )
         instance = Instance(
             params=plan.params,
             plan=plan,

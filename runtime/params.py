@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..base.options import Options, group, option
-from ..model.params import ContextParams, PlacementParams
+from ..model.params import INT32_MAX, ContextParams, PlacementParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,21 @@ class ModelParams(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParams(Options):
+    """How the engine schedules generations."""
+
+    title: ClassVar[str] = "engine"
+
+    max_waiting: int = option(
+        512, low=1, high=INT32_MAX, help="generations that may wait; further ones are refused"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenParams(Options):
     """Which model to open, and how. `OpenParams.make` takes the options of all groups by name."""
 
     model: ModelParams = group(ModelParams)
     placement: PlacementParams = group(PlacementParams)
     context: ContextParams = group(ContextParams)
+    engine: EngineParams = group(EngineParams)

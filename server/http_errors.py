@@ -27,7 +27,7 @@ from ..base.errors import (
 )
 from ..base.log import get_logger
 
-LOG = get_logger("server")
+log = get_logger("server")
 HTTP_LOG = get_logger("server.http")  # messages of aiohttp
 
 # llama-server's names (tools/server/server-common.cpp, format_error_response)
@@ -67,7 +67,7 @@ def describe(error: BaseException) -> tuple[int, Body]:
             return error.status, error_body(error.status, error.text or error.reason)
         case web.RequestPayloadError() | HttpProcessingError():
             return 400, error_body(400, "the body's encoding is invalid")
-    LOG.error("a request failed: %s", error, exc_info=error)
+    log.error("a request failed: %s", error, exc_info=error)
     return 500, error_body(500, "internal error: the server's log has the details")
 
 

@@ -20,7 +20,7 @@ from ..base.log import get_logger
 from .http_errors import not_supported
 from .schema import SAMPLING_FIELDS, Body
 
-LOG = get_logger("server")
+log = get_logger("server")
 _LOGGED: set[str] = set()  # unknown fields already logged
 _N_LOGGED_MAX: Final = 100
 
@@ -126,7 +126,7 @@ def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
     unknown = body.keys() - known - _LOGGED
     for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
         _LOGGED.add(name)
-        LOG.warning("ignoring an unknown field of requests: %.80r", name)
+        log.warning("ignoring an unknown field of requests: %.80r", name)
 
 
 def _found(value: object) -> str:

@@ -19,7 +19,7 @@ from .spm import BYTES, SpmEncoder
 from .vocab import TokenType, Vocab, ids_of_types
 from .words import PRE_TOKENIZERS
 
-logger = get_logger("vocab")
+log = get_logger("vocab")
 
 
 def load_vocab(metadata: VocabMetadata) -> Vocab:
@@ -76,7 +76,7 @@ def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
 def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
     name = metadata.str(key("pre"), "")
     if not name:
-        logger.warning("%s is missing: using the pre-tokenizer 'default'", key("pre"))
+        log.warning("%s is missing: using the pre-tokenizer 'default'", key("pre"))
     pre = PRE_TOKENIZERS.get(name or "default")
     if pre is None:
         raise UnsupportedModelError(

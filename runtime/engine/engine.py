@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 30.0  # time for the running step when the engine is closed
 
 T = TypeVar("T")
 
-logger = get_logger("server")
+log = get_logger("engine")
 
 
 class Engine:
@@ -44,13 +44,11 @@ class Engine:
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, *, n_parallel: int = 4, max_waiting: int = 512
+        self, context: Context, vocab: Vocab, *, n_parallel: int = 4, max_waiting: int
     ) -> None:
-        """Raises RequestError: `n_parallel` or `max_waiting` is out of range."""
+        """Raises RequestError: `n_parallel` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
             raise RequestError(f"n_parallel {n_parallel}: must be 1 to {context.n_seq_max}")
-        if max_waiting < 1:
-            raise RequestError(f"max_waiting {max_waiting}: must be at least 1")
         self.context = context
         self.vocab = vocab
         self.n_parallel = n_parallel
@@ -155,7 +153,7 @@ class Engine:
         elif thread is not threading.current_thread():
             thread.join(CLOSE_TIMEOUT_S)
             if thread.is_alive():
-                logger.error("the engine's step did not end within %g s", CLOSE_TIMEOUT_S)
+                log.error("the engine's step did not end within %g s", CLOSE_TIMEOUT_S)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` when no step can run any more: now, or on the engine's thread after its

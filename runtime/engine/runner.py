@@ -32,7 +32,7 @@ from .ticket import Ticket
 
 T = TypeVar("T")
 
-logger = get_logger("server")
+log = get_logger("engine")
 
 
 @dataclass(slots=True)
@@ -288,7 +288,7 @@ class Runner:
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         reported = _as_lamella_error(error)
-        logger.error("a generation failed: %s", reported, exc_info=error)
+        log.error("a generation failed: %s", reported, exc_info=error)
         for ticket in tickets:
             ticket.is_sound = False
             if self._queue.settle(ticket):
@@ -340,4 +340,4 @@ def _report(callback: Callable[[T], None], end: T) -> None:
     try:
         callback(end)
     except Exception:
-        logger.exception("a sink raised")
+        log.exception("a sink raised")

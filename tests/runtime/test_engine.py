@@ -194,11 +194,6 @@ def test_an_invalid_n_parallel(n_parallel: int) -> None:
         make_engine(FakeContext(), n_parallel=n_parallel)
 
 
-def test_an_invalid_max_waiting() -> None:
-    with pytest.raises(RequestError, match="max_waiting 0"):
-        make_engine(FakeContext(), max_waiting=0)
-
-
 def test_timings_have_llama_servers_fields() -> None:
     timings = Timings(cache_n=2, prompt_n=8, prompt_ms=4.0, predicted_n=11, predicted_ms=50.0)
     assert timings.as_dict() == {

@@ -188,7 +188,7 @@ def test_a_broken_sink_does_not_affect_other_jobs(
 ) -> None:
     broken, other = Broken(where), Recorder()
     jobs = [job(broken, n_predict=1), job(other, 4, 5, seed=2, n_predict=9)]
-    with caplog.at_level(logging.ERROR, "lamella.server"), running(FakeContext(), *jobs) as engine:
+    with caplog.at_level(logging.ERROR, "lamella.engine"), running(FakeContext(), *jobs) as engine:
         end = broken.wait()
         other.result()
         assert is_alive(engine)
@@ -404,7 +404,7 @@ def test_close_does_not_wait_forever_for_a_step(
     with running(context) as engine:
         engine.submit(job(sink))
         assert context.reached.wait(WAIT_S)
-        with caplog.at_level(logging.ERROR, "lamella.server"):
+        with caplog.at_level(logging.ERROR, "lamella.engine"):
             engine.close()
         assert "did not end within 0.01 s" in caplog.text
         context.opened.set()

@@ -43,7 +43,7 @@ def running(path: Path, devices: Sequence[Device], n_ctx: int = 512) -> Iterator
     params = ContextParams(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     with Context(model, params) as context:
         assert bool(context.no_pipeline) is (len(devices) < 2)
-        engine = Engine(context, load_vocab(model.metadata))
+        engine = Engine(context, load_vocab(model.metadata), max_waiting=512)
         engine.start()
         try:
             yield engine

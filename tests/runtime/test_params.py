@@ -18,9 +18,17 @@ from lamella.model.params import PlacementParams
 from lamella.runtime.params import OpenParams
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELD = """
-    n_new: int = option(3, "-nn", "--number-new", low=1, high=9, help="a new number")
-"""
+FIELDS = {  # by room and group
+    (
+        "model",
+        "context",
+    ): 'n_new: int = option(3, "-nn", "--new", low=1, high=9, help="new number")',
+    (
+        "runtime",
+        "engine",
+    ): 'n_other: int = option(4, "--other", low=1, high=9, help="other number")',
+    ("runtime", "model"): 'is_third: bool = option(False, "--third", help="third option")',
+}
 HELPS = """
 import contextlib, sys
 from lamella.cli.main import main
@@ -33,16 +41,20 @@ ROOMS = ("base", "graph", "alloc", "sched", "kernels", "model", "runtime", "obse
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with one more field in one group of options."""
+    """A copy of the package with one more field in each of three groups of options."""
     folder = tmp_path_factory.mktemp("changed")
     shutil.copytree(ROOT / "api", folder / "lamella")
     for room in (*ROOMS, "server", "cli"):
-        (folder / "lamella" / room).symlink_to(ROOT / room)
-    (folder / "lamella" / "model").unlink()
-    shutil.copytree(ROOT / "model", folder / "lamella" / "model")
-    file = folder / "lamella" / "model" / "params.py"
-    source = file.read_text("utf-8")
-    file.write_text(f"{source.rstrip()}\n{FIELD}", "utf-8")  # ContextParams is the last class
+        copy = folder / "lamella" / room
+        if room not in {room for room, _ in FIELDS}:
+            copy.symlink_to(ROOT / room)
+            continue
+        shutil.copytree(ROOT / room, copy)
+    for (room, group), field in FIELDS.items():
+        file = folder / "lamella" / room / "params.py"
+        title = f'    title: ClassVar[str] = "{group}"\n'
+        before, after = file.read_text("utf-8").split(title)
+        file.write_text(f"{before}{title}\n    {field}\n{after}", "utf-8")
     return folder
 
 
@@ -61,23 +73,25 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
     write_model(TINY["llama"], tmp_path / "m.gguf")
     model = str(tmp_path / "m.gguf")
 
-    def planned(*flags: str, **variables: str) -> object:
+    def planned(*flags: str, **variables: str) -> tuple[int, int, bool]:
         command = ("-m", "lamella.cli", "plan", model, "-dev", "none", "--json", *flags)
         done = run(changed, *command, **variables)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["params"]["n_new"]
+        params = json.loads(done.stdout)["params"]
+        return params["n_new"], params["n_other"], params["is_third"]
 
     helps = run(changed, "-c", HELPS, "run", "chat", "serve", "plan", "explain", "profile", "bench")
     for text in helps.stdout.split("usage:")[1:]:
-        assert "-nn, --number-new N" in text and "a new number (3)" in text, text
-    assert helps.stdout.count("a new number (3)") == 7, helps.stderr
-    assert planned() == 3
-    assert planned("-nn", "5") == 5
-    assert planned(LAMELLA_ARG_NUMBER_NEW="7") == 7
-    assert planned("-nn", "5", LAMELLA_ARG_NUMBER_NEW="7") == 5
+        assert "-nn, --new N" in text and "new number (3)" in text, text
+    for help_text in ("new number (3)", "other number (4)", "third option"):
+        assert helps.stdout.count(help_text) == 7, helps.stderr
+    assert planned() == (3, 4, False)
+    assert planned("-nn", "5", "--other", "6", "--third") == (5, 6, True)
+    assert planned(LAMELLA_ARG_NEW="7") == (7, 4, False)
+    assert planned("-nn", "5", LAMELLA_ARG_NEW="7") == (5, 4, False)
     wrong = run(changed, "-m", "lamella.cli", "plan", model, "-nn", "10")
     assert wrong.returncode == 1
-    assert "error: -nn/--number-new is 10: must be 1 to 9" in wrong.stderr
+    assert "error: -nn/--new is 10: must be 1 to 9" in wrong.stderr
     code = f"""
 import lamella
 with lamella.load({model!r}, devices=["none"], n_new=6) as model:
@@ -108,6 +122,7 @@ def test_every_option_is_read_somewhere() -> None:
     [
         ("n_ctx", -1, r"n_ctx is -1: must be 0 to 2147483647"),
         ("n_parallel", 0, r"n_parallel is 0: must be 1 to 1024"),
+        ("max_waiting", 0, r"max_waiting is 0: must be 1 to 2147483647"),
         ("n_threads", 1.5, "n_threads is 1.5: must be a whole number"),
         ("type_k", "q4_0", "type_k is 'q4_0': must be one of f32, f16, bf16, q8_0"),
         ("devices", "CUDA0", "devices is 'CUDA0': must be a list of names"),
