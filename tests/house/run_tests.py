@@ -10,6 +10,7 @@ import ast
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ Run the tests: all, or those that a change in some rooms can break.
   scripts/test --full             all tests, with all cases of large matrices
   scripts/test --cuda             tests/cuda on this machine's GPU, at real sizes
   scripts/test -n 4 -k layers     four processes, and pytest's own options
-  scripts/test tests/base/test_log.py -x
+  scripts/test tests/base/test_units.py -x
 
 Rooms come before pytest's arguments. They are the folders in tests/: {rooms}.
 By default there is one process per processor. -n N or LAMELLA_TEST_PROCESSES sets another number;
@@ -35,6 +36,11 @@ By default there is one process per processor. -n N or LAMELLA_TEST_PROCESSES se
 
 TESTS: Final = ROOT / "tests"
 FOLDERS: Final = (*ROOMS, "cuda", "recipe", "house")  # folders in tests/
+
+# how a test names a room, the program (`cli`) and a helper
+ROOM: Final = re.compile(r"\blamella[./](\w+)|\b(?:from|import) lamella\b(?!\.)")
+PROGRAM: Final = re.compile(r"(?:-m\W+|\bbin/)lamella\b(?!\.)")
+HELPER: Final = re.compile(r"^\s*(?:from|import) (\w+)|\b(\w+)\.py\b", re.MULTILINE)
 
 
 @cache
@@ -50,14 +56,27 @@ def room_imports() -> dict[str, set[str]]:
 
 
 @cache
+def helpers() -> dict[str, Path]:
+    """The modules that tests import by bare names: all files in the folders on pytest's path."""
+    pytest = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    folders = [*TESTS.iterdir(), *(ROOT / name for name in pytest["ini_options"]["pythonpath"])]
+    return {file.stem: file for folder in folders for file in folder.glob("*.py")}
+
+
+@cache
 def rooms_of_file(file: Path) -> frozenset[str]:
-    """The rooms that a test file imports, directly or through its helpers."""
-    modules = re.findall(r"^(?:from|import) ([\w.]+)", file.read_text("utf-8"), re.MULTILINE)
-    ours = (module.split(".") for module in modules)
-    rooms = {room_of(tuple(names)) for names in ours if names[0] == "lamella"}
-    for module in modules:
-        for helper in TESTS.glob(f"*/{module}.py"):
-            rooms |= rooms_of_file(helper)
+    """The rooms that a test file names, directly or through its helpers.
+
+    It may also name them in text: code or a command for another process.
+    """
+    rooms, files = set(), [file]
+    for path in files:  # it grows
+        text = path.read_text("utf-8")
+        rooms |= {room_of(("lamella", name)) for name in ROOM.findall(text)}
+        rooms |= {"cli"} if PROGRAM.search(text) else set()
+        named = {name for pair in HELPER.findall(text) for name in pair}
+        used = (helpers()[name] for name in named & helpers().keys())
+        files += [helper for helper in used if helper not in files]
     return frozenset(rooms)
 
 
@@ -65,7 +84,7 @@ def affected(rooms: Iterable[str]) -> list[str]:
     """The tests that a change in these rooms can break, as folders and files.
 
     These are the tests of the rooms and of all rooms that import them, directly or not, and all
-    other test files that import one of those rooms.
+    other test files that use one of those rooms.
     """
     found = set(rooms)
     while more := {name for name, used in room_imports().items() if used & found} - found:

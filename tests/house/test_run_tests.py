@@ -29,8 +29,8 @@ def _three_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-n", "2"], [*MANY, "-n", "2"]),
         (["-n2", "--full"], [*MANY, "-n2", "--full"]),
         (["--slowest-files=10"], [*MANY, "-n3", "--slowest-files=10"]),
-        (["tests/base/test_log.py", "-x"], ["tests/base/test_log.py", "-x"]),
-        (["tests/base/test_log.py::test_a"], ["tests/base/test_log.py::test_a"]),
+        (["tests/base/test_units.py", "-x"], ["tests/base/test_units.py", "-x"]),
+        (["tests/base/test_units.py::test_a"], ["tests/base/test_units.py::test_a"]),
         (
             ["tests/base/a.py", "tests/base/b.py"],
             [*MANY, "-n3", "tests/base/a.py", "tests/base/b.py"],
@@ -78,13 +78,54 @@ def test_imports_are_found() -> None:
     assert {"model", "runtime"} <= room_imports()["server"]
 
 
-def test_imports_of_helpers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tests, "TESTS", tmp_path)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "world.py").write_text("import lamella.model.arch\nimport os\n")
-    test = tmp_path / "model" / "test_x.py"
-    test.write_text("from world import x\nfrom lamella.base.log import y\n")
-    assert rooms_of_file(test) == {"model", "base"}
+@pytest.mark.parametrize(
+    ("text", "rooms"),
+    [
+        ("from lamella.base.units import y\nimport os", {"base"}),
+        ("from lamella import load", {"api"}),
+        ("import lamella", {"api"}),
+        ('CODE = "import sys, lamella.cli.flags"', {"cli"}),
+        ("monkeypatch.setattr('lamella.model.context.Context.close', f)", {"model"}),
+        ('COMMAND = [sys.executable, "-m", "lamella.sched.replay"]', {"sched"}),
+        ('COMMAND = [sys.executable, "-m", "lamella", "run"]', {"cli"}),
+        ("COMMAND = [FOLDER / 'bin/lamella', 'run']", {"cli"}),
+        ("name = 'lamella'", set()),
+    ],
+)
+def test_rooms_that_a_file_names(text: str, rooms: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text(text)
+    assert rooms_of_file(file) == rooms
+
+
+@pytest.mark.parametrize(
+    ("text", "helper"),
+    [
+        ("from tiny_models import TINY", "tests/model/tiny_models.py"),
+        ("path.with_name('memory_process.py')", "tests/model/memory_process.py"),
+        ("def f():\n    import bench_sched", "benchmarks/bench_sched.py"),
+        ("import evaluate", "models/recipe/evaluate.py"),
+    ],
+)
+def test_rooms_of_helpers_count(text: str, helper: str, tmp_path: Path) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text(text)
+    assert rooms_of_file(file) == rooms_of_file(ROOT / helper) != set()
+
+
+@pytest.mark.parametrize(
+    ("room", "file"),
+    [
+        ("cli", "kernels/test_cpu_isa.py"),
+        ("cli", "kernels/test_backend_packages.py"),
+        ("cli", "model/test_hub.py"),
+        ("cli", "cuda/test_cuda_server.py"),
+        ("runtime", "recipe/test_evaluate.py"),
+        ("server", "runtime/test_params.py"),
+    ],
+)
+def test_tests_that_use_a_room_in_another_process_or_through_helpers(room: str, file: str) -> None:
+    assert f"tests/{file}" in affected([room])
 
 
 def test_every_folder_of_tests_is_an_argument() -> None:
