@@ -187,6 +187,19 @@ def test_the_slowest_files_are_printed(project: Path) -> None:
     assert "test files" not in output(project)
 
 
+def test_each_of_several_processes_computes_with_one_thread(project: Path) -> None:
+    test = """
+import os
+from lamella.model.params import PlacementParams
+from lamella.runtime.devices import _threads
+def test_threads():
+    assert _threads(PlacementParams()) == (1, 1)
+    assert os.environ["LAMELLA_ARG_THREADS"] == "1"
+"""
+    (project / "tests" / "base" / "test_one.py").write_text(test)
+    assert "3 passed" in output(project, *MANY, "-n2")
+
+
 @pytest.fixture
 def slowest(pytestconfig: pytest.Config) -> tuple[str, ...]:
     """The list in tests/conftest.py."""
