@@ -6,7 +6,7 @@ TESTS is a JSON list of `[n_prompt, n_gen, n_seq, n_depth]`. The process opens t
 `{"ready": seconds}`. For each index of a test on stdin, it runs the test and prints
 `{"seconds": ..., "peak": bytes}`. llama.cpp is called through its C functions, with batches that
 are prepared before the clock starts, so its Python binding adds only a few microseconds per step.
-Lamella's tokens are prepared as well. Tested by tests/model/test_vs_llama_cpp.py.
+Lamella's tokens are prepared as well. Tested by tests/observe/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each copy of a case has its own weights and inputs, so that nothing is in the cache and no
 preparation is shared. So the time of a product includes quantizing its columns, and that of
 MUL_MAT_ID includes grouping tokens by expert. Knows no devices. Tested by
-tests/kernels/test_bench_cuda.py.
+tests/observe/test_bench_cuda.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the median of the ratios of adjacent runs, and the target for the ratio. `mem` i
 processes that only load and decode. make_model.py writes models that `--models` does not have. By
 default, only tests with a target are measured; with `--all`, every test of all combinations of the
 given shapes and types. With `--json`, the last line is JSON. Tested by
-tests/model/test_vs_llama_cpp.py.
+tests/observe/test_vs_llama_cpp.py.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_data import STORIES, TINY, check_golden, golden_cases, model_path
+from open_params import open_params
 from tiny_models import N_VOCAB, write_model
 from tiny_models import TINY as SHAPES
 
@@ -26,6 +27,8 @@ from lamella import (
     UnknownDeviceError,
     UnsupportedModelError,
 )
+from lamella.model.sampling import SamplingParams
+from lamella.runtime.open import open_instance
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +208,21 @@ def test_without_repacking_all_splits_give_the_same_bits(path: Path) -> None:
     alone = bits()
     for n_gpu_layers in range(4):
         assert bits(devices=["sim"], n_gpu_layers=n_gpu_layers) == alone
+
+
+def test_recommended_values_are_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    recommended = {"general.sampling.temp": 0.0, "general.sampling.top_k": 3}
+    write_model(SHAPES["llama"], path, metadata=recommended)
+    with open_instance(open_params(path, devices=["none"])) as instance:
+        assert instance.sampling_params({}) == SamplingParams(temperature=0.0, top_k=3)
+        given = {"temperature": 0.7, "min_p": 0.2}
+        assert instance.sampling_params(given) == SamplingParams(
+            temperature=0.7, top_k=3, min_p=0.2
+        )
+    with lamella.load(path, devices=["none"]) as model:
+        greedy, again = (list(model.generate("ab", n_predict=8)) for _ in range(2))
+        assert greedy == again == list(model.generate("ab", n_predict=8, temperature=0.0))
 
 
 def test_bad_arguments(model: lamella.Model, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sampling parameters that a file recommends: valid and invalid values, use as defaults."""
+"""Sampling parameters that a file recommends: valid and invalid values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from open_params import open_params
 from tiny_models import TINY, write_model
 
-import lamella
 from lamella.model.gguf import open_gguf
-from lamella.model.sampling import SamplingParams, recommended_sampling
-from lamella.runtime.open import open_instance
+from lamella.model.sampling import recommended_sampling
 
 
 def recommended(path: Path, **values: Any) -> dict[str, Any]:
@@ -62,17 +59,3 @@ def test_invalid_values_are_omitted_with_a_warning(
         found = recommended(tmp_path / "m.gguf", top_p=0.5, **{key: value})
     assert found == {"top_p": 0.5}
     assert message in caplog.text
-
-
-def test_recommended_values_are_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    recommended(path, temp=0.0, top_k=3)
-    with open_instance(open_params(path, devices=["none"])) as instance:
-        assert instance.sampling_params({}) == SamplingParams(temperature=0.0, top_k=3)
-        given = {"temperature": 0.7, "min_p": 0.2}
-        assert instance.sampling_params(given) == SamplingParams(
-            temperature=0.7, top_k=3, min_p=0.2
-        )
-    with lamella.load(path, devices=["none"]) as model:
-        greedy, again = (list(model.generate("ab", n_predict=8)) for _ in range(2))
-        assert greedy == again == list(model.generate("ab", n_predict=8, temperature=0.0))

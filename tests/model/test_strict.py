@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matrix import combinations
-from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import StrictError
@@ -21,16 +19,13 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.devices import find_devices
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
-from lamella.model.context import Context, _buckets
-from lamella.model.gguf import open_gguf
-from lamella.model.graphs import DecodeGraph, GraphParams, bucket, build_graph
+from lamella.model.context import Context
+from lamella.model.graphs import DecodeGraph, build_graph
 from lamella.model.loader import load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.model.strict import raise_nan
-from lamella.runtime.plan import open_measured
 from lamella.sched.backend import Device
-from lamella.sched.scheduler import MAX_COPIES
 
 DEVICES: dict[str, Callable[[CpuDevice], Sequence[Device]]] = {
     "CPU": lambda cpu: (),
@@ -169,46 +164,3 @@ def test_cells_that_are_masked_are_not_read(opened: Open) -> None:
 def test_nan_that_no_single_node_makes() -> None:
     with pytest.raises(StrictError, match="not if each node is computed alone"):
         raise_nan(None, lambda finder: None)  # type: ignore[arg-type]
-
-
-# --- the reserved memory is enough for every graph ---
-
-
-def all_sizes(context: Context) -> Iterator[GraphParams]:
-    """Return the sizes of all graphs that a context can need."""
-    most = context.n_seq_max
-    for n in _buckets(context.n_ubatch):
-        seqs = {bucket(k, most) for k in range(1, min(n, most) + 1)}  # 3 sequences count as 4
-        outputs = (n_outputs for n_outputs in _buckets(context.n_ubatch) if n_outputs <= n)
-        for n_outputs, n_seqs in itertools.product(outputs, sorted(seqs)):
-            for n_top in (0, *context._top_sizes):
-                yield GraphParams(n, n_outputs, n_seqs, n_top)
-
-
-CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
-    "CPU": (["CPU"], -1, {}),
-    "CPU, a long context": (["CPU"], -1, {"n_ctx": 100_000, "n_parallel": 2}),
-    "CPU, single tokens on more threads": (["CPU"], -1, {"n_threads": 4, "n_threads_batch": 1}),
-    "CPU, no power of two": (["CPU"], -1, {"n_ubatch": 48, "n_parallel": 3}),
-    "CPU, many sequences": (["CPU"], -1, {"n_ctx": 131_072, "n_ubatch": 256, "n_parallel": 16}),
-    "CPU, more sequences than tokens": (["CPU"], -1, {"n_ubatch": 3, "n_parallel": 16}),
-    "a GPU": (["sim"], -1, {"n_ctx": 20_000}),
-    "two GPUs": (["sim:1GiB:2"], -1, {}),
-    "a GPU that has some layers": (["sim"], 1, {"n_ctx": 20_000}),
-    "a GPU for large batches": (["sim"], 0, {}),
-}
-
-
-@pytest.mark.parametrize(("path", "name"), combinations(MODELS, CONFIGURATIONS), indirect=["path"])
-def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> None:
-    names, n_gpu_layers, changes = CONFIGURATIONS[name]
-    cpu = CpuDevice(4)
-    options = {"n_ctx": 4096, "n_ubatch": 64, "n_parallel": 5, "n_gpu_layers": n_gpu_layers}
-    params = open_params(path, **{**options, **changes})
-    devices = tuple(find_devices(names, cpu))
-    placement = Placement(cpu=cpu, devices=devices, params=params.placement)
-    with open_gguf(path, header_only=True) as file, STRICT.set(1):
-        context = open_measured(file, placement, params.context).context
-        for copy, size in enumerate(all_sizes(context)):
-            context._copy = 0 if context.no_pipeline else copy % MAX_COPIES
-            context._graph_for(size)
