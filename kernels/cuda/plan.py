@@ -26,8 +26,6 @@ from .table import Dim3
 
 ALIGNMENT = 256  # of scratch memory: a kernel may read and write it in 16 bytes at a time
 
-Workspace = Callable[[int], Address]  # device memory of so many bytes that the plan may keep
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -52,7 +50,7 @@ class CudaPlan:
         graph: Graph,
         address_of: AddressOf,
         library: Library,
-        workspace: Workspace,
+        workspace: Callable[[int], Address],
         error: Address,
         numbers: Iterator[int],
     ) -> None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...graph.tensor import Tensor
-from ..plan.calls import PreparedSource
+from ..plan.calls import Number, PreparedSource
 from ..plan.fusion import Fusers
 from ..plan.op_table import OpTable
 
 Define = str | int
-Param = int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class CudaCall(NamedTuple):
     kernel: CudaKernel
     grid: Dim3
     block: int
-    params: Sequence[Param] = ()
+    params: Sequence[Number] = ()
     shared_memory: int = 0
     scratch: int = 0
     prepared: Sequence[PreparedSource[CudaCall]] = ()

@@ -26,7 +26,8 @@ class CompiledKernel(Protocol):
     def address(self) -> int: ...
 
 
-Param = int | float | CompiledKernel  # a kernel stands for its address
+Number = int | float
+Param = Number | CompiledKernel  # a kernel stands for its address
 
 
 class KernelCall(Protocol):

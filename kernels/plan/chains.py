@@ -41,51 +41,40 @@ class NodeChain(ABC):
 
 @dataclass(frozen=True, slots=True)
 class NormMul(NodeChain):
-    """`mul` = `norm`, a NORM or RMS_NORM, times its second source."""
+    """`mul` = `norm`, a NORM or RMS_NORM, times its second source.
+
+    With `add`, the norm is of that sum. The kernel writes the sum, too, if `keeps_sum`.
+    """
 
     norm: Tensor
     mul: Tensor
+    add: Tensor | None = None
+    keeps_sum: bool = False
 
     @property
     def nodes(self) -> tuple[Tensor, ...]:
-        return self.norm, self.mul
+        return (self.norm, self.mul) if self.add is None else (self.add, self.norm, self.mul)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The product, the rows, the weight."""
-        return self.mul, self.norm.src[0], self.mul.src[1]
-
-
-@dataclass(frozen=True, slots=True)
-class AddNormMul(NodeChain):
-    """As NormMul, of the sum `add`, which is written too if `keeps_sum`."""
-
-    add: Tensor
-    norm: Tensor
-    mul: Tensor
-    keeps_sum: bool
-
-    @property
-    def nodes(self) -> tuple[Tensor, ...]:
-        return self.add, self.norm, self.mul
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The product, the sum (or the product again), two operands, the weight."""
-        total = self.add if self.keeps_sum else self.mul
-        return self.mul, total, *self.add.src, self.mul.src[1]
+        """The product, the rows, the weight. With `add`: the product, the sum (or the product
+        again), two operands, the weight."""
+        rows: tuple[Tensor, ...] = (self.norm.src[0],)
+        if self.add is not None:
+            rows = (self.add if self.keeps_sum else self.mul, *self.add.src)
+        return self.mul, *rows, self.mul.src[1]
 
     @property
     def n_written(self) -> int:
-        return 2
+        return 1 if self.add is None else 2
 
 
-def is_row_weighted(chain: NormMul | AddNormMul) -> bool:
+def is_row_weighted(chain: NormMul) -> bool:
     """True if one row weighs all rows, and all of them are float32 without gaps."""
-    weight, rows = chain.mul.src[1], (*chain.tensors, *chain.nodes)
+    weight, rows, add = chain.mul.src[1], (*chain.tensors, *chain.nodes), chain.add
     one_row = weight.ne[0] == chain.mul.ne[0] and weight.n_rows == 1
-    if isinstance(chain, AddNormMul):
-        one_row = one_row and chain.add.src[1].ne == chain.add.ne
+    if add is not None:
+        one_row = one_row and add.src[1].ne == add.ne
     return one_row and all(t.type is GGMLType.F32 and t.has_contiguous_rows for t in rows)
 
 
@@ -166,14 +155,14 @@ def _match_norm_mul(mul: Tensor, uses: _Uses) -> NormMul | None:
     return None
 
 
-def _match_add_norm_mul(mul: Tensor, uses: _Uses) -> AddNormMul | None:
+def _match_add_norm_mul(mul: Tensor, uses: _Uses) -> NormMul | None:
     chain = _match_norm_mul(mul, uses)
     if chain is None:
         return None
     add = chain.norm.src[0]
     if add.op is not Op.ADD or add not in uses.place:
         return None
-    return AddNormMul(add, chain.norm, mul, keeps_sum=not uses.is_inner(add))
+    return NormMul(chain.norm, mul, add, keeps_sum=not uses.is_inner(add))
 
 
 def _match_rope_set_rows(set_rows: Tensor, uses: _Uses) -> RopeSetRows | None:

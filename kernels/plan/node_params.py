@@ -28,6 +28,17 @@ def has_whole_rows(node: Tensor) -> bool:
     return all(t.has_contiguous_rows for t in (node, *node.src))
 
 
+def has_whole_qkv(attention: Tensor) -> bool:
+    """True if no row of the queries, keys and values has gaps."""
+    return all(t.has_contiguous_rows for t in attention.src[:3])
+
+
+def run_length(t: Tensor) -> int:
+    """The number of elements at equal distances: all of them without gaps, else a row's."""
+    # where rows have one element, is_contiguous does not look at nb[0]
+    return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
+
+
 def is_flat(node: Tensor, *operands: Tensor) -> bool:
     """True if all have the node's shape and no gaps: elements can be counted over all rows."""
     # where rows have one element, is_contiguous does not look at nb[0]

@@ -25,7 +25,8 @@ from lamella.kernels.cuda import params
 from lamella.kernels.cuda.kernel_set import KERNELS
 from lamella.kernels.cuda.library import Library
 from lamella.kernels.cuda.plan import CudaPlan
-from lamella.kernels.cuda.table import OPS, CudaKernel, CudaSource, Dim3, Param
+from lamella.kernels.cuda.table import OPS, CudaKernel, CudaSource, Dim3
+from lamella.kernels.plan.calls import Number
 from lamella.kernels.plan.params import PARAMS, PREPARED, TENSOR_WORDS
 
 ERROR_WORDS = 3
@@ -179,7 +180,7 @@ def run_kernel(
     source: CudaSource | str,
     name: str,
     arrays: Sequence[Array],
-    values: Sequence[Param] = (),
+    values: Sequence[Number] = (),
     *,
     grid: Dim3 = (1, 1, 1),
     block: int = 32,

@@ -16,6 +16,7 @@ from typing import Final
 from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
 from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
 from ..simd.calls import inlined, merged
@@ -237,11 +238,7 @@ def flash_attn_ext(p, ith, nth):
 # --- calls ---
 
 
-def _has_whole_rows(node: Tensor) -> bool:
-    return all(t.has_contiguous_rows for t in node.src[:3])
-
-
-@implements(Op.FLASH_ATTN_EXT, supports=_has_whole_rows)
+@implements(Op.FLASH_ATTN_EXT, supports=has_whole_qkv)
 def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
     op = params_of(node, AttnParams)
     q, k, v, pages = node.src[:4]

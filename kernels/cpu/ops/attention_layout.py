@@ -20,10 +20,8 @@ SOFTCAP: Final = 2
 PAGE_SIZE: Final = 3
 N_TOKENS: Final = 4  # of one sequence that are computed together, at most
 N_RECORDS: Final = 5  # of sums that fit into shared memory; 0: partitions are not divided
-LOAD_K: Final = 6  # addresses of `load_rows`
-LOAD_V: Final = 7
-K_SIZE: Final = 8  # bytes of a head's key, about
-V_SIZE: Final = 9
+LOAD_K: Final = 6  # address of the `load_rows` of keys; the next parameter is that of values
+K_SIZE: Final = 8  # bytes of a head's key, about; the next parameter is that of its value
 
 VECTOR: Final = 4 * LANES  # bytes
 

@@ -13,6 +13,7 @@ from ....graph.op import ConcatParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.calls import Param
+from ...plan.node_params import run_length
 from ..codecs.encode import ENCODERS
 from ..codecs.rows import is_readable, move, read_row, row_bytes, row_reader
 from ..compiler.jit import kernel
@@ -171,14 +172,8 @@ def convert_elements(p, ith, nth):
             move(dst, nb(p, 0, 0), encoded, gaps, count, gaps)
 
 
-def _run_length(t: Tensor) -> int:
-    """Elements at equal distances from one another, across rows."""
-    # where rows have one element, is_contiguous does not look at nb[0]
-    return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
-
-
 def _run(node: Tensor) -> int:
-    return gcd(_run_length(node.src[0]), _run_length(node))
+    return gcd(run_length(node.src[0]), run_length(node))
 
 
 def _can_copy(node: Tensor) -> bool:

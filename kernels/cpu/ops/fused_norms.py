@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ....graph.op import Op
-from ...plan.chains import AddNormMul, NormMul, is_row_weighted
+from ...plan.chains import NormMul, is_row_weighted
 from ...plan.node_params import eps_of
 from ..compiler.jit import Kernel
 from ..params import data, first_of, float_param, n_rows, ne, row
@@ -77,22 +77,13 @@ ADD_NORM_MUL: Final = {
 
 @fuses(NormMul)
 def norm_mul(chain: NormMul) -> Sequence[CpuCall] | None:
-    """The result of the product alone."""
-    return _calls(chain, NORM_MUL[chain.norm.op])
-
-
-@fuses(AddNormMul)
-def add_norm_mul(chain: AddNormMul) -> Sequence[CpuCall] | None:
-    """The sum, if another node reads it, and the product."""
-    return _calls(chain, ADD_NORM_MUL[chain.norm.op])
-
-
-def _calls(chain: NormMul | AddNormMul, kernel: Kernel) -> Sequence[CpuCall] | None:
+    """The product, and the sum before the norm if another node reads it."""
     if not is_row_weighted(chain):
         return None
+    kernels = NORM_MUL if chain.add is None else ADD_NORM_MUL
     return [
         CpuCall(
-            kernel,
+            kernels[chain.norm.op],
             (eps_of(chain.norm),),
             one_thread=chain.mul.n_elements < SMALL,
             tensors=chain.tensors,

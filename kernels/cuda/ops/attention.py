@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from ....graph.op import AttnParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.node_params import has_whole_qkv
 from ..table import CudaCall, CudaKernel, CudaSource, implements
 
 PARTITION: Final = 256  # positions with sums of their own, which are then combined
@@ -56,10 +57,10 @@ class Division(NamedTuple):
 # --- which kernel ---
 
 
-def _has_whole_rows(node: Tensor) -> bool:
-    q, k, v = node.src[:3]
+def _supports(node: Tensor) -> bool:
+    q = node.src[0]
     fits = q.ne[0] + node.ne[0] <= MAX_FLOATS and q.ne[1] <= MAX_PARTS
-    return fits and all(t.has_contiguous_rows for t in (q, k, v))
+    return fits and has_whole_qkv(node)
 
 
 def has_tensor_cores(node: Tensor) -> bool:
@@ -132,7 +133,7 @@ def _record_bytes(node: Tensor) -> int:
 # --- calls ---
 
 
-@implements(Op.FLASH_ATTN_EXT, supports=_has_whole_rows)
+@implements(Op.FLASH_ATTN_EXT, supports=_supports)
 def _flash_attn_ext(node: Tensor) -> Sequence[CudaCall]:
     return calls_of(node, divided(node))
 

@@ -14,6 +14,7 @@ from typing import Final
 from ....graph.op import ConcatParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.node_params import run_length
 from ..table import CudaCall, CudaKernel, CudaSource, implements
 from .elementwise import BLOCK, UNIT, grid_of, is_countable
 
@@ -73,12 +74,6 @@ def set_rows(node: Tensor) -> Sequence[CudaCall]:
 # --- copies ---
 
 
-def _row_elements(t: Tensor) -> int:
-    """Elements at equal distances: all of a tensor without gaps, else a row's."""
-    # where rows have one element, is_contiguous does not look at nb[0]
-    return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
-
-
 def _move(
     kernel: CudaKernel,
     node: Tensor,
@@ -112,7 +107,7 @@ def copy(node: Tensor) -> Sequence[CudaCall]:
     a, total = node.src[0], node.n_elements
     if a.type is node.type:
         return [_move(COPY, node, a, (_line(node), _line(a)))]
-    rows = (_row_elements(node), _row_elements(a))
+    rows = (run_length(node), run_length(a))
     params = (int(node.type), int(a.type), *rows, total)
     if node.type.is_quantized:
         return [CudaCall(QUANTIZE, grid_of(total), BLOCK, params)]
@@ -122,7 +117,7 @@ def copy(node: Tensor) -> Sequence[CudaCall]:
 
 def _line(t: Tensor) -> int:
     """Bytes of a row; of all rows if there are no gaps."""
-    return t.type.row_size(_row_elements(t))
+    return t.type.row_size(run_length(t))
 
 
 # --- joins ---

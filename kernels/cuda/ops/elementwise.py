@@ -11,8 +11,9 @@ from typing import Final
 
 from ....graph.op import GluParams, Op, UnaryParams
 from ....graph.tensor import Tensor, params_of
+from ...plan.calls import Number
 from ...plan.node_params import diag_mask_of, glu_operands, is_flat, scalars_of
-from ..table import CudaCall, CudaKernel, CudaSource, Dim3, Param, implements
+from ..table import CudaCall, CudaKernel, CudaSource, Dim3, implements
 
 MAX_ELEMENTS: Final = 2**31  # kernels count them in 32 bits
 UNIT: Final = 4
@@ -44,7 +45,7 @@ def _grid(node: Tensor) -> Dim3:
 # --- one operand ---
 
 
-def _map(name: str, node: Tensor, *scalars: Param) -> Sequence[CudaCall]:
+def _map(name: str, node: Tensor, *scalars: Number) -> Sequence[CudaCall]:
     params = (is_flat(node, node.src[0]), int(node.type), *scalars)
     return [CudaCall(CudaKernel(MAPS, f"{name}_float"), _grid(node), BLOCK, params)]
 

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 from ....graph.op import GluParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.calls import Number
 from ...plan.chains import GateUp
-from ..table import CudaCall, CudaKernel, CudaSource, Param
+from ..table import CudaCall, CudaKernel, CudaSource
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 
 TYPES: Final = (
@@ -64,7 +65,7 @@ def _call(
     n_cols: int,
     n_rows: int,
     tensors: Sequence[Tensor] = (),
-    params: Sequence[Param] = (),
+    params: Sequence[Number] = (),
 ) -> CudaCall:
     """A call of blocks of `n_rows` rows and `n_cols` columns, or one pair of token and expert."""
     a, x = node.src[:2]

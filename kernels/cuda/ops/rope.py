@@ -13,9 +13,10 @@ from typing import Final
 from ....graph.op import Op, RopeMode, RopeParams
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
+from ...plan.calls import Number
 from ...plan.chains import RopeSetRows
 from ...plan.node_params import rope_params
-from ..table import CudaCall, CudaKernel, CudaSource, Param, fuses, implements
+from ..table import CudaCall, CudaKernel, CudaSource, fuses, implements
 from .data import is_writable
 from .elementwise import BLOCK, is_countable
 
@@ -54,6 +55,6 @@ def rope_set_rows(chain: RopeSetRows) -> Sequence[CudaCall] | None:
     return [CudaCall(kernel, grid, BLOCK, params, shared, tensors=chain.tensors)]
 
 
-def _params(node: Tensor) -> tuple[Param, ...]:
+def _params(node: Tensor) -> tuple[Number, ...]:
     """The parameters of both kernels."""
     return *rope_params(node), params_of(node, RopeParams).mode is RopeMode.NEOX

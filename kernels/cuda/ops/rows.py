@@ -12,9 +12,10 @@ from typing import Final
 
 from ....graph.op import Op, SoftMaxParams
 from ....graph.tensor import Tensor, params_of
-from ...plan.chains import AddNormMul, NormMul, is_row_weighted
+from ...plan.calls import Number
+from ...plan.chains import NormMul, is_row_weighted
 from ...plan.node_params import eps_of, has_whole_rows
-from ..table import CudaCall, CudaKernel, CudaSource, Param, fuses, implements
+from ..table import CudaCall, CudaKernel, CudaSource, fuses, implements
 from .elementwise import is_countable
 
 WARP: Final = 32
@@ -38,7 +39,7 @@ def _call(
     source: CudaSource,
     name: str,
     rows: Tensor,
-    *params: Param,
+    *params: Number,
 ) -> list[CudaCall]:
     """The call for as many rows, and as long, as those of a tensor."""
     threads, n = row_threads(rows.ne[0]), rows.n_rows
@@ -84,18 +85,9 @@ def norms(node: Tensor) -> Sequence[CudaCall]:
 
 @fuses(NormMul)
 def norm_mul(chain: NormMul) -> Sequence[CudaCall] | None:
-    """The result of the product alone."""
-    return _fused(chain, f"{chain.norm.op.name.lower()}_mul_f32")
-
-
-@fuses(AddNormMul)
-def add_norm_mul(chain: AddNormMul) -> Sequence[CudaCall] | None:
-    """The sum, if another node reads it, and the product."""
-    return _fused(chain, f"add_{chain.norm.op.name.lower()}_mul_f32")
-
-
-def _fused(chain: NormMul | AddNormMul, name: str) -> Sequence[CudaCall] | None:
+    """The product, and the sum before the norm if another node reads it."""
     if not is_row_weighted(chain) or not is_countable(*chain.tensors):
         return None
+    name = f"{'' if chain.add is None else 'add_'}{chain.norm.op.name.lower()}_mul_f32"
     [call] = _call(ROWS, name, chain.mul, eps_of(chain.norm))
     return [call._replace(tensors=chain.tensors, n_written=chain.n_written)]

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from ....graph.op import GluParams, Op
 from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
-from ...plan.calls import PreparedSource
+from ...plan.calls import Number, PreparedSource
 from ...plan.chains import GateUp
-from ..table import CudaCall, CudaKernel, CudaSource, Param
+from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 
@@ -137,7 +137,7 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall
 def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSource[CudaCall]:
     """The pairs (token, its i-th expert) by expert; `ids` is tensor number `place`."""
     kernel = CudaKernel(CudaSource.of("group_by_expert.cu"), "group_by_expert")
-    params: Sequence[Param] = (n_experts, place)
+    params: Sequence[Number] = (n_experts, place)
     made = CudaCall(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
     size = 4 * (n_experts + 1 + ids.n_elements)
     return PreparedSource(ids, ("by expert", n_experts), size, [made])
