@@ -169,7 +169,7 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
             `n_ctx`: tokens of the context, shared by all generations (0: the trained size);
             `n_parallel`: the most generations that run at once;
             `devices`: devices for layers, as in ["CUDA0"], ["none"], ["sim:24GiB"] (default: all
-            NVIDIA GPUs);
+            usable GPUs);
             `n_gpu_layers`: layers on these devices (None: as many as fit, -1: all);
             `n_threads`: CPU threads;
             `type_k`, `type_v`: types of the cached keys and values;

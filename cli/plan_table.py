@@ -21,11 +21,6 @@ from .bench_table import count_text
 WIDTH: Final = 100
 LABEL: Final = 9  # characters
 GB: Final = 10**9
-SIMULATED: Final = (
-    "computes with the CPU's kernels, runs no large batches for the CPU (op offload) and has no "
-    "driver. A real GPU of that size also needs 128 MiB for its driver, and memory for op offload "
-    "if layers are on the CPU"
-)
 
 
 class Speed(NamedTuple):
@@ -179,7 +174,7 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
             for o in plan.overrides
         ],
         "note": list(plan.notes),
-        "simulated": _simulated(plan),
+        **_caveats(plan),
     }
 
 
@@ -196,10 +191,16 @@ def _rate(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> str:
     return "?" if tokens_per_s is None else f"{tokens_per_s:.1f}"
 
 
-def _simulated(plan: ModelPlan) -> list[str]:
-    """How simulated devices differ from real ones."""
-    names = [d.name for d in plan.devices if d.description.startswith("simulated ")]
-    return [f"{', '.join(names)}: {SIMULATED}"] if names else []
+def _caveats(plan: ModelPlan) -> dict[str, list[str]]:
+    """The caveats by label; each names its devices."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for device in plan.devices:
+        for caveat in device.caveats.items():
+            names.setdefault(caveat, []).append(device.name)
+    found: dict[str, list[str]] = {}
+    for (label, text), devices in names.items():
+        found.setdefault(label, []).append(f"{', '.join(devices)}: {text}")
+    return found
 
 
 def _plural(n: int, what: str) -> str:

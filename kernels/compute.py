@@ -70,4 +70,7 @@ class Compute(Protocol):
         """
 
     def close(self) -> None:
-        """End what computes in the background. Twice is fine."""
+        """End the background work. A second call does nothing."""
+
+
+NewCompute = Callable[[], Compute]

@@ -135,7 +135,7 @@ class PlacementParams(Options):
         check=_check_names,
         metavar="DEV,...",
         help="devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2",
-        default_text="all NVIDIA GPUs",
+        default_text="all usable GPUs",
     )
     n_gpu_layers: int | None = option(
         None,

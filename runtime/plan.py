@@ -13,7 +13,7 @@ Tested by tests/runtime/test_fit.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,7 @@ class DevicePlan:
     Attributes:
         free, capacity: bytes of the device now; UNLIMITED if unknown.
         margin: bytes that the device's driver will take.
+        caveats: of the device, by their labels.
         n_bytes_read: bytes of weights that the device reads for one token.
         n_bytes_kv: bytes of keys and values that it reads for each earlier token.
     """
@@ -75,6 +76,7 @@ class DevicePlan:
     free: int
     capacity: int
     margin: int
+    caveats: Mapping[str, str]
     memory: tuple[MemoryPlan, ...]
     n_bytes_read: int
     n_bytes_kv: int
@@ -275,6 +277,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
         free,
         capacity,
         device.driver_margin,
+        device.caveats,
         # the device's own memory first
         tuple(sorted(memory, key=lambda m: (m.buffer_type != device.name, m.buffer_type))),
         bytes_read(measured.model)[device.name],

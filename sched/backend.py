@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..alloc.buffer import Buffer, BufferType, Data, Usage, tensor_set
@@ -96,6 +97,7 @@ class Device(ABC):
     caps: Caps = Caps()
     kernels_by_size: bool = False  # another batch size may need other kernels
     driver_margin: int = 0  # bytes for its driver's kernels and graphs
+    caveats: Mapping[str, str] = MappingProxyType({})  # lines that a plan shows, by their labels
     progress: CompileProgress | None = None
 
     @abstractmethod

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from ...alloc.buffer import UNLIMITED, BufferType
 from ...alloc.host import HostBufferType
@@ -19,11 +21,17 @@ from ...graph.graph import Graph
 from ...graph.op import Op
 from ...graph.tensor import Tensor
 from ...sched.backend import Caps, Device, DeviceType, Event, KeepAlive
-from ..compute import Compute, address_of
+from ..compute import NewCompute, address_of
 from ..reference.compute import ReferenceCompute
 from .backend import SimBackend
 from .memory import SimBufferType
 from .stream import SimEvent
+
+CAVEAT: Final = (
+    "computes with the CPU's kernels, runs no large batches for the CPU (op offload) and has no "
+    "driver. A real GPU of that size also needs 128 MiB for its driver, and memory for op offload "
+    "if layers are on the CPU"
+)
 
 
 class SimDevice(Device):
@@ -39,11 +47,13 @@ class SimDevice(Device):
         offload_ops: the ops it wants to take over from the CPU.
         bandwidth: bytes per second of its copies; None: no limit.
         async_: work on a thread of its own; by default all but a cpu do.
-        events: have events, if it works on a thread; without them others must synchronise.
+        events: have events, if it works on a thread; without them others must synchronize.
         async_copies: copy tensors from other devices as part of its work.
         delay: called before each piece of work; returns seconds to wait.
         compute: makes the kernels of each backend; NumPy's by default.
     """
+
+    caveats = MappingProxyType({"simulated": CAVEAT})
 
     def __init__(
         self,
@@ -60,7 +70,7 @@ class SimDevice(Device):
         events: bool = True,
         async_copies: bool = True,
         delay: Callable[[], float] | None = None,
-        compute: Callable[[], Compute] = ReferenceCompute,
+        compute: NewCompute = ReferenceCompute,
     ) -> None:
         is_cpu = type is DeviceType.CPU
         async_ = not is_cpu if async_ is None else async_
