@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..kernels.cpu.device import CpuDevice
-from ..kernels.devices import find_devices
+from ..kernels.devices import cpu_device, find_devices
 from ..model.params import PlacementParams
 from ..observe.machine import MachineFacts, lines, look
 from ..observe.self_test import Check, self_test
@@ -41,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         # each test compiles a few kernels: show bars, but no lines
         on_compile = progress.on_compile if sys.stderr.isatty() else None
         names = given(args, PlacementParams).get("devices", ())
-        cpu = CpuDevice(progress=on_compile)
+        cpu = cpu_device(progress=on_compile)
         used = [*find_devices(names, cpu, on_compile), cpu]
         machine = look(cpu)
         tested = {device.name: list(self_test(device)) for device in used}

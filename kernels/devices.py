@@ -13,7 +13,8 @@ which a device copies fast is called SIM0_Host or CUDA_Host, the CPU's fast layo
 CPU_REPACK.
 
 A package adds devices by an entry point of the group `lamella.backends`: a `Registry`, or a
-function without parameters that returns one. Tested by tests/kernels/test_devices.py.
+function without parameters that returns one. Tested by tests/kernels/test_devices.py and
+tests/kernels/test_backend_packages.py.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from ..alloc.buffer import BufferType
 from ..base.errors import BackendError, RequestError, UnknownDeviceError
 from ..base.log import get_logger
 from ..sched.backend import CompileProgress, Device
+from .compute import NewCompute
 from .cpu.device import CpuDevice
 from .cuda.registry import find_cuda
+from .host import POLL
+from .reference.compute import ReferenceCompute
 from .registry import Registry
 from .sim.registry import SimRegistry
 
@@ -43,16 +47,24 @@ log = get_logger("kernels")
 # --- all families of devices ---
 
 
-def registries() -> list[Registry]:
-    """All families of devices of this machine, but for the processor."""
-    return [find_cuda(), *_plugged_in(), SimRegistry()]
+def registries(compute: NewCompute = ReferenceCompute) -> list[Registry]:
+    """All families of devices of this machine except the CPU; those used by default come first.
+
+    `compute` makes the kernels of simulated devices.
+    """
+    found = [*_built_in(compute), *_plugged_in()]
+    return sorted(found, key=lambda registry: not registry.by_default)
+
+
+def _built_in(compute: NewCompute) -> tuple[Registry, ...]:
+    return find_cuda(), SimRegistry(compute)
 
 
 @cache
 def _plugged_in() -> tuple[Registry, ...]:
     """The registries of other packages. A broken one is logged and left out."""
     found: list[Registry] = []
-    taken = {find_cuda().name.lower(), SimRegistry.name.lower(), *NO_DEVICE}
+    taken = {*NO_DEVICE, *(built_in.name.lower() for built_in in _built_in(ReferenceCompute))}
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             registry = _load(entry)
@@ -86,6 +98,17 @@ def unused_reasons() -> list[str]:
 # --- devices ---
 
 
+def cpu_device(
+    n_threads: int | None = None,
+    progress: CompileProgress | None = None,
+    *,
+    repack: bool = True,
+    poll: int = POLL,
+) -> CpuDevice:
+    """The CPU's device; see `CpuDevice`."""
+    return CpuDevice(n_threads, progress, repack=repack, poll=poll)
+
+
 def find_devices(
     names: Sequence[str], cpu: CpuDevice, progress: CompileProgress | None = None
 ) -> list[Device]:
@@ -97,12 +120,12 @@ def find_devices(
     Raises:
         UnknownDeviceError: lists the known names, and says why GPUs are not used.
     """
-    families, found = registries(), list[Device]()
+    families, found = registries(cpu.new_compute), list[Device]()
     for name in names or [family.name for family in families if family.by_default]:
         lower = name.strip().lower()
         if lower in NO_DEVICE:
             continue
-        meant = (family.find(lower, cpu, found) for family in families)
+        meant = (family.find(lower, found) for family in families)
         devices = next((devices for devices in meant if devices), ())
         if names and not devices:
             raise UnknownDeviceError(f"no device is called {name!r}; there are: {_known(families)}")

@@ -1,7 +1,8 @@
 """A registry: one family of devices, for instance all CUDA GPUs (ggml's backend registry).
 
 `kernels.devices` has the list of all registries. Another package adds its own by an entry point of
-the group `lamella.backends`. Tested by tests/kernels/test_devices.py.
+the group `lamella.backends`. Tested by tests/kernels/test_devices.py and
+tests/kernels/test_backend_packages.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from ..sched.backend import Device, DeviceReport
-from .cpu.device import CpuDevice
 
 
 class Registry(ABC):
@@ -29,10 +29,10 @@ class Registry(ABC):
     def devices(self) -> Sequence[Device]:
         """The devices of this machine, always in the same order; none if they cannot be used."""
 
-    def find(self, name: str, cpu: CpuDevice, found: Sequence[Device]) -> Sequence[Device]:
-        """The devices that `name`, in lower case, stands for; none if it is unknown here.
+    def find(self, name: str, found: Sequence[Device]) -> Sequence[Device]:
+        """The devices that `name`, in lower case, stands for; none if the name is unknown here.
 
-        `cpu` has the kernels for simulated devices. `found` are the devices that were named before.
+        `found` are the devices of the names before this one.
         """
         return [d for d in self.devices() if name in (self.name.lower(), d.name.lower())]
 

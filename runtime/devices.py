@@ -6,8 +6,7 @@ Tested by tests/runtime/test_fit.py.
 from __future__ import annotations
 
 from ..base.log import get_logger
-from ..kernels.cpu.device import CpuDevice
-from ..kernels.devices import find_buffer_type, find_devices, split_over
+from ..kernels.devices import cpu_device, find_buffer_type, find_devices, split_over
 from ..kernels.host import default_threads, usable_cpus
 from ..model.arch import find_architecture
 from ..model.gguf import GGUFFile
@@ -30,7 +29,7 @@ def open_placement(
     n_threads, n_threads_batch = _threads(params)
     params = params.change(n_threads=n_threads, n_threads_batch=n_threads_batch)
     n_most = max(n_threads, n_threads_batch)
-    cpu = CpuDevice(n_most, on_compile, poll=params.poll, repack=params.repack)
+    cpu = cpu_device(n_most, on_compile, poll=params.poll, repack=params.repack)
     found = find_devices(params.devices, cpu, on_compile)
     devices = split_over(found, params.split_mode, params.main_gpu)
     arch = find_architecture(file.metadata.str("general.architecture"), file.path)

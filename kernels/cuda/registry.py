@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from ...base.errors import BackendError
 from ...graph import GGMLType, Tensor, ops
 from ...sched.backend import CompileProgress, DeviceReport
-from ..cpu.packed.formats import FORMATS
+from ..quants import WEIGHT_TYPES
 from ..registry import Registry
 from .bindings import CudaDriver
 from .device import CudaDevice
@@ -75,7 +75,7 @@ class CudaProducts(NamedTuple):
 def cuda_products() -> list[CudaProducts]:
     """The kernels of products, by the types of weights; types without a kernel have empty names."""
     by_kernels: dict[tuple[str, str], list[str]] = {}
-    for type in FORMATS:
+    for type in WEIGHT_TYPES:
         names = _product_kernel(type, FEW), _product_kernel(type, MANY)
         by_kernels.setdefault(names, []).append(type.name)
     return [CudaProducts(types, *names) for names, types in by_kernels.items()]

@@ -12,7 +12,7 @@ from typing import Final
 
 from ...alloc.buffer import UNLIMITED
 from ...sched.backend import Device
-from ..cpu.device import CpuDevice
+from ..compute import NewCompute
 from ..registry import Registry
 from .device import SimDevice
 
@@ -24,10 +24,13 @@ _UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class SimRegistry(Registry):
-    """Simulated devices, which are made when they are named."""
+    """Simulated devices. Naming one makes it; `compute` makes its kernels."""
 
     name = "SIM"
     by_default = False
+
+    def __init__(self, compute: NewCompute) -> None:
+        self._compute = compute
 
     def devices(self) -> Sequence[Device]:
         return ()
@@ -35,7 +38,7 @@ class SimRegistry(Registry):
     def known_names(self) -> Sequence[str]:
         return ("sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)",)
 
-    def find(self, name: str, cpu: CpuDevice, found: Sequence[Device]) -> Sequence[Device]:
+    def find(self, name: str, found: Sequence[Device]) -> Sequence[Device]:
         match = _NAME.fullmatch(name)
         n = int(match["count"] or 1) if match else 0
         if match is None or not 1 <= n <= MAX_DEVICES:
@@ -43,9 +46,7 @@ class SimRegistry(Registry):
         memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
         taken = {device.name for device in found}
         names = (name for i in count() if (name := f"SIM{i}") not in taken)
-        return [
-            SimDevice(name, memory=memory, compute=cpu.new_compute) for name in islice(names, n)
-        ]
+        return [SimDevice(name, memory=memory, compute=self._compute) for name in islice(names, n)]
 
 
 def parse_size(number: str, unit: str) -> int:

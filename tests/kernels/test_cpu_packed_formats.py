@@ -12,8 +12,13 @@ from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, Tensor, ops
 from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.packed.formats import FORMATS
+from lamella.kernels.quants import WEIGHT_TYPES
 
 ROWS = (1, 15, 16, 17, 40)
+
+
+def test_the_usual_types_are_packed() -> None:
+    assert tuple(FORMATS) == WEIGHT_TYPES
 
 
 def widths_of(type: GGMLType) -> tuple[int, ...]:
