@@ -21,7 +21,7 @@ import reference_run
 from cuda_grid import needs_compiler
 from reference_run import ERROR, Array, F64Array, assert_close, values_of
 
-from lamella.graph import GGMLType, Tensor
+from lamella.graph import GGMLType, Graph, Tensor
 from lamella.graph.tensor import dup_layout, same_layout
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 
@@ -47,6 +47,12 @@ class Backend(ABC):
     @abstractmethod
     def other_ways(self, node: Tensor) -> Sequence[Compute]:
         """Other ways to compute a node like this one."""
+
+    n_graph_ways: int  # ways to compute a graph
+
+    @abstractmethod
+    def run_graph(self, graph: Graph, way: int = 0, fuse: bool = True) -> list[str]:
+        """Compute a graph whose nodes have memory. Return the names of its kernels."""
 
     def computed(self, node: Tensor) -> bytes:
         """Compute a node and return its bytes."""
@@ -108,6 +114,11 @@ class _Cpu(Backend):
     def other_ways(self, node: Tensor) -> Sequence[Compute]:
         return [lambda node: cpu_run.compute(node, 3)]
 
+    n_graph_ways = 3
+
+    def run_graph(self, graph: Graph, way: int = 0, fuse: bool = True) -> list[str]:
+        return cpu_run.run_graph(graph, way + 1, fuse)
+
 
 class _Cuda(Backend):
     name = "cuda"
@@ -124,6 +135,11 @@ class _Cuda(Backend):
             shift = 2 if node.type.is_quantized else node.type.type_size
             ways.append(lambda node: cuda_run.compute(node, shift=shift))
         return ways
+
+    n_graph_ways = 2
+
+    def run_graph(self, graph: Graph, way: int = 0, fuse: bool = True) -> list[str]:
+        return cuda_run.run_graph(graph, fuse, reverse=way > 0)
 
 
 CPU: Final = _Cpu()

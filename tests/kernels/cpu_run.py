@@ -11,7 +11,8 @@ from unittest.mock import patch
 import reference_run
 from reference_run import GUARD, Array, data, graph_of, locate
 
-from lamella.graph import Tensor
+from lamella.base.settings import NO_FUSION
+from lamella.graph import Graph, Tensor
 from lamella.kernels.cpu.plan import CpuPlan
 from lamella.kernels.cpu.pool import ThreadPool
 from lamella.kernels.cpu.table import CpuCall
@@ -59,6 +60,14 @@ def compute(node: Tensor, n_threads: int = 1, over: Tensor | None = None, shift:
     for src, before in others.items():
         assert (src.buffer == before).all(), f"{node}: its source {src} was written"
     return data(node)
+
+
+def run_graph(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
+    """Compute a graph whose nodes have memory, every call on all threads. Return its kernels."""
+    with all_threads(), NO_FUSION.set(not fuse):
+        plan = CpuPlan(graph, address_of, n_threads)
+    plan.run(pool(n_threads))
+    return [step.call.kernel.name for step in plan.steps]
 
 
 def all_threads() -> AbstractContextManager[Any]:

@@ -127,6 +127,14 @@ def locate(node: Tensor, over: Tensor | None = None, shift: int = 0) -> None:
         place(node, shift)
 
 
+def located(*outputs: Tensor, shift: int = 0) -> Graph:
+    """A graph whose nodes have their own memory."""
+    graph = Graph(*outputs)
+    for node in graph.nodes:
+        locate(node, shift=shift)
+    return graph
+
+
 def graph_of(*nodes: Tensor) -> Graph:
     """A graph that computes these nodes one by one, in this order."""
     graph = Graph()

@@ -1,22 +1,21 @@
-"""Fused chains have the bits of single kernels, in every pattern and model. When not to fuse."""
+"""Fused chains: which nodes are fused and when not; models have the bits of single kernels."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cpu_run
 import numpy as np
 import pytest
-from cpu_run import address_of
-from reference_run import N_GUARD, Array, data, each_type, ids, leaf, locate, normal
+from arch_run import Runner
+from cpu_run import run_graph
+from reference_run import N_GUARD, Array, ids, leaf, locate, located, normal
+from tiny_models import TINY, write_model
 
 from lamella.alloc import HostBufferType, alloc_tensors
-from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
-from lamella.graph import GGMLType, Graph, Op, RopeMode, Tensor, ops
+from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.cpu.compute import CpuCompute
 from lamella.kernels.cpu.plan import CpuPlan
@@ -27,184 +26,9 @@ from lamella.kernels.plan.fusion import find_chains, optimize
 from lamella.model.loader import load_model
 from lamella.model.placement import Placement
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))  # the tiny models
-
-from arch_run import Runner
-from tiny_models import TINY, write_model
-
-CACHES = [GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0]
-each_count = pytest.mark.parametrize("n_threads", [1, 2, 3])
-each_norm = pytest.mark.parametrize("norm", [ops.rms_norm, ops.norm])
-
-Norm = Callable[[Tensor, float], Tensor]
-
-
-# --- running a graph both ways ---
-
-
-def place(*outputs: Tensor) -> Graph:
-    """A graph whose nodes have their own memory."""
-    graph = Graph(*outputs)
-    for node in graph.nodes:
-        locate(node)
-    return graph
-
-
-def run(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
-    """Compute a graph, every call on all threads. Return the names of the kernels."""
-    with cpu_run.all_threads(), NO_FUSION.set(not fuse):
-        plan = CpuPlan(graph, address_of, n_threads)
-    plan.run(cpu_run.pool(n_threads))
-    return [step.call.kernel.name for step in plan.steps]
-
-
-def assert_same_bits(make: Callable[[], Sequence[Tensor]], kernels: str, n_threads: int) -> None:
-    """Check that `kernels` compute the outputs of `make`, with the bits of single kernels."""
-    single, fused = make(), make()
-    run(place(*single), n_threads, fuse=False)
-    assert " ".join(run(place(*fused), n_threads)) == kernels
-    for a, b in zip(single, fused, strict=True):
-        assert data(a).tobytes() == data(b).tobytes(), f"{b} differs"
-
 
 def names_of(plan: Any) -> list[str]:
     return [step.call.kernel.name for step in plan.steps]
-
-
-# --- norms ---
-
-
-@each_count
-@each_norm
-@pytest.mark.parametrize("n", [1, 15, 64, 288, 2050])
-def test_a_norm_and_its_weight(norm: Norm, n: int, n_threads: int) -> None:
-    def make() -> list[Tensor]:
-        x, weight = leaf(normal(2, 3, 9, n)), leaf(normal(n, seed=1))
-        return [ops.mul(norm(x, 1e-5), weight)]
-
-    name = "rms_norm_mul_f32" if norm is ops.rms_norm else "norm_mul_f32"
-    assert_same_bits(make, name, n_threads)
-
-
-@each_count
-@each_norm
-@pytest.mark.parametrize("n", [1, 17, 288, 2050])
-def test_a_sum_with_other_readers_its_norm_and_weight(norm: Norm, n: int, n_threads: int) -> None:
-    def make() -> list[Tensor]:
-        a, b, weight = (leaf(normal(*s, seed=n)) for s in ((9, n), (9, n), (n,)))
-        total = ops.add(a, b).set_output()
-        return [ops.mul(norm(total, 1e-5), weight), total]
-
-    name = "add_rms_norm_mul_f32" if norm is ops.rms_norm else "add_norm_mul_f32"
-    assert_same_bits(make, name, n_threads)
-
-
-@each_count
-def test_a_sum_that_only_its_norm_reads_is_not_written(n_threads: int) -> None:
-    def make() -> list[Tensor]:
-        a, b, weight = leaf(normal(5, 64)), leaf(normal(5, 64, seed=1)), leaf(normal(64))
-        return [ops.mul(ops.rms_norm(ops.add(a, b), 1e-5), weight)]
-
-    assert_same_bits(make, "add_rms_norm_mul_f32", n_threads)
-    graph = place(*make())
-    run(graph)
-    assert (graph.nodes[0].buffer == 0xA5).all()
-
-
-def test_norms_that_are_not_weighted_by_one_row() -> None:
-    x = leaf(normal(4, 32))
-    for weight in (normal(4, 32), normal(4, 1), normal(16), normal(1)):
-        graph = place(ops.mul(ops.rms_norm(x, 1e-5), leaf(weight)))
-        assert run(graph) == ["rms_norm_f32", "mul_float"]
-    graph = place(ops.mul(ops.rms_norm(x, 1e-5), leaf(normal(32), GGMLType.F16)))
-    assert run(graph) == ["rms_norm_f32", "mul_float"]
-
-
-def test_a_sum_with_two_norms_is_computed_once() -> None:
-    total = ops.add(leaf(normal(4, 32)), leaf(normal(4, 32, seed=1)))
-    first, second = (ops.mul(ops.rms_norm(total, 1e-5), leaf(normal(32))) for _ in range(2))
-    assert run(place(first, second)) == ["add_rms_norm_mul_f32", "rms_norm_mul_f32"]
-
-
-def test_a_sum_of_other_shapes_or_types_is_not_fused() -> None:
-    weight, x = leaf(normal(32)), leaf(normal(4, 32))
-    total = ops.add(x, leaf(normal(1, 32)))
-    graph = place(ops.mul(ops.rms_norm(total, 1e-5), weight), total)
-    assert run(graph) == ["add_float", "rms_norm_mul_f32"]
-
-
-# --- rope into a cache ---
-
-
-@each_count
-@each_type(CACHES)
-@pytest.mark.parametrize("mode", RopeMode)
-def test_keys_into_the_cache(mode: RopeMode, type: GGMLType, n_threads: int) -> None:
-    def make() -> list[Tensor]:
-        x = ops.reshape(leaf(normal(7, 4 * 48)), (48, 4, 7))
-        k = ops.rope(x, ids([5, 0, 3, 900, 1, 2, 6]), n_dims=32, mode=mode)
-        cache = leaf(normal(20, 4 * 48, seed=2), type)
-        # the same cell twice: the later row wins
-        return [ops.set_rows(cache, ops.reshape(k, (4 * 48, 7)), ids([3, 19, 0, 7, 3, 8, 3]))]
-
-    assert_same_bits(make, f"rope_{mode.name.lower()}_set_rows", n_threads)
-
-
-@each_count
-def test_factors_and_wide_indices(n_threads: int) -> None:
-    def make() -> list[Tensor]:
-        factors = leaf(np.linspace(1, 4, 8))
-        k = ops.rope(
-            leaf(normal(3, 8, 16)),
-            ids([4, 5, 6]),
-            factors,
-            n_dims=16,
-            mode=RopeMode.NEOX,
-            n_ctx_orig=64,
-            freq_scale=0.25,
-            ext_factor=1.0,
-        )
-        where = ids([2, 0, 1], GGMLType.I64)
-        cache = leaf(np.zeros((4, 128)), GGMLType.F16)
-        return [ops.set_rows(cache, ops.reshape(k, (128, 3)), where)]
-
-    assert_same_bits(make, "rope_neox_set_rows", n_threads)
-
-
-def test_an_index_outside_the_cache_names_the_cache() -> None:
-    k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
-    cells = ops.set_rows(leaf(np.zeros((4, 32))), ops.reshape(k, (32, 2)), ids([1, 4]))
-    with pytest.raises(BackendError, match=r"set_rows cache.*index 4 must be .* below 4"):
-        run(place(cells.named("cache")))
-    far = ids([1, 2**32 + 1], GGMLType.I64)
-    cells = ops.set_rows(leaf(np.zeros((4, 32))), ops.reshape(k, (32, 2)), far)
-    with pytest.raises(BackendError, match="index 4294967297 must be"):
-        run(place(cells))
-
-
-def test_keys_with_other_readers_are_not_fused() -> None:
-    k = ops.rope(leaf(normal(2, 2, 16)), ids([0, 1]), n_dims=16, mode=RopeMode.NEOX)
-    rows = ops.reshape(k, (32, 2))
-    cache = leaf(np.zeros((4, 32)))
-    single = ["rope_neox_f32", "set_rows"]
-    assert run(place(ops.set_rows(cache, rows, ids([1, 0])), ops.sqr(k)))[:2] == single
-    assert run(place(ops.set_rows(cache, rows, ids([1, 0])), ops.sqr(rows)))[:2] == single
-    assert run(place(ops.set_rows(cache, rows, ids([1, 0])))) == ["rope_neox_set_rows"]
-    k.set_output()
-    assert run(place(ops.set_rows(cache, rows, ids([1, 0])))) == single
-
-
-def test_heads_of_partial_blocks() -> None:
-    def make(n_head: int) -> Graph:
-        k = ops.rope(leaf(normal(2, n_head, 8)), ids([0, 1]), n_dims=8, mode=RopeMode.NORMAL)
-        cache = leaf(np.zeros((4, 8 * n_head)), GGMLType.Q8_0)
-        return place(ops.set_rows(cache, ops.reshape(k, (8 * n_head, 2)), ids([1, 0])))
-
-    for n_threads in (1, 2, 3):
-        graph, single = make(8), make(8)  # blocks of four heads
-        assert run(graph, n_threads) == ["rope_normal_set_rows"]
-        run(single, n_threads, fuse=False)
-        assert data(graph.nodes[-1]).tobytes() == data(single.nodes[-1]).tobytes()
 
 
 # --- gate and up ---
@@ -227,7 +51,7 @@ def test_a_fuser_of_gate_and_up_is_called(monkeypatch: pytest.MonkeyPatch) -> No
         return None
 
     nodes = gate_and_up()
-    assert run(place(nodes[-1])) == ["mul_mat", "mul_mat", "swiglu_float"]
+    assert run_graph(located(nodes[-1])) == ["mul_mat", "mul_mat", "swiglu_float"]
     assert [chain.nodes for chain in asked] == [nodes]
     calls = [CpuCall(RUN, tensors=nodes)]
     fuses(GateUp)(lambda chain: calls)
@@ -272,9 +96,9 @@ def test_a_node_between_that_reads_from_the_chain() -> None:
     assert chain.nodes == (total, normed, result)
     for node in graph.nodes:
         locate(node)
-    assert run(graph) == FUSED
+    assert run_graph(graph) == FUSED
     between.src[0] = total  # a fused chain would compute it later
-    assert run(graph) == SINGLE
+    assert run_graph(graph) == SINGLE
 
 
 @pytest.mark.parametrize("whose", ["a", "other", "total", "result"])
@@ -286,7 +110,7 @@ def test_a_node_between_that_writes_to_the_chain_s_memory(whose: str) -> None:
     a, other = total.src
     over = {"a": a, "other": other, "total": total, "result": result}[whose]
     between.buffer, between.offset = over.buffer, over.offset + N_GUARD  # its last part
-    assert run(graph) == SINGLE
+    assert run_graph(graph) == SINGLE
 
 
 @pytest.mark.parametrize("shift", [-4, 0, 64])
@@ -297,7 +121,7 @@ def test_a_result_over_a_source_that_the_chain_still_reads(shift: int) -> None:
         locate(node)
     for over in (*total.src, total):
         result.buffer, result.offset = over.buffer, over.offset + shift
-        assert run(graph) == SINGLE
+        assert run_graph(graph) == SINGLE
 
 
 def test_sources_are_kept_alive_until_the_chain_s_end() -> None:
