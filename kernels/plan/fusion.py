@@ -12,7 +12,7 @@ writes nothing that other nodes still need; if it does, its nodes are computed o
 A result that only the chain reads is not written at all. A chain never reaches past a node that is
 observed (`Scheduler.set_eval_callback`).
 Knows no kernels: each backend that compiles plans declares its own in its `Fusers`.
-Tested by tests/kernels/test_cpu_fusion.py and tests/kernels/test_cuda_fusion.py.
+Tested by tests/kernels/test_fusion.py and test_cpu_fusion.py.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_every_cpu_op_and_kernel_has_a_case() -> None:
     packed = {node.op for node in nodes if CPU_KERNELS.table_of(node) is PACKED}
     assert packed >= set(PACKED.entries)
     unused = set(KERNELS) - called - {"pool_run", "pool_run_timed", "pool_worker", "pool_stop"}
-    # kernels of chains: tests/kernels/test_cpu_fusion.py
+    # kernels of chains: tests/kernels/test_fusion.py, test_cpu_fusion.py
     chains = (NORM_MUL, ADD_NORM_MUL, ROPE_SET_ROWS)
     unused -= {k.name for kernels in chains for k in kernels.values()}
     # kernels of packed weights: tests/kernels/test_cpu_packed.py, test_cpu_packed_buffer.py

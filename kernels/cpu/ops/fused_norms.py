@@ -1,7 +1,7 @@
 """Norms fused with the nodes around them: a residual's sum before, the weight behind.
 
 Each row is read, summed, normed and weighted while it is in the first cache, by the formulas of
-rows.py and elementwise.py, rounded at the same places. Tested by tests/kernels/test_cpu_fusion.py.
+rows.py and elementwise.py, rounded at the same places. Tested by tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations

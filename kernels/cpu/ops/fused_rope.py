@@ -2,7 +2,7 @@
 
 Threads divide the heads, so that the later token stays if an index occurs twice, as in
 `data.set_rows`. A thread's heads make whole blocks of the cache's type. Tested by
-tests/kernels/test_cpu_fusion.py.
+tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Angles are computed in float64, from the position and the pair alone. So an element's bits do not
 depend on how heads are divided. Tested by tests/kernels/test_rope.py and
-tests/kernels/test_cuda_fusion.py.
+tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The length of a row decides how many threads share it: sums are taken in an order that depends on
 the length alone. Tested by tests/kernels/test_rows.py and
-tests/kernels/test_cuda_fusion.py.
+tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
