@@ -21,10 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .base.errors import ClosedError, ContextSizeError, RequestError
-from .base.options import declarations
 from .model.batch import Batch
 from .model.context import Context
-from .model.sampling import SamplingParams
 from .model.shipped import shipped_model
 from .runtime.instance import Instance
 from .runtime.open import open_instance
@@ -81,47 +79,32 @@ class Model:
         self,
         prompt: str | Sequence[int],
         *,
-        n_predict: int = -1,
         stop: str | Sequence[str] = (),
-        cache_prompt: bool = True,
-        **sampling: Any,
+        **options: Any,
     ) -> Iterator[str]:
         """Continue a prompt. Yield the generated text in pieces.
 
         Args:
             prompt: a text or token ids.
-            n_predict: the most tokens to generate; -1: until an end token or a full context.
             stop: texts that end the generation; they are not yielded.
-            cache_prompt: share evaluated prefixes of the prompt with earlier and later generations.
-                The text stays the same (with layers on both a GPU and the CPU: only if `op_offload`
-                is off).
-            sampling: fields of `SamplingParams`: temperature=0.8, top_k=40, seed=-1 ... The others
-                have the values that the model's file recommends, or else their defaults.
+            options: fields of `GenerationParams` and `SamplingParams`: n_predict=64,
+                temperature=0.8, top_k=40, seed=-1 ... The others have the values that the model's
+                file recommends, or else their defaults. With `cache_prompt` (the default), the
+                prompt shares evaluated prefixes with other generations; the text stays the same
+                (with layers on both a GPU and the CPU: only if `op_offload` is off).
 
         Raises:
             RequestError: an invalid argument.
             ContextSizeError: the prompt is longer than the context.
         """
         instance = self._open()
-        try:
-            params = instance.sampling_params(sampling)
-        except TypeError as e:
-            known = ", ".join(declarations(SamplingParams))
-            raise RequestError(f"generate: {e}; sampling arguments are {known}") from None
+        params = instance.request_params(options)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else _whole_numbers("prompt", prompt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         for text in stops:
             if not isinstance(text, str):
                 raise RequestError(f"stop: {text!r} is not a text")
-        generation = generate(
-            instance.engine,
-            instance.vocab,
-            ids,
-            params,
-            n_predict=n_predict,
-            stop=stops,
-            cache_prompt=cache_prompt,
-        )
+        generation = generate(instance.engine, instance.vocab, ids, params, stop=stops)
         return self._texts(generation)  # submitted: errors come before the first `next`
 
     def _texts(self, generation: Generation) -> Iterator[str]:

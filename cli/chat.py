@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +19,15 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..base.options import declarations
-from ..model.sampling import SamplingParams
 from ..runtime.instance import Instance
+from ..runtime.params import RequestParams
 from .conversation import Conversation
 from .flags import (
     add_model_flags,
-    add_predict_flag,
-    add_sampling_flags,
+    add_request_flags,
     add_template_flags,
     open_params,
-    sampling_given,
+    request_defaults,
     unescape,
 )
 from .start import open_with_progress
@@ -51,23 +49,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("-sys", "--system-prompt", metavar="TEXT", help="instructions for the model")
     add("-p", "--prompt", metavar="TEXT", help="the first message")
-    add_predict_flag(group)
     add_template_flags(group)
     add_model_flags(parser)
-    add_sampling_flags(parser)
+    add_request_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Chat until the input ends. Return the exit status."""
-    sampling = sampling_given(args)
+    defaults = request_defaults(args)
     system = unescape(args.system_prompt) if args.system_prompt else ""
-    with open_with_progress(open_params(args), sampling) as instance:
+    with open_with_progress(open_params(args), defaults) as instance:
         conversation = Conversation(
             instance,
-            instance.sampling_params(),
+            instance.request_params(),
             system=system,
-            n_predict=args.n_predict,
-            ignore_eos=args.ignore_eos,
         )
         session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
         if args.prompt is not None:
@@ -172,9 +167,10 @@ class _Session:
 
     def _set(self, text: str) -> None:
         if text:
-            self._conversation.sampling = _changed(self._conversation.sampling, text)
+            self._conversation.params = _changed(self._conversation.params, text)
+        values = self._conversation.params.values()
         for name in _SETTABLE if not text else [text.partition("=")[0].strip()]:
-            self._print_note(f"{name}={getattr(self._conversation.sampling, name)}")
+            self._print_note(f"{name}={values[name]}")
 
     def _print_note(self, text: str) -> None:
         """Print to stderr: stdout has answers only, for pipes."""
@@ -184,21 +180,19 @@ class _Session:
 
 # parameters whose value is one number
 _SETTABLE: Final = tuple(
-    name for name, declared in declarations(SamplingParams).items() if declared.type in (int, float)
+    name for name, declared in declarations(RequestParams).items() if declared.type in (int, float)
 )
 
 
-def _changed(sampling: SamplingParams, text: str) -> SamplingParams:
-    """`sampling` with one parameter changed; `text` is NAME=VALUE."""
+def _changed(params: RequestParams, text: str) -> RequestParams:
+    """`params` with one parameter changed; `text` is NAME=VALUE."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if name not in _SETTABLE:
         raise RequestError(f"/set {name}: unknown parameter; parameters: {', '.join(_SETTABLE)}")
-    number = type(getattr(SamplingParams(), name))
     try:
-        return replace(sampling, **{name: number(value)})
-    except ValueError:
-        kind = "whole number" if number is int else "number"
-        raise RequestError(f"/set {name}{equals}{value}: the value must be a {kind}") from None
+        return params.change(**{name: declarations(RequestParams)[name].parse(value)})
+    except ValueError as e:
+        raise RequestError(f"/set {name}{equals}{value}: {e}") from None
 
 
 def _path(command: str, text: str) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from ..base.errors import RequestError
-from ..model.sampling import SamplingParams
 from ..runtime.instance import Instance
+from ..runtime.params import RequestParams
 from ..runtime.text import Generation, generate
 
 Message = dict[str, str]
@@ -23,7 +23,7 @@ ROOM: Final = 4  # 1/ROOM of the context is reserved for the answer
 
 
 class Conversation:
-    """Messages in order. `sampling` may be changed between answers.
+    """Messages in order. `params` may be changed between answers.
 
     `n_left_out`: the number of messages after the system prompt that the last prompt left out.
     """
@@ -31,15 +31,11 @@ class Conversation:
     def __init__(
         self,
         instance: Instance,
-        sampling: SamplingParams,
+        params: RequestParams,
         *,
         system: str = "",
-        n_predict: int = -1,
-        ignore_eos: bool = False,
     ) -> None:
-        self.sampling = sampling
-        self.n_predict = n_predict
-        self.ignore_eos = ignore_eos
+        self.params = params
         self._instance = instance
         self._system = system
         self.messages: list[Message] = []
@@ -79,14 +75,7 @@ class Conversation:
 
     def _answer(self) -> Iterator[str]:
         instance = self._instance
-        generation = generate(
-            instance.engine,
-            instance.vocab,
-            self._prompt(),
-            self.sampling,
-            n_predict=self.n_predict,
-            ignore_eos=self.ignore_eos,
-        )
+        generation = generate(instance.engine, instance.vocab, self._prompt(), self.params)
         return self._pieces(generation)
 
     def _prompt(self) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..base.errors import RequestError
 from ..base.options import Declared, Options, declarations, from_environment, groups
 from ..model.sampling import SamplingParams
-from ..runtime.params import ModelParams, OpenParams
+from ..runtime.params import GenerationParams, ModelParams, OpenParams, RequestParams
 from .download import hub_model, model_path
 
 FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
@@ -197,40 +197,25 @@ def open_params(
 # --- requests ---
 
 
-def add_predict_flag(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "-n",
-        "--predict",
-        "--n-predict",
-        dest="n_predict",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="most tokens to generate; -1: until an end token or a full context (-1)",
-    )
-
-
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the sampling flags."""
+def add_request_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of all groups of `RequestParams`."""
+    add_options(parser, GenerationParams)
     add_options(
         parser,
         SamplingParams,
         description="The model's file may recommend other defaults than those shown.",
     )
-    parser.add_argument(
-        "--ignore-eos", action="store_true", help="never sample an end token: continue to the limit"
-    )
 
 
-def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `SamplingParams` that flags or the environment set. The model's file may
+def request_defaults(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `RequestParams` that flags or the environment set. The model's file may
     recommend values for the others.
 
     Raises:
         RequestError: an invalid value.
     """
-    found = given(args, SamplingParams)
-    SamplingParams(**found)  # report invalid values before a model is opened
+    found = given(args, RequestParams)
+    RequestParams.make(found)  # report invalid values before a model is opened
     return found
 
 

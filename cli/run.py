@@ -18,11 +18,10 @@ from ..runtime.instance import Instance
 from ..runtime.text import Generation, generate
 from .flags import (
     add_model_flags,
-    add_predict_flag,
-    add_sampling_flags,
+    add_request_flags,
     open_params,
     read_text,
-    sampling_given,
+    request_defaults,
     unescape,
 )
 from .parser import INTERRUPTED
@@ -39,7 +38,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("-p", "--prompt", metavar="TEXT", help="the text to continue; -: read it from stdin")
     add("-f", "--file", metavar="FILE", help="read the prompt from a file")
-    add_predict_flag(group)
     add(
         "-r",
         "--reverse-prompt",
@@ -62,26 +60,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "NaN count and first values",
     )
     add_model_flags(parser)
-    add_sampling_flags(parser)
+    add_request_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Continue the prompt. Return the exit status."""
-    text, sampling = _prompt(args), sampling_given(args)
+    text, defaults = _prompt(args), request_defaults(args)
     watch = None
     if args.trace_tensors is not None:
         watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
-    with open_with_progress(open_params(args), sampling) as instance:
+    with open_with_progress(open_params(args), defaults) as instance:
         instance.context.set_eval_callback(watch)
         prompt = instance.vocab.tokenize(text, parse_special=True)
         generation = generate(
             instance.engine,
             instance.vocab,
             prompt,
-            instance.sampling_params(),
-            n_predict=args.n_predict,
+            instance.request_params(),
             stop=args.stop,
-            ignore_eos=args.ignore_eos,
         )
         pieces, status = _stream(generation, quiet=args.json)
         if watch is not None and not watch.n_matches:

@@ -11,11 +11,11 @@ from ..server.state import ServerConfig
 from .flags import (
     add_flags_of,
     add_model_flags,
-    add_sampling_flags,
+    add_request_flags,
     add_template_flags,
     given,
     open_params,
-    sampling_given,
+    request_defaults,
 )
 from .start import open_with_progress
 
@@ -26,17 +26,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags_of(group, ModelParams, only=("alias",))
     add_template_flags(group)
     add_model_flags(parser)
-    add_sampling_flags(parser)
+    add_request_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Serve until a signal. Return the exit status."""
     # invalid values must be reported before a download
-    sampling = sampling_given(args)
+    defaults = request_defaults(args)
     config = ServerConfig.make(given(args, ServerConfig))
     params = open_params(args)
 
     def load() -> Instance:
-        return open_with_progress(params, sampling)
+        return open_with_progress(params, defaults)
 
     return run_server(config, load)

@@ -92,12 +92,12 @@ class StartProgress:
         self._bars.update(self._tasks[what], completed=done, total=total, detail=detail)
 
 
-def open_with_progress(params: OpenParams, sampling: Mapping[str, Any] | None = None) -> Instance:
+def open_with_progress(params: OpenParams, defaults: Mapping[str, Any] | None = None) -> Instance:
     """Open a model with a progress bar. Arguments and errors: see `open_instance`."""
     with StartProgress() as progress:
         return open_instance(
             params,
-            sampling=sampling,
+            defaults=defaults,
             on_load=progress.on_load,
             on_compile=progress.on_compile,
         )

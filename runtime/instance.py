@@ -12,11 +12,10 @@ from typing import Any
 
 from ..model.chat import ChatTemplate
 from ..model.context import Context
-from ..model.sampling import SamplingParams
 from ..model.vocab import Vocab
 from .displaced import Displaced
 from .engine.engine import Engine
-from .params import OpenParams
+from .params import OpenParams, RequestParams
 from .plan import ModelPlan
 
 
@@ -38,7 +37,7 @@ class Instance:
         engine: runs the requests; it has been started.
         vocab, chat: turn text and conversations into tokens.
         meta: what /v1/models reports about the model.
-        sampling: default values of `SamplingParams`; a request may set its own.
+        defaults: default values of `RequestParams`; a request may set its own.
     """
 
     params: OpenParams
@@ -47,7 +46,7 @@ class Instance:
     vocab: Vocab
     chat: ChatTemplate
     meta: Mapping[str, int | str]
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def context(self) -> Context:
@@ -73,13 +72,13 @@ class Instance:
         """The displaced nodes of each graph: "decode" and "prefill"."""
         return {"decode": self.plan.decode.displaced, "prefill": self.plan.prefill.displaced}
 
-    def sampling_params(self, given: Mapping[str, Any] | None = None) -> SamplingParams:
-        """Sampling parameters with these values, and the instance's defaults for the rest.
+    def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
+        """The parameters of a request with these values, and the instance's defaults for the rest.
 
         Raises:
-            RequestError: an invalid value. TypeError: an unknown field.
+            RequestError: an unknown name, or an invalid value.
         """
-        return SamplingParams(**{**self.sampling, **(given or {})})
+        return RequestParams.make({**self.defaults, **(given or {})})
 
     def close(self) -> None:
         """End all generations and free everything. Calling it twice is fine."""

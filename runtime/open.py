@@ -51,7 +51,7 @@ class FileParts(NamedTuple):
 def open_instance(
     params: OpenParams,
     *,
-    sampling: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     on_load: LoadProgress | None = None,
     on_compile: CompileProgress | None = None,
 ) -> Instance:
@@ -59,7 +59,7 @@ def open_instance(
 
     Args:
         params: what to open and how.
-        sampling: default values of `SamplingParams`. They replace the file's recommendations.
+        defaults: default values of `RequestParams`. They replace the file's recommendations.
         on_load, on_compile: progress callbacks.
 
     Raises:
@@ -94,7 +94,7 @@ def open_instance(
             vocab=parts.vocab,
             chat=parts.chat,
             meta=parts.meta,
-            sampling={**parts.recommended, **(sampling or {})},
+            defaults={**parts.recommended, **(defaults or {})},
         )
         engine.start()
         return instance

@@ -1,7 +1,8 @@
-"""The parameters of an open model: one nested declaration, passed on unchanged.
+"""The parameters of an open model and of a request: nested declarations, passed on unchanged.
 
-The command line, the environment, `lamella.load` and the plan all read it. A new option needs a
-field in one of the groups, and no other line. Knows no device and no file.
+The command line, the environment and Python read them; the plan reads `OpenParams`, and HTTP reads
+`RequestParams`. A new option needs a field in one of the groups, and no other line. Knows no device
+and no file.
 Tested by tests/runtime/test_params.py.
 """
 
@@ -13,6 +14,7 @@ from typing import ClassVar
 
 from ..base.options import Options, group, option
 from ..model.params import INT32_MAX, ContextParams, PlacementParams
+from ..model.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,42 @@ class OpenParams(Options):
     """Which model to open, and how. `OpenParams.make` takes the options of all groups by name."""
 
     model: ModelParams = group(ModelParams)
-    placement: PlacementParams = group(PlacementParams)
     context: ContextParams = group(ContextParams)
+    placement: PlacementParams = group(PlacementParams)
     engine: EngineParams = group(EngineParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams(Options):
+    """How one generation runs, besides sampling. Names are llama-server's."""
+
+    title: ClassVar[str] = "generation"
+
+    n_predict: int = option(
+        -1,
+        *("-n", "--predict", "--n-predict"),
+        env="N_PREDICT",
+        low=-1,
+        high=INT32_MAX,
+        help="most tokens to generate; -1: until an end token or a full context",
+    )
+    ignore_eos: bool = option(
+        False, "--ignore-eos", help="never sample an end token: continue to the limit"
+    )
+    t_max_predict_ms: int = option(
+        -1,
+        low=-1,
+        high=INT32_MAX,
+        clamp=True,
+        help="time limit in milliseconds after the first token, once the text has a new line; "
+        "-1: no limit",
+    )
+    cache_prompt: bool = option(True, help="share evaluated prefixes with other generations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams(Options):
+    """What a request may set. `RequestParams.make` takes the options of all groups by name."""
+
+    generation: GenerationParams = group(GenerationParams)
+    sampling: SamplingParams = group(SamplingParams)

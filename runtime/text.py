@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..base.errors import LamellaError, RequestError
-from ..model.sampling import Logprobs, SamplingParams, TokenLogprob
+from ..model.sampling import Logprobs, TokenLogprob
 from ..model.vocab import Vocab
 from .engine.engine import Engine
 from .engine.job import Job, Result, StopType
 from .engine.ticket import Ticket
+from .params import RequestParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +215,10 @@ def generate(
     engine: Engine,
     vocab: Vocab,
     prompt: Sequence[int],
-    sampling: SamplingParams,
+    params: RequestParams,
     *,
-    n_predict: int = -1,
     stop: Sequence[str] = (),
     n_probs: int = 0,
-    cache_prompt: bool = True,
-    ignore_eos: bool = False,
 ) -> Generation:
     """Submit a tokenized prompt. Return an iterator over the generated text.
 
@@ -229,13 +227,5 @@ def generate(
     """
     events: queue.SimpleQueue[TextEvent] = queue.SimpleQueue()
     sink = TextSink(vocab, emit=events.put, end=events.put, error=events.put, stop=stop)
-    job = Job(
-        prompt=tuple(prompt),
-        sampling=sampling,
-        sink=sink,
-        n_predict=n_predict,
-        cache_prompt=cache_prompt,
-        ignore_eos=ignore_eos,
-        n_probs=n_probs,
-    )
+    job = Job(prompt=tuple(prompt), params=params, sink=sink, n_probs=n_probs)
     return Generation(engine, engine.submit(job), events)

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Final
 
 from ..base.errors import LamellaError
-from ..model.sampling import SamplingParams
 from ..runtime.engine.engine import Engine
 from ..runtime.engine.job import Job, Result, Timings
 from ..runtime.engine.ticket import Ticket
+from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TextSink, TokenProbs
 from .schema import GenerationBody
 
@@ -56,7 +56,7 @@ class Choice:
 
     index: int
     n_prompt: int
-    sampling: SamplingParams
+    params: RequestParams
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     probs: list[TokenProbs] = field(default_factory=list)
@@ -133,12 +133,8 @@ class Bridge:
             )
             job = Job(
                 prompt=prompts[choice.index // n_each],
-                sampling=choice.sampling,
+                params=choice.params,
                 sink=sink,
-                n_predict=body.n_predict,
-                cache_prompt=body.cache_prompt,
-                ignore_eos=body.ignore_eos,
-                t_max_predict_ms=max(body.t_max_predict_ms, 0),
                 n_probs=0 if n_top is None else max(n_top, 1),
                 post_sampling_probs=body.post_sampling_probs,
             )

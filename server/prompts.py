@@ -7,15 +7,15 @@ Tested by tests/server/test_http_prompts.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 
 from ..base.errors import RequestError
-from ..model.sampling import SamplingParams, samplers_from_chars
+from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
 from ..runtime.instance import Instance
+from ..runtime.params import RequestParams
 from .bridge import Choice
 from .schema import GenerationBody, Part, TemplateBody
 
@@ -83,7 +83,7 @@ def choices_of(
     """The choices to generate: `n` texts per prompt, with ascending seeds.
 
     Raises:
-        RequestError: `n` or a sampling field has an invalid value.
+        RequestError: `n` or a parameter has an invalid value.
         HTTPNotFound: see `check_model`.
     """
     check_model(model, body.model)
@@ -92,21 +92,22 @@ def choices_of(
         raise RequestError(
             f'"n" must be at most {n_max} (the number of parallel requests), found {n}'
         )
-    sampling = sampling_params(model, body)
+    params = request_params(model, body)
+    seed = params.sampling.seed
     return [
-        Choice(n * i + j, len(prompt), replace(sampling, seed=_next_seed(sampling.seed, j)))
+        Choice(n * i + j, len(prompt), params.change(seed=_next_seed(seed, j)))
         for i, prompt in enumerate(prompts)
         for j in range(n)
     ]
 
 
-def sampling_params(model: Instance, body: GenerationBody) -> SamplingParams:
-    """The request's sampling parameters, and the model's defaults for the rest.
+def request_params(model: Instance, body: GenerationBody) -> RequestParams:
+    """The request's parameters, and the model's defaults for the rest.
 
     Raises:
         RequestError: an invalid value.
     """
-    given: dict[str, Any] = dict(body.sampling)
+    given: dict[str, Any] = dict(body.params)
     if isinstance(given.get("samplers"), str):
         given["samplers"] = samplers_from_chars(given["samplers"])
     if body.logit_bias:
@@ -115,7 +116,7 @@ def sampling_params(model: Instance, body: GenerationBody) -> SamplingParams:
             for part, bias in body.logit_bias
             for token in tokenize_parts(model.vocab, [part], add_special=False, parse_special=False)
         )
-    return model.sampling_params(given)
+    return model.request_params(given)
 
 
 def _next_seed(seed: int, i: int) -> int:

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
-from ..model.sampling import SamplingParams
 from ..runtime.engine.job import Result, StopType
 from ..runtime.instance import Instance
+from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TokenProb, TokenProbs
 from .bridge import Choice, Event, Progress
 from .schema import GenerationBody
@@ -135,7 +135,7 @@ class NativeReplies(Replies):
             "model": self.model.alias,
             "tokens_predicted": result.n_predicted,
             "tokens_evaluated": result.n_prompt,
-            "generation_settings": generation_settings(body, choice.sampling, result.seed),
+            "generation_settings": generation_settings(body, choice.params, result.seed),
             "prompt": self.prompts[choice.index // self.body.n_choices],
             "has_new_line": "\n" in choice.text,
             "truncated": result.truncated,
@@ -292,9 +292,10 @@ def finish_reason(result: Result) -> str:
 
 
 def generation_settings(
-    body: GenerationBody, sampling: SamplingParams, seed: int | None = None
+    body: GenerationBody, params: RequestParams, seed: int | None = None
 ) -> Json:
     """The settings of a request, as the reply reports them. `seed` is the seed in use."""
+    sampling, generation = params.sampling, params.generation
     settings = asdict(sampling)
     # JSON has no infinity: `false`, as in requests
     settings["logit_bias"] = [
@@ -304,10 +305,10 @@ def generation_settings(
     if seed is not None:
         settings["seed"] = seed
     return settings | {
-        "n_predict": body.n_predict,
-        "max_tokens": body.n_predict,
-        "t_max_predict_ms": body.t_max_predict_ms,
-        "ignore_eos": body.ignore_eos,
+        "n_predict": generation.n_predict,
+        "max_tokens": generation.n_predict,
+        "t_max_predict_ms": generation.t_max_predict_ms,
+        "ignore_eos": generation.ignore_eos,
         "stop": list(body.stop),
         "stream": body.stream,
         "n_probs": body.n_top_probs or 0,

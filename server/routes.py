@@ -63,7 +63,7 @@ async def metrics(request: web.Request) -> web.Response:
 async def props(request: web.Request) -> web.Response:
     model = loaded_model(request)
     vocab = model.vocab
-    params = generation_settings(GenerationBody(), model.sampling_params())
+    params = generation_settings(GenerationBody(), model.request_params())
     return json_response(
         {
             "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},

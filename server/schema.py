@@ -9,7 +9,6 @@ Tested by tests/server/test_http_schema.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Annotated, Any, Final, Self
 
 from pydantic import (
@@ -23,14 +22,16 @@ from pydantic import (
     model_validator,
 )
 
-from ..model.sampling import SamplingParams
+from ..base.options import checked, declarations
+from ..runtime.params import RequestParams
 from .http_errors import not_supported
 
 Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
-SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logit_bias"}
+PARAMS: Final = declarations(RequestParams).keys() - {"logit_bias"}  # it may name tokens by texts
+PARAM_ALIASES: Final = {"max_completion_tokens": "n_predict", "max_tokens": "n_predict"}
 
 # limits, so that no request uses up the memory or the time of others
 N_PROMPTS_MAX: Final = 512
@@ -139,41 +140,36 @@ class StreamOptions(Body):
 class GenerationBody(Body):
     """Fields of every generating request.
 
-    `sampling` collects the fields of `SamplingParams` unchecked: `SamplingParams` checks them.
+    `params` has the values of `RequestParams`, which checks them.
     """
 
     model: str = ""
-    sampling: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n_predict: int = Field(
-        default=-1,
-        ge=-1,
-        le=INT32_MAX,
-        validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens"),
-    )
     n_choices: int = Field(default=1, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
     n_probs: NProbs = 0
     post_sampling_probs: bool = False
     stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
     logit_bias: Annotated[LogitBias, PlainValidator(_logit_bias)] = ()
-    ignore_eos: bool = False
-    t_max_predict_ms: Int = -1
     return_tokens: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
     response_fields: Annotated[list[str], FailFast(), Field(max_length=N_RESPONSE_FIELDS_MAX)] = []
     sse_ping_interval: int = Field(default=30, ge=-1, le=INT32_MAX)
-    cache_prompt: bool = True
     id_slot: int = Field(default=-1, ge=-1)  # accepted, without effect: Lamella has no slots
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_sampling(cls, value: object) -> object:
+    def _gather_params(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        given = {name: value[name] for name in SAMPLING_FIELDS if value.get(name) is not None}
-        return {**value, "sampling": given}
+        given = {name: value[name] for name in PARAMS if value.get(name) is not None}
+        for alias, name in PARAM_ALIASES.items():
+            if value.get(alias) is not None and name not in given:
+                declared = declarations(RequestParams)[name]._replace(name=alias)  # for the error
+                given[name] = checked(declared, value[alias])
+        return {**value, "params": given}
 
     @property
     def n_top_probs(self) -> int | None:

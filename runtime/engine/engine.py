@@ -100,7 +100,7 @@ class Engine:
         """Queue a job and return its ticket. The sampler is made here, on the caller's thread.
 
         Raises:
-            RequestError: an empty prompt, an invalid token, a negative number of tokens.
+            RequestError: an empty prompt, an invalid token.
             ContextSizeError: the prompt leaves no room for a token.
             OverloadedError: `max_waiting` jobs are already waiting.
             ClosedError: the engine is closed.
@@ -173,8 +173,6 @@ class Engine:
         for token in (min(job.prompt), max(job.prompt)):
             if not 0 <= token < n_tokens:
                 raise RequestError(f"token {token} of the prompt: must be 0 to {n_tokens - 1}")
-        if job.n_predict < -1:
-            raise RequestError(f"n_predict {job.n_predict}: must be -1 (no limit) or more")
         if n_prompt >= self.n_ctx:
             raise ContextSizeError(n_prompt, self.n_ctx)
 
@@ -184,10 +182,11 @@ class Engine:
         self._queue.check_room()
 
     def _sampling(self, job: Job) -> SamplingParams:
-        if not job.ignore_eos:
-            return job.sampling
+        sampling = job.params.sampling
+        if not job.params.generation.ignore_eos:
+            return sampling
         never = tuple((token, -math.inf) for token in sorted(self.vocab.eog))
-        return replace(job.sampling, logit_bias=job.sampling.logit_bias + never)
+        return replace(sampling, logit_bias=sampling.logit_bias + never)
 
     def _run(self) -> None:
         """The thread."""

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from ...base.errors import LamellaError
-from ...model.sampling import Logprobs, SamplingParams
+from ...model.sampling import Logprobs
+from ..params import RequestParams
 
 
 class StopType(StrEnum):
@@ -104,24 +105,15 @@ class Job:
 
     Attributes:
         prompt: its tokens.
-        sampling: how to choose tokens.
+        params: how to continue it.
         sink: receives the tokens.
-        n_predict: the most tokens to predict; -1: until an end token or a full context.
-        cache_prompt: share evaluated prefixes with other jobs.
-        ignore_eos: never sample an end token.
-        t_max_predict_ms: time limit in milliseconds after the first token. It applies once the text
-            has a new line. 0: no limit.
         n_probs: number of tokens at each position whose log-probabilities the sink gets; 0: none.
         post_sampling_probs: probabilities after the samplers, not the model's own.
     """
 
     prompt: tuple[int, ...]
-    sampling: SamplingParams
+    params: RequestParams
     sink: Sink
-    n_predict: int = -1
-    cache_prompt: bool = True
-    ignore_eos: bool = False
-    t_max_predict_ms: float = 0
     n_probs: int = 0
     post_sampling_probs: bool = False
 

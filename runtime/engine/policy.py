@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from ..params import GenerationParams
 from .job import StopType
 
 
@@ -32,8 +33,8 @@ class JobState(Protocol):
         """True if the job has ended: finished, failed or cancelled."""
 
     @property
-    def cache_prompt(self) -> bool:
-        """True if the job shares prefixes with other jobs."""
+    def params(self) -> GenerationParams:
+        """How the job runs."""
 
 
 State = TypeVar("State", bound=JobState)
@@ -69,9 +70,9 @@ def prefix_is_coming(
     Waiting costs one step at most, because prompts are evaluated one after the other.
     """
     end = (n_shared // page_size + 1) * page_size
-    return job.cache_prompt and any(
+    return job.params.cache_prompt and any(
         not other.decoding
-        and other.cache_prompt
+        and other.params.cache_prompt
         and len(other.tokens) >= end < len(job.tokens)
         and other.tokens[:end] == job.tokens[:end]
         for other in running
@@ -119,6 +120,12 @@ def prompt_chunks(
             chunks.append((job, n))
             budget -= n
     return chunks
+
+
+def wants_output(job: JobState, end: int) -> bool:
+    """True if a token is sampled after the first `end` tokens: at the end of the prompt, unless the
+    job requests no tokens."""
+    return end == len(job.tokens) and job.params.n_predict != 0
 
 
 # --- ends ---

@@ -146,7 +146,7 @@ class Runner:
         """A sequence with the tokens of a job that the pool holds. The last token is left out: its
         logits are needed."""
         pool = self._context.pool
-        if not ticket.cache_prompt:
+        if not ticket.params.cache_prompt:
             return pool.new_sequence()
         seq = self.prefixes.find(ticket.tokens[:-1])
         fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
@@ -164,7 +164,7 @@ class Runner:
         n_ubatch = self._context.n_ubatch
         for ticket, n in policy.prompt_chunks(self.running, len(plan.batch), n_ubatch):
             begin, end = ticket.n_done, ticket.n_done + n
-            wanted = end == len(ticket.tokens) and ticket.n_predict != 0
+            wanted = policy.wants_output(ticket, end)
             plan.add(ticket, ticket.tokens[begin:end], begin, wanted=wanted)
             ticket.n_done = end
             plan.prefilled.append(ticket)
@@ -218,7 +218,7 @@ class Runner:
         n_cached = min(ticket.n_cached, ticket.n_done)  # less is possible after a preemption
         report = partial(ticket.sink.progress, ticket.n_done, ticket.n_prompt, n_cached)
         self._guard(ticket, report)
-        if ticket.n_done == ticket.n_prompt and ticket.n_predict == 0:
+        if ticket.n_done == ticket.n_prompt and ticket.params.n_predict == 0:
             self._synchronize()
             if not ticket.settled:
                 self._begin_predicting(ticket)
@@ -236,17 +236,17 @@ class Runner:
             self._share_prefix(ticket, ended=False)  # later jobs can share the prompt now
         ticket.tokens.append(token)
         ticket.decoding = True
-        if token in self._vocab.eog and not ticket.ignore_eos:
+        if token in self._vocab.eog and not ticket.params.ignore_eos:
             return StopType.EOS
         logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
         if not ticket.sink.token(token, logprobs):
             return StopType.WORD
         limit, ticket.truncated = policy.limit_of(
             n_before + 1,
-            ticket.n_predict,
+            ticket.params.n_predict,
             len(ticket.tokens),
             self.n_ctx,
-            ticket.t_max_predict_ms > 0 and self._is_late(ticket, token),
+            ticket.params.t_max_predict_ms > 0 and self._is_late(ticket, token),
         )
         return limit
 
@@ -257,7 +257,7 @@ class Runner:
     def _is_late(self, ticket: Ticket, token: int) -> bool:
         ticket.has_new_line = ticket.has_new_line or b"\n" in self._vocab.piece(token)
         elapsed_ms = 1e3 * (time.perf_counter() - ticket.t_first)
-        return policy.is_late(ticket.t_max_predict_ms, elapsed_ms, ticket.has_new_line)
+        return policy.is_late(ticket.params.t_max_predict_ms, elapsed_ms, ticket.has_new_line)
 
     # --- work in flight ---
 
@@ -315,7 +315,7 @@ class Runner:
 
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
-        if ticket.seq is not None and ticket.is_sound and ticket.cache_prompt:
+        if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
             tokens = ticket.tokens[: ticket.n_evaluated]
             self.prefixes.insert(tokens, ticket.seq, ended=ended)
 

@@ -17,17 +17,15 @@ class Ticket:
     """
 
     __slots__ = (
-        "cache_prompt",
         "decoding",
         "has_new_line",
-        "ignore_eos",
         "is_sound",
         "n_cached",
         "n_done",
-        "n_predict",
         "n_probs",
         "n_prompt",
         "n_top",
+        "params",
         "post_sampling_probs",
         "sampler",
         "seq",
@@ -35,7 +33,6 @@ class Ticket:
         "sink",
         "t_end",
         "t_first",
-        "t_max_predict_ms",
         "t_start",
         "tokens",
         "truncated",
@@ -44,10 +41,7 @@ class Ticket:
     def __init__(self, job: Job, sampler: Sampler) -> None:
         self.sink = job.sink
         self.sampler = sampler
-        self.n_predict = job.n_predict
-        self.cache_prompt = job.cache_prompt
-        self.ignore_eos = job.ignore_eos
-        self.t_max_predict_ms = job.t_max_predict_ms
+        self.params = job.params.generation
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
         # the number of largest logits that are needed; 0: all

@@ -215,9 +215,9 @@ def test_recommended_values_are_defaults(tmp_path: Path) -> None:
     recommended = {"general.sampling.temp": 0.0, "general.sampling.top_k": 3}
     write_model(SHAPES["llama"], path, metadata=recommended)
     with open_instance(open_params(path, devices=["none"])) as instance:
-        assert instance.sampling_params({}) == SamplingParams(temperature=0.0, top_k=3)
+        assert instance.request_params().sampling == SamplingParams(temperature=0.0, top_k=3)
         given = {"temperature": 0.7, "min_p": 0.2}
-        assert instance.sampling_params(given) == SamplingParams(
+        assert instance.request_params(given).sampling == SamplingParams(
             temperature=0.7, top_k=3, min_p=0.2
         )
     with lamella.load(path, devices=["none"]) as model:

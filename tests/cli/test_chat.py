@@ -18,7 +18,6 @@ from open_params import open_params
 
 from lamella.base.errors import ContextSizeError
 from lamella.cli.conversation import Conversation
-from lamella.model.sampling import SamplingParams
 from lamella.runtime.open import open_instance
 
 NEWLINE = 3 + 10  # its byte token
@@ -76,9 +75,9 @@ def test_saved_conversations_continue(model: Path, tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("/what", "unknown command /what; commands: /help, /reset"),
-        ("/set temperatur=1", "/set temperatur: unknown parameter; parameters: seed, temperature"),
-        ("/set top_k=1.5", "the value must be a whole number"),
-        ("/set temperature=hot", "the value must be a number"),
+        ("/set temperatur=1", "/set temperatur: unknown parameter; parameters: n_predict, "),
+        ("/set top_k=1.5", "/set top_k=1.5: '1.5' is not a whole number"),
+        ("/set temperature=hot", "'hot' is not a number"),
         ("/save", "/save needs a file name"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
         (f"/load {__file__}", "is not a saved conversation"),
@@ -119,7 +118,8 @@ def test_a_conversation_larger_than_the_context_loses_its_oldest_messages(
 def test_left_out_messages_leave_room_for_an_answer(model: Path) -> None:
     params = open_params(model, n_ctx=96, devices=["none"], chat_template=PLAIN)
     with open_instance(params) as instance:
-        talk = Conversation(instance, SamplingParams(temperature=0.0), system="be", n_predict=4)
+        defaults = instance.request_params({"temperature": 0.0, "n_predict": 4})
+        talk = Conversation(instance, defaults, system="be")
 
         def n_read(n_left_out: int) -> int:
             read = [talk.messages[0], *talk.messages[1 + n_left_out : -1]]

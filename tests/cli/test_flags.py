@@ -9,7 +9,7 @@ import pytest
 from commands import lamella
 
 from lamella.base.errors import RequestError
-from lamella.cli.flags import add_model_flags, open_params, sampling_given, unescape
+from lamella.cli.flags import add_model_flags, open_params, request_defaults, unescape
 from lamella.cli.main import parser
 from lamella.cli.parser import Parser
 from lamella.graph import GGMLType
@@ -51,9 +51,9 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
     assert (placement.n_cpu_moe, placement.fit_target) == (2, 9)
 
 
-def test_sampling_flags() -> None:
+def test_request_flags() -> None:
     flags = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --typical 0.8 -s 7 --samplers top_k;temp"
-    given = sampling_given(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
+    given = request_defaults(parsed("run", "-m", "f", *flags.split(), "-l", "5-inf", "-l", "6+1.5"))
     assert len(given) == 8  # no defaults: the model's file may recommend its own
     params = SamplingParams(**given)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.9, 0.1)

@@ -165,7 +165,7 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
         (["--samplers", "top_k;magic"], "error: --samplers is 'magic': must be one of "),
         (["-f", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["-f", "model"], "error: model cannot be read"),  # a file named like a flag's field
-        (["-n", "-2"], "-n/--predict/--n-predict -2: must be -1 (no limit) or more"),
+        (["-n", "-2"], "-n/--predict/--n-predict is -2: must be -1 to 2147483647"),
         (["--repeat-penalty", "0"], "error: --repeat-penalty is 0.0: must be "),
         (["-l", "99999+1"], "-l/--logit-bias: token 99999: must be 0 to "),
         (["-ts", "1,2,3", "-dev", "sim"], "-ts/--tensor-split has 3 shares for 1 devices"),
@@ -191,7 +191,7 @@ def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> No
     ("args", "complaint"),
     [
         (["run", "-ngl", "many"], "'many' is not a number, 'all' or 'auto'"),
-        (["run", "-n", "x"], "invalid int value: 'x'"),
+        (["run", "-n", "x"], "'x' is not a whole number"),
         (["run", "extra"], "unexpected argument 'extra'"),
         (["rnu"], "invalid choice: 'rnu'"),
         ([], "required: COMMAND"),

@@ -105,6 +105,18 @@ def test_a_golden_through_the_openai_package() -> None:
         assert server.stop() == 0
 
 
+def test_flags_are_the_defaults_of_requests() -> None:
+    server = Server(model_path("stories260K-F32"), "-n", "3", "--temp", "0", "--ignore-eos")
+    try:
+        assert server.post("/completion", prompt="Once")["tokens_predicted"] == 3
+        reply = server.post("/completion", prompt="Once", n_predict=5)
+        assert reply["tokens_predicted"] == 5
+        assert reply["generation_settings"]["ignore_eos"]
+        assert reply["generation_settings"]["temperature"] == 0
+    finally:
+        server.stop()
+
+
 def test_invalid_requests_do_not_end_the_server(server: Server) -> None:
     for body in (b"", b"{", b"[1]", b"null", b'{"prompt": 7}', b"[" * 100_000, b"\xff\xfe"):
         with pytest.raises(urllib.error.HTTPError) as caught:

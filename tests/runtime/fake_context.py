@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Job, Result
+from lamella.runtime.params import GenerationParams, RequestParams
 
 EOS = 2
 PIECES = [b"", b"", b"", b"\n", "é".encode()[:1], "é".encode()[1:], b" the", b"ab", b"bc", b"c"]
@@ -231,24 +232,13 @@ def sampling(seed: int = 1) -> SamplingParams:
     return SamplingParams(seed=seed, repeat_penalty=1.3)
 
 
-def job(
-    sink: Recorder,
-    *prompt: int,
-    seed: int = 1,
-    n_predict: int = -1,
-    ignore_eos: bool = False,
-    cache_prompt: bool = True,
-    n_probs: int = 1,
-) -> Job:
-    return Job(
-        prompt=prompt or (7, 8, 9),
-        sampling=sampling(seed),
-        sink=sink,
-        n_predict=n_predict,
-        ignore_eos=ignore_eos,
-        cache_prompt=cache_prompt,
-        n_probs=n_probs,
-    )
+def request(sampling: SamplingParams, **generation: Any) -> RequestParams:
+    return RequestParams(sampling=sampling, generation=GenerationParams(**generation))
+
+
+def job(sink: Recorder, *prompt: int, seed: int = 1, n_probs: int = 1, **generation: Any) -> Job:
+    params = request(sampling(seed), **generation)
+    return Job(prompt=prompt or (7, 8, 9), params=params, sink=sink, n_probs=n_probs)
 
 
 def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[int]:

@@ -14,6 +14,7 @@ from fake_context import (
     expected,
     job,
     make_engine,
+    request,
     running,
     sampling,
 )
@@ -237,10 +238,9 @@ def test_probabilities_belong_to_the_logits_of_the_sampled_token() -> None:
             return super().token(token, logprobs)
 
     sinks = [Watching() for _ in range(3)]
-    greedy = SamplingParams(temperature=0.0)
+    greedy = request(SamplingParams(temperature=0.0), n_predict=5)
     jobs = [
-        Job(prompt=(4, 5, i), sampling=greedy, sink=sink, n_predict=5, n_probs=1)
-        for i, sink in enumerate(sinks)
+        Job(prompt=(4, 5, i), params=greedy, sink=sink, n_probs=1) for i, sink in enumerate(sinks)
     ]
     with running(FakeContext(), *jobs, n_parallel=1):
         for sink in sinks:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_context import FakeContext, Recorder, expected, running
+from fake_context import FakeContext, Recorder, expected, request, running
 from open_params import open_params
 from tiny_models import TINY, write_model
 
@@ -40,7 +40,7 @@ def sampling(i: int) -> SamplingParams:
 def test_mixed_jobs_get_the_same_tokens_as_alone(n_parallel: int) -> None:
     sinks = [Recorder() for _ in PARAMS]
     jobs = [
-        Job(prompt=(3, 4 + i), sampling=sampling(i), sink=sink, n_predict=30)
+        Job(prompt=(3, 4 + i), params=request(sampling(i), n_predict=30), sink=sink)
         for i, sink in enumerate(sinks)
     ]
     with running(FakeContext(tops=True), *jobs, n_parallel=n_parallel):
@@ -57,14 +57,8 @@ def test_numbers_of_requested_logits() -> None:
     def job(i: int, *, needs_logits: bool = False, ignore_eos: bool = False) -> Job:
         sink = Recorder()
         sinks.append(sink)
-        return Job(
-            prompt=(3, 4),
-            sampling=sampling(i),
-            sink=sink,
-            n_predict=1,
-            ignore_eos=ignore_eos,
-            n_probs=int(needs_logits),
-        )
+        params = request(sampling(i), n_predict=1, ignore_eos=ignore_eos)
+        return Job(prompt=(3, 4), params=params, sink=sink, n_probs=int(needs_logits))
 
     sinks: list[Recorder] = []
     jobs = [job(0), job(1), job(2), job(3), job(1, needs_logits=True), job(0, ignore_eos=True)]
@@ -90,8 +84,7 @@ def run_all(path: Path, indexes: tuple[int, ...], n_probs: int = 0) -> list[list
                 instance.engine,
                 instance.vocab,
                 [1, 20 + i, 30],
-                sampling(i),
-                n_predict=40,
+                request(sampling(i), n_predict=40),
                 n_probs=n_probs,
             )
             for i in indexes

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fake_context import VOCAB, WAIT_S, FakeContext, expected, make_engine, sampling
+from fake_context import VOCAB, WAIT_S, FakeContext, expected, make_engine, request, sampling
 
 from lamella.base.errors import BackendError, CancelledError, ContextSizeError, RequestError
 from lamella.runtime.engine.engine import Engine
@@ -31,15 +31,8 @@ def engine(context: FakeContext) -> Iterator[Engine]:
 
 
 def start(engine: Engine, n_predict: int = 20, *stop: str, ignore_eos: bool = False) -> Generation:
-    return generate(
-        engine,
-        VOCAB,
-        [5, 6],
-        sampling(),
-        n_predict=n_predict,
-        stop=stop,
-        ignore_eos=ignore_eos,
-    )
+    params = request(sampling(), n_predict=n_predict, ignore_eos=ignore_eos)
+    return generate(engine, VOCAB, [5, 6], params, stop=stop)
 
 
 def becomes_idle(engine: Engine) -> bool:
@@ -139,7 +132,7 @@ def test_iterating_raises_the_generation_s_error(engine: Engine, context: FakeCo
 
 def test_invalid_requests_are_refused_by_generate(engine: Engine) -> None:
     with pytest.raises(ContextSizeError):
-        generate(engine, VOCAB, [5] * 512, sampling())
+        generate(engine, VOCAB, [5] * 512, request(sampling()))
 
 
 def test_ctrl_c_interrupts_the_wait(engine: Engine, context: FakeContext) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from lamella.runtime.engine import policy
 from lamella.runtime.engine.job import StopType
+from lamella.runtime.params import GenerationParams
 
 
 @dataclass
@@ -19,12 +21,12 @@ class State:
     n_done: int = 0
     decoding: bool = False
     settled: bool = False
-    cache_prompt: bool = True
+    params: GenerationParams = GenerationParams()
 
 
-def prompt(n: int, n_done: int = 0, **how: bool) -> State:
+def prompt(n: int, n_done: int = 0, *, settled: bool = False, **params: Any) -> State:
     """A job whose prompt has `n` tokens: 0, 1, 2, ..."""
-    return State(range(n), n_done, **how)
+    return State(range(n), n_done, settled=settled, params=GenerationParams(**params))
 
 
 DECODING = State((1, 2), decoding=True)
@@ -100,6 +102,13 @@ def test_prompt_chunks(
     assert [n for _, n in found] == chunks
     unfinished = [job for job in running if not job.decoding and not job.settled]
     assert [job for job, _ in found] == unfinished[: len(chunks)]
+
+
+@pytest.mark.parametrize(
+    ("n_predict", "end", "wants"), [(-1, 8, False), (-1, 9, True), (1, 9, True), (0, 9, False)]
+)
+def test_the_end_of_a_prompt_has_an_output(n_predict: int, end: int, wants: bool) -> None:
+    assert policy.wants_output(prompt(9, n_predict=n_predict), end) is wants
 
 
 def test_every_decoding_job_gets_a_token() -> None:

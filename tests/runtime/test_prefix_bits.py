@@ -10,9 +10,9 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.graph import GGMLType
-from lamella.model.sampling import SamplingParams
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
+from lamella.runtime.params import RequestParams
 from lamella.runtime.text import TokenProbs, generate
 
 PROMPT = [1, *(3 + i * 7 % 250 for i in range(80))]
@@ -34,11 +34,10 @@ def run(
         instance.engine,
         instance.vocab,
         prompt,
-        SamplingParams(temperature=0),
-        n_predict=5,
+        RequestParams.make(
+            {"temperature": 0, "n_predict": 5, "ignore_eos": True, "cache_prompt": cache_prompt}
+        ),
         n_probs=20,
-        cache_prompt=cache_prompt,
-        ignore_eos=True,
     )
     probs = [at for piece in generation for at in piece.probs]
     assert len(probs) == 5

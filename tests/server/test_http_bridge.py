@@ -10,9 +10,9 @@ from fake_context import WAIT_S, FakeContext
 from http_world import BOS, make_model, running
 
 from lamella.base.errors import LamellaError, OverloadedError
-from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Result
 from lamella.runtime.instance import Instance
+from lamella.runtime.params import RequestParams
 from lamella.runtime.text import Piece
 from lamella.server.bridge import Bridge, Choice, Progress
 from lamella.server.schema import GenerationBody
@@ -20,12 +20,9 @@ from lamella.server.schema import GenerationBody
 PROMPT = (BOS, 7, 8)
 
 
-def choice(index: int = 0) -> Choice:
-    return Choice(index, len(PROMPT), SamplingParams(temperature=0))
-
-
-def body(n_predict: int = 5) -> GenerationBody:
-    return GenerationBody(n_predict=n_predict, ignore_eos=True)
+def choice(index: int = 0, n_predict: int = 5) -> Choice:
+    given = {"temperature": 0, "ignore_eos": True, "n_predict": n_predict}
+    return Choice(index, len(PROMPT), RequestParams.make(given))
 
 
 async def idle(model: Instance) -> None:
@@ -38,7 +35,7 @@ async def idle(model: Instance) -> None:
 def test_events_are_read_together() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice(0), choice(1)], [PROMPT], body())
+        bridge.submit([choice(0), choice(1)], [PROMPT], GenerationBody())
         await idle(model)
         events = await bridge.events(WAIT_S)
         for i in (0, 1):
@@ -73,7 +70,7 @@ def test_events_already_read_do_not_wake_a_reader() -> None:
 def test_many_events_are_read_in_portions() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice()], [PROMPT], body(70))
+        bridge.submit([choice(n_predict=70)], [PROMPT], GenerationBody())
         await idle(model)
         portions = [await bridge.events(WAIT_S) for _ in range(3)]
         assert [len(portion) for portion in portions[:2]] == [32, 32]
@@ -95,7 +92,7 @@ def test_an_error_comes_alone_after_earlier_events() -> None:
 
     async def main() -> None:
         bridge = Bridge(model.engine)
-        bridge.submit([choice()], [PROMPT], body())
+        bridge.submit([choice()], [PROMPT], GenerationBody())
         await idle(model)
         assert all(isinstance(item.event, Piece) for item in await bridge.events(WAIT_S))
         (last,) = await bridge.events(WAIT_S)
@@ -117,7 +114,7 @@ def test_the_engine_survives_a_closed_loop() -> None:
             go_on.wait(WAIT_S)
 
     async def main() -> None:
-        Bridge(model.engine).submit([choice()], [PROMPT], body())
+        Bridge(model.engine).submit([choice()], [PROMPT], GenerationBody())
         await asyncio.to_thread(in_step.wait, WAIT_S)
 
     context.on_decode = wait
@@ -140,7 +137,7 @@ def test_close_cancels_jobs_submitted_before_an_error() -> None:
     async def main() -> None:
         bridge = Bridge(model.engine)
         with pytest.raises(OverloadedError):
-            bridge.submit([choice(i) for i in range(9)], [PROMPT], body())
+            bridge.submit([choice(i) for i in range(9)], [PROMPT], GenerationBody())
         assert in_step.wait(WAIT_S)
         bridge.close()
         go_on.set()

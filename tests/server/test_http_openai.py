@@ -133,7 +133,7 @@ def test_chat_content_in_parts(client: OpenAI) -> None:
 
 
 def test_error_classes(client: OpenAI, server: RunningServer) -> None:
-    with pytest.raises(openai.BadRequestError, match='"max_tokens" must be') as wrong:
+    with pytest.raises(openai.BadRequestError, match="max_tokens is -5: must be") as wrong:
         client.completions.create(model="any", prompt="a", max_tokens=-5)
     assert wrong.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as too_long:

@@ -13,8 +13,9 @@ from lamella.base.errors import RequestError
 from lamella.model.chat import ChatTemplate
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.instance import Instance
+from lamella.runtime.params import GenerationParams
 from lamella.server.parsing import parse_body
-from lamella.server.prompts import chat_prompt, choices_of, sampling_params, tokenize_parts
+from lamella.server.prompts import chat_prompt, choices_of, request_params, tokenize_parts
 from lamella.server.schema import CompletionBody, TemplateBody
 
 USER = {"role": "user", "content": "hi"}
@@ -75,29 +76,34 @@ def test_a_template_may_raise(model: Instance) -> None:
 
 
 def test_sampling_fields_replace_the_model_s_defaults(model: Instance) -> None:
-    model = replace(model, sampling={"top_k": 5, "temperature": 0.1})
+    model = replace(model, defaults={"top_k": 5, "temperature": 0.1, "n_predict": 9})
     own = SamplingParams(top_k=5, temperature=0.1)
-    assert sampling_params(model, completion()) == own
-    sampling = sampling_params(model, completion(temperature=0, samplers="kt", min_p=None))
-    assert sampling == replace(own, temperature=0, samplers=("top_k", "temperature"))
+    assert request_params(model, completion()).sampling == own
+    assert request_params(model, completion()).generation == GenerationParams(n_predict=9)
+    assert request_params(model, completion(max_tokens=2)).generation.n_predict == 2
+    params = request_params(model, completion(temperature=0, samplers="kt", min_p=None))
+    assert params.sampling == replace(own, temperature=0, samplers=("top_k", "temperature"))
 
 
 def test_a_bias_for_the_tokens_of_a_text(model: Instance) -> None:
     a, b = model.vocab.tokenize("ab", add_special=False)
     body = completion(logit_bias=[["ab", -1], [9, False]])
     biases = ((a, -1.0), (b, -1.0), (9, float("-inf")))
-    assert sampling_params(model, body).logit_bias == biases
+    assert request_params(model, body).sampling.logit_bias == biases
 
 
-@pytest.mark.parametrize("fields", [{"seed": "x"}, {"samplers": "?"}, {"top_k": True}])
-def test_wrong_sampling_values(model: Instance, fields: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [{"seed": "x"}, {"samplers": "?"}, {"top_k": True}, {"n_predict": -2}, {"ignore_eos": 1}],
+)
+def test_wrong_parameters(model: Instance, fields: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=next(iter(fields))):
         choices_of(model, completion(**fields), [[1]])
 
 
 def test_choices_of_several_prompts(model: Instance) -> None:
     choices = choices_of(model, completion(n=2, seed=10), [[1, 7], [1, 8, 9]])
-    assert [(c.index, c.n_prompt, c.sampling.seed) for c in choices] == [
+    assert [(c.index, c.n_prompt, c.params.sampling.seed) for c in choices] == [
         (0, 2, 10),
         (1, 2, 11),
         (2, 3, 10),
@@ -107,9 +113,9 @@ def test_choices_of_several_prompts(model: Instance) -> None:
 
 def test_ascending_seeds_never_become_random(model: Instance) -> None:
     choices = choices_of(model, completion(n=3, seed=2**32 - 2), [[1]])
-    assert [c.sampling.seed for c in choices] == [2**32 - 2, 0, 1]
+    assert [c.params.sampling.seed for c in choices] == [2**32 - 2, 0, 1]
     choices = choices_of(model, completion(n=2), [[1]])
-    assert [c.sampling.seed for c in choices] == [-1, -1]
+    assert [c.params.sampling.seed for c in choices] == [-1, -1]
 
 
 def test_n_is_at_most_the_number_of_parallel_requests(model: Instance) -> None:

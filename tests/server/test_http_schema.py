@@ -52,23 +52,23 @@ def test_invalid_prompts(prompt: object) -> None:
 def test_defaults_and_null() -> None:
     nulls = dict.fromkeys(["stream", "stop", "n_predict", "temperature", "n", "logit_bias", "seed"])
     assert completion(**nulls) == completion()
-    assert completion().n_predict == -1
-    assert completion().sampling == {}
+    assert completion().params == {}
     assert not completion(stream_options={"include_usage": None}).stream_options.include_usage
 
 
 def test_the_first_alias_wins() -> None:
-    assert completion(max_tokens=1).n_predict == 1
-    assert completion(max_tokens=1, max_completion_tokens=2).n_predict == 2
-    assert completion(max_tokens=1, max_completion_tokens=2, n_predict=3).n_predict == 3
-    assert completion(max_tokens=1, n_predict=None).n_predict == 1
+    assert completion(max_tokens=1).params == {"n_predict": 1}
+    assert completion(max_tokens=1, max_completion_tokens=2).params == {"n_predict": 2}
+    given = {"max_tokens": 1, "max_completion_tokens": 2, "n_predict": 3}
+    assert completion(**given).params == {"n_predict": 3}
+    assert completion(max_tokens=1, n_predict=None).params == {"n_predict": 1}
     assert completion(logprobs=2).n_top_probs == 2
     assert completion(n=2).n_choices == completion(n_cmpl=2).n_choices == 2
 
 
-def test_sampling_fields_are_collected_unchecked() -> None:
-    given = {"temperature": 1, "top_k": 3, "seed": 2**40, "samplers": "kt"}
-    assert completion(**given, sampling={"top_k": 9}).sampling == given
+def test_parameters_are_collected_unchecked() -> None:
+    given = {"temperature": 1, "top_k": 3, "seed": 2**40, "samplers": "kt", "ignore_eos": "x"}
+    assert completion(**given, params={"top_k": 9}).params == given
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,8 @@ def test_stop_is_a_text_or_a_list_without_empty_texts() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_predict": "5"}, r'"n_predict" must be a valid integer, found "5"'),
-        ({"max_tokens": 1.5}, r'"max_tokens" must be a valid integer, found 1.5'),
-        ({"n_predict": -2}, r'"n_predict" must be greater than or equal to -1, found -2'),
-        ({"n_predict": 2**31}, r'"n_predict" must be less than or equal to 2147483647'),
-        ({"n_predict": True}, r'"n_predict" must be a valid integer, found true'),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5: must be a whole number"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens is -2: must be -1 to 2147483647"),
         ({"stream": 1}, r'"stream" must be a valid boolean, found 1'),
         ({"stream": "yes"}, r'"stream" must be a valid boolean, found "yes"'),
         ({"stream_options": 3}, r'"stream_options" must be an object, found 3'),
