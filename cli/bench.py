@@ -17,6 +17,7 @@ from typing import Final
 from rich.console import Console
 
 from ..base.errors import LamellaError
+from ..base.options import declarations
 from ..base.settings import NO_JIT
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.host import default_threads, peak_memory
@@ -71,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "-npl",
         "--n-parallel",
         dest="n_seqs",
-        type=numbers(1, 1024),
+        type=_numbers_of("n_parallel"),
         default=(1,),
         metavar=n,
         help="sequences that generate in parallel; the tokens of all count (1)",
@@ -88,7 +89,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "-t",
         "--threads",
         dest="thread_counts",
-        type=numbers(1, 512),
+        type=_numbers_of("n_threads"),
         metavar="N,...",
         help="CPU threads (one per core)",
     )
@@ -119,6 +120,12 @@ def numbers(low: int, high: int) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(one(part) for part in text.split(","))
 
 
+def _numbers_of(name: str) -> Callable[[str], tuple[int, ...]]:
+    """The parser of values of an option, separated by commas."""
+    rule = declarations(OpenParams)[name].option
+    return numbers(int(rule.low or 0), int(rule.high or 0))
+
+
 def prompt_and_gen(text: str) -> tuple[int, int]:
     """The parser of `-pg`: two numbers."""
     found = numbers(1, MAX_TOKENS)(text)
@@ -137,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
         args.parser.error("nothing to test: -p and -n are 0, and -pg is not given")
     params = bench_params(open_params(args, _layers(args)), tests)
     result = None
-    for n_threads in args.thread_counts or (default_threads(),):
+    for n_threads in args.thread_counts or (params.placement.n_threads or default_threads(),):
         used = params.change(n_threads=n_threads)
         for i, result in enumerate(_run(used, tests, args.repetitions)):
             if args.json:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import get_logger
-from ..model.gguf import open_gguf
 from ..model.graphs import bucket
 from ..runtime.check import enforce
 from ..runtime.fit import plan_model
-from ..runtime.plan import MeasuredModel, ModelPlan, open_planned
+from ..runtime.open import measure
+from ..runtime.plan import MeasuredModel, ModelPlan
 from ..sched.explain import draw, explain, lines
 from .explain_page import page
 from .flags import add_model_flags, open_params
@@ -56,8 +56,7 @@ def main(args: argparse.Namespace) -> int:
     """
     plan = plan_model(open_params(args, header_only=True))
     _log_warnings(plan)
-    with open_gguf(plan.path, header_only=True) as file:
-        measured = open_planned(file, plan)
+    measured = measure(plan)
     n, what = _graph(measured, args.ubatch)
     scheduled = measured.context.plan_graph(n, 1)
     explanation = explain(scheduled)

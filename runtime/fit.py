@@ -183,7 +183,7 @@ class _PlanSearch:
                 f"{plan.n_ctx_train}: text beyond that is likely to be poor"
             )
         if rules.fit and n_ctx:
-            yield "--fit does not change a context size set with -c"
+            yield "--fit does not change a context size that is set"
         if plan.no_pipeline == NO_PIPELINE:
             yield f"ubatches run one after the other: {plan.no_pipeline}"
         if self._is_auto and plan.n_gpu_layers < plan.n_layers:

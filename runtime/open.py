@@ -1,7 +1,8 @@
-"""The one way to open a model: plan it, load it, start its engine.
+"""The one way to open a model: plan it, load it or measure it, start its engine.
 
     with opened(params) as context:               # a context that decodes batches
     with open_instance(params) as instance:       # an engine that runs requests
+    measured = measure(plan_model(params))        # graphs and sizes, without memory
 
 A model whose plan fails its check is not loaded. The commands, the HTTP server and the Python API
 all open models here. Knows no HTTP. Tested by tests/runtime/test_open.py.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.errors import ModelFileError
 from ..base.log import get_logger
@@ -23,20 +24,18 @@ from ..model.context import Context
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import load_model
 from ..model.sampling import load_kernels, recommended_sampling
-from ..model.vocab import Vocab, load_vocab
+from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
 from .check import enforce
 from .engine.engine import Engine
 from .fit import plan_model
 from .instance import Instance, unload
 from .params import ModelParams, OpenParams
-from .plan import ModelPlan
+from .plan import MeasuredModel, ModelPlan, open_planned
 
 log = get_logger("instance")
 
 LoadProgress = Callable[[int, int], None]  # bytes loaded, bytes in all
-
-VOCAB_TYPES: Final = {"llama": 1, "gpt2": 2}  # llama.cpp's LLAMA_VOCAB_TYPE_SPM, _BPE
 
 
 class FileParts(NamedTuple):
@@ -120,6 +119,16 @@ def opened(
         unload(context)
 
 
+def measure(plan: ModelPlan) -> MeasuredModel:
+    """Place a planned model in measured memory: its graphs and sizes, without weights.
+
+    Raises:
+        ModelFileError: the file cannot be used.
+    """
+    with open_gguf(plan.path, header_only=True) as file:
+        return open_planned(file, plan)
+
+
 def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
     """Load a model as planned, and open a context over it. `unload` frees both.
 
@@ -169,7 +178,7 @@ def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
     arch = file.metadata.str("general.architecture")
     tensors = file.tensors.values()
     return {
-        "vocab_type": VOCAB_TYPES[file.metadata.str("tokenizer.ggml.model")],
+        "vocab_type": KINDS[file.metadata.str("tokenizer.ggml.model")].number,
         "n_vocab": vocab.n_tokens,
         "n_ctx_train": file.metadata.int(f"{arch}.context_length"),
         "n_embd": file.metadata.int(f"{arch}.embedding_length"),

@@ -9,11 +9,12 @@
 docstrings name the differences.
 """
 
-from .load import load_vocab
+from .load import KINDS, load_vocab
 from .metadata import VocabMetadata
 from .vocab import Encoder, SpecialTokens, TextDecoder, TokenType, Vocab
 
 __all__ = [
+    "KINDS",
     "load_vocab",
     "Vocab",
     "TextDecoder",

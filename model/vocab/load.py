@@ -6,7 +6,8 @@ Tests: tests/model/test_vocab_load.py, tests/model/test_vocab_files.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,14 +28,12 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
 
     Raises:
         ModelFileError: a key is missing or has an invalid value.
-        UnsupportedModelError: the vocabulary is not SPM or BPE, or its pre-tokenizer is unknown.
+        UnsupportedModelError: the kind of vocabulary or its pre-tokenizer is unknown.
     """
-    kinds = {"llama": _load_spm, "gpt2": _load_bpe}
     kind = metadata.str(key("model"))
-    if kind not in kinds:
-        raise UnsupportedModelError(
-            f"{key('model')} is {kind!r}, supported vocabularies: 'llama' (SPM), 'gpt2' (BPE)"
-        )
+    if kind not in KINDS:
+        names = ", ".join(f"{name!r} ({known.name})" for name, known in KINDS.items())
+        raise UnsupportedModelError(f"{key('model')} is {kind!r}, supported vocabularies: {names}")
     tokens = metadata.bytes_strings(key("tokens"))
     if not tokens:
         raise ModelFileError(f"{key('tokens')} is empty")
@@ -46,7 +45,7 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
             f"{key('token_type')}[{id}] is {types[id]}, must be one of "
             + ", ".join(f"{type.value} ({type.name})" for type in TokenType)
         )
-    return kinds[kind](metadata, tokens, types)
+    return KINDS[kind].load(metadata, tokens, types)
 
 
 def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
@@ -94,6 +93,18 @@ def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
         special,
         add_space_prefix=False,
     )
+
+
+class VocabKind(NamedTuple):
+    """A kind of vocabulary: its name, llama.cpp's LLAMA_VOCAB_TYPE_* number, and its loader."""
+
+    name: str
+    number: int
+    load: Callable[[VocabMetadata, Sequence[bytes], list[int]], Vocab]
+
+
+# by the value of `tokenizer.ggml.model`
+KINDS: Final = {"llama": VocabKind("SPM", 1, _load_spm), "gpt2": VocabKind("BPE", 2, _load_bpe)}
 
 
 def _check_length(name: str, n: int, n_tokens: int) -> None:

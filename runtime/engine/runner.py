@@ -1,7 +1,8 @@
 """Runs jobs on a context, step by step, as the policy decides.
 
-A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids only: no
-text, no HTTP, no threads. An error in one job ends neither the thread nor another job.
+A step drops cancelled jobs, admits waiting ones, and decodes one batch. Knows token ids and
+which of them have a new line: no other text, no HTTP, no threads. An error in one job ends neither
+the thread nor another job.
 Tested by tests/runtime/test_engine*.py and tests/runtime/test_prefix_bits.py.
 """
 

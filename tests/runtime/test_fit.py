@@ -357,7 +357,7 @@ def test_context_sizes(deep: Path) -> None:
     # it never gets smaller than requested, and not without --fit
     for n_ctx, fit in ((0, False), (N_CTX, False), (N_CTX, True)):
         plan = planned(n_ctx, half, fit=fit)
-        given = ("--fit does not change a context size set with -c",)
+        given = ("--fit does not change a context size that is set",)
         assert (plan.n_ctx, plan.fits) == (N_CTX, False)
         assert plan.notes == (given if fit else ())
     assert planned(0, whole, fit=True).n_ctx == N_CTX
