@@ -84,8 +84,8 @@ class DynTensorAllocator:
         sizes.insert(at, size)
 
     def _best_fit(self, size: int) -> tuple[int, int]:
-        """The fitting block with the least waste, as (chunk, index), without each chunk's last
-        block. The last chunk with such a block wins, and in it the later block on a tie."""
+        """The best-fitting block as (chunk, index); (-1, -1) if none fits. The last block of each
+        chunk is not searched. Later chunks win; within a chunk the least waste, then the later."""
         found = -1, -1
         for c, chunk in enumerate(self.chunks):
             best = UNLIMITED

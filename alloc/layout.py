@@ -22,11 +22,11 @@ from .tallocr import align
 
 
 class TensorAddress(NamedTuple):
-    """Where a tensor is, an offset in a chunk of a buffer and the bytes it may use, and when.
+    """The place of a tensor in a chunk of a buffer, its bytes, and the steps that use it.
 
     The address is in use from node number `first` to node number `last`, both included. `first` is
     -1 if the tensor is placed before the first node; `last` is the number of nodes if the address
-    is never freed. A node in place takes the address over in the last step of its source.
+    is never freed. An in-place node takes over the address in the last step of its source.
     """
 
     buffer_id: int

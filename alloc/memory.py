@@ -52,8 +52,8 @@ REAL_MEMORY: Final = Memory()
 
 
 class NullBuffer(Buffer):
-    """A range of addresses without memory, which no other buffer has. Writes are dropped, reads
-    return zeros."""
+    """A range of addresses without memory. No other buffer has these addresses. Writes are dropped,
+    reads return zeros."""
 
     def __init__(self, buft: BufferType, size: int) -> None:
         super().__init__(buft, size)

@@ -52,7 +52,7 @@ class Model:
         """
         vocab = self._open().vocab
         if not isinstance(text, str):
-            raise RequestError(f"tokenize: {text!r} is not a text")
+            raise RequestError(f"tokenize: {text!r} is not a string")
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -103,7 +103,7 @@ class Model:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         for text in stops:
             if not isinstance(text, str):
-                raise RequestError(f"stop: {text!r} is not a text")
+                raise RequestError(f"stop: {text!r} is not a string")
         generation = generate(instance.engine, instance.vocab, ids, params, stop=stops)
         return self._texts(generation)  # submitted: errors come before the first `next`
 

@@ -1,1 +1,1 @@
-"""base: the error tree, the switchboard of settings, logging. Knows nothing else of Lamella."""
+"""base: the error tree, options, settings, logging, units. Does not know the other rooms."""

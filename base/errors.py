@@ -71,7 +71,7 @@ class OutOfMemoryError(LamellaError):
 
     def __str__(self) -> str:
         left = "" if self.free is None else f", {self.free} {self.unit} are free"
-        return f"out of memory: {self.where} cannot give {self.wanted} {self.unit}{left}"
+        return f"out of memory: {self.where} cannot allocate {self.wanted} {self.unit}{left}"
 
 
 class DoesNotFitError(OutOfMemoryError):

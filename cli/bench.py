@@ -75,7 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_numbers_of("n_parallel"),
         default=(1,),
         metavar=n,
-        help="sequences that generate in parallel; the tokens of all count (1)",
+        help="sequences decoded in parallel; t/s counts the tokens of all (1)",
     )
     add(
         "-r",

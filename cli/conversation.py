@@ -47,7 +47,7 @@ class Conversation:
         self.n_left_out = 0
 
     def ask(self, text: str) -> Iterator[str]:
-        """Add a question and yield pieces of its answer. An interrupted answer is kept as it is.
+        """Add a question and yield pieces of its answer. An interrupted answer stays.
 
         Raises:
             ContextSizeError: the question alone is too long; it is not added.
@@ -79,10 +79,10 @@ class Conversation:
         return self._pieces(generation)
 
     def _prompt(self) -> list[int]:
-        """The prompt: all messages that are not left out, if they leave room for an answer.
+        """Return the prompt. It omits the `n_left_out` oldest messages.
 
-        Otherwise leave out more, up to a question, until half of the context is free. All later
-        messages are evaluated again then, so this should happen rarely.
+        If it leaves no room for an answer, omit more, up to a question, until half of the context
+        is free. The rest must then be evaluated again, so half is freed to make this rare.
         """
         head = self.messages[:1] if self.messages[0]["role"] == "system" else []
         rest = self.messages[len(head) :]

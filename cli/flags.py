@@ -148,7 +148,7 @@ def add_model_flags(
 
 def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:
     """Add the flags for the model: a file, or a repository on Hugging Face."""
-    text = "GGUF file; of a split model, the first (the small model that comes with Lamella)"
+    text = "GGUF file, the first one of a split model (default: the bundled small model)"
     one = group.add_mutually_exclusive_group()
     if argument:
         # no default: it would override the value of -m
@@ -160,8 +160,8 @@ def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) ->
         "--hf-repo",
         type=hub_model,
         metavar="USER/REPO[:QUANT]",
-        help="a model on Hugging Face, downloaded unless cached (QUANT: Q4_K_M, else the first "
-        "file)",
+        help="a model on Hugging Face, downloaded unless cached (default of QUANT: Q4_K_M, or else "
+        "the first file)",
     )
     add = group.add_argument
     add("-hff", "--hf-file", metavar="FILE", help="with -hf: the file to use, instead of QUANT")

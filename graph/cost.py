@@ -2,9 +2,9 @@
 
     cost([gate, up, glu], used).n_bytes   # a fused chain: tensors inside it are free
 
-Each tensor counts once, by its data alone: gaps between rows do not count, nor do a kernel's own
-caches and repeated reads. Some costs depend on data: `KnownUse` gives them; without it, the maximum
-for the shapes counts. Knows no memory and no kernels. Tested by tests/graph/test_cost.py.
+Each tensor counts once. Only its data counts: no gaps between rows, no kernel caches and no
+repeated reads. Costs that depend on data come from `KnownUse`; without it, the maximum for the
+shapes counts. Knows no memory and no kernels. Tested by tests/graph/test_cost.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ I32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KnownUse:
-    """How much of its sources a node uses; it depends on data. None if unknown.
+    """The parts of its sources that a node uses, where data decides. None if unknown.
 
-    `experts`: how many a MUL_MAT_ID uses. `cells`: how many of the pool attention reads. `pairs`:
-    how many pairs of a token and a position that it attends to.
+    `experts`: number of experts that a MUL_MAT_ID uses. `cells`: number of pool cells that
+    attention reads. `pairs`: number of (token, attended position) pairs.
     """
 
     experts: int | None = None

@@ -18,10 +18,10 @@ _uids = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class Rewrites:
-    """What a scheduler changed in a graph, with the values from before.
+    """A scheduler's changes to a graph, with the original values.
 
-    `sources` are (node, index, own source), `flags` are (tensor, own flags), `order` is the graph's
-    own order of nodes, None if unchanged, and `placed` are the tensors that got memory.
+    `sources` are (node, index, original source), `flags` are (tensor, original flags). `order` is
+    the original order of nodes, None if unchanged. `placed` are the tensors that got memory.
     """
 
     sources: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)

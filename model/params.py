@@ -237,7 +237,7 @@ class ContextParams(Options):
         low=1,
         high=INT32_MAX,
         env="BATCH",
-        help="maximum number of prompt tokens in one step; never more than -ub",
+        help="maximum number of prompt tokens in one step; values above -ub have no effect",
     )
     n_ubatch: int = option(
         512,

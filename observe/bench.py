@@ -101,7 +101,7 @@ class Bench:
         self._rng = np.random.default_rng(seed)
 
     def run(self, test: BenchTest) -> float:
-        """Run a test once. Return its seconds, without those of its depth."""
+        """Run a test once. Return its seconds; filling the context to its depth is not timed."""
         pool = self.context.pool
         seqs = [pool.new_sequence() for _ in range(test.n_seq)]
         try:

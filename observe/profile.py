@@ -2,7 +2,7 @@
 
     records = ProfileRun(context, BenchTest(n_prompt=512, n_gen=32)).run()
 
-The first pass is untimed inside: it gives the speed. The second pass times each split and copy: it
+The first pass times whole steps: it gives the speed. The second pass times each split and copy: it
 gives Python's share. The third pass times each kernel call: it gives the table of ops. The tokens
 are random, and the same in each pass. `profile_sums.py` sums up the records, `profile_trace.py`
 writes them for a viewer. Knows no flags and prints nothing.

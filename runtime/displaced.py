@@ -110,8 +110,8 @@ def _line(found: list[Displaced]) -> str:
     what = f"{n} {first.op} node runs" if n == 1 else f"{n} {first.op} nodes run"
     fix = f"; to change it: {first.fix}" if first.fix else ""
     return (
-        f"{what} on {first.device}, not on {first.wanted} ({first.cause}), such as {first.node}: "
-        f"{first.why}{fix}"
+        f"{what} on {first.device}, not on {first.wanted} ({first.cause}), for example "
+        f"{first.node}: {first.why}{fix}"
     )
 
 
@@ -208,7 +208,7 @@ class _DisplacedSearch:
                 layer = readers.get(node, self.model.hp.n_layer)
             layers[node] = layer
             for src in map(self._original, node.src):
-                readers[src] = layer  # the first reader comes last
+                readers[src] = layer  # in reverse order, so the first reader wins
         return layers
 
     def _own_layer(self, node: Tensor) -> int | None:
@@ -255,7 +255,7 @@ class _DisplacedSearch:
         return _Fault(why, types=known, override=self._override(spec))
 
     def _override(self, spec: WeightSpec) -> str:
-        """The -ot value that places a weight, and its like in all layers, on the CPU."""
+        """The -ot value that places a weight, in every layer, on the CPU."""
         in_layer = re.sub(r"^blk\.\d+", "", spec.name)
         begin = "^" if in_layer == spec.name else ""
         return f"{begin}{re.escape(in_layer)}={self.cpu.buffer_type.name}"

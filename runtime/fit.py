@@ -1,4 +1,4 @@
-"""Searches the most layers on devices, and the largest context, that fit.
+"""Searches for the most layers on devices, and for the largest context, that fit.
 
 Plans are made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
 Tested by tests/runtime/test_fit.py.
@@ -20,7 +20,7 @@ from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
 
 MIB: Final = 1 << 20
 CTX_STEP: Final = 256  # smaller contexts have a multiple of these cells
-CTX_KEPT: Final = 4096  # with -ngl auto, layers leave a device before the context gets smaller
+CTX_KEPT: Final = 4096  # with -ngl auto, layers leave a device before the context shrinks further
 NO_PIPELINE: Final = "the pipeline's compute buffers do not fit"
 
 Devices = Sequence[DevicePlan]
@@ -56,7 +56,7 @@ class _PlanSearch:
     def run(self) -> ModelPlan:
         plan = self._search()
         if self._target and not self._fits(plan.devices):
-            self._target = 0  # no choice leaves so much free: fit without it
+            self._target = 0  # fit_target is impossible: fit without it
             plan = self._search()
         return replace(plan, notes=tuple(self._notes(plan)))
 
@@ -94,7 +94,8 @@ class _PlanSearch:
         n_layer = start.n_layers - 1
         placements = [self._place(change(n)) for n in range(n_layer + 1)]
         used = [set(layer_devices(n_layer, p)) & set(p.devices) for p in placements]
-        # with fewer layers the output moves to another device, where it may need more than they do
+        # from n_settled layers on, fewer layers need less memory on each device. Below, the output
+        # can move to another device, which may then need more: try each number
         n_settled = used.index(used[-1])
         best = self._largest(change, self._gpus_fit, n_settled, n_layer)
         for n in reversed(range(n_settled)):
@@ -110,8 +111,8 @@ class _PlanSearch:
         low: int,
         high: int,
     ) -> ModelPlan:
-        """The plan of `change(n)` for the largest n from `low` to `high` that fits, for `low` if
-        none does. Assumes that a smaller n fits if n does."""
+        """The plan of `change(n)` with the largest n in `low`..`high` that fits; with `low` if none
+        fits. Assumes that if n fits, all smaller n fit."""
         # a sketch never needs more than the plan, and nearly always needs the same
         high = _last(lambda n: fits(self._sketch(change(n))), low, high)
         best = self._plan(change(high))

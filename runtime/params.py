@@ -19,7 +19,7 @@ from ..model.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams(Options):
-    """Which model to open, and what replaces values of its file."""
+    """The model to open, and values that replace those of its file."""
 
     title: ClassVar[str] = "model"
 

@@ -93,8 +93,8 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class OverridePlan:
-    """The effect of an override: `n_weights` weights of `n_bytes` match `pattern` first, and go to
-    `buffer_type`. Weights for the CPU go to the best of its buffer types."""
+    """The effect of an override: `n_weights` weights, `n_bytes` in total, match `pattern` and no
+    earlier one. They go to `buffer_type`; for the CPU, to the best of its buffer types."""
 
     pattern: str
     buffer_type: str

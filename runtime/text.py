@@ -121,7 +121,7 @@ class TextSink:
 
     def finished(self, result: Result) -> None:
         """See `Sink.finished`."""
-        if self._push(self._decoder.flush()):  # False if a stop string was found, also before
+        if self._push(self._decoder.flush()):  # False if a stop string was found, now or earlier
             self._send(len(self._text), tuple(self._tokens))
         if self._stopping_word:
             result = replace(result, stop_type=StopType.WORD, stopping_word=self._stopping_word)
@@ -163,8 +163,8 @@ class TextSink:
 class Generation:
     """An iterator over the pieces of one generation.
 
-    Iterating waits for the engine; Ctrl-C interrupts the wait. To leave the loop early, to raise in
-    it, or to drop the generation cancels it.
+    Iterating waits for the engine; Ctrl-C interrupts the wait. The generation is cancelled if the
+    loop ends early or raises, or if the last reference to the generation is dropped.
     """
 
     def __init__(

@@ -190,7 +190,7 @@ class Executor:
     def _copy_on_host(self, t: Transfer, target: Buffer, event: Event | None) -> None:
         """Copy on the host when the copy's memory is free. The source is ready to read."""
         if event is not None and not self._is_mixed:
-            event.synchronize()  # its memory is its own: wait only for its last reader
+            event.synchronize()  # the copy has its own memory: wait only for its last reader
         else:
             self.hazards.wait(None, (target,))
         tensor_copy(t.src, t.dst)

@@ -34,9 +34,9 @@ def pass1_allocated(a: Assignment) -> Assignment:
     """Assign tensors with a fixed place: allocated tensors, graph inputs, ops with weights.
 
     Raises:
-        SchedulingError: an allocated tensor is where no backend can run its op; it is in a
-            compute buffer, placed with another graph; it is a weight that a node would write; or
-            an input or leaf is a view of a node.
+        SchedulingError: no backend can run an op where its allocated tensor is; a tensor was placed
+            with another graph; a node would write into a weight; or an input or leaf is a view
+            of a node.
     """
     ids = a.ids
     for leaf in a.graph.leafs:

@@ -1,8 +1,8 @@
 """Pass 5 cuts a graph into splits and makes their copies; pass 6 copies the inputs of the graph.
 
-A split is a run of nodes on one backend. Its inputs are the tensors that are in memory which its
-backend cannot use. Each input gets a copy on the backend, and the sources of nodes are redirected
-to the copy. Then `build_order` makes the scheduler's own graph: copies come before the split that
+A split is a run of nodes on one backend. Its inputs are sources in memory that its backend
+cannot use. Each input gets a copy on the backend, and the sources of nodes are redirected to the
+copy. Then `build_order` makes the scheduler's own graph: copies come before the split that
 reads them, and a tensor lives until its last copy is made (ggml-backend.cpp,
 ggml_backend_sched_split_graph).
 

@@ -172,8 +172,8 @@ async def _close_engine(app: web.Application) -> None:
 
 @web.middleware
 async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: admits preflights; refuses all else while loading, then requests without a
-    key."""
+    """Middleware: answers preflights. Refuses all other requests while the model loads, and later
+    those without a valid key."""
     if request.method == "OPTIONS":
         return web.Response(headers=PREFLIGHT)
     state = request.app[STATE]

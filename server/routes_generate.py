@@ -129,7 +129,7 @@ def _apply(
 
 
 def _frames(replies: Replies, events: Sequence[ChoiceEvent]) -> bytes:
-    """The frames of all events, for one write: a slow client costs no more than a fast one."""
+    """All events as one byte string: one write, however many events a slow client missed."""
     if not events:
         return PING
     return b"".join(

@@ -71,7 +71,9 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
     many = [_parts(element) for element in value] if isinstance(value, list) else []
     prompts = tuple(prompt for prompt in many if prompt is not None)
     if not prompts or len(prompts) < len(many):
-        raise ValueError("must be a text, a list of texts and token ids, or a list of such prompts")
+        raise ValueError(
+            "must be a string, a list of strings and token ids, or a list of such prompts"
+        )
     return prompts
 
 
@@ -80,16 +82,16 @@ def _content(value: object) -> Prompt:
     if parts is None:
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
             return tuple(value)
-        raise ValueError("must be a text, or a list of texts and token ids")
+        raise ValueError("must be a string, or a list of strings and token ids")
     return parts
 
 
 def _stop(value: object) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("must be a text or a list of texts")
+        raise ValueError("must be a string or a list of strings")
     if len(words) > N_STOP_MAX or any(len(word) > N_STOP_CHARS_MAX for word in words):
-        raise ValueError(f"must be at most {N_STOP_MAX} texts of {N_STOP_CHARS_MAX} characters")
+        raise ValueError(f"must be at most {N_STOP_MAX} strings of {N_STOP_CHARS_MAX} characters")
     return tuple(word for word in words if word)
 
 

@@ -36,7 +36,7 @@ class ServerConfig(Options):
         "--api-key",
         parse=parse_names,
         metavar="KEY,...",
-        help="API keys; every request must carry one of them",
+        help="API keys; every request but GET /health needs one of them",
         default_text="",
     )
     metrics: bool = option(False, "--metrics", help="enable GET /metrics, for Prometheus")

@@ -178,7 +178,7 @@ class Engine:
 
     def _check_room(self) -> None:
         if not self.closed and self._thread is not None and not self._thread.is_alive():
-            raise ClosedError("the engine's thread is not in this process: it was forked")
+            raise ClosedError("the process was forked: the engine's thread is not in the child")
         self._queue.check_room()
 
     def _sampling(self, job: Job) -> SamplingParams:

@@ -22,7 +22,7 @@ class JobState(Protocol):
 
     @property
     def n_done(self) -> int:
-        """Number of evaluated tokens, while the job is not decoding."""
+        """Number of evaluated tokens. Not updated while the job is decoding."""
 
     @property
     def decoding(self) -> bool:
@@ -81,7 +81,7 @@ def prefix_is_coming(
 
 def shared_length(n_shared: int, fits: bool, page_size: int) -> int:
     """The number of shared tokens that a job uses: all if the pool then has enough pages, else
-    those of full pages. A partly shared page needs one more page, until it is copied."""
+    those of full pages. A partly shared page costs one more page, for its copy."""
     return n_shared if fits else n_shared - n_shared % page_size
 
 

@@ -50,7 +50,7 @@ class Ticket:
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
         self.seq: KVSequence | None = None  # None while the job waits
         self.n_cached = 0  # prompt tokens that the pool held at the first start
-        self.n_done = 0  # tokens evaluated, while not decoding
+        self.n_done = 0  # evaluated tokens; not updated while decoding
         self.decoding = False  # all tokens but the last one are evaluated
         self.is_sound = True  # no step with its tokens failed: its cells can be shared
         self.has_new_line = False

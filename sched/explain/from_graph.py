@@ -156,7 +156,7 @@ class _Explainer:
 
     def _why_begun(self, i: int, split: Split, nodes: Sequence[Tensor]) -> str:
         if i == 0:
-            return "it is the first"
+            return "it is the first split"
         before = self.scheduled.splits[i - 1].backend
         computing = [node for node in nodes if node.op not in VIEW_OPS]
         if before is not split.backend:
@@ -168,7 +168,10 @@ class _Explainer:
         # on the same device, only weights on another device begin a split (see pass5_split)
         weights = next((w for node in computing if (w := self._copied_weights(node))), [])
         names = ", ".join(label(w) for w in weights)
-        return f"{names} must be copied to {split.backend.name}, and the split before has inputs"
+        return (
+            f"{names} must be copied to {split.backend.name}; a new split can reuse the memory of "
+            "earlier copies"
+        )
 
     def _copied_weights(self, node: Tensor) -> list[Tensor]:
         pairs = [(src, self.original(src)) for src in node.src]

@@ -106,7 +106,9 @@ def test_an_unreferenced_buffer_releases_its_memory() -> None:
 def test_capacity_holds_for_all_buffers_together() -> None:
     buft = HostBufferType("MEM", capacity=100)
     kept = buft.alloc_buffer(60)
-    with pytest.raises(OutOfMemoryError, match="MEM cannot give 41 bytes, 40 bytes are free") as e:
+    with pytest.raises(
+        OutOfMemoryError, match="MEM cannot allocate 41 bytes, 40 bytes are free"
+    ) as e:
         buft.alloc_buffer(41)
     assert (e.value.where, e.value.wanted, e.value.free) == ("MEM", 41, 40)
     assert buft.used == 60  # a refusal costs nothing
@@ -117,7 +119,7 @@ def test_capacity_holds_for_all_buffers_together() -> None:
 
 def test_a_failed_allocation_is_not_counted() -> None:
     buft = BrokenBufferType("MEM")
-    with pytest.raises(OutOfMemoryError, match=r"MEM cannot give 8 bytes$"):
+    with pytest.raises(OutOfMemoryError, match=r"MEM cannot allocate 8 bytes$"):
         buft.alloc_buffer(8)
     assert buft.used == 0
 

@@ -403,12 +403,12 @@ def test_old_buffers_are_freed_before_new_ones_are_allocated() -> None:
 # --- out of memory ---
 
 
-def test_out_of_memory_is_an_error_value() -> None:
+def test_out_of_memory_raises_an_error() -> None:
     buft = host("MEM", capacity=100)
     galloc = GraphAllocator([buft])
     galloc.alloc_graph(chain(4))
     too_large = chain(16)
-    with pytest.raises(OutOfMemoryError, match="MEM cannot give 128 bytes, 100 bytes are free"):
+    with pytest.raises(OutOfMemoryError, match="MEM cannot allocate 128 bytes, 100 bytes are free"):
         galloc.alloc_graph(too_large)
     assert is_untouched(too_large)
     assert (buft.used, galloc.generations) == (0, [1])  # its tensors must be placed again
@@ -436,7 +436,7 @@ def test_out_of_memory_of_one_type_keeps_the_others() -> None:
     galloc.reserve(Graph(*leafs), leaf_ids=[0, 1, 2])
     kept = [galloc.buffers[0][0], galloc.buffers[2][0]]
     larger = Graph(leaf("x", 4), leaf("y", 16), leaf("z", 4))
-    with pytest.raises(OutOfMemoryError, match="SMALL cannot give 64 bytes"):
+    with pytest.raises(OutOfMemoryError, match="SMALL cannot allocate 64 bytes"):
         galloc.reserve(larger, leaf_ids=[0, 1, 2])
     assert [b.used for b in bufts] == [16, 0, 16]
     assert [galloc.buffers[0][0], galloc.buffers[2][0]] == kept

@@ -200,7 +200,7 @@ def test_large_memory_requests_huge_pages_and_is_returned() -> None:
     assert small.size == HUGE_BYTES - 1
 
 
-def test_a_buffer_over_memory_that_is_there() -> None:
+def test_a_buffer_over_existing_memory() -> None:
     memory = np.zeros(64, np.uint8)
     buffer = HostBuffer(HostBufferType(), memory)
     x = leaf("x", 4)
@@ -241,7 +241,9 @@ def test_a_copy_from_a_freed_buffer_is_refused() -> None:
 @pytest.mark.parametrize("size", [2**50, 2**62, 2**63 - 1, 2**64])
 def test_absurd_sizes_are_an_error_value(size: int) -> None:
     buft = HostBufferType("RAM")
-    with pytest.raises(OutOfMemoryError, match=f"out of memory: RAM cannot give {size} bytes") as e:
+    with pytest.raises(
+        OutOfMemoryError, match=f"out of memory: RAM cannot allocate {size} bytes"
+    ) as e:
         buft.alloc_buffer(size)
     assert (e.value.where, e.value.wanted) == ("RAM", size)
     assert buft.used == 0

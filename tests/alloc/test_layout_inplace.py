@@ -98,7 +98,7 @@ def test_a_later_source_is_taken_if_the_first_cannot() -> None:
     assert len(galloc.buffer_sizes()) == 1
 
 
-def test_the_memory_stays_where_it_is_if_the_node_lives_elsewhere() -> None:
+def test_an_in_place_node_stays_in_its_source_s_buffer_type() -> None:
     """The node's own buffer type does not matter when a source's memory is taken over."""
     bufts = [HostBufferType(name, alignment=16) for name in ("A", "B")]
     parent = ops.cont(leaf("x", 4))
@@ -246,7 +246,7 @@ def test_the_rest_begins_aligned() -> None:
     assert galloc.buffer_sizes() == [112]
 
 
-def test_no_rest_where_it_is_less_than_a_step() -> None:
+def test_a_rest_smaller_than_the_alignment_is_not_freed() -> None:
     x = leaf("x", 5)  # [0, 32)
     parent = ops.cont(x)  # 20 + 9 bytes, [32, 64)
     node = ops.scale(parent, 2)

@@ -157,7 +157,7 @@ def test_out_of_memory_halfway_leaves_nothing_behind() -> None:
     buft = HostBufferType("MEM", alignment=16, max_size=32, capacity=80)
     tensors = [raw("a", 32), raw("b", 32), raw("c", 32)]
     view = ops.view(tensors[0], (8,))
-    with pytest.raises(OutOfMemoryError, match="MEM cannot give 32 bytes") as e:
+    with pytest.raises(OutOfMemoryError, match="MEM cannot allocate 32 bytes") as e:
         alloc_tensors([*tensors, view], buft)
     assert e.value.free == 16
     assert buft.used == 0  # although the error still references the first two buffers

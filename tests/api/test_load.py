@@ -237,9 +237,9 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
     for ids in ([1.9], ["1"], [None], 7):
         with pytest.raises(RequestError, match="are not token ids"):
             model.logits(ids)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="5 is not a text"):
+    with pytest.raises(RequestError, match="5 is not a string"):
         model.tokenize(5)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="stop: 1 is not a text"):
+    with pytest.raises(RequestError, match="stop: 1 is not a string"):
         model.generate("a", stop=[1])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="temprature"):
         model.generate("a", temprature=1)

@@ -82,9 +82,9 @@ def test_the_root_catches_all() -> None:
 @pytest.mark.parametrize(
     ("free", "message"),
     [
-        (512, "out of memory: CUDA0 cannot give 4096 bytes, 512 bytes are free"),
-        (0, "out of memory: CUDA0 cannot give 4096 bytes, 0 bytes are free"),
-        (None, "out of memory: CUDA0 cannot give 4096 bytes"),
+        (512, "out of memory: CUDA0 cannot allocate 4096 bytes, 512 bytes are free"),
+        (0, "out of memory: CUDA0 cannot allocate 4096 bytes, 0 bytes are free"),
+        (None, "out of memory: CUDA0 cannot allocate 4096 bytes"),
     ],
 )
 def test_message_of_out_of_memory(free: int | None, message: str) -> None:

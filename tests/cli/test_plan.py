@@ -232,7 +232,7 @@ def test_missing_bandwidths_are_measured(model: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(CpuDevice, "bandwidth", failing)
     text = lamella(*args[:-1], "-dev", "none").stdout
-    assert "bandwidth CPU not measured: out of memory: memory to measure cannot give 2" in text
+    assert "bandwidth CPU not measured: out of memory: memory to measure cannot allocate 2" in text
 
 
 @pytest.mark.parametrize("name", [*STORIES, *TINY_FILES])

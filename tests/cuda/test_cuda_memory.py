@@ -62,7 +62,7 @@ def check(error: OutOfMemoryError, device: CudaDevice, n_free: int) -> None:
     assert error.free is not None
     assert error.free < error.wanted
     assert error.free <= n_free
-    assert f"{device.name} cannot give {error.wanted} bytes, {error.free} bytes" in str(error)
+    assert f"{device.name} cannot allocate {error.wanted} bytes, {error.free} bytes" in str(error)
 
 
 def logits(path: Path, device: CudaDevice, n_gpu_layers: int = -1) -> bytes:

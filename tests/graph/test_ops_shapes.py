@@ -1,9 +1,9 @@
 """Every op builder: its result for good arguments, and its error for bad ones.
 
-There are two tables, RIGHT and WRONG. A builder needs a row in both, and each of its rules (a call
-of `require…`) a row of WRONG that breaks it: tests check this. In a row a string is a tensor,
-written as its repr without F32: `b[64, 2] F16`. `turned` before it: rows with gaps inside; `gaps`:
-whole rows with a gap after each.
+There are two tables, RIGHT and WRONG. A builder needs a row in both. Each of its rules (a call of
+`require…`) needs a row of WRONG that breaks it. Tests check this. A string in a row is a tensor,
+written as its repr without F32: `b[64, 2] F16`. The prefix `turned` makes rows with gaps inside,
+`gaps` makes whole rows with a gap after each.
 """
 
 from __future__ import annotations

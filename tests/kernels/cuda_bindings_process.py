@@ -188,13 +188,13 @@ def synchronous_calls_wait() -> None:
 def too_much_memory_is_an_error_with_the_free_bytes() -> None:
     gpu = gpus()[1]
     address = gpu.alloc(600 * KIB)
-    with fails("CUDA1 cannot give", OutOfMemoryError) as caught:
+    with fails("CUDA1 cannot allocate", OutOfMemoryError) as caught:
         gpu.alloc(500 * KIB)
     assert vars(caught[0]).items() >= {"wanted": 500 * KIB, "free": 424 * KIB}.items()
     gpu.free(address)
     with machine(fail="cuMemAlloc=700"), fails("cuMemAlloc: CUDA_ERROR_ILLEGAL_ADDRESS"):
         gpu.alloc(8)
-    with fails("pinned memory cannot give", OutOfMemoryError) as caught:
+    with fails("pinned memory cannot allocate", OutOfMemoryError) as caught:
         gpu.alloc_host(2 * MEMORY)
     assert vars(caught[0]).items() >= {"wanted": 2 * MEMORY, "free": None}.items()
 

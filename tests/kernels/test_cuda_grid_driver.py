@@ -324,7 +324,9 @@ def test_memory_is_poisoned_and_limited(gpu: GridGpu) -> None:
     assert (out == 0xFF).all()
     assert x % 256 == 0
     assert gpu.memory() == (2**20 - 1000, 2**20)
-    with pytest.raises(OutOfMemoryError, match="CUDA0 cannot give 1048576 bytes, 1047576 bytes"):
+    with pytest.raises(
+        OutOfMemoryError, match="CUDA0 cannot allocate 1048576 bytes, 1047576 bytes"
+    ):
         gpu.alloc(2**20)
     gpu.free(x)
     gpu.free(gpu.alloc(2**20))

@@ -94,7 +94,9 @@ def test_memory_runs_out_and_is_returned() -> None:
     buft = device.buffer_type
     first = buft.alloc_buffer(600)
     assert device.memory() == (400, 1000)
-    with pytest.raises(OutOfMemoryError, match="SIM0 cannot give 512 bytes, 400 bytes are free"):
+    with pytest.raises(
+        OutOfMemoryError, match="SIM0 cannot allocate 512 bytes, 400 bytes are free"
+    ):
         placed(buft, 128)
     assert device.memory() == (400, 1000)
     first.free()
@@ -109,7 +111,7 @@ def test_memory_is_unlimited_by_default() -> None:
 
 def test_more_than_the_machine_has_is_out_of_memory() -> None:
     device = SimDevice("SIM0")
-    with pytest.raises(OutOfMemoryError, match=f"SIM0 cannot give {2**50} bytes"):
+    with pytest.raises(OutOfMemoryError, match=f"SIM0 cannot allocate {2**50} bytes"):
         device.buffer_type.alloc_buffer(2**50)
     assert device.memory() == (UNLIMITED, UNLIMITED)
 

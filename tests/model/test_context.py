@@ -281,7 +281,7 @@ def test_a_pool_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     devices = tuple(find_devices(["sim:1MiB"], cpu))
     model = load_model(path, Placement(cpu=cpu, devices=devices))
     used = devices[0].buffer_type.used
-    with pytest.raises(OutOfMemoryError, match="SIM0 cannot give"):
+    with pytest.raises(OutOfMemoryError, match="SIM0 cannot allocate"):
         Context(model, ContextParams(n_ctx=100_000))
     assert devices[0].buffer_type.used == used
     model.free()

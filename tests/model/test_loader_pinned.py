@@ -121,7 +121,7 @@ def test_weights_go_to_pageable_memory_if_pinning_fails(
     with caplog.at_level(logging.WARNING, "lamella"):
         model = load(path, gpu, 1)
     (warning,) = caplog.messages
-    assert warning.startswith("out of memory: SIM0_Host cannot give ")
+    assert warning.startswith("out of memory: SIM0_Host cannot allocate ")
     assert warning.endswith("the CPU's weights are in pageable memory, copies are slower")
     found = memories(model)
     assert found["blk.0.attn_q.weight"] == "CPU"
@@ -136,7 +136,7 @@ def test_weights_go_to_pageable_memory_if_pinning_fails(
 def test_other_memory_that_is_too_small_is_an_error(path: Path) -> None:
     gpu = taker()
     gpu.buffer_type.capacity = 1000
-    with pytest.raises(OutOfMemoryError, match="SIM0 cannot give"):
+    with pytest.raises(OutOfMemoryError, match="SIM0 cannot allocate"):
         load(path, gpu, 2)
     assert gpu.host_buffer_type is not None
     assert gpu.host_buffer_type.used == 0

@@ -159,5 +159,5 @@ def test_a_missing_kernel_and_a_full_memory() -> None:
     (check,) = self_test(weak, (attention(1),))
     assert check == Check("attention, 1 token", None, 2e-3, None, "no kernel for FLASH_ATTN_EXT")
     (check,) = self_test(small, (norm(),))
-    assert check.problem.startswith("out of memory: SIM1 cannot give ")
+    assert check.problem.startswith("out of memory: SIM1 cannot allocate ")
     assert small.buffer_type.used == 0

@@ -274,9 +274,9 @@ def node(name: str, **changes: str) -> Displaced:
 def test_one_line_per_kind() -> None:
     many = [node("a-0"), node("b-0"), node("c", op="ADD", fix=""), node("a-0")]
     assert summary(many) == [
-        "2 MUL_MAT nodes run on CPU, not on SIM0 (1.wgt0), such as a-0: SIM0 has none; to change "
-        "it: buy one",
-        "1 ADD node runs on CPU, not on SIM0 (1.wgt0), such as c: SIM0 has none",
+        "2 MUL_MAT nodes run on CPU, not on SIM0 (1.wgt0), for example a-0: SIM0 has none; to "
+        "change it: buy one",
+        "1 ADD node runs on CPU, not on SIM0 (1.wgt0), for example c: SIM0 has none",
     ]
     for change in ({"device": "X"}, {"wanted": "X"}, {"cause": "X"}, {"why": "X"}, {"op": "X"}):
         assert len(summary([node("a"), node("b", **change)])) == 2
@@ -289,5 +289,5 @@ def test_the_error_of_strict_placement_lists_all_kinds() -> None:
         refuse([node("a-0"), node("b", op="ADD", fix="sell one")])
     text = str(refused.value)
     assert text.startswith("placement is strict, but nodes would be displaced:\n  1 MUL_MAT node")
-    assert "such as a-0: SIM0 has none; to change it: buy one\n  1 ADD node" in text
+    assert "for example a-0: SIM0 has none; to change it: buy one\n  1 ADD node" in text
     assert text.endswith("sell one")

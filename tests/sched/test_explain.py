@@ -188,7 +188,7 @@ def test_sentences_name_what_decided() -> None:
     assert why(e, "w") == ("1.dst", "its data is on GPU0")
     assert why(e, "x") == ("1.inp", "it is an input of the graph, written by the host")
     assert [s.why for s in e.splits] == [
-        "it is the first",
+        "it is the first split",
         "y runs on CPU, the split before on GPU0: its weights v are in HOST",
         "last runs on GPU0, the split before on CPU: set by hand",
     ]
@@ -262,7 +262,9 @@ def test_an_op_that_is_taken_over_from_the_host() -> None:
         "1.off",
         "its weights w are in host memory, and GPU0 takes over the op for a batch this large",
     )
-    assert e.splits[1].why == "w2 must be copied to GPU0, and the split before has inputs"
+    assert e.splits[1].why == (
+        "w2 must be copied to GPU0; a new split can reuse the memory of earlier copies"
+    )
     assert [(c.source, c.kind, c.n_bytes) for c in e.copies] == [
         ("w", "weight", 256),
         ("x", "input", 32),

@@ -31,7 +31,7 @@ def test_text_of_a_graph_over_two_devices() -> None:
         "graph: 4 nodes, 2 splits, 2 copies of 48 bytes",
         "",
         "split 0: GPU0, nodes 0..1, 1 computed",
-        "  begins: it is the first",
+        "  begins: it is the first split",
         "  copies: r (input), 32 bytes from CPU",
         "   0 RESHAPE r [8] F32 CPU  4.vsrc it is a view of x on CPU",
         "   1 MUL_MAT h [4] F32 GPU0 1.wgt0 its weights w are on GPU0",

@@ -190,7 +190,7 @@ def test_pass3_takes_the_backend_that_reads_most_sources() -> None:
     assert placed(a, node) == [("GPU1", "3.best")]
 
 
-def test_pass3_first_wins_a_draw_and_needs_the_op() -> None:
+def test_pass3_the_first_wins_a_tie_and_must_support_the_op() -> None:
     null = Null(2, ops=(Op.MUL,))
     added, multiplied = ops.add(leaf(4), leaf(4)), ops.mul(leaf(4), leaf(4))
     a = pass3_best(null.assignment(Graph(added, multiplied)))

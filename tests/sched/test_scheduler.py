@@ -270,7 +270,7 @@ def test_out_of_memory_leaves_everything_working() -> None:
     large = product(100_000)
     for attempt in (scheduler.alloc_graph, scheduler.reserve):
         with pytest.raises(
-            OutOfMemoryError, match=r"HOST cannot give \d+ bytes, \d+ bytes are free"
+            OutOfMemoryError, match=r"HOST cannot allocate \d+ bytes, \d+ bytes are free"
         ):
             attempt(large)
         assert all(t.buffer is None for t in (*large.nodes, *large.leafs))

@@ -45,7 +45,7 @@ def test_all_forms_of_a_prompt(prompt: object, prompts: object) -> None:
 
 @pytest.mark.parametrize("prompt", [[], 3, True, [True], [[1, True]], {}, [1.5], [["a", "b"]]])
 def test_invalid_prompts(prompt: object) -> None:
-    with pytest.raises(RequestError, match=r'^"prompt" must be a text, a list of .*, found '):
+    with pytest.raises(RequestError, match=r'^"prompt" must be a string, a list of .*, found '):
         completion(prompt=prompt)
 
 
@@ -101,8 +101,8 @@ def test_stop_is_a_text_or_a_list_without_empty_texts() -> None:
         ({"n": 0}, r'"n" must be greater than or equal to 1, found 0'),
         ({"n_probs": 513}, r'"n_probs" must be less than or equal to 512'),
         ({"logprobs": True}, r'"logprobs" must be a valid integer, found true'),
-        ({"stop": 3}, r'"stop" must be a text or a list of texts, found 3'),
-        ({"stop": ["a", 3]}, r'"stop" must be a text or a list of texts, found \["a", 3\]'),
+        ({"stop": 3}, r'"stop" must be a string or a list of strings, found 3'),
+        ({"stop": ["a", 3]}, r'"stop" must be a string or a list of strings, found \["a", 3\]'),
         ({"logit_bias": 3}, r'"logit_bias" must be \[\[token, bias\], ...\] or'),
         ({"logit_bias": [[1]]}, r'"logit_bias" must be'),
         ({"logit_bias": [[True, 1]]}, r'"logit_bias" must name each token'),
@@ -110,7 +110,7 @@ def test_stop_is_a_text_or_a_list_without_empty_texts() -> None:
         ({"response_fields": "a"}, r'"response_fields" must be a valid list, found "a"'),
         ({"response_fields": ["a", 1]}, r'"response_fields\[1\]" must be a valid string, found 1'),
         ({"id_slot": "x"}, r'"id_slot" must be a valid integer'),
-        ({"stop": ["a"] * 33}, r'"stop" must be at most 32 texts of 512 characters'),
+        ({"stop": ["a"] * 33}, r'"stop" must be at most 32 strings of 512 characters'),
         ({"stop": "a" * 513}, r'"stop" must be at most'),
         ({"logit_bias": [[1, 1]] * 65537}, r'"logit_bias" must have at most 65536 elements'),
         ({"response_fields": ["a"] * 257}, r'"response_fields" must have at most 256 items'),
@@ -257,7 +257,7 @@ def test_no_field_is_in_two_tables() -> None:
     ("model", "raw", "message"),
     [
         (TokenizeBody, b"{}", '"content" is missing'),
-        (TokenizeBody, b'{"content": 3}', '"content" must be a text'),
+        (TokenizeBody, b'{"content": 3}', '"content" must be a string'),
         (DetokenizeBody, b'{"tokens": "a"}', '"tokens" must be a valid list'),
         (DetokenizeBody, b'{"tokens": [1, "a"]}', r'"tokens\[1\]" must be a valid integer'),
     ],
