@@ -5,7 +5,7 @@ have sums of their own, which are merged in order. So the bits depend on the que
 values by position, not on pages, other tokens or threads. Queries that read the same keys and
 values are computed together: the heads that share them, of several tokens of a sequence. Threads
 divide tokens, heads, and for few tokens the partitions of positions, too.
-Tested by tests/kernels/test_cpu_attention.py.
+Tested by tests/kernels/test_attention.py and test_cpu_attention.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Chooses the kernel of a node: src/attention.cu, on tensor cores, for pools of fl
 with operands rounded to float16; else src/attention_f32.cu. Divides the work: tokens and heads
 among blocks; if these are few, the partitions of positions, too, whose sums go through scratch
 memory. The bits do not depend on the division.
-Tested by tests/kernels/test_cuda_attention.py.
+Tested by tests/kernels/test_attention.py and test_cuda_attention.py.
 """
 
 from __future__ import annotations
