@@ -22,7 +22,7 @@ from .softmax import F32Array, IdArray
 _FLOAT_MAX_LOG: Final = np.float32(88.7228391)
 
 
-class Dry:
+class DryPenalty:
     """A step of the chain with a window of the last `last_n` accepted tokens.
 
     A token after n >= allowed_length repeated tokens is penalized by multiplier x base ** (n -

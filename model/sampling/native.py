@@ -21,7 +21,7 @@ from ...kernels.cpu.sampling import state
 from ...sched.backend import CompileProgress
 from ..outputs import I32Array
 from .chain import SamplerStep, invalid_logits, no_token_left
-from .dry import Dry
+from .dry import DryPenalty
 from .penalties import RepeatPenalties, logit_bias
 from .softmax import F32Array, IdArray
 from .temperature import dynamic_temperature, dynamic_temperature_limits, temperature
@@ -91,7 +91,7 @@ class _Penalties(_NativeStep):
 
 
 class _Dry(_NativeStep):
-    def __init__(self, step: Dry) -> None:
+    def __init__(self, step: DryPenalty) -> None:
         super().__init__(kernels.sample_bias, (0, 0, 0))
         self._step = step
         self._arrays: tuple[IdArray, F32Array] | None = None  # as in _Bias
@@ -122,7 +122,7 @@ def _translated(step: SamplerStep) -> _NativeStep:
     match step:
         case RepeatPenalties():
             return _Penalties(step)
-        case Dry():
+        case DryPenalty():
             return _Dry(step)
         case Xtc():
             return _Xtc(step)
@@ -237,7 +237,7 @@ def _is_short(steps: Sequence[SamplerStep], n_vocab: int) -> bool:
                 return int(step.keywords["k"]) <= _FEW_TOKENS
             if step.func is not logit_bias:
                 return False
-        elif not isinstance(step, RepeatPenalties | Dry):
+        elif not isinstance(step, RepeatPenalties | DryPenalty):
             return False
     return False
 

@@ -20,7 +20,7 @@ from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
 from .chain import Chain, NumpyChain, SamplerStep, invalid_logits
 from .dist import MersenneTwister
-from .dry import Dry
+from .dry import DryPenalty
 from .native import NativeChain
 from .params import SamplingParams
 from .penalties import RepeatPenalties, logit_bias
@@ -60,7 +60,7 @@ class Sampler:
         names = ("logit_bias", *params.samplers)
         chain = [(name, _step(name, params, vocab, self.seed)) for name in names]
         self._steps = [step for _, step in chain if step is not None]
-        self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | Dry)]
+        self._memories = [s for s in self._steps if isinstance(s, RepeatPenalties | DryPenalty)]
         self._greedy = _is_greedy(params, {name for name, step in chain if step is not None})
         self.n_top = 1 if self._greedy else _n_kept(self._steps)
         self._rng = MersenneTwister(self.seed)
@@ -139,7 +139,7 @@ def _step(name: str, p: SamplingParams, vocab: SamplerVocab, seed: int) -> Sampl
         case "dry" if p.dry_multiplier and p.dry_penalty_last_n:
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
             window = p.dry_allowed_length, p.dry_penalty_last_n
-            return Dry(p.dry_multiplier, p.dry_base, *window, breakers)
+            return DryPenalty(p.dry_multiplier, p.dry_base, *window, breakers)
         case "top_n_sigma" if p.top_n_sigma > 0:
             return partial(top_n_sigma, n=p.top_n_sigma)
         case "top_k" if p.top_k > 0:

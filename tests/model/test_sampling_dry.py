@@ -9,7 +9,7 @@ import pytest
 from sampling_toys import ToyVocab, candidates, letters, row_of
 
 from lamella.model.sampling.breakers import Breakers, find_breakers
-from lamella.model.sampling.dry import Dry, prefix_lengths, repeated
+from lamella.model.sampling.dry import DryPenalty, prefix_lengths, repeated
 
 NONE: Breakers = {}
 
@@ -74,8 +74,8 @@ def test_a_breaker_of_several_tokens_needs_all_of_them() -> None:
     assert lengths("x\r\nab x\r\nab", 2, both) == {" ": 2}
 
 
-def dry(text: str, *, breakers: Breakers = NONE, last_n: int = 64, base: float = 2.0) -> Dry:
-    step = Dry(0.5, base, 2, last_n, breakers)
+def dry(text: str, *, breakers: Breakers = NONE, last_n: int = 64, base: float = 2.0) -> DryPenalty:
+    step = DryPenalty(0.5, base, 2, last_n, breakers)
     for letter in text:
         step.accept(ord(letter) - ord("a"))
     return step
@@ -110,7 +110,7 @@ def test_the_penalty_of_a_long_repetition_is_finite() -> None:
     almost_one = float(np.float32(1.000001))  # for this base, exponents are not limited
     cost = -dry("a" * 500, last_n=500, base=almost_one)(c).logits[0]
     assert cost == np.float32(0.5 * almost_one**497)
-    boundless = Dry(3e38, 2.0, 0, 9, NONE)
+    boundless = DryPenalty(3e38, 2.0, 0, 9, NONE)
     for token in [0, 1, 0, 1, 0, 1]:
         boundless.accept(token)
     assert np.isfinite(boundless(c).logits).all()
