@@ -291,7 +291,7 @@ class Context:
         scheduler, key = self._open_scheduler(), (params, self._copy)
         graph = self._graphs.get(key)
         if graph is not None and not NO_REUSE():
-            if graph.can_reuse(params, scheduler):
+            if graph.can_reuse(scheduler):
                 self.n_reused += 1
                 return graph
             report_unexpected(f"a graph for {params} was built again")
