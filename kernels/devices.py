@@ -38,8 +38,6 @@ from .sim.registry import SimRegistry
 
 ENTRY_POINTS: Final = "lamella.backends"
 NO_DEVICE: Final = ("cpu", "none")
-SPLIT_MODES: Final = ("layer", "none")
-CUTTING_MODES: Final = ("row", "tensor")  # llama.cpp has them, too
 
 log = get_logger("kernels")
 
@@ -144,13 +142,8 @@ def split_over(devices: Sequence[Device], split_mode: str, main_gpu: int) -> lis
     """The devices that take layers: all in mode "layer", the main one in mode "none".
 
     Raises:
-        RequestError: the mode or the device is unknown; lists the known ones.
+        RequestError: the main device does not exist; lists those that do.
     """
-    if split_mode not in SPLIT_MODES:
-        why = "; a layer is computed whole, on one device" if split_mode in CUTTING_MODES else ""
-        raise RequestError(
-            f"split_mode is {split_mode!r}: must be one of {', '.join(SPLIT_MODES)}{why}"
-        )
     if split_mode == "layer" or not (devices or main_gpu):
         return list(devices)
     if main_gpu >= len(devices):

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ..base.errors import RequestError
-from ..base.options import Options, Shortcut, option
+from ..base.options import Options, Shortcut, option, refused
 from ..graph.types import GGMLType
 from ..kernels.host import POLL
 
 INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1
 PLACEMENTS: Final = ("strict", "warn", "auto")
-KV_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+KV_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)  # default first
+KV_NAMES: Final = ", ".join(t.name.lower() for t in KV_TYPES)
+SPLIT_MODES: Final = ("layer", "none")
+CUTTING_MODES: Final = ("row", "tensor")  # of llama.cpp: cut matrices over the devices
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -89,8 +92,15 @@ def check_kv_type(name: str, value: Any) -> GGMLType:
     text = value.name if isinstance(value, GGMLType) else str(value)
     found = known.get(text.lower())
     if found is None:
-        raise RequestError(f"{name} is {text!r}: must be one of {', '.join(known)}")
+        raise refused(name, text, f"one of {KV_NAMES}")
     return found
+
+
+def _check_split_mode(name: str, value: Any) -> str:
+    if value in SPLIT_MODES:
+        return str(value)
+    why = "; a layer is computed whole, on one device" if value in CUTTING_MODES else ""
+    raise refused(name, value, f"one of {', '.join(SPLIT_MODES)}{why}")
 
 
 def _check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -152,6 +162,7 @@ class PlacementParams(Options):
         "layer",
         *("-sm", "--split-mode"),
         metavar="MODE",
+        check=_check_split_mode,
         help="layer: spread the layers over the devices; none: use the main device only",
     )
     main_gpu: int = option(
@@ -252,7 +263,7 @@ class ContextParams(Options):
         *("-ctk", "--cache-type-k"),
         check=check_kv_type,
         metavar="TYPE",
-        help="type of cached keys: f32, f16, bf16, q8_0",
+        help=f"type of cached keys: {KV_NAMES}",
         default_text="f16",
     )
     type_v: GGMLType = option(

@@ -23,6 +23,7 @@ from ..graph import GGMLType, Op, Tensor
 from ..graph.op import VIEW_OPS
 from ..model.arch import WeightSpec
 from ..model.loader import LoadedModel
+from ..model.params import KV_TYPES
 from ..model.placement import Home, can_compute
 from ..sched.assignment import CAUSES
 from ..sched.backend import Device
@@ -34,8 +35,6 @@ USUAL_TYPES: Final = (
     *(GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_0),
     *(GGMLType.F16, GGMLType.BF16, GGMLType.F32),
 )
-# types of a KV pool (params.KV_TYPES), the default first
-PAGE_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)
 ON_PAGES: Final = frozenset({Op.FLASH_ATTN_EXT, Op.SET_ROWS})
 _LAYER: Final = re.compile(r"-(\d+)$")  # at the end of a node's name, see model/arch/build.py
 UNNAMED: Final = "node_"
@@ -279,9 +278,9 @@ class _DisplacedSearch:
 
 def _page_types(k: GGMLType, v: GGMLType) -> Iterator[tuple[GGMLType, GGMLType]]:
     """Other types of keys and values to try: first those that change only one."""
-    yield from ((t, v) for t in PAGE_TYPES if t is not k)
-    yield from ((k, t) for t in PAGE_TYPES if t is not v)
-    yield from ((t, t) for t in PAGE_TYPES)
+    yield from ((t, v) for t in KV_TYPES if t is not k)
+    yield from ((k, t) for t in KV_TYPES if t is not v)
+    yield from ((t, t) for t in KV_TYPES)
 
 
 def _fix_of_all(faults: list[_Fault]) -> str:

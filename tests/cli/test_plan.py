@@ -461,7 +461,7 @@ def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
         (["-ot", "ffn=GPU7"], "no memory is called 'GPU7'; there are: CPU"),
         (["-c", "-1"], "-c/--ctx-size is -1: must be 0 to"),
         (["-fitt", "-1"], "-fitt/--fit-target is -1: must be 0 to"),
-        (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f32, f16, bf16, q8_0"),
+        (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f16, bf16, f32, q8_0"),
     ],
 )
 def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:

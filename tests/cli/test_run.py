@@ -149,7 +149,7 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
     [
         (["-m", "nowhere.gguf"], "nowhere.gguf"),
         (["-m", __file__], "not a GGUF"),
-        (["-ctk", "q4_7"], "-ctk/--cache-type-k is 'q4_7': must be one of f32, f16, bf16, q8_0"),
+        (["-ctk", "q4_7"], "-ctk/--cache-type-k is 'q4_7': must be one of f16, bf16, f32, q8_0"),
         (["-t", "0"], "-t/--threads is 0: must be 1 to 512"),
         (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
         (["-dev", "CUDA99"], "no device is called 'CUDA99'; there are: CPU, none, "),

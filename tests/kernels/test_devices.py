@@ -179,8 +179,6 @@ def test_a_split_over_all_or_one() -> None:
     [
         (SIMS, "none", 2, r"main_gpu is 2: there are 0 \(SIM0\), 1 \(SIM1\)"),
         ((), "none", 1, "main_gpu is 1: there are no devices"),
-        (SIMS, "rows", 0, "split_mode is 'rows': must be one of layer, none$"),
-        (SIMS, "row", 0, "'row': must be one of layer, none; a layer is computed whole"),
     ],
 )
 def test_invalid_splits(

@@ -257,7 +257,7 @@ def test_invalid_parameters_are_refused(opened: Open) -> None:
     for name, value in (("n_ctx", -1), ("n_ubatch", 0), ("n_parallel", 0)):
         with pytest.raises(RequestError, match=f"{name} is {value}: must be"):
             opened(**{name: value})
-    with pytest.raises(RequestError, match="type_k is 'Q4_K': must be one of f32, f16, bf16, q8_0"):
+    with pytest.raises(RequestError, match="type_k is 'Q4_K': must be one of f16, bf16, f32, q8_0"):
         opened(type_k=GGMLType.Q4_K)
 
 

@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
             {"devices": ["sim"], "split_mode": "none", "main_gpu": 1},
             r"main_gpu is 1: there are 0 \(SIM0\)$",
         ),
-        ({"type_k": "q9"}, "type_k is 'q9': must be one of f32, f16, bf16, q8_0"),
+        ({"type_k": "q9"}, "type_k is 'q9': must be one of f16, bf16, f32, q8_0"),
         ({"chat_template": "{% if %}"}, "line 1"),
     ],
 )
