@@ -1,7 +1,7 @@
 """Columns of activations as int8 with a scale for each 32 values: form q8 of src/blocks.cuh.
 
 They are made once for all products with quantized weights that read them. Tested by
-tests/kernels/test_cuda_quantized.py.
+tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and gated units of two.
 
 More columns are computed in groups, each of which reads the weights again. Columns are in form q8
-(activations.py). Tested by tests/kernels/test_cuda_quantized.py.
+(activations.py). Tested by tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations

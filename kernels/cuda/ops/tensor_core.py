@@ -3,7 +3,7 @@ units of two.
 
 A block computes a tile of the result. Tiles are as large as possible with enough blocks to fill a
 GPU. Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
-Tested by tests/kernels/test_cuda_tensor_core.py.
+Tested by tests/kernels/test_cuda_quantized.py and test_cuda_tensor_core.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,148 @@
+"""Products of quantized weights with few columns on CUDA, gated units, and columns as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cuda_run
+import numpy as np
+import pytest
+from cuda_grid import needs_compiler
+from packed_run import random_weights
+from quantized_run import (
+    CHUNK,
+    FEW,
+    N_ROWS,
+    SOME,
+    bits_of,
+    columns_of,
+    expected,
+    gated,
+    lengths,
+    product,
+    run_graph,
+    weights,
+)
+from reference_run import Array, data, each_type, ids, leaf, normal, values_of
+
+from lamella.graph import GGMLType, GluOp, Graph, ops
+from lamella.kernels.cuda.ops import quantized
+from lamella.kernels.cuda.ops.activations import q8_column_bytes
+from lamella.kernels.cuda.table import CudaSource
+
+pytestmark = needs_compiler
+
+some_types = each_type(SOME)
+
+
+# --- products ---
+
+
+@each_type(quantized.TYPES)
+def test_bits_are_the_twin_s_for_every_number_of_columns(type: GGMLType) -> None:
+    for k in lengths(type):
+        w, x = weights(type, N_ROWS, k), normal(8, k, seed=1)
+        whole = expected(w, x)
+        for m in range(1, 9):
+            for begin in {0, 8 - m}:
+                bits = product(FEW, w, x[begin:][:m])
+                assert (bits == whole[begin:][:m]).all(), (k, m, begin)
+
+
+@some_types
+def test_sums_of_long_rows_are_added_in_several_rounds(type: GGMLType) -> None:
+    k = 70 * CHUNK
+    w, x = weights(type, 17, k), normal(3, k, seed=1)
+    for m in (1, 3):
+        assert (product(FEW, w, x[:m], reverse=m == 1) == expected(w, x[:m])).all(), m
+
+
+@some_types
+def test_many_columns_in_groups(type: GGMLType) -> None:
+    w, x = weights(type, N_ROWS, 512), normal(21, 512, seed=1)
+    assert (product(FEW, w, x) == expected(w, x)).all()
+
+
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
+def test_columns_of_16_bit_floats(type: GGMLType) -> None:
+    w, x = weights(GGMLType.Q4_0, N_ROWS, 160), leaf(normal(3, 160, seed=1), type)
+    assert (product(FEW, w, x) == expected(w, values_of(x)[0, 0])).all()
+
+
+# --- gated units ---
+
+
+def assert_gated_bits(make: Callable[[], Graph], kernel: str) -> None:
+    """Check that one kernel computes the graph, with the bits of single kernels."""
+    single, fused = make(), make()
+    assert kernel not in run_graph(single, fuse=False)
+    assert run_graph(fused) == ["quantize_q8", kernel]
+    assert data(single.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
+
+
+@each_type(quantized.TYPES)
+def test_gated_units_have_the_bits_of_single_ops(type: GGMLType) -> None:
+    k = lengths(type)[1]
+    for n, m in ((1, 1), (17, 5), (40, 8), (40, 1)):
+        assert_gated_bits(lambda n=n, m=m: gated(type, n, k, m), "gate_up_vec")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("op", GluOp, ids=lambda op: op.name)
+def test_every_gated_unit(op: GluOp) -> None:
+    assert_gated_bits(lambda: gated(GGMLType.Q8_0, 20, 64, 1, op), "gate_up_vec")
+
+
+@some_types
+def test_gated_units_of_experts(type: GGMLType) -> None:
+    a, b = (random_weights(type, 6, 20, 256, seed=s) for s in range(2))
+    chosen = np.random.default_rng(0).integers(0, 6, (2, 3))
+
+    def make() -> Graph:
+        columns, of = leaf(normal(2, 1, 256, seed=1)), ids(chosen)
+        return Graph(ops.swiglu(ops.mul_mat_id(a, columns, of), ops.mul_mat_id(b, columns, of)))
+
+    assert_gated_bits(make, "gate_up_id_vec")
+
+
+def test_gated_units_of_batches() -> None:
+    a, b = (random_weights(GGMLType.Q4_0, 2, 20, 160, seed=s) for s in range(2))
+
+    def make() -> Graph:
+        columns = leaf(normal(4, 3, 160, seed=1))
+        return Graph(ops.swiglu(ops.mul_mat(a, columns), ops.mul_mat(b, columns)))
+
+    assert_gated_bits(make, "gate_up_vec")
+
+
+def test_gated_units_that_are_not_fused() -> None:
+    a, b = weights(GGMLType.Q8_0, 20, 64), weights(GGMLType.Q4_0, 20, 64)
+    columns = leaf(normal(3, 64))
+    graph = Graph(ops.swiglu(ops.mul_mat(a, columns), ops.mul_mat(b, columns)))
+    assert run_graph(graph)[:3] == ["quantize_q8", "mul_mat_vec", "mul_mat_vec"]
+
+
+# --- columns are prepared once for all their readers ---
+
+
+def test_products_share_their_columns() -> None:
+    x = leaf(normal(3, 256))
+    types = (GGMLType.Q4_0, GGMLType.Q4_K, GGMLType.Q6_K)
+    products = [ops.mul_mat(weights(t, 20, 256), x) for t in types]
+    assert run_graph(Graph(*products)) == ["quantize_q8", *["mul_mat_vec"] * 3]
+    for t, node in zip(types, products, strict=True):
+        assert (bits_of(data(node)) == expected(weights(t, 20, 256), values_of(x)[0, 0])).all(), t
+
+
+def test_a_column_holds_values_scales_and_sums() -> None:
+    x = normal(3, 300, seed=1).astype(np.float32)
+    size = q8_column_bytes(300)
+    made = np.zeros((3, size), np.uint8)
+    source = CudaSource.of("quantize.cu", T="F32")
+    none = np.zeros(1, np.uint8)
+    arrays: list[Array] = [none, none, x]
+    cuda_run.run_kernel(source, "quantize_q8", arrays, grid=(2, 1, 1), block=128, prepared=[made])
+    q, scale = columns_of(np.pad(x, ((0, 0), (0, 212))))
+    assert size == 512 + 8 * 16
+    assert (made[:, :512].view(np.int8) == q.reshape(3, 512)).all()
+    assert (made[:, 512:576].view(np.float32) == scale).all()
+    assert (made[:, 576:].view(np.int32) == q.sum(-1)).all()
