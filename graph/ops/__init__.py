@@ -1,7 +1,8 @@
 """Op builders: each checks shapes and types and returns the node. Nothing is computed here.
 
 `a.ne[0]` is the fastest dimension. A builder raises GraphError if its arguments break a rule; the
-error names the op, the shapes and the rule. Tested by tests/graph/test_ops_shapes.py.
+error names the op, the shapes and the rule. Tested by tests/graph/test_ops_shapes.py
+and test_ops_rules.py.
 """
 
 from .data import (
