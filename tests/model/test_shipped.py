@@ -1,22 +1,19 @@
-"""The model that comes with Lamella: its checksum, its metadata, its answers."""
+"""The model that comes with Lamella: its checksum, its metadata."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
 
-import evaluate
 import pytest
 from card import sha256
 
-import lamella
+from lamella.base.errors import ModelFileError
 from lamella.model.gguf import open_gguf
 from lamella.model.shipped import FOLDER, NAME, shipped_model
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
 
 
 def test_the_file_has_the_stored_checksum() -> None:
@@ -41,44 +38,6 @@ def test_the_file_has_metadata_about_itself() -> None:
         assert 3e6 <= n_weights <= 8e6
 
 
-DEVICES: dict[str, dict[str, object]] = {
-    "cpu": {"devices": ["none"]},
-    "cpu unpacked": {"devices": ["none"], "repack": False},
-    "sim+cpu": {"devices": ["sim"], "n_gpu_layers": 3},
-    "sim+cpu unpacked": {"devices": ["sim"], "n_gpu_layers": 3, "repack": False},
-    "sim": {"devices": ["sim"], "n_gpu_layers": -1},
-}
-
-
-@pytest.fixture(scope="module")
-def answers() -> dict[str, dict[str, str]]:
-    return {
-        name: evaluate.greedy_answers(shipped_model(), **options)
-        for name, options in DEVICES.items()
-    }
-
-
-@pytest.mark.parametrize("devices", DEVICES)
-def test_greedy_answers_are_the_stored_ones(
-    answers: dict[str, dict[str, str]], devices: str
-) -> None:
-    assert len(evaluate.GREEDY) == 10
-    for asked in evaluate.GREEDY:
-        assert answers[devices][asked] == ANSWERS[asked], asked
-
-
-def test_stories_are_the_same_for_equal_arithmetic(answers: dict[str, dict[str, str]]) -> None:
-    stories = {devices: found[evaluate.STORY] for devices, found in answers.items()}
-    assert stories["cpu"] == ANSWERS[evaluate.STORY]
-    # a simulated device has the kernels for plain weights, and so their bits
-    assert stories["cpu unpacked"] == stories["sim+cpu unpacked"] == stories["sim"]
-
-
-def test_load_without_a_file_opens_it() -> None:
-    with lamella.load(n_ctx=64, devices=["none"]) as model:
-        assert NAME in repr(model)
-
-
 def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     for name in (NAME, f"{NAME}.sha256"):
         shutil.copy(FOLDER / name, tmp_path)
@@ -88,7 +47,7 @@ def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(lamella.ModelFileError) as error:
+    with pytest.raises(ModelFileError) as error:
         shipped_model(tmp_path)
     for part in (str(tmp_path / NAME), sha256(tmp_path / NAME), "must be", "-m FILE"):
         assert part in str(error.value)
@@ -98,6 +57,6 @@ def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path, missing: str) -> None:
     for name in {NAME, f"{NAME}.sha256"} - {missing}:
         shutil.copy(FOLDER / name, tmp_path)
-    with pytest.raises(lamella.ModelFileError, match="cannot be read: No such file") as error:
+    with pytest.raises(ModelFileError, match="cannot be read: No such file") as error:
         shipped_model(tmp_path)
     assert str(tmp_path / missing) in str(error.value)

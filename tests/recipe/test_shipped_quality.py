@@ -1,7 +1,9 @@
-"""The shipped model reaches the numbers of its card: some questions; with --full, all of them."""
+"""The shipped model gives the stored answers and reaches the numbers of its card: some questions;
+with --full, all of them."""
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -12,9 +14,48 @@ from corpus import documents
 from evaluate import SEED, Talker
 
 import lamella
-from lamella.model.shipped import shipped_model
+from lamella.model.shipped import NAME, shipped_model
 
-CARD = Path(evaluate.__file__).parents[1] / "README.md"
+MODELS = Path(evaluate.__file__).parents[1]
+CARD = MODELS / "README.md"
+ANSWERS = json.loads((MODELS / "greedy.json").read_text("utf-8"))
+
+DEVICES: dict[str, dict[str, object]] = {
+    "cpu": {"devices": ["none"]},
+    "cpu unpacked": {"devices": ["none"], "repack": False},
+    "sim+cpu": {"devices": ["sim"], "n_gpu_layers": 3},
+    "sim+cpu unpacked": {"devices": ["sim"], "n_gpu_layers": 3, "repack": False},
+    "sim": {"devices": ["sim"], "n_gpu_layers": -1},
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, str]]:
+    return {
+        name: evaluate.greedy_answers(shipped_model(), **options)
+        for name, options in DEVICES.items()
+    }
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_greedy_answers_are_the_stored_ones(
+    answers: dict[str, dict[str, str]], devices: str
+) -> None:
+    assert len(evaluate.GREEDY) == 10
+    for asked in evaluate.GREEDY:
+        assert answers[devices][asked] == ANSWERS[asked], asked
+
+
+def test_stories_are_the_same_for_equal_arithmetic(answers: dict[str, dict[str, str]]) -> None:
+    stories = {devices: found[evaluate.STORY] for devices, found in answers.items()}
+    assert stories["cpu"] == ANSWERS[evaluate.STORY]
+    # a simulated device has the kernels for plain weights, and so their bits
+    assert stories["cpu unpacked"] == stories["sim+cpu unpacked"] == stories["sim"]
+
+
+def test_load_without_a_file_opens_it() -> None:
+    with lamella.load(n_ctx=64, devices=["none"]) as model:
+        assert NAME in repr(model)
 
 
 def test_some_answers_and_the_perplexity_of_some_documents() -> None:
