@@ -1,7 +1,7 @@
-"""How a backend in memory of this process computes: it turns a split's nodes into a program.
+"""The interface of kernels that compute in this process's memory: CPU and simulated devices.
 
-A device, the CPU or a simulated one, brings the memory and the order of work; a `Compute` brings
-the kernels. Knows no buffer types and no threads of its own.
+A `Compute` compiles the nodes of a split into a `Program`. The device provides the memory and the
+order of work. Knows no buffer types and no threads.
 Tested by tests/kernels/test_cpu_device.py and tests/kernels/test_sim_backend.py.
 """
 
@@ -18,7 +18,7 @@ from ..sched.backend import CallTime, KeepAlive
 from .plan.steps import AddressOf
 
 MemoryOf = Callable[[Tensor, Tensor], Bytes]
-Workspace = Callable[[int], Buffer]  # scratch memory of at least so many bytes
+Workspace = Callable[[int], Buffer]  # allocates scratch memory of at least this size
 
 
 def address_of(node: Tensor, tensor: Tensor) -> int:
@@ -35,7 +35,7 @@ def unusable_memory(device: str, node: Tensor, tensor: Tensor) -> BackendError:
 
 
 class Program(Protocol):
-    """Compiled nodes. Both verbs compute them, to the same bits, and may raise BackendError."""
+    """Compiled nodes. Both methods compute the same bits and may raise BackendError."""
 
     def __call__(self) -> None:
         """Compute the nodes, in order."""
@@ -48,29 +48,29 @@ class Compute(Protocol):
     """A set of kernels."""
 
     def supports(self, node: Tensor) -> bool:
-        """Whether there is a kernel for the node's op, types and layouts."""
+        """True if there is a kernel for the node's op, types and layouts."""
 
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        """Order the nodes, and ask to keep data: see `Backend.graph_optimize`."""
+        """Reorder the nodes, and request that data stays alive: see `Backend.graph_optimize`."""
 
     def work_size(self, graph: Graph, address_of: AddressOf, n_threads: int | None = None) -> int:
-        """Bytes of scratch memory that `compile` would ask for."""
+        """Bytes of scratch memory that `compile` would request."""
 
     def set_n_threads(self, n: int | None) -> None:
-        """Let programs compiled from now on run on `n` threads; None: on all."""
+        """Compile later programs for `n` threads; None: for all threads."""
 
     def compile(
         self, graph: Graph, memory_of: MemoryOf, workspace: Workspace | None = None
     ) -> Program:
-        """A program that computes the graph's nodes in order, as often as it is called.
+        """Return a program that computes the graph's nodes in order at each call.
 
-        `memory_of(node, tensor)` is the flat memory of the buffer that `tensor`, the node or one
-        of its sources, is in; it must not move. Scratch memory comes from `workspace`; without
-        one the program has its own.
+        `memory_of(node, tensor)` returns the memory of the buffer of `tensor`, which is the node or
+        one of its sources. The memory must not move. Scratch memory comes from `workspace`; if it
+        is None, the program allocates its own.
         """
 
     def close(self) -> None:
-        """End the background work. A second call does nothing."""
+        """Stop background threads. A second call does nothing."""
 
 
 NewCompute = Callable[[], Compute]

@@ -1,4 +1,4 @@
-"""Memory of a device that the host cannot read in place, only copy to and from.
+"""Memory of a device. The host cannot access it in place; it can only copy to and from it.
 
 Tested by tests/kernels/test_cuda_device.py and tests/kernels/test_sim_memory.py.
 """
@@ -13,7 +13,7 @@ from ..graph.tensor import Tensor
 
 
 class DeviceBuffer(Buffer):
-    """A buffer in such memory. Access in place is an error, as it would be a fault on a device."""
+    """A buffer in a device's memory. Access in place raises an error, like a fault on a device."""
 
     @property
     def memory(self) -> NoReturn:

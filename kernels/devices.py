@@ -1,16 +1,18 @@
 """Devices by name, as `-dev` and `lamella.load(devices=...)` take them.
 
-    (nothing)         all GPUs that can be used
-    none, CPU         no device but the processor, which is always there and always last
+    (nothing)         all usable GPUs
+    none, CPU         only the CPU, which is always in use and always the last device
     CUDA0             the first NVIDIA GPU
-    cuda              all of them; an error if there are none
+    cuda              all NVIDIA GPUs; an error if there are none
     sim               a simulated GPU without a memory limit
-    sim:24GiB         one with 24 GiB of memory
-    sim:24GiB:2       two of those, SIM0 and SIM1
+    sim:24GiB         a simulated GPU with 24 GiB of memory
+    sim:24GiB:2       two of these, SIM0 and SIM1
 
-Memory by name, as `-ot` takes it: the memory of a device has the device's name, host memory from
-which a device copies fast is called SIM0_Host or CUDA_Host, the CPU's fast layout of weights
-CPU_REPACK.
+Memory by name, as `-ot` takes it:
+
+    CUDA0, SIM0, CPU        the memory of a device has the device's name
+    CUDA_Host, SIM0_Host    pinned host memory, from which a device copies fast
+    CPU_REPACK              weights in the CPU's fast layout
 
 A package adds devices by an entry point of the group `lamella.backends`: a `Registry`, or a
 function without parameters that returns one. Tested by tests/kernels/test_devices.py and
@@ -84,12 +86,12 @@ def _load(entry: EntryPoint) -> Registry:
     registry = entry.load()()
     if not isinstance(registry, Registry):
         raise BackendError(f"{entry.value} returns {registry!r}, which is no Registry")
-    registry.devices()  # raises now, if ever
+    registry.devices()  # if it raises, it should raise here
     return registry
 
 
 def unused_reasons() -> list[str]:
-    """For each family of devices that would be used by default but cannot: why, in one line."""
+    """The reasons, one line each, why families used by default cannot be used."""
     return [f"{r.name} is not used: {r.reason}" for r in registries() if r.by_default and r.reason]
 
 
@@ -110,10 +112,11 @@ def cpu_device(
 def find_devices(
     names: Sequence[str], cpu: CpuDevice, progress: CompileProgress | None = None
 ) -> list[Device]:
-    """The devices that take layers, in the order they are named; `cpu` is not among them.
+    """The devices that take layers, in the order of their names; without `cpu`.
 
-    Simulated devices compute with the CPU's kernels, on its threads. The devices call `progress`
-    while they compile kernels. GPUs belong to the process: the last `progress` given is called.
+    Simulated devices compute with the CPU's kernels, on as many threads. The devices call
+    `progress` while they compile kernels. All users of a GPU share its device, which calls the
+    last `progress` that was given.
 
     Raises:
         UnknownDeviceError: lists the known names, and says why GPUs are not used.
@@ -126,7 +129,7 @@ def find_devices(
         meant = (family.find(lower, found) for family in families)
         devices = next((devices for devices in meant if devices), ())
         if names and not devices:
-            raise UnknownDeviceError(f"no device is called {name!r}; there are: {_known(families)}")
+            raise UnknownDeviceError(f"unknown device {name!r}; devices: {_known(families)}")
         found += devices
     for device in found:
         device.progress = progress
@@ -153,7 +156,7 @@ def split_over(devices: Sequence[Device], split_mode: str, main_gpu: int) -> lis
 
 
 def find_buffer_type(name: str, devices: Sequence[Device], cpu: Device) -> BufferType:
-    """The memory of that name, in any case, among all that these devices and the CPU bring.
+    """The memory with this name, case ignored, among that of these devices and the CPU.
 
     Raises:
         RequestError: the name is unknown; lists the known ones.
@@ -167,5 +170,5 @@ def find_buffer_type(name: str, devices: Sequence[Device], cpu: Device) -> Buffe
     found = known.get(name.strip().lower())
     if found is None:
         there = ", ".join(buft.name for buft in known.values())
-        raise RequestError(f"no memory is called {name!r}; there are: {there}")
+        raise RequestError(f"unknown buffer type {name!r}; buffer types: {there}")
     return found

@@ -1,7 +1,7 @@
-"""The disk cache of compiled kernels. A folder is named after all that shapes its kernels.
+"""The disk cache of compiled kernels. A folder's name is a key of everything that shapes them.
 
-Each file is a digest, then the data: a damaged file must never be loaded as machine code. A folder
-that cannot be used only costs time. Knows no compiler. Tested by tests/kernels/test_cpu_jit.py.
+Each file has a digest before the data: a damaged file must never be loaded as machine code. An
+unusable folder only costs time. Knows no compiler. Tested by tests/kernels/test_cpu_jit.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..base.log import get_logger
 
 DIGEST_BYTES: Final = 32
 DAY: Final = 24 * 3600  # seconds
-WAIT_SECONDS: Final = 0.1  # between two looks at a lock
-KEPT_DAYS: Final = 30  # a folder of other kernels that was not used for so long is removed
+WAIT_SECONDS: Final = 0.1  # between two attempts to lock a file
+KEPT_DAYS: Final = 30  # a folder of other kernels is removed after so many days without use
 
 log = get_logger("kernels")
 
@@ -39,24 +39,24 @@ def read(folder: Path, name: str) -> bytes | None:
 
 
 def write(folder: Path, name: str, data: bytes) -> None:
-    """Write data to a file. A failure is logged: it only costs time at the next start."""
+    """Write data to a file. A failure is only logged: the next start compiles again."""
     try:
         _make(folder)
-        # in one step: another process may be reading, or writing the same
+        # in one step: another process may read or write the same file
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
             file = Path(fresh) / name
             file.write_bytes(_digest(name, data) + data)
             file.replace(folder / name)
     except OSError as e:  # no home folder, or a disk that is full or read-only
-        _warn_once(f"compiled kernels cannot be kept, every start compiles them anew: {e}")
+        _warn_once(f"the kernel cache cannot be written, so every start compiles again: {e}")
 
 
 @contextmanager
 def one_process(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time fill a folder, so that two first starts do not compile the same.
+    """Hold the lock of a folder, so that two processes do not compile the same kernels.
 
-    Calls `waiting()` again and again while another process is inside. Where a folder cannot be
-    locked, no process waits.
+    Calls `waiting()` repeatedly while another process has the lock. If the folder cannot be locked,
+    no process waits.
     """
     with ExitStack() as stack:
         try:
@@ -76,7 +76,7 @@ def mark_used(folder: Path) -> None:
         if time() - folder.stat().st_mtime > DAY:
             os.utime(folder)
     except OSError:
-        pass  # another user's folder, which we do not remove either
+        pass  # another user's folder; we do not remove it either
 
 
 def _make(folder: Path) -> None:
@@ -97,12 +97,12 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _digest(name: str, data: bytes) -> bytes:
-    # of the name too: a file renamed is not the kernel it says it is
+    # the name is included, so that a renamed file is not taken for another kernel
     return hashlib.sha256(name.encode() + b"\0" + data).digest()
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove unused folders of other kernels, processors or versions."""
+    """Remove folders of other kernels, processors or versions that were not used for long."""
     for folder in parent.iterdir():
         unused = time() - folder.stat().st_mtime
         if re.fullmatch("[0-9a-f]{16}", folder.name) and unused > KEPT_DAYS * DAY:

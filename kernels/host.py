@@ -1,4 +1,4 @@
-"""The host: processors and memory that this process may use, and how to start other processes.
+"""The host: the processors and memory that this process may use, and commands of new processes.
 
 The limits of a container are those of its control group and of all groups around it. They are read
 from the files of Linux' cgroups, version 2 or 1. Tested by tests/kernels/test_host_limits.py.
@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path("/")
-POLL: Final = 50  # of 100: how long idle CPU threads spin before they sleep, by default
+POLL: Final = 50  # the default, from 0 to 100: how long idle CPU threads spin before they sleep
 
 
 def default_threads(root: Path = ROOT) -> int:
@@ -28,7 +28,7 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """The number of processes that can run at once, hyperthreads counted."""
+    """The number of threads that can run at once, hyperthreads included."""
     return _within_quota(len(_affinity()), root)
 
 
@@ -48,8 +48,8 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
 
 
 def peak_memory(root: Path = ROOT) -> int:
-    """The most bytes of memory that this process has held."""
-    # ru_maxrss also counts the memory of the parent at the fork: it is the second choice
+    """The peak memory of this process in bytes."""
+    # ru_maxrss also counts the parent's memory at the fork, so it is the second choice
     for line in _lines(root / "proc/self/status"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -60,8 +60,8 @@ def peak_memory(root: Path = ROOT) -> int:
 
 
 def python_command(module: str, *args: object) -> list[str] | None:
-    """The command that runs one of our modules in a process of its own; None if Python is embedded
-    in another program."""
+    """The command that runs one of our modules in a new process; None if Python is embedded in
+    another program."""
     if not sys.executable or getattr(sys, "frozen", False):
         return None
     # -P: do not import modules from the current folder
@@ -76,23 +76,23 @@ def _affinity() -> set[int]:
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The hyperthreads of a processor's core; the same text for each of them."""
+    """The hyperthreads of a processor's core, as a text that is the same for each of them."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-    for name in ("core_cpus_list", "thread_siblings_list"):  # the second by older systems
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second on older systems
         with suppress(OSError):
             return (topology / name).read_text().strip()
     return str(cpu)
 
 
 def _within_quota(n: int, root: Path) -> int:
-    """`n` processors, or fewer if the control groups give time for fewer."""
+    """`n`, or fewer processors if the control groups allow time for fewer only."""
     for quota in _cpu_quotas(root):
         n = min(n, max(1, int(quota + 0.5)))
     return n
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Processors' worth of time that each control group allows."""
+    """The number of processors whose time each control group allows."""
     for folder in _groups(root, "cpu"):
         words = _words(folder / "cpu.max", 2) or [
             *_words(folder / "cpu.cfs_quota_us", 1),
@@ -103,7 +103,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) bytes of each control group, without pages of files, which can be dropped."""
+    """(limit, used) bytes of each control group, without pages of files, which can be evicted."""
     for folder in _groups(root, "memory"):
         limit = _words(folder / "memory.max", 1) or _words(folder / "memory.limit_in_bytes", 1)
         used = _words(folder / "memory.current", 1) or _words(folder / "memory.usage_in_bytes", 1)
@@ -114,7 +114,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
 def _file_pages(folder: Path) -> int:
     stat = _words(folder / "memory.stat")
     fields = dict(zip(stat[::2], stat[1::2], strict=False))
-    # version 1 counts children in separate fields
+    # version 1 counts child groups in separate fields
     prefix = "total_" if "total_inactive_file" in fields else ""
     return sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 

@@ -1,4 +1,4 @@
-"""A registry: one family of devices, for instance all CUDA GPUs (ggml's backend registry).
+"""A registry: one family of devices, for example all CUDA GPUs (ggml's backend registry).
 
 `kernels.devices` has the list of all registries. Another package adds its own by an entry point of
 the group `lamella.backends`. Tested by tests/kernels/test_devices.py and
@@ -16,8 +16,8 @@ from ..sched.backend import Device, DeviceReport
 class Registry(ABC):
     """A family of devices.
 
-    `name`, in any case, names all its devices together. `reason` says in one line why none can be
-    used. Devices are used by default if `by_default`. `packages` are those whose versions matter.
+    `name` (upper or lower case) stands for all its devices. `reason` is one line: why none can be
+    used. `by_default`: its devices are used by default. `doctor` reports versions of `packages`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Registry(ABC):
         return [d for d in self.devices() if name in (self.name.lower(), d.name.lower())]
 
     def known_names(self) -> Sequence[str]:
-        """The names that `find` understands, for people."""
+        """The names that `find` accepts, as error messages list them."""
         devices = [device.name for device in self.devices()]
         return [*devices, self.name.lower()] if devices else []
 

@@ -81,7 +81,7 @@ class Instance:
         return RequestParams.make({**self.defaults, **(given or {})})
 
     def close(self) -> None:
-        """End all generations and free everything. Calling it twice is fine."""
+        """End all generations and free everything. A second call does nothing."""
         self.engine.close()
         # a step that is still running, perhaps on this thread, needs its memory until it ends
         self.engine.when_ended(lambda: unload(self.context))

@@ -1,6 +1,6 @@
-"""The limits of this machine: bytes read from memory and products, per second.
+"""Measures the limits of this machine: bytes read from memory, and multiply-adds, per second.
 
-`measure` holds a large buffer in memory for a second. `measure_apart` does it in another process,
+`measure` allocates a large buffer for about a second. `measure_apart` measures in another process,
 so that the caller's peak memory does not grow. Knows no models.
 Tested by tests/kernels/test_cpu_ceiling.py.
 """
@@ -32,20 +32,20 @@ from .simd.memory import load_f32x16, load_i64, store_f32
 from .simd.vectors import LANES, f32x16, hsum, pointer_to, zero
 
 BUFFER_BYTES: Final = 512 << 20  # more than any cache holds
-NEAR_BYTES: Final = 64 << 20  # bytes read in all, from few bytes
-CHUNK: Final = 512  # bytes read in one turn of the loop
-TRIALS_S = 0.5  # time for repetitions of a measurement: other programs may interfere
-TURNS: Final = 200_000  # of the loops of products; about 1 ms
-N_LEFT: Final = 4  # vectors of one operand of a tile, and of the other one
+NEAR_BYTES: Final = 64 << 20  # bytes read in total when a small range is read repeatedly
+CHUNK: Final = 512  # bytes read in one iteration
+TRIALS_S = 0.5  # seconds of repetitions of a measurement, because other programs may interfere
+TURNS: Final = 200_000  # iterations of the loops of products; about 1 ms
+N_LEFT: Final = 4  # vectors of each operand of a tile
 TILE: Final = N_LEFT * N_LEFT
-TABLE_BYTES: Final = 4096  # the operands: they stay in the first cache
+TABLE_BYTES: Final = 4096  # bytes of operands, which stay in the first cache
 _VECTOR_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """The work of all threads per second, the best of many trials: bytes read from memory, bytes
-    read repeatedly from a range that caches may hold, multiply-adds of bytes and of floats."""
+    read repeatedly from a range that may fit in caches, multiply-adds of bytes and of floats."""
 
     bytes_per_s: float
     near_bytes_per_s: float
@@ -53,7 +53,7 @@ class Ceiling:
     f32_per_s: float
 
 
-# --- kernels: words of p are an address, a count, where to put a result, how often ---
+# --- kernels; p: address, count, address of the results, number of repetitions ---
 
 
 @kernel
@@ -77,8 +77,8 @@ def ceiling_read(p, ith, nth):
 
 
 def _tile_step(multiply_add: Callable[..., Any], lanes: Any, tile: Any) -> Any:
-    """A function of a tile of sums and an address: adds the products of 4 vectors there with each
-    of the next 4, as a matrix product does in registers."""
+    """A function of a tile of sums and an address. It multiplies each of 4 vectors at the address
+    with each of the next 4, and adds the products to the tile, as a matrix product does."""
 
     def emit(b: Any, sums: Any, address: Any) -> Any:
         at = pointer_to(b, address, lanes)
@@ -108,7 +108,7 @@ _fma_tile = _tile_step(lambda b, acc, x, y: fma(b, x, y, acc), _V_F32, _floats)
 
 
 def _keep(lanes: Any, tile: Any) -> Any:
-    """A function that stores a tile's sum, lane by lane, so that LLVM keeps the computation."""
+    """A function that stores a tile's sum, so that LLVM does not remove the computation."""
 
     def emit(b: Any, sums: Any, address: Any) -> Any:
         vectors = [b.bitcast(v, _V_I32) for v in unpack(b, sums)]
@@ -147,7 +147,7 @@ def ceiling_f32(p, ith, nth):
 
 
 def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling:
-    """The machine's ceiling, with a buffer of `n_bytes`, of which `n_near` are read once more.
+    """The machine's ceiling. The buffer has `n_bytes`; its first `n_near` are read repeatedly.
 
     Raises:
         OutOfMemoryError: there is no memory for the buffer.
@@ -181,7 +181,7 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
 
 
 def measure_read(n_threads: int, n_bytes: int = BUFFER_BYTES) -> float:
-    """`Ceiling.bytes_per_s` alone, in less time. Raises as `measure`."""
+    """`Ceiling.bytes_per_s` alone, in less time. Raises the same errors as `measure`."""
     buffer = _buffer(n_bytes)
     pool = ThreadPool(n_threads)
     try:
@@ -193,10 +193,10 @@ def measure_read(n_threads: int, n_bytes: int = BUFFER_BYTES) -> float:
 def _buffer(n_bytes: int) -> Bytes:
     """Memory to read. Raises OutOfMemoryError."""
     free, _ = host_memory()
-    if free < n_bytes:  # the system would grant it, and end a process later
+    if free < n_bytes:  # the system would grant it, and kill a process later
         raise OutOfMemoryError("memory to measure", n_bytes, free)
     buffer = aligned_empty(n_bytes, LINE, "memory to measure")
-    buffer.view(np.float32)[:] = 1.0  # unwritten pages all share one page of zeros
+    buffer.view(np.float32)[:] = 1.0  # all unwritten pages are one page of zeros
     return buffer
 
 
@@ -215,7 +215,7 @@ def _best_s(pool: ThreadPool, k: Kernel, address: int, n: int, n_times: int = 1)
 
 
 def measure_apart(n_threads: int, n_near: int) -> Ceiling:
-    """`measure` in a process of its own.
+    """`measure` in another process.
 
     Raises:
         BackendError: the process cannot be started, or failed; names its last line.

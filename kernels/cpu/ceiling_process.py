@@ -2,7 +2,7 @@
 
     python -m lamella.kernels.cpu.ceiling_process THREADS NEAR_BYTES
 
-The measured kernels are in ceiling.py, which the backend imports: it cannot be the main module too.
+The measured kernels are in ceiling.py. The backend imports it, so the main module is another.
 Tested by tests/kernels/test_cpu_ceiling.py.
 """
 

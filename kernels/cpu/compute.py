@@ -1,4 +1,4 @@
-"""Computing with compiled kernels: plans over host memory, run by a pool of threads."""
+"""Computes with compiled kernels: a pool of threads runs plans over host memory."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class CpuDevice(Device):
     """This machine's processor.
 
     Args:
-        n_threads: threads that compute, by default one for each core the process may use.
+        n_threads: number of threads; by default one for each core that the process may use.
         progress: called while kernels are compiled on their first use.
-        repack: bring weights into the layout of the fast kernels of matrix products.
+        repack: pack weights into the layout of the fast kernels of matrix products.
         poll: how long threads spin for work before they sleep, 0..100.
     """
 
@@ -70,7 +70,7 @@ class CpuDevice(Device):
         self._repack = (RepackBufferType(self.n_threads),) if packs else ()
 
     def new_compute(self) -> Compute:
-        """The kernels a backend of this device computes with."""
+        """The kernels of a new backend of this device."""
         if NO_JIT():
             return ReferenceCompute()
         return CpuCompute(self.n_threads, self.progress, poll=self.poll)
@@ -97,7 +97,7 @@ class CpuDevice(Device):
         if folder is None:
             lines.append(f"computes with NumPy ({NO_JIT.name})")
         else:
-            lines += [f"packs weights of {' '.join(types)}", f"keeps kernels in {folder}"]
+            lines += [f"packs weights of {' '.join(types)}", f"kernel cache: {folder}"]
         return DeviceReport(facts, lines)
 
     def init_backend(self) -> CpuBackend:
@@ -125,7 +125,7 @@ class CpuDevice(Device):
 
 
 class CpuBufferType(HostBufferType):
-    """The host's memory. The system grants more than it has, and ends processes that use it."""
+    """The host's memory. Refuses to overcommit: the system would later kill the process."""
 
     def _alloc(self, size: int) -> HostBuffer:
         free, _ = host_memory()
@@ -135,7 +135,7 @@ class CpuBufferType(HostBufferType):
 
 
 class CpuBackend(Backend):
-    """Computes at once, on the caller's thread and those of its pool."""
+    """Computes synchronously, on the caller's thread and the threads of its pool."""
 
     device: CpuDevice
 

@@ -1,8 +1,8 @@
-"""How CPU kernels read their block of parameters, and the CPU's own words of it.
+"""Functions with which CPU kernels read their block of parameters, and the CPU's own words of it.
 
     p + 8 * i      word i: see `plan.params` for tensors, prepared sources and the op's parameters
     WORK ...       scratch memory, where to report an error
-    TAKEN          how many items of the call's work threads have taken, or threads have arrived
+    TAKEN          the number of items that threads have taken, or of threads that have arrived
 
 A kernel cannot raise: it calls `fail`, and the plan's run raises for it.
 Tested by tests/kernels/test_cpu_plan.py.
@@ -28,7 +28,7 @@ N_WORDS: Final = TAKEN + 8
 
 @inlined
 def data(p, i):
-    """Address of tensor `i`: 0 is the node, 1.. its sources."""
+    """Address of tensor `i`: 0 is the node, the next ones are its sources."""
     return load_i64(p + 8 * TENSOR_WORDS * i)
 
 
@@ -54,7 +54,7 @@ def n_rows(p, i):
 def row(p, i, r):
     """Address of row `r` of tensor `i`, counted over dimensions 1, 2, 3."""
     n1 = ne(p, i, 1)
-    if r < n1:  # always so for a matrix: no divisions
+    if r < n1:  # always true for a matrix, which then needs no divisions
         return data(p, i) + r * nb(p, i, 1)
     n2 = ne(p, i, 2)
     return row_at(p, i, r % n1, r // n1 % n2, r // (n1 * n2))
@@ -80,34 +80,34 @@ def float_param(p, k):
 
 @inlined
 def shared_work(p):
-    """Scratch memory that all threads, and all calls of this node, see."""
+    """Scratch memory that all threads and all calls of this node share."""
     return load_i64(p + 8 * WORK)
 
 
 @inlined
 def work(p, ith):
-    """Scratch memory of thread `ith` alone."""
+    """The own scratch memory of thread `ith`."""
     return load_i64(p + 8 * (WORK + 1)) + ith * load_i64(p + 8 * (WORK + 2))
 
 
 @inlined
 def prepared(p, i):
-    """Address of the `i`-th prepared source; of a kernel that makes one, where to put it (0)."""
+    """Address of the `i`-th prepared source, or (0) of the one that the kernel makes."""
     return load_i64(p + 8 * (PREPARED + i))
 
 
 @inlined
 def first_of(n, ith, nth):
-    """The first of `n` items that thread `ith` of `nth` works on; it ends where the next begins."""
+    """The first of the items of thread `ith`; they end before `first_of(n, ith + 1, nth)`."""
     return n * ith // nth
 
 
 @inlined
 def take(p, n, nth):
-    """The next of `n` items that no thread has taken yet; n or more if none is left.
+    """Take the next of `n` items that no thread has taken yet; n or more if none is left.
 
-    Each of the `nth` threads must ask until none is left. The last one to learn that resets the
-    count for the next run. An item has the same bits on every thread.
+    Each of the `nth` threads must call this until no item is left. The last of these calls resets
+    the count for the next run. An item has the same bits on every thread.
     """
     item = atomic_add(p + 8 * TAKEN, 1)
     if item == n + nth - 1:
@@ -117,10 +117,10 @@ def take(p, n, nth):
 
 @inlined
 def is_last(p, nth):
-    """True for the last of `nth` threads to ask: it sees what all others have written.
+    """True for the last of `nth` threads that calls this. It can read all data of the others.
 
-    For kernels that do not `take`. Each thread asks once. The last one resets the count for the
-    next run.
+    For kernels that do not use `take`. Each thread calls it once. The last call resets the count
+    for the next run.
     """
     if atomic_add(p + 8 * TAKEN, 1) != nth - 1:
         return False
@@ -130,10 +130,10 @@ def is_last(p, nth):
 
 @inlined
 def fail(p, value, limit):
-    """Report that an index `value` is not within 0..limit - 1. The kernel goes on without it.
+    """Report that an index `value` is not within 0..limit - 1. The kernel skips it and goes on.
 
-    A plan reports one failing call, with one of its bad indices: the first call, unless others ran
-    at the same time.
+    A plan reports one bad index. It is of the first call with one, unless calls ran at the same
+    time.
     """
     word = load_i64(p + 8 * ERROR)
     if load_i64(word) == 0:

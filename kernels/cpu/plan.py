@@ -1,7 +1,7 @@
 """The CPU's plan: a split's nodes compiled to a list of kernel calls over fixed addresses.
 
-A plan holds one entry and one block of parameters for each step (`plan/steps.py`). Running it is
-one native call. Knows no backend: `address_of(node, tensor)` is the address of a tensor.
+A plan has an entry and a block of parameters for each step (`plan/steps.py`). One native call runs
+it. Knows no backend: `address_of(node, tensor)` is the address of a tensor.
 Tested by tests/kernels/test_cpu_plan.py.
 """
 
@@ -27,11 +27,11 @@ from .params import ERROR, N_WORDS, WORK
 from .pool import BARRIER, ENTRY_WORDS, FN, LINE, ONE_THREAD, PARAMS_AT, POOL_KERNELS, ThreadPool
 from .table import CpuCall
 
-OWN_MEMORY: Final = HostBufferType("CPU work buffer", alignment=LINE)  # of plans without a backend
+OWN_MEMORY: Final = HostBufferType("CPU work buffer", alignment=LINE)  # for plans without a backend
 
 
 class CpuPlan:
-    """Kernel calls ready to run, and the memory that they use beside the tensors."""
+    """Kernel calls that are ready to run, and their scratch memory."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class CpuPlan:
         self._address = self._entries.ctypes.data
 
     def run(self, pool: ThreadPool) -> None:
-        """Compute all nodes, on as many threads of a pool as the plan is for.
+        """Compute all nodes on the plan's number of threads of a pool.
 
         Raises:
-            BackendError: a kernel met an index outside its tensor.
+            BackendError: an index is outside its tensor.
         """
         pool.run(self._address, len(self.steps), self.n_threads)
         if self._error[0]:
             self._raise_error()
 
     def profile(self, pool: ThreadPool) -> Sequence[CallTime]:
-        """As `run`. Return the time of each call, until the last thread was done with it."""
+        """Like `run`, but return the time of each call, which ends when its last thread ends."""
         entries = self._entries.copy()
-        entries[:, BARRIER] = True  # so that a call's time is its own
+        entries[:, BARRIER] = True  # so that the times of calls do not overlap
         timing = Timing(self._parts)
         for first, end in timing.runs():
             timing.look(first)
@@ -106,9 +106,9 @@ class CpuPlan:
 
 
 def barriers(steps: Sequence[Step[CpuCall]]) -> list[bool]:
-    """For each step, whether it waits until all threads have done the steps before it.
+    """True for each step that must wait until all threads have finished the steps before it.
 
-    It does if it depends on a step since the last barrier, unless both run on thread 0 alone.
+    A step waits if it depends on a step since the last barrier, unless both run on thread 0 alone.
     """
     found: list[bool] = []
     since: list[Step[CpuCall]] = []
@@ -126,10 +126,10 @@ def barriers(steps: Sequence[Step[CpuCall]]) -> list[bool]:
 
 
 def work_size(steps: Steps[CpuCall], n_threads: int) -> int:
-    """Bytes of scratch memory of a plan: what calls share, slots, then each thread's own."""
+    """Bytes of scratch memory of a plan: shared by calls, slots, then each thread's own."""
     return steps.scratch_layout(LINE).size + _thread_work(steps) * n_threads
 
 
 def _thread_work(steps: Steps[CpuCall]) -> int:
-    """Bytes of a thread's own scratch memory. Threads share no cache line of it."""
+    """Bytes of a thread's own scratch memory, in whole cache lines, which threads do not share."""
     return max((-(-step.call.work // LINE) * LINE for step in steps.steps), default=0)

@@ -1,12 +1,12 @@
 """A pool of threads that run compiled plans without Python.
 
-A thread waits for work in native code: it spins for a while, then sleeps in the operating system,
-and never needs the interpreter. The calling thread is thread 0. A plan runs on the first n threads;
-the others sleep on.
+A thread waits for work in native code: it spins for a while, then sleeps in the operating system.
+It never needs the interpreter. The calling thread is thread 0. A plan runs on the first n threads;
+the others continue to sleep.
 
-The words that threads wait for are sequentially consistent: a thread that has seen a new JOB or
-GENERATION sees all that was written before it. A run ends with a barrier, so at the next run all
-workers are done with PLAN and N_ENTRIES and wait for a new JOB.
+The words that threads wait for are sequentially consistent: a thread that has read a new JOB or
+GENERATION can read everything that was written before it. A run ends with a barrier. So when the
+next run begins, no worker reads PLAN and N_ENTRIES any more, and all wait for a new JOB.
 Tested by tests/kernels/test_cpu_pool.py.
 """
 
@@ -37,19 +37,19 @@ from .simd.sync import atomic_add, atomic_load, atomic_store, now_ns, pause
 FN: Final = 0
 PARAMS_AT: Final = 1
 ONE_THREAD: Final = 2
-BARRIER: Final = 3  # wait for all threads before this entry
+BARRIER: Final = 3  # 1: wait for all threads before this entry
 ENTRY_WORDS: Final = 4
 
-# words of the block that the threads of a pool share; words of different writers are in
-# different cache lines
+# words of the block that the threads of a pool share; words with different writers are in different
+# cache lines
 ARRIVED: Final = 0
 GENERATION: Final = 8
-JOB: Final = 16  # the number of the last job, and its number of threads
+JOB: Final = 16  # the number of the last job, and the number of its threads
 STOP: Final = 24
 PLAN: Final = 32
 N_ENTRIES: Final = 33
-N_THREADS: Final = 34  # this and those below are written once
-SPIN_JOB: Final = 35  # nanoseconds that a thread spins for a job, and at a barrier
+N_THREADS: Final = 34  # this word and the next two are written only once
+SPIN_JOB: Final = 35  # nanoseconds that a thread spins for a job; the next word: at a barrier
 SPIN_BARRIER: Final = 36
 SLEEPERS: Final = 40
 THREADS: Final = 48  # the words of thread 0, then those of thread 1 ...
@@ -62,11 +62,11 @@ LINE: Final = 64  # bytes of a cache line
 
 JOB_STEP: Final = 1 << 16  # JOB is number * JOB_STEP + threads: both are read at once
 
-# A waiting thread reads a word repeatedly. After about a microsecond it yields the core: the thread
-# it waits for may need it. In the end it sleeps.
+# A waiting thread reads a word repeatedly. After about a microsecond it yields the core, because
+# the thread that it waits for may need it. In the end it sleeps.
 LOOKS: Final = 16
 SPIN_NS: Final = 20_000  # for each level of polling: 1 ms by default
-SPIN_BARRIER_NS: Final = 100_000  # at least: the others are at work already
+SPIN_BARRIER_NS: Final = 100_000  # the minimum at a barrier: the other threads are running
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 _PTHREAD = types.int32(types.int64)
@@ -85,7 +85,7 @@ def _thread(sync, ith):
 def _sleep_until_changed(sync, ith, at, seen):
     me = _thread(sync, ith)
     _lock(me + 8 * MUTEX)
-    # first marked as asleep, then a last look: a writer does it in the opposite order
+    # set ASLEEP, then check the word again; a writer does both in the opposite order
     atomic_store(me + 8 * ASLEEP, 1)
     atomic_add(sync + 8 * SLEEPERS, 1)
     while atomic_load(at) == seen:
@@ -116,7 +116,7 @@ def _wait_for_change(sync, ith, at, seen, spin):
 
 @inlined
 def _wake(sync, nth):
-    """Wake the sleeping ones of the first `nth` threads: the word they wait for has changed."""
+    """Wake those of the first `nth` threads that sleep. Call it after the word has changed."""
     if atomic_load(sync + 8 * SLEEPERS) == 0:
         return
     for i in range(nth):
@@ -136,7 +136,7 @@ def _barrier(sync, ith, nth):
         atomic_add(sync + 8 * GENERATION, 1)
         _wake(sync, nth)
         return
-    # the others mostly arrive within some ten nanoseconds
+    # the other threads usually arrive within some ten nanoseconds
     for _ in range(LOOKS):
         if atomic_load(sync + 8 * GENERATION) != generation:
             return
@@ -187,7 +187,7 @@ def pool_worker(sync, ith, nth):
 
 @inlined
 def _post_plan(sync, plan, n, nth):
-    """Let the others of the first `nth` threads run a plan of `n` entries."""
+    """Post a plan of `n` entries to the workers among the first `nth` threads."""
     if nth > 1:
         store_i64(sync + 8 * PLAN, plan)
         store_i64(sync + 8 * N_ENTRIES, n)
@@ -195,14 +195,14 @@ def _post_plan(sync, plan, n, nth):
 
 
 def pool_run(sync, plan, n, nth):
-    """Run a plan of `n` entries on the first `nth` threads, this one among them."""
+    """Run a plan of `n` entries on the first `nth` threads, including this one."""
     _post_plan(sync, plan, n, nth)
     _run(plan, n, 0, nth, sync)
 
 
 def pool_run_timed(sync, plan, n, nth, times):
-    """As `pool_run`, for entries that all have a barrier. `times` [n + 1] gets the begin of each
-    entry and the end of the last one, in nanoseconds."""
+    """Like `pool_run`, for entries that all have a barrier. Write the begin of each entry and the
+    end of the last one, in nanoseconds, to `times` [n + 1]."""
     _post_plan(sync, plan, n, nth)
     for i in range(n):
         if nth > 1:
@@ -215,7 +215,7 @@ def pool_run_timed(sync, plan, n, nth, times):
 
 
 def pool_stop(sync):
-    """Let all workers return."""
+    """Stop all workers."""
     atomic_store(sync + 8 * STOP, 1)
     _post(sync, load_i64(sync + 8 * N_THREADS))
 
@@ -228,14 +228,14 @@ POOL_KERNELS: Final = (WORKER, RUN, STOP_ALL)
 
 
 class ThreadPool:
-    """`n_threads` threads, the caller's among them, that run plans together.
+    """`n_threads` threads, including the caller's, that run plans together.
 
     `poll`: how long threads without work spin before they sleep, 0 (not at all) to 100 (2 ms).
-    The threads end when the pool is closed or no longer referenced. They may sleep when the process
-    ends: they hold nothing of the interpreter.
+    The threads end when the pool is closed or no longer referenced. Sleeping threads do not delay
+    the end of the process, because they do not use the interpreter.
 
     Raises:
-        BackendError: the system gives no more threads.
+        BackendError: the system cannot start more threads.
     """
 
     def __init__(self, n_threads: int, poll: int = POLL) -> None:
@@ -268,10 +268,10 @@ class ThreadPool:
         n_threads: int | None = None,
         times: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Run a plan, on `n_threads` of the threads or all; returns when it is done.
+        """Run a plan on `n_threads` of the threads (None: all), and wait for its end.
 
-        Threads that call this take turns. If all entries have a barrier, `times` [n_entries + 1]
-        gets the begin of each and the end of the last, in nanoseconds of some clock.
+        Only one caller at a time runs a plan; others wait. With `times` [n_entries + 1], all
+        entries must have a barrier: it gets the begin of each and the end of the last, in ns.
 
         Raises:
             ClosedError: the pool is closed.
@@ -281,8 +281,8 @@ class ThreadPool:
         assert 1 <= n <= self.n_threads, f"{n} threads, of {self.n_threads}"
         if os.getpid() != self._process:
             raise BackendError(
-                f"the CPU's threads belong to process {self._process}, of which this is a fork: "
-                "it needs a backend of its own"
+                f"this process is a fork of process {self._process} and lacks its CPU threads: "
+                "open a new backend"
             )
         with self._lock:
             if not self._end.alive:
@@ -295,9 +295,9 @@ class ThreadPool:
                 timed(self._address, plan_address, n_entries, n, times.ctypes.data)
 
     def close(self) -> None:
-        """End the threads after a run in flight. Twice is fine."""
+        """Stop the threads after a run in flight. A second call does nothing."""
         if os.getpid() != self._process:
-            return  # a fork: the holder of the lock does not exist here
+            return  # a fork: the thread that holds the lock does not exist here
         with self._lock:
             self._end()
             for thread in self._threads:
@@ -316,7 +316,7 @@ class ThreadPool:
 
 
 def _new_sync(n_threads: int, poll: int) -> Bytes:
-    """The block that the threads of a pool share, at its start."""
+    """The initial block that the threads of a pool share."""
     sync = aligned_empty(8 * (THREADS + THREAD_WORDS * n_threads), LINE, "thread pool")
     sync[:] = 0
     words = sync.view(np.int64)
@@ -332,10 +332,10 @@ def _new_sync(n_threads: int, poll: int) -> Bytes:
 
 
 def _work(work: Callable[..., None], sync: Bytes, ith: int, nth: int) -> None:
-    work(sync.ctypes.data, ith, nth)  # `sync` lives as long as a thread that looks at it
+    work(sync.ctypes.data, ith, nth)  # the parameter keeps `sync` alive
 
 
 def _stop(stop: Callable[..., None], sync: Bytes, process: int) -> None:
-    # must not wait: the garbage collector may call this anywhere
+    # must not wait, because the garbage collector may call this at any point
     if os.getpid() == process:
         stop(sync.ctypes.data)

@@ -1,7 +1,7 @@
 """The CPU's kernels: a kernel call, and the tables of kernels by op and by chain.
 
 Each module of `ops/` adds its ops with `implements`, and its chains with `fuses`. A node that reads
-repacked weights has kernels of its own: `packed/` adds them with `implements_packed`.
+repacked weights has other kernels: `packed/` adds them with `implements_packed`.
 Knows no memory and no threads. Tested by tests/kernels/test_cpu_plan.py.
 """
 
@@ -22,9 +22,9 @@ SMALL: Final = 16384  # elements below which a second thread costs more than it 
 class CpuCall(NamedTuple):
     """One call of a kernel for a node: see `plan.calls.KernelCall`.
 
-    `one_thread`: too small to share. Bytes of scratch memory: `work` for each thread, `scratch` for
-    all threads and all calls of the node. `params.prepared(p, i)` is the address of the `i`-th
-    prepared source.
+    `one_thread`: too small to divide, thread 0 computes it alone. Scratch memory in bytes: `work`
+    for each thread, `scratch` for all threads and all calls of the node. `params.prepared(p, i)` is
+    the address of the `i`-th prepared source.
     """
 
     kernel: Kernel
@@ -41,15 +41,15 @@ class CpuCall(NamedTuple):
         return [self.kernel, *(p for p in self.params if isinstance(p, Kernel))]
 
 
-OPS: Final = OpTable[CpuCall]()  # of tensors as ggml lays them out
-PACKED: Final = OpTable[CpuCall]()  # of nodes that read repacked weights
+OPS: Final = OpTable[CpuCall]()  # for tensors in ggml's layouts
+PACKED: Final = OpTable[CpuCall]()  # for nodes that read repacked weights
 FUSERS: Final = Fusers[CpuCall]()
 implements, implements_packed, fuses = OPS.implements, PACKED.implements, FUSERS.fuses
 
 
 def is_packed(tensor: Tensor) -> bool:
     """True if the tensor is in a buffer of repacked weights."""
-    buft = getattr(tensor.root.buffer, "buft", None)  # none yet, or memory without a type
+    buft = getattr(tensor.root.buffer, "buft", None)  # None without a buffer, or for plain memory
     return bool(getattr(buft, "is_packed", False))
 
 

@@ -1,9 +1,9 @@
 """The backend of a CUDA device: one stream, on which plans run as CUDA graphs.
 
-A plan is captured once, when its addresses are known, and launched as one: the host does nothing
-for each kernel. A kernel reports a bad index in a few words on the device. Every plan copies them
-to the host behind its last kernel, and `synchronize` checks them. Tested by
-tests/kernels/test_cuda_backend.py.
+A plan is captured once, when its addresses are known. It is launched as one graph, so the host does
+no work for each kernel. A kernel reports a bad index in a few words on the device. Every plan
+copies them to the host after its last kernel, and `synchronize` checks them.
+Tested by tests/kernels/test_cuda_backend.py.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .plan import CudaPlan
 if TYPE_CHECKING:
     from .device import CudaDevice
 
-ERROR_BYTES: Final = 32  # words of a report: call, value, limit, and one more
+ERROR_BYTES: Final = 32  # a report: the words call, value, limit, and an unused one
 LINE: Final = 64  # alignment of inputs in bytes
 STAGING: Final = 256  # offset of inputs in pinned memory
-STAGED_BYTES: Final = 2 << 20  # of inputs in flight: page tables of 128k positions and more
+STAGED_BYTES: Final = 2 << 20  # most bytes of inputs in flight: page tables of 128k positions fit
 CALLS: Final = count(1)  # numbers of calls, unique in the process
 
 
@@ -53,7 +53,7 @@ class CudaEvent(Event):
 
 
 class CapturedPlan:
-    """A plan as a CUDA graph; `work` is the memory it uses beside the tensors."""
+    """A plan as a CUDA graph; `work` is its scratch memory."""
 
     def __init__(self, plan: CudaPlan, gpu: Gpu, graph: GraphExec, work: Buffer | None) -> None:
         self.plan = plan
@@ -63,7 +63,7 @@ class CapturedPlan:
 
 
 class CudaBackend(Backend):
-    """One stream of a device. For one thread at a time."""
+    """One stream of a device. Only one thread at a time may use it."""
 
     device: CudaDevice
 
@@ -71,7 +71,7 @@ class CudaBackend(Backend):
         super().__init__(device)
         self.gpu = device.gpu
         self._plans: weakref.WeakSet[CudaPlan] = weakref.WeakSet()
-        self._in_flight: set[CapturedPlan] = set()  # their memory and graphs must stay
+        self._in_flight: set[CapturedPlan] = set()  # keeps their memory and graphs alive
         self._freed = False
         self._errors, pinned = (b.alloc_buffer(size) for b, size in device.backend_memory)
         self._errors.usage = pinned.usage = Usage.WORK
@@ -79,8 +79,8 @@ class CudaBackend(Backend):
         assert isinstance(pinned, PinnedBuffer)
         pinned.clear()
         self._pinned = pinned
-        self._reported = pinned.memory[:ERROR_BYTES].view(np.int64)  # by kernels
-        self._staged = 0  # bytes of inputs in flight, behind STAGING
+        self._reported = pinned.memory[:ERROR_BYTES].view(np.int64)  # kernels write it
+        self._staged = 0  # bytes of inputs in flight, from STAGING on
         # last, because the allocations before may fail
         self.stream = self.gpu.stream_new()
         self._tail = CudaEvent(self.gpu)
@@ -92,7 +92,7 @@ class CudaBackend(Backend):
             return
         self._freed = True
         for stream in (self._ahead, self.stream):
-            with suppress(BackendError):  # a failed device; free our part all the same
+            with suppress(BackendError):  # if the device has failed, free the rest anyway
                 self.gpu.stream_synchronize(stream)
             self.gpu.stream_free(stream)
         self._in_flight.clear()
@@ -124,11 +124,11 @@ class CudaBackend(Backend):
         self.gpu.graph_launch(plan.graph, self.stream)
 
     def graph_plan_profile(self, plan: CapturedPlan) -> Sequence[CallTime]:
-        """Launch one by one, with an event before and after each. The time of a short kernel
-        contains its wait for the host."""
+        """Launch kernels one by one, with an event before and after each. The time of a short
+        kernel includes its wait for the host."""
         timing = Timing(plan.plan.parts)
         with self._timed_events(2 * len(plan.plan.launches)) as events:
-            self.synchronize()  # inputs have arrived, and earlier work does not count
+            self.synchronize()  # inputs have arrived, and earlier work is not measured
             for first, end in timing.runs():
                 timing.look(first)
                 host = perf_counter_ns()
@@ -157,7 +157,7 @@ class CudaBackend(Backend):
     def graph_compute(self, graph: Graph) -> None:
         plan = self._compile(graph)
         self._launch(plan)
-        self.synchronize()  # the plan's words and memory are no longer needed
+        self.synchronize()  # then the plan's words and memory are no longer needed
 
     def _compile(self, graph: Graph) -> CudaPlan:
         plan = CudaPlan(
@@ -227,7 +227,7 @@ class CudaBackend(Backend):
         if size > STAGED_BYTES - self._staged:
             self.gpu.stream_synchronize(self.stream)
             self._staged = 0
-        # through pinned memory: CUDA does not promise when it has read the user's memory
+        # through pinned memory: CUDA does not guarantee when it has read the user's memory
         begin = STAGING + self._staged
         self._pinned.memory[begin : begin + size] = source.memory[src.offset : src.offset + size]
         at = self._pinned.memory.ctypes.data + begin
@@ -269,7 +269,7 @@ class CudaBackend(Backend):
         self.event_wait(self._ahead_tail)
 
     def _here(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Address:
-        """The address of bytes of a tensor, which must be on this device."""
+        """The address of `size` bytes of a tensor, which must be on this device."""
         buffer = buffer_of(tensor)
         assert isinstance(buffer, CudaBuffer) and buffer.gpu is self.gpu, f"{tensor!r} is elsewhere"
         return buffer.address + buffer._locate(
@@ -277,7 +277,7 @@ class CudaBackend(Backend):
         )
 
     def _after(self, other: CudaBackend) -> None:
-        """Let later work here run after all work submitted to `other`."""
+        """Make later work here wait for all work submitted to `other`."""
         if other is not self:
             other.event_record(other._tail)
             self.event_wait(other._tail)

@@ -1,8 +1,8 @@
-"""The verbs of `driver.py` by NVIDIA's bindings of the CUDA driver API (cuda-bindings).
+"""Implements `driver.py` with NVIDIA's bindings of the CUDA driver API (cuda-bindings).
 
-Every verb makes the device's primary context current, so any thread may call. Verbs that are done
-on return run on a stream of their own: a plain cuMemcpyHtoD may return before the device has the
-bytes, and no other stream would wait for them. Tested by
+Every call makes the device's primary context current, so any thread may call. Synchronous calls run
+on their own stream: a plain cuMemcpyHtoD may return before the device has the bytes, and no other
+stream would wait for them. Tested by
 tests/kernels/test_cuda_bindings.py.
 """
 
@@ -25,7 +25,7 @@ log = get_logger("cuda")
 # CUDA_ERROR_...
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
-# after these every call fails, also calls that free
+# after these errors every call fails, also calls that free memory
 FATAL: Final = frozenset({4, 700, 702, 709, 710, *range(714, 720)})
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 PORTABLE: Final = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
@@ -105,8 +105,8 @@ class CudaDriver:
         """Call the driver.
 
         Raises:
-            CudaError: it returned an error; names the call and the error.
-            BackendError: the error is unknown to the bindings, or there is no such call.
+            CudaError: the call returned an error; names the call and the error.
+            BackendError: the bindings do not know the error or the call.
         """
         try:
             code, *values = getattr(self.api, name)(*args)
@@ -130,7 +130,7 @@ def _text(raw: bytes) -> str:
 
 
 class CudaGpu:
-    """One device; see `driver.Gpu`. Its primary context is shared with all of the process."""
+    """One device; see `driver.Gpu`. The whole process shares its primary context."""
 
     def __init__(self, driver: CudaDriver, info: GpuInfo) -> None:
         self._driver = driver
@@ -138,9 +138,9 @@ class CudaGpu:
         device = driver.call("cuDeviceGet", info.index)
         self.context = driver.call("cuDevicePrimaryCtxRetain", device)
         self._peers: dict[int, Any] = {}  # contexts
-        # dynamic memory that blocks of a kernel may have
+        # the limit of dynamic memory for blocks of a kernel
         self._allowed: dict[tuple[Module, str], int] = {}
-        self._own = self.stream_new()  # for the verbs that are done on return
+        self._own = self.stream_new()  # for synchronous calls
 
     @property
     def info(self) -> GpuInfo:
@@ -151,8 +151,8 @@ class CudaGpu:
         return self._driver.call(name, *args)
 
     def _release(self, name: str, *args: Any) -> None:
-        """Make a call that frees. Python may do so at any moment, also between the two calls of
-        another verb, so the context is restored."""
+        """Make a call that frees. Python may do so at any moment, also between two calls of another
+        method, so the current context is restored."""
         try:
             before = self._driver.call("cuCtxGetCurrent")
             try:
@@ -162,7 +162,7 @@ class CudaGpu:
         except CudaError as e:
             if e.code not in FATAL:
                 raise
-            log.debug(f"{e}: the device has failed, and all it had is gone")
+            log.debug(f"{e}: the device failed; its memory is lost")
 
     def _alloc(self, where: str, name: str, *args: Any) -> Address:
         try:
@@ -223,7 +223,7 @@ class CudaGpu:
         self._call("cuMemcpyPeerAsync", to, self.context, source, other, size, stream)
 
     def _peer(self, index: int) -> Any:
-        """The context of another device, opened for direct copies if the machine has them."""
+        """The context of another device, with direct copies enabled if the machine has them."""
         if index not in self._peers:
             device = self._driver.call("cuDeviceGet", index)
             context = self._driver.call("cuDevicePrimaryCtxRetain", device)
@@ -304,7 +304,7 @@ class CudaGpu:
 
     def function(self, module: Module, name: str, shared_memory: int) -> Function:
         found = Function(int(self._call("cuModuleGetFunction", module, name.encode())))
-        # always set, as static memory counts, too; never less than before
+        # always set, because static memory counts too; the limit never shrinks
         if shared_memory > self._allowed.get((module, name), 0):
             self._allowed[module, name] = shared_memory
             names = self._driver.api.CUfunction_attribute
@@ -315,7 +315,7 @@ class CudaGpu:
     # --- graphs ---
 
     def capture_begin(self, stream: Stream) -> None:
-        # other threads may allocate meanwhile, and Python may free unreferenced objects
+        # meanwhile other threads may allocate, and Python may free unreferenced objects
         mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._call("cuStreamBeginCapture", stream, mode)
 

@@ -1,4 +1,4 @@
-"""A CUDA device: what it can run, and the memory it brings.
+"""A CUDA device: the ops that it supports, and its memory.
 
 Tested by tests/kernels/test_cuda_device.py.
 """
@@ -21,9 +21,9 @@ from .library import Library
 from .memory import CudaBufferType, PinnedBufferType
 from .plan import work_size
 
-MIN_OFFLOADED: Final = 32  # rows from which on copying an op's weights is worth it (ggml-cuda.cu)
-DRIVER_MARGIN: Final = 128 << 20  # more than a driver was seen to take, and free, of an H100
-COPIED_BYTES: Final = 256 << 20  # to measure: more than any cache holds
+MIN_OFFLOADED: Final = 32  # tokens from which on copying an op's weights is worth it (ggml-cuda.cu)
+DRIVER_MARGIN: Final = 128 << 20  # more than drivers allocated on an H100, as observed
+COPIED_BYTES: Final = 256 << 20  # copied for a measurement: more than any cache holds
 LEAST_COPIED: Final = 1 << 12
 N_COPIES: Final = 10
 
@@ -62,9 +62,7 @@ class CudaDevice(Device):
             "pci": info.pci,
             "kept": folder,
         }
-        return DeviceReport(
-            facts, [f"{self.description}, {info.pci}", f"keeps kernels in {folder}"]
-        )
+        return DeviceReport(facts, [f"{self.description}, {info.pci}", f"kernel cache: {folder}"])
 
     def _report_progress(self, done: int, total: int, name: str, seconds: float) -> None:
         if self.progress:
@@ -104,7 +102,7 @@ class CudaDevice(Device):
         return CudaEvent(self.gpu)
 
     def bandwidth(self, n_threads: int) -> float:
-        """The fastest of some copies within its memory, read and written bytes counted."""
+        """The speed of the fastest of several copies within its memory: bytes read and written."""
         n_bytes = min(COPIED_BYTES, self.memory()[0] // 4)
         src, dst = (self._buffer_type.alloc_buffer(max(n_bytes, LEAST_COPIED)) for _ in range(2))
         stream = self.gpu.stream_new()
@@ -127,7 +125,7 @@ class CudaDevice(Device):
 
 
 def _batch_size(op: Tensor) -> int:
-    """The tokens of an op (ggml-cuda.cu, get_op_batch_size)."""
+    """The number of tokens of an op (ggml-cuda.cu, get_op_batch_size)."""
     if op.op is Op.GET_ROWS:
         return 0
     if op.op is Op.MUL_MAT:

@@ -1,8 +1,8 @@
-"""The part of CUDA that Lamella uses: the driver's verbs on one device, and a compiler of kernels.
+"""The part of CUDA that Lamella uses: driver calls on one device, and a compiler of kernels.
 
 `bindings.py` implements them with NVIDIA's driver, `nvrtc.py` with NVRTC; tests emulate both.
-Addresses, streams, events, modules, functions and graphs are handles, plain integers. Verbs may be
-called from any thread. Knows no tensors.
+Addresses, streams, events, modules, functions and graphs are handles: plain integers. Any thread
+may make any call. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GraphExec = NewType("GraphExec", int)
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """A device: its name, `arch` as in sm_90 (here 90), and sizes in bytes.
+    """A device: its name, its architecture (`arch` is 90 for sm_90), and sizes in bytes.
 
     `shared_memory` is the maximum of a block, `n_sm` the number of multiprocessors.
     """
@@ -42,8 +42,8 @@ class GpuInfo:
 
 
 class Gpu(Protocol):
-    """The verbs of one device (CUDA driver API). Each raises BackendError with CUDA's name of the
-    error; `alloc` and `alloc_host` raise OutOfMemoryError."""
+    """The calls of one device (CUDA driver API). They raise BackendError with CUDA's name of the
+    error; `alloc` and `alloc_host` also raise OutOfMemoryError."""
 
     @property
     def info(self) -> GpuInfo: ...
@@ -59,28 +59,29 @@ class Gpu(Protocol):
 
     def free_host(self, address: Address) -> None: ...
     def fill(self, address: Address, value: int, size: int) -> None:
-        """Set bytes; done on return."""
+        """Set bytes. Synchronous."""
 
     def write(self, to: Address, data: Bytes) -> None:
-        """Host to device; done on return. Does not wait for streams."""
+        """Copy from host to device. Synchronous, but does not wait for streams."""
 
     def read(self, out: Bytes, source: Address) -> None:
-        """Device to host; done on return. Does not wait for streams."""
+        """Copy from device to host. Synchronous, but does not wait for streams."""
 
-    # work, in the order of its stream
+    # work, which runs in the order of its stream
     def write_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
-        """Host to device. Pageable memory has been read on return, pinned memory has not."""
+        """Copy from host to device. On return, pageable memory has been read; pinned memory may be
+        read later."""
 
     def read_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
-        """Device to host."""
+        """Copy from device to host."""
 
     def copy_async(self, to: Address, source: Address, size: int, stream: Stream) -> None:
-        """Within the device."""
+        """Copy within the device."""
 
     def copy_peer_async(
         self, to: Address, source: Address, source_gpu: int, size: int, stream: Stream
     ) -> None:
-        """From the device of index `source_gpu` to this one."""
+        """Copy from the device of index `source_gpu` to this one."""
 
     def launch(
         self,
@@ -102,7 +103,7 @@ class Gpu(Protocol):
     def event_record(self, event: Event, stream: Stream) -> None: ...
     def event_synchronize(self, event: Event) -> None: ...
     def event_wait(self, stream: Stream, event: Event) -> None:
-        """Let later work of `stream` wait for the event, which may be another device's."""
+        """Make later work of `stream` wait for the event, which may be another device's."""
 
     def elapsed_ms(self, begin: Event, end: Event) -> float: ...
 
@@ -110,12 +111,12 @@ class Gpu(Protocol):
     def load(self, image: bytes) -> Module: ...
     def unload(self, module: Module) -> None: ...
     def function(self, module: Module, name: str, shared_memory: int) -> Function:
-        """A kernel of a module, allowed that much dynamic memory for a block."""
+        """A kernel of a module. Its blocks may have `shared_memory` bytes of dynamic memory."""
 
     # graphs
     def capture_begin(self, stream: Stream) -> None: ...
     def capture_end(self, stream: Stream) -> GraphExec:
-        """The work submitted since `capture_begin`, which has not run, ready to launch."""
+        """The work submitted since `capture_begin` as a graph. None of it has run yet."""
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None: ...
     def graph_free(self, graph: GraphExec) -> None: ...
@@ -126,7 +127,7 @@ class Driver(Protocol):
 
     @property
     def version(self) -> str:
-        """Of the driver: the CUDA it supports, as in 12.9."""
+        """The version of CUDA that the driver supports, for example 12.9."""
 
     def gpus(self) -> Sequence[Gpu]: ...
 
@@ -136,7 +137,7 @@ class Compiler(Protocol):
 
     @property
     def version(self) -> str:
-        """Name and version: what it compiles differs between them."""
+        """The name and version of the compiler; its output depends on them."""
 
     def compile(self, source: CudaSource, arch: int) -> bytes:
         """The image of a source's kernels for `Gpu.load`.

@@ -1,8 +1,7 @@
-"""The compiled kernels of one device: from disk, or compiled now, several at once.
+"""The compiled kernels of one device: loaded from disk, or compiled by several threads.
 
-The folder of cached images is named after all sources, the compiler with its options, and the
-architecture.
-Tested by tests/kernels/test_cuda_device.py.
+The name of the cache folder is a key of all sources, the compiler, its options, and the
+architecture. Tested by tests/kernels/test_cuda_device.py.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ class Library:
         self._modules: dict[CudaSource, Module] = {}
         self._functions: dict[
             CudaKernel, tuple[Function, int]
-        ] = {}  # with the memory it is allowed
+        ] = {}  # with its limit of dynamic memory
         self._lock = RLock()
 
     @cached_property
     def folder(self) -> Path:
         """The folder of cached images."""
         key = hashlib.sha256(f"{self._compiler.version}\0{self._gpu.info.arch}\0".encode())
-        options = Path(nvrtc.__file__)  # they shape the code, too
+        options = Path(nvrtc.__file__)  # the file with the compiler's options
         for file in (options, *sorted(FOLDER.iterdir())):
             key.update(file.name.encode() + b"\0" + file.read_bytes())
         return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
 
     def function(self, kernel: CudaKernel, shared_memory: int = 0) -> Function:
-        """A kernel, whose blocks may have at least that many bytes of dynamic memory.
+        """A kernel whose blocks may have at least `shared_memory` bytes of dynamic memory.
 
         Raises:
             BackendError: it does not compile or load.
@@ -66,7 +65,7 @@ class Library:
             return found
 
     def load(self, kernels: Iterable[CudaKernel]) -> None:
-        """Load the sources of kernels, compiling those that are not on disk.
+        """Load the images of kernels' sources. Compile those that are not on disk.
 
         Raises:
             BackendError: one of them does not compile or load.
@@ -90,22 +89,24 @@ class Library:
         with ThreadPoolExecutor(usable_cpus()) as pool:
             under_way = {pool.submit(self._compiler.compile, s, arch): s for s in sources}
             try:
-                self._tell(0, sources, sources[0], begin)
+                self._report(0, sources, sources[0], begin)
                 for i, future in enumerate(as_completed(under_way)):
                     source = under_way[future]
                     images[source] = future.result()
                     disk_cache.write(self.folder, file_name(source), future.result())
-                    self._tell(i + 1, sources, source, begin)
+                    self._report(i + 1, sources, source, begin)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _tell(self, done: int, sources: list[CudaSource], source: CudaSource, begin: float) -> None:
+    def _report(
+        self, done: int, sources: list[CudaSource], source: CudaSource, begin: float
+    ) -> None:
         if self._progress:
             self._progress(done, len(sources), str(source), perf_counter() - begin)
 
     def close(self) -> None:
-        """Unload everything. Twice is fine."""
+        """Unload everything. A second call does nothing."""
         with self._lock:
             for module in self._modules.values():
                 self._gpu.unload(module)
@@ -114,7 +115,7 @@ class Library:
 
 
 def file_name(source: CudaSource) -> str:
-    """The name of the file of a source's image."""
+    """The name of the cache file of a source's image."""
     digest = hashlib.sha256(str(source).encode())
     if Path(source.file).is_absolute():  # not in the key of the folder
         digest.update(Path(source.file).read_bytes())

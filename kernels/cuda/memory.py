@@ -1,7 +1,7 @@
 """Memory of a CUDA device, and pinned memory of the host, from which copies are fast.
 
-The host cannot read a device's memory in place, only copy to and from it. Tested by
-tests/kernels/test_cuda_device.py.
+The host cannot access a device's memory in place; it can only copy to and from it.
+Tested by tests/kernels/test_cuda_device.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..device_buffer import DeviceBuffer
 from ..host import host_memory
 from .driver import Address, Gpu
 
-ALIGNMENT = 256  # as CUDA's own allocations: kernels read 16 bytes at a time
+ALIGNMENT = 256  # the alignment of CUDA's allocations; kernels need 16 bytes
 
 
 class CudaBufferType(BufferType):
@@ -89,7 +89,7 @@ class PinnedBufferType(BufferType):
 
     def _alloc(self, size: int) -> PinnedBuffer:
         free, _ = host_memory()
-        if size > free:  # the system would end the process instead
+        if size > free:  # otherwise the system would kill the process
             raise OutOfMemoryError(self.name, size, free)
         try:
             return PinnedBuffer(self, size, self._gpu)
@@ -111,5 +111,5 @@ class PinnedBuffer(HostBuffer):
 
 
 def host_bytes(address: Address, size: int) -> Bytes:
-    """Memory of this process as an array, which does not own it."""
+    """Memory of this process as an array that does not own it."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -40,14 +40,14 @@ class NvrtcCompiler:
 
     @cached_property
     def archs(self) -> list[int]:
-        """The architectures it compiles for, as in 90 for sm_90."""
+        """The architectures that it compiles for; 90 is sm_90."""
         return sorted(self._call("nvrtcGetSupportedArchs"))
 
     def compile(self, source: CudaSource, arch: int) -> bytes:
         return self.compile_with_log(source, arch)[0]
 
     def compile_with_log(self, source: CudaSource, arch: int) -> tuple[bytes, str]:
-        """The image and the compiler's log: registers, spills.
+        """The image, and the compiler's log about registers and spills.
 
         For an unknown architecture, PTX for the newest known one before it, which the driver
         translates.
@@ -101,8 +101,8 @@ class NvrtcCompiler:
 
 
 def _let_signals_interrupt() -> None:
-    """Let signals interrupt system calls again. NVRTC installs its own handlers, and restores those
-    of Python with the flag to restart calls: Ctrl-C would be noticed only after a wait."""
+    """Let signals interrupt system calls again. NVRTC installs its own handlers. It then restores
+    Python's with the flag to restart calls, so that Ctrl-C would only act after a wait."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(signal.getsignal(number)):
             signal.siginterrupt(number, True)

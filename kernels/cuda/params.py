@@ -9,7 +9,7 @@ from typing import Final
 
 from ..plan.params import OWN
 
-SCRATCH: Final = OWN  # address of the scratch memory that calls share
+SCRATCH: Final = OWN  # address of the scratch memory that all calls share
 ERROR: Final = SCRATCH + 1  # address of the error report
 CALL: Final = ERROR + 1  # number of this call
 N_WORDS: Final = CALL + 1

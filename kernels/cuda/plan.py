@@ -1,7 +1,7 @@
 """The CUDA plan: a split's nodes compiled to a list of kernel launches over fixed addresses.
 
-Knows no backend: `address_of(node, tensor)` is the address of a tensor, `workspace` gives scratch
-memory. Tested by tests/kernels/test_cuda_plan.py.
+Knows no backend: `address_of(node, tensor)` is the address of a tensor, `workspace(size)` that of
+scratch memory. Tested by tests/kernels/test_cuda_plan.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .library import Library
 from .params import CALL, ERROR, N_WORDS, SCRATCH
 from .table import Dim3
 
-ALIGNMENT = 256  # of scratch memory: a kernel may read and write it in 16 bytes at a time
+ALIGNMENT = 256  # alignment of scratch memory; kernels need 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Launch:
 class CudaPlan:
     """The launches that compute a graph's nodes, in order.
 
-    A kernel that meets a bad index reports it in three words at `error`, with the number of its
-    call: the next of `numbers`, which plans with the same words share.
+    A kernel that finds a bad index writes three words at `error`: the number of its call, the index
+    and the limit. `numbers` gives the numbers of calls; plans with the same `error` share it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CudaPlan:
         slots = [begin + slot for slot in slots]
         blocks = np.zeros((len(self.steps), N_WORDS), np.int64)
         self.launches: list[Launch] = []
-        self._nodes: dict[int, Tensor] = {}  # by number of the call
+        self._nodes: dict[int, Tensor] = {}  # by the number of the call
         for step, block in zip(self.steps, blocks, strict=True):
             call, number = step.call, next(numbers)
             self._nodes[number] = step.node
@@ -84,7 +84,7 @@ class CudaPlan:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """What each launch computes."""
+        """The part of the profile that each launch computes."""
         return parts_of(self._all, self.steps)
 
     def error_of(self, call: int, value: int, limit: int) -> BackendError | None:
@@ -94,5 +94,5 @@ class CudaPlan:
 
 
 def work_size(graph: Graph, address_of: AddressOf) -> int:
-    """Bytes of scratch memory that a plan asks for."""
+    """Bytes of scratch memory that a plan needs."""
     return KERNELS.steps_of(graph, address_of).scratch_layout(ALIGNMENT).size

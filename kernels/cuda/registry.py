@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, or why none can be used.
+"""The NVIDIA GPUs of this machine, or the reason why none can be used.
 
     registry = find_cuda()
     scheduler = Scheduler([registry.devices()[0].init_backend(), CpuDevice().init_backend()])
@@ -24,13 +24,13 @@ from .driver import Compiler, Driver
 from .kernel_set import KERNELS
 from .nvrtc import NvrtcCompiler
 
-FEW, MANY = 1, 512  # tokens: weights' memory, or multiplications, take the time
+FEW, MANY = 1, 512  # tokens: limited by memory bandwidth, or by arithmetic
 N_TRIED: Final = 4096  # rows and columns of a matrix
 
 
 class CudaRegistry(Registry):
-    """The CUDA devices of this machine, and why there are none; `versions` is of driver and
-    compiler."""
+    """The CUDA devices of this machine, or the reason why there are none. `versions`: of the
+    driver and the compiler."""
 
     name = "CUDA"
     packages = ("cuda-bindings",)
@@ -57,7 +57,7 @@ class CudaRegistry(Registry):
 
 
 class CudaProducts(NamedTuple):
-    """The kernels of products with weights of some types, for few tokens and for many."""
+    """The kernels of products with weights of these types, for few tokens and for many."""
 
     types: list[str]
     few: str
@@ -73,7 +73,7 @@ class CudaProducts(NamedTuple):
 
 
 def cuda_products() -> list[CudaProducts]:
-    """The kernels of products, by the types of weights; types without a kernel have empty names."""
+    """The kernels of products by the types of weights. The names are empty without a kernel."""
     by_kernels: dict[tuple[str, str], list[str]] = {}
     for type in WEIGHT_TYPES:
         names = _product_kernel(type, FEW), _product_kernel(type, MANY)
@@ -92,7 +92,7 @@ def open_cuda(
     make_compiler: Callable[[], Compiler] = NvrtcCompiler,
     progress: CompileProgress | None = None,
 ) -> CudaRegistry:
-    """The machine's CUDA devices; if none can be used, the reason in one line."""
+    """The machine's CUDA devices, or the reason why none can be used."""
     try:
         driver = make_driver()
         gpus = driver.gpus()
@@ -107,7 +107,7 @@ def open_cuda(
 
 
 def _check_versions(driver: str, compiler: str) -> None:
-    """A driver runs code of compilers of its own and older major versions of CUDA."""
+    """Raise BackendError if the compiler's major version of CUDA is newer than the driver's."""
     found = re.search(r"NVRTC (\d+)", compiler)
     if found and int(found[1]) > int(driver.partition(".")[0]):
         raise BackendError(

@@ -1,4 +1,4 @@
-"""The CUDA kernels: what is compiled, a kernel call, and the tables of kernels by op and by chain.
+"""The CUDA kernels: sources, kernel calls, and the tables of kernels by op and by chain.
 
 Each module of `ops/` adds its ops with `implements`, and its chains with `fuses`. Knows no memory,
 no driver and no compiler. Tested by tests/kernels/test_cuda_plan.py.
@@ -20,9 +20,9 @@ Define = str | int
 
 @dataclass(frozen=True, slots=True)
 class CudaSource:
-    """A file of `src/` and its definitions, which are compiled, cached and loaded at once.
+    """A file of `src/` with definitions: the unit that is compiled, cached and loaded.
 
-    `defines` are (name, value): types and sizes that a kernel must know when it is compiled.
+    `defines` are pairs (name, value): types and sizes that must be known at compile time.
     """
 
     file: str

@@ -1,1 +1,1 @@
-"""plan: what turns the nodes of a split into the steps of a plan. All backends share it."""
+"""plan: compiles the nodes of a split to the steps of a plan. All backends share it."""

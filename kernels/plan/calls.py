@@ -1,6 +1,6 @@
-"""A kernel call as a plan sees it, on any backend: what it computes with, what memory it touches.
+"""The interface of a kernel call, common to all backends: its kernel, parameters and memory.
 
-Each backend has a type of call of its own, with what it needs to launch a kernel besides. Knows no
+Each backend has its own type of call, which adds the data that a launch needs. Knows no
 addresses. Tested by tests/kernels/test_cpu_plan.py and tests/kernels/test_cuda_plan.py.
 """
 
@@ -33,9 +33,10 @@ Param = Number | CompiledKernel  # a kernel stands for its address
 class KernelCall(Protocol):
     """One call of a kernel for a node.
 
-    `tensors` are those that the call touches, the first `n_written` of them written; without any,
-    the node and its sources. `params` are the op's. `prepared` are the sources that it reads in
-    another form. `scratch` is the size of the scratch memory that it shares with other calls.
+    `tensors` are the tensors that the call accesses; it writes the first `n_written`. If there are
+    none, it accesses the node and its sources. `params` are the op's parameters. `prepared` are the
+    sources that the call reads in another form. `scratch` is the size in bytes of the scratch
+    memory that it shares with other calls.
     """
 
     @property
@@ -56,11 +57,11 @@ CallT = TypeVar("CallT", bound=KernelCall)
 
 
 class PreparedSource(NamedTuple, Generic[CallT]):
-    """A source of a node in another form, in scratch memory, made once for all its readers.
+    """A source of a node in another form. It is in scratch memory, and made once for all readers.
 
-    `tensor` is the source. `form` names the form: two of the same tensor and form hold the same
-    bytes. `size` is in bytes. `calls` make it. They get the tensors of the call that reads it
-    unless they name their own, and may read `tensor` only.
+    `tensor` is the source. `form` names the form: prepared sources of the same tensor and form are
+    the same bytes. `size` is in bytes. `calls` make it: they get the tensors of the call that reads
+    it, unless they name their own, and may read `tensor` only.
     """
 
     tensor: Tensor

@@ -1,7 +1,7 @@
-"""Chains: nodes that one kernel may compute at once, and where a graph has them.
+"""Chains: nodes that one kernel may compute at once, and their places in a graph.
 
-A chain says which tensors a kernel of it reads and writes; backends that have such a kernel fuse it
-(`fusion`). Knows no kernels and no memory. Tested by tests/kernels/test_cpu_fusion.py.
+A chain lists the tensors that its kernel reads and writes. A backend with such a kernel fuses the
+chain (`fusion`). Knows no kernels and no memory. Tested by tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NodeChain(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of a kernel of the chain: the first `n_written` are written, others read."""
+        """The tensors of the chain's kernel. It writes the first `n_written` and reads the rest."""
 
     @property
     def n_written(self) -> int:
@@ -70,7 +70,7 @@ class NormMul(NodeChain):
 
 
 def is_row_weighted(chain: NormMul) -> bool:
-    """True if one row weighs all rows, and all of them are float32 without gaps."""
+    """True if the weight is one row for all rows, and all are float32 without gaps."""
     weight, rows, add = chain.mul.src[1], (*chain.tensors, *chain.nodes), chain.add
     one_row = weight.ne[0] == chain.mul.ne[0] and weight.n_rows == 1
     if add is not None:
@@ -80,7 +80,7 @@ def is_row_weighted(chain: NormMul) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RopeSetRows(NodeChain):
-    """`set_rows` writes the heads that `rope` turned, each token's in a row."""
+    """`set_rows` writes the heads that `rope` rotated: a row for each token."""
 
     rope: Tensor
     set_rows: Tensor
@@ -91,20 +91,20 @@ class RopeSetRows(NodeChain):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The cache, heads, positions, factors (without any the positions again), row indices."""
+        """The cache, heads, positions, factors (or the positions again), row indices."""
         x, pos, *factors = self.rope.src
         return self.set_rows, x, pos, *(factors or [pos]), self.set_rows.src[1]
 
     @property
     def unit(self) -> int:
-        """Heads that make whole blocks of the cache's type."""
+        """The smallest number of heads that fill whole blocks of the cache's type."""
         block_size = self.set_rows.type.block_size
         return block_size // gcd(block_size, self.rope.ne[0])
 
 
 @dataclass(frozen=True, slots=True)
 class GateUp(NodeChain):
-    """`glu`, of two MUL_MATs or MUL_MAT_IDs with the same columns (and ids): f(gate) * up."""
+    """`glu` = f(gate) * up, of two MUL_MATs or MUL_MAT_IDs with the same columns (and ids)."""
 
     gate: Tensor
     up: Tensor
@@ -121,13 +121,14 @@ class GateUp(NodeChain):
         return self.glu, a, x, self.up.src[0], *ids
 
 
-# --- where a graph has them ---
+# --- places in a graph ---
 
 
 def matches(graph: Graph) -> Iterator[Iterator[NodeChain]]:
     """For each node, the chains that end there, the longest first.
 
-    A chain's results have one reader each but for the last, and no user reads them.
+    Each result inside a chain has one reader and is no output. The sum of a NormMul may have more
+    readers.
     """
     uses = _Uses(graph)
     for node in graph.nodes:
@@ -144,7 +145,7 @@ class _Uses:
         self._counts = graph.use_counts
 
     def is_inner(self, t: Tensor) -> bool:
-        """True for a node of the graph with one reader, which is no user."""
+        """True for a node of the graph with one reader that is not an output."""
         return t in self.place and self._counts.get(t) == 1 and not t.flags & OUTPUT
 
 

@@ -5,12 +5,12 @@
     @FUSERS.fuses(NormMul)
     def norm_mul(chain: NormMul) -> Sequence[CpuCall] | None: ...   # None: no kernel for this one
 
-A chain runs in the place of its last node. So `optimize`, before memory is planned, asks to keep
-the chain's sources alive until then. `fused_calls`, once addresses are known, checks that the chain
-writes nothing that other nodes still need; if it does, its nodes are computed one by one.
+A chain runs in the place of its last node. So `optimize`, which runs before memory is planned,
+requests that the chain's sources stay alive until then. `fused_calls` runs later, with addresses.
+If a chain would overwrite memory that other nodes still need, its nodes are computed one by one.
 
-A result that only the chain reads is not written at all. A chain never reaches past a node that is
-observed (`Scheduler.set_eval_callback`).
+A result that only the chain reads is not written at all. An observed node
+(`Scheduler.set_eval_callback`) can only be the last one of a chain.
 Knows no kernels: each backend that compiles plans declares its own in its `Fusers`.
 Tested by tests/kernels/test_fusion.py and test_cpu_fusion.py.
 """
@@ -29,7 +29,7 @@ from .calls import CallT
 from .chains import NodeChain, matches
 from .steps import AddressOf, Range, overlaps
 
-# --- what fuses them ---
+# --- a backend's kernels ---
 
 C = TypeVar("C", bound=NodeChain)
 Fuser = Callable[[C], Sequence[CallT] | None]
@@ -42,11 +42,11 @@ class Fusers(Generic[CallT]):
         self._fusers: dict[type[NodeChain], list[Callable[[Any], Sequence[CallT] | None]]] = {}
 
     def fuses(self, kind: type[C]) -> Callable[[Fuser[C, CallT]], Fuser[C, CallT]]:
-        """Declare a function from a chain to its calls; it returns None without a kernel for it.
+        """Declare a function from a chain to its calls; it returns None if it has no kernel.
 
-        The calls name the tensors they read and write (`tensors`, `n_written`). The last node has
-        memory, and those that the chain says; the others have none. The function is called before
-        tensors have addresses, and again when they have.
+        The calls name the tensors they read and write (`tensors`, `n_written`). Of the chain's
+        nodes, only the last one and those in `chain.tensors` have memory. The function is called
+        before tensors have addresses, and again afterwards.
         """
 
         def declare(fuser: Fuser[C, CallT]) -> Fuser[C, CallT]:
@@ -56,7 +56,7 @@ class Fusers(Generic[CallT]):
         return declare
 
     def calls(self, chain: NodeChain) -> Sequence[CallT] | None:
-        """The calls that compute a chain; None without a kernel for it."""
+        """The calls that compute a chain; None if there is no kernel for it."""
         found = (fuser(chain) for fuser in self._fusers.get(type(chain), ()))
         return next((calls for calls in found if calls is not None), None)
 
@@ -65,7 +65,7 @@ class Fusers(Generic[CallT]):
 
 
 def find_chains(graph: Graph, fusers: Fusers[CallT]) -> list[tuple[NodeChain, Sequence[CallT]]]:
-    """The chains of a graph that a fuser computes, each with its calls. No node is in two."""
+    """The chains of a graph that have a fuser, with their calls. No node is in two chains."""
     taken: set[Tensor] = set()
     found: list[tuple[NodeChain, Sequence[CallT]]] = []
     for chains in matches(graph):
@@ -82,7 +82,7 @@ def find_chains(graph: Graph, fusers: Fusers[CallT]) -> list[tuple[NodeChain, Se
 
 
 def optimize(graph: Graph, fusers: Fusers[CallT]) -> Sequence[KeepAlive]:
-    """Put products with the same columns side by side. Return wishes to keep what chains read."""
+    """Gather products with the same columns. Return requests to keep chains' sources alive."""
     _gather_products(graph.nodes)
     wishes: list[KeepAlive] = []
     for chain, _ in find_chains(graph, fusers):
@@ -97,13 +97,13 @@ def optimize(graph: Graph, fusers: Fusers[CallT]) -> Sequence[KeepAlive]:
 
 
 def _gather_products(nodes: list[Tensor]) -> None:
-    """Move each MUL_MAT of a leaf right behind the first one that reads the same columns.
+    """Move each MUL_MAT of a leaf directly after the previous one that reads the same columns.
 
     So the products of queries, keys and values run without a barrier between them. No product moves
     across a node that writes into the memory of its sources, as SET_ROWS does.
     """
-    last: dict[Tensor, Tensor] = {}  # by columns, the last product that was gathered
-    written: set[Tensor] = set()  # by nodes that are views
+    last: dict[Tensor, Tensor] = {}  # the last product that was gathered, by columns
+    written: set[Tensor] = set()  # roots whose memory a node has written through a view
     moved: list[tuple[Tensor, Tensor]] = []
     for node in nodes:
         if node.op not in VIEW_OPS and node.view_src is not None:
@@ -128,8 +128,8 @@ def _gather_products(nodes: list[Tensor]) -> None:
 def fused_calls(
     graph: Graph, fusers: Fusers[CallT], address_of: AddressOf
 ) -> tuple[dict[Tensor, Sequence[CallT]], set[Tensor]]:
-    """The calls of the chains that are safe at these addresses, by the chain's last node; and the
-    other nodes of these chains, which need no calls."""
+    """Return the calls of the chains that are safe at these addresses, by the last node of each.
+    Also return the other nodes of these chains, which need no calls."""
     nodes = graph.nodes
     place = {node: i for i, node in enumerate(nodes)}
     fused: dict[Tensor, Sequence[CallT]] = {}
@@ -146,7 +146,7 @@ def fused_calls(
 def _is_safe(
     chain: NodeChain, calls: Sequence[CallT], between: Sequence[Tensor], address_of: AddressOf
 ) -> bool:
-    """True if the chain may run in the place of its last node: no ranges overlap that must not."""
+    """True if the chain may run in the place of its last node: no conflicting ranges overlap."""
     last = chain.nodes[-1]
 
     def range_of(t: Tensor) -> Range:

@@ -6,7 +6,7 @@
     KERNELS.optimize(graph)                # before memory is planned
     KERNELS.steps_of(graph, address_of)    # once addresses are known
 
-A backend declares its kernels and compiles steps; all between is here. Knows no kernels itself.
+A backend declares its kernels and compiles the steps. Everything between is here. Knows no kernels.
 Tested by tests/kernels/test_plan_kernel_set.py.
 """
 
@@ -28,29 +28,29 @@ from .steps import AddressOf, Steps
 
 @dataclass(frozen=True, slots=True)
 class KernelSet(Generic[CallT]):
-    """What a backend computes with: `table_of` is the table of a node's op, `fusers` the kernels of
-    chains. LAMELLA_NO_FUSION turns chains off."""
+    """The kernels of a backend. `table_of` returns the table for a node, `fusers` are the kernels
+    of chains. LAMELLA_NO_FUSION disables chains."""
 
     table_of: Callable[[Tensor], OpTable[CallT]]
     fusers: Fusers[CallT]
 
     def supports(self, node: Tensor) -> bool:
-        """Whether there are kernels for the node's op, types and layouts."""
+        """True if there are kernels for the node's op, types and layouts."""
         return self.table_of(node).supports(node)
 
     def calls_of(self, node: Tensor) -> Sequence[CallT]:
-        """The calls that compute a supported node by itself."""
+        """The calls that compute a supported node alone, without fusion."""
         return self.table_of(node).calls_of(node)
 
     def optimize(self, graph: Graph) -> Sequence[KeepAlive]:
-        """Order the nodes, and ask for the data that chains need: see `Backend.graph_optimize`."""
+        """Reorder nodes, and request the data that chains need: see `Backend.graph_optimize`."""
         return () if NO_FUSION() else optimize(graph, self.fusers)
 
     def steps_of(self, graph: Graph, address_of: AddressOf) -> Steps[CallT]:
-        """The steps that compute a graph whose tensors have addresses; nothing is compiled.
+        """The steps that compute a graph whose tensors have addresses. Compiles nothing.
 
-        `graph.use_counts` are those of the whole graph: a result that one node alone reads need not
-        be written if both are computed at once.
+        `graph.use_counts` must be those of the whole graph, not of the split: a chain does not
+        write a result that has no other reader.
         """
         fused, inner = ({}, set()) if NO_FUSION() else fused_calls(graph, self.fusers, address_of)
         steps = Steps[CallT](address_of)

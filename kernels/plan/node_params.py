@@ -1,6 +1,6 @@
-"""Numbers that kernels of every backend need of a node: from its op's parameters, and its layout.
+"""Parameters of kernels that are the same on every backend, from a node's op and layout.
 
-Each number is computed here once, so that all backends compute the same. Knows no kernels.
+All backends take them from here, so that all compute the same. Knows no kernels.
 Tested through the ops' tests of each backend.
 """
 
@@ -34,13 +34,13 @@ def has_whole_qkv(attention: Tensor) -> bool:
 
 
 def run_length(t: Tensor) -> int:
-    """The number of elements at equal distances: all of them without gaps, else a row's."""
+    """The number of elements at equal distances: all elements if there are no gaps, else a row."""
     # where rows have one element, is_contiguous does not look at nb[0]
     return t.n_elements if t.is_contiguous and t.nb[0] == t.type.type_size else t.ne[0]
 
 
 def is_flat(node: Tensor, *operands: Tensor) -> bool:
-    """True if all have the node's shape and no gaps: elements can be counted over all rows."""
+    """True if all have the node's shape and no gaps, so that rows do not matter."""
     # where rows have one element, is_contiguous does not look at nb[0]
     return all(
         t.is_contiguous and t.ne == node.ne and t.nb[0] == t.type.type_size
@@ -49,7 +49,7 @@ def is_flat(node: Tensor, *operands: Tensor) -> bool:
 
 
 def scalars_of(node: Tensor) -> tuple[float, ...]:
-    """The numbers of an op of one operand: a factor and bias, limits, or a value."""
+    """The parameters of an op of one operand: a factor and a bias, two limits, or a value."""
     match node.params:
         case ScaleParams(scale, bias):
             return scale, bias or -0.0  # adding -0.0 changes nothing, 0.0 would turn -0.0 into 0.0
@@ -62,7 +62,7 @@ def scalars_of(node: Tensor) -> tuple[float, ...]:
 
 
 def eps_of(norm: Tensor) -> float:
-    """What a NORM or RMS_NORM adds to the variance or mean square."""
+    """The number that a NORM or RMS_NORM adds to the variance or mean square."""
     return params_of(norm, EpsParams).eps
 
 
@@ -78,8 +78,8 @@ def is_descending(node: Tensor) -> bool:
 
 
 def glu_operands(node: Tensor) -> tuple[int, tuple[int, int]]:
-    """Where the operands of a GLU are: which tensor is the second one (the first is 1), and the
-    bytes from a row's begin to the elements of each."""
+    """The places of a GLU's operands: the tensor of the second operand (that of the first is 1),
+    and the offset in bytes of each operand in its rows."""
     if len(node.src) == 2:
         return 2, (0, 0)
     half = node.ne[0] * node.src[0].nb[0]
@@ -92,9 +92,9 @@ def glu_operands(node: Tensor) -> tuple[int, tuple[int, int]]:
 def rope_params(node: Tensor) -> tuple[int | float, ...]:
     """The parameters of a ROPE's kernels.
 
-    Elements that turn; whether pairs have factors; the frequency of a pair divided by that of the
-    pair before; YaRN's frequency scale, extrapolation factor, LOW and HIGH; the factor of cosines
-    and sines.
+    In order: the number of rotated elements; 1 if pairs have factors; the ratio of the frequencies
+    of a pair and the pair before it; YaRN's frequency scale, extrapolation factor, LOW and HIGH;
+    the factor of cosines and sines.
     """
     p = params_of(node, RopeParams)
     low, high = _yarn_range(p)
@@ -109,7 +109,7 @@ def rope_params(node: Tensor) -> tuple[int | float, ...]:
 
 
 def _yarn_range(p: RopeParams) -> tuple[float, float]:
-    """LOW and HIGH, as in ggml's rope_yarn_corr_dims (arXiv 2309.00071)."""
+    """YaRN's LOW and HIGH, as in ggml's rope_yarn_corr_dims (arXiv 2309.00071)."""
     if p.ext_factor == 0:
         return 0.0, 0.0
 

@@ -1,4 +1,4 @@
-"""The table of a backend's ops: which nodes it supports, and the calls that compute them.
+"""The table of a backend's ops: the nodes that it supports, and the calls that compute them.
 
     OPS = OpTable[CpuCall]()
 
@@ -21,7 +21,7 @@ CallsOf = Callable[[Tensor], Sequence[CallT]]
 
 
 class Implementation(NamedTuple, Generic[CallT]):
-    """How an op is computed: a rule for the nodes that are supported, and the calls of a node."""
+    """The implementation of an op: a test for supported nodes, and the calls of a node."""
 
     supports: Callable[[Tensor], bool]
     calls: CallsOf[CallT]
@@ -47,7 +47,7 @@ class OpTable(Generic[CallT]):
         return declare
 
     def supports(self, node: Tensor) -> bool:
-        """True if there are kernels for the node's op, types and layouts, or nothing to compute."""
+        """True if there are kernels for the node's op, types and layouts, or it needs none."""
         if not _is_computed(node):
             return True
         entry = self.entries.get(node.op)

@@ -1,7 +1,7 @@
 """The block of parameters of a kernel call: 64-bit words in the same order on every backend.
 
-    0              the node, then its sources, or the call's own tensors: address, ne, nb of each
-    PREPARED       addresses of prepared sources; of a call that makes one, where to put it
+    0              address, ne and nb of the node and its sources, or of the call's own tensors
+    PREPARED       addresses of prepared sources, or of the one that the call makes
     PARAMS         the op's own parameters: int64, float64 or the address of a kernel
     OWN            the backend's own words
 
@@ -29,7 +29,7 @@ Words = npt.NDArray[np.int64]
 
 
 def write_params(words: Words, step: Step[Any], address_of: AddressOf, slots: list[int]) -> None:
-    """Fill the block of a step, but for the backend's own words. `slots` are their addresses."""
+    """Fill the block of a step except the backend's own words. `slots` are addresses."""
     call: KernelCall = step.call
     fits = len(step.tensors) <= MAX_TENSORS and len(call.params) <= MAX_PARAMS
     assert fits, f"{step.node!r} has too many tensors or parameters"

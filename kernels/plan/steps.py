@@ -1,9 +1,9 @@
-"""The steps of a plan: calls in their order, prepared sources, which steps must wait.
+"""The steps of a plan: calls in order, their prepared sources, and the dependencies of steps.
 
-A source that several nodes read in the same other form is prepared once: it stays in one of a few
-slots of scratch memory until the source is overwritten, or the slot is needed for another one. A
-step depends on earlier steps that write what it touches, or read what it writes.
-Knows addresses, but not what calls compute. Tested by tests/kernels/test_cpu_plan.py.
+A source that several nodes read in the same other form is prepared once. The result stays in a
+slot of scratch memory until the source is overwritten or the slot is reused. A step depends on an
+earlier step that writes memory which the step accesses, or reads memory which it writes.
+Knows addresses, but no ops. Tested by tests/kernels/test_cpu_plan.py.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ...base.errors import BackendError
 from ...graph.tensor import Tensor
 from .calls import CallT, PreparedSource
 
-MAX_PREPARED: Final = 2  # prepared sources that a call may read
+MAX_PREPARED: Final = 2  # most prepared sources of a call
 
 AddressOf = Callable[[Tensor, Tensor], int]
-Range = tuple[int, int]  # of addresses: begin and end
+Range = tuple[int, int]  # begin and end of a range of addresses
 NOWHERE: Final = -1
 SHARED: Final = (-1, 0)  # stands for the scratch memory that calls share
 
 
 @dataclass(slots=True)
 class Step(Generic[CallT]):
-    """A call of a plan, the node that its errors name, and the memory it touches.
+    """A call of a plan, the node that its errors name, and the memory that it accesses.
 
-    `slots` are those of its prepared sources; of a call that makes one, the slot it writes.
+    `slots` has the slots of its prepared sources, or the slot of the prepared source that it makes.
     """
 
     node: Tensor
@@ -42,18 +42,18 @@ class Step(Generic[CallT]):
 
 @dataclass(slots=True)
 class Slot:
-    """A region of scratch memory for prepared sources: its size, its content, its last use."""
+    """A region of scratch memory for prepared sources."""
 
     size: int = 0
-    key: Any = None  # of its content: see `Steps._key`
+    key: Any = None  # identifies the content: see `Steps._key`
     source: Range = (NOWHERE, NOWHERE)
-    used: int = NOWHERE  # number of the step that used it last
+    used: int = NOWHERE  # the step that used it last
 
 
 class ScratchLayout(NamedTuple):
-    """Where a plan's scratch memory holds what: the memory that calls share, then the slots.
+    """The layout of a plan's scratch memory: the memory that calls share, then the slots.
 
-    `slots` are offsets in bytes, as is `size`, the end of all.
+    `slots` has the offset of each slot, `size` is the total size; both are in bytes.
     """
 
     slots: list[int]
@@ -97,7 +97,7 @@ class Steps(Generic[CallT]):
         made: PreparedSource[CallT],
         taken: Sequence[int],
     ) -> int:
-        """The slot of a prepared source. Appends the calls that make it if no slot holds it."""
+        """Return the slot of a prepared source. Append the calls that make it if no slot has it."""
         key = self._key(node, made)
         for i, slot in enumerate(self.slots):
             if slot.key == key:
@@ -133,7 +133,7 @@ class Steps(Generic[CallT]):
 
 
 def _slot_range(i: int) -> Range:
-    # below all addresses, and apart from each other and from SHARED
+    # below all addresses; different from each other and from SHARED
     return -3 - 2 * i, -2 - 2 * i
 
 
@@ -150,8 +150,8 @@ def overlaps(a: Range, ranges: Iterable[Range]) -> bool:
 
 
 def depends(step: Step[CallT], earlier: Step[CallT]) -> bool:
-    """True if a step must run after an earlier one: that one writes what the step touches, or reads
-    what the step writes."""
+    """True if a step must run after an earlier one, which writes memory that the step accesses, or
+    reads memory that the step writes."""
     return (
         any(overlaps(r, earlier.writes) for r in step.reads)
         or any(overlaps(r, earlier.writes) for r in step.writes)

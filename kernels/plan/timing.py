@@ -1,12 +1,12 @@
-"""The kernel calls of a plan for a profile: their kinds, their nodes, their costs.
+"""The kernel calls of a plan for a profile: their kinds, nodes and costs.
 
-A backend that can time single calls goes through the `parts` of its plan:
+A backend that can time single calls uses `Timing`:
 
     timing = Timing(parts)
     for first, last in timing.runs():   # data must be read before some calls
         timing.look(first)
         ...                             # compute those calls
-        timing.took(first, times)       # when each began, and when the last ended
+        timing.took(first, times)       # the begin of each, the end of the last
     timing.calls()
 
 Knows no backend and no clock. Tested by tests/kernels/test_timing.py.
@@ -35,7 +35,7 @@ DEPEND_ON_DATA: Final = (Op.MUL_MAT_ID, Op.FLASH_ATTN_EXT)  # ops whose cost dep
 class Part:
     """A call of a plan, as `CallTime` describes it.
 
-    Its cost is `fixed`, or the cost of its nodes; `kept` are written besides the last node.
+    Its cost is `fixed`, or else that of its nodes. `kept` are the tensors that the call writes.
     `reads`: the cost depends on data.
     """
 
@@ -78,8 +78,8 @@ def parts_of(nodes: Sequence[Tensor], steps: Sequence[Step[Any]]) -> list[Part]:
 def chains_of(
     nodes: Sequence[Tensor], steps: Sequence[Step[Any]]
 ) -> dict[Tensor, tuple[Tensor, ...]]:
-    """For each node with steps, all nodes that these compute, in order: the node itself, and its
-    sources without steps, as in fused chains."""
+    """For each node with steps, all nodes that these steps compute, in order: the node itself, and
+    sources that have no steps because they are fused into it."""
     chains: dict[Tensor, tuple[Tensor, ...]] = {}
     place = {node: i for i, node in enumerate(nodes)}
     taken = {step.node for step in steps}
@@ -87,7 +87,7 @@ def chains_of(
         chain, found = [last], [last]
         while found:
             for src in found.pop().src:
-                # through views: a chain may have some between its nodes
+                # also through views: a chain may have views between its nodes
                 if src in place and src not in taken and not src.is_empty:
                     taken.add(src)
                     found.append(src)
@@ -132,7 +132,7 @@ class Timing:
         return KnownUse()
 
     def _read(self, tensor: Tensor) -> Any:
-        if tensor not in self._data:  # in one computation, data is written once
+        if tensor not in self._data:  # a computation writes data only once
             self._data[tensor] = read_array(tensor)
         return self._data[tensor]
 

@@ -1,4 +1,4 @@
-"""quants: the layouts of blocks of quantized types. kernels/cpu decodes and encodes them."""
+"""quants: the layouts of blocks of quantized types, and the usual types of weights."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""reference: every op in NumPy, slow and plain. All other kernels are compared with it.
+"""reference: every op in NumPy, slow and simple. Tests compare all other kernels with it.
 
 `KERNELS[op](node, dst, srcs)` computes a node into `dst`, from the arrays of its sources
 (`alloc.array_of`). A row's bits do not depend on other rows or on its place in memory. Knows

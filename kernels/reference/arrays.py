@@ -1,7 +1,7 @@
-"""Tensors as NumPy arrays: views of memory, any type read as float32, float32 stored as any type.
+"""Tensors as NumPy arrays: reads any type as float32, and stores float32 as any type.
 
-An array has the shape (ne[3], ne[2], ne[1], ne[0]); one of a quantized tensor holds bytes, and its
-last dimension is a row of packed blocks. The `gguf` package knows how blocks are packed.
+An array has the shape (ne[3], ne[2], ne[1], ne[0]). The array of a quantized tensor has bytes: its
+last dimension is a row of packed blocks. The `gguf` package packs and unpacks blocks.
 Tested by tests/kernels/test_reference_arrays.py.
 """
 
@@ -27,18 +27,18 @@ NumpyKernel = Callable[[Tensor, Array, Sequence[Array]], None]
 
 @cache
 def can_dequantize(type: GGMLType) -> bool:
-    """True if `gguf.quants` can decode the type, floats included: tried on a block of zeros."""
+    """True if `gguf.quants` can decode the type (also floats). Tries it on a block of zeros."""
     return _works(quants.dequantize, np.zeros((1, type.type_size), np.uint8), type)
 
 
 @cache
 def can_quantize(type: GGMLType) -> bool:
-    """True if `gguf.quants` can encode the type, floats included: tried on a block of zeros."""
+    """True if `gguf.quants` can encode the type (also floats). Tries it on a block of zeros."""
     return _works(quants.quantize, np.zeros((1, type.block_size), np.float32), type)
 
 
 def to_f32(type: GGMLType, array: Array) -> F32Array:
-    """The values of `array`, whose rows are of `type`, in a C-contiguous array of their own."""
+    """The values of `array`, whose rows are of `type`, as a new C-contiguous array."""
     if type in (GGMLType.F32, GGMLType.F16, GGMLType.I32):
         return array.astype(np.float32, order="C")
     rows = np.ascontiguousarray(array).view(np.uint8)
@@ -67,14 +67,14 @@ def store(type: GGMLType, dst: Array, values: F32Array) -> None:
 
 
 def read(node: Tensor, srcs: Sequence[Array], i: int) -> F32Array:
-    """Source `i` of the node as float32, in an array of its own."""
+    """Source `i` of the node as a new array of float32."""
     return to_f32(node.src[i].type, srcs[i])
 
 
 def float_kernel(compute: Callable[..., F32Array]) -> NumpyKernel:
-    """The kernel of compute(node, *sources as float32), which returns all of the node as float32.
+    """The kernel of compute(node, *sources as float32), which returns the whole node as float32.
 
-    The result is complete before it is stored: `dst` may be the memory of a source.
+    The result is complete before it is stored, so `dst` may overlap a source.
     """
 
     def kernel(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
@@ -85,7 +85,7 @@ def float_kernel(compute: Callable[..., F32Array]) -> NumpyKernel:
 
 
 def check_index(node: Tensor, what: str, ids: Array, n: int) -> None:
-    """Refuse indices outside 0..n-1; NumPy would count negative ones from the end.
+    """Reject indices outside 0..n-1; NumPy would count negative indices from the end.
 
     Raises:
         BackendError: names the op, the node, the first bad index and the limit.
@@ -98,14 +98,14 @@ def check_index(node: Tensor, what: str, ids: Array, n: int) -> None:
 
 
 def tile(x: Array, shape: tuple[int, ...]) -> Array:
-    """A copy of x, repeated whole times along each dimension, to `shape`."""
+    """A copy of x, repeated along each dimension to `shape`, a multiple of x's shape."""
     if 0 in shape:
         return np.empty(shape, x.dtype)
     return np.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
 
 
 def dot(a: F32Array, b: F32Array) -> F32Array:
-    """Sums of products along the last axis, in an order that depends on its length alone.
+    """Sums of products along the last axis, in an order that depends only on its length.
 
     NumPy adds a contiguous axis pairwise, hence order="C". BLAS promises no order.
     """

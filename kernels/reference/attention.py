@@ -1,7 +1,7 @@
 """Kernel of flash_attn_ext (graph/ops/matrix.py): attention over a paged KV pool, token by token.
 
-A token's bits depend on its query, keys and values alone, in the order of positions: not on other
-tokens or on the places of pages. Tested by tests/kernels/test_reference_attention.py.
+A token's bits depend only on its query, and on keys and values in the order of positions, not on
+other tokens or on the places of pages. Tested by tests/kernels/test_reference_attention.py.
 """
 
 from __future__ import annotations

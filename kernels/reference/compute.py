@@ -22,7 +22,7 @@ Bound = tuple[
 
 
 class ReferenceProgram:
-    """Kernels with their arrays; see `kernels.compute.Program`."""
+    """Kernels and their arrays; see `kernels.compute.Program`."""
 
     def __init__(self, bound: Sequence[Bound]) -> None:
         self._bound = bound

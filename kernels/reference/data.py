@@ -28,13 +28,14 @@ def _set_rows(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     ids = srcs[1][0]  # (y, x, m): x and y divide the batches of b
     check_index(node, "row", ids, dst.shape[2])
     rows = from_f32(node.type, read(node, srcs, 0))
-    # NumPy writes in order: if an id occurs twice, the last row stays
+    # NumPy writes in order: if an id occurs twice, the last row remains
     for j, i in np.ndindex(rows.shape[:2]):
         dst[j, i, ids[j % ids.shape[0], i % ids.shape[1]]] = rows[j, i]
 
 
 def _copy(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
-    # element order, so that shapes may differ; blocks never cross a row, so bytes keep it too
+    # in the order of elements, because shapes may differ; blocks never cross rows, so this also
+    # holds for bytes
     if node.type is node.src[0].type:
         dst[...] = srcs[0].reshape(dst.shape)  # NumPy handles overlapping memory
     else:

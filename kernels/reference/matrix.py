@@ -1,6 +1,6 @@
 """Kernels of matrix products (graph/ops/matrix.py): weights are decoded, all arithmetic is float32.
 
-Each element is one `dot`: its bits depend on its two rows alone.
+Each element is one `dot`: its bits depend only on its two rows.
 Tested by tests/kernels/test_reference_matrix.py.
 """
 
@@ -15,7 +15,7 @@ from ...graph import GGMLType, Tensor
 from ...graph.op import Op
 from .arrays import Array, F32Array, NumpyKernel, check_index, dot, read, store, to_f32
 
-N_ROWS_DECODED: Final = 256  # at a time, to bound memory
+N_ROWS_DECODED: Final = 256  # rows that are decoded at a time, to limit memory
 
 
 def _mul_mat(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
@@ -40,7 +40,7 @@ def _mul_mat_id(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 
 
 def _products(type: GGMLType, a: Array, x: F32Array) -> F32Array:
-    """Each row of x (m, k) with each row of a (n, k or bytes), which are of `type`: (m, n)."""
+    """Products (m, n) of each row of x (m, k) with each row of a (n, k or bytes), of `type`."""
     result = np.empty((len(x), len(a)), np.float32)
     for n in range(0, len(a), N_ROWS_DECODED):
         some = slice(n, n + N_ROWS_DECODED)

@@ -1,6 +1,6 @@
 """Kernels of graph/ops/rows.py: norms, softmax, rotary embedding, sorting, sums and masks.
 
-Sums are taken in float64, as ggml does, row by row: other rows cannot change a row's bits.
+Sums are computed in float64, as in ggml, row by row: other rows cannot change a row's bits.
 Tested by tests/kernels/test_reference_rows.py.
 """
 
@@ -31,7 +31,7 @@ F64Array = npt.NDArray[np.float64]
 
 
 def softmax(x: F32Array) -> F32Array:
-    """Softmax along the last axis. A row of -inf only is NaN, as in ggml."""
+    """Softmax along the last axis. NaN for a row of -inf only, as in ggml."""
     e: F32Array = np.exp(x - x.max(axis=-1, keepdims=True, initial=-np.inf))
     y: F32Array = e * (1 / _sum(e)).astype(np.float32)
     return y
@@ -40,7 +40,7 @@ def softmax(x: F32Array) -> F32Array:
 def alibi_slopes(n_head: int, max_bias: float) -> F32Array:
     """The factor of each head's bias [n_head]: 1, or ALiBi's (arXiv 2108.12409) if max_bias > 0.
 
-    Heads beyond the largest power of two take every other slope of twice as many, as in ggml.
+    Heads beyond the largest power of two take every second slope of twice as many, as in ggml.
     """
     if max_bias <= 0:
         return np.ones(n_head, np.float32)
@@ -104,7 +104,7 @@ def _argsort(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
 
 
 def _falling(x: F32Array) -> npt.NDArray[np.intp]:
-    # of the negative: reversing an ascending order would reverse equal elements, too
+    # sort the negative: reversing an ascending order would also reverse equal elements
     return np.argsort(-x, axis=-1, kind="stable")
 
 
@@ -124,16 +124,16 @@ def _rope(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
     }
     first, second = pairs[p.mode]
     x0, x1 = x[..., first], x[..., second]
-    y = x.copy()  # elements behind n_dims stay
+    y = x.copy()  # elements from n_dims on do not change
     y[..., first] = x0 * cos - x1 * sin
     y[..., second] = x0 * sin + x1 * cos
     store(node.type, dst, y)
 
 
 def _cos_sin(p: RopeParams, pos: Array, factors: F32Array | None) -> tuple[F32Array, F32Array]:
-    # float64: rounded to float32, an angle of 100,000 would be off by up to 0.004
+    # float64: an angle of 100,000, rounded to float32, would be off by up to 0.004
     i = np.arange(p.n_dims // 2)
-    # (n_tokens, 1, n_dims / 2): all heads of a token turn alike
+    # (n_tokens, 1, n_dims / 2): all heads of a token rotate alike
     theta = pos.astype(np.float64)[:, None, None] * p.freq_base ** (-2.0 * i / p.n_dims)
     if factors is not None:
         theta = theta / factors[: len(i)]
@@ -142,7 +142,8 @@ def _cos_sin(p: RopeParams, pos: Array, factors: F32Array | None) -> tuple[F32Ar
 
 
 def _yarn(p: RopeParams, theta: F64Array) -> tuple[F64Array, float]:
-    """Scaled angles and the factor of cos and sin: YaRN as ggml's rope_yarn (arXiv 2309.00071)."""
+    """Scaled angles, and the factor of cos and sin: YaRN as in ggml's rope_yarn (arXiv
+    2309.00071)."""
     interpolated = p.freq_scale * theta
     if p.ext_factor == 0:
         return interpolated, p.attn_factor
@@ -155,7 +156,7 @@ def _yarn(p: RopeParams, theta: F64Array) -> tuple[F64Array, float]:
 
 
 def _corr_dim(p: RopeParams, n_rot: float) -> float:
-    # the pair that turns n_rot times within n_ctx_orig positions
+    # the pair that makes n_rot turns within n_ctx_orig positions
     turns = np.float64(p.n_ctx_orig) / (n_rot * 2 * math.pi)
     return float(p.n_dims * np.log(turns) / (2 * np.log(np.float64(p.freq_base))))
 

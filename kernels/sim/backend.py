@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SimBackend(Backend):
     """Runs its work in order: on a worker thread, or at once on a synchronous device.
 
-    A plan is a program over the memory, which must not move.
+    A plan is a program with fixed addresses, so the memory must not move.
     """
 
     device: SimDevice
@@ -99,7 +99,7 @@ class SimBackend(Backend):
             return False
         other = (
             src_backend if src_backend.is_async else self
-        )  # a synchronous backend has done its work
+        )  # a synchronous backend has finished its work
         if not isinstance(other, SimBackend):
             return False
         _order(other.stream, self.stream)

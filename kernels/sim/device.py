@@ -4,8 +4,8 @@
     cpu = SimDevice("CPU", DeviceType.CPU)
     scheduler = Scheduler([gpu.init_backend(), cpu.init_backend()])
 
-They have all that makes multi-device scheduling hard: memory the host cannot read, work that is
-unfinished when a call returns, slow copies, unsupported ops.
+They have everything that makes multi-device scheduling hard: memory that the host cannot read, work
+that goes on after a call returns, slow copies, unsupported ops.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class SimDevice(Device):
     """A simulated device.
 
     Args:
-        name: of the device, its backends and its memory.
-        type: gpu and accel have memory of their own; cpu uses host memory.
-        memory: bytes of its memory.
-        buffer_type: memory to use instead of its own, for instance another device's.
+        name: the name of the device, its backends and its memory.
+        type: GPU and ACCEL have their own memory; CPU uses host memory.
+        memory: the size of its memory in bytes.
+        buffer_type: memory to use instead of its own, for example another device's.
         reads: further buffer types whose tensors it can use in place.
-        ops: the ops it supports if there is a kernel; None: all.
-        offload_ops: the ops it wants to take over from the CPU.
+        ops: the ops that it supports if there is a kernel; None: all.
+        offload_ops: the ops that it takes over from the CPU.
         bandwidth: bytes per second of its copies; None: no limit.
-        async_: work on a thread of its own; by default all but a cpu do.
+        async_: work on its own thread; the default except for CPU.
         events: have events, if it works on a thread; without them others must synchronize.
-        async_copies: copy tensors from other devices as part of its work.
-        delay: called before each piece of work; returns seconds to wait.
-        compute: makes the kernels of each backend; NumPy's by default.
+        async_copies: queue copies from other devices with its other work.
+        delay: called before each task; returns the seconds to wait.
+        compute: makes the kernels of each backend; NumPy kernels by default.
     """
 
     caveats = MappingProxyType({"simulated": CAVEAT})
@@ -128,7 +128,7 @@ class SimDevice(Device):
         return SimEvent() if self.caps.events else None
 
     def spend(self, nbytes: int = 0) -> None:
-        """Wait as long as a piece of work, with `nbytes` copied, takes on this device."""
+        """Wait as long as a task that copies `nbytes` takes on this device."""
         seconds = self._delay() if self._delay else 0.0
         if self._bandwidth:
             seconds += nbytes / self._bandwidth

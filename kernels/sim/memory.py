@@ -1,4 +1,4 @@
-"""Simulated device memory: the host cannot read it in place, only copy to and from it.
+"""Simulated device memory. The host cannot access it in place; it can only copy to and from it.
 
 Tested by tests/kernels/test_sim_memory.py.
 """
@@ -16,7 +16,7 @@ POISON = 0xFF  # the bytes of new memory: NaN as floats, -1 as integers
 
 
 class SimBufferType(BufferType):
-    """Memory of a simulated device. Devices that share a type can read each other's tensors."""
+    """Memory of a simulated device. Devices with the same buffer type can share tensors."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SimBufferType(BufferType):
 
 
 class SimBuffer(DeviceBuffer):
-    """A buffer that only the device's own kernels and copies can reach."""
+    """A buffer that only the device's own kernels and copies can access."""
 
     def __init__(self, buft: BufferType, memory: Bytes) -> None:
         super().__init__(buft, memory.size)
@@ -66,7 +66,7 @@ class SimBuffer(DeviceBuffer):
 
 
 def device_memory(buffer: Buffer) -> Bytes | None:
-    """The bytes of a buffer for a kernel; None if a simulated device cannot reach them."""
+    """The bytes of a buffer for a kernel; None if a simulated device cannot access them."""
     if isinstance(buffer, SimBuffer):
         return buffer._memory
     if isinstance(buffer, HostBuffer):

@@ -16,7 +16,7 @@ from ..compute import NewCompute
 from ..registry import Registry
 from .device import SimDevice
 
-MAX_DEVICES: Final = 16  # of one name
+MAX_DEVICES: Final = 16  # most devices of one name
 _NAME: Final = re.compile(
     r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt]i?b)(?::(?P<count>\d+))?)?"
 )
@@ -24,7 +24,7 @@ _UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class SimRegistry(Registry):
-    """Simulated devices. Naming one makes it; `compute` makes its kernels."""
+    """Simulated devices. `find` makes a new one for each name; `compute` makes its kernels."""
 
     name = "SIM"
     by_default = False

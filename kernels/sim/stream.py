@@ -1,4 +1,4 @@
-"""Streams of work: tasks run in order, on a worker thread or at once, and events between them."""
+"""Streams of tasks, which run in order, on a worker thread or at once; events between streams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Task = Callable[[], object]
 
 
 class Stream(ABC):
-    """Runs tasks in order. After a failed task the rest are dropped until `synchronize` raises its
-    error. Markers always run, so that no wait lasts forever."""
+    """Runs tasks in order. After a failed task, all tasks are dropped until `synchronize` raises
+    its error. Markers always run, so that no wait lasts forever."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Stream(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - optional
-        """End the stream; twice is fine."""
+        """End the stream. A second call does nothing."""
 
     def _run(self, task: Task, marker: bool) -> None:
         if self._error is not None and not marker:
@@ -53,7 +53,7 @@ class Stream(ABC):
 
 
 class InlineStream(Stream):
-    """Runs every task at once, on the caller's thread."""
+    """Runs every task immediately, on the caller's thread."""
 
     def submit(self, task: Task, marker: bool = False) -> None:
         self._run(task, marker)
@@ -64,7 +64,7 @@ class InlineStream(Stream):
 
 
 class WorkerStream(Stream):
-    """Runs tasks on a thread of its own, which starts with the first one."""
+    """Runs tasks on its own thread, which starts with the first task."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -96,19 +96,19 @@ class WorkerStream(Stream):
 
 
 class SimEvent(Event):
-    """A point in a stream. A wait is for the last recording before the wait."""
+    """A point in a stream. A wait is for the point that was last recorded before the wait."""
 
     def __init__(self) -> None:
         self._reached: threading.Event | None = None
 
     def record(self, stream: Stream) -> None:
-        """Put the point behind all tasks submitted to `stream` so far."""
+        """Set the point after all tasks submitted to `stream` so far."""
         reached = threading.Event()
         stream.submit(reached.set, marker=True)
         self._reached = reached
 
     def wait(self, stream: Stream) -> None:
-        """Let later tasks of `stream` run only after the point."""
+        """Make later tasks of `stream` wait for the point."""
         if self._reached is not None:
             stream.submit(self._reached.wait, marker=True)
 

@@ -142,7 +142,7 @@ def check_run(graph: Graph, outside: Sequence[Tensor]) -> None:
 
 
 def may_be_written(node: Tensor, src: Tensor) -> bool:
-    """Whether the node may write to its source's memory: only if both have the same place."""
+    """True if the node may write to its source's memory: only if both have the same place."""
     apart = (
         not (node.nbytes and src.nbytes)
         or node.buffer is not src.buffer

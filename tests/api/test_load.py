@@ -278,7 +278,7 @@ def test_plan_and_strict_placement(path: Path) -> None:
     on_cpu = [("ffn_down", "CPU")]
     # overrides do not displace nodes
     lamella.load(path, devices=["sim"], n_ctx=64, overrides=on_cpu, placement="strict").close()
-    with pytest.raises(RequestError, match=r"no memory is called 'GPU'; there are: CPU, "):
+    with pytest.raises(RequestError, match=r"unknown buffer type 'GPU'; buffer types: CPU, "):
         lamella.load(path, overrides=[("ffn_down", "GPU")])
     with pytest.raises(RequestError, match="placement is 'never': must be one of strict, warn"):
         lamella.load(path, placement="never")

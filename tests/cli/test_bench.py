@@ -158,7 +158,7 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
     [
         (["-ctk", "q9"], "error: -ctk/--cache-type-k is 'q9': must be one of f32, f16"),
         (["--poll", "101"], "error: --poll is 101: must be 0 to 100"),
-        (["-ot", "ffn=GPU"], "error: no memory is called 'GPU'; there are: CPU"),
+        (["-ot", "ffn=GPU"], "error: unknown buffer type 'GPU'; buffer types: CPU"),
     ],
 )
 def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:

@@ -63,7 +63,7 @@ def test_the_machine_and_its_cpu() -> None:
     assert cpu.startswith("CPU       ")
     assert " thread" in cpu and cpu.endswith(" free")
     assert "packs weights of Q4_0 " in packs
-    assert "keeps kernels in /" in keeps
+    assert "kernel cache: /" in keeps
     assert cuda == f"CUDA      not used: {REASON}"
     found = rows(done.stdout)
     assert [(row[0], row[1], row[4]) for row in found] == [
@@ -125,7 +125,7 @@ def test_a_gpu(driver: GridDriver) -> None:
     products = [line.strip() for line in text.splitlines() if line.strip().startswith("multiplies")]
     assert any(line.startswith("multiplies Q4_0 ") and " with " in line for line in products)
     assert any(" F16 " in line for line in products)
-    assert text.count("keeps kernels in /") == 2
+    assert text.count("kernel cache: /") == 2
     assert {(row[0], row[4]) for row in rows(text)} == {("CUDA0", "ok"), ("CPU", "ok")}
     found = report()["cuda"]
     assert found["gpus"][0]["pci"] == gpu.info.pci
@@ -179,7 +179,7 @@ def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_device(name: str) -> None:
     done = lamella("doctor", "-dev", name)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"no device is called '{name}'" in done.stderr
+    assert f"unknown device '{name}'" in done.stderr
     assert REASON in done.stderr
 
 

@@ -151,8 +151,8 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
         (["-m", __file__], "not a GGUF"),
         (["-ctk", "q4_7"], "-ctk/--cache-type-k is 'q4_7': must be one of f16, bf16, f32, q8_0"),
         (["-t", "0"], "-t/--threads is 0: must be 1 to 512"),
-        (["-dev", "gpu0"], "no device is called 'gpu0'; there are: CPU, none, sim"),
-        (["-dev", "CUDA99"], "no device is called 'CUDA99'; there are: CPU, none, "),
+        (["-dev", "gpu0"], "unknown device 'gpu0'; devices: CPU, none, sim"),
+        (["-dev", "CUDA99"], "unknown device 'CUDA99'; devices: CPU, none, "),
         (
             ["-dev", "sim:1GiB:2", "-sm", "none", "-mg", "2"],
             "-mg/--main-gpu is 2: there are 0 (SIM0), 1",

@@ -43,7 +43,7 @@ def random_model(gpus: Gpus, files: ModelFiles, type: str = "Q4_0") -> Path:
 
 
 def products_on_cpu(context: Context, n_tokens: int) -> bool:
-    """Whether the CPU computes products in the graph for `n_tokens` tokens."""
+    """True if the CPU computes products in the graph for `n_tokens` tokens."""
     nodes = [(s.backend.name, n.op) for s in splits_of(context, n_tokens) for n in s.graph.nodes]
     assert Op.MUL_MAT in {op for _, op in nodes}
     return ("CPU", Op.MUL_MAT) in nodes

@@ -83,7 +83,7 @@ class Memory:
         self._freed.clear()
 
     def holds(self, address: int, size: int = 1) -> bool:
-        """Whether all these bytes are within one allocation."""
+        """True if all these bytes are within one allocation."""
         i = bisect_right(self._addresses, address)
         if i == 0:
             return False
@@ -91,7 +91,7 @@ class Memory:
         return address + size <= begin + self.sizes[begin]
 
     def has_address(self, address: int) -> bool:
-        """Whether the address is within an allocation, or at its end."""
+        """True if the address is within an allocation, or at its end."""
         return address in self.sizes or self.holds(address - 1)
 
 

@@ -97,7 +97,7 @@ class Memory:
 
 
 def supports(node: Tensor) -> bool:
-    """Whether the CUDA kernels compute a node."""
+    """True if the CUDA kernels compute a node."""
     return node.op in OPS.entries and KERNELS.supports(node)
 
 

@@ -75,7 +75,7 @@ def test_devices_of_other_packages_and_warnings_about_broken_ones(tmp_path: Path
     assert why in found["reasons"]
     assert not [reason for reason in found["reasons"] if reason.startswith("Toy")]
     for name in ("idle", "five"):
-        assert found[name].startswith(f"no device is called '{name}'; there are: CPU, none, ")
+        assert found[name].startswith(f"unknown device '{name}'; devices: CPU, none, ")
         assert ", TOY0, toy, sim, " in found[name] and why in found[name]
     lines = done.stderr.splitlines()
     for (name, problem), line in zip(PROBLEMS.items(), lines, strict=True):

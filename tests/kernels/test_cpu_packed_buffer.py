@@ -205,7 +205,9 @@ def test_clear_and_memset() -> None:
 @pytest.mark.parametrize(("offset", "size"), [(0, 611), (1, 611), (306, 306), (0, 0), (612, 0)])
 def test_parts_cannot_be_written(offset: int, size: int) -> None:
     t, buffer, raw = filled(Q4_0, 17, 64)
-    message = rf"bytes {offset}\.\.{offset + size} of 612.* in CPU_REPACK is written as a whole"
+    message = (
+        rf"bytes {offset}\.\.{offset + size} of 612.* in CPU_REPACK must be written as a whole"
+    )
     with pytest.raises(TensorAccessError, match=message):
         buffer.set_tensor(t, np.zeros(size, np.uint8), offset)
     with pytest.raises(TensorAccessError, match=message):
@@ -228,7 +230,9 @@ def test_types_that_cannot_be_packed() -> None:
         lambda: buffer.memset_tensor(t, 0),
     ]
     for call in refused:
-        with pytest.raises(TensorAccessError, match=r"w\[.*IQ2_XS.* in CPU_REPACK: only whole"):
+        with pytest.raises(
+            TensorAccessError, match=r"w\[.*IQ2_XS: CPU_REPACK can access only whole"
+        ):
             call()
 
 

@@ -168,7 +168,7 @@ def bits_of(x: Array) -> Array:
 
 
 def same_numbers(result: Array, expected: Array) -> bool:
-    """Whether all bits are equal; NaN equals any NaN of its sign."""
+    """True if all bits are equal; NaN equals any NaN of its sign."""
     other = (bits_of(result) != bits_of(expected)) & ~(np.isnan(result) & np.isnan(expected))
     return not other.any() and bool((np.signbit(result) == np.signbit(expected)).all())
 

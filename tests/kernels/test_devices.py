@@ -93,7 +93,7 @@ def test_names(cpu: CpuDevice, names: list[str], expected: list[tuple[str, int]]
 def test_unknown_names_are_refused_with_the_known_ones(cpu: CpuDevice, name: str) -> None:
     with pytest.raises(
         UnknownDeviceError,
-        match=rf"'{name}'; there are: CPU, none, sim.*\. CUDA is not used: no driver",
+        match=rf"'{name}'; devices: CPU, none, sim.*\. CUDA is not used: no driver",
     ):
         find_devices(["sim", name], cpu)
 
@@ -119,7 +119,7 @@ def test_gpus_by_name(cpu: CpuDevice, names: list[str], expected: list[str]) -> 
 def test_a_missing_gpu(cpu: CpuDevice) -> None:
     with pytest.raises(
         UnknownDeviceError,
-        match=r"'CUDA2'; there are: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\)$",
+        match=r"'CUDA2'; devices: CPU, none, CUDA0, CUDA1, cuda, sim, .*MiB\)$",
     ):
         find_devices(["CUDA2"], cpu)
 
@@ -210,9 +210,9 @@ def test_memory_of_gpus_by_name(cpu: CpuDevice, two_gpus: CudaRegistry) -> None:
 def test_unknown_memory(cpu: CpuDevice) -> None:
     with pytest.raises(
         RequestError,
-        match=r"^no memory is called 'CUDA0'; there are: CPU, CPU_REPACK, SIM0, SIM0_Host$",
+        match=r"^unknown buffer type 'CUDA0'; buffer types: CPU, CPU_REPACK, SIM0, SIM0_Host$",
     ):
         find_buffer_type("CUDA0", SIMS[:1], cpu)
     plain = CpuDevice(n_threads=1, repack=False)
-    with pytest.raises(RequestError, match=r"'CPU_REPACK'; there are: CPU$"):
+    with pytest.raises(RequestError, match=r"'CPU_REPACK'; buffer types: CPU$"):
         find_buffer_type("CPU_REPACK", (), plain)

@@ -215,9 +215,9 @@ def test_greedy_follows_bias_penalties_and_dry() -> None:
     logits = array([1.0, 3.0, 2.0, 0.0])
     assert sampler(4, temperature=-1).sample(logits) == 1
     assert sampler(4, temperature=0, logit_bias=[(1, False)]).sample(logits) == 2
-    penalised = sampler(4, temperature=0, presence_penalty=1.5)
-    penalised.accept(1)
-    assert penalised.sample(logits) == 2
+    penalized = sampler(4, temperature=0, presence_penalty=1.5)
+    penalized.accept(1)
+    assert penalized.sample(logits) == 2
     repeating = sampler(4, temperature=0, dry_multiplier=2.0, dry_allowed_length=1)
     for token in [0, 1, 0]:
         repeating.accept(token)

@@ -248,9 +248,9 @@ def test_penalties_equal_their_twin(order: Callable[[Candidates], Candidates]) -
     window = [3, 5, 3, 39, 3, 5, 17, 21, 22]
     tokens = sorted(set(window))
     counts = array(window.count(token) for token in tokens)
-    penalised = penalties(c, np.array(tokens), counts, 1.3, 0.25, 0.5)
-    assert_rows(penalised, slow_penalties(row_of(c), window, 1.3, 0.25, 0.5))
-    assert not penalised.sorted
+    penalized = penalties(c, np.array(tokens), counts, 1.3, 0.25, 0.5)
+    assert_rows(penalized, slow_penalties(row_of(c), window, 1.3, 0.25, 0.5))
+    assert not penalized.sorted
 
 
 def test_penalties_by_hand() -> None:

@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
         ({"poll": 101}, r"poll is 101: must be 0 to 100"),
         ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all': must be a whole number"),
         ({"devices": "sim"}, "devices is 'sim': must be a list of names"),
-        ({"devices": ["gpu"]}, "no device is called 'gpu'"),
+        ({"devices": ["gpu"]}, "unknown device 'gpu'"),
         ({"split_mode": "row"}, "split_mode is 'row': must be one of layer, none"),
         ({"main_gpu": -1}, r"main_gpu is -1: must be 0 to"),
         (

@@ -97,7 +97,7 @@ def test_no_memory_is_used_twice_at_once(make: MakeDevices, parallel: bool) -> N
 
 
 def overlap(rectangles: Sequence[Rectangle], a: Rectangle, b: Rectangle) -> bool:
-    """Whether two share bytes at a step, except the step in which one takes over the other."""
+    """True if two share bytes at a step, except the step in which one takes over the other."""
     if a.offset >= b.offset + b.size or b.offset >= a.offset + a.size:
         return False
     steps = min(a.last, b.last) - max(a.first, b.first) + 1

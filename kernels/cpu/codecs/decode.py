@@ -1,11 +1,11 @@
-"""Decoding: rows of any type to float32, bit for bit as `gguf.quants` does it.
+"""Decoding: rows of any type to float32, with the bits of `gguf.quants`.
 
-A decoder is a small kernel of its own, `(src, dst, n, table)`: n elements at `src` become n floats
-at `dst`. Kernels for all types (matrix products, copies) are compiled once and call a decoder
-through its address, once for a row. `quants.layouts` describes the packing.
+A decoder is a small kernel `(src, dst, n, table)`: it decodes n elements at `src` to n floats at
+`dst`. Kernels for all types (matrix products, copies) are compiled once and call a decoder by its
+address, once for each row. `quants.layouts` describes the packing.
 
-This file has the floats and the blocks of 32 or 64, `decode_k` and `decode_iq` those of 256. With
-`rows`, which imports them all, `DECODERS` is complete: every type but F32.
+This file has the decoders of floats and of blocks of 32 or 64 values; `decode_k` and `decode_iq`
+have those of 256. `rows` imports them all. Then `DECODERS` has every type except F32.
 Tested by tests/kernels/test_cpu_decode.py.
 """
 
@@ -57,14 +57,14 @@ Function = Callable[..., None]
 
 
 class Codec(NamedTuple):
-    """A kernel that converts a row, and the table it looks values up in."""
+    """A kernel that converts a row, and its lookup table."""
 
     kernel: Kernel
     table: npt.NDArray[Any] | None
 
     @property
     def params(self) -> tuple[Kernel, int]:
-        """The code and the address of the table, as `call_at` takes them."""
+        """The kernel and the address of its table, as parameters of a call."""
         return self.kernel, 0 if self.table is None else self.table.ctypes.data
 
 
@@ -96,10 +96,10 @@ def _declare(type: GGMLType, function: Function, table: npt.NDArray[Any] | None 
 
 
 def offsets(type: GGMLType) -> Any:
-    """Where the fields of a block begin, in bytes: `offsets(GGMLType.Q4_0).qs` is 2."""
+    """The offsets of a block's fields in bytes: `offsets(GGMLType.Q4_0).qs` is 2."""
     fields = LAYOUTS[type].fields
     assert fields is not None
-    # Numba understands named tuples; mypy only literal ones
+    # Numba accepts any named tuple, mypy only literal ones
     kind = namedtuple(type.name, fields)  # type: ignore[misc]
     return kind(*(field[1] for field in fields.values()))
 
@@ -195,7 +195,7 @@ def _iq4_nl(block, out, table):
 @decoder(GGMLType.MXFP4, np.array(quants.MXFP4.kvalues, np.float32))
 def _mxfp4(block, out, table):
     e = load_u8(block + MXFP4.e)
-    # half of 2 ** (e - 127), below the normal range for e < 2
+    # half of 2 ** (e - 127); subnormal for e < 2
     d = splat(f32_of_bits(0x00200000 << e if e < 2 else (e - 1) << 23))
     q = load_u8_i32x16(block + MXFP4.qs)
     store_f32x16(out, lookup(table, q & 15) * d)

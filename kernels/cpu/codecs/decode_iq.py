@@ -39,40 +39,40 @@ IQ3_XXS: Final = offsets(GGMLType.IQ3_XXS)
 IQ3_S: Final = offsets(GGMLType.IQ3_S)
 IQ4_XS: Final = offsets(GGMLType.IQ4_XS)
 
-# the eighth sign makes the number of negative ones even: seven bits select one of 128 bytes
+# the eighth sign makes the number of negative signs even, so seven bits select one of 128 bytes
 _SIGNS: Final = np.frombuffer(quants.IQ2_XXS.ksigns, np.int8)
 N_SIGNS: Final = _SIGNS.size
 
 
 def _table(kind: Any) -> Bytes:
-    """The signs, then the grid of a type, a byte for each value."""
+    """The signs, then the grid of a type, with a byte for each value."""
     kind.init_grid()
     return np.concatenate([_SIGNS, kind.grid.astype(np.int8).ravel()])
 
 
 @inlined
 def _grid_8(table, i, j):
-    """Rows i and j of a grid of 8."""
+    """Rows i and j of a grid with 8 values in a row."""
     grid = table + N_SIGNS
     return to_f32(load_i8_2x8(grid + 8 * i, grid + 8 * j))
 
 
 @inlined
 def _grid_4(table, i, j, k, m):
-    """Four rows of a grid of 4."""
+    """Rows i, j, k and m of a grid with 4 values in a row."""
     grid = table + N_SIGNS
     return to_f32(load_i8_4x4(grid + 4 * i, grid + 4 * j, grid + 4 * k, grid + 4 * m))
 
 
 @inlined
 def _signs(table, i, j):
-    """Sign bits of twice 8 values, from two times 7 bits."""
+    """The sign bits of 16 values: of 8 from the 7 bits `i`, and of 8 from `j`."""
     return load_u8(table + (i & 127)) | load_u8(table + (j & 127)) << 8
 
 
 @inlined
 def _nibble(at, i):
-    """The i-th group of 4 bits, low ones first."""
+    """The i-th group of 4 bits; the low 4 bits of a byte come first."""
     return load_u8(at + i // 2) >> i % 2 * 4 & 15
 
 

@@ -100,7 +100,7 @@ def _tq2_0(block, out, table):
 
 @inlined
 def _digit(q, power):
-    """The digit of a fraction in base 3 that `power` = 3 ** n brings to the front."""
+    """Digit n, minus 1, of the fraction q / 256 in base 3; `power` is 3 ** n."""
     return ((q * power & 255) * 3 >> 8) - 1
 
 

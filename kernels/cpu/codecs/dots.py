@@ -1,7 +1,7 @@
 """Dot products of float32 rows: one, or 4 weight rows with 4 columns at once.
 
-Element i of a product is added in lane i mod 16 of accumulator i / 16 mod 4, and the accumulators
-are added up in order. So both functions give a product the same bits, alone or with others.
+Element i of a product is added in lane i mod 16 of accumulator i / 16 mod 4. Then the accumulators
+are added in order. So both functions give a product the same bits, alone or with others.
 Tested by tests/kernels/test_cpu_matrix.py.
 """
 
@@ -18,7 +18,7 @@ from ..simd.ints import call, vector_function
 from ..simd.memory import load_f32_part, load_f32x16, store_f32
 from ..simd.vectors import LANES, add, f32x16, fma, hsum, zero
 
-TILE: Final = 4  # rows, and columns
+TILE: Final = 4  # rows and columns of a tile
 N_ACCUMULATORS: Final = 4
 CHUNK: Final = LANES * N_ACCUMULATORS
 
@@ -39,7 +39,7 @@ def dot(a, b, k):
         s1 = fma(load_f32_part(a + 64, n - 16), load_f32_part(b + 64, n - 16), s1)
         s2 = fma(load_f32_part(a + 128, n - 32), load_f32_part(b + 128, n - 32), s2)
         s3 = fma(load_f32_part(a + 192, n - 48), load_f32_part(b + 192, n - 48), s3)
-    # from 0 on, as in a tile: -0 becomes 0
+    # the sum starts at 0, as in a tile, so -0 becomes 0
     return hsum(add(add(add(add(zero(), s0), s1), s2), s3))
 
 
@@ -67,7 +67,7 @@ def _emit_add_4(b: Any, x: Any, y: Any) -> Any:
 
 _zero_4 = vector_function(_four, (), lambda b: ir.Constant(ir.ArrayType(_vector, TILE), None))
 _add_4 = vector_function(_four, (_four, _four), _emit_add_4)
-_fma_4 = vector_function(_four, (f32x16, _four, _four), _emit_fma_4)  # one vector by each of four
+_fma_4 = vector_function(_four, (f32x16, _four, _four), _emit_fma_4)  # a vector times each of four
 
 
 @inlined
@@ -99,9 +99,9 @@ def _store_sums(at, i, four):
 
 
 def dot_tiles(a, stride, n, k, b0, b1, b2, b3, out0, out1, out2, out3):
-    """`dot` of `n` rows, `stride` bytes apart from `a` on, with 4 columns, into 4 rows of results.
+    """`dot` of 4 columns with `n` rows at `a`, `stride` bytes apart. Writes 4 rows of results.
 
-    For 4 rows, one accumulator of each product is summed at a time, so that all 16 stay in
+    With 4 rows, it computes one accumulator of each product at a time, so that all 16 fit in
     registers.
     """
     b, out = (b0, b1, b2, b3), (out0, out1, out2, out3)
@@ -136,5 +136,5 @@ def dot_tiles(a, stride, n, k, b0, b1, b2, b3, out0, out1, out2, out3):
             store_f32(out[c] + 4 * row, dot(at, b[c], k))
 
 
-# compiled once, and called by all kernels of products: it takes a while to compile
+# compiled once and called by all kernels of products, because compiling it takes long
 DOT_TILES: Final = Kernel(dot_tiles, 12)

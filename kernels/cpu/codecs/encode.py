@@ -1,7 +1,7 @@
-"""Encoding: rows of float32 to any writable type, bit for bit as `gguf.quants` does it.
+"""Encoding: rows of float32 to any writable type, with the bits of `gguf.quants`.
 
-The counterpart of `decode`: `ENCODERS` has a kernel `(src, dst, n, table)` for each type but F32;
-none needs a table. Tested by tests/kernels/test_cpu_encode.py.
+The counterpart of `decode`: `ENCODERS` has a kernel `(src, dst, n, table)` for each type except
+F32; none uses the table. Tested by tests/kernels/test_cpu_encode.py.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _q8_0(values, block):
 
 @inlined
 def _furthest(values):
-    """The value furthest from 0, with its sign; the first one of several."""
+    """The value furthest from 0, with its sign; the first such value."""
     best = load_f32(values)
     largest = abs(best)
     for i in range(1, 32):
@@ -118,7 +118,7 @@ def _furthest(values):
 
 @inlined
 def _range(values):
-    """The least value and the largest."""
+    """The smallest value and the largest."""
     low = high = load_f32(values)
     for i in range(1, 32):
         x = load_f32(values + 4 * i)
@@ -128,13 +128,13 @@ def _range(values):
 
 @inlined
 def _quantize(values, factor, offset, largest):
-    """16 values as 0..largest: value * factor + offset, its fraction cut off."""
+    """16 values as integers 0..largest: value * factor + offset, truncated."""
     return clamp(to_i32(load_f32x16(values) * factor + splat(offset)), largest)
 
 
 @inlined
 def _store_high_bits(at, low, high):
-    """The fifth bits of 32 values as one word."""
+    """Store the fifth bits of 32 values as one word."""
     store_u32(at, lane_mask(low >> 4) | lane_mask(high >> 4) << 16)
 
 
@@ -161,7 +161,7 @@ def _q5_0(values, block):
 
 @inlined
 def _quantize_from(values, least, factor, largest):
-    """16 values as 0..largest: (value - least) * factor, rounded to nearest, halves up."""
+    """16 values as integers 0..largest: (value - least) * factor, to nearest, ties up."""
     distance = load_f32x16(values) - splat(least)
     return clamp(to_i32(distance * factor + splat(f32(0.5))), largest)
 

@@ -30,13 +30,13 @@ def is_readable(t: Tensor) -> bool:
 
 
 def is_plain(t: Tensor) -> bool:
-    """True if the rows are float32 without gaps: they need no reading."""
+    """True if the rows are float32 without gaps, so that they need no conversion."""
     return t.type is GGMLType.F32 and t.has_contiguous_rows
 
 
 def row_reader(t: Tensor) -> tuple[Param, int, int, int]:
-    """The 4 parameters for `read_row`: address of the decoder (0: none), of its table, the size of
-    an element where elements have gaps between them (else 0), and their stride."""
+    """The 4 parameters for `read_row`: the decoder (0: none), the address of its table, the size of
+    an element if there are gaps between elements (else 0), and their stride."""
     gaps = 0 if t.has_contiguous_rows else t.type.type_size
     decode: Param
     decode, table = (0, 0) if t.type is GGMLType.F32 else DECODERS[t.type].params
@@ -44,16 +44,16 @@ def row_reader(t: Tensor) -> tuple[Param, int, int, int]:
 
 
 def row_bytes(n: int) -> int:
-    """Bytes of a row of `n` floats in scratch memory: whole cache lines, an odd number of them.
+    """Bytes of a row of `n` floats in scratch memory: an odd number of cache lines.
 
-    Rows at multiples of 4096 bytes would compete for the same places in the cache.
+    Rows at multiples of 4096 bytes would compete for the same cache lines.
     """
     return (-(-4 * n // LINE) | 1) * LINE
 
 
 @inlined
 def move(dst, dst_stride, src, src_stride, n, size):
-    """Copy `n` elements, or blocks, of `size` bytes from stride to stride."""
+    """Copy `n` elements or blocks of `size` bytes, with a stride on each side."""
     if dst_stride == size and src_stride == size:
         copy_bytes(dst, src, n * size)
     elif size == 4:
@@ -69,7 +69,7 @@ def move(dst, dst_stride, src, src_stride, n, size):
 
 @inlined
 def read_row(p, k, src, n, dst, temp):
-    """Read `n` elements at `src` into `dst` as floats, by `row_reader`'s parameters from `k` on.
+    """Read `n` elements at `src` as floats to `dst`. `k`: the first parameter of `row_reader`.
 
     `temp` has room for `n` floats.
     """

@@ -1,7 +1,7 @@
-"""The instructions that kernels are compiled for: the host's own, or those of LAMELLA_ISA.
+"""The instruction set that kernels are compiled for: the host's, or that of LAMELLA_ISA.
 
-An ISA is a name for a processor and features, as LLVM calls them. Modules that choose instructions
-ask `has_feature` when they are imported, so one process has one ISA. Knows no kernels and no Numba.
+An ISA names one of LLVM's processors and features. Modules that choose instructions call
+`has_feature` when they are imported, so a process has one ISA. Knows no kernels and no Numba.
 Tested by tests/kernels/test_cpu_isa.py.
 """
 
@@ -23,7 +23,7 @@ GENERIC: Final = "generic"
 
 
 class Isa(NamedTuple):
-    """A set of instructions: architecture, LLVM's processor, features beyond its baseline."""
+    """An instruction set: architecture, LLVM's processor, features beyond its baseline."""
 
     arch: str
     cpu: str
@@ -36,7 +36,7 @@ _V3: Final = (
 )
 _V4: Final = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-# the fastest first, as far as they compare
+# fastest first, where they can be compared
 ISAS: Final[Mapping[str, Isa]] = {
     "avx512_vnni": Isa(X86, "x86-64-v4", (*_V4, "avx512vnni")),
     "avx512": Isa(X86, "x86-64-v4", _V4),
@@ -49,7 +49,7 @@ _BASELINES: Final = {X86: "x86-64"}  # LLVM calls the baseline of other architec
 
 
 class Target(NamedTuple):
-    """A target of LLVM."""
+    """An LLVM target."""
 
     triple: str
     cpu: str
@@ -68,8 +68,8 @@ def target() -> Target:
         return host_target()
     able = supported_isas()
     if name not in able:
-        what = "this processor cannot execute it" if name in ISAS else "there is none of that name"
-        raise SettingError(f"{ISA.name}={name!r}: {what}; it can execute {', '.join(able)}")
+        what = "this processor cannot execute it" if name in ISAS else "unknown instruction set"
+        raise SettingError(f"{ISA.name}={name!r}: {what}; valid here: {', '.join(able)}")
     isa = find_isa(name)
     features = _flat(dict.fromkeys(isa.features, True))
     return Target(binding.get_process_triple(), isa.cpu, features)
@@ -82,16 +82,16 @@ def host_target() -> Target:
 
 
 def has_feature(name: str) -> bool:
-    """Whether kernels may use a feature, by LLVM's name for it: "avx512vnni", "fma", "dotprod"."""
+    """True if kernels may use the feature of this LLVM name, as "avx512vnni", "fma", "dotprod"."""
     try:
         features = target().features
-    except SettingError:  # during imports; compiling raises the error
+    except SettingError:  # do not raise during imports; compiling raises the error
         features = host_target().features
     return f"+{name}" in features.split(",")
 
 
 def supported_isas() -> list[str]:
-    """The names that LAMELLA_ISA may have on this machine, the fastest first."""
+    """The names that LAMELLA_ISA accepts on this machine, fastest first."""
     arch, features = machine(), host_features()
     able = [
         name
@@ -102,7 +102,7 @@ def supported_isas() -> list[str]:
 
 
 def find_isa(name: str) -> Isa:
-    """The ISA of a name of `supported_isas`."""
+    """The ISA with this name, one of `supported_isas`."""
     if name == GENERIC:
         return Isa(machine(), _BASELINES.get(machine(), "generic"), ())
     return ISAS[name]
@@ -115,7 +115,7 @@ def machine() -> str:
 
 
 def host_features() -> Mapping[str, bool]:
-    """LLVM's features, and whether this processor has them; empty if LLVM does not know."""
+    """True or False for each of LLVM's features; empty if LLVM does not know this processor."""
     try:
         return dict(binding.get_host_cpu_features())
     except RuntimeError:

@@ -3,10 +3,10 @@
     @kernel
     def add_f32(p, ith, nth): ...
 
-    add_f32.address    # compiled or loaded now
+    add_f32.address    # compiles or loads the kernel
 
-Many at once are compiled by several processes (`worker_pool.py`). The cache folder is named after
-all that shapes machine code: the sources of the CPU's kernels, Numba, llvmlite, the processor.
+Several processes compile many kernels at once (`worker_pool.py`). The name of the cache folder is a
+key of the sources of the CPU's kernels, the versions of Numba and llvmlite, and the processor.
 Knows nothing of ops or graphs. Tested by tests/kernels/test_cpu_jit.py.
 """
 
@@ -32,15 +32,15 @@ from .isa import target
 from .objects import compile_object, load_objects
 from .worker_pool import compile_all
 
-SOURCES: Final = ("cpu/**/*.py", "plan/*.py", "quants/*.py")  # in kernels/: they shape the code
-KERNEL_ARGS: Final = 3  # address of its parameters, index of this thread, threads
+SOURCES: Final = ("cpu/**/*.py", "plan/*.py", "quants/*.py")  # in kernels/; code depends on them
+KERNEL_ARGS: Final = 3  # address of the parameters, index of this thread, number of threads
 
 Made = ParamSpec("Made")
 
 
 @cache
 def cache_folder() -> Path:
-    """The folder of compiled kernels. If it cannot be used, each process compiles its own."""
+    """The folder of compiled kernels. If it is unusable, each process compiles its own."""
     key = hashlib.sha256()
     kernels = Path(__file__).parents[2]
     for source in sorted(chain(*(kernels.glob(pattern) for pattern in SOURCES))):
@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 
 class Recipe(NamedTuple):
-    """How another process makes a kernel: by a call of this function of this module."""
+    """The function of a module that makes a kernel in another process, and its arguments."""
 
     module: str
     function: str
@@ -60,9 +60,9 @@ class Recipe(NamedTuple):
 
 
 class Kernel:
-    """A function of int64s for Numba to compile; `address` is that of its machine code.
+    """A function of int64s that Numba compiles; `address` is the address of its machine code.
 
-    `recipe`: None if importing the kernels declares it.
+    `recipe` is None if importing the kernels' module declares the kernel.
     """
 
     recipe: Recipe | None = None
@@ -77,7 +77,7 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Address of the machine code, compiled or loaded from disk if need be.
+        """The address of the machine code. The first access compiles or loads it.
 
         Raises:
             BackendError: it cannot be compiled or loaded.
@@ -103,19 +103,19 @@ class Kernel:
 
 
 KERNELS: Final[dict[str, Kernel]] = {}  # all that are declared, by name
-_LOADING: Final = RLock()  # for LLVM and the table of addresses
-_MAKING: Final = RLock()  # two threads may ask for one kernel
+_LOADING: Final = RLock()  # guards LLVM and the addresses
+_MAKING: Final = RLock()  # two threads may request the same kernel
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
-    """Declare a kernel `function(p, ith, nth)`, named after it (for use as a decorator)."""
+    """Declare `function(p, ith, nth)` as a kernel of the same name (a decorator)."""
     return Kernel(function)
 
 
 def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
-    """Declare a function that makes kernels on demand, each once (as a decorator).
+    """Declare a function that makes kernels on demand, each only once (a decorator).
 
-    Its arguments, all by position, are types, numbers or names. The kernel's name contains them.
+    Its arguments are positional: types, numbers or names. The kernel's name contains them.
     """
 
     @cache
@@ -126,16 +126,17 @@ def family(make: Callable[Made, Kernel]) -> Callable[Made, Kernel]:
 
     @wraps(make)
     def one_at_a_time(*args: Hashable) -> Kernel:
-        with _MAKING:  # the cache calls `made` once for each thread that misses
+        with _MAKING:  # without the lock, the cache could call `made` once for each thread
             return made(*args)
 
     return one_at_a_time  # type: ignore[return-value]
 
 
 def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None) -> None:
-    """Load kernels, compiling those that are not on disk, in several processes if there are many.
+    """Load kernels. Compile those that are not on disk; several processes do so if there are many.
 
-    `progress(done, total, name of one in flight, seconds so far)` is called around compilations.
+    `progress(done, total, name of one in flight, seconds so far)` is called before and after
+    compilations.
 
     Raises:
         BackendError: one of them cannot be compiled or loaded.
@@ -153,13 +154,13 @@ def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None)
 
 
 def _on_disk(names: Iterable[str]) -> dict[str, bytes]:
-    """The object files in the cache, by kernel."""
+    """The object files of these kernels in the cache, by name."""
     files = {name: read(cache_folder(), f"{name}.o") for name in names}
     return {name: data for name, data in files.items() if data is not None}
 
 
 def _compiled(kernels: Sequence[Kernel], progress: CompileProgress | None) -> dict[str, bytes]:
-    """Compile kernels and write them to the cache, or read what another process writes there."""
+    """Compile kernels and write them to the cache, or read those that another process compiled."""
     begin, objects, n_seen = perf_counter(), dict[str, bytes](), -1
 
     def report(done: int, name: str) -> None:

@@ -9,7 +9,7 @@ from .jit import Kernel
 
 
 def native(kernel: Kernel) -> Callable[..., None]:
-    """A loaded kernel as a function of its ints. A call releases the interpreter.
+    """A loaded kernel as a function of its ints. A call releases the interpreter lock.
 
     Raises:
         BackendError: it cannot be compiled or loaded.

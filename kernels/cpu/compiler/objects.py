@@ -1,8 +1,8 @@
-"""Machine code of kernels as object files: made by Numba and LLVM, loaded by LLVM alone.
+"""Machine code of kernels as object files: Numba and LLVM make them, LLVM alone loads them.
 
-A file holds one function, `name(int64, ...)`, that needs the C library alone. A function that needs
-more is refused at loading. Loading takes less than a millisecond; Numba's own cache takes twenty.
-Private parts of Numba are used here only.
+A file has one function, `name(int64, ...)`, that needs no library except C's. A function that needs
+more is rejected when it is loaded. Loading takes less than a millisecond; Numba's cache takes 20.
+Only this file uses private parts of Numba.
 Tested by tests/kernels/test_cpu_objects.py and tests/kernels/test_cpu_jit.py.
 """
 
@@ -31,7 +31,8 @@ _NUMBERS: Final = count()
 def converts_halves() -> bool:
     """True if the target has instructions between float16 and float32.
 
-    For other targets LLVM calls functions of the compiler's library, which few processes have.
+    For other targets LLVM calls functions of the compiler's runtime library, which a process may
+    lack.
     """
     triple, _, features = target()
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
@@ -41,12 +42,12 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
     """The object file of a function of `n_args` int64s, under the symbol `name`.
 
     Raises:
-        Exception: any error of Numba for a function it cannot compile.
+        Exception: any error of Numba if it cannot compile the function.
     """
     signature = ((types.int64,) * n_args, types.void)
     with global_compiler_lock, _own_codegen():
         result = CFunc(function, signature, {}, {"error_model": "numpy"})._compile_uncached()
-        result.library._ensure_finalized()  # links in what the function calls
+        result.library._ensure_finalized()  # links the functions that it calls
     module = binding.parse_assembly(result.library.get_llvm_str())
     module.link_in(binding.parse_assembly(_entry(name, result.fndesc.llvm_func_name, n_args)))
     _keep_only(module, name)
@@ -54,10 +55,10 @@ def compile_object(function: Callable[..., None], name: str, n_args: int) -> byt
 
 
 class _Codegen(JITCPUCodegen):
-    """Numba's code generation for our target, without machine code.
+    """Numba's code generation for our target. It makes no machine code.
 
-    Numba's MCJIT would compile every helper as well, and would end the process if a function is
-    missing. Callers get helpers as IR.
+    Numba's MCJIT would also compile every helper function, and would kill the process if a function
+    is missing. Callers get helpers as IR.
     """
 
     def _get_host_cpu_name(self) -> str:
@@ -80,7 +81,7 @@ def _codegen() -> _Codegen:
 
 @contextmanager
 def _own_codegen() -> Iterator[None]:
-    """Let Numba compile with ours. The rest of the process may use Numba for the host."""
+    """Make Numba compile with `_Codegen`. Other code of the process may use Numba for the host."""
     context = cpu_target.target_context
     before, context._internal_codegen = context._internal_codegen, _codegen()
     try:
@@ -111,8 +112,8 @@ def _load(name: str, data: bytes) -> int:
 
 
 def _entry(name: str, native: str, n_args: int) -> str:
-    """LLVM IR of a function that calls Numba's, which takes places for a result and an exception
-    besides. Kernels have neither."""
+    """LLVM IR of a function that calls Numba's function. That one also takes the addresses of a
+    result and an exception, which kernels do not use."""
     kinds = "".join([", i64"] * n_args)
     given = ", ".join(f"i64 %a{i}" for i in range(n_args))
     return f"""
@@ -151,5 +152,5 @@ def _target_machine() -> Any:
 
 @cache
 def _linker() -> Any:
-    """The linker of LLVM that reports missing functions; MCJIT would end the process."""
+    """LLVM's linker that reports missing functions; MCJIT would kill the process."""
     return binding.create_lljit_compiler(_target_machine(), use_jit_link=True)

@@ -1,7 +1,8 @@
 """A process that compiles kernels for another one: `python -m lamella.kernels.cpu.compiler.worker`.
 
 It writes the key of its sources. Then it reads names and recipes of kernels, and answers each with
-the object file, or None. It ends with its input. Tested by tests/kernels/test_cpu_worker_pool.py.
+the object file or None. It exits when its input ends.
+Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ def compile_kernel(name: str, recipe: Recipe | None) -> bytes | None:
         if recipe is not None:
             getattr(importlib.import_module(recipe.module), recipe.function)(*recipe.args)
         return KERNELS[name].compile()
-    except Exception:  # the caller compiles it again, and reports the error
+    except Exception:  # the caller compiles it again and reports the error
         return None
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller stops this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries goes to stderr
     import_all()

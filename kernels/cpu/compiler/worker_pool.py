@@ -1,8 +1,8 @@
 """Compiling many kernels in several processes: Numba's compiler lock serializes threads.
 
-The caller compiles, too. Workers are child processes that talk through pipes, so a script needs no
-main guard. They make a kernel by its name or its recipe. If a worker fails, the caller compiles its
-kernel. No worker outlives the call. Tested by tests/kernels/test_cpu_worker_pool.py.
+The caller compiles, too. Workers are child processes with pipes, so a script needs no main guard.
+They make a kernel from its name or its recipe. If a worker fails, the caller compiles its kernel.
+No worker outlives the call. Tested by tests/kernels/test_cpu_worker_pool.py.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ...host import host_memory, python_command, usable_cpus
 if TYPE_CHECKING:
     from .jit import Kernel
 
-PER_WORKER: Final = 3  # kernels of each process that make up for a worker's start
+PER_WORKER: Final = 3  # kernels per process that are worth the start of a worker
 MAX_WORKERS: Final = 8  # more of them mostly wait for the largest kernel
 WORKER_BYTES: Final = 512 << 20  # free memory for each: Numba, LLVM and a large kernel
 
-Tell = Callable[[int, str], None]  # kernels done, the name of one in flight
+Report = Callable[[int, str], None]  # kernels done, the name of one in flight
 
 
 def compile_all(
-    kernels: Sequence[Kernel], key: str, tell: Tell, keep: Callable[[Kernel, bytes], None]
+    kernels: Sequence[Kernel], key: str, report: Report, keep: Callable[[Kernel, bytes], None]
 ) -> None:
     """Compile kernels.
 
     Args:
-        kernels: what to compile.
-        key: of the sources, as in the cache; workers with another key are not used.
-        tell: called before each kernel and after the last.
-        keep: called with each kernel's object file.
+        kernels: the kernels to compile.
+        key: the cache key of the sources; workers with another key are not used.
+        report: reports progress, before each kernel and after the last.
+        keep: receives each kernel's object file.
 
     Raises:
-        BackendError: one cannot be compiled.
+        BackendError: a kernel cannot be compiled.
     """
     n_left = len(kernels)
     with _Workers(kernels, key) as workers:
         while n_left > 0:
             k = workers.take_back() or workers.take()
-            tell(len(kernels) - n_left, workers.name_of_one() if k is None else k.name)
+            report(len(kernels) - n_left, workers.name_of_one() if k is None else k.name)
             if k is not None:
                 keep(k, k.compile())
                 n_left -= 1
@@ -54,15 +54,15 @@ def compile_all(
                 keep(made, data)
                 n_left -= 1
     if kernels:
-        tell(len(kernels), "")
+        report(len(kernels), "")
 
 
 class _Workers:
-    """Processes that compile kernels, each with a thread here that talks to it."""
+    """Processes that compile kernels. A thread of this process controls each of them."""
 
     def __init__(self, kernels: Sequence[Kernel], key: str) -> None:
         self._n = n_workers(len(kernels))
-        # the largest first, so that the last ones are small
+        # largest first, so that the last ones are small
         order = sorted(kernels, key=lambda k: -code_size(k.function)) if self._n else kernels
         self._todo = deque(order)
         self._returned: deque[Kernel] = deque()  # from failed workers
@@ -90,17 +90,17 @@ class _Workers:
         for process in self._processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # an unread order
+                with suppress(OSError):  # the worker has not read its last request
                     pipe.close()  # type: ignore[union-attr]
 
     def take(self) -> Kernel | None:
-        """A kernel that is not in flight."""
+        """A kernel that still has to be compiled; it is then in flight."""
         with suppress(IndexError):
             return self._todo.popleft()
         return None
 
     def take_back(self) -> Kernel | None:
-        """A kernel of a failed worker."""
+        """A kernel that a failed worker returned."""
         return self._returned.popleft() if self._returned else None
 
     def name_of_one(self) -> str:
@@ -108,7 +108,7 @@ class _Workers:
         return next(iter(self._under_way.copy()), "")
 
     def results(self, wait: bool) -> Iterator[tuple[Kernel, bytes]]:
-        """Kernels that workers compiled. `wait`: wait for the next answer, failed or not."""
+        """Kernels that workers compiled. `wait`: wait for the next answer, also of a failure."""
         with suppress(Empty):
             while True:
                 k, data = self._answers.get(block=wait)
@@ -130,17 +130,17 @@ class _Workers:
                 stderr=subprocess.DEVNULL,
             )
         except OSError:
-            return  # no such program, or no more processes: compile without
+            return  # no such program, or no more processes: compile without workers
         self._processes.append(process)
         thread = Thread(target=self._talk, args=(process,), name="lamella-compile", daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def _talk(self, process: subprocess.Popen[bytes]) -> None:
-        """Let a worker compile until nothing is left, or it fails."""
+        """Send kernels to a worker until none is left or it fails."""
         orders: Any = process.stdin
         answers: Any = process.stdout
-        with suppress(Exception):  # a worker may send anything, or die
+        with suppress(Exception):  # a worker may send anything or die
             if pickle.load(answers) != self._key:
                 return
             while (k := self.take()) is not None:
@@ -156,7 +156,7 @@ class _Workers:
 
 
 def n_workers(n_kernels: int) -> int:
-    """The number of workers that are worth their start."""
+    """The number of workers that save more time than their start takes."""
     if worker_command() is None:
         return 0
     free, _ = host_memory()
@@ -165,12 +165,12 @@ def n_workers(n_kernels: int) -> int:
 
 
 def worker_command() -> list[str] | None:
-    """The command of a worker; None if there is none."""
+    """The command of a worker; None if this process cannot start one."""
     return python_command("lamella.kernels.cpu.compiler.worker")
 
 
 def code_size(function: Callable[..., object]) -> int:
-    """Bytes of bytecode of a function and its callees: estimates the time to compile it."""
+    """Bytes of bytecode of a function and its callees: an estimate of its compile time."""
     seen: dict[int, int] = {}
     todo: list[Any] = [function]
     while todo:

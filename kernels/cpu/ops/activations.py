@@ -1,7 +1,7 @@
 """Activations and gated units: UNARY and GLU, in vectors of floats.
 
-Exponentials are vectors.vexp, so the bits of an element depend on its own value alone.
-elementwise.py knows the layout of operands in memory. Tested by tests/kernels/test_elementwise.py.
+Exponentials are functions.vexp, so an element's bits depend only on its own value. elementwise.py
+handles the layout of operands. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def gelu_quick(x):
 
 @inlined
 def gelu_erf(x):
-    """x / 2 * erfc(-x / sqrt 2), within a few units in the last place also where that is near 0.
+    """x / 2 * erfc(-x / sqrt 2), within a few units in the last place, near 0 too.
 
-    With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e**(p(t) - z * z), where p is a
-    Chebyshev fit for z < 15, off by 7e-8 at most; above, erfc is 0 in float32.
+    With z = |x| / sqrt 2 and t = 1 / (1 + z / 2): erfc(z) = t e**(p(t) - z * z). p is a Chebyshev
+    fit for z < 15, with an error of at most 7e-8. Above 15, erfc is 0 in float32.
     """
     a = vmin(splat(21.0), vabs(x))
     t = splat(1.0) / fma(splat(0.5 * math.sqrt(0.5)), a, splat(1.0))
@@ -64,7 +64,7 @@ def gelu_erf(x):
     p = fma(p, t, splat(0.376550198))
     p = fma(p, t, splat(0.999756813))
     p = fma(p, t, splat(-1.26550055))
-    # z * z = a * a / 2 with all its digits: the exponential would magnify a rounding
+    # z * z = a * a / 2 with all its digits: the exponential would magnify a rounding error
     square = a * a
     rest = fma(a, a, square * splat(-1.0))
     erfc = t * vexp(square * splat(-0.5)) * vexp(fma(rest, splat(-0.5), p))
@@ -73,7 +73,7 @@ def gelu_erf(x):
 
 @inlined
 def relu(x):
-    """max(x, 0), also 0 of NaN."""
+    """max(x, 0); 0 for NaN."""
     return vmax(x, zero())
 
 
@@ -90,7 +90,7 @@ UNARY: Final = {
     UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, a, b: vabs(x))),
 }
 
-GATED: Final = {  # the gate, the other operand
+GATED: Final = {  # functions of the gate and the other operand
     GluOp.REGLU: inlined(lambda x, y: relu(x) * y),
     GluOp.GEGLU: inlined(lambda x, y: gelu(x) * y),
     GluOp.SWIGLU: inlined(lambda x, y: silu(x) * y),

@@ -1,10 +1,10 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-A query is a head of a token. It processes positions in blocks of 32, in order. Each 512 positions
-have sums of their own, which are merged in order. So the bits depend on the query and on keys and
-values by position, not on pages, other tokens or threads. Queries that read the same keys and
-values are computed together: the heads that share them, of several tokens of a sequence. Threads
-divide tokens, heads, and for few tokens the partitions of positions, too.
+A query is a head of a token. It processes positions in blocks of 32, in order. Each partition of
+512 positions has its own sums, which are merged in order. So the bits depend only on the query and
+on keys and values by position, not on pages, other tokens or threads. Queries that read the same
+keys and values are computed together: heads that share them, of several tokens of a sequence.
+Threads divide tokens and heads; for few tokens, they also divide the partitions.
 Tested by tests/kernels/test_attention.py and test_cpu_attention.py.
 """
 
@@ -48,13 +48,13 @@ from .attention_query import (
 )
 from .attention_rows import ROW_LOADERS, find_rows, load_block
 
-N_QUERIES: Final = 64  # computed together: they share each block of keys and values
-MAX_TOKENS: Final = 16  # of a node whose partitions are divided; more tokens occupy all threads
-# bytes of a sequence's keys from which on they are prefetched; fewer are often in a cache
+N_QUERIES: Final = 64  # queries that are computed together and share blocks of keys and values
+MAX_TOKENS: Final = 16  # most tokens for which partitions are divided; more occupy all threads
+# bytes of a sequence's keys from which on they are prefetched; smaller ones are often in a cache
 PREFETCHED: Final = 1 << 18
 
 
-# --- what is there to do; each thread finds the same ---
+# --- the work: each thread computes the same division ---
 
 
 @inlined
@@ -64,7 +64,7 @@ def _sequence(p, t):
 
 @inlined
 def _end_of_tile(p, begin):
-    """The end of the tokens from `begin` on that are computed together: those of one sequence."""
+    """The end of the tile of tokens from `begin` on: tokens of one sequence, computed together."""
     seq, end = _sequence(p, begin), begin + 1
     last = min(ne(p, 1, 2), begin + int_param(p, N_TOKENS))
     while end < last and _sequence(p, end) == seq:
@@ -74,7 +74,7 @@ def _end_of_tile(p, begin):
 
 @inlined
 def _n_positions(p, begin, end):
-    """The number of positions that the tokens of a tile see; 0 if one is out of range."""
+    """The number of positions that a tile's tokens attend to; 0 if one is out of range."""
     seq, n_seqs = _sequence(p, begin), ne(p, 4, 1)
     limit = ne(p, 4, 0) * int_param(p, PAGE_SIZE)
     if seq < 0 or seq >= n_seqs:
@@ -97,7 +97,7 @@ def _n_partitions(n_positions):
 
 @inlined
 def _count(p):
-    """The number of tiles, and of the records that all their partitions need."""
+    """The number of tiles, and the number of records for all their partitions."""
     n_tiles, n_records, begin = 0, 0, 0
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
@@ -109,13 +109,13 @@ def _count(p):
 
 @inlined
 def _is_divided(p, n_records, nth):
-    """Whether threads divide the partitions of positions: there are several, and they fit."""
+    """True if threads divide the partitions: there are several, and their records fit."""
     return nth > 1 and ne(p, 1, 2) < n_records <= int_param(p, N_RECORDS)
 
 
 @inlined
 def _n_parts(n_head_kv, n_queries, n_tiles, nth):
-    """The number of parts of the heads of K, of `n_queries` each."""
+    """The number of parts into which the heads of K are divided; each has `n_queries` queries."""
     n_together = max(1, N_QUERIES // n_queries)
     n = (n_head_kv + n_together - 1) // n_together
     if n_tiles < 4 * nth:
@@ -129,7 +129,8 @@ def _n_parts(n_head_kv, n_queries, n_tiles, nth):
 
 @inlined
 def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
-    """Set up the states of some tokens and of the heads that read some heads of K."""
+    """Set up the states of tokens `begin` to `end`, for heads that read heads `kv` to `end_kv` of
+    K."""
     n_head = ne(p, 1, 1)
     n_shared, query = n_head // (ne(p, 2, 0) // ne(p, 1, 0)), queries
     for first in range(kv * n_shared, end_kv * n_shared, n_shared):
@@ -145,9 +146,9 @@ def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
 
 @merged
 def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
-    """Let the queries process positions first ... end - 1, whole partitions.
+    """Process positions first to end - 1, in whole partitions, for all queries.
 
-    `n_queries` read each head of K, from `kv` on.
+    Each head of K from `kv` on has `n_queries`.
     """
     size, k_step, v_step = query_size(p), k_size(p), v_size(p)
     k, runs = scratch + FLOATS, scratch + RUNS
@@ -181,7 +182,7 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
 
 @inlined
 def _merge(p):
-    """The results of queries whose partitions were divided, from their records."""
+    """Write the results of queries whose partitions were divided, from their records."""
     n_head, size = ne(p, 1, 1), v_size(p)
     begin, record = 0, shared_work(p)
     while begin < ne(p, 1, 2):
@@ -200,7 +201,7 @@ def _merge(p):
 
 @kernel
 def flash_attn_ext(p, ith, nth):
-    """The results of all queries.
+    """Compute all queries.
 
     If partitions are divided, threads write records of sums, and the last thread merges them.
     """
@@ -230,7 +231,7 @@ def flash_attn_ext(p, ith, nth):
                 whose = whose + 1 if whose + 1 < nth else 0
         records += (end - begin) * n_partitions * record_size
         begin = end
-    # the last thread sees all records: no barrier is needed
+    # the last thread can read all records, so no barrier is needed
     if divided and is_last(p, nth):
         _merge(p)
 
@@ -245,10 +246,10 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
     n_head, n_tokens = q.ne[1:3]
     n_shared = n_head // (k.ne[0] // q.ne[0])
     sizes = sizes_of(q.ne[0], node.ne[0], max(N_QUERIES, n_shared))
-    n_positions = pages.ne[0] * op.page_size  # at most: the number is not known yet
+    n_positions = pages.ne[0] * op.page_size  # an upper limit: the number is not known yet
     small = (q.n_elements + node.n_elements) * n_positions < 4 * SMALL
     divided = not small and n_tokens <= MAX_TOKENS and n_positions > PARTITION
-    # enough for sequences that fill the pool, each with a partial last partition
+    # enough if the sequences fill the pool, each with a partial last partition
     n_records = -(-n_positions // PARTITION) + n_tokens if divided else 0
     params = (
         *(op.scale, op.max_bias, op.softcap, op.page_size),

@@ -1,8 +1,8 @@
-"""The state of a query, a head of a token, and how positions change it.
+"""The state of a query, which is a head of a token, and its updates by blocks of positions.
 
-A query processes positions in blocks by online softmax (arXiv 2205.14135): scores, exponentials
-relative to the largest score so far, weighted values. It adds everything in one order, alone or in
-a tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
+The updates are those of online softmax (arXiv 2205.14135): scores, exponentials relative to the
+largest score so far, weighted values. The order of all sums is the same for one query and for a
+tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from .attention_layout import (
 )
 from .rows import alibi_slope
 
-# a score may be this much above the reference of exponentials: nothing overflows, and sums rarely
-# change to another reference
+# a score may exceed the reference of the exponentials by this much, so that sums are rarely
+# rescaled; e**8 cannot overflow
 SLACK: Final = 8.0
-LOWEST: Final = -3.4028234663852886e38  # below every score, and finite: it may be subtracted
+LOWEST: Final = -3.4028234663852886e38  # below every score; finite, so that it can be subtracted
 
 _dots_4x4 = dots(TILE, 4)
 _dots_1x16 = dots(1, LANES)
@@ -63,7 +63,7 @@ _add_1x1 = add_rows(1, 1)
 
 @inlined
 def k_size(p):
-    """Bytes of a key, or of a query, as floats in whole vectors."""
+    """Bytes of a key or a query as floats in whole vectors."""
     return (ne(p, 1, 0) + LANES - 1) // LANES * VECTOR
 
 
@@ -81,7 +81,7 @@ def query_size(p):
 
 @inlined
 def clear(sums, size):
-    """Sums over no positions; `size` is that of values."""
+    """Set sums to those of no positions; `size` is the size of values."""
     store_f32x16(sums + LARGEST, splat(LOWEST))
     for i in range(TOTAL, VALUES + size, VECTOR):
         store_f32x16(sums + i, zero())
@@ -89,7 +89,7 @@ def clear(sums, size):
 
 @inlined
 def begin_query(p, query, t, head, record):
-    """Set up the state of a head of token `t`; `record`: address of its partitions' sums, or 0."""
+    """Set up the state of a head of token `t`. `record`: address of its partitions' sums, or 0."""
     size = v_size(p)
     store_i64(query + OUT, row_at(p, 0, head, t, 0))
     store_i64(query + POS, load_i32(data(p, 6) + nb(p, 6, 0) * t))
@@ -106,7 +106,7 @@ def begin_query(p, query, t, head, record):
 
 @inlined
 def _bend(p, query, first):
-    """Softcap and ALiBi: products with keys of positions `first` ... become scores."""
+    """Turn products with keys of positions from `first` on into scores: softcap and ALiBi."""
     softcap, max_bias = float_param(p, SOFTCAP), float_param(p, MAX_BIAS)
     for j in range(0, BLOCK, LANES):
         s = load_f32x16(query + WEIGHTS + 4 * j)
@@ -122,7 +122,7 @@ def _bend(p, query, first):
 
 @inlined
 def _scale(sums, factor, size):
-    """Sums relative to another score."""
+    """Rescale sums to another reference score."""
     store_f32x16(sums + TOTAL, load_f32x16(sums + TOTAL) * factor)
     for i in range(VALUES, VALUES + size, VECTOR):
         store_f32x16(sums + i, load_f32x16(sums + i) * factor)
@@ -130,7 +130,7 @@ def _scale(sums, factor, size):
 
 @inlined
 def _weigh(p, query, first, n, size):
-    """The products of a block's `n` positions become weights, relative to the largest score."""
+    """Turn the products of a block's `n` positions into weights, relative to the largest score."""
     sums, weights, factor = query + SUMS, query + WEIGHTS, splat(float_param(p, SCALE))
     if float_param(p, SOFTCAP) > 0 or float_param(p, MAX_BIAS) > 0:
         _bend(p, query, first)
@@ -151,7 +151,7 @@ def _weigh(p, query, first, n, size):
 
 @inlined
 def _multiply_one(query, at, n, k, k_step):
-    """Products of a query, which is at byte `at` of its state, with `n` keys."""
+    """Products of `n` keys with a query, whose floats are at byte `at` of its state."""
     for j in range(0, n, LANES):
         s = _dots_1x16((query + at, k_step, k + j * k_step, k_step, k_step // VECTOR))
         store_f32x16(query + WEIGHTS + 4 * j, s)
@@ -159,7 +159,7 @@ def _multiply_one(query, at, n, k, k_step):
 
 @inlined
 def _multiply_tile(query, step, at, n, k, k_step, temp):
-    """Products of four queries with `n` keys; `temp`: room for them in another order."""
+    """Products of four queries with `n` keys. `temp`: memory for them in another order."""
     for j in range(0, n, 4):
         s = _dots_4x4((query + at, step, k + j * k_step, k_step, k_step // VECTOR))
         store_f32x16(temp + TILE * 4 * j, s)
@@ -176,7 +176,7 @@ def _multiply_tile(query, step, at, n, k, k_step, temp):
 
 @inlined
 def _add_one(query, j, n, v, size):
-    """Weighted values of positions j ... n - 1 of the block."""
+    """Add the weighted values of positions j to n - 1 of the block."""
     y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * j, v + j * size, n - j
     if n <= 0:
         return
@@ -194,7 +194,7 @@ def _add_one(query, j, n, v, size):
 
 @inlined
 def _add_tile(query, step, n, v, size):
-    """Weighted values of the block's first `n` positions, for four queries."""
+    """Add the weighted values of the block's first `n` positions, for four queries."""
     y, w = query + SUMS + VALUES, query + WEIGHTS
     if n <= 0:
         return
@@ -212,13 +212,13 @@ def _add_tile(query, step, n, v, size):
 
 @inlined
 def _own(query, first, n):
-    """The number of positions, of `n` from `first` on, that a query sees."""
+    """The number of positions, of `n` from `first` on, that a query attends to."""
     return max(0, min(n, load_i64(query + POS) + 1 - first))
 
 
 @inlined
 def attend_block(p, query, count, first, n, k, v, temp):
-    """Let one query or four process `n` positions, whose keys and values are at k and v."""
+    """Process `n` positions, whose keys and values are at k and v, for one query or four."""
     step, k_step, v_step = query_size(p), k_size(p), v_size(p)
     at = step - k_step
     least, most = n, 0
@@ -248,7 +248,7 @@ def attend_block(p, query, count, first, n, k, v, temp):
 
 @inlined
 def merge(sums, others, size):
-    """Add the sums over the positions that come next."""
+    """Add the sums over the positions that follow."""
     a, b = load_f32x16(sums + LARGEST), load_f32x16(others + LARGEST)
     largest = vmax(a, b)
     a, b = vexp(a - largest), vexp(b - largest)
@@ -260,7 +260,7 @@ def merge(sums, others, size):
 
 @inlined
 def write_result(p, out, sums):
-    """The weighted mean, to the row at `out`."""
+    """Write the weighted mean to the row at `out`."""
     n = ne(p, 0, 0)
     factor = splat(1.0 / hsum(load_f32x16(sums + TOTAL)))
     for d in range(0, n, LANES):
@@ -273,7 +273,7 @@ def end_partition(p, query, first, size):
     pos, record, sums = load_i64(query + POS), load_i64(query + RECORD), query + SUMS
     before = sums + VALUES + size
     if pos < first:
-        return  # the query saw none of them
+        return  # the query attends to none of its positions
     if record != 0 and pos >= PARTITION:
         _copy(record + first // PARTITION * (VALUES + size), sums, size)
         return

@@ -1,7 +1,7 @@
-"""Finding keys and values in the paged pool, and reading them: blocks of positions as floats.
+"""Finds keys and values in the paged pool, and reads blocks of positions as floats.
 
-A block of one head's rows is converted to float32 once for all queries that read it, by a kernel
-for each type. Knows no queries. Tested by tests/kernels/test_cpu_attention.py.
+A block of one head's rows is converted to float32 once for all queries that read it. Each type has
+a kernel for it. Knows no queries. Tested by tests/kernels/test_cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ LINE: Final = 64  # bytes of a cache line
 
 @inlined
 def find_rows(p, seq, first, n, runs):
-    """Write the places of K and V of positions `first` ... of a sequence; False: a page is missing.
+    """Write the places of K and V for `n` positions of a sequence, from `first` on, to `runs`.
 
-    Places are runs, each of positions of one page: addresses of the first rows of K and of V, and
-    the number of rows. There are as many runs as `n` positions need.
+    A run has positions of one page: the addresses of its first rows of K and of V, and the number
+    of rows. Return False if a page is missing.
     """
     page_size = int_param(p, PAGE_SIZE)
     n_pages = ne(p, 2, 1) // page_size
@@ -65,9 +65,9 @@ def find_rows(p, seq, first, n, runs):
 
 @inlined
 def load_block(p, source, head, dim, n, runs, to, n_next, next_runs):
-    """Convert elements of `n` rows of K or V (source 2 or 3) that a head reads to floats.
+    """Convert a head's elements of `n` rows of K or V (source 2 or 3) to floats.
 
-    `n_next` rows of the next block are prefetched; its runs are as long.
+    Prefetch `n_next` rows of the next block.
     """
     step, n_bytes = nb(p, source, 1), int_param(p, K_SIZE + source - 2)
     load, size = int_param(p, LOAD_K + source - 2), (dim + LANES - 1) // LANES * VECTOR
@@ -86,28 +86,30 @@ def load_block(p, source, head, dim, n, runs, to, n_next, next_runs):
 
 @inlined
 def _load_q8_0(row, i, n):
-    """Elements i ... of a row of Q8_0, `n` at most: blocks of a float16 factor and 32 int8."""
+    """At most `n` elements from i on of a row of Q8_0: blocks of a float16 factor and 32 int8."""
     block, at = row + (i >> 5) * 34, i & 31
     first = load_i8_part(block + 2 + at, min(n, 32 - at)) * splat(load_f16(block))
     if at + min(n, LANES) <= 32:
         return first
-    # the rest from the next block, loaded into the lanes behind
+    # the rest is in the next block; it goes to the lanes after those of the first
     n_first = 32 - at
     second = load_i8x16(block + 36 - n_first) * splat(load_f16(block + 34))
     return join(first, second, n_first)
 
 
 def _row_loader(type: GGMLType, load: Callable[..., Any], load_16: Callable[..., Any]) -> Kernel:
-    """The kernel that reads rows of a type: load(row, i, n) returns elements i ... , `n` at most.
+    """The kernel that reads rows of a type.
 
-    load_16(row, i) returns 16, from a multiple of 16 on.
+    load(row, i, n) returns at most `n` elements from i on. load_16(row, i) returns 16 elements; its
+    i is a multiple of 16.
     """
 
     def load_rows(row, step, n, at, dim, to, ahead, n_ahead, n_bytes):
-        """Elements `at` ... of `n` rows as floats: `dim` of them, and zeros up to whole vectors.
+        """Write `dim` elements from `at` on of each of `n` rows as floats, padded with zeros to
+        whole vectors.
 
-        Rows are `step` bytes apart. Of `n_ahead` rows from `ahead` on `n_bytes` are prefetched, one
-        row at a time: more misses than a processor can have in flight would stall it.
+        Rows are `step` bytes apart. Prefetches `n_bytes` of each of `n_ahead` rows from `ahead` on,
+        one row at a time: more misses than a processor can have in flight would stall it.
         """
         whole = dim // LANES * LANES if at % LANES == 0 else 0
         for j in range(n):

@@ -23,9 +23,9 @@ from ..simd.ints import call_at
 from ..simd.memory import load_i32, load_i64
 from ..table import SMALL, CpuCall, implements
 
-PIECE: Final = 4096  # elements that are converted at a time: a multiple of every block size
+PIECE: Final = 4096  # elements that are converted at a time; a multiple of every block size
 SET_ROWS_PIECE: Final = (
-    64  # elements of a row that one thread writes: a multiple of every written block size
+    64  # elements of a row that a thread writes at least; a multiple of every written block size
 )
 
 
@@ -35,7 +35,7 @@ def is_writable(type: GGMLType) -> bool:
 
 
 def encoder_of(type: GGMLType) -> tuple[Param, int]:
-    """The encoder of a type (0: none is needed) and the address of its table."""
+    """The encoder of a type (0 if it needs none) and the address of its table."""
     return (0, 0) if type is GGMLType.F32 else ENCODERS[type].params
 
 
@@ -69,7 +69,7 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
     a = node.src[0]
     reader = row_reader(a)
     if a.type is GGMLType.I32:
-        reader = (0, *reader[1:])  # 4 bytes each, as they are
+        reader = (0, *reader[1:])  # copied as 4 bytes each, without a decoder
     work_size = 0 if a.has_contiguous_rows else row_bytes(a.ne[0])
     return [CpuCall(get_rows, reader, one_thread=_is_small(node), work=work_size)]
 
@@ -78,8 +78,8 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
 def set_rows(p, ith, nth):
     """Parameters: encoder, its table, elements and bytes of a block, bytes of an index.
 
-    Threads divide the elements of rows, not the rows: if an index occurs twice, the later row
-    stays, as in the reference.
+    Threads divide the elements of rows, not the rows. So if an index occurs twice, the later row
+    remains, as in the reference.
     """
     encode, table, block_size, block_bytes = (
         int_param(p, 0),
@@ -126,14 +126,14 @@ def _set_rows(node: Tensor) -> Sequence[CpuCall]:
 
 @inlined
 def _element(p, i, e, block_size):
-    """Address of element `e` of tensor `i`, counted over all dimensions."""
+    """The address of element `e` of tensor `i`; elements are numbered over all dimensions."""
     n = ne(p, i, 0)
     return row(p, i, e // n) + e % n // block_size * nb(p, i, 0)
 
 
 @kernel
 def copy_elements(p, ith, nth):
-    """Parameters: elements in a run, in a block, bytes of a block."""
+    """Parameters: elements of a run, elements of a block, bytes of a block."""
     n, block_size, size = int_param(p, 0), int_param(p, 1), int_param(p, 2)
     pieces = (n + PIECE - 1) // PIECE
     total = ne(p, 0, 0) * n_rows(p, 0) // n * pieces
@@ -147,8 +147,9 @@ def copy_elements(p, ith, nth):
 
 @kernel
 def convert_elements(p, ith, nth):
-    """Parameters: elements in a run, in a block of the source and of the node; encoder and its
-    table; bytes of the node's element if there are gaps (else 0); those of `read_row`."""
+    """Parameters: elements of a run, of a block of the source, and of a block of the node; the
+    encoder and its table; bytes of the node's element if it has gaps (else 0); then those of
+    `read_row`."""
     n, src_block, dst_block = int_param(p, 0), int_param(p, 1), int_param(p, 2)
     encode, table, gaps = int_param(p, 3), int_param(p, 4), int_param(p, 5)
     pieces = (n + PIECE - 1) // PIECE
@@ -216,7 +217,7 @@ def concat(p, ith, nth):
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
         i1, i2, i3 = r % m1, r // m1 % m2, r // (m1 * m2)
         index = 0 if dim == 0 else i1 if dim == 1 else i2 if dim == 2 else i3
-        begin = 0  # of the source along dim
+        begin = 0  # begin of the source along dim
         for i in range(1, 3):
             src, out = row_at(p, i, i1, i2, i3), row(p, 0, r)
             if dim == 0:

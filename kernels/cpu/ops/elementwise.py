@@ -1,8 +1,8 @@
-"""Arithmetic, element by element, of one or two tensors; activations.py is built with it, too.
+"""Element-wise kernels of one or two tensors: arithmetic here, and the makers of activations.py.
 
-A kernel works on pieces: rows, or equal parts of tensors without gaps. Elements of other types than
-F32, or with gaps between them, go through the thread's scratch memory as floats. An element's bits
-depend on its operands alone. Tested by tests/kernels/test_elementwise.py.
+A kernel works on pieces: rows, or equal parts of tensors without gaps. Elements that are not F32 or
+have gaps go through the thread's scratch memory as floats. An element's bits depend only on its
+operands. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ..simd.memory import (
 from ..simd.vectors import LANES, splat, vmax, vmin, vsqrt
 from ..table import SMALL, CpuCall, implements
 
-PIECE: Final = 1024  # elements at most that are computed at once
+PIECE: Final = 1024  # most elements that are computed at once
 
 # parameters of these kernels
 FLAT: Final = 0  # 1: no gaps and one shape, so that pieces need not be rows
-LAYOUT: Final = 1  # three words: layout of the node's elements, of the first and second operand's
-SECOND: Final = 4  # which tensor is the second operand
-OFFSET: Final = 5  # two words: bytes from a row to the first and second operand's elements
-SCALARS: Final = 7  # two words: the op's own
+LAYOUT: Final = 1  # three words: the layouts of the node, the first and the second operand
+SECOND: Final = 4  # number of the second operand's tensor
+OFFSET: Final = 5  # two words: offsets in bytes of the first and second operand in their rows
+SCALARS: Final = 7  # two words: the op's parameters
 
 # layouts of elements
 DIRECT, F32, F16, BF16 = range(4)  # DIRECT: F32 without gaps
@@ -59,7 +59,7 @@ def n_pieces(p):
 
 @inlined
 def piece_size(p, r):
-    """Elements of piece `r`; those of a row may be more than PIECE."""
+    """The number of elements of piece `r`. If it is a row, there may be more than PIECE."""
     if int_param(p, FLAT) == 0:
         return ne(p, 0, 0)
     return min(PIECE, ne(p, 0, 0) * n_rows(p, 0) - PIECE * r)
@@ -67,7 +67,7 @@ def piece_size(p, r):
 
 @inlined
 def piece(p, i, r):
-    """Address of piece `r` in tensor `i`, which is repeated to the shape of the node."""
+    """The address of piece `r` in tensor `i`, which repeats to the shape of the node."""
     if int_param(p, FLAT) != 0:
         return data(p, i) + nb(p, i, 0) * PIECE * r
     n1, i1, i2, i3 = ne(p, 0, 1), r, 0, 0
@@ -86,14 +86,14 @@ def _wrapped(i, n):
 
 @inlined
 def fetch(p, operand, i, x, start, n, scratch):
-    """Address of `n` floats: elements `start` ... of the piece of tensor `i` at `x`.
+    """The address of `n` floats: elements from `start` on of the piece of tensor `i` at `x`.
 
-    They are there, or are copied to `scratch`; the elements of a shorter row are repeated.
+    They are used in place or copied to `scratch`. Elements of a shorter row repeat.
     """
     layout, stride, row_size = int_param(p, LAYOUT + operand), nb(p, i, 0), ne(p, i, 0)
     if layout == DIRECT:
         return x + 4 * start
-    # a flat piece may span rows, which are then as long as the node's
+    # a flat piece may span rows; they then have the length of the node's rows
     k = start if int_param(p, FLAT) != 0 else start % row_size
     for j in range(n):
         at = x + stride * k
@@ -107,7 +107,7 @@ def fetch(p, operand, i, x, start, n, scratch):
 
 @inlined
 def target(p, out, start, scratch):
-    """The address for the floats of the node's elements from `start` on, in the piece at `out`."""
+    """The address to which the node's elements from `start` on are written as floats."""
     return out + 4 * start if int_param(p, LAYOUT) == DIRECT else scratch
 
 
@@ -131,7 +131,7 @@ def finish(p, out, start, n, scratch):
 
 
 def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
-    """A kernel of one operand: f(x, a, b) of vectors, with the op's two scalars in all lanes."""
+    """A kernel of one operand: f(x, a, b) of vectors; a and b are the op's two parameters."""
 
     def run(p, ith, nth):
         scratch = work(p, ith)
@@ -157,8 +157,8 @@ def pair_kernel(
 ) -> Kernel:
     """A kernel of two operands: f(x, y) of vectors.
 
-    `second_piece(p, i, r)` is the address of piece `r` in the second operand, tensor `i`; 0: none,
-    the piece is left out.
+    `second_piece(p, i, r)` is the address of piece `r` in the second operand, tensor `i`. If it is
+    0, the piece is skipped.
     """
 
     def run(p, ith, nth):
@@ -196,7 +196,7 @@ def map_call(kernel: Kernel, node: Tensor, a: float = 0.0, b: float = 0.0) -> Cp
 def pair_call(
     kernel: Kernel, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0)
 ) -> CpuCall:
-    """The call of a `pair_kernel`: operands are source 1 and `second`, `offsets` bytes inside."""
+    """The call of a `pair_kernel` for operands in tensors 1 and `second`, at `offsets` in bytes."""
     a, b = node.src[0], node.src[second - 1]
     layouts = (_layout(node), _layout(a), _layout(b, node.ne[0] if second == 2 else b.ne[0]))
     flat = second == 2 and is_flat(node, a, b)
@@ -208,7 +208,7 @@ def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> CpuCal
 
 
 def _layout(t: Tensor, n: int | None = None) -> int:
-    """The layout of a tensor's elements; rows that are not `n` long are repeated."""
+    """The layout of a tensor's elements. Rows that are not `n` long repeat."""
     direct = t.type is GGMLType.F32 and t.has_contiguous_rows and n in (None, t.ne[0])
     return DIRECT if direct else _LAYOUTS[t.type]
 
@@ -230,7 +230,7 @@ def pair(node: Tensor) -> Sequence[CpuCall]:
 
 @inlined
 def _chosen_row(p, i, r):
-    """Address of the row of tensor `i` that tensor 3 chooses for row `r` of the node."""
+    """The address of the row of tensor `i` that tensor 3 selects for row `r` of the node."""
     n1 = ne(p, 0, 1)
     index = load_i32(data(p, 3) + r % n1 * nb(p, 3, 0) + r // n1 * nb(p, 3, 1))
     if 0 <= index < ne(p, i, 1):
@@ -245,7 +245,7 @@ ADD_ID: Final = pair_kernel("add_id_float", inlined(lambda x, y: x + y), _chosen
 @implements(Op.ADD_ID)
 def add_id(node: Tensor) -> Sequence[CpuCall]:
     call = pair_call(ADD_ID, node)
-    return [call._replace(params=(0, *call.params[1:]))]  # rows must be rows
+    return [call._replace(params=(0, *call.params[1:]))]  # not FLAT: rows must not be merged
 
 
 # --- ops of one operand ---

@@ -1,7 +1,7 @@
-"""Norms fused with the nodes around them: a residual's sum before, the weight behind.
+"""Norms fused with their neighbors: the ADD of a residual before, the MUL by a weight after.
 
-Each row is read, summed, normed and weighted while it is in the first cache, by the formulas of
-rows.py and elementwise.py, rounded at the same places. Tested by tests/kernels/test_fusion.py.
+Each row is read, summed, normed and weighted while it is in the first cache. Formulas and roundings
+are those of rows.py and elementwise.py. Tested by tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def _add(a, b, out, n):
         store_f32_part(out + 4 * i, v, n - i)
 
 
-def _norm_mul_kernel(name: str, centred: bool) -> Kernel:
+def _norm_mul_kernel(name: str, centered: bool) -> Kernel:
     """Tensors: the result, rows, the weight. Parameter: eps."""
 
     def run(p, ith, nth):
         rows, n, weight = n_rows(p, 0), ne(p, 0, 0), data(p, 2)
         for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
             x = row(p, 1, r)
-            mean = mean_of(x, n) if centred else zero()
+            mean = mean_of(x, n) if centered else zero()
             _weigh(x, weight, row(p, 0, r), n, mean, float_param(p, 0))
 
     run.__name__ = name
     return Kernel(run)
 
 
-def _add_norm_mul_kernel(name: str, centred: bool) -> Kernel:
+def _add_norm_mul_kernel(name: str, centered: bool) -> Kernel:
     """Tensors: the result, the sum (or the result again), two operands, the weight."""
 
     def run(p, ith, nth):
@@ -58,7 +58,7 @@ def _add_norm_mul_kernel(name: str, centred: bool) -> Kernel:
         for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
             x = row(p, 1, r)
             _add(row(p, 2, r), row(p, 3, r), x, n)
-            mean = mean_of(x, n) if centred else zero()
+            mean = mean_of(x, n) if centered else zero()
             _weigh(x, weight, row(p, 0, r), n, mean, float_param(p, 0))
 
     run.__name__ = name

@@ -1,8 +1,8 @@
-"""ROPE straight into the rows of a cache: keys are turned, converted and stored in one go.
+"""ROPE straight into the rows of a cache: keys are rotated, converted and stored at once.
 
-Threads divide the heads, so that the later token stays if an index occurs twice, as in
-`data.set_rows`. A thread's heads make whole blocks of the cache's type. Tested by
-tests/kernels/test_fusion.py.
+Threads divide the heads, not the tokens. So if an index occurs twice, the later token remains, as
+in `data.set_rows`. A thread's heads fill whole blocks of the cache's type.
+Tested by tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .rope import (
     rope_work,
 )
 
-IDS: Final = 4  # of `RopeSetRows.tensors`, the row indices
-# parameters behind those of ROPE
-ENCODER: Final = N_ROPE_PARAMS  # and its table
+IDS: Final = 4  # number of the tensor with the row indices in `RopeSetRows.tensors`
+# parameters after those of ROPE
+ENCODER: Final = N_ROPE_PARAMS  # the encoder and its table
 BLOCK: Final = ENCODER + 2  # elements and bytes of a block of the cache
 ID_BYTES: Final = BLOCK + 2
-UNIT: Final = ID_BYTES + 1  # heads that make whole blocks
+UNIT: Final = ID_BYTES + 1  # heads that fill whole blocks
 
 
 def _kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
@@ -85,7 +85,7 @@ ROPE_SET_ROWS: Final = {
 
 @fuses(RopeSetRows)
 def rope_set_rows(chain: RopeSetRows) -> Sequence[CpuCall] | None:
-    """The cache alone."""
+    """Writes the cache. The rotated heads themselves are not stored."""
     rope, type, unit = chain.rope, chain.set_rows.type, chain.unit
     if not is_writable(type) or rope.type is not GGMLType.F32 or rope.ne[1] % unit:
         return None

@@ -1,8 +1,8 @@
 """Kernels of matrix products: weights are decoded to float32, all arithmetic is float32.
 
-Threads divide the rows of weights. Each element is one `dots.dot`, so its bits depend on its two
-rows alone. Float32 weights are used in place. Others are decoded a few rows at a time, each row
-once for all its columns, into memory that the cache holds.
+Threads divide the rows of weights. Each element is one `dots.dot`, so its bits depend only on its
+two rows. Float32 weights are used in place. Others are decoded a few rows at a time, once for all
+columns, into memory that stays in the cache.
 Tested by tests/kernels/test_cpu_matrix.py.
 """
 
@@ -35,17 +35,17 @@ from ..simd.ints import call_at
 from ..simd.memory import load_i32, store_f32, store_i32
 from ..table import SMALL, CpuCall, implements
 
-GROUP_BYTES: Final = 1 << 18  # of decoded weights: at most what the second cache holds
-GROUP_MAX: Final = 32  # rows: enough of them for every thread
-ALIAS: Final = 4096  # rows at multiples of this compete for the same places in the first cache
+GROUP_BYTES: Final = 1 << 18  # most bytes of decoded weights, to fit in the second cache
+GROUP_MAX: Final = 32  # most rows of a group, so that there are groups for every thread
+ALIAS: Final = 4096  # rows at multiples of this compete for the same lines of the first cache
 # multiplications below which a second thread costs more than it gains (SMALL counts elements)
 SMALL_WORK: Final = 1 << 16
 
 # parameters of all kernels here; from READER on those of `read_row` for the weights
-IN_PLACE: Final = 0  # whether the weights are used where they are
+IN_PLACE: Final = 0  # 1: the weights are used in place
 GROUP: Final = 1  # rows of weights that are decoded at a time
-ROW_BYTES: Final = 2  # of a row of floats in scratch memory
-COLUMNS: Final = 3  # which prepared source the columns are; -1: they are used where they are
+ROW_BYTES: Final = 2  # bytes of a row of floats in scratch memory
+COLUMNS: Final = 3  # number of the prepared source with the columns; -1: used in place
 DOTS: Final = 4  # address of `dot_tiles`
 READER: Final = 5
 
@@ -55,7 +55,7 @@ READER: Final = 5
 
 @kernel
 def pack_columns(p, ith, nth):
-    """Prepare columns: float32 rows without gaps. Parameters: bytes of a row, then those of
+    """Prepare columns as float32 rows without gaps. Parameters: bytes of a row, then those of
     `read_row`."""
     size, rows, to = int_param(p, 0), n_rows(p, 2), prepared(p, 0)
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
@@ -64,7 +64,7 @@ def pack_columns(p, ith, nth):
 
 @inlined
 def _columns(p):
-    """Address of the first column, and strides of dimensions 1, 2 and 3."""
+    """The address of the first column, and the strides of dimensions 1, 2 and 3."""
     which = int_param(p, COLUMNS)
     if which < 0:
         return data(p, 2), nb(p, 2, 1), nb(p, 2, 2), nb(p, 2, 3)
@@ -77,7 +77,7 @@ def _columns(p):
 
 @inlined
 def _decode_rows(p, a, n, k, ith):
-    """`n` rows of weights from `a` on as floats: their address and stride."""
+    """Return the address and stride of `n` rows of weights from `a` on, as floats."""
     if int_param(p, IN_PLACE) != 0:
         return a, nb(p, 1, 1)
     size = int_param(p, ROW_BYTES)
@@ -89,7 +89,7 @@ def _decode_rows(p, a, n, k, ith):
 
 @inlined
 def _multiply(a, stride, n, k, b, out):
-    """`n` rows with one column."""
+    """Multiply `n` rows with one column."""
     for r in range(n):
         store_f32(out + 4 * r, dot(a + r * stride, b, k))
 
@@ -119,7 +119,7 @@ def mul_mat(p, ith, nth):
 
 @inlined
 def _multiply_columns(p, a, stride, n, k, b, b_stride, out, out_stride, m):
-    """`n` rows with `m` columns."""
+    """Multiply `n` rows with `m` columns."""
     whole = m - m % TILE
     for c in range(0, whole, TILE):
         b0, o0 = b + c * b_stride, out + c * out_stride
@@ -138,7 +138,7 @@ def _multiply_columns(p, a, stride, n, k, b, b_stride, out, out_stride, m):
 def group_by_expert(p, ith, nth):
     """Prepare ids: the pairs (token, its i-th expert) sorted by expert.
 
-    One int32 for each expert and one more: where its pairs begin in the list behind; then the
+    The result has n_expert + 1 int32s, the index at which each expert's pairs begin, and then the
     pairs, as token * n_used + i.
     """
     n_expert, n_used, n_tokens = ne(p, 1, 2), ne(p, 3, 0), ne(p, 3, 1)
@@ -157,7 +157,7 @@ def group_by_expert(p, ith, nth):
     for e in range(n_expert + 1):
         end += load_i32(begins + 4 * e)
         store_i32(begins + 4 * e, end)
-    # from the last pair to the first: an expert's end moves down to its begin
+    # from the last pair to the first: each expert's end decreases to its begin
     for pair in range(n_tokens * n_used - 1, -1, -1):
         e = _expert(p, pair % n_used, pair // n_used)
         if 0 <= e < n_expert:
@@ -175,9 +175,10 @@ def _expert(p, i, t):
 def mul_mat_id(p, ith, nth):
     """Rows of each expert [k, n, n_expert] times the columns [k, x, n_tokens] that chose it.
 
-    The result is [n, n_used, n_tokens], of ids [n_used, n_tokens]; x divides n_used. All threads
-    work on one expert after the other, each on its groups of rows, with all pairs of that expert.
-    Results of invalid ids are not written: `group_by_expert` has reported them.
+    The result is [n, n_used, n_tokens], for ids [n_used, n_tokens]; x divides n_used. All threads
+    work on the same expert, one expert after the other. Each thread has groups of rows, which it
+    multiplies with all pairs of the expert. Results of invalid ids are not written:
+    `group_by_expert` reports them.
     """
     k, n, n_expert = ne(p, 1, 0), ne(p, 1, 1), ne(p, 1, 2)
     begins = prepared(p, 0)
@@ -197,7 +198,7 @@ def mul_mat_id(p, ith, nth):
 
 @inlined
 def _pair(p, at, offset):
-    """Addresses of a pair's column and of its result, from byte `offset` on."""
+    """The addresses of a pair's column and of byte `offset` of its result."""
     b, s1, s2, _ = _columns(p)
     pair, n_used = load_i32(at), ne(p, 3, 0)
     t, i = pair // n_used, pair % n_used
@@ -206,7 +207,8 @@ def _pair(p, at, offset):
 
 @inlined
 def _multiply_pairs(p, a, stride, n, k, pairs, begin, end, offset):
-    """`n` rows with the columns of pairs `begin` to `end`, results from byte `offset` on."""
+    """Multiply `n` rows with the columns of pairs `begin` to `end`; the results go to byte
+    `offset`."""
     whole = end - (end - begin) % TILE
     for c in range(begin, whole, TILE):
         b0, o0 = _pair(p, pairs + 4 * c, offset)
@@ -231,12 +233,12 @@ def _is_small(node: Tensor) -> bool:
 
 
 def _is_in_place(t: Tensor, n_columns: int) -> bool:
-    """True if rows are best used in place; `n_columns` read each row of weights."""
+    """True if weights should be used in place; each row is multiplied with `n_columns`."""
     return is_plain(t) and (n_columns < TILE or t.nb[1] % ALIAS != 0)
 
 
 def _group(a: Tensor, n_columns: int) -> int:
-    """Rows of weights to decode at a time. For few columns one is best: it stays in a cache."""
+    """Rows of weights to decode at a time. For few columns one is best: it stays in the cache."""
     if n_columns < TILE and not is_plain(a):
         return 1
     rows = GROUP_BYTES // row_bytes(a.ne[0]) // TILE * TILE
@@ -261,7 +263,7 @@ def _packed_columns(b: Tensor) -> PreparedSource[CpuCall]:
 def _multiplication(
     kernel: Kernel, node: Tensor, n_columns: int, prepared: Sequence[PreparedSource[CpuCall]] = ()
 ) -> Sequence[CpuCall]:
-    """The call of a product. Packed columns come behind its other prepared sources."""
+    """The call of a product. Packed columns are its last prepared source."""
     a, b = node.src[:2]
     size, group, columns = row_bytes(a.ne[0]), _group(a, n_columns), -1
     if not _is_in_place(b, n_columns):
@@ -269,7 +271,7 @@ def _multiplication(
         prepared = (*prepared, _packed_columns(b))
     in_place = _is_in_place(a, n_columns)
     params = (in_place, group, size, columns, DOT_TILES, *row_reader(a))
-    # the rows, and one more for the elements of a row with gaps
+    # memory for the rows, and for the elements of one row with gaps
     work_size = 0 if in_place else (group + 1) * size
     return [CpuCall(kernel, params, _is_small(node), work_size, prepared=prepared)]
 
@@ -284,5 +286,5 @@ def _mul_mat(node: Tensor) -> Sequence[CpuCall]:
 @implements(Op.MUL_MAT_ID, supports=_can_multiply)
 def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     a, _, ids = node.src
-    n_columns = ids.n_elements // max(a.ne[2], 1)  # of each expert, about
+    n_columns = ids.n_elements // max(a.ne[2], 1)  # the average for an expert
     return _multiplication(mul_mat_id, node, n_columns, [groups_of_experts(node)])

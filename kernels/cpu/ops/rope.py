@@ -1,8 +1,8 @@
-"""Rotary position embedding: ROPE, of F32 and F16, pairs of neighbors or of halves.
+"""Rotary position embedding: ROPE of F32 and F16, with pairs of neighbors or of halves.
 
-An angle is the position times a factor of the pair, in float64. It counts turns: only the fraction
-matters, which is rounded to float32. Cosines and sines are computed once for all heads
-of a token. Threads divide heads. Tested by tests/kernels/test_rope.py.
+An angle is the position times the pair's frequency, in turns and in float64. Only its fraction
+matters, which is rounded to float32. Cosines and sines are computed once for all heads of a token.
+Threads divide heads. Tested by tests/kernels/test_rope.py.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from ..simd.memory import (
 from ..simd.vectors import LANES, choose, fma, splat, turn_pairs, vabs, vround, zero
 from ..table import SMALL, CpuCall, implements
 
-# parameters, as `plan.node_params.rope_params` gives them
+# parameters, in the order of `plan.node_params.rope_params`
 N_DIMS: Final = 0
 HAS_FACTORS: Final = 1
-RATIO: Final = 2  # frequency of a pair / that of the one before it
+RATIO: Final = 2  # frequency of a pair / frequency of the pair before it
 FREQ_SCALE: Final = 3
 EXT_FACTOR: Final = 4
-LOW: Final = 5  # YaRN: pairs up to LOW turn as they are, from HIGH on scaled, between them mixed
+LOW: Final = 5  # YaRN: pairs up to LOW are not scaled, pairs from HIGH on are, others are mixed
 HIGH: Final = 6
 MAGNITUDE: Final = 7  # factor of cosines and sines
 N_ROPE_PARAMS: Final = 8
 
 TURN: Final = 2 * math.pi
-WHOLE: Final = 1.5 * 2**52  # added and taken off again, it rounds a float64 to a whole number
+WHOLE: Final = 1.5 * 2**52  # adding and subtracting it rounds a float64 to an integer
 
 
 @inlined
 def vcos_sin(turns):
     """Cosine and sine of 2 pi `turns`, for turns in -0.5..0.5.
 
-    Polynomials of Cephes' cosf and sinf within an eighth of a turn of the nearest quarter turn.
+    Uses the polynomials of Cephes' cosf and sinf, within an eighth of a turn of the nearest quarter
+    turn.
     """
     quarters = vround(turns * splat(4.0))
     a = (turns - quarters * splat(0.25)) * splat(TURN)
@@ -76,7 +77,7 @@ def vcos_sin(turns):
 
 @inlined
 def frequencies_of(p, to, copies):
-    """Write the turns of each pair at position 1, `copies` times each, as float64 to `to`."""
+    """Write each pair's frequency, the turns at position 1, `copies` times as float64 to `to`."""
     low, high, ext = float_param(p, LOW), float_param(p, HIGH), float_param(p, EXT_FACTOR)
     power = 1.0 / TURN
     for i in range(int_param(p, N_DIMS) // 2):
@@ -93,7 +94,7 @@ def frequencies_of(p, to, copies):
 
 @inlined
 def cos_sin(pos, frequencies, n, magnitude, cos, sin):
-    """Write `n` cosines and sines of a position, whole vectors of them."""
+    """Write `n` cosines and sines of a position, in whole vectors."""
     for i in range(n):
         turns = pos * load_f64(frequencies + 8 * i)
         store_f32(cos + 4 * i, turns - ((turns + WHOLE) - WHOLE))
@@ -104,7 +105,7 @@ def cos_sin(pos, frequencies, n, magnitude, cos, sin):
 
 
 def _rope_kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
-    """The kernel of a mode and type: rotate(x, out, n_dims, cos, sin, ne0) turns one head."""
+    """The kernel of a mode and type: rotate(x, out, n_dims, cos, sin, ne0) rotates one head."""
 
     def run(p, ith, nth):
         n_dims, ne0, n_head, n_tokens = int_param(p, N_DIMS), ne(p, 0, 0), ne(p, 0, 1), ne(p, 0, 2)
@@ -130,7 +131,7 @@ def _rope_kernel(name: str, rotate: Callable[..., Any], copies: int) -> Kernel:
 
 
 def _neighbors(load: Callable[..., Any], store: Callable[..., Any], size: int) -> Any:
-    """Rotation of pairs (0, 1), (2, 3), ...; `cos` and `sin` hold each number twice."""
+    """Rotation of pairs (0, 1), (2, 3), ...; `cos` and `sin` have each number twice."""
 
     @inlined
     def rotate(x, out, n_dims, cos, sin, ne0):
@@ -163,7 +164,7 @@ def _halves(load: Callable[..., Any], store: Callable[..., Any], size: int) -> A
 
 _F32 = (load_f32_part, store_f32_part, 4)
 _F16 = (load_f16_part, store_f16_part, 2)
-# by mode and type: the rotation of a head, and the copies of each cosine and sine
+# by mode and type: the rotation of a head, and the number of copies of each cosine and sine
 ROTATIONS: Final = {
     (RopeMode.NORMAL, GGMLType.F32): (_neighbors(*_F32), 2),
     (RopeMode.NORMAL, GGMLType.F16): (_neighbors(*_F16), 2),

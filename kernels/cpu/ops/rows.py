@@ -1,7 +1,7 @@
 """Norms, softmax, sums and masks: ops whose elements depend on their whole row.
 
-Blocks of 1024 elements are summed in vectors, and blocks in float64. The order depends on the
-row's length alone. Tested by tests/kernels/test_rows.py.
+Blocks of 1024 elements are summed in float32 vectors, the sums of blocks in float64. The order
+depends only on the row's length. Tested by tests/kernels/test_rows.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _call(kernel: Kernel, node: Tensor, *params: int | float) -> list[CpuCall]:
 
 
 def _sum_of(f: Callable[..., Any]) -> Any:
-    """A function (x, n, c): the sum of f(v, c) over the row of `n` floats at `x`, a float64."""
+    """A function (x, n, c): the float64 sum of f(v, c) over the row of `n` floats at `x`."""
 
     @inlined
     def sum_of(x, n, c):
@@ -115,7 +115,7 @@ def norms(node: Tensor) -> Sequence[CpuCall]:
 def alibi_slope(head, n_head, max_bias):
     """The factor of a head's bias: 1, or ALiBi's if max_bias > 0 (arXiv 2108.12409).
 
-    Heads beyond the largest power of two take every other slope of twice as many, as in ggml.
+    Heads beyond the largest power of two take every second slope of twice as many, as in ggml.
     """
     if max_bias <= 0:
         return 1.0
@@ -130,7 +130,7 @@ def alibi_slope(head, n_head, max_bias):
 
 
 def _soft_max_kernel(name: str, load_mask: Callable[..., Any] | None, mask_size: int) -> Kernel:
-    """The kernel for a mask of a type: `load_mask` of so many lanes, of `mask_size` bytes each."""
+    """The kernel for a type of mask: `load_mask` loads 16 elements of `mask_size` bytes each."""
 
     def run(p, ith, nth):
         scale = splat(float_param(p, 0))
@@ -156,7 +156,7 @@ def _soft_max_kernel(name: str, load_mask: Callable[..., Any] | None, mask_size:
 
 @inlined
 def _exp_of_share(x, n, largest):
-    """Replace the scores at `x` by their exponentials, divided by the sum of these."""
+    """Replace the scores at `x` by their exponentials, divided by the sum of the exponentials."""
     factor = splat(1.0 / _sum_of_exp(x, n, largest))
     for i in range(0, n, LANES):
         v = vexp(load_f32_part(x + 4 * i, n - i) - largest)

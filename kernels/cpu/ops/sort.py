@@ -1,8 +1,8 @@
-"""ARGSORT: stable, ascending or descending, NaN last; TOP_K: the first of a descending one.
+"""ARGSORT: stable, ascending or descending, NaN last. TOP_K: the first k of the descending order.
 
 A row's elements become 64-bit keys: the rank of the value in the high bits, the index in the low
-ones, so that no two are equal. Short rows are sorted by insertion, others by their bytes (LSD radix
-sort), in time proportional to their length. The first k stay in a heap, which few others enter.
+bits, so no two keys are equal. Short rows are sorted by insertion, others by an LSD radix sort, in
+linear time. TOP_K uses a heap of the best k keys; few other keys enter it.
 Tested by tests/kernels/test_sort.py.
 """
 
@@ -22,15 +22,15 @@ from ..table import CpuCall, implements
 
 N_INSERTED: Final = 64  # elements up to which insertion is faster
 N_COUNTS: Final = 256  # values of a byte
-INDEX_BITS: Final = 31  # so that no key is negative
+INDEX_BITS: Final = 31  # low bits of a key; not 32, so that no key is negative
 INDEX: Final = 2**INDEX_BITS - 1
-NO_KEY: Final = 2**63 - 1  # larger than any
+NO_KEY: Final = 2**63 - 1  # larger than any key
 SMALL: Final = 2048  # elements below which a second thread costs more than it gains
 
 
 @inlined
 def _place(bits, descending):
-    """The rank of a float32 among all: a whole number in the order of the values."""
+    """The rank of a float32 among all float32s, from its bits."""
     if bits & 0x7FFFFFFF > 0x7F800000:  # NaN
         return 0xFFFFFFFF
     if bits == 0x80000000:  # -0.0 equals 0.0
@@ -90,8 +90,7 @@ def argsort_f32(p, ith, nth):
 
 @inlined
 def _sift_down(keys, n, key):
-    """Put `key` at the root of a heap of `n` keys, none smaller than those below it, the root being
-    free."""
+    """Insert `key` into a max-heap of `n` keys whose root is free."""
     at, child = 0, 1
     while child < n:
         if child + 1 < n and load_i64(keys + 8 * (child + 1)) > load_i64(keys + 8 * child):
@@ -119,7 +118,7 @@ def top_k_f32(p, ith, nth):
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
         x, out = row(p, 1, r), row(p, 0, r)
         for i in range(k):
-            store_i64(keys + 8 * i, NO_KEY)  # a heap of the worst keys
+            store_i64(keys + 8 * i, NO_KEY)  # the heap starts with the worst keys
         for i in range(n):
             key = (_place(load_u32(x + stride * i), True) << INDEX_BITS) + i
             if key < load_i64(keys):

@@ -1,9 +1,9 @@
 """Columns as tiles for products with packed weights, made once for all their readers.
 
-For quantized weights, each 32 values of a column become int8 with a scale of their own: the largest
-becomes 127 (as ggml's Q8_0, but the scale is a float32). For floats they stay float32. The number
-of columns alone decides their tiles. Tested by
-tests/kernels/test_cpu_packed.py.
+For quantized weights, each 32 values of a column become int8 with their own scale, so that the
+largest is 127 (as in ggml's Q8_0, but the scale is a float32). For float weights, columns are
+float32. The division into tiles depends only on the number of columns.
+Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind
 f32: Final = types.float32
 
 LARGEST: Final = 127
-SMALLEST: Final = 1e-30  # of scales: below, the inverse may be infinite
+SMALLEST: Final = 1e-30  # the smallest scale; the inverse of a smaller one may be infinite
 
 
 @inlined
 def width_of(n):
-    """The width of the next tile for `n` columns: the widest that is full."""
+    """The width of the next tile if `n` columns are left: the widest tile that is full."""
     for width in WIDTHS:
         if n >= width:
             return width
@@ -42,7 +42,7 @@ def width_of(n):
 
 @inlined
 def _quantize(x, columns, c, width, words, offset):
-    """32 floats at `x` as column `c` of a tile's block."""
+    """Quantize 32 floats at `x` to column `c` of a tile's block."""
     v, w = load_f32x16(x), load_f32x16(x + 64)
     scale = max_abs(v, w) * f32(1.0 / LARGEST)
     inverse = splat(f32(1.0) / scale if scale > f32(SMALLEST) else f32(0.0))
@@ -71,10 +71,10 @@ OF_16: Final = Kind.OFFSET_16.value
 
 @kernel
 def quantize_columns(p, ith, nth):
-    """Tiles of int8 from tensor 2's rows. Parameters: the weights' kind and offset.
+    """Tiles of int8 from tensor 2's rows.
 
-    Threads divide the blocks of each column, whatever the number of columns. Parameter 2: whether
-    each column is a tile of its own.
+    Parameters: the weights' kind and offset; 1 if each column is a tile. Threads divide the blocks
+    of each column, even if there are many columns.
     """
     words, offset, alone = int_param(p, 0), int_param(p, 1), int_param(p, 2)
     n, n_blocks = n_rows(p, 2), ne(p, 2, 0) // VALUES
@@ -93,7 +93,7 @@ def quantize_columns(p, ith, nth):
 
 @kernel
 def tile_columns(p, ith, nth):
-    """Tiles of floats from tensor 2's rows. Parameter 0: whether each column is a tile."""
+    """Tiles of floats from tensor 2's rows. Parameter: 1 if each column is a tile."""
     alone, n, k = int_param(p, 0), n_rows(p, 2), ne(p, 2, 0)
     begin, end = first_of(k, ith, nth), first_of(k, ith + 1, nth)
     tile, c = prepared(p, 0), 0
@@ -108,14 +108,14 @@ def tile_columns(p, ith, nth):
 
 
 def column_bytes(form: Format, k: int) -> int:
-    """Bytes of a column of `k` values in its tile."""
+    """The bytes of a column of `k` values in its tile."""
     return 4 * k if form.kind is None else k // VALUES * COLUMN_BYTES
 
 
 def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> PreparedSource[CpuCall]:
-    """The rows of `x`, a node's second source, as tiles for weights of a format.
+    """The rows of `x`, a node's second source, as tiles for weights of this format.
 
-    `alone`: each column is a tile, for kernels that choose the columns of a tile themselves.
+    `alone`: each column is a tile, for kernels that choose the columns of their tiles.
     """
     small = x.n_elements < SMALL
     if form.kind is None:

@@ -1,7 +1,7 @@
 """CPU_REPACK: host memory of weights in the layout of the CPU's fast matrix products.
 
-A tensor is written as a whole, in the layout of files, and packed on the way. Reading returns the
-file's bytes. Only the CPU's kernels for packed weights can use it in place.
+A tensor is written as a whole, in the layout of files, and packed as it is written. Reading returns
+the file's bytes. Only the CPU's kernels for packed weights can use it in place.
 Tested by tests/kernels/test_cpu_packed_buffer.py.
 """
 
@@ -24,13 +24,13 @@ from .formats import FORMATS, format_of
 from .moves import PACK_ROWS, UNPACK_ROWS
 from .tiles import ROWS
 
-PART_BYTES: Final = 1 << 20  # of a matrix, below which a second thread costs more than it gains
+PART_BYTES: Final = 1 << 20  # bytes of a matrix from which on another thread is worth its start
 
 
 class RepackBufferType(BufferType):
-    """Host memory of packed weights; `n_threads` pack them."""
+    """Host memory of packed weights. `n_threads` threads pack them."""
 
-    is_packed = True  # for `table.is_packed`, which cannot import this
+    is_packed = True  # for `table.is_packed`, which cannot import this class
 
     def __init__(self, n_threads: int) -> None:
         super().__init__("CPU_REPACK")
@@ -38,8 +38,8 @@ class RepackBufferType(BufferType):
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
     def threads(self) -> ThreadPoolExecutor:
-        """The threads that pack. They start on demand, and end with the buffer type."""
-        process = os.getpid()  # a fork lacks its parent's threads
+        """The threads that pack weights. They start on demand and end with the buffer type."""
+        process = os.getpid()  # a fork lacks its parent's threads, so it needs new ones
         if process not in self._threads:
             self._threads[process] = ThreadPoolExecutor(self.n_threads, "lamella-pack")
         return self._threads[process]
@@ -74,7 +74,7 @@ class RepackBuffer(Buffer):
         """Pack a whole tensor.
 
         Raises:
-            TensorAccessError: it is a part of a tensor, or its type cannot be packed.
+            TensorAccessError: the data is a part of a tensor, or the type cannot be packed.
         """
         raw = as_bytes(data)
         at = self._matrices(tensor, offset, raw.size)
@@ -107,24 +107,24 @@ class RepackBuffer(Buffer):
         self.set_tensor(tensor, np.full(size, value, np.uint8), offset)
 
     def _matrices(self, tensor: Tensor, offset: int, size: int) -> list[int]:
-        """Addresses of a tensor's packed matrices."""
+        """The addresses of a tensor's packed matrices."""
         begin = self._locate(tensor, offset, size)
         form = format_of(tensor)
         if form is None:
             raise TensorAccessError(
-                f"{tensor!r} in {self.buft.name}: only whole tensors, no views, of types that can "
-                "be packed are written and read there"
+                f"{tensor!r}: {self.buft.name} can access only whole tensors, no views, of "
+                "types that can be packed"
             )
         if size != tensor.nbytes:
             raise TensorAccessError(
-                f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: what is in "
-                f"{self.buft.name} is written as a whole"
+                f"{tensor!r}: bytes {offset}..{offset + size} of {tensor.nbytes}: a tensor in "
+                f"{self.buft.name} must be written as a whole"
             )
         step, first = form.bytes_of(tensor.ne[0], tensor.ne[1]), self.memory.ctypes.data + begin
         return [first + i * step for i in range(tensor.ne[2] * tensor.ne[3])]
 
     def _size(self, tensor: Tensor) -> int:
-        """Bytes of one of a tensor's matrices, as files have it."""
+        """The bytes of one of a tensor's matrices in the layout of files."""
         return tensor.type.row_size(tensor.ne[0]) * tensor.ne[1]
 
     def _write(self, offset: int, data: Bytes) -> None:
@@ -141,7 +141,7 @@ class RepackBuffer(Buffer):
 
 
 def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
-    """Groups of rows, begin and end, for each thread that is worth its start."""
+    """The groups of rows (begin, end) of each thread. Small tensors use fewer threads."""
     n_groups = -(-tensor.ne[1] // ROWS)
     n = min(
         n_threads, n_groups, 1 + tensor.type.row_size(tensor.ne[0]) * tensor.ne[1] // PART_BYTES
@@ -150,7 +150,7 @@ def _shares(tensor: Tensor, n_threads: int) -> list[tuple[int, int]]:
 
 
 def _packer(tensor: Tensor, data: Bytes, packed: int) -> Callable[[tuple[int, int]], None]:
-    """A function that packs the groups of a share."""
+    """A function that packs the groups (begin, end) of a thread."""
     pack, runs = native(PACK_ROWS), FORMATS[tensor.type].runs(tensor.ne[0])
 
     def run(share: tuple[int, int]) -> None:

@@ -1,9 +1,9 @@
-"""The places of the bytes of 16 packed rows: a format for each type of weights.
+"""The byte layout of 16 packed rows: a format for each type of weights.
 
-A record is a block of each of 16 rows. The records of a group of 16 rows follow one another, then
-comes the next group. In a record, the units of a field (2 bytes of a scale, 4 bytes of values) of
-all rows are side by side. Only bytes move, so a record has the size of its 16 blocks, and packing
-can be undone. Missing rows of the last group are zeros.
+A record has a block of each of 16 rows. A group of 16 rows is a list of records; the next group
+follows it. A record interleaves the rows' fields by units: 2 bytes of a scale, or 4 bytes of
+values. Packing only moves bytes, so a record has the size of its 16 blocks, and packing can be
+undone. Missing rows of the last group are zeros.
 Tested by tests/kernels/test_cpu_packed_formats.py.
 """
 
@@ -22,19 +22,19 @@ from ....graph.types import GGMLType
 from ...quants.layouts import LAYOUTS
 from .tiles import ROWS, Kind
 
-# sizes of units; BITS is one of 4 bytes whose bit 4 * j + b becomes bit j of byte b
+# sizes of units; BITS is a unit of 4 bytes in which bit 4 * j + b becomes bit j of byte b
 HALF: Final = 2
 BYTE: Final = 1
 WORD: Final = 4
 BITS: Final = 5
 
 
-RUN_BYTES: Final = 16  # of a row that move at once
+RUN_BYTES: Final = 16  # bytes of a row that are moved at once
 
 
 class Runs(NamedTuple):
-    """The blocks of a row: how many, of how many bytes, and their fields in the order of packing,
-    each as (first byte, bytes, unit)."""
+    """The blocks of a row: their number, their size in bytes, and their fields in the order of
+    packing, each as (offset, bytes, unit)."""
 
     n_blocks: int
     block_bytes: int
@@ -42,15 +42,15 @@ class Runs(NamedTuple):
 
     @property
     def args(self) -> tuple[int, int, int, int]:
-        """For the kernels that move bytes; valid as long as this object exists."""
+        """Arguments of the kernels that move bytes. Valid while this object exists."""
         return self.n_blocks, self.block_bytes, self.fields.ctypes.data, len(self.fields)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A packed type: how its values follow from bytes, and its fields with their units, in order.
+    """A packed type: the kind of its scales, and its fields with their units, in order.
 
-    `kind` is None for floats, which are multiplied as they are. `offset` is the kind's.
+    `kind` is None for floats, which are multiplied without unpacking. `offset`: see `Kind`.
     """
 
     type: GGMLType
@@ -63,13 +63,13 @@ class Format:
         return ROWS * self.type.type_size
 
     def bytes_of(self, n_values: int, n_rows: int) -> int:
-        """Bytes of `n_rows` packed rows of `n_values` each."""
+        """The bytes of `n_rows` packed rows of `n_values` each."""
         return -(-n_rows // ROWS) * ROWS * self.type.row_size(n_values)
 
     def runs(self, n_values: int) -> Runs:
-        """How to move rows of `n_values`."""
+        """The blocks to move of rows of `n_values`."""
         if self.kind is None and self.type.row_size(n_values) % RUN_BYTES == 0:
-            unit = self.fields[0][1]  # 16 bytes of a row are one block as well as several
+            unit = self.fields[0][1]  # blocks of 16 bytes give the same layout
             n_blocks = self.type.row_size(n_values) // RUN_BYTES
             return Runs(n_blocks, RUN_BYTES, np.array([(0, RUN_BYTES, unit)], np.int64))
         fields = [(*_field(self.type, name), unit) for name, unit in self.fields]
@@ -78,18 +78,18 @@ class Format:
 
     @cached_property
     def at(self) -> Any:
-        """Where the fields begin in a record, in bytes, by name."""
+        """The offsets of the fields in a record, in bytes, by name."""
         places, here = [], 0
         for name, _ in self.fields:
             places.append(here)
             here += ROWS * _field(self.type, name)[1]
-        # Numba understands named tuples; mypy only literal ones
+        # Numba accepts any named tuple, mypy only literal ones
         kind = namedtuple(f"{self.type.name}_record", [n for n, _ in self.fields])  # type: ignore[misc]
         return kind(*places)
 
 
 def _field(type: GGMLType, name: str) -> tuple[int, int]:
-    """Where a field begins in a block, and its bytes."""
+    """The offset of a field in a block, and its size in bytes."""
     if not type.is_quantized:
         return 0, type.type_size
     fields = LAYOUTS[type].fields
@@ -123,8 +123,8 @@ FORMATS: Final[dict[GGMLType, Format]] = {
 
 
 def format_of(t: Tensor) -> Format | None:
-    """The format of a tensor; None if its type has none, or if it is a view, since
-    the bytes of a part are not together."""
+    """The format of a tensor. None if its type has none, or if it is a view, because the bytes of a
+    part are not contiguous."""
     return FORMATS.get(t.type) if t.view_src is None else None
 
 

@@ -1,7 +1,7 @@
-"""Gated units of two products with packed weights: f(gate) * up, without either in memory.
+"""GLUs of two products with packed weights: f(gate) * up. The products are not stored as tensors.
 
-A thread computes a chunk of both products for a tile of columns in its scratch memory, and combines
-them there. The bits are those of the single ops. Tested by tests/kernels/test_cpu_packed.py.
+A thread computes a chunk of both products for a tile of columns in its scratch memory, and applies
+the GLU there. The bits are those of the single ops. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .products import (
 )
 from .tiles import ROWS, WIDTHS
 
-GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: the kernel that combines rows
+GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: the kernel that applies the GLU to rows
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
 SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * WIDTHS[0] * CHUNK_ROW
 
@@ -62,7 +62,7 @@ GATED_ROWS: Final = {op: _gated_row(f"{op.name.lower()}_row", f) for op, f in GA
 
 @inlined
 def _multiply(p, matrix, group, count, tile, width, results, to):
-    """`count` groups of a matrix with a tile of columns, into rows of scratch memory at `to`."""
+    """Multiply `count` groups of a matrix with a tile of columns, into rows of scratch at `to`."""
     for i in range(width):
         store_i64(results + 8 * i, to + CHUNK_ROW * i)
     weights = data(p, matrix) + group * int_param(p, GROUP_BYTES)

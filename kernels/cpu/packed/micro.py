@@ -1,8 +1,8 @@
-"""Micro-kernels: some groups of packed rows times one tile of columns, for a type and a width.
+"""Micro-kernels: groups of packed rows times one tile of columns, for a type and a width.
 
-`(weights, n_groups, n_rows, n_blocks, columns, results, offset)`: groups from `weights` on, with
-`n_rows` rows in all; `n_blocks` of each row, the columns' tile, and the places of results as in
-`tiles.store_sums`. Each is compiled by itself; the kernels of products call it.
+The arguments are `(weights, n_groups, n_rows, n_blocks, columns, results, offset)`: the address of
+the first of `n_groups` groups, their rows in total, the blocks of a row, the tile of columns, and
+two arguments of `tiles.store_sums`. Each is compiled alone; the kernels of products call it.
 Tested by tests/kernels/test_cpu_packed.py.
 """
 
@@ -32,7 +32,7 @@ MICRO_ARGS: Final = 7
 
 @family
 def micro_kernel(type: GGMLType, width: int) -> Kernel:
-    """The kernel for weights of a type and tiles of a width."""
+    """The kernel for weights of this type and tiles of this width."""
     assert width in WIDTHS, f"no tile has {width} columns"
     make = _float_kernel if FORMATS[type].kind is None else _integer_kernel
     run = make(type, width)
@@ -69,8 +69,11 @@ _LOAD: Final = {
 
 
 def _float_kernel(type: GGMLType, width: int) -> Any:
-    """Two sums for each result, of even and of odd values, because each sum waits for its last
-    addition. So registers hold half the widest tile, and the widest takes two turns."""
+    """The function for float weights.
+
+    Each result has two sums, of even and of odd values, because an addition waits for the one
+    before it. So registers have room for only half of the widest tile, which takes two passes.
+    """
     part = min(width, WIDTHS[0] // 2)
     multiply, multiply_last = float_products(part, width, 2), float_products(part, width, 1)
     zero, add, store = zero_tile(2 * part), add_halves(part), store_sums(part)

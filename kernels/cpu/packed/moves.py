@@ -1,4 +1,4 @@
-"""Bytes between rows of blocks, as files have them, and packed rows.
+"""Moves bytes between rows in the layout of files and packed rows.
 
 Tested by tests/kernels/test_cpu_packed_formats.py.
 """
@@ -53,7 +53,7 @@ def _store(at, unit, value):
 
 @inlined
 def _bytes_to_bits(x):
-    """Bit j of byte b becomes bit 4 * j + b."""
+    """Move bit j of byte b to bit 4 * j + b."""
     y = 0
     for j in range(8):
         four = x >> j & 0x01010101
@@ -78,7 +78,7 @@ def _interleave(src, stride, dst, unit):
 
 @inlined
 def _pack_field(src, stride, n_rows, dst, n, unit):
-    """`n` bytes of each of 16 rows, of which `n_rows` are there; the others are zeros."""
+    """Pack `n` bytes of each of 16 rows. Only `n_rows` exist; the others are zeros."""
     done, size = 0, min(unit, WORD)
     while unit != BITS and n_rows >= ROWS and done + RUN_BYTES <= n:
         _interleave(src + done, stride, dst + ROWS * done, unit)
@@ -93,7 +93,7 @@ def _pack_field(src, stride, n_rows, dst, n, unit):
 
 
 def pack_rows(n_blocks, block_bytes, fields, n_fields, src, n_rows, dst, begin, end):
-    """Groups `begin` to `end` of 16 rows of blocks, from `src` into `dst`."""
+    """Pack groups `begin` to `end` of 16 rows from `src` to `dst`."""
     stride = n_blocks * block_bytes
     for group in range(begin, end):
         first, rows = src + ROWS * group * stride, n_rows - ROWS * group
@@ -121,7 +121,7 @@ def _unpack(n_blocks, block_bytes, fields, n_fields, packed, r, dst):
 
 
 def unpack_rows(n_blocks, block_bytes, fields, n_fields, packed, n_rows, dst):
-    """The first `n_rows` rows as they were."""
+    """Unpack the first `n_rows` rows to the layout of files."""
     size = n_blocks * block_bytes
     for r in range(n_rows):
         group = packed + ROWS * size * (r // ROWS)
@@ -137,7 +137,7 @@ UNPACK_ROWS: Final = Kernel(unpack_rows, 7)
 
 @kernel
 def get_rows_packed(p, ith, nth):
-    """Parameters: `Runs.args`, then the decoder of `codecs.rows.row_reader` and its table."""
+    """Parameters: `Runs.args`, then the decoder and its table, as in `codecs.rows.row_reader`."""
     n, m1, m2 = ne(p, 0, 0), ne(p, 2, 0), ne(p, 2, 1)
     n_blocks, block_bytes, decode = int_param(p, 0), int_param(p, 1), int_param(p, 4)
     group_bytes, rows = ROWS * block_bytes * n_blocks, n_rows(p, 0)
@@ -172,5 +172,5 @@ def _get_rows(node: Tensor) -> Sequence[CpuCall]:
 
 @cache
 def _runs(type: GGMLType, n_values: int) -> Runs:
-    """A format's runs, kept for the kernels that read them."""
+    """A format's runs. Cached, because kernels read their memory."""
     return FORMATS[type].runs(n_values)

@@ -1,7 +1,7 @@
 """Kernels of products with packed weights: MUL_MAT, and MUL_MAT_ID for experts.
 
-Threads divide groups of rows, each with all columns, tile by tile. A chunk of groups stays in the
-second cache for all tiles. Tested by tests/kernels/test_cpu_packed.py.
+Threads divide the groups of rows. A thread multiplies a chunk of groups with all columns, tile by
+tile; the chunk stays in the second cache. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from .formats import FORMATS, Format, format_of
 from .micro import micro_kernel
 from .tiles import COLUMN_BYTES, COLUMN_WORDS, ROWS, VALUES, WIDTHS
 
-CHUNK_BYTES: Final = 1 << 17  # of weights that stay in the second cache
-CHUNKS_PER_THREAD: Final = 4  # so that other threads wait only briefly for a slow one
-MOST_AT_ONCE: Final = 32  # groups of a chunk
+CHUNK_BYTES: Final = 1 << 17  # bytes of weights that stay in the second cache
+CHUNKS_PER_THREAD: Final = 4  # several, so that other threads wait only briefly for a slow one
+MOST_AT_ONCE: Final = 32  # most groups of a chunk
 
-# multiplications below which a second thread costs more than it gains: about 2 us of one column
+# multiplications below which a second thread costs more than it gains: about 2 us
 SMALL_WORK: Final = 1 << 18
 
 # parameters
-MICRO: Final = 0  # addresses of the micro-kernels, by width as in WIDTHS
-N_BLOCKS: Final = len(WIDTHS)  # of a row of weights
+MICRO: Final = 0  # addresses of the micro-kernels, in the order of WIDTHS
+N_BLOCKS: Final = len(WIDTHS)  # blocks of a row of weights
 GROUP_BYTES: Final = N_BLOCKS + 1
 COLUMN: Final = GROUP_BYTES + 1  # bytes of a column in its tile
 IS_FLOAT: Final = COLUMN + 1
 EXPERT_BYTES: Final = IS_FLOAT + 1
 
-RESULTS_BYTES: Final = 8 * WIDTHS[0]  # scratch of a thread: addresses of a tile's results
+RESULTS_BYTES: Final = 8 * WIDTHS[0]  # bytes of a thread's scratch: addresses of a tile's results
 
 
 @inlined
 def chunk_of(p, n_groups, nth, most_bytes):
-    """Groups of rows to work on at a time."""
+    """The number of groups of a chunk."""
     most = min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES))
     return max(1, min(most, n_groups // (CHUNKS_PER_THREAD * nth)))
 
@@ -100,8 +100,8 @@ def mul_mat_packed(p, ith, nth):
 
 @kernel
 def gather_columns(p, ith, nth):
-    """The columns of each expert's pairs as tiles, in shared memory: a pair's column for each pair,
-    in the order of `group_by_expert`. Threads divide the blocks of columns."""
+    """Write the columns of all pairs as tiles to shared scratch memory, in the order of
+    `group_by_expert`. Threads divide the blocks of columns."""
     begins = prepared(p, 0)
     pairs, columns = begins + 4 * (ne(p, 1, 2) + 1), prepared(p, 1)
     n_used, x, size = ne(p, 3, 0), ne(p, 2, 1), int_param(p, COLUMN)
@@ -139,7 +139,8 @@ def _place_blocks(column, tile, i, width, n_blocks, ith, nth):
 def mul_mat_id_packed(p, ith, nth):
     """Packed rows of each expert [k, n, n_expert] times the columns that chose it.
 
-    As `mul_mat_id`: all threads work on one expert after the other, each on its share of groups.
+    As in `mul_mat_id`, all threads work on the same expert, one expert after the other. They divide
+    its groups of rows.
     """
     n, n_used = ne(p, 1, 1), ne(p, 3, 0)
     begins = prepared(p, 0)
@@ -184,7 +185,7 @@ def can_multiply_matrix(node: Tensor) -> bool:
 def product_params(form: Format, a: Tensor) -> list[Param]:
     """The parameters of all kernels here, with micro-kernels for tiles of every width.
 
-    Graphs of other sizes need other widths: the first graph loads, or compiles, all of them.
+    Graphs of other sizes need other widths, so the first graph compiles or loads all of them.
     """
     micro: list[Param] = [micro_kernel(a.type, width) for width in WIDTHS]
     n_blocks = a.ne[0] // a.type.block_size

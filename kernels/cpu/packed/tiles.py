@@ -1,14 +1,14 @@
 """Tiles: 16 rows of packed weights times 1, 4, 8 or 16 columns, all sums in registers.
 
-A column's sums are added in one order in tiles of any width, so its bits do not depend on other
-columns. Columns are in tiles, too: for a block of 32 values, a tile of `width` columns has
+The order of a column's sums is the same in tiles of any width, so its bits do not depend on other
+columns. Columns are stored as tiles. For each block of 32 values, a tile of `width` columns has
 
     width * 32     int8 values, 32 for each column
     width          float32 scales d
     2 * width      words that depend on the weights' `Kind`: for the first and the last 16 values
 
-Knows how products are added up, not how weights are packed. Tested by
-tests/kernels/test_cpu_packed.py.
+Knows how products are summed, not how weights are packed.
+Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from ..simd.bytes import (
 from ..simd.ints import vector_function
 from ..simd.vectors import f32x16, pointer_to
 
-# of tiles, the widest full one first: as many sums as registers hold
+# widths of tiles, widest first; the sums of the widest fill the registers
 WIDTHS: Final = (16, 8, 4, 1) if has_feature("avx512f") else (4, 1)
-ROWS: Final = 16  # of a group of packed rows
-VALUES: Final = 32  # of a block of a column
-COLUMN_WORDS: Final = 3  # a scale and two words behind the values
-COLUMN_BYTES: Final = VALUES + 4 * COLUMN_WORDS  # of a block of one column
+ROWS: Final = 16  # rows of a group of packed rows
+VALUES: Final = 32  # values of a block of a column
+COLUMN_WORDS: Final = 3  # a scale and two words after the values
+COLUMN_BYTES: Final = VALUES + 4 * COLUMN_WORDS  # bytes of a block of one column
 
-_AT_ONCE: Final = 2  # independent sums of integers: each waits for its last addition
+_AT_ONCE: Final = 2  # independent integer sums, because an addition waits for the one before it
 
 
 class Kind(Enum):
-    """How values follow from unsigned bytes u: the scales of a step, the words of columns.
+    """The formula of values from unsigned bytes u, and the words that columns need for it.
 
-    OFFSET: d * (u - offset), columns have -offset * sum(q) as integers. MIN: d * u + m, columns
-    have their d * sum(q) as floats. The others have a d, and a m, for 16 values each.
+    OFFSET: d * (u - offset); a column has -offset * sum(q) as an integer. MIN: d * u + m; a column
+    has d * sum(q) as a float. OFFSET_16, MIN_16: the same, with scales for 16 values each.
     """
 
     OFFSET = 1
@@ -71,9 +71,9 @@ class Kind(Enum):
 
 
 def integer_products(kind: Kind, width: int, *, small: bool) -> Any:
-    """A function (sums, words, scales, address of the columns' block) -> sums, by 32 values.
+    """A function (sums, words, scales, address of a block of columns) -> sums.
 
-    `small`: no byte of the words is above 127.
+    It adds the products of 32 values. `small`: no byte of the words is above 127.
     """
     dot4 = emit_dot4_small if small else emit_dot4
     sums, scales = types.UniTuple(f32x16, width), types.UniTuple(f32x16, kind.n_scales)
@@ -93,7 +93,7 @@ def integer_products(kind: Kind, width: int, *, small: bool) -> Any:
 
 
 class _Columns:
-    """The data of a tile's columns, in all lanes."""
+    """Loads data of a tile's columns into all lanes of a vector."""
 
     def __init__(self, b: Any, address: Any, width: int) -> None:
         self._b = b
@@ -101,7 +101,7 @@ class _Columns:
         self._width = width
 
     def word(self, c: int, j: int) -> Any:
-        """Values 4 * j ... of a column."""
+        """The 4 values of column `c` from 4 * j on."""
         word = spread_word(self._b, self._address, VALUES * c + 4 * j)
         return self._b.bitcast(word, ir.VectorType(ir.IntType(8), 64))
 
@@ -121,7 +121,7 @@ class _Columns:
 def _dots(
     b: Any, kind: Kind, dot4: Any, weights: list[Any], tile: _Columns, columns: range
 ) -> dict[int, list[Any]]:
-    """Sums of products as integers: of all 32 values, or of 16 and 16."""
+    """The sums of products as integers: one of all 32 values, or two of 16 values each."""
     half = len(weights) // 2
     zero = ir.Constant(ir.VectorType(ir.IntType(32), ROWS), None)
     sums = {c: [zero, zero] for c in columns}
@@ -130,7 +130,7 @@ def _dots(
             sums[c][0] = tile.integer(c, 0)
             if kind.in_16:
                 sums[c][1] = tile.integer(c, 1)
-    # a single column has two sums of 32 values as well, or it would wait for its own additions
+    # also a single column has two sums, so that additions do not wait for each other
     in_two = kind.in_16 or len(columns) == 1
     for j in range(half):
         for part in (0, 1):
@@ -145,7 +145,7 @@ def _dots(
 def _add(
     b: Any, kind: Kind, sum: Any, dots: list[Any], scales: list[Any], tile: _Columns, c: int
 ) -> Any:
-    """A column's sum of floats, with those of 32 more values."""
+    """A column's float sum plus the products of 32 more values."""
     if kind.in_16:
         first = b.fmul(to_float(b, dots[0]), scales[0])
         both = fma(b, to_float(b, dots[1]), scales[1], first)
@@ -161,8 +161,11 @@ def _add(
 
 
 def float_products(width: int, stride: int, n: int) -> Any:
-    """A function (sums, weights, weights, address of the columns' values) -> sums, by `n` <= 2
-    values of `width` columns out of `stride`. The second one is added to the second sums."""
+    """A function (sums, weights, weights, address of the columns' values) -> sums.
+
+    It adds the products of `n` values, 1 or 2, for `width` of the `stride` columns. Products of the
+    second value are added to the second half of the sums.
+    """
     sums = types.UniTuple(f32x16, 2 * width)
 
     def emit(b: Any, sums: Any, first: Any, second: Any, columns: Any) -> Any:
@@ -190,9 +193,10 @@ def add_halves(width: int) -> Any:
 
 
 def store_sums(width: int) -> Any:
-    """A procedure (sums, address of the results' addresses, offset, rows): the first of 16 rows.
+    """A procedure (sums, address of the results' addresses, offset, rows).
 
-    Result c of row r goes to 4 * r bytes behind `offset` of the c-th address.
+    It stores the results of the first `rows` of 16 rows: those of column c go to `offset` bytes
+    after the c-th address, 4 bytes for each row.
     """
     sums, i64 = types.UniTuple(f32x16, width), ir.IntType(64)
 

@@ -1,8 +1,8 @@
-"""Unpacking each type of packed weights: the step over one record, a block of 16 rows.
+"""Unpacks each type of packed weights: a step function for one record, a block of 16 rows.
 
-A step adds the products of a record with the columns' blocks to a tile's sums. It is made for a
-function `multiply(sums, words, scales, columns)` of `tiles.integer_products`, and for the bytes of
-32 values in a tile's columns. Tested by tests/kernels/test_cpu_packed.py.
+A step adds the products of a record with blocks of columns to a tile's sums. Its maker takes
+`multiply(sums, words, scales, columns)`, a function of `tiles.integer_products`, and the bytes of a
+tile's block of 32 values. Tested by tests/kernels/test_cpu_packed.py.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Step = Callable[[Any, int], Any]
 
 STEPS: Final[dict[GGMLType, Step]] = {}
 
-WORDS_BYTES: Final = 512  # of 8 vectors
-AHEAD: Final = 4096  # bytes: how far weights are fetched before they are needed
+WORDS_BYTES: Final = 512  # bytes of 8 vectors
+AHEAD: Final = 4096  # bytes between a load of weights and the bytes that it prefetches
 
 Q4_0: Final = FORMATS[GGMLType.Q4_0].at
 Q4_1: Final = FORMATS[GGMLType.Q4_1].at
@@ -53,7 +53,7 @@ Q6_K: Final = FORMATS[GGMLType.Q6_K].at
 
 
 def step(type: GGMLType) -> Callable[[Step], Step]:
-    """Declare `function(multiply, size)` as the maker of the step of a type."""
+    """Declare `function(multiply, size)` as the maker of a type's step."""
 
     def declare(function: Step) -> Step:
         STEPS[type] = function
@@ -68,14 +68,14 @@ _fetch_half: Final = prefetch(WORDS_BYTES // 2)
 
 @inlined
 def load_words(p):
-    """8 vectors; later bytes are prefetched into the first cache."""
+    """Load 8 vectors. Prefetch later bytes into the first cache."""
     _fetch_words(p + AHEAD)
     return words_at(p)
 
 
 @inlined
 def load_nibbles(p):
-    """4 vectors as 8, of the low and of the high 4 bits of each byte."""
+    """Load 4 vectors. Return 8: the low 4 bits of each byte, then the high 4 bits."""
     _fetch_half(p + AHEAD)
     return nibbles_at(p)
 
@@ -146,11 +146,12 @@ def _iq4_nl(multiply, size):
     return run
 
 
-# --- blocks of 256: scales have scales, of 6 or 4 bits ---
+# --- blocks of 256: quantized scales of 6 or 4 bits ---
 
 
-# of Q4_K and Q5_K, whose packed bytes of 16 rows begin at `scales`: scale and min j < 4, and
-# 4 + j. No branch on j: LLVM would move the columns' loads before it, away from their use
+# Scale and min j of Q4_K and Q5_K, for j < 4, and those of 4 + j. The packed bytes of 16 rows begin
+# at `scales`. There are two functions, not a branch on j: LLVM would move the columns' loads before
+# the branch, away from their use.
 
 
 @inlined
@@ -195,7 +196,7 @@ def _q4_k(multiply, size):
 
 @inlined
 def _q5_k_words(p, i):
-    """Values 32 * i ... of a record."""
+    """32 values of a record, from 32 * i on."""
     low = bits_of(load_words(p + Q5_K.qs + WORDS_BYTES * (i >> 1)), (i & 1) * 4, 15)
     return with_bits(low, bits_of(load_words(p + Q5_K.qh), i, 1), 4)
 
@@ -221,7 +222,7 @@ def _q5_k(multiply, size):
 
 _low: Final = bits(0, 15)
 _high: Final = bits(4, 15)
-# the 2 high bits of 4 values share a byte: those of each, moved to where they belong
+# a byte has the 2 high bits of 4 values; each function moves those of one value to bits 4 and 5
 _first_2: Final = bits(-4, 0x30)
 _second_2: Final = bits(-2, 0x30)
 _third_2: Final = bits(0, 0x30)
@@ -235,12 +236,13 @@ def _q6_k_scales(scale, d):
 
 @step(GGMLType.Q6_K)
 def _q6_k(multiply, size):
-    """A single column waits for the unpacking: it has few steps. Wide tiles need the registers."""
+    """A single column is limited by the unpacking, so `run_single` has the fewest steps. Wide tiles
+    need the registers, so `run_wide` unpacks 32 values at a time."""
 
     @inlined
     def run_single(sums, p, columns):
         d, scale = load_f16x16(p + Q6_K.d), p + Q6_K.scales
-        for half in range(2):  # of 128 values each
+        for half in range(2):  # halves of 128 values
             ql = p + Q6_K.ql + 2 * WORDS_BYTES * half
             top = load_words(p + Q6_K.qh + WORDS_BYTES * half)
             words = merge(_low(load_words(ql)), _first_2(top))
@@ -258,7 +260,7 @@ def _q6_k(multiply, size):
     @inlined
     def run_wide(sums, p, columns):
         d = load_f16x16(p + Q6_K.d)
-        for i in range(8):  # 4 to each half of 128 values
+        for i in range(8):  # 4 for each half of 128 values
             half, part = i >> 2, i & 3
             low = load_words(p + Q6_K.ql + WORDS_BYTES * (2 * half + (part & 1)))
             top = bits_of(words_at(p + Q6_K.qh + WORDS_BYTES * half), 2 * part, 3)
@@ -272,7 +274,7 @@ def _q6_k(multiply, size):
 
 @inlined
 def _q3_k_scale(scales, j):
-    """Scale `j` of 16 rows, whose packed bytes begin at `scales`."""
+    """Scale `j` of 16 rows. Their packed bytes begin at `scales`."""
     low = load_u8_i32x16(scales + 16 * (j & 7)) >> (j >> 3) * 4 & 15
     high = load_u8_i32x16(scales + 16 * (8 + (j & 3))) >> (j >> 2) * 2 & 3
     return to_f32((low | high << 4) - 32)

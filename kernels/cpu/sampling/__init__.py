@@ -1,4 +1,4 @@
-"""sampling: the samplers' hot parts as kernels. A chain of steps is one native call for a token."""
+"""sampling: the samplers as kernels. One native call per token runs a whole chain of steps."""
 
 from .draw import SAMPLE_TOKEN, sample_draw
 from .select import sample_sort, sample_top_k

@@ -1,4 +1,4 @@
-"""The one native call of a sampler for a token: the steps of its chain, then the draw.
+"""The native call that samples a token: it runs the steps of a chain, then draws.
 
 Tested by tests/model/test_sampling_native.py.
 """
@@ -42,7 +42,7 @@ _INF = np.float32(math.inf)
 
 @inlined
 def _choose(weights, n, u):
-    """The first place where the running sum of weights reaches u times their sum, in float64."""
+    """The first index at which the running sum of weights reaches u times their sum, in float64."""
     total = 0.0
     for i in range(n):
         total += np.float64(load_f32(weights + 4 * i))
@@ -56,7 +56,7 @@ def _choose(weights, n, u):
 
 @kernel
 def sample_draw(s, q, _):
-    """The last step: WEIGHTS, and one of the candidates by them."""
+    """The last step: compute WEIGHTS, and draw one of the candidates."""
     n, best = word(s, N), largest(s)
     if best == -_INF:
         put(s, STATUS, NOTHING_LEFT)
@@ -66,8 +66,8 @@ def sample_draw(s, q, _):
 
 
 def sample_token(s, logits, ids, n):
-    """Run all steps over `n` logits at an address: those of the whole vocabulary, or of the tokens
-    at the address `ids`, if it is not 0, which are sorted."""
+    """Run all steps on the `n` logits at `logits`. They are those of the whole vocabulary if `ids`
+    is 0, else those of the sorted tokens at `ids`."""
     put(s, N, n)
     nan = 0
     if ids == 0:

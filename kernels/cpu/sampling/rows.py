@@ -1,6 +1,6 @@
-"""Rows of floats for samplers: the largest, exponentials, sums in order, keys for sorting.
+"""Functions of rows of floats for samplers: maxima, exponentials, sums in order, sort keys.
 
-Sums are those of a C loop, one addition after the other, as llama.cpp's are.
+Sums add one element after the other, like the C loops of llama.cpp.
 Tested by tests/model/test_sampling_native.py.
 """
 
@@ -24,25 +24,25 @@ _SMALLEST = np.float32(np.finfo(np.float32).smallest_subnormal)
 _FLIP = 0x7FFFFFFF
 
 
-# --- floats as whole numbers of the same order ---
+# --- floats as integers of the same order ---
 
 
 @inlined
 def order_of(x):
-    """A whole number for a float32; it rises as the float does. 0 for both zeros; no NaN."""
+    """An integer with the order of a float32; 0 for both zeros. `x` must not be NaN."""
     bits = f32_bits(x + _ZERO)
     return bits if bits >= 0 else bits ^ _FLIP
 
 
 @inlined
 def of_order(n):
-    """The float32 that `n` is the order of."""
+    """The float32 of an `order_of`."""
     return f32_of_bits(n if n >= 0 else n ^ _FLIP)
 
 
 @inlined
 def key_of(x, token):
-    """A number above 0: keys rise as the logits fall, and as the ids rise among equal ones."""
+    """A sort key above 0: descending by logit, then ascending by id."""
     return ((_FLIP - order_of(x)) << INDEX_BITS) + token
 
 
@@ -58,13 +58,14 @@ def id_of(key):
 
 @inlined
 def sort_keys(keys, other, n_vocab, n, at_random):
-    """Sort `n` keys, using `other` memory. Unless `at_random`, equal logits are in order by id."""
+    """Sort `n` keys with the scratch memory `other`. `at_random`: the ids are in no order, so equal
+    logits still have to be sorted by id."""
     if n <= N_INSERTED:
         insert_each(keys, n)
     else:
         sort_by_bytes(keys, other, other + 8 * n_vocab, n)  # by logit only
         if at_random:
-            insert_each(keys, n)  # few to move: equal logits at different places
+            insert_each(keys, n)  # moves few keys: those of equal logits
 
 
 # --- rows ---
@@ -72,20 +73,20 @@ def sort_keys(keys, other, n_vocab, n, at_random):
 
 @inlined
 def part(x, n):
-    """The first `n` of a row, -inf in lanes beyond."""
+    """The first `n` floats of a row; -inf in the other lanes."""
     return load_f32x16(x) if n >= LANES else join(load_f32_part(x, n), splat(-_INF), n)
 
 
 @inlined
 def reaching(x, n, limit):
-    """Which of a row's first `n` floats, of 16 at most, reach `limit`, a splat: bits."""
+    """Bit i is set if float i of a row reaches `limit`, for i < min(n, 16)."""
     hits = mask_ge(part(x, n), limit)
     return hits if n >= LANES else hits & ((1 << n) - 1)
 
 
 @inlined
 def n_reaching(x, n, bound):
-    """The number of floats, of `n`, that reach `bound`."""
+    """The number of the `n` floats that are at least `bound`."""
     limit, count = splat(bound), 0
     for i in range(0, n, LANES):
         count += count_bits(reaching(x + 4 * i, n - i, limit))
@@ -106,9 +107,9 @@ def largest(s):
 
 @inlined
 def exps(x, n, top, out):
-    """exp(logit - top) of `n` logits, `top` the largest of them, to `out`.
+    """Write exp(logit - top) of `n` logits to `out`; `top` is the largest logit.
 
-    If it is infinite, logits equal to it get 1, the others 0.
+    If `top` is infinite, write 1 for logits equal to it, and 0 for others.
     """
     if abs(top) == _INF:
         for i in range(n):
@@ -131,7 +132,7 @@ def sum_of(x, n):
 
 @inlined
 def softmax(x, n, top, out):
-    """Probabilities of `n` logits, the largest of which is `top`, to `out`."""
+    """Write the probabilities of `n` logits to `out`; `top` is the largest logit."""
     exps(x, n, top, out)
     total = splat(sum_of(out, n))
     for i in range(0, n, LANES):
@@ -140,13 +141,13 @@ def softmax(x, n, top, out):
 
 @inlined
 def log_probability(p):
-    """ln p, rounded once; a probability of 0 counts as the smallest above it."""
+    """ln p, rounded once. A probability of 0 counts as the smallest float above 0."""
     return np.float32(math.log(np.float64(max(p, _SMALLEST))))
 
 
 @inlined
 def entropy(probs, n, logs):
-    """The entropy of `n` probabilities, whose logarithms are written to `logs`."""
+    """Return the entropy of `n` probabilities. Write their logarithms to `logs`."""
     total = _ZERO
     for i in range(n):
         p = load_f32(probs + 4 * i)

@@ -1,8 +1,8 @@
-"""The largest logits of a vocabulary in linear time: maxima of groups, a bound, a sort of few.
+"""The largest logits of a vocabulary in linear time: maxima of groups, a bound, and a short sort.
 
-The logits are in N_GROUPS groups. If k of the groups' maxima reach a bound, at least k logits do,
-and rarely many more: they are mostly in different groups. Bisection finds the bound: one
-instruction counts 16 maxima.
+The logits are divided into N_GROUPS groups. If the maxima of k groups reach a bound, at least k
+logits do. There are rarely many more, because the largest logits are usually in different groups.
+Bisection finds the bound: one instruction compares 16 maxima.
 Tested by tests/model/test_sampling_native.py.
 """
 
@@ -42,16 +42,16 @@ from .state import (
 
 _INF = np.float32(math.inf)
 _ROWS: Final = MAX_GROUPS // LANES
-_SLACK: Final = 4  # a bound is good enough if up to k / _SLACK more than k reach it
+_SLACK: Final = 4  # a bound is good enough if at most k + k / _SLACK maxima reach it
 
 
 @inlined
 def group_maxima(s, x, n):
-    """Write the groups' maxima; nonzero if there is a NaN. Group l of 16 takes every 16th logit of
-    a stretch, so that maxima need no shuffling."""
+    """Write the groups' maxima. Return nonzero if there is a NaN. Each lane of a stretch of vectors
+    is a group, so that maxima need no shuffles."""
     out = word(s, MAXIMA)
     vectors = (n + LANES - 1) // LANES
-    length = (vectors + _ROWS - 1) // _ROWS * LANES  # of a stretch
+    length = (vectors + _ROWS - 1) // _ROWS * LANES  # logits of a stretch
     row, nan = 0, 0
     for begin in range(0, n, length):
         end = min(begin + length, n)
@@ -83,7 +83,7 @@ def largest_of_groups(s):
 
 @inlined
 def _bound(x, n, k):
-    """A value that at least `k` of `n` floats reach, and few more if they are different."""
+    """A bound that at least `k` of `n` floats reach, and few more if they differ."""
     low, high = order_of(-_INF), order_of(_INF)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -99,8 +99,8 @@ def _bound(x, n, k):
 
 @inlined
 def _collect(s, bound, k):
-    """Write the keys of logits above `bound` and, if the ids rise, of the first `k` that equal it;
-    how many."""
+    """Write the keys of all logits above `bound`, and of those equal to it: if ids ascend, of the
+    first `k` only. Return the number of keys."""
     x, n, keys = word(s, LOGITS), word(s, N), word(s, KEYS)
     n_equal_max = k if word(s, WHOLE) != 0 else n
     limit = splat(bound)
@@ -122,13 +122,13 @@ def _collect(s, bound, k):
 
 @kernel
 def sample_sort(s, q, _):
-    """SORT: the keys of the largest candidates, at least as many as the int at `q` says, but no
-    more than there are. The candidates stay."""
+    """SORT: write the sorted keys of at least the k largest candidates, where k is the int at `q`.
+    The candidates do not change."""
     x, n = word(s, LOGITS), word(s, N)
     k = min(load_i64(q), n)
     bound = -_INF
     if k < n:
-        if n > MAX_GROUPS and k <= MAX_GROUPS // 4:  # of more many would share a group
+        if n > MAX_GROUPS and k <= MAX_GROUPS // 4:  # a larger k would share many groups
             if x == word(s, OWN):
                 group_maxima(s, x, n)
             x, n = word(s, MAXIMA), word(s, N_GROUPS)
@@ -140,7 +140,7 @@ def sample_sort(s, q, _):
 
 @inlined
 def take(s, k):
-    """Let the first `k` keys, no more than were sorted, be the candidates."""
+    """Make the first `k` sorted keys the candidates."""
     keys, ids, x = word(s, KEYS), word(s, IDS), word(s, OWN)
     for i in range(k):
         key = load_i64(keys + 8 * i)
@@ -154,7 +154,7 @@ def take(s, k):
 
 @inlined
 def top(s, k):
-    """Leave the `k` >= 1 largest candidates, or all if there are fewer, sorted."""
+    """Keep the `k` >= 1 largest candidates, sorted, or all if there are fewer."""
     if word(s, SORTED) != 0:
         first(s, k)
     else:
@@ -169,5 +169,5 @@ def sort_all(s):
 
 @kernel
 def sample_top_k(s, q, _):
-    """k."""
+    """Keep the k largest candidates. Parameters: k."""
     top(s, load_i64(q))

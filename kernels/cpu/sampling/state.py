@@ -1,11 +1,11 @@
-"""The block of 64-bit words that the kernels of a sampler share, and how they read it.
+"""The block of 64-bit words that the kernels of a sampler share, and functions that read it.
 
     s + 8 * word    the candidates, scratch memory, the result; then the steps: (kernel, parameters)
 
 A step is a kernel `(s, q, 0)`: `s` is the block, `q` the address of its own parameters. It changes
-the candidates: logits and ids at LOGITS and IDS, N of each. WHOLE: the ids are 0..N - 1 and not
-written. SORTED: by falling logit, equal ones by rising id. The given logits are only read: a step
-that changes logits copies them first.
+the candidates: N logits at LOGITS, and their ids at IDS. WHOLE: the ids are 0..N - 1 and are not
+stored. SORTED: descending by logit, equal logits ascending by id. The caller's logits are never
+written: a step that changes logits copies them first.
 Tested by tests/model/test_sampling_native.py.
 """
 
@@ -18,35 +18,35 @@ from ..simd.ints import copy_bytes
 from ..simd.memory import load_i32, load_i64, store_i64
 
 # the candidates
-LOGITS: Final = 0  # address of float32s: the ones given, or OWN
+LOGITS: Final = 0  # address of float32s: the caller's, or OWN
 IDS: Final = 1  # address of int32s
 N: Final = 2
 SORTED: Final = 3
 WHOLE: Final = 4
-# memory of the sampler, for as many candidates as there are tokens
+# memory of the sampler, with room for all tokens of the vocabulary
 N_VOCAB: Final = 5
 OWN: Final = 6  # float32s
-WEIGHTS: Final = 7  # float32s: what `exps` leaves
-KEYS: Final = 8  # int64s: what SORT leaves, KEY_BITS and id of each
-OTHER: Final = 9  # int64s, and N_COUNTS more: anybody's, for as long as no other kernel is called
-MARKS: Final = 10  # int32s, all 0 whenever a step ends
+WEIGHTS: Final = 7  # float32s: the results of `exps`
+KEYS: Final = 8  # int64s: the sort keys that SORT writes, see rows.key_of
+OTHER: Final = 9  # int64s, and N_COUNTS more: scratch, until another kernel is called
+MARKS: Final = 10  # int32s, all 0 between steps
 MAXIMA: Final = 11  # float32s: the largest logit of each group, see select.py
-N_GROUPS: Final = 12  # how many, a multiple of 16
+N_GROUPS: Final = 12  # the number of groups, a multiple of 16
 # kernels that steps call
 SORT: Final = 13
 # the result
 STATUS: Final = 14
 TOKEN: Final = 15
-U: Final = 16  # float64 in [0, 1): the draw, given
+U: Final = 16  # float64 in [0, 1): the caller's random number
 SCRATCH: Final = 17  # 8 words
 N_STEPS: Final = 25
-STEPS: Final = 26  # of STEP_WORDS each
+STEPS: Final = 26  # the steps, STEP_WORDS each
 STEP_WORDS: Final = 2
 
 # a status
 DONE: Final = 0
-BROKEN: Final = 1  # a NaN or +inf among the logits, or nothing above -inf
-NOTHING_LEFT: Final = 2  # nothing above -inf when a token was to be drawn
+BROKEN: Final = 1  # a logit is NaN or +inf, or all are -inf
+NOTHING_LEFT: Final = 2  # all logits were -inf at the draw
 
 MAX_GROUPS: Final = 1024
 N_COUNTS: Final = 256
@@ -70,13 +70,13 @@ def id_at(s, i):
 
 @inlined
 def first(s, k):
-    """Leave the first `k` >= 1 of sorted candidates, or all if there are fewer."""
+    """Keep the first `k` >= 1 of sorted candidates, or all if there are fewer."""
     put(s, N, min(k, word(s, N)))
 
 
 @inlined
 def own_logits(s):
-    """Copy the logits to memory that may be written; its address."""
+    """Copy the logits to OWN, which may be written. Return its address."""
     own = word(s, OWN)
     if word(s, LOGITS) != own:
         copy_bytes(own, word(s, LOGITS), 4 * word(s, N))
@@ -86,6 +86,6 @@ def own_logits(s):
 
 @inlined
 def sort(s, k):
-    """Have the keys of the `k` largest candidates written to KEYS, in order."""
+    """Write the keys of at least the `k` largest candidates to KEYS, sorted, by a call of SORT."""
     put(s, SCRATCH, k)
     call_kernel(word(s, SORT), s, s + 8 * SCRATCH, 0)

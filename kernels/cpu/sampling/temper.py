@@ -1,7 +1,7 @@
 """Steps that change logits: temperature, biases and penalties.
 
-Their twins in model/sampling/temperature.py and penalties.py define results and roundings. A
-docstring here lists a step's parameters.
+The steps in model/sampling/temperature.py and penalties.py define results and roundings. The
+docstring of a step here lists its parameters.
 Tested by tests/model/test_sampling_native.py.
 """
 
@@ -47,7 +47,7 @@ _MOST = np.float32(np.finfo(np.float32).max)
 
 @inlined
 def _divide(s, t):
-    """Divide by `t`; t <= 0 masks all but the first of the largest."""
+    """Divide by `t`. If t <= 0, mask all candidates but the first of the largest ones."""
     x, n, out = word(s, LOGITS), word(s, N), word(s, OWN)
     if t > 0:
         divisor = splat(t)
@@ -67,13 +67,13 @@ def _divide(s, t):
 
 @kernel
 def sample_temperature(s, q, _):
-    """t."""
+    """Parameters: t."""
     _divide(s, np.float32(load_f64(q)))
 
 
 @kernel
 def sample_dynamic_temperature(s, q, _):
-    """The lowest and the highest temperature, exponent."""
+    """Parameters: the lowest and the highest temperature, the exponent."""
     n = word(s, N)
     if n <= 1:
         return
@@ -91,7 +91,7 @@ def sample_dynamic_temperature(s, q, _):
 
 @inlined
 def _mark(s, tokens, m):
-    """Mark `m` different tokens with their numbers, from 1."""
+    """Mark `m` different tokens with their place in the list, from 1 on."""
     for j in range(m):
         store_u32(word(s, MARKS) + 4 * load_i64(tokens + 8 * j), j + 1)
 
@@ -104,7 +104,8 @@ def _unmark(s, tokens, m):
 
 @kernel
 def sample_bias(s, q, _):
-    """How many tokens, address of their ids (int64, all different), of their biases (float32)."""
+    """Parameters: the number of tokens; the addresses of their ids (int64, all different) and of
+    their biases (float32)."""
     m, tokens, biases = load_i64(q), load_i64(q + 8), load_i64(q + 16)
     if m == 0:
         return
@@ -125,31 +126,31 @@ def sample_bias(s, q, _):
 
 
 @inlined
-def _penalise(at, count, q):
-    """One logit of a token that occurred `count` times."""
+def _penalize(at, count, q):
+    """Penalize the logit of a token that occurred `count` times."""
     repeat, frequency = np.float32(load_f64(q + 24)), np.float32(load_f64(q + 32))
     presence, logit = np.float32(load_f64(q + 40)), load_f32(at)
     logit = logit * repeat if logit <= 0 else logit / repeat
-    # held finite: a banned token (-inf) must not become NaN
+    # clamped to finite values: a banned token (-inf) must not become NaN
     taken = min(max(count * frequency + presence, -_MOST), _MOST)
     store_f32(at, logit + -taken)
 
 
 @kernel
 def sample_penalties(s, q, _):
-    """How many tokens, address of their ids (int64, all different), of how often they occurred
-    (float32); repeat, frequency, presence."""
+    """Parameters: the number of tokens; the addresses of their ids (int64, all different) and of
+    their counts (float32); repeat, frequency, presence."""
     m, tokens, counts = load_i64(q), load_i64(q + 8), load_i64(q + 16)
     x = own_logits(s)
     put(s, SORTED, 0)
     if word(s, WHOLE) != 0:
         for j in range(m):
-            _penalise(x + 4 * load_i64(tokens + 8 * j), load_f32(counts + 4 * j), q)
+            _penalize(x + 4 * load_i64(tokens + 8 * j), load_f32(counts + 4 * j), q)
         return
     ids, marks = word(s, IDS), word(s, MARKS)
     _mark(s, tokens, m)
     for i in range(word(s, N)):
         j = load_i32(marks + 4 * load_i32(ids + 4 * i))
         if j != 0:
-            _penalise(x + 4 * i, load_f32(counts + 4 * (j - 1)), q)
+            _penalize(x + 4 * i, load_f32(counts + 4 * (j - 1)), q)
     _unmark(s, tokens, m)

@@ -1,7 +1,7 @@
 """Steps that drop or mask unlikely candidates (XTC: likely ones).
 
-Their twins in model/sampling/truncation.py define results and roundings. A docstring here lists a
-step's parameters. Tested by tests/model/test_sampling_native.py.
+The steps in model/sampling/truncation.py define results and roundings. The docstring of a step here
+lists its parameters. Tested by tests/model/test_sampling_native.py.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ from .state import (
 
 _INF = np.float32(math.inf)
 _INDEX: Final = 31  # bits of an index in a key
-_FEW: Final = 256  # candidates that top_p sorts first: they mostly hold the probability asked for
-_TIMES: Final = 16  # as many the next time
+_FEW: Final = 256  # candidates that top_p sorts first: usually enough for p
+_TIMES: Final = 16  # if not enough, sort this many times as many
 
 
 @inlined
 def _n_to_reach(weights, n, total, p):
-    """How many weights in order, each divided by `total`, sum to `p`; n + 1 if all do not."""
+    """The number of first weights, each divided by `total`, whose sum reaches `p`; n + 1 if that of
+    all does not."""
     reached = np.float32(0)
     for i in range(n):
         reached += load_f32(weights + 4 * i) / total
@@ -66,7 +67,7 @@ def _n_to_reach(weights, n, total, p):
 
 @inlined
 def _n_of_sorted(s, n, total, p):
-    """`_n_to_reach` for the `n` largest candidates, whose keys are there."""
+    """`_n_to_reach` for the `n` largest candidates, whose keys are sorted."""
     keys, x, w = word(s, KEYS), word(s, OTHER), word(s, WEIGHTS)
     for i in range(n):
         store_f32(x + 4 * i, logit_of(load_i64(keys + 8 * i)))
@@ -76,7 +77,7 @@ def _n_of_sorted(s, n, total, p):
 
 @kernel
 def sample_top_p(s, q, _):
-    """p, min_keep."""
+    """Parameters: p, min_keep."""
     p, min_keep = np.float32(load_f64(q)), load_i64(q + 8)
     n, w = word(s, N), word(s, WEIGHTS)
     exps(word(s, LOGITS), n, largest(s), w)
@@ -96,7 +97,7 @@ def sample_top_p(s, q, _):
 
 @inlined
 def _keep_likely(s, least):
-    """Leave those whose logits reach `least`, in their order."""
+    """Keep the candidates whose logits are at least `least`, in their order."""
     x, n, out, ids = word(s, LOGITS), word(s, N), word(s, OWN), word(s, IDS)
     limit, m = splat(least), 0
     for i in range(0, n, LANES):
@@ -114,7 +115,7 @@ def _keep_likely(s, least):
 
 @kernel
 def sample_min_p(s, q, _):
-    """ln p, min_keep."""
+    """Parameters: ln p, min_keep."""
     least, min_keep = largest(s) + np.float32(load_f64(q)), load_i64(q + 8)
     n_likely = n_reaching(word(s, LOGITS), word(s, N), least)
     if word(s, SORTED) == 0:
@@ -127,7 +128,7 @@ def sample_min_p(s, q, _):
 
 @kernel
 def sample_typical(s, q, _):
-    """p, min_keep."""
+    """Parameters: p, min_keep."""
     p, min_keep = np.float32(load_f64(q)), load_i64(q + 8)
     sort_all(s)
     x, ids, n = word(s, LOGITS), word(s, IDS), word(s, N)
@@ -159,7 +160,7 @@ def sample_typical(s, q, _):
 
 @kernel
 def sample_top_n_sigma(s, q, _):
-    """n."""
+    """Parameters: n."""
     x, n, sigmas = word(s, LOGITS), word(s, N), np.float32(load_f64(q))
     count, total = 0, np.float32(0)
     for i in range(n):
@@ -183,12 +184,12 @@ def sample_top_n_sigma(s, q, _):
 
 
 # the parameters of sample_xtc
-XTC_USED: Final = 3  # written: 1 if the coin was looked at
+XTC_USED: Final = 3  # the step writes 1 if it used the coin
 
 
 @kernel
 def sample_xtc(s, q, _):
-    """coin, probability, threshold, USED, min_keep."""
+    """Parameters: coin, probability, threshold, USED, min_keep."""
     n = word(s, N)
     if n < 2:
         return
@@ -206,7 +207,7 @@ def sample_xtc(s, q, _):
     if n_dropped <= 0 or n - n_dropped < min_keep:
         return
     left, other = n - n_dropped, word(s, OTHER)
-    for row in (x, ids):  # by way of other memory: the rows overlap
+    for row in (x, ids):  # through other memory, because source and target overlap
         copy_bytes(other, row + 4 * n_dropped, 4 * left)
         copy_bytes(row, other, 4 * left)
     put(s, N, left)

@@ -1,7 +1,7 @@
-"""The vector vocabulary of integer products: 64 bytes in lanes, their dot products, and tiles.
+"""Vector functions of integer products: vectors of 64 bytes, their dot products, and tiles.
 
 `i8x64` is LLVM's `<64 x i8>`. `emit_dot4` multiplies unsigned bytes by signed ones and adds each
-four neighbors to a 32-bit lane: one instruction where the processor has it, exact with others too.
+four adjacent products to a 32-bit lane. It is exact on every processor; some have one instruction.
 A tile is a tuple of vectors of floats, one for each column. Knows no block formats.
 Tested by tests/kernels/test_cpu_simd_bytes.py.
 """
@@ -19,7 +19,7 @@ from ..compiler.isa import has_feature
 from .ints import call, i32x16, vector_function
 from .vectors import f32x16, pointer_to
 
-BYTES: Final = 64  # of a vector
+BYTES: Final = 64  # bytes of a vector
 CACHE_LINE: Final = 64
 WORDS: Final = 8  # vectors of 4 values for each of 16 rows: 32 values of a row
 
@@ -78,7 +78,7 @@ def spread_float(b: Any, address: Any, offset: int) -> Any:
 
 
 def _parts(b: Any, v: Any, n: int) -> list[Any]:
-    """A vector cut into parts of `n` lanes."""
+    """The parts of `n` lanes of a vector."""
     undefined = ir.Constant(v.type, ir.Undefined)
     index = ir.VectorType(_I32, n)
     return [
@@ -88,7 +88,7 @@ def _parts(b: Any, v: Any, n: int) -> list[Any]:
 
 
 def _joined(b: Any, parts: list[Any]) -> Any:
-    """Parts of equal size, one behind the other."""
+    """The concatenation of parts of equal size."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
         index = ir.Constant(ir.VectorType(_I32, n), list(range(n)))
@@ -110,7 +110,7 @@ def _dot4_vnni_256(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _dot4_neon(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """With i8mm directly; else of u - 128, plus 128 times the sum of s."""
+    """Uses i8mm if there is one; else multiplies u - 128, and adds 128 times the sum of s."""
     kind = ir.VectorType(_I32, 4)
     accs, us, ss = _parts(b, acc, 4), _parts(b, u, 16), _parts(b, s, 16)
     if has_feature("i8mm"):
@@ -137,7 +137,7 @@ def _dot4_pairs(b: Any, acc: Any, u: Any, s: Any) -> Any:
 
 
 def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
-    """Products of 16-bit numbers, neighbors added: one instruction for LLVM."""
+    """The sums of two adjacent products of 16-bit numbers. LLVM makes one instruction of it."""
     if has_feature("avx512bw"):
         return call(b, "llvm.x86.avx512.pmaddw.d.512", _V_I32, x, y)
     if has_feature("avx2"):
@@ -155,7 +155,7 @@ def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
 
 
 def _dot4_saturated(b: Any, acc: Any, u: Any, s: Any) -> Any:
-    """As _dot4_pairs in fewer steps; exact while u is at most 127: two products fit 16 bits."""
+    """Like _dot4_pairs, but faster. Exact if u is at most 127: then two products fit 16 bits."""
     wide = has_feature("avx512bw")
     n, name = (64, "avx512.pmaddubs.w.512") if wide else (32, "avx2.pmadd.ub.sw")
     kind = ir.VectorType(_I16, n // 2)
@@ -182,7 +182,7 @@ emit_dot4_small: Final = (
 
 
 def prefetch(n_bytes: int) -> Any:
-    """A procedure that brings `n_bytes` from an address on into the first cache."""
+    """A procedure that prefetches `n_bytes` from an address on into the first cache."""
 
     def emit(b: Any, address: Any) -> None:
         at = pointer_to(b, address, _I8)
@@ -194,15 +194,15 @@ def prefetch(n_bytes: int) -> Any:
 
 
 def _emit_scaled_to_nearest(b: Any, v: Any, factor: Any) -> Any:
-    # after adding 1.5 * 2**23, the last bits of a float are a whole number
+    # after adding 1.5 * 2**23, the low bits of a float are an integer
     large = ir.Constant(_V_F32, [1.5 * 2**23] * 16)
     bits = b.bitcast(fma(b, v, factor, large), _V_I32)
     return b.sub(bits, _all(_V_I32, 0x4B400000))
 
 
-# v * factor as integers, rounded to the nearest, halves to even; undefined for NaN and beyond 2**22
+# v * factor as integers, to nearest, ties to even; undefined for NaN and above 2**22
 scaled_to_nearest = vector_function(i32x16, (f32x16, f32x16), _emit_scaled_to_nearest)
-# a vector's lanes added up
+# the sum of a vector's lanes
 sum_lanes = vector_function(
     types.int64,
     (i32x16,),
@@ -214,14 +214,14 @@ sum_lanes = vector_function(
 
 
 def interleave_rows(size: int) -> Any:
-    """A procedure (source, stride, destination): of 16 bytes in each of 16 rows, the first `size`
-    of all rows side by side, then the next. 256 bytes are read, and written."""
+    """A procedure (source, stride, destination) that interleaves 16 bytes of each of 16 rows: the
+    first `size` bytes of all rows, then the next `size` bytes. It reads and writes 256 bytes."""
 
     def emit(b: Any, source: Any, stride: Any, destination: Any) -> None:
         kind = ir.VectorType(ir.IntType(8 * size), 16 // size)
         places = [b.add(source, b.mul(stride, _I64(r))) for r in range(16)]
         vectors = [_load(b, place, kind) for place in places]
-        while len(vectors) > 1:  # of two lists of rows, elements by turns: the last ones are r, r+1
+        while len(vectors) > 1:  # interleave row r of the first half and row r of the second half
             half = len(vectors) // 2
             n = vectors[0].type.count
             order = [i // 2 + i % 2 * n for i in range(2 * n)]
@@ -237,13 +237,13 @@ def _emit_bits_to_bytes(b: Any, address: Any) -> None:
     x, y = _load(b, address, _V_I32), ir.Constant(_V_I32, None)
     for j in range(8):
         four = b.and_(b.lshr(x, _all(_V_I32, 4 * j)), _all(_V_I32, 15))
-        # its bits as the lowest ones of 4 bytes
+        # its bits become the lowest bits of 4 bytes
         spread = b.and_(b.mul(four, _all(_V_I32, 0x00204081)), _all(_V_I32, 0x01010101))
         y = b.or_(y, b.shl(spread, _all(_V_I32, j)))
     b.store(y, pointer_to(b, address, _V_I32), align=1)
 
 
-# of 16 words at an address, bit 4 * j + i of each becomes bit j of its byte i
+# in each of 16 words at an address, move bit 4 * j + i to bit j of byte i
 bits_to_bytes = vector_function(types.void, (_address,), _emit_bits_to_bytes)
 
 
@@ -263,7 +263,7 @@ def _emit_load_nibbles(b: Any, address: Any) -> Any:
 
 
 def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
-    # bytes cannot be shifted: pairs are, and the mask removes the bits of the neighbor
+    # there are no shifts of bytes: shift pairs, then mask out the bits of the other byte
     count = spread(b, b.trunc(shift, _I16), _V_I16)
     kept = spread(b, b.trunc(mask, _I8), _V_I8)
 
@@ -274,7 +274,7 @@ def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
 
 
 def bits(shift: int, mask: int) -> Any:
-    """A function as `bits_of` with constant arguments. A shift below 0 moves bits up."""
+    """A function like `bits_of` with constant arguments. A negative shift is a left shift."""
 
     def moved(b: Any, v: Any) -> Any:
         if shift == 0:
@@ -314,7 +314,7 @@ def _emit_bit_planes(b: Any, address: Any) -> Any:
 
 
 def look_up(entries: Sequence[int]) -> Any:
-    """A function that replaces each byte of words, which is below 16, by its entry."""
+    """A function that replaces each byte of words, from 0 to 15, by its entry."""
 
     def emit(b: Any, words: Any) -> Any:
         return pack(b, [_looked_up(b, entries, v) for v in unpack(b, words)])
@@ -336,17 +336,17 @@ def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
 
 
 load_words = vector_function(words, (_address,), _emit_load_words)
-# of 4 vectors: the low 4 bits of each, then the high ones
+# load 4 vectors; return the low 4 bits of each byte, then the high 4 bits
 load_nibbles = vector_function(words, (_address,), _emit_load_nibbles)
-# bits `shift` ... of each byte; the mask keeps no more than 8 - shift of them
+# each byte shifted right and masked; the mask must have at most 8 - shift bits
 bits_of = vector_function(words, (words, types.int64, types.int64), _emit_bits_of)
-# bits of other words set at a place, where they must fit
+# words with other words, shifted left to a place, merged in; their bits must fit there
 with_bits = vector_function(words, (words, words, types.int64), _emit_with_bits)
-# the bits of two words
+# the bitwise or of words
 merge = vector_function(words, (words, words), _emit_merge)
-# signed bytes as unsigned ones, 128 more
+# signed bytes plus 128, as unsigned bytes
 unsigned = vector_function(words, (words,), _emit_unsigned)
-# bit j of each byte of one vector, as the j-th of the words
+# load a vector; bit j of its bytes becomes the j-th vector of the words
 load_bit_planes = vector_function(words, (_address,), _emit_bit_planes)
 
 
@@ -376,7 +376,7 @@ def to_float(b: Any, v: Any) -> Any:
 
 
 def store_rows(b: Any, values: list[Any], addresses: list[Any], n: Any) -> None:
-    """Store the first `n` lanes of each vector at its address, at most 16."""
+    """Store the first min(n, 16) lanes of each vector at its address."""
     places = [pointer_to(b, address, _V_F32) for address in addresses]
     with b.if_else(b.icmp_signed(">=", n, _I64(16))) as (whole, part):
         with whole:

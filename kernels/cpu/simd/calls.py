@@ -1,4 +1,4 @@
-"""How kernels call functions: inlined, or by an address that is known only at run time.
+"""The ways in which kernels call functions: inlined, or by an address known at run time.
 
 Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
@@ -18,9 +18,9 @@ _I64 = ir.IntType(64)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Declare a function that is inlined into kernels (as a decorator).
+    """Declare a function that is inlined into kernels (a decorator).
 
-    A division by zero in it is inf or NaN as in C. Nothing in it can raise.
+    A division by zero gives inf or NaN, as in C. The function cannot raise.
     """
     compiled = njit(
         error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
@@ -32,7 +32,7 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 
 def merged(function: Callable[..., Any]) -> Any:
-    """Declare a large function that one kernel calls once: with `inlined` it is compiled twice."""
+    """Declare a large function with one call in one kernel; `inlined` would compile it twice."""
     return njit(error_model="numpy", inline="always")(function)
 
 

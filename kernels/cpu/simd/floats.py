@@ -1,8 +1,8 @@
-"""The vector vocabulary of attention: tiles of float rows multiplied from memory, and prefetching.
+"""Vector functions of attention: products of tiles of float rows in memory, and prefetching.
 
-Rows are float32, whole vectors of 16, at equal distances. A tile multiplies several rows with
-several others, as many as the processor has registers for: they share their loads. Each element is
-added up in one order, so its bits do not depend on the tile. Knows no pages.
+Rows are float32, in whole vectors of 16, at equal distances. A tile multiplies several rows with
+several others, so that they share loads; its size depends on the number of registers. The order of
+an element's sum is fixed, so its bits do not depend on the tile. Knows no pages.
 Tested by tests/kernels/test_cpu_simd_floats.py.
 """
 
@@ -26,7 +26,7 @@ _V_F32 = ir.VectorType(_F32, LANES)
 _V_LANES = ir.VectorType(_I32, LANES)
 _ZERO: Final = ir.Constant(_V_F32, None)
 
-# vectors that a loop adds to: 16 of 32 registers of 16 floats, else as few as make a tile
+# vectors that a loop adds to: 16 if there are 32 registers of 16 floats, else as few as possible
 N_SUMS: Final = 16 if has_feature("avx512f") else 4
 
 _four: Final = types.UniTuple(f32x16, 4)
@@ -35,7 +35,7 @@ _four: Final = types.UniTuple(f32x16, 4)
 def _loop(
     b: Any, n: Any, start: Sequence[Any], step: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """`n` times, and at least once, `step(i, values)`, which returns the next values."""
+    """Call `step(i, values)`, which returns the next values, `n` times, at least once."""
     before, body, done = b.block, b.append_basic_block(), b.append_basic_block()
     b.branch(body)
     b.position_at_end(body)
@@ -73,9 +73,9 @@ def _shuffled(b: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
 
 # --- products of rows ---
 
-# Lanes for two vectors, of which each becomes half as long, by adding what is `low` and `high` of
-# it. First whole groups of four lanes, those of the second vector being 4 to 7; then lanes of each
-# group. Shuffles of these kinds need no table.
+# Lanes of two vectors, (low, high) for each step. A step adds the low and the high half of each
+# vector, so that both sums fit in one vector. The first two steps move whole groups of four lanes
+# (4 to 7 are the second vector's), the last two move lanes within groups: no shuffle needs a table.
 
 
 def _groups(*groups: int) -> list[int]:
@@ -96,7 +96,7 @@ _HALVINGS: Final = (
 
 def _sums(b: Any, vectors: Sequence[Any]) -> Any:
     """Lane i is `vectors.hsum` of vector i of 16, bit for bit."""
-    # so that the last two steps bring lanes into order
+    # in this order, the last two steps give ordered lanes
     v = [vectors[4 * group + i] for i in range(4) for group in range(4)]
     for low, high in _HALVINGS:
         v = [
@@ -134,10 +134,10 @@ def _dots(n_x: int, n_y: int, n_sums: int) -> Callable[..., Any]:
 
 
 def dots(n_x: int, n_y: int, n_sums: int = N_SUMS) -> Any:
-    """A function of (x, x_step, y, y_step, n): products of `n_x` rows with `n_y`, 16 in all.
+    """A function of (x, x_step, y, y_step, n): the 16 products of `n_x` rows with `n_y` rows.
 
-    Rows are `step` bytes apart and are `n` vectors long, one or more. Lane n_y * i + j is the
-    product of row i of x with row j of y: element d is added in lane d mod 16, then as by `hsum`.
+    Rows are `step` bytes apart and have `n` >= 1 vectors. Lane n_y * i + j is the product of row i
+    of x with row j of y. Element d is added in lane d mod 16, then lanes are added as in `hsum`.
     """
     assert n_x * n_y == LANES, f"{n_x} * {n_y} products"
     return vector_function(f32x16, (types.UniTuple(types.int64, 5),), _dots(n_x, n_y, n_sums))
@@ -149,7 +149,10 @@ def dots(n_x: int, n_y: int, n_sums: int = N_SUMS) -> Any:
 def _emit_sum_tile(
     b: Any, out: Sequence[Any], w: Sequence[Any], v: Sequence[Any], v_step: Any, n: Any
 ) -> None:
-    """To the vectors at `out`, one for each weight row and column v, add `n` rows times weights."""
+    """Add weighted sums of `n` rows to the vectors at `out`, one for each pair of w and v.
+
+    `w` are the addresses of rows of weights, `v` those of vectors in the first row.
+    """
 
     def step(j: Any, sums: list[Any]) -> list[Any]:
         row = b.mul(j, v_step)
@@ -178,10 +181,11 @@ def _add_rows(n_w: int, n_v: int, n_sums: int) -> Callable[..., Any]:
 
 
 def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
-    """A function of (y, w, step, v, v_step, n): to `n_w` rows y, `n_v` vectors of them, add rows v.
+    """A function of (y, w, step, v, v_step, n): adds weighted sums of the rows v to `n_w` rows y.
 
-    Row i of y gets element j of row i of w times row j of v, for j = 0..n - 1 in this order; n is
-    at least 1. Rows of y and of w are `step` bytes apart, those of v `v_step`.
+    Element j of row i of w, times row j of v, is added to row i of y, for j = 0..n - 1 in this
+    order; n >= 1. Rows of y and v have `n_v` vectors. Rows of y and w are `step` bytes apart, rows
+    of v `v_step`.
     """
     kind = types.UniTuple(types.int64, 6)
     return vector_function(types.void, (kind,), _add_rows(n_w, n_v, n_sums))
@@ -192,7 +196,7 @@ def add_rows(n_w: int, n_v: int, n_sums: int = N_SUMS) -> Any:
 
 def _emit_transposed(b: Any, values: Any) -> Any:
     v0, v1, v2, v3 = unpack(b, values)
-    # groups of four lanes as elements of a 4 by 4 matrix
+    # groups of four lanes are elements of a 4 x 4 matrix
     first, second = _groups(0, 1, 4, 5), _groups(2, 3, 6, 7)
     even, odd = _groups(0, 2, 4, 6), _groups(1, 3, 5, 7)
     low = _shuffled(b, v0, v1, first), _shuffled(b, v2, v3, first)
@@ -201,7 +205,7 @@ def _emit_transposed(b: Any, values: Any) -> Any:
     return pack(b, [_shuffled(b, x, y, lanes) for (x, y), lanes in pairs])
 
 
-# four vectors of four groups of four lanes: vector i gets group i of each
+# transpose four vectors of four groups of four lanes: vector i gets group i of each
 transposed = vector_function(_four, (_four,), _emit_transposed)
 # prefetch a cache line; any address is valid
 prefetch_line = prefetch(CACHE_LINE)

@@ -37,10 +37,10 @@ _V_I32 = ir.VectorType(_I32, LANES)
 
 @intrinsic
 def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """2**v for whole v in -252..254, as two factors: a half may be below the normal range."""
+    """2**v for integers v in -252..254, as two factors, because 2**v may be subnormal."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
-        # the last bits of the sum are the integer, also for NaN, where fptosi is undefined
+        # the low bits of the sum are the integer, also for NaN, for which fptosi is undefined
         bits = b.bitcast(b.fadd(args[0], lanes_of(_V_F32, 1.5 * 2**23)), _V_I32)
         n = b.sub(bits, lanes_of(_V_I32, 0x4B400000))
         half = b.ashr(n, lanes_of(_V_I32, 1))
@@ -54,7 +54,7 @@ def _exp2_of_int(_typing: Any, v: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """m and e of v = m * 2**e, 1 / sqrt 2 <= m < sqrt 2, of normal numbers above 0."""
+    """m and e of v = m * 2**e, with 1 / sqrt 2 <= m < sqrt 2. v must be normal and above 0."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         bits, place = b.bitcast(args[0], _V_I32), lanes_of(_V_I32, 23)
@@ -71,7 +71,7 @@ def vexp(x):
 
     Range reduction and polynomial as in Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2.
     """
-    # results of 0 must not underflow on the way, which is slow; NaN compares false and stays
+    # no underflow on the way to a result of 0, because it is slow; NaN compares false and remains
     lowest = splat(-104.0)
     clipped = choose(x, lowest, zero(), vmin(splat(89.0), x))
     n = vround(clipped * splat(1.44269504))
@@ -90,11 +90,11 @@ def vexp(x):
 
 @inlined
 def vlog(x):
-    """Natural logarithm of each lane, within 2 units in the last place; -inf of 0, NaN below.
+    """Natural logarithm of each lane, within 2 units in the last place; -inf for 0, NaN below.
 
-    Of x = m 2**e, the polynomial of Cephes' logf for m, and e ln 2.
+    For x = m 2**e, it is the polynomial of Cephes' logf for m, plus e ln 2.
     """
-    tiny = splat(1.17549435e-38)  # the smallest normal number; below it x is scaled up
+    tiny = splat(1.17549435e-38)  # the smallest normal number; smaller x are scaled up
     m, e = _mantissa_and_exponent(choose(x, tiny, x * splat(8388608.0), x))
     e = choose(x, tiny, e - splat(23.0), e)
     z = m - splat(1.0)
@@ -114,7 +114,7 @@ def vlog(x):
 
 @inlined
 def vtanh(x):
-    """tanh of each lane: near 0 the polynomial of Cephes' tanhf, else by `vexp`."""
+    """tanh of each lane: the polynomial of Cephes' tanhf near 0, else computed with `vexp`."""
     a = vabs(x)
     large = splat(1.0) - splat(2.0) / (vexp(a + a) + splat(1.0))
     z = x * x

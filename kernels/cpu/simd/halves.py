@@ -1,6 +1,6 @@
-"""Conversions between floats and their halves, F16 and BF16, as LLVM IR.
+"""Conversions between float32 and the 16-bit types F16 and BF16, as LLVM IR.
 
-Knows no memory: `memory` loads and stores. Tested by tests/kernels/test_cpu_simd_vectors.py.
+Does not access memory; `memory` does. Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bf16_to_f32(b: Any, bits: Any) -> Any:
 
 
 def f32_to_bf16(b: Any, value: Any) -> Any:
-    """Rounded to nearest, ties to even; NaN stays NaN (ggml-impl.h, ggml_compute_fp32_to_bf16)."""
+    """To nearest, ties to even; NaN remains NaN (ggml-impl.h, ggml_compute_fp32_to_bf16)."""
     i16, i32, _, _ = _kinds(value)
     bits = b.bitcast(value, i32)
     high = b.lshr(bits, lanes_of(i32, 16))
@@ -43,19 +43,19 @@ def f32_to_bf16(b: Any, value: Any) -> Any:
 
 
 def f16_to_f32(b: Any, bits: Any) -> Any:
-    """Halves, given as int16, as floats; NaN stays NaN and becomes quiet.
+    """F16 as int16 to float32; NaN becomes a quiet NaN.
 
-    Without an instruction for it: as the FP16 library (ggml-impl.h, ggml_compute_fp16_to_fp32).
+    If there is no instruction: as in the FP16 library (ggml-impl.h, ggml_compute_fp16_to_fp32).
     """
     _, i32, f16, f32 = _kinds(bits)
     if converts_halves():
         return b.fpext(b.bitcast(bits, f16), f32)
     placed = b.shl(b.zext(bits, i32), lanes_of(i32, 16))
     unsigned = b.shl(placed, lanes_of(i32, 1))
-    # the exponent begins at 224, so that infinity's becomes infinity's
+    # 31 + 224 = 255: infinity remains infinity; the product corrects all other exponents
     scaled = b.bitcast(b.add(b.lshr(unsigned, lanes_of(i32, 4)), lanes_of(i32, 224 << 23)), f32)
     normal = b.fmul(scaled, lanes_of(f32, 2.0**-112))
-    # below the normal range digits become the last ones of 0.5 + x
+    # subnormal: the digits are the lowest bits of 0.5 + x
     digits = b.bitcast(b.or_(b.lshr(unsigned, lanes_of(i32, 17)), lanes_of(i32, 126 << 23)), f32)
     below = b.fsub(digits, lanes_of(f32, 0.5))
     size = b.select(b.icmp_unsigned("<", unsigned, lanes_of(i32, 1 << 27)), below, normal)
@@ -63,10 +63,10 @@ def f16_to_f32(b: Any, bits: Any) -> Any:
 
 
 def f32_to_f16(b: Any, value: Any) -> Any:
-    """Floats as halves in int16, rounded to nearest, ties to even; NaN stays NaN.
+    """float32 to F16 as int16, to nearest, ties to even; NaN remains NaN.
 
-    Without an instruction for it: as the FP16 library (ggml-impl.h, ggml_compute_fp32_to_fp16);
-    NaN keeps its first digits, as with the instructions.
+    If there is no instruction: as in the FP16 library (ggml-impl.h, ggml_compute_fp32_to_fp16), but
+    NaN keeps its high bits, as with the instructions.
     """
     i16, i32, f16, f32 = _kinds(value)
     if converts_halves():
@@ -74,11 +74,11 @@ def f32_to_f16(b: Any, value: Any) -> Any:
     bits = b.bitcast(value, i32)
     unsigned = b.shl(bits, lanes_of(i32, 1))
     size = b.bitcast(b.lshr(unsigned, lanes_of(i32, 1)), f32)
-    # four times the value, and infinite where a half would be
+    # four times the value; infinite if F16 would be infinite
     base = b.fmul(b.fmul(size, lanes_of(f32, 2.0**112)), lanes_of(f32, 2.0**-110))
     exponent, least = b.and_(unsigned, lanes_of(i32, 0xFF << 24)), lanes_of(i32, 0x71 << 24)
     exponent = b.select(b.icmp_unsigned("<", exponent, least), least, exponent)
-    # a number so large that adding it rounds to the digits that a half has
+    # adding a number this large rounds to the precision of F16
     rounder = b.add(b.lshr(exponent, lanes_of(i32, 1)), lanes_of(i32, 0x0780 << 16))
     sum = b.bitcast(b.fadd(base, b.bitcast(rounder, f32)), i32)
     number = b.and_(b.lshr(sum, lanes_of(i32, 13)), lanes_of(i32, 0x7C00))

@@ -1,7 +1,7 @@
-"""The vector vocabulary of decoding: small integers in lanes, table lookups, sign bits.
+"""Vector functions of decoding: small integers in lanes, table lookups, sign bits.
 
-`i32x16` goes with `vectors.f32x16`. `&`, `|`, `>>`, `<<`, `+`, `-`, `*` take another vector, or one
-int for all lanes. `>>` shifts zeros in. Knows no block formats.
+`i32x16` has the lanes of `vectors.f32x16`. The second operand of `&`, `|`, `>>`, `<<`, `+`, `-` and
+`*` is another vector, or an int for all lanes. `>>` shifts in zeros. Knows no block formats.
 Tested by tests/kernels/test_cpu_decode.py.
 """
 
@@ -57,7 +57,7 @@ def _splat(b: Any, scalar: Any) -> Any:
 
 
 def _operator(symbol: Any, emit: Callable[[Any, Any, Any], Any]) -> None:
-    """Give a Python operator its meaning for vectors, and for a vector and an int."""
+    """Define a Python operator for two vectors, and for a vector and an int."""
 
     class Template(ConcreteTemplate):
         cases = (signature(i32x16, i32x16, i32x16), signature(i32x16, i32x16, types.int64))
@@ -83,7 +83,7 @@ _operator(operator.mul, lambda b, x, y: b.mul(x, y))
 
 
 def vector_function(result: Any, args: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
-    """An intrinsic of up to 4 arguments of these types: `emit(builder, *values)` is its code."""
+    """An intrinsic of up to 4 arguments of these types. `emit(builder, *values)` emits its code."""
 
     def codegen(ctx: Any, b: Any, _sig: Any, values: Any) -> Any:
         value = emit(b, *values)
@@ -114,7 +114,7 @@ def _load(b: Any, address: Any, type: Any) -> Any:
 
 
 def _gathered(b: Any, addresses: tuple[Any, ...]) -> Any:
-    """Bytes from several addresses in one vector, as many from each."""
+    """A vector of bytes from several addresses, the same number from each."""
     part = ir.IntType(8 * LANES // len(addresses))
     parts = ir.Constant(ir.VectorType(part, len(addresses)), ir.Undefined)
     for i, address in enumerate(addresses):
@@ -172,7 +172,7 @@ def _emit_truncated(b: Any, x: Any) -> Any:
 
 
 def _emit_round_away(b: Any, v: Any) -> Any:
-    # as gguf.quants.np_roundf: infinity becomes NaN, then 0
+    # as in gguf.quants.np_roundf: infinity becomes NaN, then 0
     size = call(b, "llvm.fabs.v16f32", _V_F32, v)
     whole = call(b, "llvm.floor.v16f32", _V_F32, size)
     doubled = b.fmul(_floats(2.0), b.fsub(size, whole))
@@ -181,7 +181,7 @@ def _emit_round_away(b: Any, v: Any) -> Any:
 
 
 def _emit_max_abs(b: Any, x: Any, y: Any) -> Any:
-    # without their sign, floats compare as integers do, and NaN is above infinity
+    # without their sign, floats compare like integers, and NaN is above infinity
     sizes = [
         b.and_(b.bitcast(v, _V_I32), ir.Constant(_V_I32, [0x7FFFFFFF] * LANES)) for v in (x, y)
     ]
@@ -194,7 +194,7 @@ def _emit_copy(b: Any, dst: Any, src: Any, n: Any) -> Any:
     call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *at, n, ir.IntType(1)(0))
 
 
-# 16 bytes in a row
+# 16 contiguous bytes
 load_u8_i32x16 = vector_function(
     i32x16, (_address,), lambda b, at: b.zext(_load(b, at, _V_I8), _V_I32)
 )
@@ -204,42 +204,42 @@ store_u32 = vector_function(
     (_address, types.int64),
     lambda b, at, n: b.store(b.trunc(n, _I32), pointer_to(b, at, _I32), align=1),
 )
-# a float16 in all lanes: spread first and then converted, so that it depends on no other register
+# a float16 in all lanes; converted after the splat, so that it depends on no other register
 splat_f16 = vector_function(f32x16, (_address,), _emit_splat_f16)
-# 8 bytes from each of two addresses, 4 from each of four
+# 8 bytes from each of two addresses; 4 bytes from each of four
 load_i8_2x8 = vector_function(
     i32x16, (_address,) * 2, lambda b, *at: b.sext(_gathered(b, at), _V_I32)
 )
 load_i8_4x4 = vector_function(
     i32x16, (_address,) * 4, lambda b, *at: b.sext(_gathered(b, at), _V_I32)
 )
-# lane i is bit i
+# bits of an int as lanes: lane i is bit i
 lane_bits = vector_function(
     i32x16,
     (types.int64,),
     lambda b, n: b.and_(b.lshr(_splat(b, n), _COUNT), ir.Constant(_V_I32, [1] * LANES)),
 )
-# an int whose bit i is bit 0 of lane i
+# lanes as bits of an int: bit i is bit 0 of lane i
 lane_mask = vector_function(types.int64, (i32x16,), _emit_lane_mask)
-# at most a largest value, at least 0
+# clamp to 0 and a largest value
 clamp = vector_function(i32x16, (i32x16, types.int64), _emit_clamp)
 to_f32 = vector_function(f32x16, (i32x16,), lambda b, v: b.sitofp(v, _V_F32))
-# towards 0; NaN becomes 0, larger values the largest
+# rounded towards 0; saturates; NaN becomes 0
 to_i32 = vector_function(i32x16, (f32x16,), _emit_to_i32)
 truncated = vector_function(types.int64, (types.float32,), _emit_truncated)
-# to the nearest, halves away from 0
+# rounded to nearest, ties away from 0
 round_away = vector_function(i32x16, (f32x16,), _emit_round_away)
-# the largest absolute value of 32; NaN if there is one
+# the largest absolute value of 32 floats; NaN if one is NaN
 max_abs = vector_function(types.float32, (f32x16, f32x16), _emit_max_abs)
-# floats of a table of 16, by index
+# look up floats in a table of 16
 lookup = vector_function(f32x16, (_address, i32x16), _emit_lookup)
-# lanes 0..7 of one, 8..15 of the other
+# lanes 0..7 of two vectors
 low_high = vector_function(
     f32x16,
     (f32x16, f32x16),
     lambda b, x, y: b.shuffle_vector(x, y, ir.Constant(_V_I32, _HALVES)),
 )
-# the other sign where the lane's bit is set
+# change the sign of lanes whose bit is set
 flip_signs = vector_function(f32x16, (f32x16, types.int64), _emit_flip)
 f32_of_bits = vector_function(
     types.float32, (types.int64,), lambda b, n: b.bitcast(b.trunc(n, _I32), _F32)

@@ -1,7 +1,7 @@
 """Loads and stores of the CPU kernels: scalars, whole vectors, and parts of vectors.
 
-Addresses are int64. Names say the type in memory first: `load_f16x16` reads halves and returns
-floats. Tested by tests/kernels/test_cpu_simd_vectors.py.
+Addresses are int64. Names have the type in memory: `load_f16x16` reads F16 and returns floats.
+Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _part_loader(memory: Any, name: str, convert: Callable[[Any, Any], Any] | No
     def load_part(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
         def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
             at = pointer_to(b, args[0], memory)
-            # masks are slow on processors without them, and only the last vector needs one
+            # only the last vector needs a mask, which is slow if the processor has none
             with b.if_else(b.icmp_signed(">=", args[1], _I64(LANES))) as (all_lanes, some_lanes):
                 with all_lanes:
                     whole, whole_block = b.load(at, align=1), b.block
@@ -124,12 +124,12 @@ def _part_storer(memory: Any, name: str, convert: Callable[[Any, Any], Any] | No
     return store_part
 
 
-# the first `n` elements (any n; 16 or more: all lanes), 0 in the other lanes
+# load the first min(n, 16) elements; the other lanes are 0
 load_f32_part = _part_loader(_V_F32, "v16f32")
 load_f16_part = _part_loader(_V_I16, "v16i16", f16_to_f32)
 load_bf16_part = _part_loader(_V_I16, "v16i16", bf16_to_f32)
 load_i8_part = _part_loader(_V_I8, "v16i8", lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
-# store the first `n` lanes
+# store the first min(n, 16) lanes
 store_f32_part = _part_storer(_V_F32, "v16f32")
 store_f16_part = _part_storer(_V_I16, "v16i16", f32_to_f16)
 store_bf16_part = _part_storer(_V_I16, "v16i16", f32_to_bf16)

@@ -1,6 +1,6 @@
-"""The vector vocabulary of searching: comparisons as bits of an int, exponentials rounded once.
+"""Vector functions of sampling: comparisons as bits of an int, exponentials rounded once.
 
-Goes with `vectors.f32x16`. Knows no sampler.
+They take `vectors.f32x16`. Knows no sampler.
 Tested by tests/kernels/test_cpu_scan.py.
 """
 
@@ -21,16 +21,16 @@ _V_F64, _V_I64 = ir.VectorType(_F64, LANES), ir.VectorType(_I64, LANES)
 
 LOWEST_EXPONENT: Final = -104.0  # below, e**x is 0 as a float32
 _LOG2_E: Final = 1.4426950408889634
-# ln 2 in two parts (fdlibm's e_exp.c): a whole number below 2**20 times the first is exact
+# ln 2 in two parts (fdlibm's e_exp.c): an integer below 2**20 times the first part is exact
 _LN2_HIGH: Final = 6.93147180369123816490e-01
 _LN2_LOW: Final = 1.90821492927058770002e-10
-_ROUNDER: Final = 1.5 * 2.0**52  # adding it leaves a whole number in the last bits
+_ROUNDER: Final = 1.5 * 2.0**52  # after adding it, the low bits are an integer
 _ROUNDER_BITS: Final = 0x4338000000000000
-_DEGREE: Final = 13  # of the polynomial
+_DEGREE: Final = 13  # degree of the polynomial
 
 
 def _bits(b: Any, lanes: Any) -> Any:
-    """A truth for each lane as an int, lane i in bit i."""
+    """A boolean vector as an int: bit i is lane i."""
     return b.zext(b.bitcast(lanes, _I16), _I64)
 
 
@@ -39,8 +39,8 @@ def _doubles(value: float) -> Any:
 
 
 def _emit_exp(b: Any, v: Any) -> Any:
-    """x = n ln 2 + r, |r| <= ln 2 / 2; Taylor's polynomial to the precision of float64; no fma, so
-    that processors without it give the same bits."""
+    """x = n ln 2 + r, |r| <= ln 2 / 2, and a Taylor polynomial with the precision of float64. Uses
+    no fma, so that processors without it give the same bits."""
     low = ir.Constant(_V_F32, [LOWEST_EXPONENT] * LANES)
     below = b.fcmp_ordered("<", v, low)
     x = b.fpext(b.select(below, low, v), _V_F64)
@@ -61,7 +61,7 @@ def _ints(n: int) -> Any:
     return ir.Constant(_V_I64, [n] * LANES)
 
 
-# bit i is the comparison in lane i; false for NaN
+# bit i is the comparison of lane i; 0 for NaN
 mask_ge = vector_function(
     types.int64, (f32x16, f32x16), lambda b, x, y: _bits(b, b.fcmp_ordered(">=", x, y))
 )
@@ -72,7 +72,7 @@ mask_nan = vector_function(
 count_bits = vector_function(
     types.int64, (types.int64,), lambda b, n: call(b, "llvm.ctpop.i64", _I64, n)
 )
-# the number of the lowest bit that is set; one must be
+# the index of the lowest set bit; undefined for 0
 lowest_bit = vector_function(
     types.int64,
     (types.int64,),
@@ -81,5 +81,5 @@ lowest_bit = vector_function(
 f32_bits = vector_function(
     types.int64, (types.float32,), lambda b, x: b.sext(b.bitcast(x, _I32), _I64)
 )
-# e**x for x <= 0, taken in float64 and rounded once; no NaN
+# e**x for x <= 0, computed in float64 and rounded once; x must not be NaN
 exp_rounded = vector_function(f32x16, (f32x16,), _emit_exp)

@@ -1,4 +1,4 @@
-"""Instructions for threads that wait for each other: atomic words, pauses, a clock.
+"""Instructions for the synchronization of threads: atomic words, pauses, a clock.
 
 Tested by tests/kernels/test_cpu_simd_sync.py.
 """
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from ..compiler.isa import ARM, X86, machine
 from .vectors import Codegen, pointer_to
 
-# LLVM's names and arguments; `yield` of ARM ends too soon
+# LLVM's names and arguments; ARM's `yield` is too short
 _PAUSES: Final = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.isb", (15,))}
 _MONOTONIC: Final = 6 if sys.platform == "darwin" else 1  # CLOCK_MONOTONIC of <time.h>
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -25,7 +25,7 @@ _address = types.int64
 
 @intrinsic
 def pause(_typing: Any) -> tuple[Any, Codegen]:
-    """Wait for some ten cycles, between two reads of a word that another thread writes."""
+    """Wait for some ten cycles. For use between two reads of a word that another thread writes."""
 
     def codegen(ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
         if machine() in _PAUSES:
@@ -40,7 +40,7 @@ def pause(_typing: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def now_ns(_typing: Any) -> tuple[Any, Codegen]:
-    """Nanoseconds of a clock that never goes back."""
+    """Nanoseconds of a monotonic clock."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, _args: Any) -> Any:
         time = cgutils.alloca_once(b, ir.ArrayType(_I64, 2))  # a timespec: seconds, nanoseconds
@@ -55,7 +55,7 @@ def now_ns(_typing: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def atomic_add(_typing: Any, address: Any, n: Any) -> tuple[Any, Codegen]:
-    """Add to an int64, sequentially consistent. Return the value before."""
+    """Add to an int64, sequentially consistent. Return the old value."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         return b.atomic_rmw("add", pointer_to(b, args[0], _I64), args[1], "seq_cst")

@@ -1,8 +1,8 @@
 """The vector type of the CPU kernels, and its arithmetic, for Numba.
 
-`f32x16` is LLVM's `<16 x float>`, which LLVM maps to the registers of the processor. All are IEEE
-754's operations, in a fixed order, so a kernel gives the same bits on every processor: tested with
-AVX-512, AVX2 and plain x86-64. Tested by tests/kernels/test_cpu_simd_vectors.py.
+`f32x16` is LLVM's `<16 x float>`, which LLVM maps to the registers of the processor. Its operations
+are those of IEEE 754, in a fixed order, so a kernel gives the same bits on every processor (tested
+with AVX-512, AVX2 and plain x86-64). Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ f32x16 = Vector()
 def pointer_to(b: Any, address: Any, type: Any) -> Any:
     """An address as LLVM's pointer to `type`.
 
-    Numba compiles a helper before it inlines the helper's IR elsewhere. LLVM has then turned
-    `base + i` into "i as a pointer, plus base". If i becomes the constant 0, LLVM takes the access
-    for one through null and drops it, unless the function allows null.
+    Numba compiles a helper before it inlines its IR elsewhere. By then LLVM may have changed
+    `base + i` to "i as a pointer, plus base". If i becomes the constant 0, LLVM treats this as an
+    access through null and removes it, unless the function allows null.
     """
-    # not through the method: llvmlite's list of attributes lacks this one
+    # not by the method: llvmlite's list of attributes lacks this one
     set.add(b.function.attributes, "null_pointer_is_valid")
     return b.inttoptr(address, type.as_pointer())
 
@@ -60,7 +60,7 @@ def splat_value(b: Any, scalar: Any, type: Any) -> Any:
 
 
 def first_lanes(b: Any, n: Any) -> Any:
-    """True for the lanes below `n`."""
+    """A mask of the lanes below `n`."""
     lanes = ir.Constant(_V_I32, list(range(LANES)))
     return b.icmp_signed("<", lanes, splat_value(b, b.trunc(n, _I32), _V_I32))
 
@@ -71,7 +71,7 @@ def call_intrinsic(b: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 
 def lanes_of(type: Any, n: float) -> Any:
-    """The constant `n`, in all lanes of a vector."""
+    """A vector with the constant `n` in all lanes."""
     return ir.Constant(type, [n] * LANES if isinstance(type, ir.VectorType) else n)
 
 
@@ -86,7 +86,7 @@ def pair_of(b: Any, first: Any, second: Any) -> Any:
 
 @intrinsic
 def splat(_typing: Any, x: Any) -> tuple[Any, Codegen]:
-    """All lanes `x`."""
+    """A vector with `x` in all lanes."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         return splat_value(b, args[0], _V_F32)
@@ -96,7 +96,7 @@ def splat(_typing: Any, x: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def zero(_typing: Any) -> tuple[Any, Codegen]:
-    """All lanes 0."""
+    """A vector of zeros."""
 
     def codegen(_ctx: Any, _b: Any, _sig: Any, _args: Any) -> Any:
         return ir.Constant(_V_F32, None)
@@ -106,7 +106,7 @@ def zero(_typing: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def lane_numbers(_typing: Any) -> tuple[Any, Codegen]:
-    """0, 1, ... 15."""
+    """The vector 0, 1, ..., 15."""
 
     def codegen(_ctx: Any, _b: Any, _sig: Any, _args: Any) -> Any:
         return ir.Constant(_V_F32, [float(i) for i in range(LANES)])
@@ -139,7 +139,7 @@ add = _operator(operator.add, _binary(lambda b, x, y: b.fadd(x, y)))
 sub = _operator(operator.sub, _binary(lambda b, x, y: b.fsub(x, y)))
 mul = _operator(operator.mul, _binary(lambda b, x, y: b.fmul(x, y)))
 div = _operator(operator.truediv, _binary(lambda b, x, y: b.fdiv(x, y)))
-# y where x is NaN or not above y: as `x > y ? x : y`
+# as `x > y ? x : y`, so y if either is NaN; vmin likewise
 vmax = _binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 vmin = _binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 
@@ -156,7 +156,7 @@ def fma(_typing: Any, x: Any, y: Any, z: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def choose(_typing: Any, x: Any, y: Any, v: Any, w: Any) -> tuple[Any, Codegen]:
-    """Lane by lane `x < y ? v : w`."""
+    """`x < y ? v : w` in each lane."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         x, y, v, w = args
@@ -177,7 +177,7 @@ def join(_typing: Any, v: Any, w: Any, n: Any) -> tuple[Any, Codegen]:
 
 @intrinsic
 def turn_pairs(_typing: Any, v: Any) -> tuple[Any, Codegen]:
-    """Each pair of neighbors (x, y) as (-y, x)."""
+    """Replace each pair of adjacent lanes (x, y) by (-y, x)."""
 
     def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
         order = [i + 1 + LANES if i % 2 == 0 else i - 1 for i in range(LANES)]
@@ -191,7 +191,7 @@ def _reducer(combine: Callable[[Any, Any, Any], Any]) -> Any:
     def reduce(_typing: Any, v: Any) -> tuple[Any, Codegen]:
         def codegen(_ctx: Any, b: Any, _sig: Any, args: Any) -> Any:
             v, n = args[0], LANES
-            while n > 1:  # adds halves: one fixed tree
+            while n > 1:  # add halves, in one fixed tree
                 n //= 2
                 undefined = ir.Constant(v.type, ir.Undefined)
                 low = ir.Constant(ir.VectorType(_I32, n), list(range(n)))
@@ -221,6 +221,6 @@ def _unary(intrinsic_name: str) -> Any:
     return apply
 
 
-vround = _unary("rint")  # halves to even
+vround = _unary("rint")  # ties to even
 vsqrt = _unary("sqrt")
 vabs = _unary("fabs")

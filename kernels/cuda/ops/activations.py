@@ -1,7 +1,7 @@
 """Columns of activations as int8 with a scale for each 32 values: form q8 of src/blocks.cuh.
 
-They are made once for all products with quantized weights that read them. Tested by
-tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
+They are made once for all products with quantized weights that read them.
+Tested by tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ...plan.calls import PreparedSource
 from ..table import CudaCall, CudaKernel, CudaSource
 
 CHUNK: Final = 256  # values that are summed before the sum is added to a product
-BLOCK: Final = 32  # values that have a scale
-BLOCK_BYTES: Final = BLOCK + 8  # and a float and an int
-CHUNKS_PER_BLOCK: Final = 4  # a warp makes one
+BLOCK: Final = 32  # values that share a scale
+BLOCK_BYTES: Final = BLOCK + 8  # the values, a float and an int
+CHUNKS_PER_BLOCK: Final = 4  # chunks of a thread block: one for each warp
 
 FLOATS: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
 def can_prepare_q8(x: Tensor) -> bool:
-    """Whether `prepared_q8` accepts `x`."""
+    """True if `prepared_q8` accepts `x`."""
     return x.type in FLOATS and x.has_contiguous_rows
 
 
 def n_chunks(k: int) -> int:
-    """Chunks of `k` values: columns are padded with zeros to whole ones."""
+    """The chunks of `k` values; the last one is padded with zeros."""
     return -(-k // CHUNK)
 
 

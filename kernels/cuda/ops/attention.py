@@ -1,9 +1,9 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-Chooses the kernel of a node: src/attention.cu, on tensor cores, for pools of float16 and Q8_0,
-with operands rounded to float16; else src/attention_f32.cu. Divides the work: tokens and heads
-among blocks; if these are few, the partitions of positions, too, whose sums go through scratch
-memory. The bits do not depend on the division.
+Chooses the kernel of a node. src/attention.cu uses tensor cores, for pools of float16 and Q8_0; it
+rounds operands to float16. src/attention_f32.cu computes the rest. Divides the work: tokens and
+heads are divided among blocks. If these are few, the partitions of positions are divided, too;
+their sums go through scratch memory. The bits do not depend on the division.
 Tested by tests/kernels/test_attention.py and test_cuda_attention.py.
 """
 
@@ -19,34 +19,35 @@ from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..table import CudaCall, CudaKernel, CudaSource, implements
 
-PARTITION: Final = 256  # positions with sums of their own, which are then combined
+PARTITION: Final = 256  # positions whose sums are computed separately, then combined
 TILE: Final = 32  # positions that tensor cores process at a time
 ROWS: Final = 16  # queries of a warp
-ROW_BYTES: Final = 16  # of a query in a block's memory, besides its elements
-LENT_ELEMENTS: Final = 96  # of a query, if it has more than registers have room for:
-MAX_KEPT: Final = 128  # this many
-MAX_KEPT_PACKED: Final = 96  # or, if keys or values are to be unpacked, this many
+ROW_BYTES: Final = 16  # bytes of a query in a block's shared memory, besides its elements
+MAX_KEPT: Final = 128  # most elements of a query that fit in registers
+MAX_KEPT_PACKED: Final = 96  # the same if keys or values must be unpacked
+LENT_ELEMENTS: Final = 96  # elements of a larger query that are in shared memory instead
 CHUNK: Final = 16  # bytes
-MAX_SLICE: Final = 128  # elements of values that a block has at once
+MAX_SLICE: Final = 128  # most elements of a value that a block computes
 MAX_HEAD_DIM: Final = 256
 MAX_FLOATS: Final = 10240  # elements of a query and its result, in float32
 
-FEW_QUERIES: Final = ROWS  # of a sequence that share keys and values, for which blocks are small
-N_BLOCKS: Final = {0: 528, 1: 1056, 4: 264}  # to fill a large GPU, by their warps
+FEW_QUERIES: Final = ROWS  # queries of a sequence up to which blocks have one warp
+N_BLOCKS: Final = {0: 528, 1: 1056, 4: 264}  # blocks that fill a large GPU, by `n_warps`
 MAX_SCRATCH: Final = 1 << 25  # bytes of records
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
-TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # that tensor cores get
+TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # types of pools that tensor cores support
 COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
 ATTENTION_F32: Final = CudaKernel(CudaSource.of("attention_f32.cu"), "attention_f32")
 
 
 class Division(NamedTuple):
-    """How the work of a node is divided; every choice gives the same bits.
+    """The division of a node's work. It does not change the bits.
 
-    `n_warps` of a block: 1 or 4 of src/attention.cu, 0 for src/attention_f32.cu. Partitions are
-    divided among `n_parts` blocks if scratch memory has room for all of them, `n_records`.
+    `n_warps`: the warps of a block of src/attention.cu, 1 or 4; 0 for src/attention_f32.cu.
+    `n_parts`: the blocks that share a token's partitions. `n_records`: the partitions that scratch
+    memory has room for; if a token's do not fit, one block computes them.
     """
 
     n_warps: int
@@ -64,7 +65,7 @@ def _supports(node: Tensor) -> bool:
 
 
 def has_tensor_cores(node: Tensor) -> bool:
-    """Whether src/attention.cu computes a node."""
+    """True if src/attention.cu computes the node."""
     q, k, v = node.src[:3]
     head_dims, op = (q.ne[0], node.ne[0]), _params(node)
     multiple = 16 if node.ne[0] > MAX_SLICE else 8
@@ -104,7 +105,7 @@ def divided(node: Tensor) -> Division:
 
 
 def _n_shared(node: Tensor) -> int:
-    """Heads that share keys and values."""
+    """The number of heads that share keys and values."""
     q, k = node.src[:2]
     return q.ne[1] // (k.ne[0] // q.ne[0])
 
@@ -114,13 +115,13 @@ def _n_slices(node: Tensor) -> int:
 
 
 def _blocks(node: Tensor, n_warps: int) -> tuple[int, int]:
-    """Blocks of the grid for tokens and for heads, if partitions are not divided."""
+    """The blocks of the grid for tokens and for heads."""
     n_head, n_tokens = node.src[0].ne[1:3]
     if n_warps == 0:
         return n_tokens, n_head
     n_shared, rows = _n_shared(node), ROWS * n_warps
     together = max(1, rows // n_shared)  # tokens
-    # at most the number of sequences: if there are more runs of tokens, a block has several
+    # at most one for each sequence; if there are more runs of tokens, a block takes several
     n_runs = min(together, node.src[3].ne[1], n_tokens)
     n_heads = n_head // n_shared * -(-n_shared // rows)
     return -(-n_tokens // together) * n_runs, n_heads * _n_slices(node)
@@ -160,7 +161,7 @@ def calls_of(node: Tensor, division: Division) -> Sequence[CudaCall]:
 
 
 def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
-    """The parameters that src/attention.cuh names; scores are in powers of 2."""
+    """The parameters that src/attention.cuh names. Scores are exponents of 2."""
     op = _params(node)
     scale = op.scale / op.softcap if op.softcap > 0 else op.scale * math.log2(math.e)
     softcap = max(op.softcap, 0.0) * math.log2(math.e)
@@ -180,7 +181,7 @@ def _source(node: Tensor) -> CudaSource:
 
 
 def _shared_memory(node: Tensor, n_warps: int) -> int:
-    """Bytes for tiles of keys and values, and for the state of queries."""
+    """Bytes of shared memory for tiles of keys and values, and for queries."""
     q, k, v = node.src[:3]
     size = _tile_bytes(q.ne[0], k.type) + _tile_bytes(node.ne[0] // _n_slices(node), v.type)
     is_packed = {k.type, v.type} != {GGMLType.F16}

@@ -24,7 +24,7 @@ ENCODED: Final = frozenset(
 )
 DECODED: Final = ENCODED | {GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K}
 MAX_WORD: Final = 16  # bytes
-MAX_ROW: Final = 2**25  # elements: a grid has few blocks in its second dimension
+MAX_ROW: Final = 2**25  # elements; the second dimension of a grid is limited
 
 GET_ROWS: Final = CudaKernel(CudaSource.of("get_rows.cu"), "get_rows")
 SET_ROWS: Final = CudaKernel(CudaSource.of("set_rows.cu"), "set_rows")
@@ -54,7 +54,7 @@ def _can_get_rows(node: Tensor) -> bool:
 @implements(Op.GET_ROWS, supports=_can_get_rows)
 def get_rows(node: Tensor) -> Sequence[CudaCall]:
     type = node.src[0].type
-    # integers move as floats of the same bits
+    # integers are moved as floats with the same bits
     type = GGMLType.F32 if type is GGMLType.I32 else type
     grid = (node.n_rows, -(-node.ne[0] // (UNIT * BLOCK)), 1)
     return [CudaCall(GET_ROWS, grid, BLOCK, (int(type),))]
@@ -83,7 +83,7 @@ def _move(
     offset: int = 0,
     like: int = 0,
 ) -> CudaCall:
-    """The call of a kernel of src/copy.cu: `rows` are bytes of a row of the node and of `a`."""
+    """The call of a kernel of src/copy.cu. `rows`: bytes of a row of the node and of `a`."""
     in_lines = node.has_contiguous_rows and a.has_contiguous_rows
     size, run = a.type.type_size, gcd(*rows) if in_lines else 0
     moved = node if like == 0 else a
@@ -116,7 +116,7 @@ def copy(node: Tensor) -> Sequence[CudaCall]:
 
 
 def _line(t: Tensor) -> int:
-    """Bytes of a row; of all rows if there are no gaps."""
+    """Bytes of a row, or of the whole tensor if there are no gaps."""
     return t.type.row_size(run_length(t))
 
 

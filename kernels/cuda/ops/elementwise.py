@@ -1,7 +1,7 @@
-"""Arithmetic, element by element: ops of one operand (src/elementwise.cu) and two (src/pairs.cu).
+"""Element-wise ops of one operand (src/elementwise.cu) and of two (src/pairs.cu).
 
-A thread computes units of four elements. Tensors of one shape without gaps are taken as one row, so
-that threads need not look for rows. Tested by tests/kernels/test_elementwise.py.
+A thread computes units of four elements. Tensors of one shape without gaps are treated as one row,
+so that threads need not compute row indices. Tested by tests/kernels/test_elementwise.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAIRS: Final = CudaSource.of("pairs.cu")
 
 
 def is_countable(*tensors: Tensor) -> bool:
-    """Whether kernels can count the elements of all tensors."""
+    """True if kernels can count the elements of each tensor in 32 bits."""
     return all(t.n_elements < MAX_ELEMENTS for t in tensors)
 
 
 def grid_of(n_threads: int) -> Dim3:
-    """Blocks for so many threads; a thread may do the work of several."""
+    """The blocks for `n_threads` threads. If they are too many, threads do the work of several."""
     return min(-(-n_threads // BLOCK), MAX_BLOCKS), 1, 1
 
 
@@ -63,7 +63,7 @@ def unary(node: Tensor) -> Sequence[CudaCall]:
 @implements(Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, supports=_supports)
 def diag_mask(node: Tensor) -> Sequence[CudaCall]:
     [call] = _map("diag_mask", node, *diag_mask_of(node))
-    # an element's place matters: rows must be rows
+    # the mask depends on an element's place, so rows must not be merged
     return [call._replace(params=(0, *call.params[1:]))]
 
 
@@ -73,7 +73,7 @@ def diag_mask(node: Tensor) -> Sequence[CudaCall]:
 def _pair(
     name: str, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0), gate: int = 0
 ) -> Sequence[CudaCall]:
-    """Operands are source 1 and `second`, `offsets` bytes inside their rows."""
+    """The call for operands in tensors 1 and `second`, `offsets` bytes from the begin of rows."""
     a, b = node.src[0], node.src[second - 1]
     flat = second == 2 and is_flat(node, a, b)
     params = (flat, int(node.type), int(b.type), second, *offsets, gate)

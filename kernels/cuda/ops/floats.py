@@ -1,8 +1,8 @@
-"""Matrix products with float weights: the kernel of src/mul_mat_f16.cu or src/mul_mat_f32.cu that
-computes a MUL_MAT or MUL_MAT_ID, and how its blocks divide it.
+"""Matrix products with float weights: chooses the kernel of src/mul_mat_f16.cu or
+src/mul_mat_f32.cu for a MUL_MAT or MUL_MAT_ID, and divides the work among blocks.
 
-For few columns, warps divide the elements of a row, so that enough of them read the weights at full
-speed. Many columns are computed in tiles. Both give a column the same bits.
+For few columns, several warps share a row, so that enough warps read the weights at full speed.
+Many columns are computed in tiles. Both give a column the same bits.
 Tested by tests/kernels/test_cuda_floats.py.
 """
 
@@ -18,28 +18,28 @@ from ....graph.types import GGMLType
 from ...plan.calls import PreparedSource
 from ..table import CudaCall, CudaKernel, CudaSource
 
-PADDING: Final = 256  # elements: prepared columns end with zeros up to a multiple of it
+PADDING: Final = 256  # elements; prepared columns are padded with zeros to a multiple
 PACK_THREADS: Final = 128
-PACKED_AT_ONCE: Final = 8 * PACK_THREADS  # elements, by a block
-ENOUGH_BLOCKS: Final = 96  # to keep a GPU busy without dividing rows
+PACKED_AT_ONCE: Final = 8 * PACK_THREADS  # elements that a block packs
+ENOUGH_BLOCKS: Final = 96  # blocks that keep a GPU busy, so that no warps share a row
 
-N_WARPS: Final = 8  # of a block whose warps divide rows
-ROUND_BYTES: Final = 4096  # of a warp's sums that wait in the block's memory
+N_WARPS: Final = 8  # warps of a block whose warps share rows
+ROUND_BYTES: Final = 4096  # bytes of shared memory for the sums of a warp
 
 
 class Vectors(NamedTuple):
-    """A kernel for few columns: a warp multiplies a tile of `rows` and `columns`, a chunk at a
-    time, and makes `parts` sums for each result (`add_in_order` in src/floats.cuh)."""
+    """A kernel for few columns. A warp multiplies a tile of `rows` and `columns`, chunk by chunk.
+    It computes `parts` sums for each result of a chunk (`add_in_order` in src/floats.cuh)."""
 
     name: str
     rows: int
     columns: int
     parts: int = 1
-    packed: bool = False  # reads columns of the weights' type, not of float32
+    packed: bool = False  # reads columns of the weights' type instead of float32
 
 
 class Tiles(NamedTuple):
-    """A kernel for many columns: a block multiplies a tile of `rows` and `columns`."""
+    """A kernel for many columns. A block multiplies a tile of `rows` and `columns`."""
 
     name: str
     rows: int
@@ -50,14 +50,14 @@ class Tiles(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The kernels for weights of one type, `chunk` elements of a row at a time."""
+    """The kernels for weights of one type. They process `chunk` elements of a row at a time."""
 
     source: CudaSource
     chunk: int
     vectors: tuple[Vectors, ...]  # the narrowest first
     tiles: tuple[Tiles, ...]  # the largest first
-    one_pair: Vectors  # of MUL_MAT_ID: blocks for each pair (token, its i-th expert)
-    all_pairs: Vectors  # blocks for each expert, which look for its pairs
+    one_pair: Vectors  # for MUL_MAT_ID: each pair (token, its i-th expert) has its own blocks
+    all_pairs: Vectors  # for MUL_MAT_ID: each expert has blocks, which search for its pairs
 
 
 def _half_weights(type: GGMLType) -> Weights:
@@ -90,7 +90,7 @@ WEIGHTS: Final = {
 
 
 def supports(node: Tensor) -> bool:
-    """Whether a product has float weights, in rows without gaps, and float columns."""
+    """True if a product has float weights, in rows without gaps, and float columns."""
     a, b = node.src[:2]
     return a.type in WEIGHTS and a.has_contiguous_rows and b.type in FLOATS
 
@@ -104,7 +104,7 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
         if n_pairs > n_experts:
             return [_vectors_call(node, weights, weights.all_pairs, 1, n_experts)]
         return [_vectors_call(node, weights, weights.one_pair, 1, n_pairs)]
-    # weights that are repeated along dimension 2 have columns that follow each other
+    # weights that repeat along dimension 2 are multiplied with consecutive columns
     n_groups = a.ne[2] * (a.ne[3] if a.ne[2] == 1 else b.ne[3])
     n = b.n_rows // n_groups
     for tiles in weights.tiles:
@@ -118,7 +118,7 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
 def _vectors_call(
     node: Tensor, weights: Weights, kernel: Vectors, n: int, n_groups: int
 ) -> CudaCall:
-    """`n` columns for each of `n_groups` matrices."""
+    """The call for `n` columns of each of `n_groups` matrices."""
     n_chunks = max(1, _ceil(node.src[0].ne[0], weights.chunk))
     split = 1 << min(n_chunks, N_WARPS).bit_length() - 1
     n_tiles = N_WARPS // split
@@ -146,7 +146,7 @@ def _call(
     shared_memory: int,
     params: tuple[int, ...] = (),
 ) -> CudaCall:
-    """A call with `blocks` for the columns and the rows of each matrix."""
+    """A call with `blocks`: blocks for the columns and for the rows of each matrix."""
     a, b = node.src[:2]
     n, n_groups = columns
     stride, prepared = 0, tuple[PreparedSource[CudaCall], ...]()
@@ -168,7 +168,7 @@ def _call(
 def _packed_columns(
     b: Tensor, source: CudaSource, type: GGMLType
 ) -> tuple[int, tuple[PreparedSource[CudaCall], ...]]:
-    """All columns as rows of `type` without gaps; and bytes from one to the next."""
+    """All columns as rows of `type` without gaps, and the bytes from one row to the next."""
     k = max(1, _ceil(b.ne[0], PADDING)) * PADDING
     stride = type.row_size(k)
     grid = (b.n_rows, _ceil(k, PACKED_AT_ONCE), 1)

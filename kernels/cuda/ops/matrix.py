@@ -1,7 +1,7 @@
-"""MUL_MAT and MUL_MAT_ID: the choice of kernels by weights and number of columns.
+"""MUL_MAT and MUL_MAT_ID: chooses kernels by the type of weights and the number of columns.
 
-The bits do not depend on the choice: see src/blocks.cuh. Tested by
-tests/kernels/test_cuda_quantized.py.
+The bits do not depend on the number of columns: see src/blocks.cuh.
+Tested by tests/kernels/test_cuda_quantized.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from . import floats, quantized, tensor_core
 
 
 def _is_few(node: Tensor) -> bool:
-    """Whether reading the weights limits the speed of a product."""
+    """True if reading the weights limits the speed of a product."""
     if node.op is Op.MUL_MAT:
         return node.src[1].ne[1] <= quantized.COLUMNS
-    # pairs of a token and an expert each read the expert's matrix; few of them meet at one
+    # each pair of a token and an expert reads the expert's matrix; few pairs share an expert
     return node.src[2].n_elements <= max(quantized.COLUMNS, node.src[0].ne[2])
 
 

@@ -1,7 +1,7 @@
-"""Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and gated units of two.
+"""Products of quantized weights with few columns: MUL_MAT, MUL_MAT_ID, and two with their GLU.
 
-More columns are computed in groups, each of which reads the weights again. Columns are in form q8
-(activations.py). Tested by tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
+More than 8 columns are computed in groups; each group reads the weights again. Columns are in form
+q8 (activations.py). Tested by tests/kernels/test_cuda_quantized.py and test_cuda_quantized_few.py.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TYPES: Final = (
     GGMLType.Q6_K,
 )
 
-COLUMNS: Final = 8  # that a kernel computes in one pass over the weights
+COLUMNS: Final = 8  # most columns that a kernel computes in one pass over the weights
 
-MAX_GRID: Final = 65535  # blocks in the second and third dimension
+MAX_GRID: Final = 65535  # most blocks in the second and third dimension
 
-# of src/mul_mat_vec.cu
+# as in src/mul_mat_vec.cu
 ROWS: Final = 16
 STAGES: Final = 2
 PIECE: Final = 16  # bytes
@@ -40,15 +40,15 @@ COLUMN_SLOT: Final = CHUNK + 8 * CHUNK // BLOCK + PIECE
 
 
 class BlockShape(NamedTuple):
-    """A block's threads and bytes of shared memory."""
+    """The number of threads of a block, and its shared memory in bytes."""
 
     threads: int
     shared_memory: int
 
 
 def _shape(type: GGMLType, n_cols: int) -> BlockShape:
-    """Stages of rows and columns for each warp, and sums of chunks, fill the 64 KiB that every
-    device has."""
+    """The shape whose stages (for each warp) and sums of chunks fill the 64 KiB that every device
+    has."""
     chunk = CHUNK // type.block_size * type.type_size
     row_slot = PIECE * (-(-(chunk + PIECE - 2) // PIECE) | 1)
     if n_cols > 1:
@@ -67,7 +67,8 @@ def _call(
     tensors: Sequence[Tensor] = (),
     params: Sequence[Number] = (),
 ) -> CudaCall:
-    """A call of blocks of `n_rows` rows and `n_cols` columns, or one pair of token and expert."""
+    """A call whose blocks compute `n_rows` rows, of `n_cols` columns or of one pair of a token and
+    an expert."""
     a, x = node.src[:2]
     threads, shared = _shape(a.type, n_cols)
     source = CudaSource.of(
@@ -91,7 +92,7 @@ def _name_and_columns(prefix: str, node: Tensor) -> tuple[str, int]:
 
 
 def supports(node: Tensor) -> bool:
-    """Whether `calls` accepts a node."""
+    """True if `calls` accepts the node."""
     a, x = node.src[:2]
     n = x.ne[2] * x.ne[3] if node.op is Op.MUL_MAT else max(node.ne[1:3])
     if n > MAX_GRID:
@@ -106,14 +107,15 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
 
 
 def can_gate(chain: GateUp) -> bool:
-    """Whether one kernel can compute a chain: equal layouts of both matrices, rows without gaps."""
+    """True if one kernel can compute the chain: both matrices have the same layout, without gaps
+    in rows."""
     a, b, glu = chain.gate.src[0], chain.up.src[0], chain.glu
     alike = (a.type, a.ne, a.nb) == (b.type, b.ne, b.nb)
     return alike and supports(chain.gate) and glu.type is GGMLType.F32 and glu.has_contiguous_rows
 
 
 def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
-    """The calls of two products and their gated unit; None without a kernel."""
+    """The calls of two products and their GLU; None if there is no kernel."""
     if not can_gate(chain):
         return None
     name, n_cols = _name_and_columns("gate_up", chain.gate)

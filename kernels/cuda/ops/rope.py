@@ -1,8 +1,8 @@
-"""Rotary position embedding (src/rope.cu): ROPE, and of keys straight into the rows of a cache.
+"""Rotary position embedding (src/rope.cu): ROPE, and ROPE that writes into the rows of a cache.
 
 Angles are computed in float64, from the position and the pair alone. So an element's bits do not
-depend on how heads are divided. Tested by tests/kernels/test_rope.py and
-tests/kernels/test_fusion.py.
+depend on the division of heads among threads.
+Tested by tests/kernels/test_rope.py and tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .data import is_writable
 from .elementwise import BLOCK, is_countable
 
 ROPE: Final = CudaSource.of("rope.cu")
-MANY_PAIRS: Final = 2**17  # from here on a thread turns several heads: fewer angles to compute
-HEADS: Final = 8  # of a thread, then
-FEW, MANY = 512, 4096  # elements of a block that writes a cache, for few tokens and for many
+MANY_PAIRS: Final = 2**17  # from here on a thread rotates several heads, to compute fewer angles
+HEADS: Final = 8  # heads of such a thread
+FEW, MANY = 512, 4096  # elements of a block that writes into a cache: few tokens, many tokens
 MANY_TOKENS: Final = 64
 MAX_SHARED: Final = 48 * 1024  # bytes
 
@@ -39,7 +39,7 @@ def rope(node: Tensor) -> Sequence[CudaCall]:
 
 @fuses(RopeSetRows)
 def rope_set_rows(chain: RopeSetRows) -> Sequence[CudaCall] | None:
-    """The cache alone."""
+    """Writes the cache. The rotated heads themselves are not stored."""
     rope, type, unit = chain.rope, chain.set_rows.type, chain.unit
     head_dim, n_head, n_tokens, _ = rope.ne
     if not is_writable(type) or rope.type is not GGMLType.F32 or n_head % unit:

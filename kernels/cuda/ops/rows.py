@@ -1,8 +1,7 @@
 """Norms, softmax and sums of rows (src/rows.cu, src/softmax.cu); norms fused with their neighbors.
 
-The length of a row decides how many threads share it: sums are taken in an order that depends on
-the length alone. Tested by tests/kernels/test_rows.py and
-tests/kernels/test_fusion.py.
+The length of a row determines how many threads share it. So the order of a sum depends on the
+length alone. Tested by tests/kernels/test_rows.py and tests/kernels/test_fusion.py.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .elementwise import is_countable
 WARP: Final = 32
 MAX_THREADS: Final = 1024
 HELD: Final = 8  # elements that a thread holds in registers
-SMALL_ROWS: Final = 4  # rows of a block, where each is a warp's
+SMALL_ROWS: Final = 4  # rows of a block if each row is computed by one warp
 
 ROWS: Final = CudaSource.of("rows.cu")
 SOFT_MAX: Final = CudaSource.of("softmax.cu")
 
 
 def row_threads(n: int) -> int:
-    """Threads for a row of `n` elements."""
+    """The number of threads that share a row of `n` elements."""
     threads = WARP
     while threads < MAX_THREADS and threads * HELD < n:
         threads *= 2
@@ -41,7 +40,7 @@ def _call(
     rows: Tensor,
     *params: Number,
 ) -> list[CudaCall]:
-    """The call for as many rows, and as long, as those of a tensor."""
+    """The call for rows with the number and length of those of a tensor."""
     threads, n = row_threads(rows.ne[0]), rows.n_rows
     per_block = SMALL_ROWS if threads == WARP else 1
     return [

@@ -1,7 +1,7 @@
 """ARGSORT (src/sort.cu) and TOP_K (src/top_k.cu): stable, NaN last.
 
-Rows of more than a tile are sorted in tiles and merged; the k largest of a long row are found in
-rounds, without sorting the rest. Tested by tests/kernels/test_sort.py.
+Rows that are longer than a tile are sorted in tiles, which are then merged. The k largest of a long
+row are found in rounds, without sorting the rest. Tested by tests/kernels/test_sort.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .elementwise import BLOCK, is_countable
 
 TILE: Final = 2048  # keys that a block sorts
 KEY_BYTES: Final = 8
-MAX_SCRATCH: Final = 2**28  # bytes; more rows than fit are sorted one lot after another
-MAX_ROW: Final = 2**23  # elements: a grid has few blocks in its second dimension
-MAX_K: Final = 1024  # above, all is sorted
+MAX_SCRATCH: Final = 2**28  # bytes; if the rows do not fit, they are sorted in several groups
+MAX_ROW: Final = 2**23  # elements; the second dimension of a grid is limited
+MAX_K: Final = 1024  # for a larger k the whole row is sorted
 HELD: Final = 8  # keys of a thread of top_k
 MAX_THREADS: Final = 1024
 
@@ -52,7 +52,8 @@ def _power_of_two(n: int) -> int:
 
 
 def _sort(node: Tensor, descending: bool) -> Iterator[CudaCall]:
-    """The first indices of the sorted rows, as many as the node has, in lots of rows."""
+    """The calls that sort rows and write as many indices as the node has, a group of rows at a
+    time."""
     n, n_rows = node.src[0].ne[0], node.n_rows
     lot = n_rows if n <= TILE else max(1, MAX_SCRATCH // (2 * KEY_BYTES * n))
     for first in range(0, n_rows, lot):
@@ -86,10 +87,11 @@ def _sort_rows(n: int, descending: bool, first: int, n_rows: int) -> Iterator[Cu
 
 
 def _rounds(node: Tensor) -> Iterator[CudaCall]:
-    """Rounds that leave k of each group, until one group is left."""
+    """The calls of all rounds. A round keeps k keys of each group; in the last one there is one
+    group."""
     k, n, source, to = node.ne[0], node.src[0].ne[0], -1, 0
     threads = _threads(n)
-    n_keys = -(-n // (threads * HELD)) * k  # after the first round, the most of all rounds
+    n_keys = -(-n // (threads * HELD)) * k  # after the first round; later rounds have fewer
     scratch = 2 * KEY_BYTES * n_keys * node.n_rows
     while True:
         threads = _threads(n)
@@ -102,5 +104,5 @@ def _rounds(node: Tensor) -> Iterator[CudaCall]:
 
 
 def _threads(n: int) -> int:
-    """Threads of a block: few elements make small blocks."""
+    """Threads of a block; fewer for few elements."""
     return min(max(_power_of_two(-(-n // HELD)), 32), MAX_THREADS)

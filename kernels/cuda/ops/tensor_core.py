@@ -1,8 +1,8 @@
-"""Products of quantized weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and gated
-units of two.
+"""Products of quantized weights with many columns, on tensor cores: MUL_MAT, MUL_MAT_ID, and two
+with their GLU.
 
-A block computes a tile of the result. Tiles are as large as possible with enough blocks to fill a
-GPU. Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
+A block computes a tile of the result. Tiles are as large as possible while there are enough blocks
+to fill a GPU. Their shape changes no bit (src/blocks.cuh). Columns are in form q8 (activations.py).
 Tested by tests/kernels/test_cuda_quantized.py and test_cuda_tensor_core.py.
 """
 
@@ -20,13 +20,13 @@ from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
 
-GROUP_THREADS: Final = 256  # of src/group_by_expert.cu
-ENOUGH_BLOCKS: Final = 120  # to fill a large GPU
-MOST_SHARED_MEMORY: Final = 64 * 1024  # of a block, which all architectures have
+GROUP_THREADS: Final = 256  # threads of a block of src/group_by_expert.cu
+ENOUGH_BLOCKS: Final = 120  # blocks that fill a large GPU
+MOST_SHARED_MEMORY: Final = 64 * 1024  # bytes of a block that every architecture supports
 MOST_STAGES: Final = 4
-MOST_BLOCKS: Final = 65535  # in dimensions y, of columns, and z, of matrices
+MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matrices)
 
-# of src/tiles.cuh
+# as in src/tiles.cuh
 STEP: Final = CHUNK // 2  # values
 PIECE: Final = 16  # bytes
 HEADED_PIECES: Final = {GGMLType.Q4_K: 7, GGMLType.Q5_K: 9, GGMLType.Q6_K: 10}
@@ -34,9 +34,10 @@ WITH_MIN: Final = (GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K)
 
 
 class Tile(NamedTuple):
-    """The tile of a block and how its warps divide it: see src/mul_mat_mma.cu.
+    """The tile of a block, and its division among warps: see src/mul_mat_mma.cu.
 
-    A warp has `mt` * 16 rows, half of each matrix if there are two, and `nt` * 8 columns.
+    A warp has `mt` * 16 rows and `nt` * 8 columns. If there are two matrices, half of the rows are
+    of each.
     """
 
     warps_m: int
@@ -71,7 +72,7 @@ NARROWEST: Final = 16  # columns
 
 
 def supports(node: Tensor) -> bool:
-    """Whether `calls` accepts a MUL_MAT or MUL_MAT_ID."""
+    """True if `calls` accepts the MUL_MAT or MUL_MAT_ID."""
     a, x = node.src[:2]
     if a.type not in quantized.TYPES or not a.has_contiguous_rows or not can_prepare_q8(x):
         return False
@@ -85,14 +86,14 @@ def calls(node: Tensor) -> Sequence[CudaCall]:
 
 
 def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
-    """The call that computes two products and their gated unit; None without a kernel."""
+    """The call that computes two products and their GLU; None if there is no kernel."""
     if not supports(chain.gate) or not quantized.can_gate(chain):
         return None
     return [tile_call(chain.gate, _tile(chain.gate, GATED_TILES, 2), chain)]
 
 
 def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall:
-    """A product computed in tiles of a shape, or the chain whose gate it is."""
+    """The call that computes a product, or the chain whose gate it is, in tiles of this shape."""
     a, x, *ids = node.src
     n_matrices, gate = 1, 0
     tensors: tuple[Tensor, ...] = ()
@@ -135,7 +136,7 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall
 
 
 def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSource[CudaCall]:
-    """The pairs (token, its i-th expert) by expert; `ids` is tensor number `place`."""
+    """The pairs (token, its i-th expert), sorted by expert; `ids` is tensor number `place`."""
     kernel = CudaKernel(CudaSource.of("group_by_expert.cu"), "group_by_expert")
     params: Sequence[Number] = (n_experts, place)
     made = CudaCall(kernel, (n_experts, 1, 1), GROUP_THREADS, params)
@@ -144,8 +145,8 @@ def _groups_of_experts(ids: Tensor, n_experts: int, place: int) -> PreparedSourc
 
 
 def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
-    """The largest tile with enough blocks whose columns are more than half full; if there is none,
-    the tile with the most blocks."""
+    """The largest tile that gives enough blocks and whose columns are more than half full. If there
+    is none, the tile that gives the most blocks."""
     a, x = node.src[:2]
     if node.op is Op.MUL_MAT_ID:
         n_pairs = node.src[2].n_elements
@@ -165,7 +166,7 @@ def _tile(node: Tensor, tiles: Sequence[Tile], n_matrices: int) -> Tile:
 
 
 def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
-    """How many steps are kept in shared memory, and the bytes of one."""
+    """The number of stages in shared memory, and the bytes of a stage."""
     columns = STEP + PIECE * (3 if type in WITH_MIN else 1)
     stage = tile.warps_k * (tile.rows * _row_slot(type) + tile.columns * columns)
     places = 12 * tile.columns
@@ -175,7 +176,7 @@ def _stages(type: GGMLType, tile: Tile) -> tuple[int, int]:
 
 
 def _row_slot(type: GGMLType) -> int:
-    """Bytes of a step of a row of weights, for any begin in its first piece."""
+    """Bytes of a row of weights in a stage. The row may begin anywhere in its first piece."""
     if type in HEADED_PIECES:
         return PIECE * (HEADED_PIECES[type] | 1)
     alignment = 4 if type.type_size % 4 == 0 else 2
@@ -184,7 +185,7 @@ def _row_slot(type: GGMLType) -> int:
 
 
 def _sums(tile: Tile) -> int:
-    """Bytes of the sums that all groups of warps but the first leave to the first."""
+    """Bytes of shared memory in which the other groups of warps pass their sums to the first."""
     return 4 * (tile.warps_k - 1) * tile.rows * tile.columns
 
 

@@ -16,7 +16,7 @@ constexpr int Q = 1, K = 2, V = 3, PAGES = 4, SEQ = 5, POS = 6;
 // parameters of all attention kernels, set by kernels/cuda/ops/attention.py
 constexpr int SCALE = 0;      // factor of products
 constexpr int SOFTCAP = 1;    // factor of tanh, or 0
-constexpr int MAX_BIAS = 2;   // of ALiBi
+constexpr int MAX_BIAS = 2;   // the largest bias of ALiBi
 constexpr int PAGE_SIZE = 3;
 constexpr int N_PAGES = 4;    // pages in the pool
 constexpr int N_RECORDS = 5;  // partitions of tokens that fit in scratch memory

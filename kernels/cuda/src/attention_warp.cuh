@@ -9,7 +9,7 @@
 #include "attention_tile.cuh"
 
 constexpr int N_STEPS = (HEAD_DIM_K + 15) / 16;     // tensor-core steps along a key
-constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // of values: registers have room for one
+constexpr int N_SLICES = HEAD_DIM_V > 128 ? 2 : 1;  // slices of values; registers have room for one
 constexpr int SLICE = HEAD_DIM_V / N_SLICES;        // elements
 constexpr int N_PAIRS = (SLICE + 15) / 16;          // pairs of 8 elements
 
@@ -56,8 +56,8 @@ struct Sums {
 };
 
 // Sums over all partitions so far. They are used once in a partition, so they are in local memory
-// to save registers. The index of `memory` is known at run time only, which keeps it out of
-// registers; so each partition writes another place than it reads.
+// to save registers. Partitions alternate between two halves of `memory`: an index known only at
+// run time keeps the array out of registers.
 struct Totals {
     volatile float memory[2][2 * N_PAIRS + 1][4];
 
@@ -291,7 +291,7 @@ DEVICE void add_seen_values(Sums &sums, const u32 (&w)[2][4], const float (&keep
         }
 }
 
-// Whether all values of a tile are finite. A whole warp computes it.
+// True if all values of a tile are finite. A whole warp computes it.
 template <int STRIDE> DEVICE bool are_finite(const uint4 *values) {
     bool finite = true;
     for (int row = 0; row < TILE; row++)

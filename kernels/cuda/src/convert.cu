@@ -1,6 +1,6 @@
 // Copies into another type: CPY between floats, from and to I32, from and to quantized types.
 //
-// Elements keep their order; shapes and strides may differ. Values are converted by way of float32.
+// Elements keep their order; shapes and strides may differ. Values are converted through float32.
 #include "dequantize.cuh"
 #include "encode.cuh"
 #include "walk.cuh"

@@ -105,7 +105,7 @@ template <typename Multiply> DEVICE void for_each_pair(const Params &p, const Mu
 
 // --- rows ---
 
-// Whether all rows begin at multiples of 16 bytes.
+// True if all rows begin at multiples of 16 bytes.
 DEVICE bool rows_are_aligned(const Tensor &t) {
     return ((reinterpret_cast<u64>(t.data) | t.nb[1] | t.nb[2] | t.nb[3]) & 15) == 0;
 }

@@ -11,7 +11,7 @@ constexpr int WARPS = THREADS / WARP;
 
 // parameters
 constexpr int N_EXPERTS = 0;
-constexpr int IDS = 1;  // which tensor has the ids
+constexpr int IDS = 1;  // number of the tensor with the ids
 
 DEVICE int id_of(const Tensor &ids, int pair) {
     const int n_used = static_cast<int>(ids.ne[0]);

@@ -114,7 +114,7 @@ template <int M, int N, int DEPTH, typename Columns> struct Skinny {
 
     const Params &p;
     const Product &x;
-    int first_row, first_column;  // of the block
+    int first_row, first_column;  // the block's first row and column
     int n_k;
     bool is_aligned;
     // the lane has rows lane / 4 + 8 * i of the warp's tile, and such columns: where the first one

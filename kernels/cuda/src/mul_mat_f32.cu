@@ -35,7 +35,7 @@ template <int N> struct Vector {
 
     const Params &p;
     const Product &x;
-    int first_row, first_column;  // of the block
+    int first_row, first_column;  // the block's first row and column
     int n_k;
     bool is_aligned;
     const char *row;  // the lane's; null past the last one

@@ -49,7 +49,7 @@ struct Work {
     const char *matrix[MATRICES];  // from the tile's first row on
     u32 row_bytes[MATRICES];
     int first_row, n_rows;  // n_rows: from first_row to the matrix's end
-    int n_blocks;           // of 32 values of a row
+    int n_blocks;           // blocks of 32 values in a row
     int first_column, n_columns;
     const int *pairs;       // an expert's (token, slot), as token * n_used + slot
     const char *columns;    // form q8
@@ -228,7 +228,7 @@ template <class T> struct Weights {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int b = Staging<T>::block(half, first + i);
-            centred_words<T>(view, b, lane_id() % 4, operand[i][r], operand[i][2 + r]);
+            centered_words<T>(view, b, lane_id() % 4, operand[i][r], operand[i][2 + r]);
             T::scales(view, b, scale[i][r], min[i][r]);
             if constexpr (T::HAS_SUB_SCALES) {
                 T::sub_scales(view, b, sub[i][r][0], sub[i][r][1]);

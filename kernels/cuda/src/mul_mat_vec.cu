@@ -39,7 +39,7 @@ struct Work {
     const char *low, *high;  // rows 0 and 8 of the 16
     int n_low, n_high;       // rows of the matrix from there on; 0 or less: it ends before
     i64 row_bytes;
-    int n_blocks;            // of 32 values of a row
+    int n_blocks;            // blocks of 32 values in a row
     int n_columns;
     const char *columns;     // form q8
     char *to;                // row 0 of the first column's results
@@ -54,7 +54,7 @@ struct Work {
         return (second ? high : low) + (r < last ? r : last) * row_bytes;
     }
 
-    // Whether all rows begin at multiples of n bytes.
+    // True if all rows begin at multiples of n bytes.
     DEVICE bool is_aligned(int n) const {
         const u64 starts = reinterpret_cast<u64>(low) | reinterpret_cast<u64>(high);
         return (starts | static_cast<u64>(row_bytes)) % static_cast<u64>(n) == 0;
@@ -77,8 +77,8 @@ constexpr int SCALE_LANES = 4 * CHUNK_BLOCKS / PIECE;  // lanes for its scales; 
 // What a lane copies of its warp's next chunk, and where to.
 struct Loader {
     const char *rows[OWN_ROWS];  // rows lane / 8, 4 more, ...
-    const char *values;          // of column lane / 16
-    const char *scales;          // or sums, of column lane / 4
+    const char *values;          // values of column lane / 16
+    const char *scales;          // scales or sums of column lane / 4
     i64 column_step;             // bytes between columns of `values`
     int n_columns;
     int left;         // blocks of 32 from this chunk on
@@ -94,7 +94,7 @@ struct Loader {
         row_slot = lane / ROW_LANES * ROW_SLOT + PIECE * (lane % ROW_LANES);
 #pragma unroll
         for (int i = 0; i < OWN_ROWS; i++) {
-            const int r = ROW_STEP * i;  // of the warp's first lane
+            const int r = ROW_STEP * i;  // row of the warp's first lane
             rows[i] = w.row(r >= HALF, lane / ROW_LANES + r % HALF);
             rows[i] += chunk * Type::BYTES + PIECE * (lane % ROW_LANES);
         }

@@ -7,7 +7,7 @@
 
 constexpr int THREADS = 256;
 
-// FLAT: tensors are contiguous, with one shape. SECOND: which tensor is the second operand. OFFSET,
+// FLAT: tensors are contiguous, with one shape. SECOND: the second operand's tensor. OFFSET,
 // SECOND_OFFSET: where the operands begin in their rows, in bytes. GATE: of glu_float.
 enum { FLAT, TYPE, SECOND_TYPE, SECOND, OFFSET, SECOND_OFFSET, GATE };
 

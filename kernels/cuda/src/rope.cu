@@ -1,5 +1,5 @@
 // Rotary position embedding: ROPE of F32 and F16, with pairs of neighbors or of halves. Also ROPE
-// of keys straight into the rows of a cache.
+// of keys that writes into the rows of a cache.
 //
 // An angle is the position times the pair's frequency, in turns and in float64. Only its fraction
 // matters, which is rounded to float32.

@@ -27,7 +27,7 @@ DEVICE float squares_of(const Quad &q, float mean, int n) {
 
 // out = (x - mean) * factor * weight, with x = a + b; b and weight may be null. x is written to
 // `sum`, unless it is null.
-template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, const float *a,
+template <bool CENTERED> DEVICE void norm_row(const Params &p, const Line &line, const float *a,
                                              const float *b, float *sum, const float *weight,
                                              float *out) {
     __shared__ float sums[WARP], squares[WARP];
@@ -51,7 +51,7 @@ template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, 
     });
     auto quad = [&](int j, int i) { return j < HELD ? x[j] : load(i); };
     float mean = 0.0f;
-    if (CENTRED)
+    if (CENTERED)
         mean = sum_of(line, sums, [&](int j, int i) { return total_of(quad(j, i)); }) / n;
     float square = sum_of(line, squares, [&](int j, int i) {
         return squares_of(quad(j, i), mean, n - i);
@@ -71,30 +71,30 @@ template <bool CENTRED> DEVICE void norm_row(const Params &p, const Line &line, 
 }
 
 // Tensors: the result, rows.
-template <bool CENTRED> DEVICE void norm(const Params &p) {
+template <bool CENTERED> DEVICE void norm(const Params &p) {
     Line line;
     i64 r;
     if (!find_row(p, p.t[1], line, r)) return;
-    norm_row<CENTRED>(p, line, floats(p.t[1], r), nullptr, nullptr, nullptr, floats(p.t[0], r));
+    norm_row<CENTERED>(p, line, floats(p.t[1], r), nullptr, nullptr, nullptr, floats(p.t[0], r));
 }
 
 // Tensors: the result, rows, the weight.
-template <bool CENTRED> DEVICE void norm_mul(const Params &p) {
+template <bool CENTERED> DEVICE void norm_mul(const Params &p) {
     Line line;
     i64 r;
     if (!find_row(p, p.t[1], line, r)) return;
-    norm_row<CENTRED>(p, line, floats(p.t[1], r), nullptr, nullptr, floats(p.t[2], 0),
+    norm_row<CENTERED>(p, line, floats(p.t[1], r), nullptr, nullptr, floats(p.t[2], 0),
                       floats(p.t[0], r));
 }
 
 // Tensors: the result, the sum (or the result again, if no node reads the sum), two operands, the
 // weight.
-template <bool CENTRED> DEVICE void add_norm_mul(const Params &p) {
+template <bool CENTERED> DEVICE void add_norm_mul(const Params &p) {
     Line line;
     i64 r;
     if (!find_row(p, p.t[2], line, r)) return;
     float *out = floats(p.t[0], r), *sum = floats(p.t[1], r);
-    norm_row<CENTRED>(p, line, floats(p.t[2], r), floats(p.t[3], r), sum == out ? nullptr : sum,
+    norm_row<CENTERED>(p, line, floats(p.t[2], r), floats(p.t[3], r), sum == out ? nullptr : sum,
                       floats(p.t[4], 0), out);
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 #include "units.cuh"
 
-constexpr u64 NO_KEY = ~0ull;  // behind all others
+constexpr u64 NO_KEY = ~0ull;  // after all others
 
 DEVICE u32 order_of(float v, bool descending) {
     u32 bits = as_bits(v);

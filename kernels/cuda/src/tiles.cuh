@@ -115,17 +115,17 @@ template <> struct Staging<Q6_K> {
 };
 
 // Subtract n from each byte; bytes are below 128, results are signed.
-template <int n> DEVICE u32 centred(u32 bytes) {
+template <int n> DEVICE u32 centered(u32 bytes) {
     return (bytes + (128 - n) * 0x01010101u) ^ 0x80808080u;
 }
 
 // A thread's words of block b, as signed bytes.
 template <class Type, class View>
-DEVICE void centred_words(const View &view, int b, int t, u32 &low, u32 &high) {
+DEVICE void centered_words(const View &view, int b, int t, u32 &low, u32 &high) {
     Type::words(view, b, t, low, high);
     if (Type::OFFSET != 0) {
-        low = centred<Type::OFFSET>(low);
-        high = centred<Type::OFFSET>(high);
+        low = centered<Type::OFFSET>(low);
+        high = centered<Type::OFFSET>(high);
     }
 }
 

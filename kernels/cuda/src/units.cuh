@@ -50,7 +50,7 @@ DEVICE bool is_aligned(const void *at, int size) {
     return reinterpret_cast<u64>(at) % static_cast<u64>(size) == 0;
 }
 
-// Whether a unit can be moved at once: four contiguous elements of `size` bytes, aligned.
+// True if a unit can be moved at once: four contiguous elements of `size` bytes, aligned.
 DEVICE bool is_whole(const void *at, i64 nb0, int n, int size) {
     return n == UNIT && nb0 == size && is_aligned(at, UNIT * size);
 }
