@@ -156,7 +156,7 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["-ctk", "q9"], "error: -ctk/--cache-type-k is 'q9': must be one of f32, f16"),
+        (["-ctk", "q9"], "error: -ctk/--cache-type-k is 'q9': must be one of f16, bf16, f32, q8_0"),
         (["--poll", "101"], "error: --poll is 101: must be 0 to 100"),
         (["-ot", "ffn=GPU"], "error: unknown buffer type 'GPU'; buffer types: CPU"),
     ],
