@@ -14,6 +14,7 @@ from pathlib import Path
 from house import ROOMS, read, room_sources
 
 from lamella.sched.assignment import CAUSES
+from lamella.server import routes, routes_generate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -57,6 +58,12 @@ def broken_references(document: Path) -> Iterator[str]:
 
 def test_links_and_folders_exist() -> None:
     assert [fault for document in DOCUMENTS for fault in broken_references(document)] == []
+
+
+def test_the_docs_list_every_endpoint() -> None:
+    text = read(ROOT / "docs" / "server.md")
+    paths = {route.path.split("/{")[0] for route in (*routes.ROUTES, *routes_generate.ROUTES)}
+    assert {path for path in paths if f"`{path}`" not in text} == set()
 
 
 def test_modules_name_tests_that_exist() -> None:
