@@ -25,18 +25,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOWEST: Final = (
     "tests/kernels/test_cpu_isa.py",
     "tests/kernels/test_cuda_compile.py",
+    "tests/runtime/test_fit.py",
     "tests/cuda/test_cuda_models.py",
     "tests/kernels/test_ops.py",
-    "tests/runtime/test_fit.py",
-    "tests/api/test_load.py",
-    "tests/kernels/test_cuda_tensor_core.py",
     "tests/cuda/test_cuda_offload.py",
-    "tests/kernels/test_cpu_packed.py",
     "tests/cuda/test_cuda_memory.py",
-    "tests/cli/test_explain_page.py",
+    "tests/server/test_http_process.py",
     "tests/cli/test_serve.py",
     "tests/cli/test_plan.py",
-    "tests/server/test_http_process.py",
+    "tests/api/test_load.py",
+    "tests/cli/test_explain_page.py",
 )
 
 

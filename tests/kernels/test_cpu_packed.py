@@ -22,7 +22,6 @@ from packed_run import (
 from reference_run import GUARD, Array, data, each_type, ids, leaf, locate, normal
 
 from lamella.base.errors import BackendError
-from lamella.base.settings import NO_FUSION
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
 from lamella.kernels.cpu.kernel_set import KERNELS
 from lamella.kernels.cpu.packed.formats import FORMATS
@@ -59,10 +58,7 @@ def run_graph(graph: Graph, n_threads: int = 1, fuse: bool = True) -> list[str]:
     """Compute a graph. Return the names of the kernels."""
     for node in graph.nodes:
         locate(node)
-    with NO_FUSION.set(not fuse):
-        plan = CpuPlan(graph, cpu_run.address_of, n_threads)
-    plan.run(cpu_run.pool(n_threads))
-    return [step.call.kernel.name for step in plan.steps]
+    return cpu_run.run_graph(graph, n_threads, fuse)
 
 
 # --- products ---
