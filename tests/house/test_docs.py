@@ -61,7 +61,7 @@ def test_links_and_folders_exist() -> None:
 
 
 def test_the_docs_list_every_endpoint() -> None:
-    text = read(ROOT / "docs" / "server.md")
+    text = (ROOT / "docs" / "server.md").read_text("utf-8")
     paths = {route.path.split("/{")[0] for route in (*routes.ROUTES, *routes_generate.ROUTES)}
     assert {path for path in paths if f"`{path}`" not in text} == set()
 
