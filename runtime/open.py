@@ -84,7 +84,7 @@ def open_instance(
             context,
             parts.vocab,
             n_parallel=plan.params.context.n_parallel,
-            max_waiting=plan.params.engine.max_waiting,
+            params=plan.params.engine,
         )
         instance = Instance(
             params=plan.params,

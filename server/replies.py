@@ -295,20 +295,16 @@ def generation_settings(
     body: GenerationBody, params: RequestParams, seed: int | None = None
 ) -> Json:
     """The settings of a request, as the reply reports them. `seed` is the seed in use."""
-    sampling, generation = params.sampling, params.generation
-    settings = asdict(sampling)
+    settings = asdict(params.sampling) | asdict(params.generation)
     # JSON has no infinity: `false`, as in requests
     settings["logit_bias"] = [
         {"token": token, "bias": bias if math.isfinite(bias) else False}
-        for token, bias in sampling.logit_bias
+        for token, bias in params.sampling.logit_bias
     ]
     if seed is not None:
         settings["seed"] = seed
     return settings | {
-        "n_predict": generation.n_predict,
-        "max_tokens": generation.n_predict,
-        "t_max_predict_ms": generation.t_max_predict_ms,
-        "ignore_eos": generation.ignore_eos,
+        "max_tokens": params.generation.n_predict,
         "stop": list(body.stop),
         "stream": body.stream,
         "n_probs": body.n_top_probs or 0,

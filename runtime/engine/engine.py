@@ -23,6 +23,7 @@ from ...base.log import get_logger
 from ...model.context import Context
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
+from ..params import EngineParams
 from .counters import Counters
 from .job import Job
 from .queue import Call, JobQueue
@@ -44,7 +45,7 @@ class Engine:
     """
 
     def __init__(
-        self, context: Context, vocab: Vocab, *, n_parallel: int = 4, max_waiting: int
+        self, context: Context, vocab: Vocab, *, n_parallel: int, params: EngineParams
     ) -> None:
         """Raises RequestError: `n_parallel` is out of range."""
         if not 1 <= n_parallel <= context.n_seq_max:
@@ -52,7 +53,7 @@ class Engine:
         self.context = context
         self.vocab = vocab
         self.n_parallel = n_parallel
-        self._queue = JobQueue(max_waiting)
+        self._queue = JobQueue(params.max_waiting)
         self._runner = Runner(context, vocab, self._queue, n_parallel)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # guards the thread's start and end

@@ -26,7 +26,7 @@ from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Job, Result
-from lamella.runtime.params import GenerationParams, RequestParams
+from lamella.runtime.params import EngineParams, GenerationParams, RequestParams
 
 EOS = 2
 PIECES = [b"", b"", b"", b"\n", "é".encode()[:1], "é".encode()[1:], b" the", b"ab", b"bc", b"c"]
@@ -257,7 +257,8 @@ def expected(prompt: Sequence[int], params: SamplingParams, n_max: int) -> list[
 
 
 def make_engine(context: FakeContext, n_parallel: int = 4, max_waiting: int = 512) -> Engine:
-    return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, max_waiting=max_waiting)
+    params = EngineParams(max_waiting=max_waiting)
+    return Engine(cast(Context, context), VOCAB, n_parallel=n_parallel, params=params)
 
 
 @contextmanager

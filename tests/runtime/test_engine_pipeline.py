@@ -22,6 +22,7 @@ from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.model.vocab import load_vocab
 from lamella.runtime.engine.engine import Engine
+from lamella.runtime.params import EngineParams
 from lamella.sched.backend import Device
 
 N_UBATCH = 8
@@ -43,7 +44,7 @@ def running(path: Path, devices: Sequence[Device], n_ctx: int = 512) -> Iterator
     params = ContextParams(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     with Context(model, params) as context:
         assert bool(context.no_pipeline) is (len(devices) < 2)
-        engine = Engine(context, load_vocab(model.metadata), max_waiting=512)
+        engine = Engine(context, load_vocab(model.metadata), n_parallel=4, params=EngineParams())
         engine.start()
         try:
             yield engine

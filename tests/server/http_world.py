@@ -27,6 +27,7 @@ from lamella.model.vocab import Vocab
 from lamella.runtime.displaced import Displaced
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.instance import Instance
+from lamella.runtime.params import EngineParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
 from lamella.server.state import ServerConfig
@@ -77,7 +78,7 @@ def make_model(
         cast(Context, context or FakeContext()),
         known,
         n_parallel=n_parallel,
-        max_waiting=max_waiting,
+        params=EngineParams(max_waiting=max_waiting),
     )
     engine.start()
     return Instance(
