@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tiny_models import TINY, write_model
+
 HERE: Final = Path(__file__).parent
 BACKENDS: Final = {
     "toy": "toy_backend:ToyRegistry",
@@ -41,7 +43,7 @@ for name in json.loads(sys.argv[1]):
         found[name] = str(e)
 print(json.dumps(found))
 """
-DOCTOR: Final = "from lamella.cli.main import main; main()"
+LAMELLA: Final = "from lamella.cli.main import main; main()"
 
 
 def install(folder: Path) -> None:
@@ -84,6 +86,19 @@ def test_devices_of_other_packages_and_warnings_about_broken_ones(tmp_path: Path
 
 def test_doctor_reports_them(tmp_path: Path) -> None:
     install(tmp_path)
-    lines = run(tmp_path, DOCTOR, "doctor", "-dev", "none").stdout.splitlines()
+    lines = run(tmp_path, LAMELLA, "doctor", "-dev", "none").stdout.splitlines()
     assert "TOY0      simulated gpu, 1.00 GiB of 1.00 GiB free" in lines
     assert "Idle      not used: no idle device is plugged in" in lines
+
+
+def test_a_model_runs_on_them(tmp_path: Path) -> None:
+    install(tmp_path)
+    write_model(TINY["llama"], tmp_path / "m.gguf")
+    model = ("-m", str(tmp_path / "m.gguf"), "-ngl", "all")
+    plan = run(tmp_path, LAMELLA, "plan", *model, "-dev", "toy", "-ot", "ffn_up=TOY0_Host").stdout
+    assert "3 on TOY0" in plan and "TOY0_Host" in plan
+    generate = ("-p", "a", "-n", "8", "--temp", "0", "--ignore-eos")
+    texts = [
+        run(tmp_path, LAMELLA, "run", *model, *generate, "-dev", d).stdout for d in ("toy", "sim")
+    ]
+    assert texts[0] == texts[1] != ""
