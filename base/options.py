@@ -168,6 +168,7 @@ class Options:
     __slots__ = ()
 
     title: ClassVar[str] = "options"  # the heading in --help
+    description: ClassVar[str | None] = None  # a line below the heading
 
     def __post_init__(self) -> None:
         for declared in declarations(type(self)).values():

@@ -38,8 +38,8 @@ HELP: Final = """\
 /regen                answer the last question again
 /save FILE            save the conversation
 /load FILE            continue a saved conversation
-/set NAME=VALUE       change a sampling parameter, for example temperature=0.2
-/set                  show the sampling parameters
+/set NAME=VALUE       change a parameter, for example temperature=0.2
+/set                  show the parameters
 /exit                 exit (also Ctrl-D)
 Ctrl-C stops an answer."""
 

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from ..base.errors import RequestError
 from ..base.options import Declared, Options, declarations, from_environment, groups
-from ..model.sampling import SamplingParams
-from ..runtime.params import GenerationParams, ModelParams, OpenParams, RequestParams
+from ..runtime.params import ModelParams, OpenParams, RequestParams
 from .download import hub_model, model_path
 
 FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
@@ -29,7 +28,6 @@ def add_options(
     only: Collection[str] | None = None,
     without: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
-    description: str | None = None,
 ) -> None:
     """Add the flags of a class of options, under its title.
 
@@ -39,9 +37,8 @@ def add_options(
         only: names of the options to add; None: all.
         without: names of options to leave out.
         defaults: defaults to show in the help, of options whose default the command changes.
-        description: a line below the title.
     """
-    group = parser.add_argument_group(options.title, description)
+    group = parser.add_argument_group(options.title, options.description)
     add_flags_of(group, options, only=only, without=without, defaults=defaults)
 
 
@@ -199,12 +196,8 @@ def open_params(
 
 def add_request_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all groups of `RequestParams`."""
-    add_options(parser, GenerationParams)
-    add_options(
-        parser,
-        SamplingParams,
-        description="The model's file may recommend other defaults than those shown.",
-    )
+    for kind in groups(RequestParams):
+        add_options(parser, kind)
 
 
 def request_defaults(args: argparse.Namespace) -> dict[str, Any]:

@@ -145,6 +145,9 @@ class SamplingParams(Options):
     """
 
     title: ClassVar[str] = "sampling"
+    description: ClassVar[str | None] = (
+        "The model's file may recommend other defaults than those shown."
+    )
 
     seed: int = option(
         -1, "-s", "--seed", help="seed of the random numbers; -1: a random seed"

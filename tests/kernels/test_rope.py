@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from backends import CUDA, Backend, each_backend
 from cuda_grid import needs_compiler
 from reference_run import each_type, ids, leaf, normal, values_of
+from rope_cases import CASES, each_mode
 
 from lamella.graph import GGMLType, RopeMode, ops
 from lamella.kernels.cuda.ops import rope
@@ -16,20 +15,6 @@ from lamella.kernels.cuda.ops import rope
 TYPES = (GGMLType.F32, GGMLType.F16)
 POSITIONS = [0, 1, 17, 4095, 131072, 2**24 + 1, 2**31 - 1]
 N = len(POSITIONS)
-each_mode = pytest.mark.parametrize("mode", RopeMode, ids=lambda mode: mode.name)
-
-YARN: dict[str, Any] = {"n_ctx_orig": 4096, "freq_scale": 0.25, "ext_factor": 1.0}
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "base": {"freq_base": 500_000.0},
-    "linear": {"freq_scale": 0.125},
-    "magnitude": {"attn_factor": 1.3},
-    "yarn": YARN,
-    "yarn, less": {**YARN, "ext_factor": 0.7, "attn_factor": 0.9, "freq_base": 1e6},
-    "yarn, no pair is slow": {**YARN, "freq_base": 10.0, "beta_fast": 256.0},
-    "yarn, no pair is fast": {**YARN, "n_ctx_orig": 100},
-    "yarn, betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "n_ctx_orig": 32768},
-}
 
 
 @each_backend

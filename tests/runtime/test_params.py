@@ -19,16 +19,12 @@ from lamella.model.params import PlacementParams
 from lamella.runtime.params import OpenParams
 
 ROOT = Path(__file__).resolve().parents[2]
+RANGE = "low=1, high=9"
 FIELDS = {  # by room and group
-    (
-        "model",
-        "context",
-    ): 'n_new: int = option(3, "-nn", "--new", low=1, high=9, help="new number")',
-    (
-        "runtime",
-        "engine",
-    ): 'n_other: int = option(4, "--other", low=1, high=9, help="other number")',
+    ("model", "context"): f'n_new: int = option(3, "-nn", "--new", {RANGE}, help="new number")',
+    ("runtime", "engine"): f'n_other: int = option(4, "--other", {RANGE}, help="other number")',
     ("runtime", "model"): 'is_third: bool = option(False, "--third", help="third option")',
+    ("runtime", "generation"): f'n_last: int = option(5, "--last", {RANGE}, help="last number")',
 }
 HELPS = """
 import contextlib, sys
@@ -37,12 +33,16 @@ for command in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         main([command, "--help"])
 """
+BODY = """
+from lamella.server.schema import CompletionBody
+print(CompletionBody(prompt="a", n_last=3).params)
+"""
 ROOMS = ("base", "graph", "alloc", "sched", "kernels", "model", "runtime", "observe")
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with one more field in each of three groups of options."""
+    """A copy of the package with one more field in each of four groups of options."""
     folder = tmp_path_factory.mktemp("changed")
     shutil.copytree(ROOT / "api", folder / "lamella")
     for room in (*ROOMS, "server", "cli"):
@@ -86,6 +86,7 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
         assert "-nn, --new N" in text and "new number (3)" in text, text
     for help_text in ("new number (3)", "other number (4)", "third option"):
         assert helps.stdout.count(help_text) == 7, helps.stderr
+    assert helps.stdout.count("last number (5)") == 3, "in run, chat and serve"
     assert planned() == (3, 4, False)
     assert planned("-nn", "5", "--other", "6", "--third") == (5, 6, True)
     assert planned(LAMELLA_ARG_NEW="7") == (7, 4, False)
@@ -97,13 +98,21 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
 import lamella
 with lamella.load({model!r}, devices=["none"], n_new=6) as model:
     print(model.plan.params.context.n_new)
+    print(len(list(model.generate("a", n_predict=1, n_last=2))) <= 1)
+    try:
+        model.generate("a", n_last=0)
+    except lamella.RequestError as e:
+        print(e)
 try:
     lamella.load({model!r}, n_new=0)
 except lamella.RequestError as e:
     print(e)
 """
-    done = run(changed, "-c", code)
-    assert done.stdout.splitlines() == ["6", "n_new is 0: must be 1 to 9"], done.stderr
+    done = run(changed, "-c", code + BODY)
+    assert done.stdout.splitlines() == [
+        *("6", "True", "n_last is 0: must be 1 to 9", "n_new is 0: must be 1 to 9"),
+        "{'n_last': 3}",
+    ], done.stderr
 
 
 def test_every_option_is_read_somewhere() -> None:
