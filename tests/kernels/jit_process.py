@@ -1,6 +1,7 @@
 """A process that loads two kernels, for the tests of the compile cache.
 
-Prints JSON: the kernels' results, the calls of `progress`, the cache folder.
+Prints a line at the first call of `progress`. At the end it prints JSON: the kernels' results, the
+calls of `progress`, the cache folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ def call(called: Kernel, value: int, ith: int = 0, nth: int = 1) -> int:
 def main() -> None:
     reports: list[tuple[int, int, str]] = []
     kernels = (test_add_seven, test_times_three)
-    load_all(kernels, lambda done, total, name, seconds: reports.append((done, total, name)))
+
+    def report(done: int, total: int, name: str, _seconds: float) -> None:
+        if not reports:
+            print("compiling or waiting", flush=True)  # noqa: T201
+        reports.append((done, total, name))
+
+    load_all(kernels, report)
     values = [call(k, 10) for k in kernels]
     print(json.dumps({"values": values, "progress": reports, "folder": str(cache_folder())}))  # noqa: T201
 

@@ -81,7 +81,7 @@ def start(cache: Path, **more: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> Any:
     out, err = process.communicate(timeout=250)
     assert (process.returncode, err) == (0, "")
-    result = json.loads(out)
+    result = json.loads(out.splitlines()[-1])
     assert result["values"] == [17, 30]
     return result
 
@@ -90,14 +90,19 @@ def finish(process: subprocess.Popen[str]) -> Any:
 
 
 def test_processes_share_what_one_compiled(tmp_path: Path) -> None:
-    # two at once, in an empty cache
-    first = [start(tmp_path), start(tmp_path)]
-    results = [finish(p) for p in first]
+    folder = Path(finish(start(tmp_path))["folder"])
+    assert folder.is_relative_to(tmp_path)
+    for file in folder.glob("*.o"):
+        file.unlink()
+    with disk_cache.one_process(folder, lambda: None):  # both find nothing, and wait
+        both = [start(tmp_path), start(tmp_path)]
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "compiling or waiting\n"
+    results = [finish(process) for process in both]
     # each kernel was compiled once, and both saw the end
     assert sorted(name for r in results for *_, name in r["progress"] if name) == NAMES
     assert [r["progress"][-1] for r in results] == [[2, 2, ""]] * 2
-    folder = Path(results[0]["folder"])
-    assert folder.is_relative_to(tmp_path)
     assert sorted(f.name for f in folder.iterdir()) == [
         "lock",
         *(f"{n}.o" for n in NAMES),
