@@ -70,6 +70,10 @@ class TextSwitch:
         """The current value; the caller checks it."""
         return os.environ.get(self.name, self.default).strip()
 
+    def put(self, value: str) -> None:
+        """Set the value, for this process and those that it starts."""
+        os.environ[self.name] = value
+
 
 def environment(name: str) -> str:
     """The text of an environment variable that an option declares; "" if it is not set."""
@@ -107,4 +111,9 @@ ISA = TextSwitch(
     "LAMELLA_ISA",
     "Instruction set of CPU kernels: avx512_vnni, avx512, avx2_vnni, avx2, neon_i8mm, "
     "neon_dotprod or generic; by default the best that the processor has.",
+)
+CACHE = TextSwitch(
+    "LAMELLA_CACHE",
+    "Folder of compiled kernels and downloaded files; by default lamella in the user's cache "
+    "folder.",
 )

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..base.settings import CACHE
 from .parser import INTERRUPTED, Parser
 
 EPILOG: Final = """examples:
@@ -43,6 +44,9 @@ COMMANDS: Final = {
     "doctor": "show and test the devices that Lamella can use on this machine",
 }
 
+CACHE_HELP: Final = (
+    f"folder of compiled kernels and downloaded files, instead of the user's (or {CACHE.name})"
+)
 REFUSED: Final = 2  # the exit status if the plan does not allow the model
 USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "[MODEL | -hf REPO] ")
 
@@ -70,6 +74,7 @@ def parser(argv: Sequence[str]) -> Parser:
             # import only the module that is called: web server libraries are slow to import
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
+            sub.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
             sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
     return top
 
@@ -82,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser(argv).parse_args(argv)
         # informational messages are for terminals and for the log of a server
         _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.logs_info else logging.WARNING)
+        if args.cache_dir:
+            CACHE.put(args.cache_dir)
         status = _run(args)
         sys.stdout.flush()
         return status

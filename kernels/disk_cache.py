@@ -18,6 +18,7 @@ from pathlib import Path
 from time import sleep, time
 from typing import IO, Final
 
+from ..base.folders import REMEDY
 from ..base.log import get_logger
 
 DIGEST_BYTES: Final = 32
@@ -47,8 +48,8 @@ def write(folder: Path, name: str, data: bytes) -> None:
             file = Path(fresh) / name
             file.write_bytes(_digest(name, data) + data)
             file.replace(folder / name)
-    except OSError as e:  # no home folder, or a disk that is full or read-only
-        _warn_once(f"the kernel cache cannot be written, so every start compiles again: {e}")
+    except OSError as e:  # a disk that is full or read-only
+        _warn_once(f"kernels cannot be cached, so every start compiles them again: {e}; {REMEDY}")
 
 
 @contextmanager

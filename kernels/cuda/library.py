@@ -14,8 +14,7 @@ from pathlib import Path
 from threading import RLock
 from time import perf_counter
 
-import platformdirs
-
+from ...base.folders import cache_folder
 from ...sched.backend import CompileProgress
 from .. import disk_cache
 from ..host import usable_cpus
@@ -47,7 +46,7 @@ class Library:
         options = Path(nvrtc.__file__)  # the file with the compiler's options
         for file in (options, *sorted(FOLDER.iterdir())):
             key.update(file.name.encode() + b"\0" + file.read_bytes())
-        return Path(platformdirs.user_cache_dir("lamella")) / "cuda" / key.hexdigest()[:16]
+        return cache_folder("cuda", key.hexdigest()[:16])
 
     def function(self, kernel: CudaKernel, shared_memory: int = 0) -> Function:
         """A kernel whose blocks may have at least `shared_memory` bytes of dynamic memory.

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple, ParamSpec
 
 import llvmlite
 import numba
-import platformdirs
 
+from ....base import folders
 from ....base.errors import BackendError
 from ....sched.backend import CompileProgress
 from ...disk_cache import mark_used, one_process, read, write
@@ -48,7 +48,7 @@ def cache_folder() -> Path:
         key.update(name.encode() + b"\0" + source.read_bytes())
     for part in (numba.__version__, llvmlite.__version__, *target()):
         key.update(part.encode() + b"\0")
-    return Path(platformdirs.user_cache_dir("lamella")) / "kernels" / key.hexdigest()[:16]
+    return folders.cache_folder("kernels", key.hexdigest()[:16])
 
 
 class Recipe(NamedTuple):
