@@ -12,6 +12,7 @@ from typing import Any
 
 from ..model.chat import ChatTemplate
 from ..model.context import Context
+from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
 from .displaced import Displaced
 from .engine.engine import Engine
@@ -75,10 +76,33 @@ class Instance:
     def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
         """The parameters of a request with these values, and the instance's defaults for the rest.
 
+        `samplers` may be llama.cpp's letters. `logit_bias` may name tokens by texts.
+
         Raises:
             RequestError: an unknown name, or an invalid value.
         """
-        return RequestParams.make({**self.defaults, **(given or {})})
+        values = {**self.defaults, **(given or {})}
+        if isinstance(values.get("samplers"), str):
+            values["samplers"] = samplers_from_chars(values["samplers"])
+        if "logit_bias" in values:
+            values["logit_bias"] = self._biases(values["logit_bias"])
+        return RequestParams.make(values)
+
+    def _biases(self, value: Any) -> Any:
+        """Pairs with token ids, from pairs with texts or ids, or from a dict of ids."""
+        if isinstance(value, Mapping):
+            value = [(_id(key), bias) for key, bias in value.items()]
+        if not isinstance(value, list | tuple):
+            return value  # refused by its declaration
+        found: list[Any] = []
+        for pair in value:
+            match pair:
+                case (str(text), bias):
+                    ids = self.vocab.tokenize(text, add_special=False)
+                    found += [(token, bias) for token in ids]
+                case _:
+                    found.append(pair)
+        return found
 
     def close(self) -> None:
         """End all generations and free everything. A second call does nothing."""
@@ -91,3 +115,8 @@ class Instance:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _id(key: object) -> object:
+    """A token id of JSON's objects, whose keys are texts, as a number."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key

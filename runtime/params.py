@@ -8,11 +8,12 @@ Tested by tests/runtime/test_params.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
-from ..base.options import Options, group, option
+from ..base.options import Options, checked, declarations, group, option
 from ..model.params import INT32_MAX, ContextParams, PlacementParams
 from ..model.sampling import SamplingParams
 
@@ -95,3 +96,21 @@ class RequestParams(Options):
 
     generation: GenerationParams = group(GenerationParams)
     sampling: SamplingParams = group(SamplingParams)
+
+
+# OpenAI's names of request options, in ascending order of priority
+ALIASES: Final = {"max_tokens": "n_predict", "max_completion_tokens": "n_predict"}
+
+
+def without_aliases(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a request, by the names of `RequestParams`. An own name wins over an alias.
+
+    Raises:
+        RequestError: an alias has an invalid value; names the alias.
+    """
+    found: dict[str, Any] = {}
+    for alias, name in ALIASES.items():
+        if alias in given and name not in given:
+            declared = declarations(RequestParams)[name]
+            found[name] = checked(declared._replace(name=alias), given[alias])
+    return found | {name: value for name, value in given.items() if name not in ALIASES}

@@ -17,8 +17,9 @@ from pydantic import JsonValue, ValidationError
 
 from ..base.errors import RequestError
 from ..base.log import get_logger
+from ..runtime.params import ALIASES
 from .http_errors import not_supported
-from .schema import PARAM_ALIASES, PARAMS, Body
+from .schema import PARAMS, Body
 
 log = get_logger("server")
 _LOGGED: set[str] = set()  # unknown fields already logged
@@ -122,7 +123,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 
 
 def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
-    known = {*MEANINGLESS, *UNSUPPORTED, *PARAMS, *PARAM_ALIASES, *model.names()}
+    known = {*MEANINGLESS, *UNSUPPORTED, *PARAMS, *ALIASES, *model.names()}
     unknown = body.keys() - known - _LOGGED
     for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
         _LOGGED.add(name)

@@ -7,13 +7,13 @@ Tested by tests/server/test_http_prompts.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
 from ..base.errors import RequestError
-from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
+from ..runtime import messages
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Choice
@@ -40,28 +40,18 @@ def tokenize_parts(
 
 
 def chat_prompt(model: Instance, body: TemplateBody) -> str:
-    """The prompt of a chat. A final message of the assistant stays open, so that it is continued.
-
-    Raises:
-        RequestError: the template rejects the messages, or there is no message to continue.
-    """
-    messages = [message.for_template() for message in body.messages]
-    is_assistant = messages[-1]["role"] == "assistant"
-    if body.continue_final_message and not is_assistant:
-        raise RequestError(
-            '"continue_final_message" is true: the last message must have the role "assistant", '
-            f'found "{messages[-1]["role"]}"'
-        )
-    continued = ""
-    generate = body.add_generation_prompt
-    if is_assistant and body.continue_final_message is not False:
-        continued = str(messages.pop()["content"])
-        generate = True
+    """The prompt of a chat. Raises as `messages.chat_prompt`."""
     options: dict[str, object] = dict(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
-    text = model.chat.render(messages, add_generation_prompt=generate, **options)
-    return model.vocab.without_bos(text) + continued
+    return messages.chat_prompt(
+        model.chat,
+        model.vocab,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        options=options,
+    )
 
 
 def check_model(model: Instance, name: str) -> None:
@@ -107,16 +97,8 @@ def request_params(model: Instance, body: GenerationBody) -> RequestParams:
     Raises:
         RequestError: an invalid value.
     """
-    given: dict[str, Any] = dict(body.params)
-    if isinstance(given.get("samplers"), str):
-        given["samplers"] = samplers_from_chars(given["samplers"])
-    if body.logit_bias:
-        given["logit_bias"] = tuple(
-            (token, bias)
-            for part, bias in body.logit_bias
-            for token in tokenize_parts(model.vocab, [part], add_special=False, parse_special=False)
-        )
-    return model.request_params(given)
+    biases = {"logit_bias": body.logit_bias} if body.logit_bias else {}
+    return model.request_params({**body.params, **biases})
 
 
 def _next_seed(seed: int, i: int) -> int:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
-from ..runtime.engine.job import Result, StopType
+from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from ..runtime.text import Piece, TokenProb, TokenProbs
@@ -216,7 +216,7 @@ class CompletionReplies(OpenAIReplies):
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
         """See `Replies.chunks`."""
         if isinstance(event, Result):
-            ended = self._choice(choice, "", (), finish_reason(event))
+            ended = self._choice(choice, "", (), event.finish_reason)
             yield self.envelope([ended], chunk=True) | {"timings": event.timings.as_dict()}
             return
         text, probs = (event.text, event.probs) if isinstance(event, Piece) else ("", ())
@@ -226,7 +226,7 @@ class CompletionReplies(OpenAIReplies):
     def finished(self, choice: Choice) -> Json:
         """See `OpenAIReplies.finished`."""
         assert choice.result is not None, f"choice {choice.index} is not finished"
-        return self._choice(choice, choice.text, choice.probs, finish_reason(choice.result))
+        return self._choice(choice, choice.text, choice.probs, choice.result.finish_reason)
 
     def _choice(
         self, choice: Choice, text: str, probs: Sequence[TokenProbs], reason: str | None
@@ -260,7 +260,7 @@ class ChatReplies(OpenAIReplies):
                 chunk = self._chunk(choice, {"content": event.text}, probs=event.probs)
                 yield chunk | self.extras(choice, event)
             case Result():
-                chunk = self._chunk(choice, {}, finish_reason(event))
+                chunk = self._chunk(choice, {}, event.finish_reason)
                 yield chunk | {"timings": event.timings.as_dict()}
 
     def finished(self, choice: Choice) -> Json:
@@ -269,7 +269,7 @@ class ChatReplies(OpenAIReplies):
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text},
-            "finish_reason": finish_reason(choice.result),
+            "finish_reason": choice.result.finish_reason,
             "logprobs": self.logprobs(choice.probs),
         }
 
@@ -284,11 +284,6 @@ class ChatReplies(OpenAIReplies):
         if probs:
             part["logprobs"] = self.logprobs(probs)
         return self.envelope([part], chunk=True)
-
-
-def finish_reason(result: Result) -> str:
-    """OpenAI's name for the reason that a generation ended."""
-    return "length" if result.stop_type is StopType.LIMIT else "stop"
 
 
 def generation_settings(

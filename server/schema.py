@@ -22,20 +22,18 @@ from pydantic import (
     model_validator,
 )
 
-from ..base.options import checked, declarations
-from ..runtime.params import RequestParams
-from .http_errors import not_supported
+from ..base.options import declarations
+from ..runtime.messages import Message, check_messages, check_template_options
+from ..runtime.params import ALIASES, RequestParams, without_aliases
 
 Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
 PARAMS: Final = declarations(RequestParams).keys() - {"logit_bias"}  # it may name tokens by texts
-PARAM_ALIASES: Final = {"max_completion_tokens": "n_predict", "max_tokens": "n_predict"}
 
 # limits, so that no request uses up the memory or the time of others
 N_PROMPTS_MAX: Final = 512
-N_MESSAGES_MAX: Final = 16384
 N_PROBS_MAX: Final = 512  # candidates reported for each token
 N_BIASES_MAX: Final = 65536
 N_RESPONSE_FIELDS_MAX: Final = 256
@@ -166,12 +164,9 @@ class GenerationBody(Body):
     def _gather_params(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        given = {name: value[name] for name in PARAMS if value.get(name) is not None}
-        for alias, name in PARAM_ALIASES.items():
-            if value.get(alias) is not None and name not in given:
-                declared = declarations(RequestParams)[name]._replace(name=alias)  # for the error
-                given[name] = checked(declared, value[alias])
-        return {**value, "params": given}
+        names = PARAMS | ALIASES.keys()
+        given = {name: value[name] for name in names if value.get(name) is not None}
+        return {**value, "params": without_aliases(given)}
 
     @property
     def n_top_probs(self) -> int | None:
@@ -188,45 +183,10 @@ class CompletionBody(GenerationBody):
     n_probs: NProbs = Field(default=0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
 
-class Message(Body):
-    """One message of a chat. Other keys go to the template unchanged."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str = Field(min_length=1)
-    content: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_of_parts(cls, value: object) -> object:
-        """Join text parts by newlines, as llama.cpp does (common/chat.cpp)."""
-        if not isinstance(value, dict) or not isinstance(value.get("content"), list):
-            return value
-        texts = []
-        for part in value["content"]:
-            match part:
-                case {"type": "text", "text": str(text)}:
-                    texts.append(text)
-                case {"type": str(kind)} if kind != "text":
-                    raise not_supported(f'a content part of type "{kind}"')
-                case _:
-                    raise ValueError('must have parts of the form {"type": "text", "text": "..."}')
-        return {**value, "content": "\n".join(texts)}
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError('must have a "content"')
-        return self
-
-    def for_template(self) -> dict[str, object]:
-        return {**(self.model_extra or {}), "role": self.role, "content": self.content or ""}
-
-
 class TemplateBody(Body):
     """POST /apply-template: the input of a chat template."""
 
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=N_MESSAGES_MAX)]
+    messages: Annotated[list[Message], PlainValidator(check_messages)]
     add_generation_prompt: bool = True
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
@@ -234,9 +194,7 @@ class TemplateBody(Body):
 
     @model_validator(mode="after")
     def _check_template_options(self) -> Self:
-        taken = {"add_generation_prompt", "messages", "self"} & self.chat_template_kwargs.keys()
-        if taken:
-            raise ValueError(f'"chat_template_kwargs" must not set {sorted(taken)}')
+        check_template_options(self.chat_template_kwargs)
         return self
 
 

@@ -42,18 +42,31 @@ class Timings:
 
         A rate over no tokens or no time is 0.
         """
-        n_timed = max(self.predicted_n - 1, 0)
         return {
             "cache_n": self.cache_n,
             "prompt_n": self.prompt_n,
             "prompt_ms": self.prompt_ms,
             "prompt_per_token_ms": _ratio(self.prompt_ms, self.prompt_n),
-            "prompt_per_second": _ratio(1e3 * self.prompt_n, self.prompt_ms),
+            "prompt_per_second": self.prompt_per_second,
             "predicted_n": self.predicted_n,
             "predicted_ms": self.predicted_ms,
-            "predicted_per_token_ms": _ratio(self.predicted_ms, n_timed),
-            "predicted_per_second": _ratio(1e3 * n_timed, self.predicted_ms),
+            "predicted_per_token_ms": _ratio(self.predicted_ms, self._n_timed),
+            "predicted_per_second": self.predicted_per_second,
         }
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Evaluated tokens of the prompt per second."""
+        return _ratio(1e3 * self.prompt_n, self.prompt_ms)
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Predicted tokens per second, without the first one."""
+        return _ratio(1e3 * self._n_timed, self.predicted_ms)
+
+    @property
+    def _n_timed(self) -> int:
+        return max(self.predicted_n - 1, 0)
 
 
 def _ratio(a: float, b: float) -> float:
@@ -72,6 +85,11 @@ class Result:
     seed: int  # the seed in use; never the one for "random"
     timings: Timings
     stopping_word: str = ""  # set by the sink that found it
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's name for the reason that the job ended: "stop" or "length"."""
+        return "length" if self.stop_type is StopType.LIMIT else "stop"
 
 
 class Sink(Protocol):

@@ -185,7 +185,7 @@ def test_invalid_lists_need_little_memory(model: type[Body], raw: bytes) -> None
 def test_parts_of_a_message_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = chat(messages=[{"role": "user", "content": parts, "name": "n"}])
-    assert body.messages[0].for_template() == {
+    assert body.messages[0] == {
         "role": "user",
         "content": "a\nb",
         "name": "n",
@@ -196,13 +196,16 @@ def test_parts_of_a_message_become_one_text() -> None:
     ("messages", "message"),
     [
         ([], r'"messages" must .*at least 1'),
-        ("hi", r'"messages" must be a valid list, found "hi"'),
+        ("hi", "\"messages\" must be a list, found 'hi'"),
         ([3], r'"messages\[0\]" must be an object, found 3'),
         ([USER, {"role": "user"}], r'"messages\[1\]" must have a "content"'),
         ([{"content": "x"}], r'"messages\[0\].role" is missing'),
-        ([{"role": "", "content": "x"}], r'"messages\[0\].role" must .*at least 1'),
-        ([{"role": "user", "content": 3}], r'"messages\[0\].content" must be a valid string'),
-        ([{"role": "user", "content": [{"type": "text"}]}], r'"messages\[0\]" must have parts'),
+        ([{"role": "", "content": "x"}], r'"messages\[0\].role" must be a string that'),
+        ([{"role": "user", "content": 3}], r'"messages\[0\].content" must be a string'),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            r'"messages\[0\].content" must have parts',
+        ),
     ],
 )
 def test_invalid_messages(messages: object, message: str) -> None:
@@ -235,11 +238,10 @@ def test_unsupported_features_get_501_unless_they_are_off(name: str) -> None:
     assert f'"{name}"' in (refused.value.text or "")
 
 
-def test_pictures_get_501() -> None:
+def test_pictures_are_refused() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
-    with pytest.raises(web.HTTPNotImplemented, match="Not Implemented") as refused:
+    with pytest.raises(RequestError, match="a part of type 'image_url'"):
         chat(messages=[{"role": "user", "content": [picture]}])
-    assert "image_url" in (refused.value.text or "")
     with pytest.raises(web.HTTPNotImplemented):
         completion(prompt=[{"prompt_string": "a", "multimodal_data": ["x"]}])
 
