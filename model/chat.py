@@ -1,8 +1,8 @@
 """Chat templates: render messages to the text that a model was trained to continue.
 
-A template is the GGUF's (`tokenizer.chat_template`) or ChatML. It is written in Jinja, and rendered
-as Hugging Face transformers does. model/chat_sandbox.py bounds its time and memory. Knows no tokens
-and no requests. Tests: tests/model/test_chat_*.py.
+A template is the user's, the one in the model's file, or ChatML. It is written in Jinja, and
+rendered as Hugging Face transformers does. model/chat_sandbox.py bounds its time and memory. Knows
+no tokens and no requests. Tests: tests/model/test_chat_*.py.
 """
 
 from __future__ import annotations
@@ -12,33 +12,41 @@ from functools import cached_property
 from typing import Final
 
 from ..base.errors import RequestError
+from .chat_builtin import CHATML, TEMPLATES, template_source
 from .chat_sandbox import compile_template, render
+from .gguf import Metadata
 
-CHATML: Final = """\
-{%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\\n' }}
-{%- endif -%}
-"""
-"""The template for models without one, as in llama.cpp."""
+_KEY: Final = "tokenizer.chat_template"
+NO_TEMPLATE: Final = (
+    "this model has no chat template: it was probably trained to continue texts, not to chat. "
+    "Chats use chatml; --chat-template chooses another template"
+)
 
 
 class ChatTemplate:
-    """A compiled chat template. Immutable and thread-safe."""
+    """A compiled chat template. Immutable and thread-safe.
+
+    Attributes:
+        source: its Jinja source.
+        warning: what a user should know before chats; "" for nothing.
+        is_broken: True if every `render` fails.
+    """
+
+    source: str
+    warning: str = ""
+    is_broken: bool = False
 
     def __init__(self, source: str | None, *, bos: str = "", eos: str = "") -> None:
         """
         Args:
-            source: Jinja source; None for ChatML.
+            source: Jinja source or the name of a built-in template; None for ChatML.
             bos: value of the template's `bos_token`.
             eos: value of the template's `eos_token`.
 
         Raises:
-            RequestError: the template does not compile; names the line.
+            RequestError: an unknown name, or the template does not compile; names the line.
         """
-        self.source = CHATML if source is None else source
+        self.source = CHATML if source is None else template_source(source)
         self._special = {"bos_token": bos, "eos_token": eos}
         self._template = compile_template(self.source)
 
@@ -91,6 +99,34 @@ class ChatTemplate:
         except RequestError:
             return False
         return bool(found) and not before.endswith(("'text': '", '"text": "', '"text":"'))
+
+
+class _BrokenTemplate(ChatTemplate):
+    """A template that does not compile: its model can do all else."""
+
+    is_broken = True
+
+    def __init__(self, source: str, error: RequestError) -> None:
+        self.source = source
+        self.warning = (
+            f"this model cannot chat: {error}. --chat-template replaces the template of the file"
+        )
+
+    def _render(self, *_: object) -> str:
+        raise RequestError(self.warning)
+
+
+def model_template(metadata: Metadata, *, bos: str = "", eos: str = "") -> ChatTemplate:
+    """The chat template in a model's file, or ChatML. A broken one raises when it is used."""
+    source = metadata.str(_KEY, "") or metadata.str(f"{_KEY}.tool_use", "")
+    if not source:
+        chat = ChatTemplate(None, bos=bos, eos=eos)
+        chat.warning = NO_TEMPLATE
+        return chat
+    try:
+        return ChatTemplate(TEMPLATES.get(source, source), bos=bos, eos=eos)
+    except RequestError as e:
+        return _BrokenTemplate(source, e)
 
 
 def _content(message: object) -> object:

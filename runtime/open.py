@@ -19,7 +19,7 @@ from ..base.errors import ModelFileError
 from ..base.log import get_logger
 from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture
-from ..model.chat import ChatTemplate
+from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.loader import load_model
@@ -153,11 +153,7 @@ def _read_parts(params: ModelParams) -> FileParts:
         find_architecture(file.metadata.str("general.architecture"), file.path)
         try:
             vocab = load_vocab(file.metadata)
-            chat = ChatTemplate(
-                _chat_template(params, file),
-                bos=_text(vocab, vocab.bos),
-                eos=_text(vocab, vocab.eos),
-            )
+            chat = _chat_template(params, file, vocab)
         except ModelFileError as e:
             raise type(e)(f"{file.path}: {e}") from None
         return FileParts(vocab, chat, _meta(file, vocab), recommended_sampling(file.metadata))
@@ -167,11 +163,11 @@ def _text(vocab: Vocab, token: int | None) -> str:
     return "" if token is None else vocab.text(token)
 
 
-def _chat_template(params: ModelParams, file: GGUFFile) -> str | None:
-    source = params.chat_template
-    if source is None:
-        source = file.metadata.str("tokenizer.chat_template", "")
-    return None if source in ("", "chatml") else source
+def _chat_template(params: ModelParams, file: GGUFFile, vocab: Vocab) -> ChatTemplate:
+    special = {"bos": _text(vocab, vocab.bos), "eos": _text(vocab, vocab.eos)}
+    if params.chat_template:
+        return ChatTemplate(params.chat_template, **special)
+    return model_template(file.metadata, **special)
 
 
 def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:

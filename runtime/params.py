@@ -13,9 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from ..base.options import Options, checked, declarations, group, option
+from ..base.options import Options, checked, declarations, group, option, refused
+from ..model.chat_builtin import template_source
 from ..model.params import INT32_MAX, ContextParams, PlacementParams
 from ..model.sampling import SamplingParams
+
+
+def _template(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    if value:
+        template_source(value)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +45,9 @@ class ModelParams(Options):
         None,
         "--chat-template",
         metavar="TEMPLATE",
-        help="jinja source, or chatml",
+        help="a name of llama.cpp's, such as llama3, or jinja source",
         default_text="the file's",
+        check=_template,
     )
 
 
