@@ -10,8 +10,8 @@
 
     params = OpenParams.make({"n_ctx": 4096})    # OpenParams(context=ContextParams(n_ctx=4096))
 
-A new option needs only its declaration: the command line, the environment, `lamella.load` and the
-plan read the declarations. Knows no command and no option.
+A new option needs only its declaration: the command line, its variables, the config file,
+`lamella.load` and the plan read the declarations. Knows no command and no option.
 Tested by tests/base/test_options.py.
 """
 
@@ -26,22 +26,23 @@ from reprlib import repr as shortened
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 from .errors import RequestError
-from .settings import environment
 
-ENVIRONMENT_PREFIX: Final = "LAMELLA_ARG_"
-ON: Final = frozenset({"1", "true", "on", "yes"})
 FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127  # of a float32
-OFF: Final = frozenset({"0", "false", "off", "no"})
+ON: Final = ("on", "1", "true", "yes", "enabled")
+OFF: Final = ("off", "0", "false", "no", "disabled")
 
 Group = TypeVar("Group", bound="Options")
 
 
 class Shortcut(NamedTuple):
-    """More flags of an option. Each sets it to `value`."""
+    """More flags of an option. Each sets it to `value`, or to what `parse` returns for its text.
+    `metavar` is the placeholder of the text."""
 
     flags: Sequence[str]
     value: object
     help: str
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class Option:
     """The declaration of an option. See `option` for the arguments."""
 
     flags: Sequence[str]
+    off: Sequence[str]
+    bare: str | None
     help: str
     metavar: str | None
     default_text: str | None
@@ -67,6 +70,8 @@ def option(
     default: Any,
     *flags: str,
     help: str,
+    off: Sequence[str] = (),
+    bare: str | None = None,
     metavar: str | None = None,
     default_text: str | None = None,
     env: str | None = None,
@@ -83,12 +88,14 @@ def option(
 
     Args:
         default: the value if the option is not set.
-        flags: flags of the command line, the short one first. A flag of a bool sets the opposite of
-            the default.
+        flags: flags of the command line, the short one first. Those of a bool set it to True.
         help: one line. The command line appends the default.
+        off: flags that set a bool to False. `flags` must have the opposite ones.
+        bare: the text that a flag without a value stands for. The value may then be left out.
         metavar: the placeholder of the value in `--help`; by default N.
         default_text: the default in words, for `--help`.
-        env: the end of the environment variable's name. None: the long flag's name.
+        env: another name of the environment variables, besides the long flags' names. `$NAME`
+            is exactly this variable of another program.
         low, high: the smallest and the largest valid number; both or none.
         clamp: move numbers into the range instead of refusing them.
         choices: the valid texts.
@@ -100,8 +107,11 @@ def option(
         shortcuts: flags that set the option to a fixed value.
     """
     assert (low is None) == (high is None), "a range needs both limits"
+    assert flags or not off, "flags that turn an option off need one that turns it on"
     declared = Option(
         flags=flags,
+        off=off,
+        bare=bare,
         help=help,
         metavar=metavar,
         default_text=default_text,
@@ -134,19 +144,12 @@ class Declared(NamedTuple):
     option: Option
     path: tuple[str, ...]
 
-    @property
-    def variable(self) -> str:
-        """The name of the environment variable; "" for an option without flags."""
-        long = next((flag for flag in self.option.flags if flag.startswith("--")), "")
-        name = self.option.env or long.removeprefix("--").removeprefix("no-")
-        return ENVIRONMENT_PREFIX + name.upper().replace("-", "_") if name else ""
-
     def parse(self, text: str) -> Any:
         """The value of a text. Raises ValueError with the reason."""
         if self.option.parse is not None:
             return self.option.parse(text)
         if self.type is bool:
-            return _truth(text)
+            return truth(text)
         if self.type in (int, float):
             try:
                 return self.type(text)
@@ -340,24 +343,8 @@ _CONVERSIONS: Final[dict[type, Callable[[str, object], Any]]] = {
 }
 
 
-def from_environment(cls: type[Options]) -> dict[str, Any]:
-    """The values of options that environment variables set, by name.
-
-    Raises:
-        RequestError: an invalid text; names the variable.
-    """
-    found: dict[str, Any] = {}
-    for declared in declarations(cls).values():
-        text = environment(declared.variable) if declared.variable else ""
-        if text:
-            try:
-                found[declared.name] = declared.parse(text)
-            except ValueError as e:
-                raise RequestError(f"{declared.variable}: {e}") from None
-    return found
-
-
-def _truth(text: str) -> bool:
-    if text.lower() in ON | OFF:
+def truth(text: str) -> bool:
+    """The value of a word like on or off. Raises ValueError with the valid words."""
+    if text.lower() in ON + OFF:
         return text.lower() in ON
-    raise ValueError(f"{text!r} is not one of 1, true, on, yes, 0, false, off, no")
+    raise ValueError(f"{text!r} is not one of {', '.join(ON + OFF)}")

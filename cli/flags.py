@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from ..base.errors import RequestError
-from ..base.options import Declared, Options, declarations, from_environment, groups
+from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from .download import hub_model, model_path
 
@@ -59,43 +59,59 @@ def add_flags_of(
 def _add_flag(group: argparse._ActionsContainer, declared: Declared, default: str | None) -> None:
     rule = declared.option
     how: dict[str, Any] = {"dest": declared.name, "default": argparse.SUPPRESS}
-    if declared.type is bool:
-        how["action"] = "store_false" if declared.default else "store_true"
+    if declared.type is bool and rule.bare is None:
+        how.update(action="store_const", const=True)
     else:
         how["metavar"] = rule.metavar or "N"
         if rule.choices is None:
-            how["type"] = _flag_type(declared)
+            how["type"] = _flag_type(declared.parse)
         else:
             how["choices"] = rule.choices
         if rule.repeats:
             how["action"] = "extend"
-    group.add_argument(*rule.flags, help=_help(declared, default), **how)
+        if rule.bare is not None:
+            how.update(nargs="?", const=rule.bare)
+    action = group.add_argument(*rule.flags, help=_help(declared, default), **how)
+    vars(action).update(env=rule.env, off=rule.off)
+    if rule.off:
+        how.update(const=False, help=argparse.SUPPRESS)
+        group.add_argument(*rule.off, **how)
     for shortcut in rule.shortcuts:
-        group.add_argument(
-            *shortcut.flags,
-            dest=SHORTCUT.format(declared.name),
-            default=argparse.SUPPRESS,
-            action="store_const",
-            const=shortcut.value,
-            help=shortcut.help,
-        )
+        _add_shortcut(group, declared, shortcut)
+
+
+def _add_shortcut(
+    group: argparse._ActionsContainer, declared: Declared, shortcut: Shortcut
+) -> None:
+    how: dict[str, Any] = {"action": "store_const", "const": shortcut.value}
+    if shortcut.parse is not None:
+        how = {"type": _flag_type(shortcut.parse), "metavar": shortcut.metavar or "N"}
+    group.add_argument(
+        *shortcut.flags,
+        dest=SHORTCUT.format(declared.name),
+        default=argparse.SUPPRESS,
+        help=shortcut.help,
+        **how,
+    )
 
 
 def _help(declared: Declared, default: str | None) -> str:
     text = default or declared.option.default_text
+    if declared.option.off or (declared.option.bare and declared.type is bool):
+        text = "on" if declared.default else "off"
     if text is None and declared.type is not bool:
         value = declared.default
         text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{declared.option.help} ({text})" if text else declared.option.help
 
 
-def _flag_type(declared: Declared) -> Callable[[str], Any]:
+def _flag_type(parse_text: Callable[[str], Any]) -> Callable[[str], Any]:
     """The parser of a flag's text, for argparse. Invalid text is a usage error. The options check
     the value itself later."""
 
     def parse(text: str) -> Any:
         try:
-            return declared.parse(text)
+            return parse_text(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 
@@ -103,12 +119,8 @@ def _flag_type(declared: Declared) -> Callable[[str], Any]:
 
 
 def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
-    """The values set by flags, or else by environment variables, by the option's name.
-
-    Raises:
-        RequestError: a variable has an invalid text.
-    """
-    found = from_environment(options)
+    """The values that flags, variables or the config file set, by the option's name."""
+    found: dict[str, Any] = {}
     for name, declared in declarations(options).items():
         if hasattr(args, name):
             value = getattr(args, name)
@@ -180,8 +192,9 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
 def open_params(
     args: argparse.Namespace, settled: Mapping[str, Any] | None = None, *, header_only: bool = False
 ) -> OpenParams:
-    """The parameters of the model to open, from flags and environment. Downloads a model on Hugging
-    Face, or only its header with `header_only`. `settled`: options that the command itself sets.
+    """The parameters of the model to open, from flags, variables and config file. Downloads a model
+    on Hugging Face, or only its header with `header_only`. `settled`: options that the command
+    itself sets.
 
     Raises:
         RequestError: an invalid value. DownloadError: the model cannot be downloaded.
@@ -201,8 +214,8 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def request_defaults(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `RequestParams` that flags or the environment set. The model's file may
-    recommend values for the others.
+    """The options of `RequestParams` that flags, variables or the config file set. The model's file
+    may recommend values for the others.
 
     Raises:
         RequestError: an invalid value.

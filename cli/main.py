@@ -75,6 +75,8 @@ def parser(argv: Sequence[str]) -> Parser:
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
             sub.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
+            sub.add_config_flag(COMMANDS)
+            sub.add_argument("--version", action="version", version=f"lamella {version}")
             sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
     return top
 

@@ -1,7 +1,8 @@
 """The command line parser: argparse, with llama.cpp's style of flags, such as -ngl.
 
-Knows no flag. Imports nothing slow, so that usage errors appear at once. Tested by
-tests/cli/test_flags.py.
+A flag wins over its variable, a variable over the config file. Knows no flag. Imports nothing slow,
+so that usage errors appear at once.
+Tested by tests/cli/test_flags.py and tests/cli/test_sources.py.
 """
 
 from __future__ import annotations
@@ -9,25 +10,122 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from typing import Any, Final, NoReturn
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from . import sources
 
 INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
 
 
+class Note(NamedTuple):
+    """The value of a flag without effect. `name` is the flag, or the variable that set it."""
+
+    name: str
+    why: str
+
+
+class Refused(argparse.ArgumentError):
+    """A flag that is known and not supported."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated flags, and suggests the nearest flag for an unknown
-    one."""
+    one.
+
+    `elsewhere` has advice for flags of other programs.
+    """
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
         options.setdefault("formatter_class", _Formatter)
-        super().__init__(**options)
+        super().__init__(**options, add_help=False)
+        self.add_argument(
+            *("-h", "--help", "--usage"),
+            action="help",
+            dest=argparse.SUPPRESS,
+            help="show this help and exit",
+        )
+        self._commands: Collection[str] = ()
+        self.elsewhere: Mapping[str, str] = {}
+        self._plain: dict[str, Any] = {}  # defaults of flags, by dest
+        self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
+
+    def add_config_flag(self, commands: Collection[str]) -> None:
+        """Add `--config`. The file may have a table for each of the commands."""
+        self._commands = commands
+        self.add_argument(
+            "--config",
+            metavar="FILE",
+            help="read flags from a TOML file: its keys are their long names",
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
+        command: Parser = getattr(found, "parser", self)
         if unknown:
-            command: Parser = getattr(found, "parser", self)
             command.error(command._explain(unknown[0]))
+        for note in vars(found).values():
+            if isinstance(note, Note):
+                sys.stderr.write(f"lamella: {note.name} has no effect: {note.why}\n")
+        return found
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the flags, then add the values of variables and of the config file."""
+        self._hide_defaults()
+        texts = self._with_bare_values(sys.argv[1:] if args is None else args)
+        found, unknown = super().parse_known_args(texts, namespace)
+        actions = [a for a in self._actions if a.option_strings and a.dest != argparse.SUPPRESS]
+        for layer in sources.from_environment(actions):
+            self._add_layer(found, layer)
+        if "--config" in self._option_string_actions and hasattr(found, "config"):
+            name = self.prog.rpartition(" ")[2]
+            flags = self._option_string_actions
+            for layer in sources.from_file(found.config, name, self._commands, flags):
+                self._add_layer(found, layer)
+        for dest, default in self._plain.items():
+            setattr(found, dest, getattr(found, dest, default))
+        return found, unknown
+
+    def _hide_defaults(self) -> None:
+        """Parse no defaults, so that the parsed values are those of flags only."""
+        for action in self._actions:
+            if argparse.SUPPRESS not in (action.dest, action.default):
+                self._plain[action.dest] = action.default
+                action.default = argparse.SUPPRESS
+
+    def _add_layer(self, found: argparse.Namespace, layer: Sequence[sources.Source]) -> None:
+        """Add the values of a lower layer to those of the layers above."""
+        values = argparse.Namespace()
+        names: dict[str, str] = {}  # of the sources, by dest
+        for source in layer:
+            try:
+                sources.apply(self, source, values)
+            except Refused as e:
+                if not source.name.startswith(sources.PEER_PREFIX):
+                    self.error(f"{source.name}: {e.message}")
+                # the variable may be meant for llama.cpp
+                setattr(values, source.action.dest, Note(source.name, e.message))
+            except (argparse.ArgumentError, ValueError) as e:
+                self.error(f"{source.name}: {getattr(e, 'message', e)}")
+            for dest in vars(values).keys() - names.keys():
+                names[dest] = source.name
+        for dest, value in sources.not_replaced(self, vars(values), vars(found)).items():
+            is_note = isinstance(value, Note)
+            setattr(found, dest, Note(names[dest], value.why) if is_note else value)
+            self._sources[dest] = names[dest]
+
+    def _with_bare_values(self, args: Sequence[str]) -> list[str]:
+        """Replace `-fa` by `-fa=on` unless a valid value follows: the next one may be the model."""
+        found = list(args)
+        for i, arg in enumerate(args):
+            action = self._option_string_actions.get(arg)
+            if action is not None and action.nargs == "?":
+                try:
+                    self._get_values(action, list(args[i + 1 : i + 2]) or [""])
+                except argparse.ArgumentError:
+                    found[i] = f"{arg}={action.const}"
         return found
 
     def _get_option_tuples(self, option_string: str) -> Any:
@@ -51,13 +149,17 @@ class Parser(argparse.ArgumentParser):
         if not arg.startswith("-"):
             return f"unexpected argument {arg!r}"
         flag = arg.split("=", maxsplit=1)[0]
-        close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.7)
-        return f"unknown flag {flag}" + (f"; did you mean {close[0]}?" if close else "")
+        if flag in self.elsewhere:
+            return f"unknown flag {flag}: {self.elsewhere[flag]}"
+        return f"unknown flag {flag}{sources.suggestion(flag, self._option_string_actions)}"
 
     def in_flags(self, message: str) -> str:
-        """`message` with a leading field name replaced by the name of its flag."""
+        """`message` with a leading field name replaced by the name of its flag, or of the variable
+        or the key that set it."""
         field = re.split(r"\W", message, maxsplit=1)[0]
         rest = message.removeprefix(field)
+        if field in self._sources:
+            return self._sources[field] + rest
         for action in self._actions:
             if action.dest == field and re.match(r":| is | has | -?\d", rest):
                 return "/".join(action.option_strings or [field]) + rest
@@ -74,7 +176,8 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=100)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join([*action.option_strings, *getattr(action, "off", ())])
         if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
+            return names or super()._format_action_invocation(action)
         metavar = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {metavar}"
+        return f"{names} {metavar}"

@@ -153,7 +153,6 @@ class PlacementParams(Options):
         parse=parse_layers,
         low=-(2**31),
         high=INT32_MAX,
-        env="N_GPU_LAYERS",
         help="number of layers on the devices, the last layers first: a number, all, or auto (as "
         "many as fit)",
         default_text="auto",
@@ -181,10 +180,16 @@ class PlacementParams(Options):
         default_text="in proportion to free memory",
     )
     kv_offload: bool = option(
-        True, "-nkvo", "--no-kv-offload", help="keep keys and values in host memory"
+        True,
+        *("-kvo", "--kv-offload"),
+        off=("-nkvo", "--no-kv-offload"),
+        help="keep keys and values on the devices of their layers; off: in host memory",
     )
     op_offload: bool = option(
-        True, "--no-op-offload", help="do not copy weights to a device for large batches"
+        True,
+        "--op-offload",
+        off=("--no-op-offload",),
+        help="copy the CPU's weights to a device for large batches",
     )
     overrides: Sequence[tuple[str, str]] = option(
         (),
@@ -223,8 +228,10 @@ class PlacementParams(Options):
     )
     repack: bool = option(
         True,
-        *("-nr", "--no-repack"),
-        help="keep the CPU's weights in the file's layout: slower, same bits as a simulated device",
+        "--repack",
+        off=("-nr", "--no-repack"),
+        help="lay out the CPU's weights for its kernels; off: slower, same bits as a simulated "
+        "device",
     )
 
 

@@ -81,7 +81,6 @@ class GenerationParams(Options):
     n_predict: int = option(
         -1,
         *("-n", "--predict", "--n-predict"),
-        env="N_PREDICT",
         low=-1,
         high=INT32_MAX,
         help="most tokens to generate; -1: until an end token or a full context",

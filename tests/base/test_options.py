@@ -12,9 +12,9 @@ from lamella.base.options import (
     Options,
     Shortcut,
     declarations,
-    from_environment,
     group,
     option,
+    truth,
 )
 
 
@@ -28,13 +28,13 @@ def words(text: str) -> tuple[str, ...]:
 class Inner(Options):
     size: int = option(4, "-s", "--inner-size", low=1, high=9, help="a size")
     share: float = option(0.5, "--share", low=0, high=1, clamp=True, help="a share")
-    is_on: bool = option(True, "--no-inner", help="turn it off")
+    is_on: bool = option(True, "--inner", off=("--no-inner",), help="turn it off")
     mode: str = option("a", "--mode", choices=("a", "b"), help="a mode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer(Options):
-    names: tuple[str, ...] = option((), "--names", parse=words, env="N", help="names")
+    names: tuple[str, ...] = option((), "--names", parse=words, help="names")
     limit: int | None = option(
         None, "--limit", low=0, high=9, help="limit", shortcuts=(Shortcut(("--none",), 0, "0"),)
     )
@@ -105,15 +105,6 @@ def test_declarations() -> None:
         "is_on": (bool, False, ("inner",)),
         "mode": (str, False, ("inner",)),
     }
-    assert {name: d.variable for name, d in found.items()} == {
-        "names": "LAMELLA_ARG_N",
-        "limit": "LAMELLA_ARG_LIMIT",
-        "hidden": "",
-        "size": "LAMELLA_ARG_INNER_SIZE",
-        "share": "LAMELLA_ARG_SHARE",
-        "is_on": "LAMELLA_ARG_INNER",
-        "mode": "LAMELLA_ARG_MODE",
-    }
 
 
 def test_a_name_is_declared_once() -> None:
@@ -131,31 +122,17 @@ def test_a_range_has_two_limits() -> None:
         option(1, low=1, help="one limit would not be checked")
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {"N": "a,b", "LIMIT": "3", "SHARE": "0.25", "INNER": "off", "MODE": ""}
-    for name, text in texts.items():
-        monkeypatch.setenv(f"LAMELLA_ARG_{name}", text)
-    found = from_environment(Outer)
-    assert found == {"names": ("a", "b"), "limit": 3, "share": 0.25, "is_on": False}
+def test_a_flag_that_turns_off_needs_one_that_turns_on() -> None:
+    with pytest.raises(AssertionError, match="need one that turns it on"):
+        option(True, off=("--no-x",), help="`x` could not be set again")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("INNER_SIZE", "x", "LAMELLA_ARG_INNER_SIZE: 'x' is not a whole number"),
-        ("SHARE", "x", "LAMELLA_ARG_SHARE: 'x' is not a number"),
-        ("INNER", "maybe", "LAMELLA_ARG_INNER: 'maybe' is not one of 1, true"),
-        ("MODE", "c", "LAMELLA_ARG_MODE: 'c' is not one of a, b"),
-        ("N", "a b", "LAMELLA_ARG_N: 'a b' has a space"),
-    ],
-)
-def test_invalid_variables(
-    name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"LAMELLA_ARG_{name}", text)
-    with pytest.raises(RequestError) as error:
-        from_environment(Outer)
-    assert str(error.value).startswith(message)
+def test_words_for_on_and_off() -> None:
+    assert [truth(word) for word in ("ON", "1", "enabled", "off", "0", "False")] == [True] * 3 + [
+        False
+    ] * 3
+    with pytest.raises(ValueError, match="'maybe' is not one of on, 1, true"):
+        truth("maybe")
 
 
 def test_options_are_immutable() -> None:

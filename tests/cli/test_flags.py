@@ -207,7 +207,11 @@ def test_flags_of_two_letters_are_not_split(flag: str) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
-    [("--tmp", "--temp"), ("--gpu-layer", "--gpu-layers"), ("--ctx_size", "--ctx-size")],
+    [
+        ("--tmp", "--temp"),
+        ("--gpu-layer", "-ngl/--gpu-layers/--n-gpu-layers"),
+        ("--ctx_size", "-c/--ctx-size"),
+    ],
 )
 def test_suggestions(flag: str, suggestion: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")

@@ -1,0 +1,153 @@
+"""Values for flags from elsewhere: environment variables and the config file.
+
+A variable is the flag's long name behind a prefix: LAMELLA_ARG_CTX_SIZE, or llama.cpp's
+LLAMA_ARG_CTX_SIZE. A key of the config file is the long name itself. Each is applied as if the flag
+was typed. A layer is a namespace with the values of one source. Knows no flag.
+Tested by tests/cli/test_sources.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..base.errors import RequestError
+from ..base.options import truth
+from ..base.settings import environment
+
+PREFIX: Final = "LAMELLA_ARG_"
+PEER_PREFIX: Final = "LLAMA_ARG_"
+
+
+class Source(NamedTuple):
+    """A value for a flag. `name` is the variable, or the file and the key."""
+
+    name: str
+    action: argparse.Action
+    value: object
+
+
+def variables(action: argparse.Action) -> list[str]:
+    """The variables of a flag: our own first. Of a flag with `env`, this name comes first."""
+    names = [flag[2:].upper().replace("-", "_") for flag in action.option_strings if flag[1] == "-"]
+    exact = []
+    env: str | None = getattr(action, "env", None)
+    if env is not None and env.startswith("$"):
+        exact = [env[1:]]
+    elif env is not None:
+        names.insert(0, env)
+    return [prefix + name for prefix in (PREFIX, PEER_PREFIX) for name in names] + exact
+
+
+def from_environment(
+    actions: Sequence[argparse.Action],
+) -> tuple[list[Source], list[Source]]:
+    """The flags that variables set: by our variables, and by those of other programs."""
+    found = [
+        Source(name, action, environment(name))
+        for action in actions
+        for name in variables(action)
+        if environment(name)
+    ]
+    ours = [source for source in found if source.name.startswith(PREFIX)]
+    return ours, [source for source in found if source not in ours]
+
+
+def from_file(
+    path: str, command: str, commands: Collection[str], flags: Mapping[str, argparse.Action]
+) -> tuple[list[Source], list[Source]]:
+    """The flags that a TOML file sets: in the table of the command, and outside of tables.
+
+    Raises:
+        RequestError: the file cannot be read, or has an unknown key.
+    """
+    import tomllib  # noqa: PLC0415 - only a config file needs it
+
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as e:
+        raise RequestError(f"{path} cannot be read: {e}") from e
+    own = content.pop(command, {})
+    shared = {key: value for key, value in content.items() if key not in commands}
+    return (
+        list(_from_table(f"{path}: [{command}] ", own, flags)),
+        list(_from_table(f"{path}: ", shared, flags)),
+    )
+
+
+def _from_table(
+    place: str, table: Mapping[str, object], flags: Mapping[str, argparse.Action]
+) -> Iterator[Source]:
+    for key, value in table.items():
+        flag = "--" + key.replace("_", "-")
+        if flag not in flags:
+            raise RequestError(f"{place}{key}: unknown key{suggestion(flag, flags)}")
+        yield Source(place + key, flags[flag], value)
+
+
+def suggestion(flag: str, flags: Mapping[str, argparse.Action]) -> str:
+    """The end of an error message that names the flag nearest to `flag`; "" if none is near."""
+    close = difflib.get_close_matches(flag, flags, n=1, cutoff=0.7)
+    return f"; did you mean {'/'.join(flags[close[0]].option_strings)}?" if close else ""
+
+
+def apply(parser: argparse.ArgumentParser, source: Source, layer: argparse.Namespace) -> None:
+    """Set in `layer` what the flag sets.
+
+    Raises:
+        argparse.ArgumentError, ValueError: the value is invalid.
+    """
+    action = source.action
+    if action.nargs == 0:
+        switched = _switched(parser, action, is_on=truth(_text(source.value)))
+        if switched is not None:
+            switched(parser, layer, [], switched.option_strings[-1])
+        return
+    for texts in _arguments(action, source.value):
+        action(parser, layer, parser._get_values(action, texts), action.option_strings[-1])
+
+
+def _arguments(action: argparse.Action, value: object) -> list[list[str]]:
+    """The texts behind a flag, once for each time that the flag is given."""
+    texts = [_text(part) for part in value] if isinstance(value, list) else [_text(value)]
+    if action.nargs is not None:
+        return [texts]
+    if isinstance(action, argparse._ExtendAction | argparse._AppendAction):
+        return [[text] for text in texts]
+    return [[",".join(texts)]]
+
+
+def _text(value: object) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _switched(
+    parser: argparse.ArgumentParser, action: argparse.Action, *, is_on: bool
+) -> argparse.Action | None:
+    """The flag itself if it is on, else the one with the opposite effect; None if there is none."""
+    if is_on:
+        return action
+    for other in parser._actions:
+        if other.dest == action.dest and other.nargs == 0 and other.const != action.const:
+            return other
+    return None
+
+
+def not_replaced(
+    parser: argparse.ArgumentParser, lower: Mapping[str, Any], upper: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of the lower layer for options that the upper layer does not set in any way."""
+    replaced = {_option(name) for name in upper}
+    for group in parser._mutually_exclusive_groups:
+        names = {_option(action.dest) for action in group._group_actions}
+        if names & replaced:
+            replaced |= names
+    return {name: value for name, value in lower.items() if _option(name) not in replaced}
+
+
+def _option(dest: str) -> str:
+    """The name of the option: a shortcut's dest has more behind it."""
+    return dest.partition(",")[0]
