@@ -108,6 +108,7 @@ def option(
     """
     assert (low is None) == (high is None), "a range needs both limits"
     assert flags or not off, "flags that turn an option off need one that turns it on"
+    assert not any(flag.startswith("--no-") for flag in flags), "flags that turn it off are in off"
     declared = Option(
         flags=flags,
         off=off,

@@ -125,6 +125,8 @@ def test_a_range_has_two_limits() -> None:
 def test_a_flag_that_turns_off_needs_one_that_turns_on() -> None:
     with pytest.raises(AssertionError, match="need one that turns it on"):
         option(True, off=("--no-x",), help="`x` could not be set again")
+    with pytest.raises(AssertionError, match="flags that turn it off are in off"):
+        option(True, "--no-x", help="this flag would set True")
 
 
 def test_words_for_on_and_off() -> None:
