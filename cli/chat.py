@@ -28,9 +28,9 @@ from .flags import (
     add_template_flags,
     open_params,
     request_defaults,
-    unescape,
 )
 from .start import open_with_progress
+from .texts import argument
 
 HELP: Final = """\
 /help                 show this help
@@ -57,7 +57,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Chat until the input ends. Return the exit status."""
     defaults = request_defaults(args)
-    system = unescape(args.system_prompt) if args.system_prompt else ""
+    system = argument("the system prompt", args.system_prompt or "")
+    first = None if args.prompt is None else argument("the prompt", args.prompt)
     with open_with_progress(open_params(args), defaults) as instance:
         conversation = Conversation(
             instance,
@@ -65,8 +66,8 @@ def main(args: argparse.Namespace) -> int:
             system=system,
         )
         session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
-        if args.prompt is not None:
-            session.handle(unescape(args.prompt))
+        if first is not None:
+            session.handle(first)
         for line in session.lines(instance):
             if not session.handle(line):
                 break

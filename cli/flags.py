@@ -8,14 +8,13 @@ Tested by tests/cli/test_flags.py.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from ..base.errors import RequestError
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from .download import hub_model, model_path
+from .texts import read_text
 
 FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
 SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
@@ -223,30 +222,3 @@ def request_defaults(args: argparse.Namespace) -> dict[str, Any]:
     found = given(args, RequestParams)
     RequestParams.make(found)  # report invalid values before a model is opened
     return found
-
-
-def unescape(text: str) -> str:
-    r"""`text` with `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\xHH` replaced by their characters.
-
-    Other escapes stay unchanged, as in llama.cpp.
-    """
-    plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
-
-    def character(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) > 1 else plain[code]
-
-    return re.sub(r"\\([ntr\\'\"]|x[0-9a-fA-F]{2})", character, text)
-
-
-def read_text(path: str) -> str:
-    """The content of a text file.
-
-    Raises:
-        RequestError: the file cannot be read or is not UTF-8.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"{path} cannot be read: {e}") from e

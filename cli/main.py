@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import io
 import logging
 import os
 import sys
@@ -84,7 +85,7 @@ def parser(argv: Sequence[str]) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    _open_closed_streams()
+    _prepare_streams()
     try:
         args = parser(argv).parse_args(argv)
         # informational messages are for terminals and for the log of a server
@@ -117,11 +118,15 @@ def _run(args: argparse.Namespace) -> int:
         raise RequestError(args.parser.in_flags(str(e))) from e
 
 
-def _open_closed_streams() -> None:
-    """Open os.devnull for missing streams: Python sets streams that are closed at start to None."""
+def _prepare_streams() -> None:
+    """Open os.devnull for closed streams, which Python sets to None. Make invalid bytes of stdin
+    lone surrogates, which `check_utf8` finds, and replace text that stdout cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _log_to_stderr(level: int) -> None:

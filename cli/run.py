@@ -20,12 +20,11 @@ from .flags import (
     add_model_flags,
     add_request_flags,
     open_params,
-    read_text,
     request_defaults,
-    unescape,
 )
 from .parser import INTERRUPTED
 from .start import open_with_progress
+from .texts import argument, read_stdin, read_text
 
 NO_TEXT: Final = (
     "lamella: the model ended at once and generated no text: `lamella run` continues a text, "
@@ -112,10 +111,10 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
         return read_text(args.file)
     if args.prompt == "-" or (args.prompt is None and not sys.stdin.isatty()):
-        return sys.stdin.read()
+        return read_stdin("the prompt")
     if args.prompt is None:
         raise RequestError("no prompt: give one with -p TEXT, -f FILE or a pipe")
-    return str(args.prompt) if args.no_escape else unescape(args.prompt)
+    return argument("the prompt", args.prompt, escapes=not args.no_escape)
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[list[tuple[str, tuple[int, ...]]], int]:

@@ -17,6 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from ..base.errors import RequestError
 from ..base.log import get_logger
+from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
 from .http_errors import not_supported
 from .schema import PARAMS, Body
@@ -87,14 +88,11 @@ def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
 def parse_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`. Raises RequestError with the place and the cause."""
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode(errors="surrogateescape")
+        check_utf8("the body", text)
         body = json.loads(text, parse_constant=_no_number)
         if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
-            json.dumps(body, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: byte {error.start} is invalid") from None
-    except UnicodeEncodeError:
-        raise RequestError("the body is invalid: it has half a surrogate pair") from None
+            _check_strings(body)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -105,6 +103,17 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, found {_found(body)}")
     return body
+
+
+def _check_strings(body: object) -> None:
+    """Raise RequestError if a string of the body is not valid UTF-8. It names the field."""
+    if not isinstance(body, dict):
+        check_utf8("the body", json.dumps(body, ensure_ascii=False))
+        return
+    for name, value in body.items():
+        check_utf8("a name in the body", name)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        check_utf8(f'"{name}"', text)
 
 
 def _no_number(constant: str) -> NoReturn:

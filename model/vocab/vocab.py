@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from ...base.errors import RequestError
+from ...base.utf8 import check_utf8
 
 
 class TokenType(IntEnum):
@@ -108,16 +109,10 @@ class Vocab:
                 user-defined tokens always do.
 
         Raises:
-            RequestError: the text has a lone surrogate, or the vocabulary has no tokens for a
+            RequestError: the text is not valid UTF-8, or the vocabulary has no tokens for a
                 character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as e:
-            raise RequestError(
-                f"text: character {e.start} is the lone surrogate {text[e.start]!r}, "
-                "which is not valid Unicode"
-            ) from None
+        check_utf8("the text", text)
         ids: list[int] = []
         if add_special and self.add_bos and self.bos is not None:
             ids.append(self.bos)

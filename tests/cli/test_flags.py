@@ -9,7 +9,7 @@ import pytest
 from commands import lamella
 
 from lamella.base.errors import RequestError
-from lamella.cli.flags import add_model_flags, open_params, request_defaults, unescape
+from lamella.cli.flags import add_model_flags, open_params, request_defaults
 from lamella.cli.main import parser
 from lamella.cli.parser import Parser
 from lamella.graph import GGMLType
@@ -259,17 +259,3 @@ def test_values() -> None:
             parse_bias(text)
     with pytest.raises(ValueError, match="must be numbers like 3,1"):
         parse_shares("a,b")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"a\nb", "a\nb"),
-        (r"a\\nb", r"a\nb"),
-        (r"\x41\t\"", 'A\t"'),
-        (r"C:\dir\q", r"C:\dir\q"),
-        ("ends with \\", "ends with \\"),
-    ],
-)
-def test_unescape(text: str, expected: str) -> None:
-    assert unescape(text) == expected

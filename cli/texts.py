@@ -1,0 +1,67 @@
+"""Texts that a user gives: escapes in arguments, text files, stdin. All are checked to be UTF-8.
+
+Tested by tests/cli/test_texts.py.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+from ..base.errors import RequestError
+from ..base.utf8 import BOM, check_utf8, decoded
+
+_ESCAPE: Final = re.compile(rb"\\([ntr\\'\"]|x[0-9a-fA-F]{2})")
+_PLAIN: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+
+
+def unescape(text: str) -> str:
+    r"""`text` with `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\xHH` replaced by their bytes.
+
+    Other escapes stay unchanged, as in llama.cpp. `check_utf8` finds bytes that are no UTF-8.
+    """
+
+    def replacement(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes.fromhex(code[1:].decode()) if len(code) > 1 else _PLAIN.get(code, code)
+
+    data = text.encode(errors="surrogateescape")
+    return _ESCAPE.sub(replacement, data).decode(errors="surrogateescape")
+
+
+def argument(what: str, text: str, *, escapes: bool = True) -> str:
+    """A text argument, with its escapes replaced.
+
+    Raises:
+        RequestError: it is not valid UTF-8.
+    """
+    check_utf8(what, text)
+    text = unescape(text) if escapes else text
+    check_utf8(what, text)
+    return text
+
+
+def read_text(path: str) -> str:
+    """The content of a text file, without a byte order mark; line ends are "\\n".
+
+    Raises:
+        RequestError: the file cannot be read or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as e:
+        raise RequestError(f"{path} cannot be read: {e.strerror}") from e
+    return decoded(path, data)
+
+
+def read_stdin(what: str) -> str:
+    """All of stdin, as of a text file.
+
+    Raises:
+        RequestError: it is not UTF-8.
+    """
+    text = sys.stdin.read()
+    check_utf8(what, text)
+    return text.removeprefix(BOM)
