@@ -1,25 +1,34 @@
 """The documents are correct: examples print the shown output, every cause has its line, links lead
-to files."""
+to files, commands and settings can be read."""
 
 from __future__ import annotations
 
 import ast
+import configparser
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
+import pytest
+import yaml  # type: ignore[import-untyped]  # a dependency of huggingface-hub
 from house import ROOMS, read, room_sources
 
+from lamella.cli.main import parser
 from lamella.sched.assignment import CAUSES
 from lamella.server import routes, routes_generate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md"),
-    *(ROOT / "models" / "recipe" / "README.md", *sorted((ROOT / "docs").glob("*.md"))),
+    *(ROOT / "models" / "recipe" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))),
 ]
 
 
@@ -75,3 +84,105 @@ def test_modules_name_tests_that_exist() -> None:
             if not list(ROOT.glob(re.sub(r"\{.*?\}", "*", pattern))):
                 missing.append(f"{source}: {pattern}")
     assert missing == []
+
+
+# --- code blocks ---
+
+CALL: Final = re.compile(
+    r"\s*(?:\$ |ExecStart=|[A-Z_]+=\S* )*"  # a prompt, a systemd unit, variables
+    r"((?:[^\s=]*/)?lamella|scripts/serve)(?= |$)"
+)
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The language and the text of each code block."""
+    yield from re.findall(r"^ *```([^\n]*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of each call of `lamella` in a text of shell commands, one call a line."""
+    for line in text.replace("\\\n", " ").splitlines():
+        match = CALL.match(line)
+        if match is None:
+            continue
+        lexer = shlex.shlex(line[match.end() :], posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words = ["serve"] * match[1].endswith("serve")
+        for word in lexer:
+            if set(word) <= set("|&;<>"):
+                break
+            words.append(word)
+        yield words
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each document with a command that its code blocks show."""
+    for document in DOCUMENTS:
+        for language, text in blocks(document.read_text("utf-8")):
+            if language in ("", "sh", "ini"):
+                for words in commands(text):
+                    yield str(document.relative_to(ROOT)), words
+
+
+def test_commands_are_found() -> None:
+    text = """$ lamella run MODEL "a b" -n 4 | head  # two words
+A=1 lamella serve \\
+  --port 80 &
+lamella: listening
+ExecStart=/opt/lamella/bin/lamella serve
+scripts/serve -np 2"""
+    assert list(commands(text)) == [
+        ["run", "MODEL", "a b", "-n", "4"],
+        ["serve", "--port", "80"],
+        ["serve"],
+        ["serve", "-np", "2"],
+    ]
+
+
+def test_shown_commands_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every shown command has valid flags. Nothing is loaded."""
+    shown = list(shown_commands())
+    refused = []
+    for document, words in shown:
+        try:
+            parser(words).parse_args(words)
+        except SystemExit as end:
+            if end.code != 0:
+                error = capsys.readouterr().err.splitlines()[-1]
+                refused.append(f"{document}: lamella {shlex.join(words)}: {error}")
+    assert refused == []
+    assert len(shown) > 20
+
+
+def read_config(text: str) -> None:
+    """Read a config file with the parser of each command that it names."""
+    commands = [key for key, value in tomllib.loads(text).items() if isinstance(value, dict)]
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        for command in commands or ["serve"]:
+            words = [command, "--config", file.name]
+            parser(words).parse_args(words)
+
+
+def read_unit(text: str) -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read_string(text)
+    assert {"Unit", "Service", "Install"} <= set(unit)
+
+
+READERS: Final[dict[str, Callable[[str], object]]] = {
+    "python": ast.parse,
+    "toml": read_config,
+    "json": json.loads,
+    "yaml": yaml.safe_load,
+    "ini": read_unit,
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_settings_and_programs_can_be_read(document: Path) -> None:
+    for language, text in blocks(document.read_text("utf-8")):
+        assert language in ("", "sh", "dockerfile", *READERS)
+        if language in READERS:
+            READERS[language](text)
