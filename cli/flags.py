@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from .download import hub_model, model_path
@@ -127,6 +128,12 @@ def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
         if hasattr(args, SHORTCUT.format(name)):
             found[name] = getattr(args, SHORTCUT.format(name))
     return found
+
+
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the log. `args.log_params(args)` returns their values."""
+    add_options(parser, LogParams)
+    parser.set_defaults(log_params=lambda args: LogParams.make(given(args, LogParams)))
 
 
 # --- the model ---

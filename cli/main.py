@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..base.log_output import LogParams, set_up_log
 from ..base.settings import CACHE
 from .parser import INTERRUPTED, Parser
 
@@ -88,8 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         args = parser(argv).parse_args(argv)
-        # informational messages are for terminals and for the log of a server
-        _log_to_stderr(logging.INFO if sys.stderr.isatty() or args.logs_info else logging.WARNING)
+        _set_up_log(args)
         if args.cache_dir:
             CACHE.put(args.cache_dir)
         status = _run(args)
@@ -129,11 +129,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors=errors)
 
 
-def _log_to_stderr(level: int) -> None:
-    """Log warnings, and the output of LAMELLA_DEBUG, to stderr."""
-    logger = logging.getLogger("lamella")
-    logger.setLevel(level)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("lamella: %(message)s"))
-        logger.addHandler(handler)
+def _set_up_log(args: argparse.Namespace) -> None:
+    """Log to stderr, as the flags and the environment say."""
+    # informational messages are for terminals and for the log of a server
+    is_wanted = sys.stderr.isatty() or args.logs_info
+    params = args.log_params(args) if hasattr(args, "log_params") else LogParams()
+    set_up_log(params, logging.INFO if is_wanted else logging.WARNING)

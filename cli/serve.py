@@ -10,6 +10,7 @@ from ..server.app import run_server
 from ..server.state import ServerConfig
 from .flags import (
     add_flags_of,
+    add_log_flags,
     add_model_flags,
     add_request_flags,
     add_template_flags,
@@ -26,6 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags_of(group, ModelParams, only=("alias",))
     add_template_flags(group)
     add_model_flags(parser)
+    add_log_flags(parser)
     add_request_flags(parser)
 
 

@@ -13,7 +13,6 @@ import asyncio
 import hmac
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,11 +22,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..base.log import get_logger
+from ..base.log_output import log_in_background
 from ..runtime.instance import Instance
 from . import routes, routes_generate
 from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .metrics import Metrics
+from .request_log import log_requests
 from .state import STATE, ServerConfig, ServerState
+
+log = get_logger("server")
 
 N_STOP_SECONDS: Final = 4.0  # the process must end within 5
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
@@ -48,7 +52,7 @@ def create_app(state: ServerState) -> web.Application:
     Serve it with `handler_cancellation=True`: it cancels the handler when a client disconnects.
     """
     app = web.Application(
-        middlewares=[answer_errors, _admit],
+        middlewares=[log_requests, answer_errors, _admit],
         client_max_size=state.config.n_body_bytes_max,
     )
     app[STATE] = state
@@ -105,18 +109,18 @@ async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
 
 
 def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit status. Print the address or an error to
-    stderr.
+    """Serve until SIGTERM or SIGINT. Return the exit status. Log the address or an error.
 
     Needs a process of its own: after the first signal it ignores both signals.
     """
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        asyncio.run(_until_signal(config, load))
+        with log_in_background():
+            asyncio.run(_until_signal(config, load))
     except LamellaError as error:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _print(f"error: {error}")
+        log.critical(error)
         # as in all commands: 2 if the plan does not allow the model
         return 2 if isinstance(error, DoesNotFitError | PlacementError) else 1
     return 0
@@ -142,17 +146,12 @@ async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> N
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
-    await serve(config, load, stop, lambda address: _print(f"listening on {address}"))
+    await serve(config, load, stop, lambda address: log.info("listening on %s", address))
 
 
 def _address(runner: web.AppRunner) -> str:
     host, port, *_ = runner.addresses[0]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"lamella: {text}\n")
-    sys.stderr.flush()
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:

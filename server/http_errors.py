@@ -39,6 +39,8 @@ TYPES: Final = {
     503: "unavailable_error",
 }
 
+ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
+
 Body = dict[str, dict[str, Any]]
 
 
@@ -77,7 +79,9 @@ def error_response(error: BaseException) -> web.Response:
     headers = {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]
-    return web.json_response(body, status=status, headers=headers)
+    response = web.json_response(body, status=status, headers=headers)
+    response[ERROR_MESSAGE] = body["error"]["message"]
+    return response
 
 
 def not_supported(feature: str) -> web.HTTPNotImplemented:

@@ -21,6 +21,7 @@ from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
+from .request_log import record_of
 from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
 from .state import STATE
 
@@ -39,7 +40,8 @@ def loaded_model(request: web.Request) -> Instance:
 
 async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
     """Return `work(model, body)`, called in a thread."""
-    return await asyncio.to_thread(work, loaded_model(request), await request.read())
+    raw = record_of(request).body = await request.read()
+    return await asyncio.to_thread(work, loaded_model(request), raw)
 
 
 async def health(request: web.Request) -> web.Response:

@@ -23,6 +23,7 @@ from .http_errors import describe
 from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, tokenize_parts
 from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
+from .request_log import record_of
 from .routes import json_response, loaded_model, work_on_body
 from .schema import ChatBody, CompletionBody
 
@@ -71,6 +72,8 @@ async def _generate(prepare: Preparation, request: web.Request) -> web.StreamRes
     bridge = Bridge(loaded_model(request).engine)
     try:
         replies = await work_on_body(request, partial(prepare, bridge))
+        record = record_of(request)
+        record.choices, record.n_each = replies.choices, replies.body.n_choices
         if replies.body.stream:
             return await _stream(request, bridge, replies)
         return await _answer(bridge, replies)
@@ -103,7 +106,9 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
     except ConnectionError:
         raise
     except Exception as error:
-        await response.write(_frame(describe(error)[1]))
+        body = describe(error)[1]
+        record_of(request).end = body["error"]["message"]
+        await response.write(_frame(body))
     await response.write_eof()
     return response
 

@@ -40,6 +40,9 @@ class ServerConfig(Options):
         default_text="",
     )
     metrics: bool = option(False, "--metrics", help="enable GET /metrics, for Prometheus")
+    request_log: bool = option(
+        True, "--request-log", off=("--no-request-log",), help="log a line per request"
+    )
     n_body_bytes_max: int = option(
         16 * 1024 * 1024, help="most bytes of a request's body: several times the longest context"
     )

@@ -85,9 +85,9 @@ def test_an_invalid_port() -> None:
         ServerConfig(port=99999)
 
 
-def test_run_server_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_server_logs_errors(caplog: pytest.LogCaptureFixture) -> None:
     assert run_server(ELSEWHERE, make_model) == 1
-    assert capsys.readouterr().err.startswith("lamella: error: cannot listen on 192.0.2.1")
+    assert caplog.messages[-1].startswith("cannot listen on 192.0.2.1")
 
 
 def test_run_server_restores_signal_handlers_after_an_error() -> None:

@@ -20,11 +20,12 @@ from http_world import RunningServer, make_model
 from lamella.server.app import N_STOP_SECONDS
 
 PROGRAM = """
-import sys, time
+import logging, sys, time
 sys.path = {path!r}
 from fake_context import FakeContext
 from http_world import make_model
 from lamella.base.errors import ModelFileError
+from lamella.base.log_output import LogParams, set_up_log
 from lamella.server import app
 from lamella.server.app import run_server
 from lamella.server.state import ServerConfig
@@ -41,7 +42,8 @@ if not {last_resorts}:
 def load():
     {load}
 
-sys.exit(run_server(ServerConfig(port=0), load))
+set_up_log(LogParams(), logging.INFO)
+sys.exit(run_server(ServerConfig(port=0, request_log={request_log}), load))
 """
 
 
@@ -51,10 +53,17 @@ def process(
     load: str = "return make_model(context)",
     on_decode: str = "pass",
     last_resorts: bool = False,
+    request_log: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     """A server process, killed at the end if it still runs. Without `last_resorts`, the server has
     no time limits for stopping, so that tests do not depend on the machine's speed."""
-    code = PROGRAM.format(path=sys.path, load=load, on_decode=on_decode, last_resorts=last_resorts)
+    code = PROGRAM.format(
+        path=sys.path,
+        load=load,
+        on_decode=on_decode,
+        last_resorts=last_resorts,
+        request_log=request_log,
+    )
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True
     ) as server:

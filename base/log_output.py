@@ -1,0 +1,209 @@
+"""Where the log goes, and how its lines look: options, formats, and writing in the background.
+
+    set_up_log(LogParams(), default_level=logging.INFO)
+
+A log message may be an object instead of a text: `str` gives its text, and its method `as_dict`
+gives the fields of its JSON line. Knows no room.
+Tested by tests/base/test_log_output.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from logging.handlers import QueueHandler, QueueListener
+from typing import Any, ClassVar, Final, TextIO
+
+from .errors import RequestError
+from .options import Options, Shortcut, option
+from .settings import environment
+
+# llama.cpp's levels: 0 and 1 errors, 2 warnings, 3 information, 4 and 5 all
+LEVELS: Final = (
+    *(logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG),
+)
+N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
+COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogParams(Options):
+    """What to log, where, and how."""
+
+    title: ClassVar[str] = "logging"
+
+    log_verbosity: int | None = option(
+        None,
+        *("-lv", "--verbosity", "--log-verbosity"),
+        low=0,
+        high=len(LEVELS) - 1,
+        clamp=True,
+        help="how much to log: 1 errors, 2 warnings, 3 information, 4 all",
+        default_text="3",
+        shortcuts=(
+            Shortcut(
+                ("-v", "--verbose", "--log-verbose"),
+                len(LEVELS) - 1,
+                "log all, also the bodies of requests and replies",
+            ),
+        ),
+    )
+    log_format: str = option(
+        "text",
+        "--log-format",
+        choices=("text", "json"),
+        metavar="{text,json}",
+        help="format of the log; json: one object per line",
+        shortcuts=(
+            Shortcut(("--log-jsonl",), "json", "as --log-format json"),
+            Shortcut(("--no-log-jsonl",), "text", "as --log-format text"),
+        ),
+    )
+    log_file: str = option(
+        "", "--log-file", metavar="FILE", help="also append the log to a file", default_text=""
+    )
+    log_disable: bool = option(False, "--log-disable", help="log nothing but the last error")
+    log_prefix: bool = option(
+        True, "--log-prefix", off=("--no-log-prefix",), help='"lamella: " before each line'
+    )
+    log_timestamps: bool = option(
+        False,
+        "--log-timestamps",
+        off=("--no-log-timestamps",),
+        help="the date and time before each line",
+    )
+    log_colors: str = option(
+        "auto",
+        "--log-colors",
+        choices=("on", "off", "auto"),
+        metavar="{on,off,auto}",
+        help="color warnings and errors; auto: on a terminal, unless NO_COLOR is set",
+    )
+
+
+def set_up_log(params: LogParams, default_level: int) -> None:
+    """Send the log to stderr, and to the file of `params`. Does nothing if the log has handlers.
+
+    `default_level` is a level of `logging`, for a `params` without a verbosity.
+
+    Raises:
+        RequestError: the file cannot be opened.
+    """
+    root = logging.getLogger("lamella")
+    level = default_level if params.log_verbosity is None else LEVELS[params.log_verbosity]
+    root.setLevel(level)
+    if any(not isinstance(handler, logging.NullHandler) for handler in root.handlers):
+        return
+    outputs: list[logging.Handler] = [logging.StreamHandler()]
+    outputs[0].setFormatter(_formatter(params, colors=_has_colors(params.log_colors, sys.stderr)))
+    if params.log_file:
+        outputs.append(_file_handler(params))
+    for output in outputs:
+        if params.log_disable:
+            output.setLevel(logging.CRITICAL)
+        root.addHandler(output)
+
+
+def _file_handler(params: LogParams) -> logging.Handler:
+    try:
+        handler = logging.FileHandler(params.log_file, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"log_file: cannot open {params.log_file}: {error.strerror}") from error
+    handler.setFormatter(_formatter(params, colors=params.log_colors == "on"))
+    return handler
+
+
+def _has_colors(when: str, stream: TextIO) -> bool:
+    return when == "on" or (when == "auto" and stream.isatty() and not environment("NO_COLOR"))
+
+
+def _formatter(params: LogParams, *, colors: bool) -> logging.Formatter:
+    return JsonFormatter() if params.log_format == "json" else TextFormatter(params, colors=colors)
+
+
+class TextFormatter(logging.Formatter):
+    """One line for the eye: `lamella: error: the text`, with the parts that `params` asks for."""
+
+    def __init__(self, params: LogParams, *, colors: bool) -> None:
+        super().__init__()
+        self._prefix = "lamella: " if params.log_prefix else ""
+        self._has_time = params.log_timestamps
+        self._colors = COLORS if colors else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        level = "error: " if record.levelno >= logging.ERROR else ""
+        at = f"{_local_time(record)} " if self._has_time else ""
+        text = f"{at}{self._prefix}{level}{record.getMessage()}"
+        color = self._colors.get(record.levelname)
+        text = f"{color}{text}\x1b[0m" if color else text
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: `time`, `level`, `room`, and either `message` or the message's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        found: dict[str, Any] = {
+            "time": _local_time(record),
+            "level": record.levelname.lower(),
+            "room": record.name.removeprefix("lamella").removeprefix(".") or "lamella",
+        }
+        if hasattr(record.msg, "as_dict"):
+            found |= record.msg.as_dict()
+        else:
+            found["message"] = record.getMessage()
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def _local_time(record: logging.LogRecord) -> str:
+    """The local time in ISO 8601, with milliseconds and the zone."""
+    at = time.localtime(record.created)
+    zone = time.strftime("%z", at)
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", at)
+    return f"{clock}.{int(record.msecs):03d}{zone[:3]}:{zone[3:]}"
+
+
+@contextmanager
+def log_in_background() -> Iterator[None]:
+    """Within the block, a thread writes the log. So a paused reader does not stop a server."""
+    root = logging.getLogger("lamella")
+    outputs = list(root.handlers)
+    lines: queue.Queue[Any] = queue.Queue(N_QUEUED_MAX)
+    listener = _Listener(lines, *outputs, respect_handler_level=True)
+    root.handlers[:] = [_Enqueue(lines)] if outputs else []
+    listener.start()
+    try:
+        yield
+    finally:
+        root.handlers[:] = outputs
+        listener.stop()
+
+
+class _Enqueue(QueueHandler):
+    """Passes records on as they are, and drops them if the queue is full."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+class _Listener(QueueListener):
+    """Writes what is in the queue, also if the queue is full when it stops."""
+
+    queue: queue.Queue[Any]
+
+    def enqueue_sentinel(self) -> None:
+        self.queue.put(None)

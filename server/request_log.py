@@ -1,0 +1,217 @@
+"""The request log: one line per request, written when the request ends.
+
+    POST /v1/chat/completions 200  in   812 (800 cached)  out   64  ttft   31 ms    52 tok/s  stop
+
+The line says how the request ended: `stop` or `length`, the error's message, or that the client
+disconnected. With -v, the bodies of the request and the reply follow, shortened and without keys.
+Knows no route.
+Tested by tests/server/test_request_log.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from ..base.log import get_logger
+from .bridge import Choice
+from .http_errors import ERROR_MESSAGE
+from .state import STATE
+
+log = get_logger("server")
+
+CLIENT_CLOSED: Final = 499  # nginx's status for a client that disconnects before the response
+N_PATH_CHARS: Final = 200
+N_BODY_CHARS: Final = 1000  # shown of each end of a body
+
+# polls of monitors and preflights of browsers: logged with -v only
+QUIET_PATHS: Final = ("/health", "/v1/health", "/metrics")
+SECRET: Final = re.compile(
+    r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")[^"]+',
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the log reports about a request.
+
+    Attributes:
+        method, path: of the request; the path without the query.
+        choices: the texts that it generates.
+        n_each: number of choices per prompt.
+        body: of the request, once it is read.
+        end: how it ended, if the choices do not say it.
+    """
+
+    method: str
+    path: str
+    status: int = 0
+    choices: Sequence[Choice] = ()
+    n_each: int = 1
+    body: bytes = b""
+    end: str = ""
+    t_start: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of all prompts. A prompt that several choices share counts once."""
+        return sum(choice.n_prompt for choice in self.choices[:: self.n_each])
+
+    @property
+    def n_cached(self) -> int:
+        return sum(choice.timings().cache_n for choice in self.choices[:: self.n_each])
+
+    @property
+    def n_predicted(self) -> int:
+        return sum(choice.timings().predicted_n for choice in self.choices)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token, or None if there is none."""
+        firsts = [choice.t_first for choice in self.choices if choice.t_first]
+        return min(firsts) - self.t_start if firsts else None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second after the first token; None for fewer than two tokens."""
+        ttft = self.ttft
+        if ttft is None or self.n_predicted < 2:
+            return None
+        seconds = max(choice.t_last for choice in self.choices) - self.t_start - ttft
+        return (self.n_predicted - 1) / seconds if seconds > 0 else None
+
+    @property
+    def reason(self) -> str:
+        """How the request ended; "" for a success without a generation."""
+        results = [choice.result for choice in self.choices if choice.result is not None]
+        return self.end or ", ".join(sorted({result.finish_reason for result in results}))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields of the JSON line."""
+        found: dict[str, Any] = {
+            "message": "request",
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "ms": round(1e3 * self.seconds, 1),
+        }
+        if self.choices:
+            found |= {
+                "prompt_tokens": self.n_prompt,
+                "cached_tokens": self.n_cached,
+                "completion_tokens": self.n_predicted,
+                "ttft_ms": None if self.ttft is None else round(1e3 * self.ttft, 1),
+                "tokens_per_second": None if self.rate is None else round(self.rate, 1),
+            }
+        return found | {"end": self.reason}
+
+    def __str__(self) -> str:
+        parts = [f"{self.method:<4} {self.path:<20} {self.status}"]
+        if self.choices:
+            cached = f"({self.n_cached} cached)"
+            parts.append(f"in {self.n_prompt:>5} {cached:<13}")
+            parts.append(f"out {self.n_predicted:>4}")
+            parts.append("" if self.ttft is None else f"ttft {_duration(self.ttft)}")
+            parts.append("" if self.rate is None else f"{self.rate:>5.{self.rate < 10:d}f} tok/s")
+        else:
+            parts.append(_duration(self.seconds))
+        parts.append(self.reason)
+        return "  ".join(part for part in parts if part)
+
+
+def _duration(seconds: float) -> str:
+    return f"{1e3 * seconds:>4.0f} ms" if seconds < 10 else f"{seconds:>5.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyText:
+    """A log message: the body of a request or a reply."""
+
+    of: str  # "request" or "reply"
+    body: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields of the JSON line."""
+        return {"message": f"{self.of} body", "body": self.body}
+
+    def __str__(self) -> str:
+        return f"  {self.of}: {self.body}"
+
+
+RECORD: Final = web.RequestKey("record", RequestRecord)
+
+
+def record_of(request: web.Request) -> RequestRecord:
+    """The record of a request that `log_requests` handles."""
+    return request[RECORD]
+
+
+@web.middleware
+async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware: logs each request when its handler ends."""
+    path = one_line(request.rel_url.raw_path)[:N_PATH_CHARS]
+    record = request[RECORD] = RequestRecord(request.method, path)
+    response: web.StreamResponse | None = None
+    try:
+        response = await handler(request)
+        record.status = response.status
+        record.end = record.end or response.get(ERROR_MESSAGE, "")
+        return response
+    except (asyncio.CancelledError, ConnectionError):
+        is_gone = request.transport is None or request.transport.is_closing()
+        record.end = "client disconnected" if is_gone else "the server is stopping"
+        has_begun = request.writer.output_size > 0
+        record.status = 200 if has_begun else CLIENT_CLOSED if is_gone else 503
+        raise
+    finally:
+        record.seconds = time.perf_counter() - record.t_start
+        config = request.app[STATE].config
+        if config.request_log:
+            _write(record, response, config.api_keys)
+
+
+def _write(record: RequestRecord, response: web.StreamResponse | None, keys: Sequence[str]) -> None:
+    is_quiet = record.path in QUIET_PATHS or record.method == "OPTIONS"
+    log.log(logging.DEBUG if is_quiet else logging.INFO, record)
+    if is_quiet or not log.isEnabledFor(logging.DEBUG):
+        return
+    if record.body:
+        log.debug(BodyText("request", shown(record.body, keys)))
+    if isinstance(response, web.Response) and isinstance(response.body, bytes):
+        log.debug(BodyText("reply", shown(response.body, keys)))
+    for choice in record.choices if not isinstance(response, web.Response) else ():
+        log.debug(BodyText("reply", shown(choice.text.encode(), keys)))
+
+
+def shown(body: bytes, keys: Sequence[str]) -> str:
+    """Both ends of a body as one line, without the values of `keys` and of fields with secrets."""
+
+    def part(raw: bytes) -> str:
+        text = SECRET.sub(r"\1***", raw.decode("utf-8", "replace"))
+        for key in keys:
+            text = text.replace(key, "***")
+        return text
+
+    # a margin, so that no key is cut in two before it is replaced
+    n, margin = N_BODY_CHARS, 2 * N_BODY_CHARS
+    if len(body) <= 2 * n:
+        return one_line(part(body))
+    cut = f" ... ({len(body)} bytes) ... "
+    return one_line(part(body[:margin])[:n] + cut + part(body[-margin:])[-n:])
+
+
+def one_line(text: str) -> str:
+    """`text` with escapes for characters that are not printable: a log line stays one line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,157 @@
+"""The log's options: levels, formats, files, and writing in the background."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamella.base import log_output
+from lamella.base.errors import RequestError
+from lamella.base.log_output import LogParams, log_in_background, set_up_log
+
+log = logging.getLogger("lamella.server")
+
+
+@pytest.fixture(autouse=True)
+def plain_root() -> Iterator[None]:
+    """No handlers before and after a test."""
+    root = logging.getLogger("lamella")
+    before, level = list(root.handlers), root.level
+    root.handlers.clear()
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+class Answer:
+    def as_dict(self) -> dict[str, Any]:
+        return {"answer": 42}
+
+    def __str__(self) -> str:
+        return "the answer is 42"
+
+
+def logged(capsys: pytest.CaptureFixture[str], **params: Any) -> str:
+    """The lines of one message of each level."""
+    set_up_log(LogParams(**params), logging.INFO)
+    log.debug("much")
+    log.info(Answer())
+    log.warning("look")
+    log.error("bad: %d", 7)
+    log.critical("the end")
+    return capsys.readouterr().err
+
+
+ALL = ["much", "the answer is 42", "look", "error: bad: 7", "error: the end"]
+
+
+@pytest.mark.parametrize(
+    ("params", "first"),
+    [
+        ({}, 1),
+        ({"log_verbosity": 0}, 3),
+        ({"log_verbosity": 1}, 3),
+        ({"log_verbosity": 2}, 2),
+        ({"log_verbosity": 3}, 1),
+        ({"log_verbosity": 4}, 0),
+        ({"log_verbosity": 99}, 0),
+        ({"log_disable": True}, 4),
+    ],
+)
+def test_levels(capsys: pytest.CaptureFixture[str], params: dict[str, Any], first: int) -> None:
+    assert logged(capsys, **params).splitlines() == [f"lamella: {text}" for text in ALL[first:]]
+
+
+def test_prefix_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = logged(capsys, log_prefix=False, log_timestamps=True).splitlines()
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+    for line, text in zip(lines, ALL[1:], strict=True):
+        assert re.fullmatch(f"{time} {re.escape(text)}", line), line
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in logged(capsys, log_format="json").splitlines()]
+    assert [line["level"] for line in lines] == ["info", "warning", "error", "critical"]
+    assert {line["room"] for line in lines} == {"server"}
+    assert lines[0]["answer"] == 42
+    assert lines[2]["message"] == "bad: 7"
+    assert all(line["time"][:2] == "20" for line in lines)
+
+
+def test_a_traceback_is_part_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_log(LogParams(log_format="json"), logging.INFO)
+    try:
+        raise KeyError("x")
+    except KeyError:
+        log.exception("failed")
+    assert "KeyError" in json.loads(capsys.readouterr().err)["traceback"]
+
+
+def test_a_log_file_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("before\n")
+    shown = logged(capsys, log_file=str(path), log_colors="auto")
+    assert path.read_text() == "before\n" + shown
+
+
+def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"log_file: cannot open .*: No such file"):
+        set_up_log(LogParams(log_file=str(tmp_path / "no" / "a.log")), logging.INFO)
+
+
+def test_colors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b[33mlamella: look\x1b[0m\n" in logged(capsys, log_colors="on")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "expected"), [("", True), ("1", False)])
+def test_colors_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, expected: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr", terminal)
+    set_up_log(LogParams(), logging.INFO)
+    log.warning("look")
+    assert ("\x1b" in terminal.getvalue()) == expected
+
+
+def test_a_log_that_nobody_reads_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_output, "N_QUEUED_MAX", 20)
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        set_up_log(LogParams(), logging.INFO)
+        done = threading.Event()
+
+        def work() -> None:
+            with log_in_background():
+                for _ in range(100):
+                    log.info("%s", "x" * 5000)
+                done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            assert done.wait(30), "logging waited for a reader"
+        finally:
+            drain = threading.Thread(target=lambda: list(iter(lambda: os.read(reader, 65536), b"")))
+            drain.start()
+            thread.join()
+    drain.join()
+    os.close(reader)
