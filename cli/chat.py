@@ -1,26 +1,24 @@
 """`lamella chat`: chat with a model in the terminal, or through a pipe.
 
 In a terminal: line editing, a saved history, Ctrl-C stops the answer but not the program. Through a
-pipe: one line in, one answer out. Tested by tests/cli/test_chat.py.
+pipe: one line in, one answer out. cli/chat_input.py reads the lines.
+Tested by tests/cli/test_chat.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..base.options import declarations
-from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
+from .chat_input import Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
 from .flags import (
     add_model_flags,
@@ -30,25 +28,35 @@ from .flags import (
     request_defaults,
 )
 from .start import open_with_progress
-from .texts import argument
+from .texts import argument, read_stdin, read_text
 
-HELP: Final = """\
-/help                 show this help
-/reset                start a new conversation
+HELP: Final = '''\
+/help, /?             show this help
+/clear                start a new conversation
 /regen                answer the last question again
+/set NAME VALUE       change a parameter, for example temperature 0.2
+/set system TEXT      change the system prompt
+/set                  show the parameters
 /save FILE            save the conversation
 /load FILE            continue a saved conversation
-/set NAME=VALUE       change a parameter, for example temperature=0.2
-/set                  show the parameters
-/exit                 exit (also Ctrl-D)
-Ctrl-C stops an answer."""
+/bye                  exit (also Ctrl-D)
+"""                   begin and end a message of several lines
+Ctrl-C stops an answer.'''
+ALIASES: Final = {"/?": "/help", "/reset": "/clear", "/exit": "/bye", "/quit": "/bye"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     add = group.add_argument
     add("-sys", "--system-prompt", metavar="TEXT", help="instructions for the model")
+    add("-sysf", "--system-prompt-file", metavar="FILE", help="read them from a file")
     add("-p", "--prompt", metavar="TEXT", help="the first message")
+    add("-f", "--file", metavar="FILE", help="read the first message from a file")
+    add(
+        *("-st", "--single-turn"),
+        action="store_true",
+        help="print one answer and exit; without -p and -f, to all of stdin",
+    )
     add_template_flags(group)
     add_model_flags(parser)
     add_request_flags(parser)
@@ -57,78 +65,104 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Chat until the input ends. Return the exit status."""
     defaults = request_defaults(args)
-    system = argument("the system prompt", args.system_prompt or "")
-    first = None if args.prompt is None else argument("the prompt", args.prompt)
+    system = _text(
+        "the system prompt", "-sys", args.system_prompt, "-sysf", args.system_prompt_file
+    )
+    first = _text("the prompt", "-p", args.prompt, "-f", args.file)
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if args.single_turn and first is None and not is_terminal:
+        first = read_stdin("the prompt")
     with open_with_progress(open_params(args), defaults) as instance:
-        conversation = Conversation(
-            instance,
-            instance.request_params(),
-            system=system,
-        )
-        session = _Session(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
-        if first is not None:
-            session.handle(first)
-        for line in session.lines(instance):
-            if not session.handle(line):
-                break
+        if instance.chat.is_broken:
+            raise RequestError(instance.chat.warning)
+        conversation = Conversation(instance, instance.request_params(), system=system or "")
+        session = Session(conversation)
+        if instance.chat.warning:
+            session.note(f"{instance.chat.warning}, and `lamella run` continues texts")
+        if args.single_turn and first is not None:
+            session.answer(first)  # an error ends the program
+            return 0
+        if is_terminal:
+            session.note(
+                f"{instance.alias}, {instance.n_ctx} tokens of context. /? shows commands."
+            )
+        session.run(first, is_terminal, args.single_turn)
     return 0
 
 
-class _Session:
-    """Reads lines, executes commands, prints answers."""
+def _text(what: str, flag: str, text: str | None, file_flag: str, file: str | None) -> str | None:
+    """The text of a flag or of a file; None without both."""
+    if text is not None and file is not None:
+        raise RequestError(f"{flag} and {file_flag} cannot be combined: both are {what}")
+    if file is not None:
+        return read_text(file).rstrip("\n")
+    return None if text is None else argument(what, text)
 
-    def __init__(self, conversation: Conversation, interactive: bool) -> None:
+
+class Session:
+    """Executes commands and prints answers."""
+
+    def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._interactive = interactive
         self._left_out = False  # True once the user was notified
         self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self._print_note(HELP),
-            "/reset": self._reset,
+            "/help": lambda _: self.note(HELP),
+            "/clear": self._clear,
             "/regen": self._regen,
+            "/set": self._set,
             "/save": self._save,
             "/load": self._load,
-            "/set": self._set,
+            "/bye": self._end,
         }
+        self._names = [*self._commands, *ALIASES]
+        self._is_ended = False
 
-    def lines(self, instance: Instance) -> Iterator[str]:
-        """The lines that the user enters, until the input ends."""
-        if not self._interactive:
-            for line in sys.stdin:
-                yield line.rstrip("\r\n")
-            return
-        self._print_note(
-            f"{instance.alias}, {instance.n_ctx} tokens of context. /help shows commands."
-        )
-        prompt = _prompt_session([*self._commands, "/exit"])
-        while True:
-            try:
-                yield prompt.prompt("> ")
-            except KeyboardInterrupt:
-                continue  # drop the typed text
-            except EOFError:
+    def run(self, first: str | None, is_terminal: bool, single_turn: bool) -> None:
+        """Handle a first message and all entries, until the input or the session ends."""
+        if first is not None:
+            self.handle(Entry(first, is_quoted=True))
+        read = terminal_reader(self._names) if is_terminal else pipe_reader()
+        for entry in entries(read, lambda: self.note("/bye or Ctrl-D ends the chat")):
+            is_answered = self.handle(entry)
+            if self._is_ended or (single_turn and is_answered):
                 return
 
-    def handle(self, line: str) -> bool:
-        """Answer a line or execute its command. Return False if it ends the program."""
-        line = line.strip()
-        if line in ("/exit", "/quit"):
-            return False
+    def handle(self, entry: Entry) -> bool:
+        """Answer an entry or execute its command. Return True if it was a message."""
         try:
-            if line.startswith("/"):
-                name, _, rest = line.partition(" ")
-                self._command(name)(rest.strip())
-            elif line:
-                self._print_answer(self._conversation.ask(line))
+            command = None if entry.is_quoted else self._command(entry.text)
+            if command is not None:
+                command()
+            elif entry.text:
+                self.answer(entry.text)
+                return True
         except LamellaError as e:
-            self._print_note(f"error: {e}")
-        return True
+            self.note(f"error: {e}")
+        return False
 
-    def _command(self, name: str) -> Callable[[str], None]:
-        try:
-            return self._commands[name]
-        except KeyError:
-            known = ", ".join([*self._commands, "/exit"])
-            raise RequestError(f"unknown command {name}; commands: {known}") from None
+    def _command(self, text: str) -> Callable[[], None] | None:
+        """The command in a text, with its argument; None if the text is a message.
+
+        Raises:
+            RequestError: an unknown command.
+        """
+        name, _, rest = text.partition(" ")
+        command = self._commands.get(ALIASES.get(name, name))
+        if command is not None:
+            return partial(command, rest.strip())
+        if not name.startswith("/") or "/" in name[1:] or "\n" in text:
+            return None  # such as a path, or several lines
+        close = difflib.get_close_matches(name, self._names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise RequestError(f"unknown command {name}{hint or '; /help shows the commands'}")
+
+    def answer(self, text: str) -> None:
+        """Print the answer to a message.
+
+        Raises:
+            LamellaError: there is none, for example because the message is too long.
+        """
+        self._print_answer(self._conversation.ask(text))
 
     def _print_answer(self, pieces: Iterator[str]) -> None:
         self._note_left_out()
@@ -146,37 +180,46 @@ class _Session:
         """Print once per conversation that it no longer fits the context."""
         left_out = self._conversation.n_left_out > 0
         if left_out and not self._left_out:
-            self._print_note(
+            self.note(
                 "the conversation no longer fits the context: its oldest messages are left out"
             )
         self._left_out = left_out
 
-    def _reset(self, _: str) -> None:
+    def note(self, text: str) -> None:
+        """Print to stderr: stdout has answers only, for pipes."""
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    # --- commands ---
+
+    def _end(self, _: str) -> None:
+        self._is_ended = True
+
+    def _clear(self, _: str) -> None:
         self._conversation.reset()
-        self._print_note("new conversation")
+        self.note("new conversation")
 
     def _regen(self, _: str) -> None:
         self._print_answer(self._conversation.regenerate())
 
     def _save(self, path: str) -> None:
         self._conversation.save(_path("/save", path))
-        self._print_note(f"saved to {path}")
+        self.note(f"saved to {path}")
 
     def _load(self, path: str) -> None:
         self._conversation.load(_path("/load", path))
-        self._print_note(f"loaded {len(self._conversation.messages)} messages from {path}")
+        self.note(f"loaded {len(self._conversation.messages)} messages from {path}")
 
     def _set(self, text: str) -> None:
-        if text:
-            self._conversation.params = _changed(self._conversation.params, text)
+        name, value = _assignment(text.removeprefix("parameter "))  # as ollama's command has it
+        if name == "system":
+            self._conversation.set_system(value)
+            return
+        if name:
+            self._conversation.params = _changed(self._conversation.params, name, value)
         values = self._conversation.params.values()
-        for name in _SETTABLE if not text else [text.partition("=")[0].strip()]:
-            self._print_note(f"{name}={values[name]}")
-
-    def _print_note(self, text: str) -> None:
-        """Print to stderr: stdout has answers only, for pipes."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        for shown in [name] if name else _SETTABLE:
+            self.note(f"{shown}={values[shown]}")
 
 
 # parameters whose value is one number
@@ -185,36 +228,27 @@ _SETTABLE: Final = tuple(
 )
 
 
-def _changed(params: RequestParams, text: str) -> RequestParams:
-    """`params` with one parameter changed; `text` is NAME=VALUE."""
-    name, equals, value = (part.strip() for part in text.partition("="))
+def _assignment(text: str) -> tuple[str, str]:
+    """The name and the value in "NAME VALUE" or "NAME=VALUE"."""
+    name, _, value = text.strip().partition(" ")
+    if "=" in name or value.lstrip().startswith("="):
+        name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def _changed(params: RequestParams, name: str, value: str) -> RequestParams:
+    """`params` with one parameter changed."""
     if name not in _SETTABLE:
-        raise RequestError(f"/set {name}: unknown parameter; parameters: {', '.join(_SETTABLE)}")
+        close = difflib.get_close_matches(name, _SETTABLE, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"parameters: {', '.join(_SETTABLE)}"
+        raise RequestError(f"/set {name}: unknown parameter; {hint}")
     try:
         return params.change(**{name: declarations(RequestParams)[name].parse(value)})
     except ValueError as e:
-        raise RequestError(f"/set {name}{equals}{value}: {e}") from None
+        raise RequestError(f"/set {name} {value}: {e}") from None
 
 
 def _path(command: str, text: str) -> Path:
     if not text:
         raise RequestError(f"{command} needs a file name")
     return Path(text).expanduser()
-
-
-def _history(path: Path) -> History:
-    """The input history, in a file if it can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError:
-        return InMemoryHistory()
-    return FileHistory(str(path))
-
-
-def _prompt_session(commands: list[str]) -> PromptSession[str]:
-    return PromptSession(
-        history=_history(Path(platformdirs.user_state_dir("lamella")) / "chat_history"),
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-    )

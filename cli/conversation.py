@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..base.errors import RequestError
+from ..base.utf8 import check_utf8
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from ..runtime.text import Generation, generate
@@ -43,15 +44,29 @@ class Conversation:
 
     def reset(self) -> None:
         """Drop all messages but the system prompt."""
-        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self.messages = []
         self.n_left_out = 0
+        self.set_system(self._system)
+
+    def set_system(self, text: str) -> None:
+        """Replace the system prompt. An empty one is left out.
+
+        Raises:
+            RequestError: the text is not valid UTF-8.
+        """
+        check_utf8("the system prompt", text)
+        self._system = text
+        head = [{"role": "system", "content": text}] if text else []
+        self.messages = head + self.messages[self._n_head() :]
 
     def ask(self, text: str) -> Iterator[str]:
         """Add a question and yield pieces of its answer. An interrupted answer stays.
 
         Raises:
+            RequestError: it is not valid UTF-8, or the template refuses it; it is not added.
             ContextSizeError: the question alone is too long; it is not added.
         """
+        check_utf8("the message", text)
         n_left_out = self.n_left_out
         self.messages.append({"role": "user", "content": text})
         try:
@@ -84,8 +99,7 @@ class Conversation:
         If it leaves no room for an answer, omit more, up to a question, until half of the context
         is free. The rest must then be evaluated again, so half is freed to make this rare.
         """
-        head = self.messages[:1] if self.messages[0]["role"] == "system" else []
-        rest = self.messages[len(head) :]
+        head, rest = self.messages[: self._n_head()], self.messages[self._n_head() :]
         n_max = self._instance.n_ctx - self._instance.n_ctx // ROOM
         ids = self._ids(head + rest[self.n_left_out :])
         if len(ids) <= n_max:
@@ -97,6 +111,10 @@ class Conversation:
             if len(ids) <= self._instance.n_ctx // 2:
                 break
         return ids
+
+    def _n_head(self) -> int:
+        """The number of system prompts, 0 or 1."""
+        return sum(message["role"] == "system" for message in self.messages[:1])
 
     def _ids(self, messages: list[Message]) -> list[int]:
         vocab = self._instance.vocab
@@ -142,6 +160,7 @@ class Conversation:
         messages = loaded.get("messages") if isinstance(loaded, dict) else None
         if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
             raise RequestError(f'{path} is not a saved conversation: it has no list of "messages"')
+        check_utf8(str(path), "".join(m["content"] for m in messages))
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
         self.n_left_out = 0
 

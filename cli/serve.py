@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..base.log import get_logger
 from ..runtime.instance import Instance
 from ..runtime.params import ModelParams
 from ..server.app import run_server
@@ -19,6 +20,8 @@ from .flags import (
     request_defaults,
 )
 from .start import open_with_progress
+
+log = get_logger("server")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +42,9 @@ def main(args: argparse.Namespace) -> int:
     params = open_params(args)
 
     def load() -> Instance:
-        return open_with_progress(params, defaults)
+        instance = open_with_progress(params, defaults)
+        if instance.chat.warning:
+            log.warning(instance.chat.warning)
+        return instance
 
     return run_server(config, load)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from commands import LAMELLA, lamella, tiny_model
 from open_params import open_params
+from tiny_models import TINY, write_model
 
 from lamella.base.errors import ContextSizeError
 from lamella.cli.conversation import Conversation
@@ -74,9 +75,14 @@ def test_saved_conversations_continue(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("/what", "unknown command /what; commands: /help, /reset"),
-        ("/set temperatur=1", "/set temperatur: unknown parameter; parameters: n_predict, "),
-        ("/set top_k=1.5", "/set top_k=1.5: '1.5' is not a whole number"),
+        ("/what", "unknown command /what; /help shows the commands"),
+        ("/claer", "unknown command /claer; did you mean /clear?"),
+        ("/set temperatur=1", "/set temperatur: unknown parameter; did you mean temperature?"),
+        ("/set x 1", "/set x: unknown parameter; parameters: n_predict, "),
+        ("/set top_k=1.5", "/set top_k 1.5: '1.5' is not a whole number"),
+        ("/set top_k", "/set top_k : '' is not a whole number"),
+        ("caf\udce9", "error: the message is not valid UTF-8 (byte 0xE9 at 3)"),
+        ("/set system caf\udce9", "error: the system prompt is not valid UTF-8 (byte 0xE9 at 3)"),
         ("/set temperature=hot", "'hot' is not a number"),
         ("/save", "/save needs a file name"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
@@ -91,9 +97,98 @@ def test_errors_of_commands_do_not_end_the_chat(model: Path, line: str, complain
 
 
 def test_set(model: Path) -> None:
-    done = chat(model, lines="/set temperature=0.5\n/set\n")
-    assert done.stderr.count("temperature=0.5") == 2
-    assert "top_k=40" in done.stderr
+    lines = "/set temperature=0.5\n/set top_k 7\n/set parameter top_p 0.5\n/set seed = 3\n/set\n"
+    done = chat(model, lines=lines)
+    for shown in ("temperature=0.5", "top_k=7", "top_p=0.5", "seed=3"):
+        assert done.stderr.count(shown) == 2
+
+
+def test_set_system(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+
+    def messages(*lines: str) -> list[dict[str, str]]:
+        chat(model, lines="\n".join([*lines, f"/save {file}"]))
+        found: list[dict[str, str]] = json.loads(file.read_text())["messages"]
+        return found
+
+    system = {"role": "system", "content": "be brief"}
+    assert messages("/set system be brief") == [system]
+    assert [m["role"] for m in messages("a", "/set system x", "/set system be brief")] == [
+        *("system", "user", "assistant")
+    ]
+    assert messages("/set system be brief", "a", "/clear") == [system]
+    assert messages("/set system be brief", "/set system") == []
+
+
+def test_other_names_of_commands(model: Path) -> None:
+    done = chat(model, lines="/?\n/clear\n/reset\n/bye\na\n")
+    assert done.stderr.count("show this help") == 1
+    assert done.stderr.count("new conversation\n") == 3  # the help has it, too
+    assert done.stdout == ""
+
+
+def test_messages_that_are_no_commands(model: Path) -> None:
+    lines = '"""\n/clear\n"""\n/usr/bin/x fails\n'
+    assert len(answers(chat(model, lines=lines))) == 2
+    assert len(answers(chat(model, "-p", "/clear", lines=""))) == 1
+
+
+def test_a_block_is_one_message(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    done = chat(model, lines=f'"""a b\n\n  c\n"""\n/save {file}\n')
+    assert json.loads(file.read_text())["messages"][0]["content"] == "a b\n\n  c"
+    assert len(answers(done)) == 1
+
+
+def test_first_messages_and_system_prompts_of_files(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_bytes(b"\xef\xbb\xbfbe brief\r\n")
+    (tmp_path / "first.txt").write_bytes(b"a\r\nb\n")
+    files: list[str | Path] = ["-sysf", tmp_path / "system.txt", "-f", tmp_path / "first.txt"]
+    chat(model, *files, lines=f"/save {tmp_path}/talk.json\n")
+    found = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [m["content"] for m in found[:2]] == ["be brief", "a\nb"]
+    done = lamella("chat", "-m", "nowhere", *files, "-p", "a")
+    assert "-p and -f cannot be combined: both are the prompt" in done.stderr
+
+
+def test_a_single_turn(model: Path) -> None:
+    one = chat(model, "-st", "-p", "/a b", lines="c\nd\n")
+    assert (one.returncode, len(answers(one))) == (0, 1)
+    whole = chat(model, "-st", lines="a b\nc\n")  # all of stdin
+    assert len(answers(whole)) == 1
+    assert whole.stdout == chat(model, "-st", "-p", r"a b\nc\n", lines="").stdout
+    fails = chat(
+        model, "-st", "-c", "32", "-p", "a b c d e f g h i j k l m n o p q r s t", lines=""
+    )
+    assert fails.returncode == 1
+    assert "the context holds 32" in fails.stderr
+
+
+def test_a_model_without_a_template_has_a_warning(model: Path) -> None:
+    done = chat(model, lines="")
+    assert done.stderr == (
+        "this model has no chat template: it was probably trained to continue texts, not to chat. "
+        "Chats use chatml; --chat-template chooses another template, and `lamella run` continues "
+        "texts\n"
+    )
+    assert chat(model, "--chat-template", "llama3", lines="a\n").stderr == ""
+
+
+def test_a_model_with_a_broken_template_runs_but_does_not_chat(tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    write_model(TINY["llama"], file, metadata={"tokenizer.chat_template": "{% if %}"})
+    done = chat(file, lines="a\n")
+    assert done.returncode == 1
+    assert "error: this model cannot chat: the chat template is invalid in line 1" in done.stderr
+    assert chat(file, "--chat-template", "llama3", lines="a\n").returncode == 0
+    assert lamella("run", "-m", file, "-p", "a", "-n", "1").returncode == 0
+
+
+def test_an_unknown_template_is_refused_before_the_model_is_loaded() -> None:
+    done = lamella("chat", "-m", "nowhere", "--chat-template", "llama33")
+    assert done.returncode == 1
+    assert "error: --chat-template is 'llama33': no built-in template" in done.stderr
+    assert "did you mean llama3? Names: bailing, " in done.stderr
 
 
 def test_a_question_that_is_too_long_does_not_end_the_chat(model: Path) -> None:
@@ -201,7 +296,21 @@ def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_ctrl_c_stops_the_answer_but_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.wait_for("/help shows commands")
+    terminal.wait_for("/? shows commands")
+    terminal.wait_for(">")
+    os.write(terminal.master, b"caf\xe9\r")
+    terminal.wait_for("not valid UTF-8 (byte 0xE9 at 3)")
+    terminal.wait_for(">")
+    terminal.send("\x03")
+    terminal.wait_for("/bye or Ctrl-D ends the chat")
+    terminal.wait_for(">")
+    terminal.send("\x1b[200~one\r\ntwo\r\n\x1b[201~\r")  # a paste
+    terminal.wait_for_answer()
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.wait_for("[stopped]")
+    terminal.wait_for(">")
+    terminal.send("/set top_k=006\r")  # the paste was one message
+    terminal.wait_for("top_k=6")
     terminal.wait_for(">")
     terminal.send("a b\r")
     terminal.wait_for_answer()  # it would go on for 100,000 tokens

@@ -9,7 +9,7 @@ import pytest
 from commands import LAMELLA, tiny_model
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from lamella.cli.chat import _history
+from lamella.cli.chat_input import _history
 
 
 @pytest.fixture(scope="module")
