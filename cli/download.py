@@ -1,4 +1,4 @@
-"""Finds the model that the flags name: a file, a repository on Hugging Face, or the bundled model.
+"""Finds the model that the arguments name, or else the bundled model.
 
 Downloads a model that is not cached. A progress bar on stderr shows a download; without a terminal,
 two lines do. Tested by tests/cli/test_hf.py.
@@ -7,57 +7,95 @@ two lines do. Tested by tests/cli/test_hf.py.
 from __future__ import annotations
 
 import argparse
-import atexit
 import logging
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from ..base.errors import RequestError
 from ..base.units import size_text
-from ..model.hub import HubModel, find_header, find_model, parse_model
+from ..model.find import find_file
+from ..model.hub import parse_model
 from ..model.shipped import shipped_model
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+NAMES: Final = ("model_name", "model", "model_url", "hf_repo")  # where arguments name the model
+
 _log = logging.getLogger(__name__)
 
 
-def hub_model(text: str) -> HubModel:
-    """The parser of `-hf`: USER/REPO or USER/REPO:QUANT."""
+def hub_name(text: str) -> str:
+    """The parser of -hf: the name of a model that can only be on the hub."""
+    prefix = next((p for p in ("https://", "hf.co/", "huggingface.co/") if text.startswith(p)), "")
     try:
-        return parse_model(text)
+        return text if prefix else f"hf://{parse_model(text)}"
     except RequestError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
-def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
-    """The path of the file to open: of -m, of the cached or downloaded model of -hf, or of the
-    bundled model. `header_only`: download the header only.
+def url_name(text: str) -> str:
+    """The parser of -mu."""
+    if "://" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the URL of a GGUF file, https://...")
+    return text
+
+
+def docker_name(text: str) -> str:
+    """The parser of -dr, which is refused."""
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: Lamella does not download from Docker's registry; use -hf USER/REPO[:QUANT] of "
+        "Hugging Face"
+    )
+
+
+def model_name(args: argparse.Namespace) -> str | None:
+    """The model that the arguments name; None if they name none.
 
     Raises:
-        DownloadError: the download failed. RequestError: -hff without -hf.
-        ModelFileError: the bundled model is missing or was changed.
+        RequestError: they name two.
     """
-    wanted: HubModel | None = args.hf_repo
-    if wanted is None:
-        if args.hf_file is not None:
-            raise RequestError(
-                "-hff FILE names a file of a repository: give the repository with -hf"
-            )
-        return str(_shipped() if args.model is None else args.model)
+    given = {dest: name for dest in NAMES if (name := getattr(args, dest, None)) is not None}
+    # an argument wins over variables and the config file
+    typed = [name for dest, name in given.items() if args.parser.is_typed(dest)]
+    found = typed or list(given.values())
+    if len(found) > 1:
+        raise RequestError(f"two models are given, {found[0]} and {found[1]}: give one")
+    return found[0] if found else None
+
+
+def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
+    """The path of the file to open: that of the named model, after a download if it is not cached,
+    or of the bundled model. `header_only`: download the header only.
+
+    Raises:
+        ModelFileError: there is no such model. DownloadError: the download failed.
+        RequestError: two models, or -hff without a repository.
+    """
+    name = model_name(args)
+    if name is not None:
+        return str(download(name, args, header_only=header_only))
     if args.hf_file is not None:
-        wanted = HubModel(wanted.repo, wanted.quant, args.hf_file)
-    if header_only:
-        return str(find_header(wanted, _folder(), offline=args.offline))
+        raise RequestError("-hff FILE names a file of a repository: give the repository with -hf")
+    return str(_shipped())
+
+
+def download(name: str, args: argparse.Namespace, **options: Any) -> Path:
+    """The path of a model's file, with a progress bar if it is downloaded. See `find_file` for the
+    options and errors."""
     with _shown() as progress:
-        return str(find_model(wanted, offline=args.offline, on_progress=progress.on_progress))
+        return find_file(
+            name,
+            file=args.hf_file or "",
+            offline=args.offline,
+            token=args.hf_token,
+            on_progress=progress.on_progress,
+            **options,
+        )
 
 
 def _shipped() -> Path:
@@ -68,13 +106,6 @@ def _shipped() -> Path:
         path.stem,
     )
     return path
-
-
-def _folder() -> Path:
-    """A folder that is deleted at exit: a header is read several times."""
-    folder = tempfile.mkdtemp(prefix="lamella-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 @contextmanager

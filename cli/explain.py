@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--dot", action="store_true", help="print the graph in the format of Graphviz"
     )
-    add_model_flags(parser, argument=True)
+    add_model_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
-from .download import hub_model, model_path
+from .download import docker_name, hub_name, model_path, url_name
 from .texts import read_text
 
 FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
@@ -142,45 +142,65 @@ def add_log_flags(parser: argparse.ArgumentParser) -> None:
 def add_model_flags(
     parser: argparse.ArgumentParser,
     *,
-    argument: bool = False,
     without: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> None:
-    """Add the flags of all groups of `OpenParams`.
+    """Add the argument MODEL and the flags of all groups of `OpenParams`.
 
     Args:
         parser: the parser of a command.
-        argument: the model may be an argument, without -m.
         without, defaults: see `add_options`.
     """
     group = parser.add_argument_group(ModelParams.title)
-    add_model_flag(group, argument=argument)
+    add_model_argument(group)
+    add_source_flags(group)
     add_flags_of(group, ModelParams, without=(*FOR_CHATS, *without))
     for kind in groups(OpenParams):
         if kind is not ModelParams:
             add_options(parser, kind, without=without, defaults=defaults)
 
 
-def add_model_flag(group: argparse._ArgumentGroup, *, argument: bool = False) -> None:
-    """Add the flags for the model: a file, or a repository on Hugging Face."""
-    text = "GGUF file, the first one of a split model (default: the bundled small model)"
+def add_model_argument(group: argparse._ActionsContainer) -> None:
+    """Add the argument MODEL, and -m."""
+    group.add_argument(
+        "model_name",
+        metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="a GGUF file (of a split model, the first one), USER/REPO[:QUANT] on Hugging Face, "
+        "the URL of a GGUF file, or a name that `lamella list` shows (default: the bundled small "
+        "model)",
+    )
+
+
+def add_source_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that name the model, and those for its download."""
     one = group.add_mutually_exclusive_group()
-    if argument:
-        # no default: it would override the value of -m
-        one.add_argument("model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=text)
-        text = "the model, as a flag"
-    one.add_argument("-m", "--model", metavar="FILE", help=text)
+    one.add_argument("-m", "--model", metavar="MODEL", help="the model, as a flag")
     one.add_argument(
-        "-hf",
-        "--hf-repo",
-        type=hub_model,
+        *("-hf", "-hfr", "--hf-repo"),
+        type=hub_name,
         metavar="USER/REPO[:QUANT]",
         help="a model on Hugging Face, downloaded unless cached (default of QUANT: Q4_K_M, or else "
         "the first file)",
     )
+    one.add_argument(
+        *("-mu", "--model-url"), type=url_name, metavar="URL", help="the URL of a GGUF file"
+    )
+    one.add_argument("-dr", "--docker-repo", type=docker_name, help=argparse.SUPPRESS)
+    add_download_flags(group)
+
+
+def add_download_flags(group: argparse._ActionsContainer) -> None:
+    """Add the flags for the download of a model."""
     add = group.add_argument
-    add("-hff", "--hf-file", metavar="FILE", help="with -hf: the file to use, instead of QUANT")
-    add("--offline", action="store_true", help="with -hf: use only the cache, no network")
+    add("-hff", "--hf-file", metavar="FILE", help="the file of a repository, instead of QUANT")
+    add(
+        *("-hft", "--hf-token"),
+        metavar="TOKEN",
+        help="your token of Hugging Face (that of HF_TOKEN, or of `hf auth login`)",
+    )
+    add("--offline", action="store_true", help="use only cached models, no network")
 
 
 def add_template_flags(group: argparse._ArgumentGroup) -> None:

@@ -50,7 +50,7 @@ CACHE_HELP: Final = (
     f"folder of compiled kernels and downloaded files, instead of the user's (or {CACHE.name})"
 )
 REFUSED: Final = 2  # the exit status if the plan does not allow the model
-USAGE: Final = {"doctor": ""} | dict.fromkeys(("plan", "explain", "profile"), "[MODEL | -hf REPO] ")
+USAGE: Final = {"doctor": "", "run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "}
 
 
 def parser(argv: Sequence[str]) -> Parser:
@@ -69,7 +69,7 @@ def parser(argv: Sequence[str]) -> Parser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            usage=f"lamella {name} {USAGE.get(name, '[-m FILE | -hf REPO] ')}[options]",
+            usage=f"lamella {name} {USAGE.get(name, '[MODEL] ')}[options]",
             epilog="Defaults are in parentheses.",
         )
         if name in argv[:1]:

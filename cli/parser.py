@@ -64,6 +64,10 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         command: Parser = getattr(found, "parser", self)
+        for action in command._get_positional_actions():
+            # argparse does not take a second argument after a flag
+            if unknown and not unknown[0].startswith("-") and not hasattr(found, action.dest):
+                setattr(found, action.dest, unknown.pop(0))
         if unknown:
             command.error(command._explain(unknown[0]))
         for note in vars(found).values():
@@ -87,6 +91,10 @@ class Parser(argparse.ArgumentParser):
         for dest, default in self._plain.items():
             setattr(found, dest, getattr(found, dest, default))
         return found, unknown
+
+    def is_typed(self, dest: str) -> bool:
+        """True if an argument set a value, not a variable or the config file."""
+        return dest not in self._sources
 
     def _hide_defaults(self) -> None:
         """Parse no defaults, so that the parsed values are those of flags only."""

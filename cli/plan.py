@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DEV=GB/s,...",
         help="memory bandwidth of devices, for example SIM0=936 (measured if possible)",
     )
-    add_model_flags(parser, argument=True)
+    add_model_flags(parser)
 
 
 def bandwidths(text: str) -> list[tuple[str, float]]:

@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a trace of all calls, for Perfetto or chrome://tracing",
     )
-    add_model_flags(parser, argument=True)
+    add_model_flags(parser)
 
 
 def main(args: argparse.Namespace) -> int:

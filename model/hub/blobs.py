@@ -1,8 +1,9 @@
-"""Download of one file into the cache: resumed after interruptions, and checked by its digest.
+"""Download of one file into a cache: resumed after interruptions, and checked by its digest.
 
 huggingface-hub restarts an interrupted download from the beginning and compares sizes only. Here a
 partial file is `blobs/<digest>.incomplete`. It is renamed to `blobs/<digest>`, the library's path,
-after its digest was checked. Tested by tests/model/test_hub.py.
+after its digest was checked. A file of another server has no digest: only its size is checked.
+Tested by tests/model/test_hub.py and test_hub_urls.py.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from ...base.errors import DownloadError
 from ...base.log import get_logger
 from ...base.units import size_text
-from .files import HubFile
+from .files import Remote
 from .library import TEMPORARY, explained, headers, pause, settings
 
 log = get_logger("hub")
@@ -43,30 +44,30 @@ def n_bytes_cached(blob: Path, size: int) -> int:
     return 0
 
 
-def fetch_blob(repo: str, commit: str, file: HubFile, blob: Path, on_bytes: OnBytes) -> None:
-    """Download a file of a repository at a commit to `blob` and check it. Resumes a partial file.
+def fetch_blob(file: Remote, blob: Path, lock: Path, on_bytes: OnBytes) -> None:
+    """Download a file to `blob` and check it. Resumes a partial file.
+
+    `lock` is the path of a lock against downloads by other processes.
 
     Raises:
-        DownloadError: the hub refuses, the network fails repeatedly, the disk is full, or the
+        DownloadError: the server refuses, the network fails repeatedly, the disk is full, or the
             digest is wrong. A file with a wrong digest is removed.
     """
-    with explained(repo, blob.parent):
+    with explained(file.source, blob.parent):
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(blob, file):
+        with _locked(lock, file):
             if not blob.exists():
-                _Download(repo, commit, file, on_bytes).run(incomplete(blob))
+                _Download(file, on_bytes).run(incomplete(blob))
                 incomplete(blob).replace(blob)
     on_bytes(file.size)
 
 
 @contextmanager
-def _locked(blob: Path, file: HubFile) -> Iterator[None]:
-    """Lock a file against downloads by other processes, with the library's own locks."""
+def _locked(lock: Path, file: Remote) -> Iterator[None]:
+    """Hold a lock, after a wait for another process that holds it."""
     from filelock import Timeout  # noqa: PLC0415
     from huggingface_hub.utils import WeakFileLock  # noqa: PLC0415
 
-    repo = blob.parents[1]
-    lock = repo.parent / ".locks" / repo.name / f"{blob.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with WeakFileLock(lock, timeout=0.1):
@@ -81,9 +82,7 @@ def _locked(blob: Path, file: HubFile) -> Iterator[None]:
 class _Download:
     """The download of one file."""
 
-    def __init__(self, repo: str, commit: str, file: HubFile, on_bytes: OnBytes) -> None:
-        self._repo = repo
-        self._commit = commit
+    def __init__(self, file: Remote, on_bytes: OnBytes) -> None:
         self._file = file
         self._on_bytes = on_bytes
         self._n = 0  # bytes that the cache has
@@ -94,11 +93,12 @@ class _Download:
         with path.open("a+b") as out:
             self._read_cached(out)
             self._receive_all(out)
-        if self._hash.hexdigest() != self._file.digest:
+        if self._file.digest and self._hash.hexdigest() != self._file.digest:
             path.unlink()
             raise DownloadError(
-                f"{self._file.name} of {self._repo} was damaged in the download and removed: its "
-                f"digest is {self._hash.hexdigest()}, must be {self._file.digest}; try again"
+                f"{self._file.name} of {self._file.source} was damaged in the download and "
+                f"removed: its digest is {self._hash.hexdigest()}, must be {self._file.digest}; "
+                "try again"
             )
 
     def _read_cached(self, out: BinaryIO) -> None:
@@ -136,7 +136,7 @@ class _Download:
             tried = 1 if self._n_received > n_before else tried + 1
             if tried >= TRIES:
                 raise error or DownloadError(
-                    f"the hub sends no bytes of {self._file.name} after {size_text(self._n)}"
+                    f"the server sends no bytes of {self._file.name} after {size_text(self._n)}"
                 )
             if error is not None:
                 log.info(
@@ -148,7 +148,7 @@ class _Download:
     def _receive(self, out: BinaryIO) -> None:
         """Send one request for the missing bytes and write the response."""
         limit = self._n + RESPONSE_MAX if self._n or self._file.size > RESPONSE_MAX else None
-        with _request(self._repo, self._commit, self._file, self._n, limit) as (start, chunks):
+        with request(self._file, self._n, limit) as (start, chunks):
             if self._n != start:  # a server without support for ranges sends the whole file
                 self._start_again(out)
             for chunk in chunks:
@@ -159,17 +159,17 @@ class _Download:
                     return
 
 
-def fetch_start(repo: str, commit: str, file: HubFile, path: Path, n: int) -> None:
+def fetch_start(file: Remote, path: Path, n: int) -> None:
     """Download the first `n` bytes of a file to `path`, without a check. Resumes a partial file.
 
     Raises:
-        DownloadError: the hub refuses, the network fails, or the disk is full.
+        DownloadError: the server refuses, the network fails, or the disk is full.
     """
-    with explained(repo, path.parent), path.open("ab") as out:
+    with explained(file.source, path.parent), path.open("ab") as out:
         done = out.tell()
         if done >= n:
             return
-        with _request(repo, commit, file, done, n) as (start, chunks):
+        with request(file, done, n) as (start, chunks):
             extra = done - start  # a server without support for ranges sends earlier bytes again
             for chunk in chunks:
                 new = chunk[max(0, extra) :][: n - done]
@@ -181,27 +181,36 @@ def fetch_start(repo: str, commit: str, file: HubFile, path: Path, n: int) -> No
 
 
 @contextmanager
-def _request(
-    repo: str, commit: str, file: HubFile, start: int, limit: int | None
-) -> Iterator[tuple[int, Iterator[bytes]]]:
+def request(file: Remote, start: int, limit: int | None) -> Iterator[tuple[int, Iterator[bytes]]]:
     """Request the bytes of a file from `start` to `limit` (None: to its end).
 
     Yields the position at which the response starts, and its chunks.
     """
-    from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415
+    range = None if limit is None else f"bytes={start}-{min(file.size, limit) - 1}"
+    with respond(file.url, range) as response:
+        found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        yield int(found[1]) if found else 0, response.iter_raw()
+
+
+@contextmanager
+def respond(url: str, range: str | None) -> Iterator[Any]:
+    """Request a URL, or a range of its bytes. Yields the library's response, without its body.
+
+    Raises the library's errors.
+    """
+    from huggingface_hub import get_session  # noqa: PLC0415
     from huggingface_hub.utils import hf_raise_for_status  # noqa: PLC0415
 
-    wanted = {**headers(), "Accept-Encoding": "identity"}
-    if limit is not None:
-        wanted["Range"] = f"bytes={start}-{min(file.size, limit) - 1}"
-    url, timeout = hf_hub_url(repo, file.name, revision=commit), settings().HF_HUB_DOWNLOAD_TIMEOUT
+    wanted = {**headers(url), "Accept-Encoding": "identity"}
+    if range is not None:
+        wanted["Range"] = range
+    timeout = settings().HF_HUB_DOWNLOAD_TIMEOUT
     with get_session().stream("GET", url, headers=wanted, timeout=timeout) as response:
         hf_raise_for_status(response)
-        range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-        yield int(range[1]) if range else 0, response.iter_raw()
+        yield response
 
 
-def _new_hash(file: HubFile) -> hashlib._Hash:
+def _new_hash(file: Remote) -> hashlib._Hash:
     """Return the hash for a file's digest: sha256, or git's sha1 for a file stored in git."""
     if len(file.digest) == 64:
         return hashlib.sha256()

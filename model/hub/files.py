@@ -54,6 +54,16 @@ class HubFile:
     path: Path | None = None  # in the cache, if it is cached
 
 
+class Remote(NamedTuple):
+    """A file on a server."""
+
+    url: str
+    name: str  # for messages
+    source: str  # its repository, or its URL
+    size: int  # bytes
+    digest: str = ""  # as of a HubFile; "" if it is unknown
+
+
 class Candidate(NamedTuple):
     """A model in a repository. `files` is incomplete if the repository lacks some."""
 
@@ -64,6 +74,12 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         return self.files[0].name
+
+    @property
+    def stem(self) -> str:
+        """The name without folders, the number of the file and the suffix."""
+        name = PurePosixPath(self.name).name
+        return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
     @property
     def size(self) -> int:

@@ -1,7 +1,8 @@
 """Finds a model's file for `user/repo:quant`, in the cache or on the hub.
 
-One request lists the repository, so that a newer version is found. If it fails, or in offline mode,
-the cached files are used. Tested by tests/model/test_hub.py.
+`find_cached` sends no request. `find_model` sends one that lists the repository, so that a newer
+version is found. If it fails, or in offline mode, the cached files are used. Tested by
+tests/model/test_hub.py.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from typing import Final
 from ...base.errors import DownloadError, ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
 from ...base.units import size_text
-from ..gguf.header import read_header
 from .blobs import fetch_blob, fetch_start, n_bytes_cached
-from .files import HubFile, HubModel, SelectedFiles, candidates, choose
+from .files import DEFAULT_QUANT, HubFile, HubModel, Remote, SelectedFiles, candidates, choose
 from .library import (
+    TOKEN,
     Listing,
     cache_folder,
     explained,
     free_bytes,
     is_offline,
     list_repo,
+    remote,
     repo_folder,
 )
 
@@ -36,6 +38,23 @@ DownloadProgress = Callable[[int, int, str], None]  # bytes done, bytes in total
 
 HEADER_STEP: Final = 1 << 20  # bytes of the first try to read a header; then four times as many
 HEADER_MAX: Final = 256 << 20
+
+
+def find_cached(wanted: HubModel) -> Path | None:
+    """Return the path of a model's (first) file if the cache has the model, else None.
+
+    Sends no request. Without a quant this is the default quant, or else the only cached model of
+    the repository.
+    """
+    found = candidates(cached_files(wanted.repo))
+    if wanted.file:
+        named = [c for c in found if c.name == wanted.file]
+    else:
+        quant = (wanted.quant or DEFAULT_QUANT).upper()
+        named = [c for c in found if quant in (c.label, c.stem.upper())]
+        if not named and not wanted.quant:
+            named = found
+    return named[0].files[0].path if len(named) == 1 else None
 
 
 def find_model(
@@ -66,7 +85,7 @@ def find_header(wanted: HubModel, folder: Path, *, offline: bool = False) -> Pat
     if listing is None or _is_cached(wanted.repo, listing, choice):
         return _first(wanted.repo, listing, choice)
     for no, file in enumerate(choice.files):
-        _fetch_header(wanted.repo, listing.commit, file, folder / Path(file.name).name, no)
+        fetch_header(remote(wanted.repo, listing.commit, file), folder / Path(file.name).name, no)
     return folder / Path(choice.files[0].name).name
 
 
@@ -178,7 +197,8 @@ def _download(
 
     on_bytes(0)
     for file, blob in zip(choice.files, blobs, strict=True):
-        fetch_blob(repo, listing.commit, file, blob, on_bytes)
+        lock = folder.parent / ".locks" / folder.name / f"{blob.name}.lock"  # the library's own
+        fetch_blob(remote(repo, listing.commit, file), blob, lock, on_bytes)
         _link(repo, listing.commit, file)
         before += file.size
     _write_main(folder, listing.commit)
@@ -213,7 +233,7 @@ def _link(repo: str, commit: str, file: HubFile) -> None:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415
 
     with explained(repo):
-        hf_hub_download(repo, file.name, revision=commit, library_name="lamella")
+        hf_hub_download(repo, file.name, revision=commit, token=TOKEN.get(), library_name="lamella")
 
 
 def _write_main(folder: Path, commit: str) -> None:
@@ -228,18 +248,26 @@ def _write_main(folder: Path, commit: str) -> None:
         os.replace(new, ref)
 
 
-def _fetch_header(repo: str, commit: str, file: HubFile, path: Path, no: int) -> None:
-    """Download the first bytes of a file, until they contain its header."""
+def fetch_header(file: Remote, path: Path, no: int) -> None:
+    """Download the first bytes of a file to `path`, until they contain its header.
+
+    `no` is the number of the file in a split model, from 0.
+
+    Raises:
+        DownloadError: the server refuses, the network fails, or the disk is full.
+    """
     wanted = HEADER_STEP
     while True:
         n = min(wanted, file.size)
-        fetch_start(repo, commit, file, path, n)
+        fetch_start(file, path, n)
         if n == file.size or n >= HEADER_MAX or _has_header(path, no):
             return
         wanted *= 4
 
 
 def _has_header(path: Path, no: int) -> bool:
+    from ..gguf.header import read_header  # noqa: PLC0415 - imports NumPy, which is slow
+
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             read_header(str(path), data, no, header_only=True)

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ...base.errors import DownloadError
 from ...base.units import size_text
-from .files import HubFile
+from .files import HubFile, Remote
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -31,6 +32,7 @@ TRIES: Final = 3  # of one request
 TEMPORARY: Final = frozenset((408, 429, 500, 502, 503, 504))  # statuses worth another try
 WAIT_S = 1.0  # before the second try; doubled before each later one
 LIST_TIMEOUT_S: Final = 15.0
+TOKEN: Final[ContextVar[str | None]] = ContextVar("token", default=None)
 TOKENS: Final = "https://huggingface.co/settings/tokens"
 
 
@@ -55,6 +57,23 @@ def host() -> str:
     return urlsplit(settings().ENDPOINT).netloc or str(settings().ENDPOINT)
 
 
+@contextmanager
+def using_token(token: str | None) -> Iterator[None]:
+    """Send `token` to the hub inside a `with` block. None: the token of HF_TOKEN or of a login."""
+    before = TOKEN.set(token or None)
+    try:
+        yield
+    finally:
+        TOKEN.reset(before)
+
+
+def has_token() -> bool:
+    """True if requests to the hub carry a token."""
+    from huggingface_hub import get_token  # noqa: PLC0415
+
+    return (TOKEN.get() or get_token()) is not None
+
+
 def is_offline() -> bool:
     """True if HF_HUB_OFFLINE is set."""
     return bool(settings().HF_HUB_OFFLINE)
@@ -66,20 +85,32 @@ def cache_folder() -> Path:
 
 def repo_folder(repo: str) -> Path:
     """Return the cache's folder of a repository."""
-    from huggingface_hub.file_download import repo_folder_name  # noqa: PLC0415
-
-    return cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
+    return cache_folder() / "--".join(("models", *repo.split("/")))
 
 
-def headers() -> dict[str, str]:
-    """Return the headers of a request to the hub, with the user's token if there is one."""
+def headers(url: str) -> dict[str, str]:
+    """Return the headers of a request. Only the hub gets the user's token."""
     from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
 
-    settings()
     found: dict[str, str] = build_hf_headers(
-        library_name="lamella", library_version=version("lamella")
+        token=TOKEN.get() if is_hub(url) else False,
+        library_name="lamella",
+        library_version=version("lamella"),
     )
     return found
+
+
+def is_hub(url: str) -> bool:
+    """True if the hub serves a URL."""
+    return urlsplit(url).netloc == host()
+
+
+def remote(repo: str, commit: str, file: HubFile) -> Remote:
+    """Return the place of a repository's file at a commit."""
+    from huggingface_hub import hf_hub_url  # noqa: PLC0415
+
+    url = hf_hub_url(repo, file.name, revision=commit)
+    return Remote(url, file.name, repo, file.size, file.digest)
 
 
 def list_repo(repo: str) -> Listing:
@@ -90,7 +121,7 @@ def list_repo(repo: str) -> Listing:
     """
     from huggingface_hub import HfApi  # noqa: PLC0415
 
-    api = HfApi(endpoint=settings().ENDPOINT, library_name="lamella")
+    api = HfApi(endpoint=settings().ENDPOINT, token=TOKEN.get(), library_name="lamella")
     with explained(repo):
         try:
             info = with_retries(
@@ -136,8 +167,11 @@ def pause(tried: int, headers: Any = None) -> float:
 
 
 @contextmanager
-def explained(repo: str, folder: Path | None = None) -> Iterator[None]:
-    """Turn errors of the library, the network and the disk into DownloadError with a remedy."""
+def explained(source: str, folder: Path | None = None) -> Iterator[None]:
+    """Turn errors of the library, the network and the disk into DownloadError with a remedy.
+
+    `source` is a repository of the hub or the URL of a file. Files are written into `folder`.
+    """
     from huggingface_hub.errors import (  # noqa: PLC0415
         HfHubHTTPError,
         HTTPError,
@@ -148,57 +182,72 @@ def explained(repo: str, folder: Path | None = None) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as e:
-        raise DownloadError(_refusal(repo, e)) from e
+        raise DownloadError(_refusal(source, e)) from e
     except OfflineModeIsEnabled as e:
-        raise DownloadError(f"{repo} cannot be requested: HF_HUB_OFFLINE is set") from e
+        raise DownloadError(f"{source} cannot be requested: HF_HUB_OFFLINE is set") from e
     except (HTTPError, LocalEntryNotFoundError) as e:
         cause = e.__cause__ if isinstance(e, LocalEntryNotFoundError) and e.__cause__ else e
-        raise DownloadError(f"{host()} cannot be reached: {_first_line(cause)}") from e
+        raise DownloadError(f"{_host_of(source)} cannot be reached: {_first_line(cause)}") from e
     except OSError as e:
-        raise DownloadError(_disk(repo, e, folder)) from e
+        raise DownloadError(_disk(source, e, folder)) from e
 
 
-def _refusal(repo: str, e: HfHubHTTPError) -> str:
-    """Return a message for an error response of the hub."""
-    from huggingface_hub import get_token  # noqa: PLC0415
+def _host_of(source: str) -> str:
+    return urlsplit(source).netloc or host()
+
+
+def _refusal(source: str, e: HfHubHTTPError) -> str:
+    """Return a message for an error response."""
+    message = str(e.response.headers.get("X-Error-Message") or e.server_message or "")
+    if not urlsplit(source).netloc:
+        found = _refusal_of_repo(source, e, message)
+        if found:
+            return found
+    status, server = e.response.status_code, _host_of(source)
+    detail = f": {_first_line(message)}" if message else ""
+    if status in (404, 410):
+        return f"{server} has no such file: {source} (status {status})"
+    if status == 429:
+        return f"{server} received too many requests from here, try again later (429){detail}"
+    if status >= 500:
+        return f"{server} has a server error, try again later (status {status}){detail}"
+    return f"{server} refuses {source} (status {status}){detail}"
+
+
+def _refusal_of_repo(repo: str, e: HfHubHTTPError, message: str) -> str:
+    """Return a message if a repository is missing or needs another token, else ""."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError  # noqa: PLC0415
 
-    status, has_token = e.response.status_code, get_token() is not None
-    message = str(e.response.headers.get("X-Error-Message") or e.server_message or "")
+    status = e.response.status_code
     if isinstance(e, GatedRepoError):
         then = (
             "the account of your token has no access yet"
-            if has_token
+            if has_token()
             else f"then set HF_TOKEN to a token of your account, made at {TOKENS}"
         )
         return f"{repo} is gated: request access at {settings().ENDPOINT}/{repo}; {then}"
-    if status == 401 and has_token and "credentials" in message.lower():
+    if status == 401 and has_token() and "credentials" in message.lower():
         return (
             f"{host()} rejects the token (HF_TOKEN, or that of `hf auth login`): it is wrong or "
             f"expired; make another one at {TOKENS}, or use none"
         )
     if isinstance(e, RepositoryNotFoundError) or status in (401, 404):
         what = f"{host()} has no repository {repo}"
-        if has_token:
+        if has_token():
             return f"{what}, or it is private and your token cannot read it"
         return f"{what}, or it is private and needs a token (HF_TOKEN)"
-    detail = f": {_first_line(message)}" if message else ""
-    if status == 429:
-        return f"{host()} received too many requests from here, try again later (429){detail}"
-    if status >= 500:
-        return f"{host()} has a server error, try again later (status {status}){detail}"
-    return f"{host()} refuses {repo} (status {status}){detail}"
+    return ""
 
 
-def _disk(repo: str, e: OSError, folder: Path | None) -> str:
-    folder = folder or repo_folder(repo)
+def _disk(source: str, e: OSError, folder: Path | None) -> str:
+    folder = folder or repo_folder(source)
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk of {folder} is full, {size_text(free_bytes(folder))} are free: free some "
             "space and repeat the command to resume the download, or set another folder "
             "(HF_HUB_CACHE)"
         )
-    return f"{repo} cannot be written into {folder}: {e.strerror or _first_line(e)}"
+    return f"{source} cannot be written into {folder}: {e.strerror or _first_line(e)}"
 
 
 def free_bytes(folder: Path) -> int:

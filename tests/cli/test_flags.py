@@ -13,10 +13,15 @@ from lamella.cli.flags import add_model_flags, open_params, request_defaults
 from lamella.cli.main import parser
 from lamella.cli.parser import Parser
 from lamella.graph import GGMLType
-from lamella.model.hub import HubModel
 from lamella.model.params import parse_overrides, parse_shares
 from lamella.model.sampling import SamplingParams
 from lamella.model.sampling.params import parse_bias
+
+
+@pytest.fixture(autouse=True)
+def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file of a model be missing: these tests open none."""
+    monkeypatch.setattr("lamella.cli.download.find_file", lambda name, **_: name)
 
 
 def parsed(*args: str) -> argparse.Namespace:
@@ -129,7 +134,8 @@ def test_an_unknown_placement() -> None:
 
 def model_argument_parser() -> Parser:
     made = Parser(prog="plan")
-    add_model_flags(made, argument=True)
+    add_model_flags(made)
+    made.set_defaults(parser=made)
     return made
 
 
@@ -144,10 +150,7 @@ def test_the_model_as_an_argument(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("f.gguf -m g.gguf", "argument -m/--model: not allowed with argument MODEL"),
-        ("-m g.gguf f.gguf", "argument MODEL: not allowed with argument -m/--model"),
-        ("f.gguf -hf u/r", "argument -hf/--hf-repo: not allowed with argument MODEL"),
-        ("-hf u/r -m f.gguf", "argument -m/--model: not allowed with argument -hf/--hf-repo"),
+        ("-hf u/r -m f.gguf", "argument -m/--model: not allowed with argument -hf/-hfr/--hf-repo"),
         ("f.gguf g.gguf", "unexpected argument 'g.gguf'"),
     ],
 )
@@ -160,20 +163,46 @@ def test_two_models_are_an_error(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "serve", "plan", "explain", "bench"])
-def test_a_model_on_hugging_face(command: str) -> None:
-    for flags in ("-hf u/r:Q8_0 -hff a/b.gguf", "--hf-repo u/r:Q8_0 --hf-file a/b.gguf"):
-        args = parsed(command, *flags.split(), "--offline")
-        assert (args.hf_repo, args.hf_file) == (HubModel("u/r", "Q8_0"), "a/b.gguf")
-        assert (args.offline, args.model) == (True, None)
+@pytest.mark.parametrize(
+    "args", ["f.gguf -m g.gguf", "-m g.gguf f.gguf", "f.gguf -hf u/r", "f -mu https://a/g.gguf"]
+)
+def test_an_argument_and_a_flag_are_two_models(args: str) -> None:
+    with pytest.raises(RequestError, match=r"two models are given, f(.gguf)? and .*: give one"):
+        open_params(model_argument_parser().parse_args(args.split()))
+
+
+COMMANDS = ["run", "chat", "serve", "plan", "explain", "profile", "bench"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_model_on_hugging_face(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def find(name: str, **options: object) -> str:
+        asked.append((name, options["file"], options["offline"], options["token"]))
+        return name
+
+    monkeypatch.setattr("lamella.cli.download.find_file", find)
+    for flags in ("-hf u/r:Q8_0 -hff b.gguf -hft t", "-hfr u/r:Q8_0 --hf-file b.gguf --hf-token t"):
+        open_params(parsed(command, *flags.split(), "--offline"))
+    assert asked == [("hf://u/r:Q8_0", "b.gguf", True, "t")] * 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flags", [[], ["-m"], ["-mu"], ["--model-url"]])
+def test_a_url_is_not_changed(command: str, flags: list[str]) -> None:
+    url = "https://example.com/a//b.gguf?download=true"
+    assert open_params(parsed(command, *flags, url)).model.path == url
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("-hf r", "argument -hf/--hf-repo: 'r': must be USER/REPO or USER/REPO:QUANT"),
-        ("-hf u/r:", "argument -hf/--hf-repo: 'u/r:': must be USER/REPO"),
-        ("-m f -hf u/r", "argument -hf/--hf-repo: not allowed with argument -m/--model"),
+        ("-hf r", "argument -hf/-hfr/--hf-repo: 'r': must be USER/REPO or USER/REPO:QUANT"),
+        ("-hf u/r:", "argument -hf/-hfr/--hf-repo: 'u/r:': must be USER/REPO"),
+        ("-m f -hf u/r", "argument -hf/-hfr/--hf-repo: not allowed with argument -m/--model"),
+        ("-mu f.gguf", "argument -mu/--model-url: 'f.gguf': must be the URL of a GGUF file"),
+        ("-dr ai/x", "argument -dr/--docker-repo: 'ai/x': Lamella does not download from Docker's"),
     ],
 )
 def test_wrong_models_on_hugging_face(flags: str, message: str) -> None:
@@ -184,11 +213,11 @@ def test_wrong_models_on_hugging_face(flags: str, message: str) -> None:
 
 def test_hff_needs_hf() -> None:
     with pytest.raises(RequestError, match="-hff FILE names a file of a repository"):
-        open_params(parsed("run", "-m", "f", "-hff", "g.gguf"))
+        open_params(parsed("run", "-hff", "g.gguf"))
 
 
 def test_an_invalid_value_is_reported_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamella.cli.download.find_model", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("lamella.cli.download.find_file", lambda *args, **options: 1 / 0)
     with pytest.raises(RequestError, match="n_parallel is 0"):
         open_params(parsed("run", "-hf", "u/r", "-np", "0"))
 
@@ -198,7 +227,7 @@ def test_numbers_may_follow_a_letter() -> None:
     assert (args.n_predict, args.n_threads) == (5, 2)
 
 
-@pytest.mark.parametrize("flag", ["-cb", "-fa", "-mu", "-hfd", "-lv", "-cram"])
+@pytest.mark.parametrize("flag", ["-cb", "-fa", "-hfd", "-lv", "-cram"])
 def test_flags_of_two_letters_are_not_split(flag: str) -> None:
     done = lamella("run", "-m", "f", flag, "2")
     assert done.returncode == 2

@@ -6,7 +6,8 @@ It has the real hub's headers, redirects, ranges and error responses.
         repo = hub.add("user/repo", {"model-Q4_K_M.gguf": data})
         hub.cuts = [1000]   # the next delivery ends after 1,000 bytes
 
-Attributes take effect with the next request. `requests` records the requests.
+The server for large files also serves every file by its name, as other servers do. Attributes take
+effect with the next request. `requests` records the requests.
 """
 
 from __future__ import annotations
@@ -188,11 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
         return self._say(302, b"Found", {**headers, "Location": place})
 
     def _deliver_large(self, path: str) -> None:
-        every = (data for repo in self.hub.repos.values() for data in repo.files.values())
-        found = [data for data in every if digest_of(data) == path.strip("/")]
+        every = [file for repo in self.hub.repos.values() for file in repo.files.items()]
+        found = [data for _, data in every if digest_of(data) == path.strip("/")]
+        found += [data for name, data in every if name == path.strip("/")]
         if not found:
             return self._say(404, b"no such file")
-        return self._deliver(found[0], {})
+        return self._deliver(found[0], {"ETag": f'"{digest_of(found[0])}"'})
 
     def _deliver(self, data: bytes, headers: dict[str, str]) -> None:
         if self.hub.damage:

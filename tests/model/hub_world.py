@@ -27,6 +27,7 @@ def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
             "HF_HUB_DISABLE_TELEMETRY": True,
         }.items():
             monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("LAMELLA_CACHE", str(folder / "lamella"))
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         for name in ("NO_PROXY", "no_proxy"):
@@ -46,6 +47,7 @@ def environment(hub: FakeHub, folder: Path) -> dict[str, str]:
         "HF_HUB_CACHE": str(folder / "cache"),
         "HF_TOKEN": "",
         "HF_HUB_OFFLINE": "",
+        "LAMELLA_CACHE": str(folder / "lamella"),
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }

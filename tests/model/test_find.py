@@ -1,0 +1,199 @@
+"""From the name of a model to its file: all forms of names, and errors that name the forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_hub import GOOD_TOKEN, FakeHub
+from hub_world import hub_world
+from tiny_models import TINY, write_model
+
+from lamella.base.errors import DownloadError, ModelFileError, RequestError
+from lamella.model.find import FORMS, find_file, read_name
+from lamella.model.gguf import open_gguf
+from lamella.model.hub import HubModel, find
+from lamella.model.shipped import shipped_model
+
+REPO = "some/Model-GGUF"
+NAME = "model-Q4_K_M.gguf"
+OTHER = "sub/model-Q8_0.gguf"
+DATA = b"GGUF" + bytes(9000)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with hub_world(tmp_path, monkeypatch) as made:
+        made.add(REPO, {NAME: DATA, OTHER: DATA[:-1]})
+        yield made
+
+
+def refusal(name: str, **options: Any) -> str:
+    with pytest.raises(ModelFileError) as raised:
+        find_file(name, **options)
+    return str(raised.value)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("u/r", HubModel("u/r")),
+        ("u/r:Q8_0", HubModel("u/r", "Q8_0")),
+        ("hf.co/u/r:Q8_0", HubModel("u/r", "Q8_0")),
+        ("huggingface.co/u/r", HubModel("u/r")),
+        ("hf://u/r:Q8_0", HubModel("u/r", "Q8_0")),
+        ("https://huggingface.co/u/r", HubModel("u/r")),
+        ("https://hf.co/u/r:Q8_0", HubModel("u/r", "Q8_0")),
+        ("https://huggingface.co/u/r/tree/main", HubModel("u/r")),
+        ("https://huggingface.co/u/r/resolve/main/a/b.gguf", HubModel("u/r", "", "a/b.gguf")),
+        (
+            "https://huggingface.co/u/r/blob/main/b%20c.gguf?download=true",
+            HubModel("u/r", "", "b c.gguf"),
+        ),
+        (
+            "https://huggingface.co/u/r/blob/v2/b.gguf",
+            "https://huggingface.co/u/r/resolve/v2/b.gguf",
+        ),
+        ("https://a.b/c//d.gguf?e=f", "https://a.b/c//d.gguf?e=f"),
+        ("HTTP://a.b/d", "HTTP://a.b/d"),
+    ],
+)
+def test_forms_of_names(hub: FakeHub, text: str, source: object) -> None:
+    assert read_name(text) == source
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "text", ["nowhere", "nowhere.gguf", "./u/r", "a/b/c", "u/r.gguf", "/u/r", "~/r", "", "a b?"]
+)
+def test_names_without_a_model(hub: FakeHub, text: str) -> None:
+    message = refusal(text)
+    assert message.startswith(f"{Path(text) if text[:1] == '.' else text}: no ")
+    assert message.endswith(f"; {FORMS}")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ftp://a.b/c.gguf", "ftp://a.b/c.gguf: Lamella downloads by http and https only; "),
+        ("https:///c.gguf", "https:///c.gguf: Lamella downloads by http and https only; "),
+        ("https://huggingface.co/u", "https://huggingface.co/u is no model: "),
+    ],
+)
+def test_urls_without_a_model(hub: FakeHub, text: str, message: str) -> None:
+    assert refusal(text) == message + FORMS
+
+
+def test_a_file_of_a_repository(hub: FakeHub) -> None:
+    assert read_name("u/r", "b.gguf") == HubModel("u/r", "", "b.gguf")
+    assert read_name("hf.co/u/r", "b.gguf") == HubModel("u/r", "", "b.gguf")
+    for text in ("f.gguf", "name", "u/r:Q8_0", "https://a.b/c.gguf"):
+        with pytest.raises(RequestError, match="give the repository as USER/REPO"):
+            read_name(text, "b.gguf")
+
+
+# --- files ---
+
+
+def test_an_existing_path_wins(hub: FakeHub) -> None:
+    path = Path(REPO)
+    path.parent.mkdir()
+    path.write_bytes(DATA)
+    assert find_file(REPO) == find_file(path) == path
+    assert hub.requests == []
+
+
+def test_a_folder_with_one_model(hub: FakeHub) -> None:
+    folder = Path("folder")
+    folder.mkdir()
+    assert refusal("folder") == "folder is a folder without a GGUF file"
+    (folder / "model.safetensors").touch()
+    assert "folder is a folder with safetensors files: convert them" in refusal("folder")
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "notes.txt"):
+        (folder / name).touch()
+    assert find_file("folder") == folder / "m-00001-of-00002.gguf"
+    (folder / "n.gguf").touch()
+    assert refusal("folder") == (
+        "folder is a folder with 2 models: name one of m-00001-of-00002.gguf, n.gguf"
+    )
+
+
+def test_a_broken_link(hub: FakeHub) -> None:
+    Path("m.gguf").symlink_to("gone.gguf")
+    assert refusal("m.gguf") == "m.gguf is a link to gone.gguf, which does not exist"
+
+
+@pytest.mark.parametrize("name", ["lamella-stories-Q8_0", "lamella-stories"])
+def test_the_bundled_model_has_a_name(hub: FakeHub, name: str) -> None:
+    assert find_file(name) == shipped_model()
+
+
+# --- the hub and the cache ---
+
+
+def test_a_cached_model_needs_no_request(hub: FakeHub) -> None:
+    path = find_file(f"{REPO}:Q4_K_M")
+    assert path.read_bytes() == DATA
+    hub.forget()
+    for name in (REPO, f"{REPO}:q4_k_m", "model", "MODEL-gguf", f"hf.co/{REPO}:Q4_K_M"):
+        assert find_file(name) == path
+    assert find_file(f"{hub.url()}/{REPO}/resolve/main/{NAME}") == path
+    assert find_file(REPO, file=NAME, offline=True) == path
+    assert hub.requests == []
+
+
+def test_an_update_asks_the_hub(hub: FakeHub) -> None:
+    old = find_file(REPO)
+    hub.add(REPO, {NAME: DATA + b"new"})
+    assert find_file(REPO) == old
+    assert find_file(REPO, update=True).read_bytes() == DATA + b"new"
+
+
+def test_similar_cached_models_are_named(hub: FakeHub) -> None:
+    find_file(REPO)
+    assert refusal("modle").startswith(
+        f"modle: no file and no cached model has this name; in the cache: {REPO}:Q4_K_M; a model is"
+    )
+    assert f"; in the cache: {REPO}:Q4_K_M; " in refusal("models/model-q4.gguf")
+
+
+def test_files_by_name_and_progress(hub: FakeHub) -> None:
+    progress: list[tuple[int, int, str]] = []
+    path = find_file(REPO, file=OTHER, on_progress=lambda *what: progress.append(what))
+    assert path.read_bytes() == DATA[:-1]
+    assert progress[-1] == (len(DATA) - 1, len(DATA) - 1, OTHER)
+
+
+def test_a_missing_repository_may_be_meant_as_a_path(hub: FakeHub) -> None:
+    assert refusal("no/body").endswith("; no file or folder no/body exists either")
+    assert "exists either" not in refusal("hf://no/body")
+
+
+def test_a_token(hub: FakeHub) -> None:
+    hub.repos[REPO].private = True
+    with pytest.raises(DownloadError, match="needs a token"):
+        find_file(REPO)
+    assert find_file(REPO, token=GOOD_TOKEN).read_bytes() == DATA
+    with pytest.raises(DownloadError, match="rejects the token"):
+        find_file("u/other", token="hf_old")
+
+
+@pytest.mark.parametrize("of", ["repository", "url"])
+def test_a_header(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    monkeypatch.setattr(find, "HEADER_STEP", 4096)
+    write_model(TINY["llama"], tmp_path / "tiny.gguf")
+    data = (tmp_path / "tiny.gguf").read_bytes() + bytes(1 << 20)
+    hub.add(REPO, {NAME: data})
+    path = find_file(REPO if of == "repository" else f"{hub.url('files')}/{NAME}", header_only=True)
+    with open_gguf(path, header_only=True) as file:
+        assert file.metadata.str("general.architecture") == "llama"
+    assert path.stat().st_size < len(data) / 2
+    assert hub.n_sent < len(data) / 2
