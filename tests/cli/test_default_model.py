@@ -37,7 +37,7 @@ def test_plan_and_explain_use_the_default_model(command: str) -> None:
     done = lamella(command, "-dev", "none")
     assert done.returncode == 0
     assert done.stdout.startswith("lamella-stories-Q8_0.gguf")
-    assert f"usage: lamella {command} [MODEL | -hf REPO] [options]" in lamella(command, "-h").stdout
+    assert f"usage: lamella {command} [MODEL] [options]" in lamella(command, "-h").stdout
 
 
 def test_a_missing_default_model_is_a_one_line_error(

@@ -171,6 +171,15 @@ def test_an_argument_and_a_flag_are_two_models(args: str) -> None:
         open_params(model_argument_parser().parse_args(args.split()))
 
 
+@pytest.mark.parametrize("args", ["f.gguf", "-m f.gguf"])
+def test_a_model_that_is_typed_wins_over_variables(
+    args: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMELLA_ARG_HF_REPO", "u/r")
+    monkeypatch.setenv("LLAMA_ARG_MODEL", "g.gguf")
+    assert open_params(parsed("run", *args.split())).model.path == "f.gguf"
+
+
 COMMANDS = ["run", "chat", "serve", "plan", "explain", "profile", "bench"]
 
 

@@ -192,7 +192,7 @@ def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> No
     [
         (["run", "-ngl", "many"], "'many' is not a number, 'all' or 'auto'"),
         (["run", "-n", "x"], "'x' is not a whole number"),
-        (["run", "extra"], "unexpected argument 'extra'"),
+        (["bench", "-m", "x", "a", "b"], "unexpected argument 'b'"),
         (["rnu"], "invalid choice: 'rnu'"),
         ([], "required: COMMAND"),
     ],
@@ -221,7 +221,7 @@ def test_help_of_commands() -> None:
     for command in ("run", "chat", "serve"):
         done = lamella(command, "--help")
         assert done.returncode == 0
-        for flag in ("-m, --model FILE", "-ngl, --gpu-layers", "--temp N", "-ctk, --cache-type-k"):
+        for flag in ("-m, --model MODEL", "-ngl, --gpu-layers", "--temp N", "-ctk, --cache-type-k"):
             assert flag in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 100
 
