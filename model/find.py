@@ -26,10 +26,7 @@ from .hub import (
     HubModel,
     cached_models,
     find_cached,
-    find_header,
     find_model,
-    find_url,
-    find_url_header,
     is_hub,
     parse_model,
     select,
@@ -37,6 +34,8 @@ from .hub import (
     using_token,
 )
 from .hub.files import HubFile, candidates
+from .hub.headers import find_header
+from .hub.urls import find_url, find_url_header
 from .shipped import NAME, shipped_model
 
 log = get_logger("model")

@@ -17,8 +17,7 @@ from typing import Final
 from ...base.errors import ModelFileError
 from .files import DEFAULT_QUANT, Candidate, HubFile, candidates
 from .find import cached_files
-from .library import cache_folder
-from .urls import downloads
+from .library import cache_folder, downloads
 
 SHOWN: Final = 4  # most names in an error
 MIN_PART: Final = 3  # characters of a part of a name

@@ -7,19 +7,17 @@ tests/model/test_hub.py.
 
 from __future__ import annotations
 
-import mmap
 import os
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-from ...base.errors import DownloadError, ModelFileError, UnsupportedModelError
+from ...base.errors import DownloadError
 from ...base.log import get_logger
 from ...base.units import size_text
-from .blobs import fetch_blob, fetch_start, n_bytes_cached
-from .files import DEFAULT_QUANT, HubFile, HubModel, Remote, SelectedFiles, candidates, choose
+from .blobs import fetch_blob, n_bytes_cached
+from .files import DEFAULT_QUANT, HubFile, HubModel, SelectedFiles, candidates, choose
 from .library import (
     TOKEN,
     Listing,
@@ -35,9 +33,6 @@ from .library import (
 log = get_logger("hub")
 
 DownloadProgress = Callable[[int, int, str], None]  # bytes done, bytes in total, first file's name
-
-HEADER_STEP: Final = 1 << 20  # bytes of the first try to read a header; then four times as many
-HEADER_MAX: Final = 256 << 20
 
 
 def find_cached(wanted: HubModel) -> Path | None:
@@ -65,31 +60,14 @@ def find_model(
     Raises:
         DownloadError: the model is not available; names the cause and a remedy.
     """
-    listing, choice = _choose(wanted, offline)
-    if listing is None or _is_cached(wanted.repo, listing, choice):
-        return _first(wanted.repo, listing, choice)
+    listing, choice = choose_model(wanted, offline)
+    if listing is None or is_cached(wanted.repo, listing, choice):
+        return first_path(wanted.repo, listing, choice)
     _download(wanted.repo, listing, choice, on_progress or (lambda done, total, name: None))
-    return _first(wanted.repo, listing, choice)
+    return first_path(wanted.repo, listing, choice)
 
 
-def find_header(wanted: HubModel, folder: Path, *, offline: bool = False) -> Path:
-    """Return the path of a file that has at least the model's header.
-
-    This is the cached file if there is one. Else the first bytes of the model's files are
-    downloaded into `folder`.
-
-    Raises:
-        DownloadError: the model is not available; names the cause and a remedy.
-    """
-    listing, choice = _choose(wanted, offline)
-    if listing is None or _is_cached(wanted.repo, listing, choice):
-        return _first(wanted.repo, listing, choice)
-    for no, file in enumerate(choice.files):
-        fetch_header(remote(wanted.repo, listing.commit, file), folder / Path(file.name).name, no)
-    return folder / Path(choice.files[0].name).name
-
-
-def _choose(wanted: HubModel, offline: bool) -> tuple[Listing | None, SelectedFiles]:
+def choose_model(wanted: HubModel, offline: bool) -> tuple[Listing | None, SelectedFiles]:
     """Return the hub's listing and the selected files. The listing is None for cached files."""
     if offline or is_offline():
         why = "--offline" if offline else "HF_HUB_OFFLINE is set"
@@ -165,13 +143,14 @@ def _snapshot_path(repo: str, commit: str, file: HubFile) -> Path:
     return repo_folder(repo).joinpath("snapshots", commit, *file.name.split("/"))
 
 
-def _is_cached(repo: str, listing: Listing, choice: SelectedFiles) -> bool:
+def is_cached(repo: str, listing: Listing, choice: SelectedFiles) -> bool:
     """True if the cache has the hub's version of all files, with the right sizes."""
     paths = [(_snapshot_path(repo, listing.commit, file), file) for file in choice.files]
     return all(path.is_file() and path.stat().st_size == file.size for path, file in paths)
 
 
-def _first(repo: str, listing: Listing | None, choice: SelectedFiles) -> Path:
+def first_path(repo: str, listing: Listing | None, choice: SelectedFiles) -> Path:
+    """Return the path in the cache of the (first) file."""
     first = choice.files[0]
     if first.path is not None:
         return first.path
@@ -246,33 +225,3 @@ def _write_main(folder: Path, commit: str) -> None:
         new = ref.with_name(f"main.{uuid.uuid4().hex[:8]}")
         new.write_text(commit, "utf-8")
         os.replace(new, ref)
-
-
-def fetch_header(file: Remote, path: Path, no: int) -> None:
-    """Download the first bytes of a file to `path`, until they contain its header.
-
-    `no` is the number of the file in a split model, from 0.
-
-    Raises:
-        DownloadError: the server refuses, the network fails, or the disk is full.
-    """
-    wanted = HEADER_STEP
-    while True:
-        n = min(wanted, file.size)
-        fetch_start(file, path, n)
-        if n == file.size or n >= HEADER_MAX or _has_header(path, no):
-            return
-        wanted *= 4
-
-
-def _has_header(path: Path, no: int) -> bool:
-    from ..gguf.header import read_header  # noqa: PLC0415 - imports NumPy, which is slow
-
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            read_header(str(path), data, no, header_only=True)
-        except UnsupportedModelError:
-            return True  # more bytes would not help
-        except ModelFileError:
-            return False
-    return True

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from ...base import folders
 from ...base.errors import DownloadError
 from ...base.units import size_text
 from .files import HubFile, Remote
@@ -81,6 +82,11 @@ def is_offline() -> bool:
 
 def cache_folder() -> Path:
     return Path(settings().HF_HUB_CACHE)
+
+
+def downloads() -> Path:
+    """Return Lamella's own folder, with the files of other servers."""
+    return folders.cache_folder("downloads")
 
 
 def repo_folder(repo: str) -> Path:

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ...base.errors import DownloadError
-from ...base.folders import cache_folder
 from ...base.units import size_text
+from ..gguf.foreign import describe
 from .blobs import fetch_blob, incomplete, n_bytes_cached, respond
 from .files import Remote
-from .find import DownloadProgress, fetch_header
-from .library import explained, free_bytes, is_offline
+from .find import DownloadProgress
+from .headers import fetch_header
+from .library import downloads, explained, free_bytes, is_offline
 
 HEAD_BYTES: Final = 4096  # of a file, to recognize what is not a model
 DIGITS: Final = 16  # of a version's digest, in the name of a partial file
@@ -31,11 +32,6 @@ class Shown(NamedTuple):
 
     file: Remote
     version: str  # changes with the file
-
-
-def downloads() -> Path:
-    """Return the folder of the downloaded files."""
-    return cache_folder("downloads")
 
 
 def find_cached_url(url: str) -> Path | None:
@@ -118,8 +114,6 @@ def _look(url: str) -> Shown:
         found = response.headers
     total = found.get("Content-Range", "").rpartition("/")[2] or found.get("Content-Length", "")
     if not head.startswith(b"GGUF"):
-        from ..gguf.foreign import describe  # noqa: PLC0415 - imports NumPy, which is slow
-
         size = int(total) if total.isdigit() else len(head)
         raise DownloadError(f"{url} is not a GGUF file: {describe(head[:HEAD_BYTES], size)}")
     if not total.isdigit():

@@ -18,7 +18,7 @@ from fake_hub import FakeHub, digest_of
 from hub_world import environment, hub_world
 
 from lamella.cli.download import DownloadBar
-from lamella.model.hub import find
+from lamella.model.hub import headers
 
 NAME = "tiny-Q4_K_M.gguf"
 RUN = ["run", "-p", "ab", "-n", "2", "--temp", "0", "-c", "64"]
@@ -81,7 +81,7 @@ def test_errors_are_one_line(hub: FakeHub, wanted: str, message: str) -> None:
 def test_a_plan_downloads_only_the_header(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr(find, "HEADER_STEP", 4096)
+    monkeypatch.setattr(headers, "HEADER_STEP", 4096)
     args = [command, "--json", "-c", "64"] + (["--bandwidth", "CPU=1"] if command == "plan" else [])
     done = lamella(*args, "-hf", "u/tiny")
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from tiny_models import TINY, write_model
 from lamella.base.errors import DownloadError, ModelFileError, RequestError
 from lamella.model.find import FORMS, find_file, read_name
 from lamella.model.gguf import open_gguf
-from lamella.model.hub import HubModel, find
+from lamella.model.hub import HubModel, headers
 from lamella.model.shipped import shipped_model
 
 REPO = "some/Model-GGUF"
@@ -188,7 +188,7 @@ def test_a_token(hub: FakeHub) -> None:
 
 @pytest.mark.parametrize("of", ["repository", "url"])
 def test_a_header(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
-    monkeypatch.setattr(find, "HEADER_STEP", 4096)
+    monkeypatch.setattr(headers, "HEADER_STEP", 4096)
     write_model(TINY["llama"], tmp_path / "tiny.gguf")
     data = (tmp_path / "tiny.gguf").read_bytes() + bytes(1 << 20)
     hub.add(REPO, {NAME: data})

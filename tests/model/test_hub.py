@@ -23,7 +23,8 @@ from tiny_models import TINY, write_model
 
 from lamella.base.errors import DownloadError, ModelFileError
 from lamella.model.gguf import open_gguf
-from lamella.model.hub import blobs, find, find_header, find_model, library, parse_model
+from lamella.model.hub import blobs, find_model, headers, library, parse_model
+from lamella.model.hub.headers import find_header
 
 REPO = "some/Model-GGUF"
 NAME = "model-Q4_K_M.gguf"
@@ -434,7 +435,7 @@ def model(hub: FakeHub, tmp_path: Path) -> bytes:
 def test_a_header_needs_few_bytes(
     hub: FakeHub, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_ranges: bool
 ) -> None:
-    monkeypatch.setattr(find, "HEADER_STEP", 1000)
+    monkeypatch.setattr(headers, "HEADER_STEP", 1000)
     hub.knows_ranges = knows_ranges
     (tmp_path / "headers").mkdir()
     path = find_header(parse_model(REPO), tmp_path / "headers")
@@ -463,8 +464,8 @@ def test_headers_of_a_split_model(
 def test_the_header_of_an_invalid_file_has_a_limit(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "HEADER_STEP", 1000)
-    monkeypatch.setattr(find, "HEADER_MAX", 10_000)
+    monkeypatch.setattr(headers, "HEADER_STEP", 1000)
+    monkeypatch.setattr(headers, "HEADER_MAX", 10_000)
     path = find_header(parse_model(REPO), tmp_path)
     assert path.stat().st_size == 16_000
 

@@ -15,12 +15,12 @@ from lamella.model.hub import (
     cached_models,
     find_cached,
     find_model,
-    find_url,
     parse_model,
     remove,
     select,
     similar,
 )
+from lamella.model.hub.urls import find_url
 
 BIG = "bart/Big-1B-Instruct-GGUF"
 

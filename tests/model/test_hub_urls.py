@@ -13,7 +13,8 @@ from fake_hub import FakeHub
 from hub_world import hub_world
 
 from lamella.base.errors import DownloadError
-from lamella.model.hub import blobs, find, find_url, find_url_header, urls
+from lamella.model.hub import blobs, headers, urls
+from lamella.model.hub.urls import find_url, find_url_header
 
 NAME = "some/model-Q4_0.gguf"
 DATA = b"GGUF" + np.random.default_rng(0).bytes(300_000)
@@ -176,7 +177,7 @@ def test_a_small_disk_is_an_error_before_the_download(
 def test_a_header_needs_few_bytes(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "HEADER_STEP", 1000)
+    monkeypatch.setattr(headers, "HEADER_STEP", 1000)
     (tmp_path / "headers").mkdir()
     path = find_url_header(url(hub), tmp_path / "headers")
     assert path == tmp_path / "headers" / "model-Q4_0.gguf"
