@@ -1,6 +1,13 @@
-"""Lamella: a llama.cpp-style inference server in Python. This is its public API.
+"""Lamella runs GGUF language models on your own machine.
 
-`Model` and `load` are imported at first use, so that importing `lamella` is fast.
+    >>> import lamella
+    >>> with lamella.load() as model:  # or load("model.gguf"): a file
+    ...     print(model.chat("Who are you?", temperature=0))
+    I am the small model that comes with Lamella: I tell stories and answer simple questions.
+
+`load` opens a model. Its methods are `chat` and `complete`, `chat_stream` and `complete_stream`,
+and their twins for coroutines: `achat`, `acomplete`, `achat_stream`, `acomplete_stream`. Every
+error is a `LamellaError`. All of it is in docs/api.md.
 """
 
 from typing import TYPE_CHECKING
@@ -30,9 +37,24 @@ from .base.errors import (
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .completion import Completion, Usage
+    from .options import LoadOptions, RequestOptions
+    from .runtime.engine.job import Timings
+    from .streams import AsyncTextStream, TextStream
     from .text_model import Model, load
 
 __all__ = [
+    "load",
+    "Model",
+    "Completion",
+    "Usage",
+    "Timings",
+    "TextStream",
+    "AsyncTextStream",
+    "LoadOptions",
+    "RequestOptions",
+    "__version__",
+    "LamellaError",
     "BackendError",
     "CancelledError",
     "ClosedError",
@@ -40,8 +62,6 @@ __all__ = [
     "DoesNotFitError",
     "DownloadError",
     "GraphError",
-    "LamellaError",
-    "Model",
     "ModelFileError",
     "OutOfMemoryError",
     "OverloadedError",
@@ -54,17 +74,15 @@ __all__ = [
     "TensorAccessError",
     "UnknownDeviceError",
     "UnsupportedModelError",
-    "__version__",
-    "load",
 ]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Model", "load"):
+    if name in __all__:  # imported at first use, so that importing `lamella` is fast
         from . import text_model  # noqa: PLC0415
 
         return getattr(text_model, name)

@@ -1,46 +1,255 @@
-"""The public model: tokenize, logits, generate.
+"""The public model: text, chats, streams and logits.
 
     with lamella.load("model.gguf") as model:
-        for piece in model.generate("Once upon a time", n_predict=64):
+        print(model.chat("Who are you?"))
+        for piece in model.complete_stream("Once upon a time", max_tokens=64):
             print(piece, end="", flush=True)
 
-Without a file, `load` opens the small model that comes with Lamella.
+Without a name, `load` opens the small model that comes with Lamella.
 
-Tested by tests/api/test_load.py.
+Tested by tests/api/test_load.py, test_complete.py, test_messages.py and test_async.py.
 """
 
 from __future__ import annotations
 
-import operator
+import asyncio
 import os
+import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shortened
+from types import MappingProxyType
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import (
+    Request,
+    chat_request,
+    check_ids,
+    conversation,
+    named,
+    template_options,
+    text_request,
+    token_ids,
+)
 from .base.errors import ClosedError, ContextSizeError, RequestError
+from .cli.start import open_with_progress
+from .completion import Completion, Usage
 from .model.batch import Batch
 from .model.context import Context
 from .model.shipped import shipped_model
+from .options import LoadOptions, RequestOptions
+from .runtime.async_text import AsyncGeneration, generate_async
+from .runtime.engine.job import Timings
 from .runtime.instance import Instance
+from .runtime.messages import chat_prompt
 from .runtime.open import open_instance
-from .runtime.params import OpenParams
+from .runtime.params import OpenParams, RequestParams
 from .runtime.plan import ModelPlan
-from .runtime.text import Generation, generate
+from .runtime.text import generate
+from .streams import AsyncTextStream, TextStream
+
+# what `lamella` exports from here
+__all__ = [
+    "load",
+    "Model",
+    "Completion",
+    "Usage",
+    "Timings",
+    "TextStream",
+    "AsyncTextStream",
+    "LoadOptions",
+    "RequestOptions",
+]
+
+Messages = str | Sequence[Mapping[str, object]]
+Prompt = str | Sequence[int]
+Stop = str | Sequence[str] | None
+TemplateOptions = Mapping[str, object] | None
 
 
 class Model:
     """A loaded model, returned by `lamella.load`. Close it, or use it in a `with` block. A model
     that is no longer referenced is closed.
 
-    Safe to use from several threads: parallel generations run in one batch.
+    `complete` continues a text, `chat` answers messages. Each has four forms: the whole result, a
+    stream of its pieces, and the same two for coroutines. All take the same options, as keyword
+    arguments: max_tokens=64, temperature=0.8, top_k=40, seed=-1 ... Unset options have the values
+    that the model's file recommends, or else their defaults.
+
+    Safe to use from several threads and tasks: generations at the same time run in one batch, and
+    each gives the text that it gives alone. Prompts share evaluated prefixes (`cache_prompt`); the
+    text stays the same (with layers on both a GPU and the CPU: only if `op_offload` is off).
+
+    >>> with lamella.load() as model:
+    ...     print(model.chat("What is 8 + 5?", temperature=0))
+    8 plus 5 is 13.
     """
 
     def __init__(self, instance: Instance) -> None:
         self._instance: Instance | None = instance
         self._close = weakref.finalize(self, instance.close)
+
+    # --- chats ---
+
+    @named(RequestOptions, RequestParams)
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        system: str | None = None,
+        stop: Stop = None,
+        chat_template_kwargs: TemplateOptions = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion:
+        """Answer a chat. Return the whole answer.
+
+        >>> messages = [{"role": "user", "content": "Who are you?"}]
+        >>> answer = model.chat(messages, max_tokens=5, temperature=0)
+        >>> answer.text, answer.finish_reason, answer.usage.completion_tokens
+        ('I am the small model', 'length', 5)
+        >>> messages.append(answer.message)  # the chat goes on
+
+        Args:
+            messages: each with a "role" (system, user, assistant) and a "content"; or one text of
+                the user. A last message of the assistant is continued.
+            system: the text of a system message before the others.
+            stop: texts that end the answer; they are not part of it.
+            chat_template_kwargs: more variables of the model's chat template.
+            options: see `RequestOptions`.
+
+        Raises:
+            RequestError: an invalid argument. ContextSizeError: the prompt is too long.
+            OverloadedError: too many generations wait. ClosedError: the model is closed.
+        """
+        return self._stream(
+            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+        ).result()
+
+    @named(RequestOptions, RequestParams)
+    def chat_stream(
+        self,
+        messages: Messages,
+        *,
+        system: str | None = None,
+        stop: Stop = None,
+        chat_template_kwargs: TemplateOptions = None,
+        **options: Unpack[RequestOptions],
+    ) -> TextStream:
+        """Answer a chat. Return an iterator over the pieces of the answer.
+
+        Arguments and errors: see `chat`. The answer is generated while it is read.
+
+        >>> for piece in model.chat_stream("What is 8 + 5?", temperature=0):
+        ...     print(piece, end="|")
+        8| plus| |5| is| |1|3|.|
+        """
+        return self._stream(
+            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+        )
+
+    @named(RequestOptions, RequestParams)
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        system: str | None = None,
+        stop: Stop = None,
+        chat_template_kwargs: TemplateOptions = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion:
+        """`chat` for coroutines: `answer = await model.achat("Hello")`.
+
+        Other tasks run meanwhile. If the task is cancelled, the generation is too.
+        """
+        return await self._async_stream(
+            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+        ).result()
+
+    @named(RequestOptions, RequestParams)
+    def achat_stream(
+        self,
+        messages: Messages,
+        *,
+        system: str | None = None,
+        stop: Stop = None,
+        chat_template_kwargs: TemplateOptions = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncTextStream:
+        """`chat_stream` for coroutines: `async for piece in model.achat_stream("Hello")`."""
+        return self._async_stream(
+            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+        )
+
+    # --- texts ---
+
+    @named(RequestOptions, RequestParams)
+    def complete(
+        self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """Continue a text. Return the whole continuation.
+
+        >>> model.complete("Once upon a time", max_tokens=6, temperature=0).text
+        ', there lived a little boy'
+        >>> print(model.complete("Once upon a time", stop=".", seed=1).finish_reason)
+        stop
+
+        Args:
+            prompt: a text or token ids.
+            stop: texts that end the generation; they are not part of the result.
+            options: see `RequestOptions`.
+
+        Raises:
+            RequestError: an invalid argument. ContextSizeError: the prompt is too long.
+            OverloadedError: too many generations wait. ClosedError: the model is closed.
+        """
+        return self._stream(text_request(self._open(), prompt, stop, options)).result()
+
+    @named(RequestOptions, RequestParams)
+    def complete_stream(
+        self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
+    ) -> TextStream:
+        """Continue a text. Return an iterator over the pieces of the continuation.
+
+        Arguments and errors: see `complete`. The text is generated while it is read.
+
+        >>> with model.complete_stream("Once upon a time", temperature=0) as stream:
+        ...     for piece in stream:
+        ...         if "there" in piece:
+        ...             break  # the end of the block cancels the rest
+        >>> stream.text
+        ', there'
+        """
+        return self._stream(text_request(self._open(), prompt, stop, options))
+
+    @named(RequestOptions, RequestParams)
+    def generate(
+        self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
+    ) -> TextStream:
+        """The same as `complete_stream`."""
+        return self._stream(text_request(self._open(), prompt, stop, options))
+
+    @named(RequestOptions, RequestParams)
+    async def acomplete(
+        self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """`complete` for coroutines: `text = await model.acomplete("Once upon a time")`.
+
+        Other tasks run meanwhile. If the task is cancelled, the generation is too.
+        """
+        return await self._async_stream(text_request(self._open(), prompt, stop, options)).result()
+
+    @named(RequestOptions, RequestParams)
+    def acomplete_stream(
+        self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
+    ) -> AsyncTextStream:
+        """`complete_stream` for coroutines: `async for piece in model.acomplete_stream("a")`."""
+        return self._async_stream(text_request(self._open(), prompt, stop, options))
+
+    # --- tokens ---
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -52,16 +261,20 @@ class Model:
         """
         vocab = self._open().vocab
         if not isinstance(text, str):
-            raise RequestError(f"tokenize: {text!r} is not a string")
+            raise RequestError(f"tokenize: {shortened(text)} is not a string")
         return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids; with `special`, including control tokens.
 
+        >>> model.detokenize(model.tokenize("a fox"))
+        'a fox'
+
         Raises:
             RequestError: an id that is not in the vocabulary.
         """
-        return self._open().vocab.detokenize(ids, special=special)
+        vocab = self._open().vocab
+        return vocab.detokenize(token_ids("detokenize", ids), special=special)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The model's output after each token: float32 [n_tokens, n_vocab].
@@ -71,50 +284,67 @@ class Model:
             ContextSizeError: more ids than the context holds.
         """
         instance = self._open()
-        tokens = _whole_numbers("logits", ids)
-        _check_ids(tokens, instance)
+        tokens = token_ids("logits", ids)
+        check_ids("logits", tokens, instance.vocab.n_tokens)
+        if len(tokens) > instance.n_ctx:
+            raise ContextSizeError(len(tokens), instance.n_ctx)
         return instance.engine.call(lambda context: _logits(context, tokens), n_tokens=len(tokens))
 
-    def generate(
+    def apply_chat_template(
         self,
-        prompt: str | Sequence[int],
+        messages: Messages,
         *,
-        stop: str | Sequence[str] = (),
-        **options: Any,
-    ) -> Iterator[str]:
-        """Continue a prompt. Yield the generated text in pieces.
-
-        Args:
-            prompt: a text or token ids.
-            stop: texts that end the generation; they are not yielded.
-            options: fields of `GenerationParams` and `SamplingParams`: n_predict=64,
-                temperature=0.8, top_k=40, seed=-1 ... The others have the values that the model's
-                file recommends, or else their defaults. With `cache_prompt` (the default), the
-                prompt shares evaluated prefixes with other generations; the text stays the same
-                (with layers on both a GPU and the CPU: only if `op_offload` is off).
+        system: str | None = None,
+        chat_template_kwargs: TemplateOptions = None,
+    ) -> str:
+        """The prompt that `chat` makes of these messages.
 
         Raises:
-            RequestError: an invalid argument.
-            ContextSizeError: the prompt is longer than the context.
+            RequestError: invalid messages, or the template refuses them.
         """
         instance = self._open()
-        params = instance.request_params(options)
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else _whole_numbers("prompt", prompt)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        for text in stops:
-            if not isinstance(text, str):
-                raise RequestError(f"stop: {text!r} is not a string")
-        generation = generate(instance.engine, instance.vocab, ids, params, stop=stops)
-        return self._texts(generation)  # submitted: errors come before the first `next`
+        return chat_prompt(
+            instance.chat,
+            instance.vocab,
+            conversation(messages, system),
+            options=template_options(chat_template_kwargs),
+        )
 
-    def _texts(self, generation: Generation) -> Iterator[str]:
-        # a method: the iterator keeps a reference to the model
-        try:
-            for piece in generation:
-                if piece.text:
-                    yield piece.text
-        finally:
-            generation.cancel()  # the caller may stop early
+    # --- the model ---
+
+    @property
+    def name(self) -> str:
+        """The model's name: the file's without its suffix, or the `alias`."""
+        return self._open().alias
+
+    @property
+    def path(self) -> Path:
+        """The model's file; of a split model, the first one."""
+        return self._open().path
+
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens that one generation may use, prompt included."""
+        return self._open().n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self._open().vocab.n_tokens
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template in Jinja: of the file, of `chat_template`, or else ChatML."""
+        return self._open().chat.source
+
+    @property
+    def meta(self) -> Mapping[str, bool | int | float | str]:
+        """The metadata of the model's file, without lists. Read-only.
+
+        >>> model.meta["general.architecture"], model.meta["llama.context_length"]
+        ('llama', 1024)
+        """
+        return MappingProxyType(dict(self._open().file_meta))
 
     @property
     def plan(self) -> ModelPlan:
@@ -125,6 +355,29 @@ class Model:
         """Cancel running generations and free everything. May be called twice."""
         self._instance = None
         self._close()
+
+    def _stream(self, request: Request) -> TextStream:
+        """Submit a request: errors come before the first piece is read."""
+        instance = self._open()
+        generation = generate(
+            instance.engine, instance.vocab, request.prompt(), request.params, stop=request.stop
+        )
+        return TextStream(self, generation)
+
+    def _async_stream(self, request: Request) -> AsyncTextStream:
+        instance = self._open()
+
+        def start(loop: asyncio.AbstractEventLoop) -> AsyncGeneration:
+            return generate_async(
+                instance.engine,
+                instance.vocab,
+                request.prompt(),
+                request.params,
+                loop=loop,
+                stop=request.stop,
+            )
+
+        return AsyncTextStream(self, start)
 
     def _open(self) -> Instance:
         if self._instance is None:
@@ -143,12 +396,25 @@ class Model:
         return f"<lamella.Model {self._instance.path}>"
 
 
-def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
-    """Load a GGUF model.
+@named(LoadOptions, OpenParams)
+def load(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    progress: bool | None = None,
+    **options: Unpack[LoadOptions],
+) -> Model:
+    """Load a model.
+
+    >>> model = lamella.load()  # the small model that comes with Lamella
+    >>> model.name, model.n_ctx
+    ('lamella-stories-Q8_0', 1024)
+    >>> model.close()
 
     Args:
-        path: the file; of a split model, the first one. None: the bundled small model.
-        options: the options of `lamella.runtime.params.OpenParams`, for example
+        path: a GGUF file; of a split model, the first one. None: the small model that comes with
+            Lamella.
+        progress: show progress on stderr. None: if it is a terminal.
+        options: see `LoadOptions`. The most common ones are
             `n_ctx`: tokens of the context, shared by all generations (0: the trained size);
             `n_parallel`: the most generations that run at once;
             `devices`: devices for layers, as in ["CUDA0"], ["none"], ["sim:24GiB"] (default: all
@@ -166,25 +432,10 @@ def load(path: str | os.PathLike[str] | None = None, **options: Any) -> Model:
         PlacementError: placement is strict, and nodes cannot run on their layer's device.
     """
     file = shipped_model() if path is None else os.fspath(path)
-    return Model(open_instance(OpenParams.make({**options, "path": file})))
-
-
-def _whole_numbers(what: str, ids: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(i) for i in ids]  # accepts NumPy's integers, but no floats
-    except TypeError:
-        raise RequestError(f"{what}: {ids!r} are not token ids") from None
-
-
-def _check_ids(tokens: Sequence[int], instance: Instance) -> None:
-    n_vocab = instance.context.n_vocab
-    if not tokens:
-        raise RequestError("logits: no ids, at least one is needed")
-    for token in tokens:
-        if not 0 <= token < n_vocab:
-            raise RequestError(f"logits: id {token} must be 0 to {n_vocab - 1}")
-    if len(tokens) > instance.n_ctx:
-        raise ContextSizeError(len(tokens), instance.n_ctx)
+    params = OpenParams.make({**options, "path": file})
+    if progress is None:
+        progress = sys.stderr is not None and sys.stderr.isatty()
+    return Model(open_with_progress(params) if progress else open_instance(params))
 
 
 def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:

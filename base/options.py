@@ -20,8 +20,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from difflib import get_close_matches
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
@@ -266,7 +267,16 @@ def _check_names(cls: type[Options], given: Mapping[str, Any]) -> None:
     known = declarations(cls)
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        raise RequestError(f"unknown option {unknown!r}; options are {', '.join(known)}")
+        raise unknown_option(unknown, known)
+
+
+def unknown_option(name: str, known: Collection[str]) -> RequestError:
+    """The error for an unknown name: it suggests the nearest known one, or lists all."""
+    near = get_close_matches(name, known, n=1)
+    near += [one for one in known if one.startswith(name) or name.startswith(one)]
+    if near:
+        return RequestError(f"unknown option {name!r}; did you mean {near[0]}?")
+    return RequestError(f"unknown option {name!r}; options are {', '.join(known)}")
 
 
 def _nested(cls: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..base.options import refused
 from ..model.chat import ChatTemplate
 from ..model.context import Context
 from ..model.sampling import samplers_from_chars
@@ -38,6 +39,7 @@ class Instance:
         engine: runs the requests; it has been started.
         vocab, chat: turn text and conversations into tokens.
         meta: what /v1/models reports about the model.
+        file_meta: the metadata of its file, without arrays.
         defaults: default values of `RequestParams`; a request may set its own.
     """
 
@@ -47,6 +49,7 @@ class Instance:
     vocab: Vocab
     chat: ChatTemplate
     meta: Mapping[str, int | str]
+    file_meta: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -118,5 +121,9 @@ class Instance:
 
 
 def _id(key: object) -> object:
-    """A token id of JSON's objects, whose keys are texts, as a number."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+    """A token id as the key of a dict. JSON's keys are texts of numbers."""
+    if isinstance(key, str):
+        if not (key.isascii() and key.isdigit()):
+            raise refused("logit_bias", key, "a token id, as a key of a dict")
+        return int(key)
+    return key

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ..base.errors import ModelFileError
@@ -21,7 +21,7 @@ from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
-from ..model.gguf import GGUFFile, open_gguf
+from ..model.gguf import Array, GGUFFile, Metadata, open_gguf
 from ..model.loader import load_model
 from ..model.sampling import load_kernels, recommended_sampling
 from ..model.vocab import KINDS, Vocab, load_vocab
@@ -44,6 +44,7 @@ class FileParts(NamedTuple):
     vocab: Vocab
     chat: ChatTemplate
     meta: Mapping[str, int | str]
+    file_meta: Mapping[str, bool | int | float | str]
     recommended: Mapping[str, Any]
 
 
@@ -93,6 +94,7 @@ def open_instance(
             vocab=parts.vocab,
             chat=parts.chat,
             meta=parts.meta,
+            file_meta=parts.file_meta,
             defaults={**parts.recommended, **(defaults or {})},
         )
         engine.start()
@@ -156,7 +158,13 @@ def _read_parts(params: ModelParams) -> FileParts:
             chat = _chat_template(params, file, vocab)
         except ModelFileError as e:
             raise type(e)(f"{file.path}: {e}") from None
-        return FileParts(vocab, chat, _meta(file, vocab), recommended_sampling(file.metadata))
+        return FileParts(
+            vocab,
+            chat,
+            _meta(file, vocab),
+            _file_meta(file.metadata),
+            recommended_sampling(file.metadata),
+        )
 
 
 def _text(vocab: Vocab, token: int | None) -> str:
@@ -182,6 +190,17 @@ def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
         "size": sum(t.nbytes for t in tensors),
         "ftype": _file_type(file),
     }
+
+
+def _file_meta(metadata: Metadata) -> Mapping[str, bool | int | float | str]:
+    """The values that are no arrays. Leaves out texts that are not UTF-8."""
+    found: dict[str, bool | int | float | str] = {}
+    for key in metadata:
+        with suppress(ModelFileError):
+            value = metadata[key]
+            if not isinstance(value, Array):
+                found[key] = value
+    return found
 
 
 def _file_type(file: GGUFFile) -> str:

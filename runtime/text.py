@@ -196,6 +196,11 @@ class Generation:
             raise self._ended
 
     @property
+    def ended(self) -> Result | LamellaError | None:
+        """How the generation ended; None before its last piece was read."""
+        return self._ended
+
+    @property
     def result(self) -> Result:
         """How the generation ended.
 
@@ -220,12 +225,26 @@ def generate(
     stop: Sequence[str] = (),
     n_probs: int = 0,
 ) -> Generation:
-    """Submit a tokenized prompt. Return an iterator over the generated text.
+    """Submit a tokenized prompt. Return an iterator over the generated text. Raises as `submit`."""
+    events: queue.SimpleQueue[TextEvent] = queue.SimpleQueue()
+    ticket = submit(engine, vocab, prompt, params, events.put, stop=stop, n_probs=n_probs)
+    return Generation(engine, ticket, events)
+
+
+def submit(
+    engine: Engine,
+    vocab: Vocab,
+    prompt: Sequence[int],
+    params: RequestParams,
+    put: Callable[[TextEvent], object],
+    *,
+    stop: Sequence[str] = (),
+    n_probs: int = 0,
+) -> Ticket:
+    """Submit a tokenized prompt. The engine's thread passes each event to `put`.
 
     Raises:
         RequestError, ContextSizeError, OverloadedError, ClosedError: see `Engine.submit`.
     """
-    events: queue.SimpleQueue[TextEvent] = queue.SimpleQueue()
-    sink = TextSink(vocab, emit=events.put, end=events.put, error=events.put, stop=stop)
-    job = Job(prompt=tuple(prompt), params=params, sink=sink, n_probs=n_probs)
-    return Generation(engine, engine.submit(job), events)
+    sink = TextSink(vocab, emit=put, end=put, error=put, stop=stop)
+    return engine.submit(Job(prompt=tuple(prompt), params=params, sink=sink, n_probs=n_probs))

@@ -29,10 +29,17 @@ class Timings:
 
     The prompt's time runs from its first chunk to the first sampled token. So the rates of the
     generation leave out the first predicted token.
+
+    Attributes:
+        cache_n: prompt tokens taken from the cache.
+        prompt_n: prompt tokens that were evaluated.
+        prompt_ms: milliseconds for the prompt.
+        predicted_n: generated tokens.
+        predicted_ms: milliseconds for the generated tokens after the first.
     """
 
-    cache_n: int  # prompt tokens taken from the cache
-    prompt_n: int  # prompt tokens that were evaluated
+    cache_n: int
+    prompt_n: int
     prompt_ms: float
     predicted_n: int
     predicted_ms: float

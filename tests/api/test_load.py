@@ -242,9 +242,9 @@ def test_bad_arguments(model: lamella.Model, path: Path) -> None:
     with pytest.raises(RequestError, match="stop: 1 is not a string"):
         model.generate("a", stop=[1])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="temprature"):
-        model.generate("a", temprature=1)
+        model.generate("a", temprature=1)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="min_p"):
-        model.generate("a", min_p="much")
+        model.generate("a", min_p="much")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="type_k is 'q4_0'"):
         lamella.load(path, type_k="q4_0")
     with pytest.raises(UnknownDeviceError, match="'gpu'"):
@@ -285,7 +285,7 @@ def test_plan_and_strict_placement(path: Path) -> None:
 
 
 def test_an_unknown_option(path: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"unknown option 'n_layers'; options are .*n_ctx, n_batch, "
-    ):
-        lamella.load(path, n_layers=3)
+    with pytest.raises(RequestError, match=r"unknown option 'xyz'; options are .*n_ctx, n_batch, "):
+        lamella.load(path, xyz=3)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match=r"'n_layers'; did you mean n_gpu_layers\?"):
+        lamella.load(path, n_layers=3)  # type: ignore[call-arg]

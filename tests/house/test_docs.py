@@ -14,6 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
+from doctest import DocTestParser
 from pathlib import Path
 from typing import Final
 
@@ -172,6 +173,7 @@ def read_unit(text: str) -> None:
 
 
 READERS: Final[dict[str, Callable[[str], object]]] = {
+    "pycon": DocTestParser().get_examples,
     "python": ast.parse,
     "toml": read_config,
     "json": json.loads,

@@ -1,0 +1,189 @@
+"""Checks the arguments of the public methods, and makes token ids and parameters of them.
+
+Tested by tests/api/test_arguments.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from reprlib import repr as shortened
+from typing import Any, Final, TypeVar
+
+from .base.errors import RequestError
+from .base.options import Options, declarations, unknown_option
+from .runtime.instance import Instance
+from .runtime.messages import Message, chat_prompt, check_messages, check_template_options
+from .runtime.params import ALIASES, RequestParams, without_aliases
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+NOT_YET: Final = "is not supported yet"
+# arguments of other libraries, and what to use instead
+ELSEWHERE: Final = {
+    "stream": "is not an option: call complete_stream or chat_stream",
+    "n": "is not an option: call once for each text, with another seed",
+    "best_of": "is not an option: call once for each text, with another seed",
+    "model": "is not an option: lamella.load loads the model",
+    **dict.fromkeys(("logprobs", "top_logprobs"), "are reported over HTTP only: lamella serve"),
+    **dict.fromkeys(("tools", "tool_choice", "functions", "response_format"), NOT_YET),
+    **dict.fromkeys(("grammar", "json_schema", "echo", "suffix"), NOT_YET),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request. `prompt` returns the token ids; it takes long for a long text."""
+
+    prompt: Callable[[], Sequence[int]]
+    params: RequestParams
+    stop: tuple[str, ...]
+
+
+def text_request(
+    instance: Instance, prompt: object, stop: object, options: Mapping[str, Any]
+) -> Request:
+    """The request to continue a text or token ids. Raises RequestError: an invalid argument."""
+    if isinstance(prompt, str):
+        text = prompt
+
+        def ids() -> list[int]:
+            return instance.vocab.tokenize(text)
+    else:
+        if isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt):
+            raise RequestError(
+                "prompt is a list of texts: call once for each text; calls from several threads "
+                "or tasks run in one batch"
+            )
+        tokens = token_ids("prompt", prompt)
+
+        def ids() -> list[int]:
+            return tokens
+
+    return Request(ids, _params(instance, options), _stop(stop))
+
+
+def chat_request(
+    instance: Instance,
+    messages: object,
+    system: str | None,
+    chat_template_kwargs: object,
+    stop: object,
+    options: Mapping[str, Any],
+) -> Request:
+    """The request to continue a chat. Raises RequestError: an invalid argument."""
+    checked = conversation(messages, system)
+    more = template_options(chat_template_kwargs)
+
+    def ids() -> list[int]:
+        text = chat_prompt(instance.chat, instance.vocab, checked, options=more)
+        return instance.vocab.tokenize(text, parse_special=True)
+
+    return Request(ids, _params(instance, options), _stop(stop))
+
+
+def conversation(messages: object, system: str | None) -> list[Message]:
+    """Checked messages: a text is one message of the user, `system` a message before the others.
+
+    Raises:
+        RequestError: invalid messages.
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    checked = check_messages(messages)
+    if system is None:
+        return checked
+    if not isinstance(system, str):
+        raise RequestError(f"system: {shortened(system)} is not a string")
+    if checked[0]["role"] == "system":
+        raise RequestError("system: the messages begin with a system message already")
+    return [{"role": "system", "content": system}, *checked]
+
+
+def template_options(given: object) -> dict[str, object]:
+    """More variables of a chat template. Raises RequestError: not a dict, or a reserved name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError(f"chat_template_kwargs: {shortened(given)} is not a dict")
+    check_template_options(given)
+    return dict(given)
+
+
+def token_ids(what: str, ids: object) -> list[int]:
+    """Token ids as a list.
+
+    Raises:
+        RequestError: `ids` is not a sequence of whole numbers.
+    """
+    if isinstance(ids, bytes | bytearray | memoryview):
+        raise RequestError(f"{what} is {type(ids).__name__}, not a text: decode it first")
+    try:
+        if isinstance(ids, Mapping | Set):
+            raise TypeError
+        return [operator.index(i) for i in ids]  # type: ignore[attr-defined]
+    except TypeError:
+        raise RequestError(f"{what}: {shortened(ids)} are not token ids") from None
+
+
+def check_ids(what: str, tokens: Sequence[int], n_vocab: int) -> None:
+    """Raises RequestError if there are no ids, or if an id is not in the vocabulary."""
+    if not tokens:
+        raise RequestError(f"{what}: no ids, at least one is needed")
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise RequestError(f"{what}: id {token} must be 0 to {n_vocab - 1}")
+
+
+def named(keywords: type, options: type[Options]) -> Callable[[Function], Function]:
+    """A decorator of a function with `**options`: `help` and editors show each option by name.
+
+    `keywords` is the TypedDict of the names and types, `options` declares the defaults.
+    """
+    known = declarations(options)
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=known[ALIASES.get(name, name)].default,
+            annotation=hint.__forward_arg__,
+        )
+        for name, hint in inspect.get_annotations(keywords).items()
+        if ALIASES.get(name, name) in known
+    ]
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown = signature.replace(parameters=[*own, *parameters])
+        function.__signature__ = shown  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:
+    known = declarations(RequestParams)
+    for name in options:
+        if name in ELSEWHERE:
+            raise RequestError(f"{name} {ELSEWHERE[name]}")
+        if name not in known and name not in ALIASES:
+            raise unknown_option(name, [*known, *ALIASES, "stop"])
+    same = sorted(name for name in options if ALIASES.get(name, name) == "n_predict")
+    if len(same) > 1:
+        raise RequestError(f"{' and '.join(same)} are one option: give one of them")
+    return instance.request_params(without_aliases(options))
+
+
+def _stop(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple):
+        raise RequestError(f"stop: {shortened(stop)} is not a string or a list of strings")
+    for text in texts:
+        if not isinstance(text, str):
+            raise RequestError(f"stop: {shortened(text)} is not a string")
+    return tuple(texts)

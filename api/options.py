@@ -1,0 +1,148 @@
+"""The options of `lamella.load` and of generations, as types of keyword arguments.
+
+Made from the declarations by tests/api/make_reference.py: do not edit. Knows no values.
+Tested by tests/api/test_reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of `lamella.load`."""
+
+    alias: str | None
+    """the model's name for clients (default: the file's)"""
+    chat_template: str | None
+    """a name of llama.cpp's, such as llama3, or jinja source (default: the file's)"""
+    n_ctx: int
+    """tokens of context, shared by all sequences (default: 0: the context size that the model
+    was trained with)
+    """
+    n_batch: int
+    """maximum number of prompt tokens in one step; values above -ub have no effect (default:
+    2048)
+    """
+    n_ubatch: int
+    """maximum number of tokens computed at once (default: 512)"""
+    type_k: str
+    """type of cached keys: f16, bf16, f32, q8_0 (default: f16)"""
+    type_v: str
+    """type of cached values (default: f16)"""
+    n_parallel: int
+    """maximum number of requests decoded together (default: 4)"""
+    n_threads: int | None
+    """threads of the CPU (default: one per core)"""
+    n_threads_batch: int | None
+    """threads for prompts and for several sequences at once (default: same as -t)"""
+    poll: int
+    """how long threads spin for work before they sleep: from 0 (not at all) to 100 (2 ms)
+    (default: 50)
+    """
+    devices: Sequence[str]
+    """devices that take layers: CUDA0, cuda, none, sim, sim:24GiB, sim:24GiB:2 (default: all
+    usable GPUs)
+    """
+    n_gpu_layers: int | None
+    """number of layers on the devices, the last layers first: a number, all, or auto (as many as
+    fit) (default: auto)
+    """
+    split_mode: str
+    """layer: spread the layers over the devices; none: use the main device only (default:
+    'layer')
+    """
+    main_gpu: int
+    """index of the main device for -sm none (default: 0)"""
+    tensor_split: Sequence[float] | None
+    """each device's share of the layers (default: in proportion to free memory)"""
+    kv_offload: bool
+    """keep keys and values on the devices of their layers; off: in host memory (default: True)"""
+    op_offload: bool
+    """copy the CPU's weights to a device for large batches (default: True)"""
+    overrides: Sequence[tuple[str, str]]
+    """buffer type for weights by name, like exps=CPU; the first match counts; may be repeated"""
+    n_cpu_moe: int
+    """keep the experts of the first N layers on the CPU (default: 0)"""
+    placement: str
+    """if a node cannot run on the device of its layer: strict refuses to start, warn logs it,
+    auto is silent (default: 'warn')
+    """
+    fit: bool
+    """use a smaller context if the memory is too small (default: False)"""
+    fit_target: int
+    """memory that -ngl auto and --fit leave free on each device (default: 1024)"""
+    repack: bool
+    """lay out the CPU's weights for its kernels; off: slower, same bits as a simulated device
+    (default: True)
+    """
+    max_waiting: int
+    """generations that may wait; further ones are refused (default: 512)"""
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of one generation."""
+
+    n_predict: int
+    """most tokens to generate; -1: until an end token or a full context (default: -1)"""
+    ignore_eos: bool
+    """never sample an end token: continue to the limit (default: False)"""
+    t_max_predict_ms: int
+    """time limit in milliseconds after the first token, once the text has a new line; -1: no
+    limit (default: -1)
+    """
+    cache_prompt: bool
+    """share evaluated prefixes with other generations (default: True)"""
+    seed: int
+    """seed of the random numbers; -1: a random seed (default: -1)"""
+    temperature: float
+    """randomness; 0: always the most likely token (default: 0.8)"""
+    top_k: int
+    """only the K most likely tokens; 0: all (default: 40)"""
+    top_p: float
+    """only the most likely tokens up to this total probability; 1: all (default: 0.95)"""
+    min_p: float
+    """minimum probability relative to the most likely token; 0: all (default: 0.05)"""
+    typical_p: float
+    """locally typical sampling; 1: off (default: 1.0)"""
+    top_n_sigma: float
+    """only logits within N standard deviations of the largest; -1: off (default: -1.0)"""
+    xtc_probability: float
+    """probability that XTC excludes top choices; 0: off (default: 0.0)"""
+    xtc_threshold: float
+    """minimum probability of a top choice of XTC; above 0.5: off (default: 0.1)"""
+    dynatemp_range: float
+    """range of dynamic temperature, by entropy; 0: off (default: 0.0)"""
+    dynatemp_exponent: float
+    """exponent of entropy in dynamic temperature (default: 1.0)"""
+    repeat_last_n: int
+    """number of last tokens that penalties apply to; 0: off (default: 64)"""
+    repeat_penalty: float
+    """penalty for repeated tokens; 1: off (default: 1.0)"""
+    presence_penalty: float
+    """penalty for tokens that occurred before; 0: off (default: 0.0)"""
+    frequency_penalty: float
+    """penalty for each earlier occurrence of a token; 0: off (default: 0.0)"""
+    dry_multiplier: float
+    """strength of DRY, a penalty for repeated sequences; 0: off (default: 0.0)"""
+    dry_base: float
+    """growth of DRY's penalty with a sequence's length (default: 1.75)"""
+    dry_allowed_length: int
+    """shortest repeated sequence that DRY penalizes (default: 2)"""
+    dry_penalty_last_n: int
+    """number of last tokens that DRY searches; 0: off (default: 64)"""
+    dry_sequence_breakers: Sequence[str]
+    """texts that end a repeated sequence (default: ('\n', ':', '"', '*'))"""
+    min_keep: int
+    """minimum number of candidates after top_p, min_p, typ_p and xtc (default: 0)"""
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]
+    """add to a token's logit, like 15043+1; 15043-inf bans the token"""
+    samplers: Sequence[str]
+    """samplers, in order (default:
+    penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)
+    """
+    max_tokens: int
+    """OpenAI's name of `n_predict`"""
+    max_completion_tokens: int
+    """OpenAI's name of `n_predict`"""
