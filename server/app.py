@@ -25,7 +25,7 @@ from ..base.errors import DoesNotFitError, LamellaError, PlacementError, Request
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from ..runtime.instance import Instance
-from . import routes, routes_generate
+from . import routes, routes_generate, routes_missing
 from .http_errors import HTTP_LOG, answer_errors, unavailable
 from .metrics import Metrics
 from .request_log import log_requests
@@ -61,6 +61,7 @@ def create_app(state: ServerState) -> web.Application:
     app.on_shutdown.append(_close_engine)
     app.add_routes(routes.ROUTES)
     app.add_routes(routes_generate.ROUTES)
+    app.add_routes(routes_missing.ROUTES)
     return app
 
 

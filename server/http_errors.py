@@ -26,6 +26,7 @@ from ..base.errors import (
     RequestError,
 )
 from ..base.log import get_logger
+from .routes_missing import unknown_path
 
 log = get_logger("server")
 HTTP_LOG = get_logger("server.http")  # messages of aiohttp
@@ -84,11 +85,6 @@ def error_response(error: BaseException) -> web.Response:
     return response
 
 
-def not_supported(feature: str) -> web.HTTPNotImplemented:
-    """Status 501, for a feature of llama-server or OpenAI that Lamella lacks."""
-    return web.HTTPNotImplemented(text=f"{feature} is not supported")
-
-
 def unavailable(message: str) -> web.HTTPServiceUnavailable:
     """Status 503, for a request that may succeed later."""
     return web.HTTPServiceUnavailable(text=message)
@@ -114,8 +110,16 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise
-        if error.text == f"{error.status}: {error.reason}":  # aiohttp's default text
-            error.text = f"{error.reason}: {request.method} {request.path}"
+        if isinstance(error, web.HTTPNotFound) and error.text == _plain(error):
+            paths = (resource.canonical for resource in request.app.router.resources())
+            error.text = unknown_path(request, paths)
+        elif error.text == _plain(error):
+            error.text = f"{error.reason}: {request.method} {request.path:.200}"
         return error_response(error)
     except Exception as error:
         return error_response(error)
+
+
+def _plain(error: web.HTTPException) -> str:
+    """aiohttp's text of an error that has no other."""
+    return f"{error.status}: {error.reason}"

@@ -1,7 +1,7 @@
 """Parses the bytes of a request into a body of server/schema.py.
 
 Parsing is strict: every error names the field, the value found and the allowed values. Features of
-llama-server or OpenAI that Lamella lacks are refused with status 501. Fields without effect are
+llama-server or OpenAI that Lamella lacks are refused with status 400. Fields without effect are
 listed in `MEANINGLESS`. Unknown fields are logged once.
 Tested by tests/server/test_http_schema.py.
 """
@@ -19,7 +19,6 @@ from ..base.errors import RequestError
 from ..base.log import get_logger
 from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
-from .http_errors import not_supported
 from .schema import PARAMS, Body
 
 log = get_logger("server")
@@ -73,8 +72,8 @@ def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
     """The body of a request, parsed and checked.
 
     Raises:
-        RequestError: not a JSON object, or a field has an invalid type or value.
-        HTTPNotImplemented: the body requests an unsupported feature.
+        RequestError: not a JSON object, a field has an invalid type or value, or the body requests
+            an unsupported feature.
     """
     body = parse_object(raw)
     _refuse_unsupported(body)
@@ -124,11 +123,11 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     for name, harmless in UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and value not in harmless:
-            raise not_supported(f'"{name}": {_found(value)}')
+            raise RequestError(f'"{name}" is not supported yet, found {_found(value)}')
     prompt = body.get("prompt")
     for element in prompt if isinstance(prompt, list) else [prompt]:
         if isinstance(element, dict) and element.get("multimodal_data"):
-            raise not_supported('"multimodal_data" in a prompt')
+            raise RequestError('"multimodal_data" in a prompt is not supported yet')
 
 
 def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from ..runtime.instance import Instance
-from .http_errors import not_supported, unavailable
+from .http_errors import unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
@@ -84,8 +84,17 @@ async def props(request: web.Request) -> web.Response:
     )
 
 
-async def set_props(_: web.Request) -> web.Response:
-    raise not_supported("setting properties (POST /props)")
+async def slots(request: web.Request) -> web.Response:
+    """llama-server's slots: one for each request that may run at the same time."""
+    model = loaded_model(request)
+    if not request.app[STATE].config.slots:
+        raise web.HTTPNotImplemented(text="GET /slots is off: start the server without --no-slots")
+    n_busy = model.engine.n_running
+    n_all = model.engine.n_parallel
+    if "fail_on_no_slot" in request.query and n_busy >= n_all:
+        raise unavailable("no slot is free")
+    same = {"n_ctx": model.n_ctx, "speculative": False}
+    return json_response([{"id": i, **same, "is_processing": i < n_busy} for i in range(n_all)])
 
 
 async def models(request: web.Request) -> web.Response:
@@ -169,7 +178,7 @@ ROUTES: Final = (
     web.get("/v1/health", health),
     web.get("/metrics", metrics),
     web.get("/props", props),
-    web.post("/props", set_props),
+    web.get("/slots", slots),
     web.get("/models", models),
     web.get("/v1/models", models),
     web.get("/v1/models/{name:.+}", models),

@@ -40,6 +40,9 @@ class ServerConfig(Options):
         default_text="",
     )
     metrics: bool = option(False, "--metrics", help="enable GET /metrics, for Prometheus")
+    slots: bool = option(
+        True, "--slots", off=("--no-slots",), help="enable GET /slots, the running requests"
+    )
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"
     )

@@ -22,7 +22,7 @@ from lamella.base.errors import (
     RequestError,
 )
 from lamella.server.app import create_app
-from lamella.server.http_errors import answer_errors, describe, not_supported, unavailable
+from lamella.server.http_errors import answer_errors, describe, unavailable
 from lamella.server.state import ServerConfig, ServerState
 
 
@@ -39,7 +39,7 @@ def server() -> Iterator[RunningServer]:
         (OverloadedError("x"), 503, "unavailable_error"),
         (ClosedError("x"), 503, "unavailable_error"),
         (CancelledError("x"), 503, "unavailable_error"),
-        (not_supported("x"), 501, "not_supported_error"),
+        (web.HTTPNotImplemented(text="x"), 501, "not_supported_error"),
         (unavailable("x"), 503, "unavailable_error"),
         (web.HTTPUnauthorized(text="x"), 401, "authentication_error"),
         (web.HTTPForbidden(text="x"), 403, "permission_error"),
@@ -129,7 +129,7 @@ def test_invalid_bodies_get_400_on_every_route(server: RunningServer, raw: bytes
     routes = create_app(ServerState(ServerConfig())).router.routes()
     paths = {r.resource.canonical for r in routes if r.resource and r.method == "POST"}
     assert {"/completion", "/props"} < paths
-    for path in paths - {"/props"}:  # not supported
+    for path in paths - {"/props"}:  # refused, whatever the body
         reply = server.post(path, raw)
         assert (reply.status, reply.error["type"]) == (400, "invalid_request_error"), path
     assert server.ok("/completion", prompt="a", n_predict=1)["tokens_predicted"] == 1

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
+from fake_context import FakeContext
 from http_world import THREAD, HttpVocab, RunningServer, make_model, running
+
+from lamella.server.state import ServerConfig
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,31 @@ def test_props(server: RunningServer) -> None:
     assert props["is_sleeping"] is False
 
 
-def test_props_cannot_be_set(server: RunningServer) -> None:
-    assert server.post("/props", {}).error["type"] == "not_supported_error"
+def test_slots(server: RunningServer) -> None:
+    slots = server.get("/slots").json
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    n_ctx = server.model.n_ctx
+    expected = {"id": 0, "n_ctx": n_ctx, "speculative": False, "is_processing": False}
+    assert slots[0] == expected
+    assert server.get("/slots?fail_on_no_slot=1").status == 200
+    with running(config=ServerConfig(port=0, slots=False)) as other:
+        assert other.get("/slots").error["type"] == "not_supported_error"
+
+
+def test_busy_slots() -> None:
+    context = FakeContext(n_ctx=100_000)
+    context.on_decode = lambda _: time.sleep(0.001)
+    with (
+        running(lambda: make_model(context, n_parallel=1)) as server,
+        closing(server.connect()) as client,
+    ):
+        body = b'{"prompt": "a", "stream": true, "ignore_eos": true}'
+        client.request("POST", "/completion", body)
+        response = client.getresponse()
+        assert response.read(1)
+        assert [slot["is_processing"] for slot in server.get("/slots").json] == [True]
+        assert server.get("/slots?fail_on_no_slot=1").error["code"] == 503
+        response.close()
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])

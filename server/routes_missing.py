@@ -1,0 +1,130 @@
+"""The endpoints of llama-server, OpenAI, ollama and vLLM that Lamella does not have yet.
+
+They answer with status 501, and the message names a replacement. Unknown paths are 404; the message
+suggests the nearest endpoint.
+Tested by tests/server/test_routes_missing.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+N_PATH_CHARS: Final = 60  # of paths that are compared with those of endpoints
+CHAT: Final = "POST /v1/chat/completions"
+COUNT: Final = "POST /apply-template and POST /tokenize"
+
+
+class Missing(NamedTuple):
+    """Endpoints of one feature. A path that ends with `*` stands for all paths that begin so."""
+
+    feature: str
+    instead: str
+    paths: Sequence[str]
+
+
+MISSING: Final = (
+    Missing(
+        "embeddings",
+        "a server for an embedding model",
+        ("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"),
+    ),
+    Missing(
+        "ranking and scoring of texts",
+        "a server for a ranking model",
+        (
+            *("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"),
+            *("/v1/score", "/score", "/classify", "/pooling"),
+        ),
+    ),
+    Missing(
+        "infill",
+        "POST /completion, with the model's tokens for infill in the prompt",
+        ("/infill",),
+    ),
+    Missing("saved slots", "nothing: a shared prefix is reused by itself", ("/slots/*",)),
+    Missing(
+        "LoRA adapters",
+        "a model file with the adapter merged into it",
+        ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    ),
+    Missing("OpenAI's Responses", CHAT, ("/v1/responses", "/v1/responses/*", "/responses")),
+    Missing("Anthropic's Messages", CHAT, ("/v1/messages",)),
+    Missing(
+        "counting the tokens of a chat",
+        COUNT,
+        (
+            *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/responses/input_tokens"),
+            *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
+        ),
+    ),
+    Missing("ending a think block early", CHAT, ("/v1/chat/completions/control",)),
+    Missing("ollama's chat", CHAT, ("/api/chat",)),
+    Missing("ollama's completion", "POST /v1/completions", ("/api/generate",)),
+    Missing("ollama's list of models", "GET /v1/models", ("/api/tags", "/api/ps")),
+    Missing("ollama's and vLLM's details", "GET /props", ("/api/show", "/api/version", "/version")),
+    Missing(
+        "loading other models",
+        "one `lamella serve` for each model",
+        (
+            *("/models/load", "/models/unload", "/models/sse", "/api/pull", "/api/push"),
+            *("/api/create", "/api/copy", "/api/delete"),
+        ),
+    ),
+    Missing("vLLM's health", "GET /health", ("/ping", "/load")),
+    Missing("speech", "a server for speech", ("/v1/audio/*", "/audio/*")),
+    Missing("pictures and videos", "a server for pictures", ("/v1/images/*", "/v1/videos")),
+    Missing("files and batches", CHAT, ("/v1/files", "/v1/files/*", "/v1/batches", "/v1/uploads")),
+    Missing(
+        "OpenAI's other services",
+        CHAT,
+        (
+            *("/v1/assistants", "/v1/threads", "/v1/vector_stores", "/v1/realtime"),
+            *("/v1/moderations", "/v1/fine_tuning/*", "/invocations", "/predict"),
+        ),
+    ),
+    Missing("streams to resume", "a new request", ("/v1/stream", "/v1/streams/lookup")),
+    Missing("tools that the server runs", "tools of the client", ("/tools", "/cors-proxy")),
+)
+
+
+async def refuse(missing: Missing, request: web.Request) -> web.Response:
+    """Raises HTTPNotImplemented."""
+    raise web.HTTPNotImplemented(
+        text=f"{request.method} {request.path:.200} ({missing.feature}) is not supported yet: "
+        f"use {missing.instead}"
+    )
+
+
+async def set_props(_: web.Request) -> web.Response:
+    """Raises HTTPNotImplemented."""
+    raise web.HTTPNotImplemented(
+        text="POST /props (setting properties) is not supported: restart the server with other "
+        "flags, or set the fields of each request"
+    )
+
+
+def unknown_path(request: web.Request, known: Iterable[str]) -> str:
+    """The error message for an unknown path."""
+    message = f"Not Found: {request.method} {request.path:.200}"
+    path = request.path[:N_PATH_CHARS]
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+    return f"{message}; did you mean {close[0]}?" if close else message
+
+
+def _pattern(path: str) -> str:
+    return path.removesuffix("*") + "{rest:.*}" if path.endswith("*") else path
+
+
+ROUTES: Final = (
+    web.post("/props", set_props),
+    *(
+        web.route("*", _pattern(path), partial(refuse, missing))
+        for missing in MISSING
+        for path in missing.paths
+    ),
+)
