@@ -17,10 +17,12 @@ class LoadOptions(TypedDict, total=False):
     """the model's name for clients (default: the file's)"""
     chat_template: str | None
     """a name of llama.cpp's, such as llama3, or jinja source (default: the file's)"""
-    n_ctx: int
-    """tokens of context, shared by all sequences (default: 0: the context size that the model
-    was trained with)
+    n_ctx: int | None
+    """tokens of context, shared by all sequences; 0: as many as the model was trained with
+    (default: the trained size, at most 8192 x -np; less if it does not fit)
     """
+    fit_ctx: int
+    """the smallest context that --fit may choose (default: 4096)"""
     n_batch: int
     """maximum number of prompt tokens in one step; values above -ub have no effect (default:
     2048)
@@ -63,16 +65,18 @@ class LoadOptions(TypedDict, total=False):
     """copy the CPU's weights to a device for large batches (default: True)"""
     overrides: Sequence[tuple[str, str]]
     """buffer type for weights by name, like exps=CPU; the first match counts; may be repeated"""
-    n_cpu_moe: int
-    """keep the experts of the first N layers on the CPU (default: 0)"""
+    n_cpu_moe: int | None
+    """keep the experts of the first N layers on the CPU (default: as few as needed)"""
     placement: str
     """if a node cannot run on the device of its layer: strict refuses to start, warn logs it,
     auto is silent (default: 'warn')
     """
     fit: bool
-    """use a smaller context if the memory is too small (default: False)"""
+    """choose the layers and experts on the devices, and the context, so that the model fits;
+    never changes a value that is set (default: True)
+    """
     fit_target: int
-    """memory that -ngl auto and --fit leave free on each device (default: 1024)"""
+    """memory that --fit leaves free on each device (default: 1024)"""
     repack: bool
     """lay out the CPU's weights for its kernels; off: slower, same bits as a simulated device
     (default: True)

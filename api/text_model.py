@@ -415,7 +415,8 @@ def load(
             Lamella.
         progress: show progress on stderr. None: if it is a terminal.
         options: see `LoadOptions`. The most common ones are
-            `n_ctx`: tokens of the context, shared by all generations (0: the trained size);
+            `n_ctx`: tokens of the context, shared by all generations (0: the trained size; default:
+            at most 8192 x `n_parallel`, less if it does not fit);
             `n_parallel`: the most generations that run at once;
             `devices`: devices for layers, as in ["CUDA0"], ["none"], ["sim:24GiB"] (default: all
             usable GPUs);

@@ -28,12 +28,20 @@ invariants only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from .units import size_text
 
+REFUSED: Final = 3  # the exit status if the plan does not allow the model
+
 
 class LamellaError(Exception):
-    """The root of the tree: catch it to catch every error that Lamella raises on purpose."""
+    """The root of the tree: catch it to catch every error that Lamella raises on purpose.
+
+    `exit_status` is the status of a command that ends with the error; 2 is for invalid flags.
+    """
+
+    exit_status: ClassVar[int] = 1
 
 
 class GraphError(LamellaError):
@@ -81,6 +89,8 @@ class DoesNotFitError(OutOfMemoryError):
     what may help.
     """
 
+    exit_status = REFUSED
+
     def __init__(self, short: Sequence[tuple[str, int, int]], advice: str = "") -> None:
         super().__init__(*short[0])
         self.args = short, advice  # for pickling
@@ -114,6 +124,8 @@ class PlacementError(SchedulingError):
 
     For each kind of node it names the op, the devices, the cause, an example and a remedy.
     """
+
+    exit_status = REFUSED
 
 
 class BackendError(LamellaError):

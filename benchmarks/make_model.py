@@ -38,13 +38,12 @@ Type = GGMLQuantizationType
 
 N_POOL: Final = 1 << 14  # units in the pool of a tensor
 UNIT: Final = 32  # elements of a unit, for types of smaller blocks
-N_CTX: Final = 4096
 N_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a llama with separate output weights."""
+    """Sizes of a llama with separate output weights; with experts, of a Mixtral."""
 
     n_embd: int
     n_ff: int
@@ -52,6 +51,9 @@ class Shape:
     n_head: int
     n_head_kv: int
     n_vocab: int = 32000
+    n_ctx: int = 4096  # tokens of the trained context
+    n_expert: int = 0
+    n_expert_used: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -59,6 +61,11 @@ class Shape:
 
 
 SHAPES: Final = {
+    "70b": Shape(n_embd=8192, n_ff=28672, n_layer=80, n_head=64, n_head_kv=8, n_vocab=128_000),
+    "8x7b": Shape(
+        **{"n_embd": 4096, "n_ff": 14336, "n_layer": 32, "n_head": 32, "n_head_kv": 8},
+        **{"n_expert": 8, "n_expert_used": 2},
+    ),
     "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
     "1b": Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8),
     "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
@@ -107,9 +114,12 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield blk + "attn_v.weight", (n_embd, n_kv)
         yield blk + "attn_output.weight", (n_embd, n_embd)
         yield blk + "ffn_norm.weight", (n_embd,)
-        yield blk + "ffn_gate.weight", (n_embd, n_ff)
-        yield blk + "ffn_up.weight", (n_embd, n_ff)
-        yield blk + "ffn_down.weight", (n_ff, n_embd)
+        if shape.n_expert:
+            yield blk + "ffn_gate_inp.weight", (n_embd, shape.n_expert)
+        experts, suffix = ((shape.n_expert,), "_exps") if shape.n_expert else ((), "")
+        yield blk + f"ffn_gate{suffix}.weight", (n_embd, n_ff, *experts)
+        yield blk + f"ffn_up{suffix}.weight", (n_embd, n_ff, *experts)
+        yield blk + f"ffn_down{suffix}.weight", (n_ff, n_embd, *experts)
     yield "output_norm.weight", (n_embd,)
     yield "output.weight", (n_embd, shape.n_vocab)
 
@@ -128,9 +138,9 @@ def data_of(ne: tuple[int, ...], type: Type, rng: np.random.Generator) -> Bytes:
     if len(ne) == 1:
         return (1 + 0.1 * rng.standard_normal(ne, np.float32)).view(np.uint8)
     pool = _pool(type, ne[0])
-    n_units = ne[0] * ne[1] // _unit(type)
+    n_units = int(np.prod(ne)) // _unit(type)
     drawn = pool[rng.integers(0, len(pool), n_units, np.uint16)]
-    rows: Bytes = drawn.reshape(ne[1], -1)
+    rows: Bytes = drawn.reshape(*ne[:0:-1], -1)
     return rows
 
 
@@ -184,12 +194,15 @@ def vocabulary(n: int) -> tuple[list[str], list[int]]:
 
 def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_name(name)
-    writer.add_context_length(N_CTX)
+    writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -270,12 +283,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--header-only", action="store_true", help="omit the weights")
     parser.add_argument("--layers", type=int, metavar="N", help="another number of layers")
+    parser.add_argument("--ctx-train", type=int, metavar="N", help="another trained context")
     args = parser.parse_args()
-    if args.layers is not None and args.layers < 1:
-        parser.error(f"--layers is {args.layers}: must be at least 1")
-    shape = SHAPES[args.shape]
-    if args.layers is not None:
-        shape = replace(shape, n_layer=args.layers)
+    changes = {"n_layer": args.layers, "n_ctx": args.ctx_train}
+    for flag, value in (("--layers", args.layers), ("--ctx-train", args.ctx_train)):
+        if value is not None and value < 1:
+            parser.error(f"{flag} is {value}: must be at least 1")
+    shape = replace(SHAPES[args.shape], **{k: v for k, v in changes.items() if v is not None})
     name = f"{args.shape}-{args.type}"
     path = args.output or Path(f"{name}.gguf")
     fallen = write_model(

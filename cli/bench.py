@@ -21,13 +21,15 @@ from ..base.options import declarations
 from ..base.settings import NO_JIT
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.host import default_threads, peak_memory
-from ..model.params import ALL_LAYERS, PlacementParams
+from ..model.params import ALL_LAYERS
 from ..observe.bench import Bench, BenchTest, bench_params
 from ..runtime.params import OpenParams
 from .bench_table import BenchResult, as_json, card_lines, memory_line, table_head, table_row
-from .flags import add_model_flags, given, open_params
+from .flags import add_model_flags, open_params
 from .start import opened_with_progress
 
+# results must not depend on the memory that is free
+DEFAULTS: Final = {"n_gpu_layers": ALL_LAYERS, "n_cpu_moe": 0}
 MAX_TOKENS: Final = 1 << 20  # per part of a test
 N_GEN_WARM_UP: Final = 4  # the first step builds a graph, the second one reuses it
 
@@ -94,9 +96,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="CPU threads (one per core)",
     )
     add("--json", action="store_true", help="print a JSON object per test instead of the table")
-    # all layers on devices by default: results must not depend on the memory that is free
-    without = ("n_ctx", "n_parallel", "n_threads")
-    add_model_flags(parser, without=without, defaults={"n_gpu_layers": "all"})
+    without = ("n_ctx", "fit_ctx", "n_parallel", "n_threads")
+    defaults = {"n_gpu_layers": "all", "n_cpu_moe": "0"}
+    add_model_flags(parser, without=without, defaults=defaults)
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
@@ -142,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
     tests = list(_tests(args))
     if not tests:
         args.parser.error("nothing to test: -p and -n are 0, and -pg is not given")
-    params = bench_params(open_params(args, _layers(args)), tests)
+    params = bench_params(open_params(args, defaults=DEFAULTS), tests)
     result = None
     for n_threads in args.thread_counts or (params.placement.n_threads or default_threads(),):
         used = params.change(n_threads=n_threads)
@@ -175,11 +177,6 @@ def _tests(args: argparse.Namespace) -> Iterator[BenchTest]:
         for n_prompt, n_gen in args.pg:
             for n_seq in args.n_seqs:
                 yield BenchTest(n_prompt=n_prompt, n_gen=n_gen, n_seq=n_seq, n_depth=n_depth)
-
-
-def _layers(args: argparse.Namespace) -> dict[str, int]:
-    """All layers on devices, unless a flag sets the number."""
-    return {} if "n_gpu_layers" in given(args, PlacementParams) else {"n_gpu_layers": ALL_LAYERS}
 
 
 def _run(params: OpenParams, tests: list[BenchTest], n_repetitions: int) -> Iterator[BenchResult]:

@@ -21,6 +21,7 @@ from ..runtime.params import RequestParams
 from .chat_input import Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
 from .flags import (
+    ONE_SEQUENCE,
     add_model_flags,
     add_request_flags,
     add_template_flags,
@@ -58,7 +59,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="print one answer and exit; without -p and -f, to all of stdin",
     )
     add_template_flags(group)
-    add_model_flags(parser)
+    add_model_flags(parser, defaults=ONE_SEQUENCE)
     add_request_flags(parser)
 
 
@@ -72,7 +73,8 @@ def main(args: argparse.Namespace) -> int:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.single_turn and first is None and not is_terminal:
         first = read_stdin("the prompt")
-    with open_with_progress(open_params(args), defaults) as instance:
+    params = open_params(args, defaults=ONE_SEQUENCE)
+    with open_with_progress(params, defaults) as instance:
         if instance.chat.is_broken:
             raise RequestError(instance.chat.warning)
         conversation = Conversation(instance, instance.request_params(), system=system or "")

@@ -18,6 +18,7 @@ from .download import docker_name, hub_name, model_path, url_name
 from .texts import read_text
 
 FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
+ONE_SEQUENCE: Final = {"n_parallel": 1}  # defaults of commands with one user
 SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
 
 
@@ -27,7 +28,7 @@ def add_options(
     *,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> None:
     """Add the flags of a class of options, under its title.
 
@@ -48,7 +49,7 @@ def add_flags_of(
     *,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> None:
     """As `add_options`, for an existing group."""
     for name, declared in declarations(options).items():
@@ -56,7 +57,7 @@ def add_flags_of(
             _add_flag(group, declared, (defaults or {}).get(name))
 
 
-def _add_flag(group: argparse._ActionsContainer, declared: Declared, default: str | None) -> None:
+def _add_flag(group: argparse._ActionsContainer, declared: Declared, default: object) -> None:
     rule = declared.option
     how: dict[str, Any] = {"dest": declared.name, "default": argparse.SUPPRESS}
     if declared.type is bool and rule.bare is None:
@@ -95,8 +96,8 @@ def _add_shortcut(
     )
 
 
-def _help(declared: Declared, default: str | None) -> str:
-    text = default or declared.option.default_text
+def _help(declared: Declared, default: object) -> str:
+    text = declared.option.default_text if default is None else str(default)
     if declared.option.off or (declared.option.bare and declared.type is bool):
         text = "on" if declared.default else "off"
     if text is None and declared.type is not bool:
@@ -143,7 +144,7 @@ def add_model_flags(
     parser: argparse.ArgumentParser,
     *,
     without: Collection[str] = (),
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> None:
     """Add the argument MODEL and the flags of all groups of `OpenParams`.
 
@@ -216,16 +217,19 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def open_params(
-    args: argparse.Namespace, settled: Mapping[str, Any] | None = None, *, header_only: bool = False
+    args: argparse.Namespace,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    header_only: bool = False,
 ) -> OpenParams:
     """The parameters of the model to open, from flags, variables and config file. Downloads a model
-    on Hugging Face, or only its header with `header_only`. `settled`: options that the command
-    itself sets.
+    on Hugging Face, or only its header with `header_only`. `defaults`: the command's own default
+    values.
 
     Raises:
         RequestError: an invalid value. DownloadError: the model cannot be downloaded.
     """
-    params = OpenParams.make({**given(args, OpenParams), **(settled or {})})
+    params = OpenParams.make({**(defaults or {}), **given(args, OpenParams)})
     # download last: invalid values must be reported before
     return params.change(path=model_path(args, header_only=header_only))
 

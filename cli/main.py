@@ -1,7 +1,7 @@
 """The `lamella` command: run, chat, serve, plan, explain, profile, bench and doctor.
 
-Prints each error of the tree as one line on stderr. Exit statuses: 1 for errors, 2 for wrong flags
-and for plans that do not fit or break strict placement, 130 for Ctrl-C.
+Prints each error of the tree as one line on stderr. Exit statuses: 1 for errors, 2 for wrong flags,
+3 for plans that do not fit or break strict placement, 130 for Ctrl-C.
 Tested by tests/cli/.
 """
 
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..base.errors import LamellaError, RequestError
 from ..base.log_output import LogParams, set_up_log
 from ..base.settings import CACHE
 from .parser import INTERRUPTED, Parser
@@ -31,6 +31,9 @@ EPILOG: Final = """examples:
   lamella explain model.gguf --html page.html
   lamella bench -m model.gguf -npl 1,8
   lamella doctor
+
+exit status: 0 for success, 1 for an error, 2 for wrong flags, 3 for a model that does not fit or
+breaks strict placement, 130 after Ctrl-C
 """
 
 
@@ -49,7 +52,6 @@ COMMANDS: Final = {
 CACHE_HELP: Final = (
     f"folder of compiled kernels and downloaded files, instead of the user's (or {CACHE.name})"
 )
-REFUSED: Final = 2  # the exit status if the plan does not allow the model
 USAGE: Final = {"doctor": "", "run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "}
 
 
@@ -97,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except LamellaError as e:
         sys.stderr.write(f"lamella: error: {e}\n")
-        return REFUSED if isinstance(e, DoesNotFitError | PlacementError) else 1
+        return e.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return INTERRUPTED

@@ -1,7 +1,7 @@
 """`lamella plan`: where a model would run, how much memory it needs, and how fast it can be.
 
 Reads only the header of the file. Prints the plan to stdout. If the model does not fit, prints an
-error to stderr and returns exit status 2. Tested by tests/cli/test_plan.py.
+error to stderr and returns exit status 3. Tested by tests/cli/test_plan.py.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "displaced": summary(plan.displaced),
         "params": _params(plan),
         "overrides": [asdict(override) for override in plan.overrides],
+        "choice": plan.choice,
+        "reduced": plan.is_reduced,
         "notes": list(plan.notes),
     }
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..alloc.buffer import UNLIMITED
 from ..base.units import size_text
+from ..model.pipeline import ONE_DEVICE
 from ..runtime.displaced import summary
 from ..runtime.plan import DevicePlan, ModelPlan
 from .bench_table import count_text
@@ -166,16 +167,24 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
     return {
         "KV": [f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"],
         "bandwidth": [f"{name} {speed.source}" for name, speed in speeds.items() if speed.source],
-        "pipeline": [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"],
-        "displaced": summary(plan.displaced) or ["none"],
+        "pipeline": _pipeline(plan),
+        "displaced": summary(plan.displaced),
         "override": [
             f"{o.pattern} to {o.buffer_type}: {_plural(o.n_weights, 'weight')}, "
             f"{size_text(o.n_bytes)}"
             for o in plan.overrides
         ],
+        "choice": [plan.choice] if plan.choice else [],
         "note": list(plan.notes),
         **_caveats(plan),
     }
+
+
+def _pipeline(plan: ModelPlan) -> list[str]:
+    """Whether ubatches overlap. Nothing if there are too few devices for that."""
+    if plan.no_pipeline == ONE_DEVICE:
+        return []
+    return [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"]
 
 
 def _size(n: int) -> str:

@@ -108,9 +108,9 @@ def _params(args: argparse.Namespace, test: BenchTest) -> OpenParams:
     """The parameters of the model. By default the context is as large as the steps need."""
     params = open_params(args)
     n_ctx = params.context.n_ctx
-    if n_ctx == 0:
+    if n_ctx is None:
         return params.change(n_ctx=test.n_cells)
-    if n_ctx < test.n_cells:
+    if 0 < n_ctx < test.n_cells:
         raise RequestError(
             f"-c is {n_ctx}: -d, -p and -n together need a context of {test.n_cells} tokens"
         )

@@ -17,6 +17,7 @@ from ..runtime.engine.job import Result, StopType
 from ..runtime.instance import Instance
 from ..runtime.text import Generation, generate
 from .flags import (
+    ONE_SEQUENCE,
     add_model_flags,
     add_request_flags,
     open_params,
@@ -58,7 +59,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="print each computed node whose name or op matches to stderr: shape, min, max, mean, "
         "NaN count and first values",
     )
-    add_model_flags(parser)
+    add_model_flags(parser, defaults=ONE_SEQUENCE)
     add_request_flags(parser)
 
 
@@ -68,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     watch = None
     if args.trace_tensors is not None:
         watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
-    with open_with_progress(open_params(args), defaults) as instance:
+    with open_with_progress(open_params(args, defaults=ONE_SEQUENCE), defaults) as instance:
         instance.context.set_eval_callback(watch)
         prompt = instance.vocab.tokenize(text, parse_special=True)
         generation = generate(

@@ -79,7 +79,7 @@ class Context:
     ) -> None:
         self.params = params or ContextParams()
         self.model = model
-        self.n_ctx = self.params.n_ctx or model.hp.n_ctx_train
+        self.n_ctx = self.params.size(model.hp.n_ctx_train)
         self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
         self.n_seq_max = self.params.n_parallel
         self.n_vocab = model.hp.n_vocab

@@ -18,6 +18,7 @@ from ..kernels.host import POLL
 
 INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1
+DEFAULT_CTX: Final = 8192  # tokens of context for each sequence, if the context size is not set
 PLACEMENTS: Final = ("strict", "warn", "auto")
 KV_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)  # default first
 KV_NAMES: Final = ", ".join(t.name.lower() for t in KV_TYPES)
@@ -201,12 +202,13 @@ class PlacementParams(Options):
         "repeated",
         default_text="",
     )
-    n_cpu_moe: int = option(
-        0,
+    n_cpu_moe: int | None = option(
+        None,
         *("-ncmoe", "--n-cpu-moe"),
         low=-1,
         high=INT32_MAX,
         help="keep the experts of the first N layers on the CPU",
+        default_text="as few as needed",
         shortcuts=(Shortcut(("-cmoe", "--cpu-moe"), ALL_LAYERS, "keep all experts on the CPU"),),
     )
     placement: str = option(
@@ -217,14 +219,21 @@ class PlacementParams(Options):
         help="if a node cannot run on the device of its layer: strict refuses to start, warn logs "
         "it, auto is silent",
     )
-    fit: bool = option(False, "--fit", help="use a smaller context if the memory is too small")
+    fit: bool = option(
+        True,
+        *("-fit", "--fit"),
+        bare="on",
+        metavar="on|off",
+        help="choose the layers and experts on the devices, and the context, so that the model "
+        "fits; never changes a value that is set",
+    )
     fit_target: int = option(
         1024,
         *("-fitt", "--fit-target"),
         low=0,
         high=INT32_MAX,
         metavar="MiB",
-        help="memory that -ngl auto and --fit leave free on each device",
+        help="memory that --fit leaves free on each device",
     )
     repack: bool = option(
         True,
@@ -241,13 +250,20 @@ class ContextParams(Options):
 
     title: ClassVar[str] = "context"
 
-    n_ctx: int = option(
-        0,
+    n_ctx: int | None = option(
+        None,
         *("-c", "--ctx-size"),
         low=0,
         high=INT32_MAX,
-        help="tokens of context, shared by all sequences",
-        default_text="0: the context size that the model was trained with",
+        help="tokens of context, shared by all sequences; 0: as many as the model was trained with",
+        default_text=f"the trained size, at most {DEFAULT_CTX} x -np; less if it does not fit",
+    )
+    fit_ctx: int = option(
+        4096,
+        *("-fitc", "--fit-ctx"),
+        low=1,
+        high=INT32_MAX,
+        help="the smallest context that --fit may choose",
     )
     n_batch: int = option(
         2048,
@@ -289,3 +305,9 @@ class ContextParams(Options):
         env="N_PARALLEL",
         help="maximum number of requests decoded together",
     )
+
+    def size(self, n_ctx_train: int) -> int:
+        """Return the context size, in tokens, for a model that was trained with `n_ctx_train`."""
+        if self.n_ctx is None:
+            return min(n_ctx_train, max(DEFAULT_CTX * self.n_parallel, self.fit_ctx))
+        return self.n_ctx or n_ctx_train

@@ -6,7 +6,11 @@ sense"). Tested by tests/model/test_pipeline.py.
 
 from __future__ import annotations
 
+from typing import Final
+
 from .loader import LoadedModel
+
+ONE_DEVICE: Final = "there are fewer than two devices beside the CPU"
 
 
 def why_no_pipeline(model: LoadedModel) -> str:
@@ -15,7 +19,7 @@ def why_no_pipeline(model: LoadedModel) -> str:
     n_gpu_layers = placement.params.n_gpu_layers
     n_all = model.hp.n_layer + 1
     if len(placement.devices) < 2:
-        return "there are fewer than two devices beside the CPU"
+        return ONE_DEVICE
     if n_gpu_layers is not None and 0 <= n_gpu_layers < n_all:
         return f"{n_gpu_layers} of {n_all} layers are on devices, not all"
     if not placement.params.kv_offload:

@@ -117,14 +117,15 @@ class Home(NamedTuple):
 
 
 def moe_overrides(n_layer: int, n: int, buft: BufferType) -> Overrides:
-    """Return overrides that keep the experts of the first `n` layers in `buft`.
+    """Return the override that keeps the experts of the first `n` layers in `buft`.
 
-    If `n` is below 0 or at least `n_layer`, they apply to all layers (llama.cpp's --n-cpu-moe and
+    If `n` is below 0 or at least `n_layer`, it applies to all layers (llama.cpp's --n-cpu-moe and
     --cpu-moe).
     """
     if n < 0 or n >= n_layer:
         return ((EXPERTS, buft),)
-    return tuple((rf"blk\.{il}{EXPERTS}", buft) for il in range(n))
+    layers = "|".join(map(str, range(n)))
+    return ((rf"blk\.({layers}){EXPERTS}", buft),) if n else ()
 
 
 def layer_devices(n_layer: int, placement: Placement) -> list[Device]:

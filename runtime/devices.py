@@ -8,22 +8,18 @@ from __future__ import annotations
 from ..base.log import get_logger
 from ..kernels.devices import cpu_device, find_buffer_type, find_devices, split_over
 from ..kernels.host import default_threads, usable_cpus
-from ..model.arch import find_architecture
-from ..model.gguf import GGUFFile
 from ..model.params import PlacementParams
-from ..model.placement import Placement, moe_overrides
+from ..model.placement import Placement
 from ..sched.backend import CompileProgress
 
 log = get_logger("devices")
 
 
-def open_placement(
-    file: GGUFFile, params: PlacementParams, on_compile: CompileProgress | None
-) -> Placement:
-    """Return the placement that the options describe, with the thread counts filled in.
+def open_placement(params: PlacementParams, on_compile: CompileProgress | None) -> Placement:
+    """Return the placement that the options describe, with the thread counts filled in. The number
+    of layers whose experts are on the CPU is not in its overrides.
 
     Raises:
-        UnsupportedModelError: Lamella cannot run the file's architecture.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
     n_threads, n_threads_batch = _threads(params)
@@ -32,13 +28,9 @@ def open_placement(
     cpu = cpu_device(n_most, on_compile, poll=params.poll, repack=params.repack)
     found = find_devices(params.devices, cpu, on_compile)
     devices = split_over(found, params.split_mode, params.main_gpu)
-    arch = find_architecture(file.metadata.str("general.architecture"), file.path)
     overrides = tuple(
         (pattern, find_buffer_type(name, devices, cpu)) for pattern, name in params.overrides
     )
-    if params.n_cpu_moe:
-        n_layer = arch.hparams(file).n_layer
-        overrides += moe_overrides(n_layer, params.n_cpu_moe, cpu.buffer_type)
     return Placement(cpu=cpu, devices=tuple(devices), params=params, overrides=overrides)
 
 

@@ -1,4 +1,12 @@
-"""Searches for the most layers on devices, and for the largest context, that fit.
+"""Chooses the layers and experts on devices, and the context, so that a model fits.
+
+It changes only options that are not set, in this order:
+
+1. All layers on the devices, with the default context.
+2. As few experts as possible leave the devices for the CPU.
+3. The context shrinks, down to --fit-ctx.
+4. Layers leave the devices.
+5. The context shrinks if the CPU lacks memory.
 
 Plans are made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
 Tested by tests/runtime/test_fit.py.
@@ -6,28 +14,25 @@ Tested by tests/runtime/test_fit.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
+from ..base.units import size_text
 from ..model.gguf import GGUFFile, open_gguf
-from ..model.placement import Placement, layer_devices
+from ..model.placement import Placement
 from ..sched.backend import CompileProgress
 from .devices import open_placement
 from .params import OpenParams
-from .plan import DevicePlan, ModelPlan, make_plan, open_measured, plan_devices
+from .plan import ModelPlan
+from .trial import NO_PIPELINE, Choice, Trials
 
 MIB: Final = 1 << 20
 CTX_STEP: Final = 256  # smaller contexts have a multiple of these cells
-CTX_KEPT: Final = 4096  # with -ngl auto, layers leave a device before the context shrinks further
-NO_PIPELINE: Final = "the pipeline's compute buffers do not fit"
-
-Devices = Sequence[DevicePlan]
 
 
 def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) -> ModelPlan:
-    """Plan a model from its header, and choose the layers and the context that `params` leave open.
+    """Plan a model from its header, and choose what `params` leave open.
 
     The plan may not fit: see `check`. The devices of the plan call `on_compile` when they compile
     kernels, later.
@@ -37,161 +42,154 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
     with open_gguf(params.model.path, header_only=True) as file:
-        placement = open_placement(file, params.placement, on_compile)
+        placement = open_placement(params.placement, on_compile)
         return _PlanSearch(file, placement, replace(params, placement=placement.params)).run()
 
 
 class _PlanSearch:
-    """Searches the most layers, and the largest context, that fit."""
+    """Searches the best choice that fits."""
 
     def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
-        self._file = file
-        self._placement = placement
+        self._trials = Trials(file, placement, params)
+        self._devices = placement.devices
         self._params = params
+        self._first = self._trials.first
         rules = params.placement
-        self._is_auto = rules.n_gpu_layers is None and bool(placement.devices)
-        self._shrinks = rules.fit and params.context.n_ctx == 0
-        self._target = rules.fit_target * MIB if self._is_auto or rules.fit else 0
+        has_devices = rules.fit and bool(placement.devices)
+        self._fits_layers = has_devices and rules.n_gpu_layers is None
+        self._fits_experts = (
+            has_devices
+            and self._trials.n_expert > 0
+            and rules.n_cpu_moe is None
+            and not placement.overrides
+        )
+        self._fits_context = rules.fit and params.context.n_ctx is None
+        self._least_ctx = min(params.context.fit_ctx, self._first.n_ctx)
 
     def run(self) -> ModelPlan:
-        plan = self._search()
-        if self._target and not self._fits(plan.devices):
-            self._target = 0  # fit_target is impossible: fit without it
-            plan = self._search()
-        return replace(plan, notes=tuple(self._notes(plan)))
+        trials, rules = self._trials, self._params.placement
+        can_fit = self._fits_layers or self._fits_experts or self._fits_context
+        trials.target = rules.fit_target * MIB if can_fit else 0
+        choice = self._search_exactly()
+        if trials.target and not trials.fits(choice):
+            trials.target = 0  # fit_target is impossible: fit without it
+            choice = self._search_exactly()
+        plan = trials.plan(choice)
+        changed, notes = choice != self._first, tuple(self._notes(plan, choice))
+        return replace(plan, choice=self._text(plan, choice), is_reduced=changed, notes=notes)
 
-    def _search(self) -> ModelPlan:
-        plan = self._plan(self._change())
-        if self._shrinks and not self._fits(plan.devices):
-            least = min(CTX_KEPT if self._is_auto else CTX_STEP, plan.n_ctx)
-            plan = self._with_context(plan, least)
-        if self._is_auto and not self._gpus_fit(plan.devices):
-            plan = self._with_layers(plan)
-            if self._shrinks and plan.n_gpu_layers == 0:  # the smaller context did not help
-                op_offload = plan.params.placement.op_offload
-                plan = self._plan(self._change(0, op_offload=op_offload))
-        if self._shrinks and not self._fits(plan.devices):
-            plan = self._with_context(plan, CTX_STEP)  # the CPU must have room for the other layers
-        return plan
+    def _search_exactly(self) -> Choice:
+        """The best choice. Its plan fits, if any plan fits."""
+        trials = self._trials
+        choice = self._search()
+        if trials.fits(choice) and any(map(trials.lacking, trials.plan(choice).devices)):
+            trials.is_exact = True  # the sketches were too small
+            choice = self._search()
+        return choice
 
-    def _with_context(self, start: ModelPlan, least: int) -> ModelPlan:
-        """`start` with the largest context that fits, with `least` cells if none does."""
-        rules = start.params.placement
-        low, high = -(-least // CTX_STEP), start.n_ctx // CTX_STEP
-        if low >= high:
-            return start
-        return self._largest(
-            lambda n: self._change(rules.n_gpu_layers, CTX_STEP * n, rules.op_offload),
-            self._fits,
-            low,
-            high,
+    def _search(self) -> Choice:
+        trials, choice = self._trials, self._first
+        if self._fits_experts and not trials.gpus_fit(choice):
+            choice = self._with_fewer_experts(choice)
+        if self._fits_context and not trials.gpus_fit(choice):
+            choice = self._with_less_context(choice, gpus_only=True)
+        if self._fits_layers and not trials.gpus_fit(choice):
+            choice = self._with_fewer_layers(choice)
+        if self._fits_context and not trials.fits(choice):
+            choice = self._with_less_context(choice)
+        return choice
+
+    # --- steps ---
+
+    def _with_fewer_experts(self, choice: Choice) -> Choice:
+        """The choice with the fewest experts on the CPU; with all of them if that is not enough."""
+        n_layer = self._trials.n_layer
+        n_kept = _last(
+            lambda n: self._trials.gpus_fit(choice._replace(n_cpu_moe=n_layer - n)), 0, n_layer - 1
         )
+        return choice._replace(n_cpu_moe=n_layer - n_kept)
 
-    def _with_layers(self, start: ModelPlan) -> ModelPlan:
-        """`start` with the most layers that fit on devices. If even the buffers for op offload do
-        not fit, the plan leaves the devices unused."""
-        change = partial(self._change, n_ctx=start.n_ctx)
-        n_layer = start.n_layers - 1
-        placements = [self._place(change(n)) for n in range(n_layer + 1)]
-        used = [set(layer_devices(n_layer, p)) & set(p.devices) for p in placements]
+    def _with_less_context(self, choice: Choice, gpus_only: bool = False) -> Choice:
+        """The choice with the largest context that fits; with the smallest if none does."""
+        fits = self._trials.gpus_fit if gpus_only else self._trials.fits
+        most = choice.n_ctx
+        while not fits(choice):
+            n_ctx = self._smaller(choice, gpus_only)
+            if n_ctx == choice.n_ctx:
+                return choice
+            choice = choice._replace(n_ctx=n_ctx)
+        # the size of the graphs changes a little with the context: perhaps one step was too many
+        larger = choice._replace(n_ctx=(choice.n_ctx // CTX_STEP + 1) * CTX_STEP)
+        return larger if larger.n_ctx < most and fits(larger) else choice
+
+    def _smaller(self, choice: Choice, gpus_only: bool) -> int:
+        """A smaller context, by the memory that the devices lack; the same if none helps."""
+        devices = self._trials.devices(choice)
+        if gpus_only:
+            devices = devices[:-1]
+        lacking = [(self._trials.lacking(device), device.n_bytes_kv) for device in devices]
+        n_fewer = max((-(-n // n_kv) for n, n_kv in lacking if n and n_kv), default=0)
+        n_ctx = (choice.n_ctx - n_fewer) // CTX_STEP * CTX_STEP
+        return choice.n_ctx if n_fewer == 0 else max(n_ctx, self._least_ctx)
+
+    def _with_fewer_layers(self, choice: Choice) -> Choice:
+        """The choice with the most layers that fit on devices. If not even the buffers for op
+        offload fit, the devices are not used."""
+        n_layer, trials = self._trials.n_layer, self._trials
+        choices = [choice._replace(n_gpu_layers=n) for n in range(n_layer + 1)]
+        used = [set(trials.layers(one)) & set(self._devices) for one in choices]
         # from n_settled layers on, fewer layers need less memory on each device. Below, the output
         # can move to another device, which may then need more: try each number
         n_settled = used.index(used[-1])
-        best = self._largest(change, self._gpus_fit, n_settled, n_layer)
-        for n in reversed(range(n_settled)):
-            if self._gpus_fit(best.devices):
-                return best
-            best = self._plan(change(n))
-        return best if self._gpus_fit(best.devices) else self._plan(change(0, op_offload=False))
+        best = _last(lambda n: trials.gpus_fit(choices[n]), n_settled, n_layer)
+        while best and not trials.gpus_fit(choices[best]):
+            best -= 1
+        if best:
+            return choices[best]
+        # fewer experts and a smaller context did not help
+        none = self._first._replace(n_gpu_layers=0)
+        return none if trials.gpus_fit(none) else none._replace(op_offload=False)
 
-    def _largest(
-        self,
-        change: Callable[[int], OpenParams],
-        fits: Callable[[Devices], bool],
-        low: int,
-        high: int,
-    ) -> ModelPlan:
-        """The plan of `change(n)` with the largest n in `low`..`high` that fits; with `low` if none
-        fits. Assumes that if n fits, all smaller n fit."""
-        # a sketch never needs more than the plan, and nearly always needs the same
-        high = _last(lambda n: fits(self._sketch(change(n))), low, high)
-        best = self._plan(change(high))
-        if high > low and not fits(best.devices):
-            high = _last(lambda n: fits(self._plan(change(n)).devices), low, high - 1)
-            best = self._plan(change(high))
-        return best
+    # --- what to report ---
 
-    def _change(
-        self, n_gpu_layers: int | None = None, n_ctx: int | None = None, op_offload: bool = True
-    ) -> OpenParams:
-        """The options with these changes; `op_offload` only if the user allows it."""
-        changes: dict[str, object] = {
-            "op_offload": op_offload and self._params.placement.op_offload
-        }
-        if n_gpu_layers is not None:
-            changes["n_gpu_layers"] = n_gpu_layers
-        if n_ctx is not None:
-            changes["n_ctx"] = n_ctx
-        return self._params.change(**changes)
+    def _text(self, plan: ModelPlan, choice: Choice) -> str:
+        """The choice in one line; "" if there was nothing to choose."""
+        first, n_train, names = self._first, plan.n_ctx_train, self._device_names()
+        parts = []
+        if self._params.context.n_ctx is None and choice.n_ctx < n_train:
+            more = f", as {first.n_ctx} does not fit" if choice.n_ctx < first.n_ctx else ""
+            n_bytes = sum(device.needed for device in plan.devices)
+            n_bytes += (n_train - choice.n_ctx) * plan.n_bytes_kv
+            parts.append(
+                f"context {choice.n_ctx} of {n_train} trained{more}: -c 0 for all of it, needs "
+                f"{size_text(n_bytes)}"
+            )
+        if choice.n_cpu_moe > first.n_cpu_moe:
+            parts.append(f"experts of {choice.n_cpu_moe} of {self._trials.n_layer} layers on CPU")
+        if choice.n_gpu_layers < first.n_gpu_layers:
+            parts.append(f"{choice.n_gpu_layers} of {plan.n_layers} layers on {names}")
+        if choice[1:3] != first[1:3]:
+            parts[-1] += ": more does not fit"
+            if self._trials.target:
+                rules = self._params.placement
+                parts[-1] += f" (--fit-target keeps {rules.fit_target} MiB free on each device)"
+        return "; ".join(parts)
 
-    def _place(self, params: OpenParams) -> Placement:
-        return replace(self._placement, params=params.placement)
-
-    def _plan(self, params: OpenParams) -> ModelPlan:
-        """The plan of these options, with a pipeline if one is possible and fits."""
-        plan = self._measure(params)
-        if not plan.no_pipeline and not self._fits(plan.devices):
-            return self._measure(params, NO_PIPELINE)
-        return plan
-
-    def _measure(self, params: OpenParams, no_pipeline: str = "") -> ModelPlan:
-        place = self._place(params)
-        measured = open_measured(self._file, place, params.context, no_pipeline=no_pipeline)
-        return make_plan(measured, params)
-
-    def _sketch(self, params: OpenParams) -> Devices:
-        """The devices of a sketched plan: the plan itself needs as much or more."""
-        devices, is_pipelined = self._sketch_once(params)
-        if is_pipelined and not self._fits(devices):
-            devices, _ = self._sketch_once(params, NO_PIPELINE)
-        return devices
-
-    def _sketch_once(self, params: OpenParams, no_pipeline: str = "") -> tuple[Devices, bool]:
-        place = self._place(params)
-        sketch = open_measured(
-            self._file, place, params.context, no_pipeline=no_pipeline, sketch=True
-        )
-        return plan_devices(sketch), not sketch.context.no_pipeline
-
-    def _fits(self, devices: Devices) -> bool:
-        return self._gpus_fit(devices) and not devices[-1].shortfall
-
-    def _gpus_fit(self, devices: Devices) -> bool:
-        """True if all devices but the CPU have room, and the target stays free on them."""
-        return all(d.needed + d.margin + self._target <= d.free for d in devices[:-1])
-
-    def _notes(self, plan: ModelPlan) -> Iterator[str]:
-        """Lines that report what was chosen, and why."""
-        rules, n_ctx = self._params.placement, self._params.context.n_ctx
-        wanted = n_ctx or plan.n_ctx_train
-        room = f"--fit-target keeps {rules.fit_target} MiB free on each device"
-        why = f"more does not fit; {room}" if self._target else "more does not fit"
-        if plan.n_ctx < wanted:
-            yield f"the context has {plan.n_ctx} tokens, not {wanted}: {why}"
+    def _notes(self, plan: ModelPlan, choice: Choice) -> Iterator[str]:
+        """Lines that warn of a choice."""
         if plan.n_ctx > plan.n_ctx_train:
             yield (
                 f"the context has {plan.n_ctx} tokens, the model was trained with "
                 f"{plan.n_ctx_train}: text beyond that is likely to be poor"
             )
-        if rules.fit and n_ctx:
-            yield "--fit does not change a context size that is set"
         if plan.no_pipeline == NO_PIPELINE:
             yield f"ubatches run one after the other: {plan.no_pipeline}"
-        if self._is_auto and plan.n_gpu_layers < plan.n_layers:
-            names = ", ".join(device.name for device in self._placement.devices)
-            yield f"{plan.n_gpu_layers} of {plan.n_layers} layers are on {names}: {why}"
-            if rules.op_offload and not plan.params.placement.op_offload:
-                yield f"{names} cannot run large batches for the CPU: op offload does not fit"
+        if self._first.op_offload and not choice.op_offload:
+            names = self._device_names()
+            yield f"{names} cannot run large batches for the CPU: op offload does not fit"
+
+    def _device_names(self) -> str:
+        return ", ".join(device.name for device in self._devices)
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:

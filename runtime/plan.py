@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -133,7 +133,9 @@ class ModelPlan:
         decode, prefill: the graph of one token, and that of a whole ubatch.
         overrides: in the order in which they are tried.
         no_pipeline: why ubatches run one after the other; "" if they overlap.
-        notes: lines about the choices that were made to fit.
+        choice: one line about the values that fitting chose; "" if there was nothing to choose.
+        is_reduced: the choice is less than what would run without a limit of memory.
+        notes: lines that warn of the choice.
     """
 
     params: OpenParams
@@ -154,7 +156,9 @@ class ModelPlan:
     prefill: GraphPlan
     overrides: tuple[OverridePlan, ...]
     no_pipeline: str
-    notes: tuple[str, ...] = field(default=())
+    choice: str = ""
+    is_reduced: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def n_bytes_kv(self) -> int:

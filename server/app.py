@@ -21,7 +21,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ..base.errors import DoesNotFitError, LamellaError, PlacementError, RequestError
+from ..base.errors import LamellaError, RequestError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from ..runtime.instance import Instance
@@ -122,8 +122,7 @@ def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         log.critical(error)
-        # as in all commands: 2 if the plan does not allow the model
-        return 2 if isinstance(error, DoesNotFitError | PlacementError) else 1
+        return error.exit_status
     return 0
 
 

@@ -285,7 +285,8 @@ def test_plan_and_strict_placement(path: Path) -> None:
 
 
 def test_an_unknown_option(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"unknown option 'xyz'; options are .*n_ctx, n_batch, "):
+    options = "n_ctx, fit_ctx, n_batch, "
+    with pytest.raises(RequestError, match=f"unknown option 'xyz'; options are .*{options}"):
         lamella.load(path, xyz=3)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match=r"'n_layers'; did you mean n_gpu_layers\?"):
         lamella.load(path, n_layers=3)  # type: ignore[call-arg]

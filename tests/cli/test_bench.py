@@ -179,7 +179,7 @@ def test_placement_flags(model: Path) -> None:
     assert backend("-dev", "sim:2GiB", "-ngl", "auto") == backend("-dev", "sim:2GiB")
     assert "1 of" in backend("-dev", "sim", "-ngl", "2")
     short = lamella("bench", "-m", model, "-dev", "sim:100KiB")
-    assert short.returncode == 2 and "SIM0 lacks" in short.stderr
+    assert short.returncode == 3 and "SIM0 lacks" in short.stderr
     fitted = lamella(
         "bench", "-m", model, "-dev", "sim:100KiB", "-ngl", "auto", "-p", "8", "-n", "0"
     )

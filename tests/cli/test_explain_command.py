@@ -59,7 +59,7 @@ def test_the_devices_of_a_split_model(model: Path) -> None:
 def test_warnings_of_the_plan_go_to_stderr(model: Path) -> None:
     done = lamella("explain", model, "-dev", "sim:200KiB", "-fitt", "0", "-c", 64, "-ub", 16)
     assert done.returncode == 0 and done.stdout.startswith("tiny.gguf, decode step\n")
-    assert re.search(r"^lamella: \d of 3 layers are on SIM0: more does not fit$", done.stderr, re.M)
+    assert re.search(r"^lamella: \d of 3 layers on SIM0: more does not fit$", done.stderr, re.M)
     done = lamella("explain", model, "-dev", "sim:1KiB", "-ngl", "all", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["n_nodes"]
     assert done.stderr.startswith("lamella: the model does not fit: SIM0 lacks ")

@@ -99,9 +99,10 @@ def test_the_table(model: Path) -> None:
         "\nbandwidth SIM0 unknown: set it with --bandwidth SIM0=GB/s\n          CPU given\n" in text
     )
     assert f"\noverride  ffn_down to CPU: {N_LAYER} weights, 96.00 KiB\n" in text
-    assert "\npipeline  off: there are fewer than two devices beside the CPU\n" in text
-    assert "\ndisplaced none\n" in text
-    assert "note" not in text
+    for label in ("pipeline", "displaced", "choice", "note"):
+        assert f"\n{label}" not in text  # nothing to report
+    pair = table(model, *SMALL, "-dev", "sim:24GiB:2", "-ngl", "3")
+    assert "\npipeline  off: 3 of 5 layers are on devices, not all\n" in pair
     assert "\nsimulated SIM0: computes with the CPU's kernels, runs no large batches for" in text
     assert "simulated" not in table(model, *SMALL, "-dev", "none")
     assert gpu["n_layers"] + cpu["n_layers"] == found["n_layers"] == N_LAYER + 1
@@ -314,17 +315,17 @@ def test_a_broken_header(header: Path, cut: str) -> None:
 
 def test_a_model_that_does_not_fit(model: Path) -> None:
     needed = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]["needed"]
-    args = (*SMALL, "-dev", sim(needed - 1000), "-ngl", "3")
-    found = plan(model, *args, status=2)
+    args = (*SMALL, "-np", "4", "-dev", sim(needed - 1000), "-ngl", "3")
+    found = plan(model, *args, status=3)
     assert not found["fits"]
     gpu, cpu = found["devices"]
     assert (gpu["fits"], gpu["shortfall"]) == (False, 1000)
     assert (cpu["fits"], cpu["shortfall"]) == (True, 0)
-    text = table(model, *args, status=2)
+    text = table(model, *args, status=3)
     assert rows(text, "device   layers")["SIM0"][-1] == "lacks 1000 bytes"
     for name in ("plan", "run", "chat", "serve"):
         done = lamella(name, "-m", model, *args, *(FAST if name == "plan" else ()))
-        assert done.returncode == 2
+        assert done.returncode == 3
         assert done.stderr.startswith("lamella: error: the model does not fit: SIM0 lacks 1000 b")
         assert "what may help: fewer layers on devices (-ngl auto)" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -337,13 +338,13 @@ def test_a_model_that_does_not_fit(model: Path) -> None:
 
 def test_a_model_that_fits_exactly_runs(model: Path) -> None:
     device = plan(model, *SMALL, "-dev", "sim", "-ngl", "3")["devices"][0]
-    args = ("-m", model, *SMALL, "-ngl", "3", "-p", "a b c", "-n", "4", "--temp", "0")
+    args = ("-m", model, *SMALL, "-np", "4", "-ngl", "3", "-p", "a b c", "-n", "4", "--temp", "0")
     expected = lamella("run", *args, "-dev", "none").stdout
     assert expected
     done = lamella("run", *args, "-dev", sim(device["needed"]))
     assert (done.returncode, done.stdout) == (0, expected)
     done = lamella("run", *args, "-dev", sim(device["needed"] - 1))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_the_process_ends_with_its_status(model: Path) -> None:
@@ -358,7 +359,7 @@ def test_the_process_ends_with_its_status(model: Path) -> None:
     assert "\x1b" not in fits.stdout and "fits" in fits.stdout
     assert fits.stdout.isascii()
     short = run(model, *SMALL, "-dev", "sim:1KiB", "-ngl", "all", "--json")
-    assert short.returncode == 2 and not json.loads(short.stdout)["fits"]
+    assert short.returncode == 3 and not json.loads(short.stdout)["fits"]
     assert "SIM0 lacks" in short.stderr
 
 
@@ -383,10 +384,10 @@ def test_strict_placement(model: Path) -> None:
     assert line in " ".join(table(model, *SMALL).split())
     for name in ("plan", "run"):
         done = lamella(name, "-m", model, *SMALL, "--placement", "strict")
-        assert done.returncode == 2
+        assert done.returncode == 3
         assert done.stderr.startswith("lamella: error: placement is strict, but nodes would be")
         assert line in done.stderr
-    assert plan(model, *SMALL, "--placement", "strict", status=2)["fits"]
+    assert plan(model, *SMALL, "--placement", "strict", status=3)["fits"]
 
 
 # --- automatic choices ---
@@ -398,21 +399,23 @@ def test_layers_and_context_are_chosen_to_fit(model: Path) -> None:
         n: int = found["devices"][0]["needed"]
         return n
 
-    args = ("-ub", "32", "-t", "2", "-fitt", "0")
-    some = needed("-ngl", "3", "-c", "1024")
+    args = ("-ub", "32", "-t", "2", "-fitt", "0", "-np", "4")
+    some = needed("-ngl", "3")
     for spare, n in ((0, 3), (-1, 2)):
         found = plan(model, *args, "-dev", sim(some + spare))
         assert found["n_gpu_layers"] == n and found["fits"]
-        assert found["notes"] == [
-            f"{n} of {N_LAYER + 1} layers are on SIM0: more does not fit",
-        ]
+        assert (found["choice"], found["reduced"], found["notes"]) == (
+            *(f"{n} of {N_LAYER + 1} layers on SIM0: more does not fit", True),
+            [],
+        )
     all_of_512 = needed("-ngl", "all", "-c", "512")
-    fitted = plan(model, *args, "-dev", sim(all_of_512), "-ngl", "all", "--fit")
+    fit = ("-dev", sim(all_of_512), "-ngl", "all", "-fitc", "256")
+    fitted = plan(model, *args, *fit)
     assert (fitted["n_ctx"], fitted["fits"]) == (512, True)
-    assert fitted["notes"] == ["the context has 512 tokens, not 1024: more does not fit"]
-    fit = ("-dev", sim(all_of_512), "-ngl", "all", "--fit")
+    line = "context 512 of 1024 trained, as 1024 does not fit: -c 0 for all of it, needs "
+    assert fitted["choice"].startswith(line)
     done = lamella("run", "-m", model, *args, *fit, "-p", "a", "-n", "1")
-    assert done.stderr.startswith("lamella: the context has 512 tokens, not 1024: more does not")
+    assert done.stderr.startswith(f"lamella: {line}")
     assert done.returncode == 0
 
 

@@ -135,7 +135,7 @@ def test_errors_come_before_the_model_is_loaded(
     assert done.returncode == 1
     assert "nowhere.gguf" in done.stderr
     done = lamella("profile", model, "-dev", "sim:100KiB", "-ngl", "all")
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert "SIM0" in done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import make_model
@@ -59,6 +60,15 @@ def test_activations_stay_near_one(type: Type) -> None:
     assert len(np.unique(data, axis=0)) == 64  # all rows differ
 
 
+def test_models_with_experts(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(replace(SMALL, n_expert=4, n_expert_used=2), Type.Q4_0, path)
+    model = load_model(path, Placement(cpu=CpuDevice(1), devices=()))
+    assert (model.hp.n_expert, model.hp.n_expert_used) == (4, 2)
+    assert model.weights["blk.0.ffn_up_exps.weight"].ne == (256, 288, 4, 1)
+    model.free()
+
+
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     files = [tmp_path / name for name in "abc"]
     for file, seed in zip(files, (1, 1, 2), strict=True):
@@ -104,7 +114,8 @@ def test_shapes_match_their_names() -> None:
         name: sum(int(np.prod(ne)) for _, ne in tensors(shape)) // 10**6
         for name, shape in SHAPES.items()
     }
-    assert millions == {"8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
+    dense = {"70b": 70549, "8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
+    assert millions == dense | {"8x7b": 46702}
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 
@@ -123,11 +134,13 @@ def test_vocabularies_have_every_token_once() -> None:
 def test_the_command(tmp_path: Path) -> None:
     script, path = make_model.__file__, tmp_path / "m.gguf"
     command = [sys.executable, str(script), "--shape", "15m", "--layers", "1", "-o", str(path)]
+    command += ["--ctx-train", "131072"]
     done = subprocess.run([*command, "--type", "Q6_K"], capture_output=True, text=True, check=True)
     assert str(path) in done.stdout
     assert "are not whole blocks of Q6_K: token_embd.weight Q8_0" in done.stderr
     with open_gguf(path) as file:
         assert file.metadata.int("llama.block_count") == 1
+        assert file.metadata.int("llama.context_length") == 131072
         assert file.tensors["blk.0.ffn_down.weight"].type.name == "Q6_K"
     wrong = subprocess.run([*command, "--type", "Q9"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2

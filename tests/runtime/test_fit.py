@@ -19,6 +19,7 @@ from tiny_models import TINY, write_model
 from lamella.alloc.buffer import BufferType, Usage
 from lamella.base.errors import DoesNotFitError, OutOfMemoryError, PlacementError
 from lamella.base.settings import NO_FUSION, STRICT
+from lamella.base.units import size_text
 from lamella.graph import GGMLType, Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
@@ -28,9 +29,9 @@ from lamella.model.gguf import open_gguf
 from lamella.model.kv_pages import PAGE_SIZE
 from lamella.model.loader import load_model
 from lamella.runtime import devices as lookup
-from lamella.runtime import fit as fitting
+from lamella.runtime import trial
 from lamella.runtime.check import enforce
-from lamella.runtime.fit import CTX_KEPT, CTX_STEP, plan_model
+from lamella.runtime.fit import CTX_STEP, plan_model
 from lamella.runtime.instance import unload
 from lamella.runtime.open import load, open_instance
 from lamella.runtime.plan import (
@@ -94,6 +95,14 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("deep") / "deep.gguf"
     # the output is larger than a layer
     write_model(replace(TINY["llama"], n_layer=N_LAYER, n_ctx=N_CTX, n_vocab=N_DEEP_VOCAB), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained with a long context."""
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    write_model(replace(TINY["llama"], n_ctx=40000), path)
     return path
 
 
@@ -293,11 +302,12 @@ def test_as_many_layers_as_fit(deep: Path, shares: tuple[float, ...] | None) -> 
         most = max(n for n, row in enumerate(needed[:-1]) if all(s <= size for s in row))
         plan = plan_of(deep, devices=(sim(max(size, 1), n_gpus),), **params)
         assert plan.fits
-        if plan.n_gpu_layers == plan.n_layers:
+        assert plan.is_reduced is (plan.n_gpu_layers < plan.n_layers)
+        if not plan.is_reduced:
             assert all("one after the other" in note for note in plan.notes)
         else:
             assert plan.n_gpu_layers == most
-            assert plan.notes[0].startswith(f"{most} of {plan.n_layers} layers are on SIM0")
+            assert plan.choice.startswith(f"{most} of {plan.n_layers} layers on SIM0")
 
 
 def test_fit_target(deep: Path) -> None:
@@ -327,7 +337,7 @@ def test_a_sketch_that_is_too_small_does_not_change_the_plan(
     def nothing(measured: MeasuredModel) -> Sequence[DevicePlan]:
         return [replace(device, memory=()) for device in plan_devices(measured)]
 
-    monkeypatch.setattr(fitting, "plan_devices", nothing)
+    monkeypatch.setattr(trial, "plan_devices", nothing)
     needed = needed_by_layers(deep, "sim")
     for n in (1, 2, N_LAYER):
         plan = plan_of(deep, devices=(sim(needed[n][0]),), fit_target=0)
@@ -339,14 +349,14 @@ def test_a_given_number_of_layers_never_changes(deep: Path, n: int) -> None:
     plan = plan_of(deep, devices=("sim:1KiB",), n_gpu_layers=n)
     assert plan.n_gpu_layers == (plan.n_layers if n < 0 else n)
     assert plan.fits is (n == 0)
-    assert not plan.notes
+    assert not plan.notes and not plan.choice
 
 
 # --- contexts ---
 
 
 def test_context_sizes(deep: Path) -> None:
-    def planned(n_ctx: int, free: int = 1 << 30, **params: Any) -> ModelPlan:
+    def planned(n_ctx: int | None, free: int = 1 << 30, **params: Any) -> ModelPlan:
         options = {"n_gpu_layers": -1, "fit_target": 0, **params}
         return plan_of(deep, n_ctx=n_ctx, devices=(sim(free),), **options)
 
@@ -354,44 +364,112 @@ def test_context_sizes(deep: Path) -> None:
     assert planned(768).n_ctx == 768
     whole, half = planned(0).devices[0].needed, planned(N_CTX // 2).devices[0].needed
     assert half < whole
-    # it never gets smaller than requested, and not without --fit
-    for n_ctx, fit in ((0, False), (N_CTX, False), (N_CTX, True)):
+    # it never gets smaller than requested, and not with -fit off
+    for n_ctx, fit in ((0, False), (0, True), (N_CTX, True), (None, False)):
         plan = planned(n_ctx, half, fit=fit)
-        given = ("--fit does not change a context size that is set",)
-        assert (plan.n_ctx, plan.fits) == (N_CTX, False)
-        assert plan.notes == (given if fit else ())
-    assert planned(0, whole, fit=True).n_ctx == N_CTX
+        assert (plan.n_ctx, plan.fits, plan.choice) == (N_CTX, False, "")
+    assert planned(None, whole).n_ctx == N_CTX
     for free, n_ctx in ((half, N_CTX // 2), (half - 1, N_CTX // 2 - CTX_STEP)):
-        plan = planned(0, free, fit=True)
-        assert (plan.n_ctx, plan.fits) == (n_ctx, True)
-        assert plan.notes == (f"the context has {n_ctx} tokens, not {N_CTX}: more does not fit",)
-    least = planned(0, 1024, fit=True)
-    assert (least.n_ctx, least.fits) == (CTX_STEP, False)
+        plan = planned(None, free, fit_ctx=CTX_STEP)
+        assert (plan.n_ctx, plan.fits, plan.is_reduced) == (n_ctx, True, True)
+        start = f"context {n_ctx} of {N_CTX} trained, as {N_CTX} does not fit: -c 0 for all of it"
+        assert plan.choice.startswith(start)
+
+
+@pytest.mark.parametrize("fit_ctx", [CTX_STEP, 1000, 4096, 3 * N_CTX])
+def test_the_context_is_never_smaller_than_fit_ctx(deep: Path, fit_ctx: int) -> None:
+    """If not even the smallest context fits, the model is refused, with advice."""
+    plan = plan_of(
+        deep, n_ctx=None, devices=("sim:1024KiB",), n_gpu_layers=-1, fit_target=0, fit_ctx=fit_ctx
+    )
+    assert (plan.n_ctx, plan.fits) == (min(fit_ctx, N_CTX), False)
+    with pytest.raises(
+        DoesNotFitError, match=r"SIM0 lacks .*what may help: .*more memory for SIM0"
+    ):
+        enforce(plan)
+
+
+@pytest.mark.parametrize(("n_parallel", "n_ctx"), [(1, 8192), (3, 24576), (64, 40000)])
+def test_the_default_context(long: Path, n_parallel: int, n_ctx: int) -> None:
+    plan = plan_of(long, n_ctx=None, n_parallel=n_parallel)
+    assert (plan.n_ctx, plan.n_ctx_train, plan.is_reduced) == (n_ctx, 40000, False)
+    assert plan.params.context.n_ctx == n_ctx
+    whole = plan_of(long, n_ctx=0, n_parallel=n_parallel)
+    assert (whole.n_ctx, whole.choice) == (40000, "")
+    if n_ctx == 40000:
+        assert plan.choice == ""
+    else:
+        start, _, size = plan.choice.rpartition(", needs ")
+        assert start == f"context {n_ctx} of 40000 trained: -c 0 for all of it"
+        expected = size_text(whole.devices[0].needed).split()
+        assert size.split()[1] == expected[1]
+        assert float(size.split()[0]) == pytest.approx(float(expected[0]), rel=0.01)
+
+
+def test_a_model_with_a_long_context_starts_with_little_memory(
+    long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least, most = (plan_of(long, n_ctx=n, n_parallel=1).devices[0].needed for n in (4096, 8192))
+    for free, n_ctx, fits in ((most, 8192, True), (least, 4096, True), (least - 1, 4096, False)):
+        monkeypatch.setattr(CpuDevice, "memory", lambda _, free=free: (free, 1 << 40))
+        plan = plan_of(long, n_ctx=None, n_parallel=1)
+        assert (plan.n_ctx, plan.fits) == (n_ctx, fits)
 
 
 def test_the_context_shrinks_before_layers_leave(deep: Path) -> None:
+    floor = 4096
+
     def planned(free: int, **params: Any) -> ModelPlan:
-        options = {"n_ctx": 0, "fit_target": 0, "fit": True, **params}
+        options = {"n_ctx": None, "fit_target": 0, **params}
         return plan_of(deep, devices=(sim(free),), **options)
 
     all_layers = [
         planned(1 << 30, n_ctx=n_ctx, n_gpu_layers=-1).devices[0].needed
-        for n_ctx in (CTX_KEPT, CTX_KEPT + CTX_STEP)
+        for n_ctx in (floor, floor + CTX_STEP)
     ]
     plan = planned(all_layers[1])
-    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT + CTX_STEP, plan.n_layers)
+    assert (plan.n_ctx, plan.n_gpu_layers) == (floor + CTX_STEP, plan.n_layers)
     plan = planned(all_layers[0])
-    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT, plan.n_layers)
+    assert (plan.n_ctx, plan.n_gpu_layers) == (floor, plan.n_layers)
     plan = planned(all_layers[0] - 1)
-    assert (plan.n_ctx, plan.n_gpu_layers) == (CTX_KEPT, plan.n_layers - 1)
-    assert len(plan.notes) == 2 and plan.fits
+    assert (plan.n_ctx, plan.n_gpu_layers) == (floor, plan.n_layers - 1)
+    assert plan.choice.endswith(f"; {N_LAYER} of {N_LAYER + 1} layers on SIM0: more does not fit")
+    assert plan.fits and plan.is_reduced
+
+
+def test_experts_leave_before_the_context_shrinks(tmp_path: Path) -> None:
+    path = tmp_path / "experts.gguf"
+    write_model(replace(TINY["mixtral"], n_layer=4, n_ctx=N_CTX), path)
+
+    def planned(free: int, **params: Any) -> ModelPlan:
+        return plan_of(path, devices=(sim(free),), **{"n_ctx": None, "fit_target": 0, **params})
+
+    needed = [planned(1 << 30, n_cpu_moe=n).devices[0].needed for n in range(5)]
+    assert needed == sorted(needed, reverse=True) and needed[4] < needed[0]
+    for n, size in enumerate(needed):
+        plan = planned(size)
+        assert (plan.params.placement.n_cpu_moe, plan.n_ctx, plan.fits) == (n, N_CTX, True)
+        assert plan.n_gpu_layers == plan.n_layers
+        said = f"experts of {n} of 4 layers on CPU: more does not fit"
+        assert plan.choice == (said if n else "")
+    # then the context shrinks, then layers leave
+    plan = planned(needed[4] - 1)
+    assert (plan.params.placement.n_cpu_moe, plan.n_gpu_layers) == (4, plan.n_layers)
+    assert 4096 <= plan.n_ctx < N_CTX
+    least = planned(1 << 30, n_cpu_moe=-1, n_ctx=4096).devices[0].needed
+    plan = planned(least - 1)
+    assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (4096, plan.n_layers - 1, True)
+    # values that are set do not change
+    for given in ({"n_cpu_moe": 0}, {"overrides": (("ffn_gate_inp", "SIM0"),)}):
+        plan = planned(needed[1], **given)
+        assert (plan.params.placement.n_cpu_moe, plan.n_ctx < N_CTX) == (0, True)
 
 
 def test_a_short_context_never_grows(tmp_path: Path) -> None:
     """The trained context is shorter than CTX_STEP."""
     path = tmp_path / "short.gguf"
     write_model(replace(TINY["llama"], n_ctx=CTX_STEP // 2), path)
-    small = {"n_ctx": 0, "devices": ("sim:1KiB",), "n_gpu_layers": -1, "fit": True}
+    small = {"n_ctx": None, "devices": ("sim:1KiB",), "n_gpu_layers": -1}
     plan = plan_of(path, **small)
     assert plan.n_ctx == plan.n_ctx_train == CTX_STEP // 2 and not plan.fits
 
@@ -399,11 +477,18 @@ def test_a_short_context_never_grows(tmp_path: Path) -> None:
 def test_layers_that_leave_the_gpu_must_fit_on_the_cpu(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --fit, the context also shrinks for the memory of the CPU."""
-    none = plan_of(deep, n_ctx=CTX_KEPT, devices=("none",)).devices[-1].needed
+    """The context also shrinks for the memory of the CPU."""
+    none = plan_of(deep, n_ctx=N_CTX, devices=("none",)).devices[-1].needed
     monkeypatch.setattr(CpuDevice, "memory", lambda _: (none - 1, 1 << 40))
-    plan = plan_of(deep, n_ctx=0, devices=("sim:1KiB",), fit=True, fit_target=0)
-    assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (0, CTX_KEPT - CTX_STEP, True)
+    plan = plan_of(deep, n_ctx=None, devices=("sim:1KiB",), fit_target=0)
+    assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (0, N_CTX - CTX_STEP, True)
+
+
+@pytest.mark.parametrize("n", [None, -1])
+def test_without_fit_nothing_changes(deep: Path, n: int | None) -> None:
+    plan = plan_of(deep, n_ctx=None, devices=("sim:1KiB",), n_gpu_layers=n, fit=False)
+    assert (plan.n_gpu_layers, plan.n_ctx, plan.fits) == (plan.n_layers, N_CTX, False)
+    assert not plan.is_reduced
 
 
 # --- placement ---
@@ -471,12 +556,12 @@ def test_bytes_per_token(deep: Path) -> None:
 def test_the_context_does_not_shrink_for_an_impossible_fit_target(deep: Path) -> None:
     needed = plan_of(deep, n_ctx=0, devices=("sim",), n_gpu_layers=-1).devices[0].needed
     small = (sim(needed),)  # less than the 1024 MiB of --fit-target
-    plan = plan_of(deep, n_ctx=0, devices=small, n_gpu_layers=-1, fit=True)
-    assert (plan.n_ctx, plan.fits, plan.notes) == (N_CTX, True, ())
-    plan = plan_of(deep, n_ctx=0, devices=small, fit=True)  # -ngl auto: no layer fits
+    plan = plan_of(deep, n_ctx=None, devices=small, n_gpu_layers=-1)
+    assert (plan.n_ctx, plan.fits, plan.choice) == (N_CTX, True, "")
+    plan = plan_of(deep, n_ctx=None, devices=small)  # no layer fits
     assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (N_CTX, 0, True)
-    assert plan.notes[0].endswith(
-        "layers are on SIM0: more does not fit; --fit-target keeps 1024 MiB free on each device"
+    assert plan.choice.endswith(
+        "layers on SIM0: more does not fit (--fit-target keeps 1024 MiB free on each device)"
     )
 
 
