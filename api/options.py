@@ -17,6 +17,10 @@ class LoadOptions(TypedDict, total=False):
     """the model's name for clients (default: the file's)"""
     chat_template: str | None
     """a name of llama.cpp's, such as llama3, or jinja source (default: the file's)"""
+    chat_template_kwargs: Mapping[str, object] | None
+    """variables of the chat template, as a JSON object; a request may replace them (default:
+    none)
+    """
     n_ctx: int | None
     """tokens of context, shared by all sequences; 0: as many as the model was trained with
     (default: the trained size, at most 8192 x -np; less if it does not fit)

@@ -17,7 +17,8 @@ from ..runtime.params import ModelParams, OpenParams, RequestParams
 from .download import docker_name, hub_name, model_path, url_name
 from .texts import read_text
 
-FOR_CHATS: Final = ("alias", "chat_template")  # only some commands have use for these
+# only some commands have use for these
+FOR_CHATS: Final = ("alias", "chat_template", "chat_template_kwargs")
 ONE_SEQUENCE: Final = {"n_parallel": 1}  # defaults of commands with one user
 SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
 
@@ -205,7 +206,7 @@ def add_download_flags(group: argparse._ActionsContainer) -> None:
 
 
 def add_template_flags(group: argparse._ArgumentGroup) -> None:
-    add_flags_of(group, ModelParams, only=("chat_template",))
+    add_flags_of(group, ModelParams, only=("chat_template", "chat_template_kwargs"))
     group.add_argument(
         "--chat-template-file",
         dest="chat_template",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from ..base.errors import RequestError
 from .chat_builtin import CHATML, TEMPLATES, template_source
@@ -36,18 +36,26 @@ class ChatTemplate:
     warning: str = ""
     is_broken: bool = False
 
-    def __init__(self, source: str | None, *, bos: str = "", eos: str = "") -> None:
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos: str = "",
+        eos: str = "",
+        variables: Mapping[str, object] | None = None,
+    ) -> None:
         """
         Args:
             source: Jinja source or the name of a built-in template; None for ChatML.
             bos: value of the template's `bos_token`.
             eos: value of the template's `eos_token`.
+            variables: default values of more variables, such as `enable_thinking`.
 
         Raises:
             RequestError: an unknown name, or the template does not compile; names the line.
         """
         self.source = CHATML if source is None else template_source(source)
-        self._special = {"bos_token": bos, "eos_token": eos}
+        self._variables = {"bos_token": bos, "eos_token": eos, "tools": None, **(variables or {})}
         self._template = compile_template(self.source)
 
     def render(
@@ -81,8 +89,7 @@ class ChatTemplate:
         return render(
             self._template,
             {
-                **self._special,
-                "tools": None,
+                **self._variables,
                 **more,
                 "messages": messages,
                 "add_generation_prompt": add_generation_prompt,
@@ -116,15 +123,18 @@ class _BrokenTemplate(ChatTemplate):
         raise RequestError(self.warning)
 
 
-def model_template(metadata: Metadata, *, bos: str = "", eos: str = "") -> ChatTemplate:
-    """The chat template in a model's file, or ChatML. A broken one raises when it is used."""
+def model_template(metadata: Metadata, **options: Any) -> ChatTemplate:
+    """The chat template in a model's file, or ChatML. A broken one raises when it is used.
+
+    `options` are those of `ChatTemplate`.
+    """
     source = metadata.str(_KEY, "") or metadata.str(f"{_KEY}.tool_use", "")
     if not source:
-        chat = ChatTemplate(None, bos=bos, eos=eos)
+        chat = ChatTemplate(None, **options)
         chat.warning = NO_TEMPLATE
         return chat
     try:
-        return ChatTemplate(TEMPLATES.get(source, source), bos=bos, eos=eos)
+        return ChatTemplate(TEMPLATES.get(source, source), **options)
     except RequestError as e:
         return _BrokenTemplate(source, e)
 

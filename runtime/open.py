@@ -30,6 +30,7 @@ from .check import enforce
 from .engine.engine import Engine
 from .fit import plan_model
 from .instance import Instance, unload
+from .messages import check_template_options
 from .params import ModelParams, OpenParams
 from .plan import MeasuredModel, ModelPlan, open_planned
 
@@ -172,10 +173,16 @@ def _text(vocab: Vocab, token: int | None) -> str:
 
 
 def _chat_template(params: ModelParams, file: GGUFFile, vocab: Vocab) -> ChatTemplate:
-    special = {"bos": _text(vocab, vocab.bos), "eos": _text(vocab, vocab.eos)}
+    variables = params.chat_template_kwargs or {}
+    check_template_options(variables)
+    options: dict[str, Any] = {
+        "bos": _text(vocab, vocab.bos),
+        "eos": _text(vocab, vocab.eos),
+        "variables": variables,
+    }
     if params.chat_template:
-        return ChatTemplate(params.chat_template, **special)
-    return model_template(file.metadata, **special)
+        return ChatTemplate(params.chat_template, **options)
+    return model_template(file.metadata, **options)
 
 
 def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:

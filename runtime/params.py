@@ -8,6 +8,7 @@ Tested by tests/runtime/test_params.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,19 @@ def _template(name: str, value: object) -> str:
     if value:
         template_source(value)
     return value
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise ValueError(f"{text!r} is not JSON: {e}") from None
+
+
+def _variables(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refused(name, value, 'an object like {"enable_thinking": false}')
+    return dict(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,15 @@ class ModelParams(Options):
         help="a name of llama.cpp's, such as llama3, or jinja source",
         default_text="the file's",
         check=_template,
+    )
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        "--chat-template-kwargs",
+        metavar="JSON",
+        parse=_json,
+        check=_variables,
+        help="variables of the chat template, as a JSON object; a request may replace them",
+        default_text="none",
     )
 
 

@@ -184,6 +184,28 @@ def test_a_model_with_a_broken_template_runs_but_does_not_chat(tmp_path: Path) -
     assert lamella("run", "-m", file, "-p", "a", "-n", "1").returncode == 0
 
 
+def test_variables_of_the_template(model: Path) -> None:
+    source = ["--chat-template", "{{ 'x y z' if long else 'x' }}"]
+    plain = chat(model, *source, lines="a\n")
+    long = chat(model, *source, "--chat-template-kwargs", '{"long": true}', lines="a\n")
+    assert long.stdout == chat(model, "--chat-template", "{{ 'x y z' }}", lines="a\n").stdout
+    assert plain.stdout == chat(model, "--chat-template", "{{ 'x' }}", lines="a\n").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "argument --chat-template-kwargs: '{' is not JSON: Expecting property name"),
+        ("[1]", "--chat-template-kwargs is [1]: must be an object like"),
+        ('{"messages": []}', "\"chat_template_kwargs\" must not set ['messages']"),
+    ],
+)
+def test_invalid_variables_of_the_template(model: Path, text: str, complaint: str) -> None:
+    done = chat(model, "--chat-template-kwargs", text, lines="a\n")
+    assert done.returncode in (1, 2)
+    assert complaint in done.stderr
+
+
 def test_an_unknown_template_is_refused_before_the_model_is_loaded() -> None:
     done = lamella("chat", "-m", "nowhere", "--chat-template", "llama33")
     assert done.returncode == 1

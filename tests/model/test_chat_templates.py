@@ -176,6 +176,12 @@ def test_variables_of_a_request_do_not_replace_messages() -> None:
     assert chat.render([user("a")], **variables) == "1B2"
 
 
+def test_a_request_replaces_default_variables() -> None:
+    chat = ChatTemplate("{{ x }}{{ y }}", variables={"x": 1, "y": 2})
+    assert chat.render([user("a")]) == "12"
+    assert chat.render([user("a")], x=3) == "32"
+
+
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
