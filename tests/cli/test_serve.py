@@ -8,17 +8,21 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import make_model
 import openai
 import pytest
-from commands import LAMELLA, tiny_model
+from commands import LAMELLA, lamella, tiny_model
 from golden_data import golden_cases, model_path
 from make_model import Shape, Type
 from serving import Server
+from tiny_models import TINY, write_model
+
+from lamella.cli import serve
+from lamella.runtime.instance import Instance
 
 N_CLIENTS = 8
 # sizes are multiples of 256, for quantized blocks
@@ -164,3 +168,28 @@ def test_metrics_for_prometheus(server: Server) -> None:
     before = predicted()
     server.post("/completion", prompt="a", n_predict=3, ignore_eos=True)
     assert predicted() == before + 3
+
+
+@pytest.mark.parametrize(
+    ("template", "warning"),
+    [
+        (None, "this model has no chat template"),
+        ("{% if %}", "this model cannot chat: the chat template is invalid in line 1"),
+        ("{{ 1 }}", ""),
+    ],
+)
+def test_a_warning_about_the_chat_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, warning: str
+) -> None:
+    def load_only(_: object, load: Callable[[], Instance]) -> int:
+        load().close()
+        return 0
+
+    monkeypatch.setattr(serve, "run_server", load_only)
+    file = tmp_path / "model.gguf"
+    metadata = {} if template is None else {"tokenizer.chat_template": template}
+    write_model(TINY["llama"], file, metadata=metadata)
+    done = lamella("serve", "-m", file)
+    assert done.returncode == 0
+    assert done.stderr.count("chat template") == bool(warning)
+    assert warning in done.stderr
