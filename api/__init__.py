@@ -1,7 +1,7 @@
 """Lamella runs GGUF language models on your own machine.
 
     >>> import lamella
-    >>> with lamella.load() as model:  # or load("model.gguf"): a file
+    >>> with lamella.load() as model:  # or load("model.gguf"), load("USER/REPO:Q4_K_M")
     ...     print(model.chat("Who are you?", temperature=0))
     I am the small model that comes with Lamella: I tell stories and answer simple questions.
 

@@ -1,6 +1,6 @@
 """The public model: text, chats, streams and logits.
 
-    with lamella.load("model.gguf") as model:
+    with lamella.load("USER/REPO:Q4_K_M") as model:  # or a file
         print(model.chat("Who are you?"))
         for piece in model.complete_stream("Once upon a time", max_tokens=64):
             print(piece, end="", flush=True)
@@ -17,6 +17,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from reprlib import repr as shortened
 from types import MappingProxyType
@@ -36,10 +37,12 @@ from .arguments import (
     token_ids,
 )
 from .base.errors import ClosedError, ContextSizeError, RequestError
+from .cli.download import download_bar
 from .cli.start import open_with_progress
 from .completion import Completion, Usage
 from .model.batch import Batch
 from .model.context import Context
+from .model.find import find_file
 from .model.shipped import shipped_model
 from .options import LoadOptions, RequestOptions
 from .runtime.async_text import AsyncGeneration, generate_async
@@ -400,10 +403,11 @@ class Model:
 def load(
     path: str | os.PathLike[str] | None = None,
     *,
+    offline: bool = False,
     progress: bool | None = None,
     **options: Unpack[LoadOptions],
 ) -> Model:
-    """Load a model.
+    """Load a model. Download it first if it is on Hugging Face and not in the cache.
 
     >>> model = lamella.load()  # the small model that comes with Lamella
     >>> model.name, model.n_ctx
@@ -411,8 +415,10 @@ def load(
     >>> model.close()
 
     Args:
-        path: a GGUF file; of a split model, the first one. None: the small model that comes with
-            Lamella.
+        path: the model: a GGUF file (of a split model, the first one), "USER/REPO" or
+            "USER/REPO:Q4_K_M" on Hugging Face, the URL of a GGUF file, or a name that `lamella
+            list` shows. None: the small model that comes with Lamella.
+        offline: download nothing.
         progress: show progress on stderr. None: if it is a terminal.
         options: see `LoadOptions`. The most common ones are
             `n_ctx`: tokens of the context, shared by all generations (0: the trained size; default:
@@ -426,17 +432,26 @@ def load(
             `placement`: "strict" raises if a node cannot run on its layer's device.
 
     Raises:
-        ModelFileError: the file is missing, broken or not supported.
+        ModelFileError: the file is missing, broken or not supported. DownloadError: it cannot be
+            downloaded.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
         DoesNotFitError: a device's memory is too small; known before loading.
         OutOfMemoryError: a device's memory became too small while loading.
         PlacementError: placement is strict, and nodes cannot run on their layer's device.
     """
-    file = shipped_model() if path is None else os.fspath(path)
-    params = OpenParams.make({**options, "path": file})
     if progress is None:
         progress = sys.stderr is not None and sys.stderr.isatty()
+    OpenParams.make(options)  # refuses an invalid option before a download
+    file = shipped_model() if path is None else _find(path, offline, progress)
+    params = OpenParams.make({**options, "path": str(file)})
     return Model(open_with_progress(params) if progress else open_instance(params))
+
+
+def _find(name: str | os.PathLike[str], offline: bool, progress: bool) -> Path:
+    """The file of a model, after a download if it is not cached."""
+    with download_bar() if progress else nullcontext() as bar:
+        report = None if bar is None else bar.on_progress
+        return find_file(name, offline=offline, on_progress=report)
 
 
 def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:

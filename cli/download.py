@@ -87,7 +87,7 @@ def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
 def download(name: str, args: argparse.Namespace, **options: Any) -> Path:
     """The path of a model's file, with a progress bar if it is downloaded. See `find_file` for the
     options and errors."""
-    with _shown() as progress:
+    with download_bar() as progress:
         return find_file(
             name,
             file=args.hf_file or "",
@@ -109,7 +109,7 @@ def _shipped() -> Path:
 
 
 @contextmanager
-def _shown() -> Iterator[DownloadBar]:
+def download_bar() -> Iterator[DownloadBar]:
     """A progress bar. After Ctrl-C it reports that the download can be resumed."""
     bar = DownloadBar()
     try:
