@@ -22,12 +22,15 @@ from .chat_input import Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
 from .flags import (
     ONE_SEQUENCE,
+    add_escape_flags,
     add_model_flags,
     add_request_flags,
     add_template_flags,
     open_params,
     request_defaults,
 )
+from .peer_flags import add_peer_flags
+from .peer_options import CONVERSATION, TERMINAL
 from .start import open_with_progress
 from .texts import argument, read_stdin, read_text
 
@@ -58,18 +61,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print one answer and exit; without -p and -f, to all of stdin",
     )
+    add_escape_flags(group)
     add_template_flags(group)
     add_model_flags(parser, defaults=ONE_SEQUENCE)
     add_request_flags(parser)
+    add_peer_flags(parser, TERMINAL + CONVERSATION)
 
 
 def main(args: argparse.Namespace) -> int:
     """Chat until the input ends. Return the exit status."""
     defaults = request_defaults(args)
     system = _text(
-        "the system prompt", "-sys", args.system_prompt, "-sysf", args.system_prompt_file
+        "the system prompt",
+        *("-sys", args.system_prompt, "-sysf", args.system_prompt_file),
+        escapes=args.escape,
     )
-    first = _text("the prompt", "-p", args.prompt, "-f", args.file)
+    first = _text("the prompt", "-p", args.prompt, "-f", args.file, escapes=args.escape)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.single_turn and first is None and not is_terminal:
         first = read_stdin("the prompt")
@@ -92,13 +99,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(what: str, flag: str, text: str | None, file_flag: str, file: str | None) -> str | None:
+def _text(
+    what: str,
+    flag: str,
+    text: str | None,
+    file_flag: str,
+    file: str | None,
+    *,
+    escapes: bool,
+) -> str | None:
     """The text of a flag or of a file; None without both."""
     if text is not None and file is not None:
         raise RequestError(f"{flag} and {file_flag} cannot be combined: both are {what}")
     if file is not None:
         return read_text(file).rstrip("\n")
-    return None if text is None else argument(what, text)
+    return None if text is None else argument(what, text, escapes=escapes)
 
 
 class Session:

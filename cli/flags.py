@@ -14,7 +14,9 @@ from typing import Any, Final
 from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
+from . import peer_options
 from .download import docker_name, hub_name, model_path, url_name
+from .peer_flags import add_peer_flags
 from .texts import read_text
 
 # only some commands have use for these
@@ -160,6 +162,8 @@ def add_model_flags(
     for kind in groups(OpenParams):
         if kind is not ModelParams:
             add_options(parser, kind, without=without, defaults=defaults)
+    add_log_flags(parser)
+    add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS)
 
 
 def add_model_argument(group: argparse._ActionsContainer) -> None:
@@ -197,11 +201,12 @@ def add_download_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags for the download of a model."""
     add = group.add_argument
     add("-hff", "--hf-file", metavar="FILE", help="the file of a repository, instead of QUANT")
-    add(
+    token = add(
         *("-hft", "--hf-token"),
         metavar="TOKEN",
         help="your token of Hugging Face (that of HF_TOKEN, or of `hf auth login`)",
     )
+    vars(token)["env"] = "$HF_TOKEN"
     add("--offline", action="store_true", help="use only cached models, no network")
 
 
@@ -215,6 +220,20 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="read the chat template from a file",
     )
+
+
+def add_escape_flags(group: argparse._ArgumentGroup) -> None:
+    """Add `--escape` and `--no-escape`, which set `escape`."""
+    on = group.add_argument(
+        *("-e", "--escape"),
+        action="store_true",
+        default=True,
+        help=r"replace \n and other escapes in prompts (on)",
+    )
+    off = group.add_argument(
+        "--no-escape", dest="escape", action="store_false", help=argparse.SUPPRESS
+    )
+    vars(on).update(off=off.option_strings)
 
 
 def open_params(
@@ -242,6 +261,7 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all groups of `RequestParams`."""
     for kind in groups(RequestParams):
         add_options(parser, kind)
+    add_peer_flags(parser, peer_options.REQUEST + peer_options.SPECULATIVE)
 
 
 def request_defaults(args: argparse.Namespace) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def parser(argv: Sequence[str]) -> Parser:
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             usage=f"lamella {name} {USAGE.get(name, '[MODEL] ')}[options]",
-            epilog="Defaults are in parentheses.",
+            epilog="Defaults are in parentheses. docs/flags.md also has flags without effect.",
         )
         if name in argv[:1]:
             # import only the module that is called: web server libraries are slow to import

@@ -11,7 +11,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from . import sources
@@ -32,10 +32,7 @@ class Refused(argparse.ArgumentError):
 
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated flags, and suggests the nearest flag for an unknown
-    one.
-
-    `elsewhere` has advice for flags of other programs.
-    """
+    one."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)
@@ -48,7 +45,6 @@ class Parser(argparse.ArgumentParser):
             help="show this help and exit",
         )
         self._commands: Collection[str] = ()
-        self.elsewhere: Mapping[str, str] = {}
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
 
@@ -157,8 +153,6 @@ class Parser(argparse.ArgumentParser):
         if not arg.startswith("-"):
             return f"unexpected argument {arg!r}"
         flag = arg.split("=", maxsplit=1)[0]
-        if flag in self.elsewhere:
-            return f"unknown flag {flag}: {self.elsewhere[flag]}"
         return f"unknown flag {flag}{sources.suggestion(flag, self._option_string_actions)}"
 
     def in_flags(self, message: str) -> str:

@@ -18,12 +18,15 @@ from ..runtime.instance import Instance
 from ..runtime.text import Generation, generate
 from .flags import (
     ONE_SEQUENCE,
+    add_escape_flags,
     add_model_flags,
     add_request_flags,
     open_params,
     request_defaults,
 )
 from .parser import INTERRUPTED
+from .peer_flags import add_peer_flags
+from .peer_options import RUN, TERMINAL
 from .start import open_with_progress
 from .texts import argument, read_stdin, read_text
 
@@ -47,11 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="stop at this text; may be repeated",
     )
-    add(
-        "--no-escape",
-        action="store_true",
-        help=r"do not replace \n and other escapes in the prompt",
-    )
+    add_escape_flags(group)
     add("--json", action="store_true", help="print one JSON object instead of the text")
     add(
         "--trace-tensors",
@@ -61,6 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_model_flags(parser, defaults=ONE_SEQUENCE)
     add_request_flags(parser)
+    add_peer_flags(parser, TERMINAL + RUN)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def _prompt(args: argparse.Namespace) -> str:
         return read_stdin("the prompt")
     if args.prompt is None:
         raise RequestError("no prompt: give one with -p TEXT, -f FILE or a pipe")
-    return argument("the prompt", args.prompt, escapes=not args.no_escape)
+    return argument("the prompt", args.prompt, escapes=args.escape)
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[list[tuple[str, tuple[int, ...]]], int]:

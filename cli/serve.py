@@ -11,7 +11,6 @@ from ..server.app import run_server
 from ..server.state import ServerConfig
 from .flags import (
     add_flags_of,
-    add_log_flags,
     add_model_flags,
     add_request_flags,
     add_template_flags,
@@ -19,6 +18,8 @@ from .flags import (
     open_params,
     request_defaults,
 )
+from .peer_flags import add_peer_flags
+from .peer_options import SERVE
 from .start import open_with_progress
 
 log = get_logger("server")
@@ -30,8 +31,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags_of(group, ModelParams, only=("alias",))
     add_template_flags(group)
     add_model_flags(parser)
-    add_log_flags(parser)
     add_request_flags(parser)
+    add_peer_flags(parser, SERVE)
 
 
 def main(args: argparse.Namespace) -> int:

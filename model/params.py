@@ -41,6 +41,14 @@ def parse_layers(text: str) -> int | None:
         raise ValueError(f"{text!r} is not a number, 'all' or 'auto'") from None
 
 
+def parse_threads(text: str) -> int | None:
+    """Return a number of threads; None for -1, which is llama.cpp's default."""
+    try:
+        return None if text == "-1" else int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
 def parse_shares(text: str) -> tuple[float, ...]:
     """Return the numbers of a list separated by commas or slashes."""
     try:
@@ -119,6 +127,7 @@ class PlacementParams(Options):
     n_threads: int | None = option(
         None,
         *("-t", "--threads"),
+        parse=parse_threads,
         low=1,
         high=512,
         help="threads of the CPU",
@@ -127,6 +136,7 @@ class PlacementParams(Options):
     n_threads_batch: int | None = option(
         None,
         *("-tb", "--threads-batch"),
+        parse=parse_threads,
         low=1,
         high=512,
         help="threads for prompts and for several sequences at once",

@@ -119,7 +119,12 @@ class GenerationParams(Options):
         help="time limit in milliseconds after the first token, once the text has a new line; "
         "-1: no limit",
     )
-    cache_prompt: bool = option(True, help="share evaluated prefixes with other generations")
+    cache_prompt: bool = option(
+        True,
+        "--cache-prompt",
+        off=("--no-cache-prompt",),
+        help="share evaluated prefixes with other generations",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,13 +35,23 @@ class ServerConfig(Options):
         (),
         "--api-key",
         parse=parse_names,
+        env="$LLAMA_API_KEY",
         metavar="KEY,...",
         help="API keys; every request but GET /health needs one of them",
         default_text="",
     )
-    metrics: bool = option(False, "--metrics", help="enable GET /metrics, for Prometheus")
+    metrics: bool = option(
+        False,
+        "--metrics",
+        env="ENDPOINT_METRICS",
+        help="enable GET /metrics, for Prometheus",
+    )
     slots: bool = option(
-        True, "--slots", off=("--no-slots",), help="enable GET /slots, the running requests"
+        True,
+        "--slots",
+        off=("--no-slots",),
+        env="ENDPOINT_SLOTS",
+        help="enable GET /slots, the running requests",
     )
     request_log: bool = option(
         True, "--request-log", off=("--no-request-log",), help="log a line per request"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ...base.errors import RequestError
-from ...base.options import FLOAT_MAX, Options, option, real, refused, whole
+from ...base.options import FLOAT_MAX, Options, Shortcut, option, real, refused, whole
 
 # order and letters (`--sampler-seq`): common_sampler_type_to_chr in llama.cpp's common/sampling.cpp
 _LETTERS: Final = {
@@ -131,6 +131,26 @@ def _absent(name: str) -> RequestError:
     return RequestError(f"samplers: {name} is not supported: must be one of {have}")
 
 
+def samplers_from_chars(chars: str) -> tuple[str, ...]:
+    """Return the samplers for the letters of `--sampler-seq` (or of a string as `samplers`).
+
+    Raises RequestError for an unknown letter.
+    """
+    for char in chars:
+        if char in _ABSENT_LETTERS:
+            raise _absent(_ABSENT_LETTERS[char])
+        if char not in _LETTERS:
+            letters = ", ".join(f"{c} ({name})" for c, name in _LETTERS.items())
+            raise refused("samplers", char, f"the letters {letters}")
+    return tuple(_LETTERS[char] for char in chars)
+
+
+def parse_breaker(text: str) -> tuple[str, ...]:
+    """Return the one text of `--dry-sequence-breaker`, with an escaped newline or tab replaced;
+    nothing for `none`."""
+    return () if text == "none" else (text.replace("\\n", "\n").replace("\\t", "\t"),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Options):
     """The sampling fields of one request (llama.cpp: common_params_sampling, server-schema.cpp).
@@ -154,7 +174,7 @@ class SamplingParams(Options):
     )  # modulo 2**32
     temperature: float = option(
         0.8,
-        "--temp",
+        *("--temp", "--temperature"),
         low=0,
         high=FLOAT_MAX,
         clamp=True,
@@ -167,10 +187,12 @@ class SamplingParams(Options):
     min_p: float = share(
         0.05, "--min-p", help="minimum probability relative to the most likely token; 0: all"
     )
-    typical_p: float = number(1.0, "--typical", help="locally typical sampling; 1: off")
+    typical_p: float = number(
+        1.0, "--typical", "--typical-p", help="locally typical sampling; 1: off"
+    )
     top_n_sigma: float = number(
         -1.0,
-        "--top-nsigma",
+        *("--top-nsigma", "--top-n-sigma"),
         help="only logits within N standard deviations of the largest; -1: off",
     )
     xtc_probability: float = share(
@@ -216,7 +238,15 @@ class SamplingParams(Options):
         64, "--dry-penalty-last-n", help="number of last tokens that DRY searches; 0: off"
     )
     dry_sequence_breakers: tuple[str, ...] = option(
-        ("\n", ":", '"', "*"), check=_breakers, help="texts that end a repeated sequence"
+        ("\n", ":", '"', "*"),
+        "--dry-sequence-breaker",
+        parse=parse_breaker,
+        check=_breakers,
+        repeats=True,
+        metavar="TEXT",
+        help="a text that ends a repeated sequence, instead of the default ones; may be repeated; "
+        "none: no text",
+        default_text=r"\n : \" *",
     )
     min_keep: int = count(0, help="minimum number of candidates after top_p, min_p, typ_p and xtc")
     logit_bias: tuple[tuple[int, float], ...] = option(
@@ -237,18 +267,13 @@ class SamplingParams(Options):
         metavar="A;B",
         help="samplers, in order",
         default_text=";".join(DEFAULT_SAMPLERS),
+        shortcuts=(
+            Shortcut(
+                ("--sampler-seq", "--sampling-seq"),
+                None,
+                "samplers as letters, like kpmt",
+                parse=samplers_from_chars,
+                metavar="LETTERS",
+            ),
+        ),
     )
-
-
-def samplers_from_chars(chars: str) -> tuple[str, ...]:
-    """Return the samplers for the letters of `--sampler-seq` (or of a string as `samplers`).
-
-    Raises RequestError for an unknown letter.
-    """
-    for char in chars:
-        if char in _ABSENT_LETTERS:
-            raise _absent(_ABSENT_LETTERS[char])
-        if char not in _LETTERS:
-            letters = ", ".join(f"{c} ({name})" for c, name in _LETTERS.items())
-            raise refused("samplers", char, f"the letters {letters}")
-    return tuple(_LETTERS[char] for char in chars)

@@ -221,7 +221,7 @@ def test_help_of_commands() -> None:
     for command in ("run", "chat", "serve"):
         done = lamella(command, "--help")
         assert done.returncode == 0
-        for flag in ("-m, --model MODEL", "-ngl, --gpu-layers", "--temp N", "-ctk, --cache-type-k"):
+        for flag in ("-m, --model MODEL", "-ngl, --gpu-layers", "--temp, --temperature N", "-ctk,"):
             assert flag in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 100
 

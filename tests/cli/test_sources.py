@@ -130,7 +130,10 @@ def test_flags_and_variables_win_over_the_config_file(
     ("text", "message"),
     [
         ("ctx-sice = 3", "config.toml: ctx-sice: unknown key; did you mean -c/--ctx-size?"),
-        ("[run]\ntmp = 3", "config.toml: [run] tmp: unknown key; did you mean --temp?"),
+        (
+            "[run]\ntmp = 3",
+            "config.toml: [run] tmp: unknown key; did you mean --temp/--temperature?",
+        ),
         ("[rum]\ntmp = 3", "config.toml: rum: unknown key"),
         ("threads = 'x'", "config.toml: threads: 'x' is not a whole number"),
         ("[run]\nparallel = 0", "config.toml: [run] parallel is 0: must be 1 to 1024"),

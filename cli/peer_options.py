@@ -1,0 +1,367 @@
+"""The flags of llama.cpp that Lamella accepts without effect, or refuses with advice.
+
+They are data: one row per flag, with the reason or the advice in one sentence. Flags that do
+something are declared as options instead. Knows no parser. Tested by tests/cli/test_peer_flags.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+ANY: Final = None
+
+
+class PeerOption(NamedTuple):
+    """A flag of llama.cpp.
+
+    `usage` is as in `--help`: names, then a value in capitals or brackets; a value in [] may be
+    left out. Names behind a slash turn the flag off: its values are `on` and `off`.
+    """
+
+    usage: str
+    why: str  # the reason why an accepted value has no effect
+    instead: str  # advice for a refused value
+    accepted: Collection[str] | None  # ANY: every value
+    env: str | None  # the variable, if its name is not the flag's
+
+
+def no_effect(usage: str, why: str, *, env: str | None = None) -> PeerOption:
+    """A flag that is accepted with each value."""
+    return PeerOption(usage, why, "", ANY, env)
+
+
+def refused(usage: str, instead: str, *, env: str | None = None) -> PeerOption:
+    """A flag that is refused."""
+    return PeerOption(usage, "", instead, (), env)
+
+
+def only(
+    accepted: str, usage: str, why: str, instead: str, *, env: str | None = None
+) -> PeerOption:
+    """A flag that is accepted with some values, separated by spaces."""
+    return PeerOption(usage, why, instead, accepted.split(), env)
+
+
+TASKSET: Final = "choose processors with `taskset -c 0-7 lamella ...`"
+PINNED: Final = "threads are not pinned: the system moves them"
+NICE: Final = "the priority of threads is not changed; `nice` and `chrt` do that"
+MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
+ADAPTERS: Final = "adapters are not supported yet: use a model that they are merged into"
+CONTROL: Final = "control vectors are not supported yet"
+PAGES: Final = "evaluated prompts stay in the context's pages until other requests need them"
+STATES: Final = "no supported architecture has states that need checkpoints"
+EXTENDED: Final = "not supported yet: the model's file decides"
+
+MODEL: Final = (
+    refused("-C --cpu-mask M", TASKSET),
+    refused("-Cr --cpu-range LO-HI", TASKSET),
+    refused("-Cb --cpu-mask-batch M", TASKSET),
+    refused("-Crb --cpu-range-batch LO-HI", TASKSET),
+    no_effect("--cpu-strict <0|1>", PINNED),
+    no_effect("--cpu-strict-batch <0|1>", PINNED),
+    no_effect("--prio N", NICE),
+    no_effect("--prio-batch N", NICE),
+    no_effect("--poll-batch <0|1>", "--poll is for prompts too"),
+    no_effect("--swa-full", "no supported architecture has a sliding window"),
+    only(
+        *("on auto", "-fa --flash-attn [on|off|auto]"),
+        "attention is always computed without storing its scores",
+        "attention has no other kernel: leave the flag out",
+    ),
+    no_effect("--perf / --no-perf", "`run` prints its timings, and replies contain them"),
+    refused("--rope-scaling TYPE", EXTENDED, env="ROPE_SCALING_TYPE"),
+    refused("--rope-scale N", EXTENDED),
+    refused("--rope-freq-base N", EXTENDED),
+    refused("--rope-freq-scale N", EXTENDED),
+    refused("--yarn-orig-ctx N", EXTENDED),
+    refused("--yarn-ext-factor N", EXTENDED),
+    refused("--yarn-attn-factor N", EXTENDED),
+    refused("--yarn-beta-slow N", EXTENDED),
+    refused("--yarn-beta-fast N", EXTENDED),
+    no_effect(
+        "--no-host", "pinned host memory holds only weights for devices: see --no-op-offload"
+    ),
+    no_effect("-dt --defrag-thold N", "the context is stored in pages, which never fragment"),
+    refused("--rpc SERVERS", "not supported yet: models run on the devices of one machine"),
+    no_effect("-lm --load-mode MODE", MAPPED),
+    no_effect("--mlock", MAPPED),
+    no_effect("--mmap / --no-mmap", MAPPED),
+    no_effect("-dio --direct-io / -ndio --no-direct-io", MAPPED),
+    no_effect("-lzm --lazy-mode MODE", "all weights are loaded before the first request"),
+    no_effect("--numa TYPE", "the system places threads and memory; `numactl` changes that"),
+    refused("-ncffn --n-cpu-ffn N", r"use -ot, for example -ot 'blk\.[0-9]\.ffn=CPU'"),
+    refused("--check-tensors", "not supported yet"),
+    refused("--override-kv KEY=TYPE:VALUE,...", "not supported yet"),
+    refused("--lora FILE", ADAPTERS),
+    refused("--lora-scaled FILE:SCALE,...", ADAPTERS),
+    refused("--lora-init-without-apply", ADAPTERS),
+    refused("--control-vector FILE", CONTROL),
+    refused("--control-vector-scaled FILE:SCALE,...", CONTROL),
+    refused("--control-vector-layer-range START END", CONTROL),
+    no_effect(
+        "-kvu --kv-unified / -no-kvu --no-kv-unified",
+        "all requests share one pool of pages; none has a part of its own",
+    ),
+    refused("--kv-unified-per-slot N", "requests share the whole context: limit -n instead"),
+    no_effect("-ctxcp --ctx-checkpoints --swa-checkpoints N", STATES),
+    no_effect("-cms --checkpoint-min-step N", STATES, env="CHECKPOINT_MIN_SPACING_NT"),
+    no_effect("--warmup / --no-warmup", "kernels are compiled before the model is loaded"),
+    no_effect("--spm-infill", "there is no infill endpoint yet"),
+)
+
+SPREAD: Final = "layers are spread over the devices: see -sm and -ts"
+
+OTHERS: Final = (  # of vLLM and ollama
+    refused("--max-model-len N", "use -c/--ctx-size"),
+    refused("--max-num-seqs N", "use -np/--parallel"),
+    refused("--max-num-batched-tokens N", "use -ub/--ubatch-size"),
+    refused("--served-model-name NAME", "use -a/--alias"),
+    refused("--gpu-memory-utilization N", "use -fitt/--fit-target, the MiB that stay free"),
+    refused("--tensor-parallel-size N", SPREAD),
+    refused("--pipeline-parallel-size N", SPREAD),
+    refused("--kv-cache-dtype TYPE", "use -ctk and -ctv"),
+    refused("--max-tokens N", "use -n/--predict"),
+    refused("--enable-prefix-caching", "prefixes are always shared"),
+    refused("--enforce-eager", "leave it out"),
+    refused("--dtype TYPE", "leave it out: the file has its types"),
+    refused(
+        "--quantization TYPE",
+        "leave it out: -hf USER/REPO:QUANT chooses a file",
+    ),
+    refused("--trust-remote-code", "leave it out: GGUF files contain no code"),
+    refused("--num-ctx N", "use -c/--ctx-size"),
+    refused("--num-gpu N", "use -ngl/--gpu-layers"),
+    refused("--num-predict N", "use -n/--predict"),
+    refused("--keepalive TIME", "leave it out: the model stays loaded while `lamella serve` runs"),
+)
+
+SPECULATION: Final = "speculative decoding is not supported yet: leave out this and the draft model"
+
+SPECULATIVE: Final = (
+    only("none", "--spec-type TYPE", "no drafts are made", SPECULATION),
+    *(
+        refused(usage, SPECULATION, env=env)
+        for usage, env in (
+            ("--spec-draft-type-k -ctkd --cache-type-k-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_K"),
+            ("--spec-draft-type-v -ctvd --cache-type-v-draft TYPE", "SPEC_DRAFT_CACHE_TYPE_V"),
+            ("--spec-draft-hf -hfd -hfrd --hf-repo-draft REPO", "SPEC_DRAFT_HF_REPO"),
+            ("--spec-draft-threads -td --threads-draft N", None),
+            ("--spec-draft-threads-batch -tbd --threads-batch-draft N", None),
+            ("--spec-draft-cpu-mask -Cd --cpu-mask-draft M", None),
+            ("--spec-draft-cpu-range -Crd --cpu-range-draft LO-HI", None),
+            ("--spec-draft-cpu-strict --cpu-strict-draft <0|1>", None),
+            ("--spec-draft-prio --prio-draft N", None),
+            ("--spec-draft-poll --poll-draft <0|1>", None),
+            ("--spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft M", None),
+            ("--spec-draft-cpu-strict-batch --cpu-strict-batch-draft <0|1>", None),
+            ("--spec-draft-prio-batch --prio-batch-draft N", None),
+            ("--spec-draft-poll-batch --poll-batch-draft <0|1>", None),
+            ("--spec-draft-override-tensor -otd --override-tensor-draft REGEX=BUFT,...", None),
+            ("--spec-draft-cpu-moe -cmoed --cpu-moe-draft", None),
+            ("--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft N", None),
+            ("--spec-draft-n-max N", None),
+            ("--spec-draft-n-min N", None),
+            ("--spec-synth-len N", None),
+            ("--spec-synth-rates P,...", None),
+            ("--spec-draft-p-split --draft-p-split P", None),
+            ("--spec-draft-p-min --draft-p-min P", None),
+            ("--spec-draft-backend-sampling / --no-spec-draft-backend-sampling", None),
+            ("--spec-draft-device -devd --device-draft DEV,...", None),
+            ("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft N", None),
+            ("--spec-draft-model -md --model-draft FILE", None),
+            ("--spec-ngram-mod-n-min N", None),
+            ("--spec-ngram-mod-n-max N", None),
+            ("--spec-ngram-mod-n-match N", None),
+            ("--spec-ngram-simple-size-n N", None),
+            ("--spec-ngram-simple-size-m N", None),
+            ("--spec-ngram-simple-min-hits N", None),
+            ("--spec-ngram-map-k-size-n N", None),
+            ("--spec-ngram-map-k-size-m N", None),
+            ("--spec-ngram-map-k-min-hits N", None),
+            ("--spec-ngram-map-k4v-size-n N", None),
+            ("--spec-ngram-map-k4v-size-m N", None),
+            ("--spec-ngram-map-k4v-min-hits N", None),
+            ("--draft --draft-n --draft-max N", None),
+            ("--draft-min --draft-n-min N", None),
+            ("--spec-ngram-size-n N", None),
+            ("--spec-ngram-size-m N", None),
+            ("--spec-ngram-min-hits N", None),
+            ("-lcs --lookup-cache-static FILE", None),
+            ("-lcd --lookup-cache-dynamic FILE", None),
+            ("--spec-default", None),
+            ("--fim-qwen-7b-spec", None),
+            ("--fim-qwen-14b-spec", None),
+        )
+    ),
+)
+
+ADAPTIVE: Final = "adaptive-p is not supported: leave it out, or use --xtc-probability"
+MIROSTAT: Final = "Mirostat is not supported: use --temp with --top-p or --min-p"
+NO_MIROSTAT: Final = "it is used only with --mirostat, which is off"
+GRAMMARS: Final = "grammars and JSON schemas are not supported yet"
+
+REQUEST: Final = (
+    no_effect("--keep N", "a generation ends when the context is full: nothing is shifted out"),
+    only("off", "--context-shift / --no-context-shift", "contexts are not shifted",
+         "not supported yet: a generation ends when the context is full"),
+    only("on", "-cb --cont-batching / -nocb --no-cont-batching",
+         "requests are always batched continuously",
+         "requests are always batched continuously: -np 1 runs one at a time"),
+    only("-1 -1.0", "--adaptive-target N", "adaptive-p is off", ADAPTIVE),
+    no_effect("--adaptive-decay N", "it is used only with --adaptive-target, which is off"),
+    only("0", "--mirostat N", "Mirostat is off", MIROSTAT),
+    no_effect("--mirostat-lr N", NO_MIROSTAT),
+    no_effect("--mirostat-ent N", NO_MIROSTAT),
+    refused("--grammar GRAMMAR", GRAMMARS),
+    refused("--grammar-file FILE", GRAMMARS),
+    refused("-j --json-schema SCHEMA", GRAMMARS),
+    refused("-jf --json-schema-file FILE", GRAMMARS),
+    no_effect("-bs --backend-sampling", "samplers run on the CPU; the text is the same"),
+    no_effect("--cache-reuse N", "common prefixes are reused; text behind a change is evaluated"),
+    refused("-sp --special", 'not supported yet: HTTP replies have the ids with "return_tokens"'),
+    only("on", "--jinja / --no-jinja", "chat templates are always rendered by Jinja",
+         "there is no other way to render: --chat-template chatml needs nothing of the model"),
+    only("none auto", "--reasoning-format FORMAT", "the thinking is part of the text",
+         "not supported yet: the thinking is part of the text", env="THINK"),
+    only("auto", "-rea --reasoning [on|off|auto]", "the chat template decides",
+         "use --chat-template-kwargs '{\"enable_thinking\": false}'"),
+    refused("--reasoning-effort LEVEL",
+            "use --chat-template-kwargs '{\"reasoning_effort\": \"low\"}'"),
+    only("-1", "--reasoning-budget N", "there is no limit", "not supported yet",
+         env="THINK_BUDGET"),
+    no_effect("--reasoning-budget-message TEXT", "there is no budget yet that could end",
+              env="THINK_BUDGET_MESSAGE"),
+    no_effect("--reasoning-preserve / --no-reasoning-preserve",
+              "chat templates get messages as they were sent"),
+    no_effect("--skip-chat-parsing / --no-skip-chat-parsing", "the text of replies is not parsed"),
+    only("on", "--prefill-assistant / --no-prefill-assistant",
+         "a last message of the assistant is always continued",
+         'requests decide: "continue_final_message": false'),
+)  # fmt: skip
+
+NO_MEDIA: Final = "models get text only; requests with media are refused"
+MEDIA: Final = "images and audio are not supported yet"
+EMBEDDINGS: Final = "embeddings are not supported yet"
+ROUTER: Final = "a server has one model: start one server per model"
+TOOLS: Final = "the server runs no tools"
+NO_PAGE: Final = "there is no chat page yet"
+NO_SLOTS: Final = "requests share one pool of pages: there are no slots"
+PRESET: Final = "presets are not supported: name the model with -hf"
+LATER: Final = "not supported yet"
+
+SERVE: Final = (
+    no_effect("-e --escape / --no-escape", "prompts come in requests, where JSON has escapes"),
+    refused("-r --reverse-prompt TEXT", 'requests set it: "stop": ["text"]'),
+    no_effect("-cram --cache-ram N", PAGES),
+    no_effect("--cache-idle-slots / --no-cache-idle-slots", PAGES),
+    only("none", "--pooling TYPE", "there are no embeddings", EMBEDDINGS),
+    refused("--embedding --embeddings", EMBEDDINGS),
+    refused("--rerank --reranking", EMBEDDINGS),
+    refused("--embd-gemma-default", EMBEDDINGS),
+    no_effect("--embd-normalize N", "there are no embeddings yet"),
+    refused("-mm --mmproj FILE", MEDIA),
+    refused("-mmu --mmproj-url URL", MEDIA),
+    no_effect("--mmproj-auto / --no-mmproj --no-mmproj-auto", NO_MEDIA),
+    no_effect("--mmproj-offload / --no-mmproj-offload", NO_MEDIA),
+    no_effect("-mmdev --mmproj-device DEV", NO_MEDIA, env="$MTMD_BACKEND_DEVICE"),
+    no_effect("--image-min-tokens N", NO_MEDIA),
+    no_effect("--image-max-tokens N", NO_MEDIA),
+    no_effect("--mtmd-batch-max-tokens N", NO_MEDIA),
+    no_effect("--video-fps N", NO_MEDIA),
+    no_effect("--video-timestamp-interval N", NO_MEDIA),
+    no_effect("--video-ffmpeg-dir DIR", NO_MEDIA),
+    no_effect("--media-path DIR", NO_MEDIA),
+    no_effect("--tags TEXT", "GET /v1/models has no tags"),
+    refused("--reuse-port", "each server needs a port of its own"),
+    refused("--path DIR", LATER, env="STATIC_PATH"),
+    refused("--cors-origins ORIGINS", LATER),
+    refused("--cors-methods METHODS", LATER),
+    refused("--cors-headers HEADERS", LATER),
+    refused("--cors-credentials / --no-cors-credentials", LATER),
+    refused("--api-prefix PREFIX", LATER),
+    refused("--api-key-file FILE", LATER),
+    refused("--ssl-key-file FILE", LATER),
+    refused("--ssl-cert-file FILE", LATER),
+    refused("-to --timeout N", LATER),
+    refused("--sse-ping-interval N", LATER),
+    no_effect("--ui --webui / --no-ui --no-webui", NO_PAGE),
+    no_effect("--ui-config --webui-config JSON", NO_PAGE),
+    no_effect("--ui-config-file --webui-config-file FILE", NO_PAGE),
+    only("off",
+         "--ui-mcp-proxy --webui-mcp-proxy / --no-ui-mcp-proxy --no-webui-mcp-proxy",
+         NO_PAGE, TOOLS),
+    refused("--tools NAME,...", TOOLS),
+    refused("--tools-runtime OPTION", TOOLS),
+    refused("--mcp-servers-config FILE", TOOLS),
+    refused("--mcp-servers-json JSON", TOOLS),
+    only("off", "-ag --agent / -no-ag --no-agent", TOOLS, TOOLS),
+    no_effect("--threads-http N", "one thread serves all connections"),
+    no_effect("--props", "POST /props has nothing to set", env="ENDPOINT_PROPS"),
+    no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
+    refused("--slot-save-path DIR", LATER),
+    refused("--models-dir DIR", ROUTER),
+    refused("--models-preset FILE", ROUTER),
+    no_effect("--models-max N", ROUTER),
+    no_effect("--models-autoload / --no-models-autoload", ROUTER),
+    only("-1", "--sleep-idle-seconds N", "the server never sleeps", LATER),
+    refused("--log-prompts-dir DIR", LATER),
+    *(
+        refused(usage, PRESET)
+        for usage in (
+            "--fim-qwen-1.5b-default",
+            "--fim-qwen-3b-default",
+            "--fim-qwen-7b-default",
+            "--fim-qwen-30b-default",
+            "--gpt-oss-20b-default",
+            "--gpt-oss-120b-default",
+            "--vision-gemma-4b-default",
+            "--vision-gemma-12b-default",
+        )
+    ),
+)  # fmt: skip
+
+NO_PROMPT_CACHE: Final = "prompts are not saved to files: `lamella serve` shares prefixes"
+CHAT: Final = "`lamella chat` holds conversations"
+
+TERMINAL: Final = (
+    no_effect("-co --color [on|off|auto]", "the text has no colors"),
+    no_effect("--simple-io", "without a terminal, input and output are plain already"),
+    no_effect("--verbose-prompt", "--json prints the prompt's tokens"),
+    no_effect("--show-timings / --no-show-timings", "`run` always prints its timings to stderr"),
+    refused("-bf --binary-file FILE", "prompts must be UTF-8 text: use -f"),
+    refused("--prompt-cache FILE", NO_PROMPT_CACHE),
+    refused("--prompt-cache-all", NO_PROMPT_CACHE),
+    refused("--prompt-cache-ro", NO_PROMPT_CACHE),
+    refused("-gan --grp-attn-n N", "use --rope-scaling yarn"),
+    refused("-gaw --grp-attn-w N", "use --rope-scaling yarn"),
+    no_effect("-ptc --print-token-count N", "timings have the number of tokens"),
+    refused("--image --audio FILE", MEDIA),
+    refused("-mm --mmproj FILE", MEDIA),
+    refused("--server-base URL", "`lamella` runs the model itself"),
+    refused("--in-prefix TEXT", CHAT),
+    refused("--in-suffix TEXT", CHAT),
+    refused("--in-prefix-bos", CHAT),
+)
+
+RUN: Final = (
+    only("off", "-cnv --conversation / -no-cnv --no-conversation",
+         "`lamella run` continues a text", CHAT),
+    no_effect("-st --single-turn", "`lamella run` ends after one text"),
+    refused("-i --interactive", CHAT),
+    refused("-if --interactive-first", CHAT),
+    refused("-ins --instruct", CHAT),
+    refused("-mli --multiline-input", CHAT),
+    only("off", "--display-prompt / --no-display-prompt", "the prompt is never printed",
+         "the prompt is not printed: print it before"),
+)  # fmt: skip
+
+CONVERSATION: Final = (
+    only("on", "-cnv --conversation / -no-cnv --no-conversation",
+         "`lamella chat` always holds a conversation", "use `lamella run`"),
+    no_effect("-i --interactive", "`lamella chat` always reads more messages"),
+    no_effect("-if --interactive-first", "without -p, `lamella chat` asks for a message first"),
+    no_effect("-ins --instruct", "the chat template is always used"),
+    refused("-r --reverse-prompt TEXT", "`lamella run -r` stops at a text"),
+    no_effect("--display-prompt / --no-display-prompt", "the prompt is never printed"),
+)  # fmt: skip
