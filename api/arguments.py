@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from .base.errors import RequestError
 from .base.options import Options, declarations, unknown_option
+from .base.utf8 import check_utf8
 from .runtime.instance import Instance
 from .runtime.messages import Message, chat_prompt, check_messages, check_template_options
 from .runtime.params import ALIASES, RequestParams, without_aliases
@@ -48,6 +49,7 @@ def text_request(
     """The request to continue a text or token ids. Raises RequestError: an invalid argument."""
     if isinstance(prompt, str):
         text = prompt
+        check_utf8("the prompt", text)
 
         def ids() -> list[int]:
             return instance.vocab.tokenize(text)
@@ -97,6 +99,7 @@ def conversation(messages: object, system: str | None) -> list[Message]:
         return checked
     if not isinstance(system, str):
         raise RequestError(f"system: {shortened(system)} is not a string")
+    check_utf8("system", system)
     if checked[0]["role"] == "system":
         raise RequestError("system: the messages begin with a system message already")
     return [{"role": "system", "content": system}, *checked]

@@ -11,6 +11,7 @@ from reprlib import repr as shortened
 from typing import Final
 
 from ..base.errors import RequestError
+from ..base.utf8 import check_utf8
 from ..model.chat import ChatTemplate
 from ..model.vocab import Vocab
 
@@ -92,6 +93,7 @@ def _checked(where: str, message: object) -> Message:
         raise _refused(where, message, 'must have a "content"')
     elif content is not None and not isinstance(content, str):
         raise _refused(f"{where}.content", content, "must be a string or a list of parts")
+    check_utf8(f'"{where}.content"', content or "")
     return {**found, "content": content or ""}
 
 

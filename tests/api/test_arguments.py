@@ -39,6 +39,7 @@ def model(path: Path) -> Iterator[lamella.Model]:
         (np.array([1.5, 2.0], np.float32), "are not token ids"),
         (np.array([[1, 2]]), "are not token ids"),
         (["a", "b"], "prompt is a list of texts: call once for each text"),
+        ("caf\udce9", r"the prompt is not valid UTF-8 \(byte 0xE9 at 3\)"),
         ([], "the prompt is empty"),
         ([-1], "token -1 of the prompt: must be 0 to 287"),
         ([288], "token 288 of the prompt: must be 0 to 287"),
@@ -106,6 +107,8 @@ def test_wrong_texts(model: lamella.Model) -> None:
         model.tokenize(b"a")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="detokenize is bytes, not a text"):
         model.detokenize(b"a")
+    with pytest.raises(RequestError, match=r"the text is not .* \(lone surrogate U\+D800 at 0\)"):
+        model.tokenize("\ud800")
 
 
 def test_wrong_options_of_load(path: Path) -> None:

@@ -76,6 +76,14 @@ def test_variables_of_the_template(path: Path) -> None:
             model.chat("a", chat_template_kwargs=3)  # type: ignore[arg-type]
 
 
+def test_messages_that_are_not_utf8(model: lamella.Model) -> None:
+    for messages in ("caf\udce9", [{"role": "user", "content": "caf\udce9"}]):
+        with pytest.raises(RequestError, match=r'"messages\[0\]\.content" .* \(byte 0xE9 at 3\)'):
+            model.chat(messages)
+    with pytest.raises(RequestError, match=r"system is not valid UTF-8 \(byte 0xE9 at 3\)"):
+        model.chat("a", system="caf\udce9")
+
+
 def test_invalid_system_messages(model: lamella.Model) -> None:
     with pytest.raises(RequestError, match="begin with a system message already"):
         model.chat([SYSTEM, USER], system="again")
