@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,11 @@ class BufferType(ABC):
 
     `alignment` applies to the offset of every tensor. `max_size` limits the bytes of one buffer,
     `capacity` those of all buffers together. `is_host` means that the CPU can read a tensor's bytes
-    in place. `used` counts the bytes of the buffers that are not freed.
+    in place. `used` counts the bytes of the buffers that are not freed. `is_zeroed` means that new
+    buffers hold zeros.
     """
+
+    is_zeroed: ClassVar[bool] = False
 
     def __init__(
         self,

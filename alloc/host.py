@@ -32,7 +32,9 @@ DTYPES: dict[GGMLType, npt.DTypeLike] = {
 
 
 class HostBufferType(BufferType):
-    """Ordinary memory of the host."""
+    """Ordinary memory of the host. The system takes a page of it at the first write only."""
+
+    is_zeroed = True
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class HostBufferType(BufferType):
         )
 
     def _alloc(self, size: int) -> HostBuffer:
-        return HostBuffer(self, aligned_empty(size, self.alignment, self.name))
+        return HostBuffer(self, aligned_zeros(size, self.alignment, self.name))
 
 
 class HostBuffer(Buffer):
@@ -90,9 +92,9 @@ class HostBuffer(Buffer):
         return True
 
 
-def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
-    """A flat uint8 array of `size` bytes at an aligned address; large ones use huge pages, if the
-    system has them.
+def aligned_zeros(size: int, alignment: int, where: str) -> Bytes:
+    """A flat uint8 array of `size` zeros at an aligned address; large ones use huge pages, if the
+    system has them. Large ones take no memory until they are written.
 
     Raises:
         OutOfMemoryError: the host has too little memory; names `where`.
@@ -100,7 +102,7 @@ def aligned_empty(size: int, alignment: int, where: str) -> Bytes:
     try:
         raw = _mapped(size + alignment) if size >= HUGE_BYTES else None
         if raw is None:
-            raw = np.empty(size + alignment, np.uint8)
+            raw = np.zeros(size + alignment, np.uint8)
     except (MemoryError, OSError, OverflowError, ValueError):
         raise OutOfMemoryError(where, size) from None
     begin = -raw.ctypes.data % alignment

@@ -45,9 +45,13 @@ def clear_pool(buffers: Sequence[Buffer]) -> None:
     """Fill a new pool with zeros, or with poison in strict mode.
 
     The value does not matter: every cell is written before it is read, the scratch page included.
+    Memory that holds zeros already is not written, so that it takes pages only as it is used.
     """
     for buffer in buffers:
-        buffer.clear(POISON if STRICT() else 0)
+        if STRICT():
+            buffer.clear(POISON)
+        elif not buffer.buft.is_zeroed:
+            buffer.clear()
 
 
 def have_nan(rows: F32Array | Sequence[Row]) -> bool:

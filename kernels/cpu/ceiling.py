@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from ...alloc.buffer import Bytes
-from ...alloc.host import aligned_empty
+from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, OutOfMemoryError
 from ..host import host_memory, python_command
 from .compiler.jit import Kernel, kernel
@@ -164,7 +164,7 @@ def measure(n_threads: int, n_near: int, n_bytes: int = BUFFER_BYTES) -> Ceiling
             near_s = _best_s(pool, ceiling_read, at, n_near, n_times)
         else:
             n_times = 1
-        table = aligned_empty(TABLE_BYTES, LINE, "factors to measure")
+        table = aligned_zeros(TABLE_BYTES, LINE, "factors to measure")
         table.view(np.float32)[:] = 2.0**-60  # keeps sums and products in range
         int8_s, f32_s = (
             _best_s(pool, k, table.ctypes.data, TURNS) for k in (ceiling_int8, ceiling_f32)
@@ -195,14 +195,14 @@ def _buffer(n_bytes: int) -> Bytes:
     free, _ = host_memory()
     if free < n_bytes:  # the system would grant it, and kill a process later
         raise OutOfMemoryError("memory to measure", n_bytes, free)
-    buffer = aligned_empty(n_bytes, LINE, "memory to measure")
+    buffer = aligned_zeros(n_bytes, LINE, "memory to measure")
     buffer.view(np.float32)[:] = 1.0  # all unwritten pages are one page of zeros
     return buffer
 
 
 def _best_s(pool: ThreadPool, k: Kernel, address: int, n: int, n_times: int = 1) -> float:
     """Seconds that a kernel takes on all threads."""
-    result = aligned_empty(LINE * pool.n_threads, LINE, "results to measure")
+    result = aligned_zeros(LINE * pool.n_threads, LINE, "results to measure")
     words = np.array([address, n, result.ctypes.data, n_times], np.int64)
     entry = np.zeros(ENTRY_WORDS, np.int64)
     entry[FN], entry[PARAMS_AT] = k.address, words.ctypes.data

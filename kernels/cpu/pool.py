@@ -24,7 +24,7 @@ import numpy.typing as npt
 from numba import types
 
 from ...alloc.buffer import Bytes
-from ...alloc.host import aligned_empty
+from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, ClosedError
 from ..host import POLL
 from .compiler.jit import Kernel
@@ -317,8 +317,7 @@ class ThreadPool:
 
 def _new_sync(n_threads: int, poll: int) -> Bytes:
     """The initial block that the threads of a pool share."""
-    sync = aligned_empty(8 * (THREADS + THREAD_WORDS * n_threads), LINE, "thread pool")
-    sync[:] = 0
+    sync = aligned_zeros(8 * (THREADS + THREAD_WORDS * n_threads), LINE, "thread pool")
     words = sync.view(np.int64)
     words[N_THREADS] = n_threads
     words[SPIN_JOB] = poll * SPIN_NS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...alloc.buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of
-from ...alloc.host import HostBuffer, aligned_empty
+from ...alloc.host import HostBuffer, aligned_zeros
 from ...graph.tensor import Tensor
 from ..device_buffer import DeviceBuffer
 
@@ -29,7 +29,7 @@ class SimBufferType(BufferType):
         super().__init__(name, alignment=alignment, max_size=max_size, capacity=capacity)
 
     def _alloc(self, size: int) -> SimBuffer:
-        memory = aligned_empty(size, self.alignment, self.name)
+        memory = aligned_zeros(size, self.alignment, self.name)
         memory[:] = POISON
         return SimBuffer(self, memory)
 

@@ -20,7 +20,7 @@ from lamella.alloc import (
     tensor_set,
     view_init,
 )
-from lamella.alloc.host import HUGE_BYTES, aligned_empty
+from lamella.alloc.host import HUGE_BYTES, aligned_zeros
 from lamella.base.errors import OutOfMemoryError, TensorAccessError
 from lamella.graph import GGMLType, Tensor, ops
 
@@ -174,7 +174,7 @@ def flags_of(address: int) -> set[str] | None:
 @pytest.mark.parametrize("alignment", [64, 1 << 16])
 @pytest.mark.parametrize("size", [HUGE_BYTES, 3 * HUGE_BYTES + 1])
 def test_large_memory_is_aligned_and_usable(size: int, alignment: int) -> None:
-    memory = aligned_empty(size, alignment, "test")
+    memory = aligned_zeros(size, alignment, "test")
     assert memory.size == memory.nbytes == size
     assert memory.ctypes.data % alignment == 0
     memory[:] = 7
@@ -187,7 +187,7 @@ def test_large_memory_is_aligned_and_usable(size: int, alignment: int) -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages")
 def test_large_memory_requests_huge_pages_and_is_returned() -> None:
     size = 16 * HUGE_BYTES  # more than malloc would keep
-    small, memory = (aligned_empty(n, 64, "test") for n in (HUGE_BYTES - 1, size))
+    small, memory = (aligned_zeros(n, 64, "test") for n in (HUGE_BYTES - 1, size))
     memory[:] = 1
     middle = memory.ctypes.data + size // 2
     flags = flags_of(middle)
@@ -198,6 +198,15 @@ def test_large_memory_requests_huge_pages_and_is_returned() -> None:
     del memory
     assert flags_of(middle) is None
     assert small.size == HUGE_BYTES - 1
+
+
+@pytest.mark.parametrize("size", [100, HUGE_BYTES - 1, HUGE_BYTES])
+def test_new_memory_holds_zeros(size: int) -> None:
+    for _ in range(3):
+        memory = aligned_zeros(size, 64, "test")
+        assert not memory.any()
+        memory[:] = 1
+        del memory  # the next one may be at the same address
 
 
 def test_a_buffer_over_existing_memory() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lamella.alloc.host import aligned_empty
+from lamella.alloc.host import aligned_zeros
 from lamella.base.errors import BackendError, OutOfMemoryError
 from lamella.kernels.cpu import ceiling
 from lamella.kernels.cpu.ceiling import CHUNK, N_LEFT, TABLE_BYTES, ceiling_int8, ceiling_read
@@ -38,7 +38,7 @@ def run(
 
 
 def test_threads_together_read_every_byte_the_given_number_of_times(pool: ThreadPool) -> None:
-    memory = aligned_empty(3 * CHUNK, LINE, "test")
+    memory = aligned_zeros(3 * CHUNK, LINE, "test")
     memory.view(np.float32)[:] = np.arange(3 * CHUNK // 4)
     sums = memory.view(np.float32).reshape(3, -1).sum(axis=1)
     out = run(pool, ceiling_read, memory, 3 * CHUNK, 5)
@@ -46,7 +46,7 @@ def test_threads_together_read_every_byte_the_given_number_of_times(pool: Thread
 
 
 def test_every_pair_of_vectors_is_multiplied(pool: ThreadPool) -> None:
-    memory = aligned_empty(TABLE_BYTES, LINE, "test")
+    memory = aligned_zeros(TABLE_BYTES, LINE, "test")
     memory[:] = 0
     vectors = memory.reshape(-1, 64)
     vectors[:N_LEFT] = 1

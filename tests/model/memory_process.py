@@ -1,6 +1,6 @@
 """A process for the test of memory: loads a model, decodes, and prints its peak memory.
 
-    python memory_process.py MODEL
+    python memory_process.py MODEL N_CTX
 
 Prints JSON with bytes: `imports`, the peak before the model is loaded; `peak`, the peak at the end;
 `kv` and `compute`, the sizes of the KV pool and of compute buffers. Linux only.
@@ -33,7 +33,7 @@ def peak() -> int:
 def main() -> None:
     imports = peak()
     model = load_model(sys.argv[1], Placement(cpu=CpuDevice(2), devices=()))
-    with Context(model, ContextParams(n_ctx=256, n_ubatch=N_PROMPT)) as context:
+    with Context(model, ContextParams(n_ctx=int(sys.argv[2]), n_ubatch=N_PROMPT)) as context:
         seq = context.pool.new_sequence()
         for n in (N_PROMPT, 1):
             batch, pos = Batch(), seq.length

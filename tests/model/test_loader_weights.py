@@ -17,7 +17,7 @@ from tiny_models import TINY, Tiny, write_model
 
 from lamella.alloc import HostBufferType, Usage, buffer_of, tensor_get
 from lamella.alloc.buffer import Bytes
-from lamella.alloc.host import HostBuffer, aligned_empty
+from lamella.alloc.host import HostBuffer, aligned_zeros
 from lamella.graph import GGMLType, Tensor
 from lamella.graph.ops.check import is_matrix_type
 from lamella.kernels.reference.arrays import can_dequantize
@@ -182,7 +182,7 @@ class RepackedBuffer(HostBuffer):
 
 class RepackedBufferType(HostBufferType):
     def _alloc(self, size: int) -> RepackedBuffer:
-        return RepackedBuffer(self, aligned_empty(size, self.alignment, self.name))
+        return RepackedBuffer(self, aligned_zeros(size, self.alignment, self.name))
 
 
 @pytest.mark.parametrize("split_experts", [False, True])

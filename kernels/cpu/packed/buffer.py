@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
-from ....alloc.host import aligned_empty
+from ....alloc.host import aligned_zeros
 from ....base.errors import OutOfMemoryError, TensorAccessError
 from ....graph.tensor import Tensor
 from ...host import host_memory
@@ -54,7 +54,7 @@ class RepackBufferType(BufferType):
         free, _ = host_memory()
         if size > free:
             raise OutOfMemoryError(self.name, size, free)
-        return RepackBuffer(self, aligned_empty(size, self.alignment, self.name))
+        return RepackBuffer(self, aligned_zeros(size, self.alignment, self.name))
 
 
 class RepackBuffer(Buffer):
