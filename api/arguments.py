@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from reprlib import repr as shortened
@@ -77,6 +78,8 @@ def chat_request(
 ) -> Request:
     """The request to continue a chat. Raises RequestError: an invalid argument."""
     checked = conversation(messages, system)
+    if instance.chat.warning:
+        warnings.warn(instance.chat.warning, stacklevel=3)  # at the line that calls `Model.chat`
     more = template_options(chat_template_kwargs)
 
     def ids() -> list[int]:

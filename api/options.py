@@ -141,7 +141,9 @@ class RequestOptions(TypedDict, total=False):
     dry_penalty_last_n: int
     """number of last tokens that DRY searches; 0: off (default: 64)"""
     dry_sequence_breakers: Sequence[str]
-    """texts that end a repeated sequence (default: ('\n', ':', '"', '*'))"""
+    """a text that ends a repeated sequence, instead of the default ones; may be repeated; none:
+    no text (default: \n : \" *)
+    """
     min_keep: int
     """minimum number of candidates after top_p, min_p, typ_p and xtc (default: 0)"""
     logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]

@@ -6,7 +6,7 @@ Tested by tests/api/test_complete.py and tests/api/test_async.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 
 from .base.errors import CancelledError, LamellaError
@@ -45,7 +45,7 @@ class _Received:
         raise ended
 
 
-class TextStream(_Received, Iterator[str]):
+class TextStream(_Received):
     """Generated text in pieces, returned by `Model.chat_stream` and `Model.complete_stream`.
 
     The generation is cancelled when the stream is closed, at the end of a `with` block, and when
@@ -57,6 +57,9 @@ class TextStream(_Received, Iterator[str]):
         self._model = model  # stays open until the stream ends
         self._generation = generation
         self._pieces = iter(generation)
+
+    def __iter__(self) -> TextStream:
+        return self
 
     def __next__(self) -> str:
         """The next piece. Ctrl-C interrupts the wait, and cancels the generation.
@@ -78,7 +81,8 @@ class TextStream(_Received, Iterator[str]):
         """Wait for the end. Return the whole text, and how it ended.
 
         Raises:
-            CancelledError: the stream was closed before its end. LamellaError: it failed.
+            CancelledError: the stream was closed before its end.
+            LamellaError: the generation failed.
         """
         for _ in self:
             pass
@@ -101,7 +105,7 @@ class TextStream(_Received, Iterator[str]):
         self.close()
 
 
-class AsyncTextStream(_Received, AsyncIterator[str]):
+class AsyncTextStream(_Received):
     """Generated text in pieces, for one task: the twin of `TextStream`.
 
     The generation starts with the first wait for a piece, and raises its errors there. It is
@@ -114,6 +118,9 @@ class AsyncTextStream(_Received, AsyncIterator[str]):
         self._model = model  # stays open until the stream ends
         self._start = start
         self._generation: AsyncGeneration | None = None
+
+    def __aiter__(self) -> AsyncTextStream:
+        return self
 
     async def __anext__(self) -> str:
         """The next piece. Raises as the method that made the stream, and as `TextStream`."""

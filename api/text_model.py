@@ -125,8 +125,10 @@ class Model:
             options: see `RequestOptions`.
 
         Raises:
-            RequestError: an invalid argument. ContextSizeError: the prompt is too long.
-            OverloadedError: too many generations wait. ClosedError: the model is closed.
+            RequestError: an invalid argument.
+            ContextSizeError: the prompt is too long.
+            OverloadedError: `max_waiting` generations wait already.
+            ClosedError: the model is closed.
         """
         return self._stream(
             chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
@@ -206,8 +208,10 @@ class Model:
             options: see `RequestOptions`.
 
         Raises:
-            RequestError: an invalid argument. ContextSizeError: the prompt is too long.
-            OverloadedError: too many generations wait. ClosedError: the model is closed.
+            RequestError: an invalid argument.
+            ContextSizeError: the prompt is too long.
+            OverloadedError: `max_waiting` generations wait already.
+            ClosedError: the model is closed.
         """
         return self._stream(text_request(self._open(), prompt, stop, options)).result()
 
@@ -419,7 +423,8 @@ def load(
             "USER/REPO:Q4_K_M" on Hugging Face, the URL of a GGUF file, or a name that `lamella
             list` shows. None: the small model that comes with Lamella.
         offline: download nothing.
-        progress: show progress on stderr. None: if it is a terminal.
+        progress: show downloads, loading and compiling on stderr. None: on a terminal and in a
+            notebook.
         options: see `LoadOptions`. The most common ones are
             `n_ctx`: tokens of the context, shared by all generations (0: the trained size; default:
             at most 8192 x `n_parallel`, less if it does not fit);
@@ -432,15 +437,16 @@ def load(
             `placement`: "strict" raises if a node cannot run on its layer's device.
 
     Raises:
-        ModelFileError: the file is missing, broken or not supported. DownloadError: it cannot be
-            downloaded.
-        RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
+        ModelFileError: the file is missing, broken or not supported.
+        DownloadError: the file cannot be downloaded.
+        RequestError: an invalid option.
+        UnknownDeviceError: a device does not exist.
         DoesNotFitError: a device's memory is too small; known before loading.
         OutOfMemoryError: a device's memory became too small while loading.
         PlacementError: placement is strict, and nodes cannot run on their layer's device.
     """
     if progress is None:
-        progress = sys.stderr is not None and sys.stderr.isatty()
+        progress = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
     OpenParams.make(options)  # refuses an invalid option before a download
     file = shipped_model() if path is None else _find(path, offline, progress)
     params = OpenParams.make({**options, "path": str(file)})

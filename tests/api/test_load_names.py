@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from api_models import TEMPLATE, tiny_file
@@ -42,6 +44,14 @@ def test_a_model_of_the_hub(hub: FakeHub, capsys: pytest.CaptureFixture[str]) ->
         assert model.name == "tiny-F32"
     assert hub.requests == []
     assert capsys.readouterr().err == ""  # stderr is no terminal
+
+
+def test_progress_is_shown_in_notebooks(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    lamella.load(REPO, n_ctx=64).close()
+    assert "downloaded tiny-F32.gguf" in capsys.readouterr().err
 
 
 def test_a_name_that_means_nothing(hub: FakeHub) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from api_models import N_CTX, tiny_file
+from tiny_models import TINY, write_model
 
 import lamella
 from lamella import RequestError
@@ -82,6 +83,14 @@ def test_messages_that_are_not_utf8(model: lamella.Model) -> None:
             model.chat(messages)
     with pytest.raises(RequestError, match=r"system is not valid UTF-8 \(byte 0xE9 at 3\)"):
         model.chat("a", system="caf\udce9")
+
+
+def test_a_model_without_a_template_warns(tmp_path: Path) -> None:
+    write_model(TINY["llama"], tmp_path / "base.gguf")
+    with lamella.load(tmp_path / "base.gguf", n_ctx=64) as model:
+        with pytest.warns(UserWarning, match="this model has no chat template") as caught:
+            model.chat("a", max_tokens=1)
+        assert caught[0].filename == __file__
 
 
 def test_invalid_system_messages(model: lamella.Model) -> None:

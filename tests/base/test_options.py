@@ -72,6 +72,8 @@ def test_changes() -> None:
         ("mode", "c", "mode is 'c': must be one of a, b"),
         ("limit", 10, "limit is 10: must be 0 to 9"),
         ("color", 1, "unknown option 'color'; options are names, limit, hidden, size, share"),
+        ("siez", 1, "unknown option 'siez'; did you mean size?"),
+        ("lim", 1, "unknown option 'lim'; did you mean limit?"),
     ],
 )
 def test_invalid_values(name: str, value: Any, message: str) -> None:
