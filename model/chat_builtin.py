@@ -16,6 +16,7 @@ from reprlib import repr as shortened
 from typing import Final
 
 from ..base.errors import RequestError
+from ..base.utf8 import check_utf8
 
 SPACE: Final = r" \t\n\r\x0b\x0c"  # what C's isspace accepts; Jinja's trim alone removes more
 
@@ -442,8 +443,10 @@ def template_source(text: str) -> str:
     """The Jinja source of a template that a user gives: a name, or the source itself.
 
     Raises:
-        RequestError: the text has no Jinja in it, and is no name; lists the names.
+        RequestError: the text has no Jinja in it, and is no name; lists the names. It is not valid
+            UTF-8.
     """
+    check_utf8("chat_template", text)
     if "{{" in text or "{%" in text:
         return text
     name = text.strip()

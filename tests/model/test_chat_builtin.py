@@ -25,11 +25,11 @@ def test_the_names_are_llama_cpps() -> None:
     assert sorted(TEMPLATES) == sorted(GOLDEN["prompts"])
 
 
-def prompt(name: str, messages: list[tuple[str, str]], ask: bool) -> str | None:
+def prompt(chat: ChatTemplate, messages: list[tuple[str, str]], ask: bool) -> str | None:
     """The prompt; None if the template refuses the messages."""
     try:
         given = [{"role": role, "content": content} for role, content in messages]
-        return ChatTemplate(name).render(given, add_generation_prompt=ask)
+        return chat.render(given, add_generation_prompt=ask)
     except RequestError as e:
         if "the template has no text for the role" not in str(e):
             raise
@@ -43,12 +43,12 @@ def leaves_out(text: str, messages: list[tuple[str, str]]) -> bool:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_equal_llama_cpps(name: str) -> None:
-    golden = GOLDEN["prompts"][name]
+    chat, golden = ChatTemplate(name), GOLDEN["prompts"][name]
     for messages, text in zip(GOLDEN["conversations"], golden["texts"], strict=True):
         # llama.cpp drops messages of unknown roles: those are refused here
         wanted = None if leaves_out(text, messages) else text
-        assert prompt(name, messages, False) == wanted, messages
-        assert prompt(name, messages, True) == (wanted and wanted + golden["ask"]), messages
+        assert prompt(chat, messages, False) == wanted, messages
+        assert prompt(chat, messages, True) == (wanted and wanted + golden["ask"]), messages
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_prompts_equal_llama_cpps(name: str) -> None:
         ("xyz", r"this name\. Names: bailing, .*, zephyr\. Other templates are Jinja source"),
         ("my.jinja", "--chat-template-file reads"),
         (__file__, "--chat-template-file reads"),
+        ("{{ '\udce9' }}", r"chat_template is not valid UTF-8 \(byte 0xE9 at 4\)"),
         ("y" * 9000, r"'y+\.\.\.y+': no built-in"),
     ],
 )
