@@ -16,6 +16,7 @@ from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
 from .download import docker_name, hub_name, model_path, url_name
+from .listings import add_listing_flags
 from .peer_flags import add_peer_flags
 from .texts import read_text
 
@@ -162,6 +163,7 @@ def add_model_flags(
     for kind in groups(OpenParams):
         if kind is not ModelParams:
             add_options(parser, kind, without=without, defaults=defaults)
+    add_listing_flags(parser)
     add_log_flags(parser)
     add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS)
 

@@ -64,7 +64,7 @@ def parser(argv: Sequence[str]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = importlib.metadata.version("lamella")
-    top.add_argument("--version", action="version", version=f"lamella {version}")
+    top.add_version_flag(version)
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(
@@ -80,7 +80,7 @@ def parser(argv: Sequence[str]) -> Parser:
             module.add_flags(sub)
             sub.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
             sub.add_config_flag(COMMANDS)
-            sub.add_argument("--version", action="version", version=f"lamella {version}")
+            sub.add_version_flag(version)
             sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
     return top
 

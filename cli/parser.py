@@ -57,6 +57,15 @@ class Parser(argparse.ArgumentParser):
             help="read flags from a TOML file: its keys are their long names",
         )
 
+    def add_version_flag(self, version: str) -> None:
+        self.add_argument(
+            "--version",
+            action="version",
+            dest=argparse.SUPPRESS,
+            version=f"lamella {version}",
+            help="print the version and exit",
+        )
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         command: Parser = getattr(found, "parser", self)

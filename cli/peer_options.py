@@ -54,6 +54,7 @@ STATES: Final = "no supported architecture has states that need checkpoints"
 EXTENDED: Final = "not supported yet: the model's file decides"
 
 MODEL: Final = (
+    refused("-cl --cache-list", "use `lamella list`"),
     refused("-C --cpu-mask M", TASKSET),
     refused("-Cr --cpu-range LO-HI", TASKSET),
     refused("-Cb --cpu-mask-batch M", TASKSET),
