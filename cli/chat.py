@@ -18,7 +18,7 @@ from typing import Final
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..base.options import declarations
 from ..runtime.params import RequestParams
-from .chat_input import Entry, entries, pipe_reader, terminal_reader
+from .chat_input import PROMPT, Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
 from .flags import (
     ONE_SEQUENCE,
@@ -41,6 +41,7 @@ HELP: Final = '''\
 /set NAME VALUE       change a parameter, for example temperature 0.2
 /set system TEXT      change the system prompt
 /set                  show the parameters
+/read FILE            add a text file to the next message
 /save FILE            save the conversation
 /load FILE            continue a saved conversation
 /bye                  exit (also Ctrl-D)
@@ -122,11 +123,13 @@ class Session:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._left_out = False  # True once the user was notified
+        self._files = ""  # texts for the next message
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: self.note(HELP),
             "/clear": self._clear,
             "/regen": self._regen,
             "/set": self._set,
+            "/read": self._read,
             "/save": self._save,
             "/load": self._load,
             "/bye": self._end,
@@ -137,6 +140,8 @@ class Session:
     def run(self, first: str | None, is_terminal: bool, single_turn: bool) -> None:
         """Handle a first message and all entries, until the input or the session ends."""
         if first is not None:
+            if is_terminal:
+                self.note(f"{PROMPT}{first}")
             self.handle(Entry(first, is_quoted=True))
         read = terminal_reader(self._names) if is_terminal else pipe_reader()
         for entry in entries(read, lambda: self.note("/bye or Ctrl-D ends the chat")):
@@ -179,7 +184,9 @@ class Session:
         Raises:
             LamellaError: there is none, for example because the message is too long.
         """
-        self._print_answer(self._conversation.ask(text))
+        pieces = self._conversation.ask(self._files + text)
+        self._files = ""
+        self._print_answer(pieces)
 
     def _print_answer(self, pieces: Iterator[str]) -> None:
         self._note_left_out()
@@ -214,10 +221,16 @@ class Session:
 
     def _clear(self, _: str) -> None:
         self._conversation.reset()
+        self._files = ""
         self.note("new conversation")
 
     def _regen(self, _: str) -> None:
         self._print_answer(self._conversation.regenerate())
+
+    def _read(self, text: str) -> None:
+        path = _path("/read", text)
+        self._files += f"--- File: {path} ---\n{read_text(str(path))}\n"  # llama-cli's form
+        self.note(f"the next message begins with {path}")
 
     def _save(self, path: str) -> None:
         self._conversation.save(_path("/save", path))

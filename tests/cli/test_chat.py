@@ -140,6 +140,18 @@ def test_a_block_is_one_message(model: Path, tmp_path: Path) -> None:
     assert len(answers(done)) == 1
 
 
+def test_a_file_goes_before_the_next_message(model: Path, tmp_path: Path) -> None:
+    file, talk = tmp_path / "a.txt", tmp_path / "talk.json"
+    file.write_bytes(b"one\r\n")
+    chat(model, lines=f"/read {file}\nsum up\nb\n/save {talk}\n")
+    found = [m["content"] for m in json.loads(talk.read_text())["messages"] if m["role"] == "user"]
+    assert found == [f"--- File: {file} ---\none\n\nsum up", "b"]
+    file.write_bytes(b"caf\xe9")
+    done = chat(model, lines=f"/read {file}\n/read\n/read nowhere\n")
+    for complaint in ("is not valid UTF-8", "/read needs a file name", "nowhere cannot be read"):
+        assert complaint in done.stderr
+
+
 def test_first_messages_and_system_prompts_of_files(model: Path, tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_bytes(b"\xef\xbb\xbfbe brief\r\n")
     (tmp_path / "first.txt").write_bytes(b"a\r\nb\n")
