@@ -65,6 +65,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_escape_flags(group)
     add_template_flags(group)
     add_model_flags(parser, defaults=ONE_SEQUENCE)
+    add(
+        "message",  # after MODEL
+        metavar="MESSAGE",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="the first message",
+    )
     add_request_flags(parser)
     add_peer_flags(parser, TERMINAL + CONVERSATION)
 
@@ -77,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         *("-sys", args.system_prompt, "-sysf", args.system_prompt_file),
         escapes=args.escape,
     )
-    first = _text("the prompt", "-p", args.prompt, "-f", args.file, escapes=args.escape)
+    first = _first(args)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.single_turn and first is None and not is_terminal:
         first = read_stdin("the prompt")
@@ -98,6 +105,15 @@ def main(args: argparse.Namespace) -> int:
             )
         session.run(first, is_terminal, args.single_turn)
     return 0
+
+
+def _first(args: argparse.Namespace) -> str | None:
+    """The first message, if the command line has one."""
+    if not hasattr(args, "message"):
+        return _text("the prompt", "-p", args.prompt, "-f", args.file, escapes=args.escape)
+    if args.prompt is not None or args.file is not None:
+        raise RequestError("MESSAGE cannot be combined with -p or -f: give one first message")
+    return argument("the prompt", args.message, escapes=args.escape)
 
 
 def _text(

@@ -163,6 +163,14 @@ def test_first_messages_and_system_prompts_of_files(model: Path, tmp_path: Path)
     assert "-p and -f cannot be combined: both are the prompt" in done.stderr
 
 
+def test_the_first_message_is_an_argument(model: Path) -> None:
+    flag = lamella("chat", "-m", model, "-st", "-n", "3", "--temp", "0", "-p", r"a\nb")
+    between = lamella("chat", model, "-st", "-n", "3", r"a\nb", "--temp", "0")
+    assert (between.returncode, between.stdout) == (0, flag.stdout)
+    done = lamella("chat", model, "a", "-p", "b")
+    assert "MESSAGE cannot be combined with -p or -f" in done.stderr
+
+
 def test_a_single_turn(model: Path) -> None:
     one = chat(model, "-st", "-p", "/a b", lines="c\nd\n")
     assert (one.returncode, len(answers(one))) == (0, 1)
