@@ -179,6 +179,10 @@ def _function(name: str, function: Any, level: int = 2) -> str:
     """The section of a function: its call without annotations, then its docstring."""
     code = inspect.unwrap(function).__code__
     names = [p for p in code.co_varnames[: code.co_argcount] if p != "self"]
+    plain = function.__defaults__ or ()
+    names[len(names) - len(plain) :] = [
+        f"{name}={value!r}" for name, value in zip(names[-len(plain) :], plain, strict=False)
+    ]
     keywords = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     defaults = function.__kwdefaults__ or {}
     arguments = [*names, *(["*"] if keywords else [])]

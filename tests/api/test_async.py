@@ -73,12 +73,10 @@ def test_other_tasks_run_while_one_waits(model: lamella.Model) -> None:
 
 
 def test_cancelling_a_task_cancels_its_generation(model: lamella.Model) -> None:
-    async def consume() -> None:
-        async for _ in model.acomplete_stream("a", ignore_eos=True):
-            pass
+    stream = model.acomplete_stream("a", ignore_eos=True)  # stays referenced
 
     async def work() -> None:
-        for coroutine in (consume(), model.acomplete("a", ignore_eos=True)):
+        for coroutine in (stream.result(), model.acomplete("a", ignore_eos=True)):
             task = asyncio.create_task(coroutine)
             while not model._open().engine.n_running:
                 await asyncio.sleep(0.001)
