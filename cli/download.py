@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ..base.errors import RequestError
 from ..base.units import size_text
 from ..model.find import find_file
-from ..model.hub import parse_model
 from ..model.shipped import shipped_model
 
 if TYPE_CHECKING:
@@ -27,30 +26,6 @@ if TYPE_CHECKING:
 NAMES: Final = ("model_name", "model", "model_url", "hf_repo")  # where arguments name the model
 
 _log = logging.getLogger(__name__)
-
-
-def hub_name(text: str) -> str:
-    """The parser of -hf: the name of a model that can only be on the hub."""
-    prefix = next((p for p in ("https://", "hf.co/", "huggingface.co/") if text.startswith(p)), "")
-    try:
-        return text if prefix else f"hf://{parse_model(text)}"
-    except RequestError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-
-
-def url_name(text: str) -> str:
-    """The parser of -mu."""
-    if "://" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be the URL of a GGUF file, https://...")
-    return text
-
-
-def docker_name(text: str) -> str:
-    """The parser of -dr, which is refused."""
-    raise argparse.ArgumentTypeError(
-        f"{text!r}: Lamella does not download from Docker's registry; use -hf USER/REPO[:QUANT] of "
-        "Hugging Face"
-    )
 
 
 def model_name(args: argparse.Namespace) -> str | None:

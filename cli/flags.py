@@ -15,8 +15,9 @@ from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
-from .download import docker_name, hub_name, model_path, url_name
+from .download import model_path
 from .listings import add_listing_flags
+from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
 from .texts import read_text
 
@@ -166,50 +167,6 @@ def add_model_flags(
     add_listing_flags(parser)
     add_log_flags(parser)
     add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS)
-
-
-def add_model_argument(group: argparse._ActionsContainer) -> None:
-    """Add the argument MODEL, and -m."""
-    group.add_argument(
-        "model_name",
-        metavar="MODEL",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="a GGUF file (of a split model, the first one), USER/REPO[:QUANT] on Hugging Face, "
-        "the URL of a GGUF file, or a name that `lamella list` shows (default: the bundled small "
-        "model)",
-    )
-
-
-def add_source_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags that name the model, and those for its download."""
-    one = group.add_mutually_exclusive_group()
-    one.add_argument("-m", "--model", metavar="MODEL", help="the model, as a flag")
-    one.add_argument(
-        *("-hf", "-hfr", "--hf-repo"),
-        type=hub_name,
-        metavar="USER/REPO[:QUANT]",
-        help="a model on Hugging Face, downloaded unless cached (default of QUANT: Q4_K_M, or else "
-        "the first file)",
-    )
-    one.add_argument(
-        *("-mu", "--model-url"), type=url_name, metavar="URL", help="the URL of a GGUF file"
-    )
-    one.add_argument("-dr", "--docker-repo", type=docker_name, help=argparse.SUPPRESS)
-    add_download_flags(group)
-
-
-def add_download_flags(group: argparse._ActionsContainer) -> None:
-    """Add the flags for the download of a model."""
-    add = group.add_argument
-    add("-hff", "--hf-file", metavar="FILE", help="the file of a repository, instead of QUANT")
-    token = add(
-        *("-hft", "--hf-token"),
-        metavar="TOKEN",
-        help="your token of Hugging Face (that of HF_TOKEN, or of `hf auth login`)",
-    )
-    vars(token)["env"] = "$HF_TOKEN"
-    add("--offline", action="store_true", help="use only cached models, no network")
 
 
 def add_template_flags(group: argparse._ArgumentGroup) -> None:

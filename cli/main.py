@@ -1,4 +1,4 @@
-"""The `lamella` command: run, chat, serve, plan, explain, profile, bench and doctor.
+"""The `lamella` command: calls the module of its subcommand.
 
 Prints each error of the tree as one line on stderr. Exit statuses: 1 for errors, 2 for wrong flags,
 3 for plans that do not fit or break strict placement, 130 for Ctrl-C.
@@ -22,26 +22,44 @@ from ..base.log_output import LogParams, set_up_log
 from ..base.settings import CACHE
 from .parser import INTERRUPTED, Parser
 
+OVERVIEW: Final = """\
+Lamella runs language models (GGUF files) on your own machine.
+
+  lamella chat                     talk with the small bundled model
+  lamella run MODEL "a question"   get an answer
+  lamella chat MODEL               talk with a model
+  lamella serve MODEL              serve it over HTTP, as llama-server does
+  lamella list                     show the downloaded models
+  lamella doctor                   show and test the devices of this machine
+
+MODEL is a GGUF file, or USER/REPO on Hugging Face, which is downloaded once.
+`lamella help` shows all commands, `lamella help COMMAND` the flags of one.
+"""
+
 EPILOG: Final = """examples:
   lamella chat
-  lamella run -m model.gguf -p "Once upon a time" -n 64
-  lamella chat -m model.gguf
-  lamella serve -m model.gguf --port 8080
+  lamella run USER/REPO-GGUF "Why is the sky blue?"
+  lamella run model.gguf -p "Once upon a time" -n 64
+  lamella serve model.gguf --port 8080
+  lamella pull USER/REPO-GGUF:Q8_0
   lamella plan model.gguf --device sim:24GiB
   lamella explain model.gguf --html page.html
-  lamella bench -m model.gguf -npl 1,8
-  lamella doctor
+  lamella bench model.gguf -npl 1,8
 
-exit status: 0 for success, 1 for an error, 2 for wrong flags, 3 for a model that does not fit or
-breaks strict placement, 130 after Ctrl-C
+`lamella help COMMAND` shows the flags of a command. Exit status: 0 for success, 1 for an error, 2
+for wrong flags, 3 for a model that does not fit or breaks strict placement, 130 after Ctrl-C.
 """
 
 
 # each is a module of this package with `add_flags(parser)` and `main(args)`
 COMMANDS: Final = {
-    "run": "continue a text",
+    "run": "answer a question or continue a text",
     "chat": "chat with a model in the terminal",
     "serve": "serve a model over HTTP, with the APIs of llama-server and OpenAI",
+    "pull": "download a model",
+    "list": "show the downloaded models",
+    "show": "show what a model is: its architecture, size, template and license",
+    "rm": "remove downloaded models",
     "plan": "show where a model would run and how much memory it needs, without loading it",
     "explain": "show each split and node of a model's graph, its device and the reason",
     "profile": "show where a model spends its time: by op, node and device",
@@ -49,10 +67,33 @@ COMMANDS: Final = {
     "doctor": "show and test the devices that Lamella can use on this machine",
 }
 
+_FILES: Final = "models are files, used as they are"
+OTHER_COMMANDS: Final = {
+    **dict.fromkeys(("server", "llama-server", "start"), "use `lamella serve`"),
+    **dict.fromkeys(("cli", "llama-cli", "main", "generate"), "use `lamella run`"),
+    **dict.fromkeys(("download", "get", "install"), "use `lamella pull`"),
+    **dict.fromkeys(("remove", "delete", "uninstall"), "use `lamella rm`"),
+    **dict.fromkeys(("models", "tags"), "use `lamella list`"),
+    **dict.fromkeys(("info", "inspect"), "use `lamella show`"),
+    "ps": "a model runs only while its `lamella serve` runs: GET /v1/models names it",
+    "stop": "end `lamella serve` with Ctrl-C, or with the signal TERM",
+    "cp": f"{_FILES}: -a NAME names one for clients",
+    "create": f"{_FILES}: pass a system prompt with -sys and defaults as flags, or by --config",
+    "push": "use `hf upload` of Hugging Face",
+    **dict.fromkeys(("signin", "login"), "use `hf auth login`, or set HF_TOKEN"),
+    **dict.fromkeys(("signout", "logout"), "use `hf auth logout`"),
+    "quantize": "use llama.cpp's llama-quantize",
+    "convert": "use llama.cpp's convert_hf_to_gguf.py",
+}
+
 CACHE_HELP: Final = (
     f"folder of compiled kernels and downloaded files, instead of the user's (or {CACHE.name})"
 )
-USAGE: Final = {"doctor": "", "run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "}
+ALIASES: Final = {"list": ["ls"]}
+USAGE: Final = {
+    **{"doctor": "", "list": "[PART] ", "pull": "MODEL ", "rm": "MODEL ... "},
+    **{"run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "},
+}
 
 
 def parser(argv: Sequence[str]) -> Parser:
@@ -65,16 +106,19 @@ def parser(argv: Sequence[str]) -> Parser:
     )
     version = importlib.metadata.version("lamella")
     top.add_version_flag(version)
+    top.other_commands = OTHER_COMMANDS
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
+        aliases = ALIASES.get(name, [])
         sub = commands.add_parser(
             name,
+            aliases=aliases,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             usage=f"lamella {name} {USAGE.get(name, '[MODEL] ')}[options]",
             epilog="Defaults are in parentheses. docs/flags.md also has flags without effect.",
         )
-        if name in argv[:1]:
+        if argv and argv[0] in (name, *aliases):
             # import only the module that is called: web server libraries are slow to import
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
@@ -87,9 +131,12 @@ def parser(argv: Sequence[str]) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _without_help(sys.argv[1:] if argv is None else argv)
     _prepare_streams()
     try:
+        if not argv:
+            sys.stdout.write(OVERVIEW)
+            return 0
         args = parser(argv).parse_args(argv)
         _set_up_log(args)
         if args.cache_dir:
@@ -109,6 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(e, BrokenPipeError):  # a reader that closed the pipe is no error
             sys.stderr.write(f"lamella: error: {e}\n")
         return 1
+
+
+def _without_help(argv: Sequence[str]) -> Sequence[str]:
+    """Replace `help`, `help COMMAND` and `version` by flags."""
+    if argv[:1] == ["help"]:
+        return [*argv[1:2], "--help"]
+    return ["--version"] if argv[:1] == ["version"] else argv
 
 
 def _run(args: argparse.Namespace) -> int:

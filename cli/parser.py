@@ -11,7 +11,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from . import sources
@@ -44,6 +44,7 @@ class Parser(argparse.ArgumentParser):
             dest=argparse.SUPPRESS,
             help="show this help and exit",
         )
+        self.other_commands: Mapping[str, str] = {}  # of other programs, and what to use
         self._commands: Collection[str] = ()
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
@@ -59,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_version_flag(self, version: str) -> None:
         self.add_argument(
-            "--version",
+            *("-V", "--version"),
             action="version",
             dest=argparse.SUPPRESS,
             version=f"lamella {version}",
@@ -151,6 +152,10 @@ class Parser(argparse.ArgumentParser):
         """Suggest the nearest name for an invalid choice, such as an unknown command."""
         names = list(action.choices or ())
         if names and value not in names:
+            if value in self.other_commands:
+                self.error(f"there is no command {value}: {self.other_commands[value]}")
+            if isinstance(action, argparse._SubParsersAction) and _is_model(value):
+                self.error(f"{value!r} is not a command; to run this model: `lamella run {value}`")
             close = difflib.get_close_matches(value, names, n=1)
             if close:
                 text = f"invalid choice: {value!r}; did you mean {close[0]}?"
@@ -178,6 +183,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+def _is_model(text: str) -> bool:
+    return text.lower().endswith(".gguf") or "/" in text
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -55,6 +55,7 @@ EXTENDED: Final = "not supported yet: the model's file decides"
 
 MODEL: Final = (
     refused("-cl --cache-list", "use `lamella list`"),
+    refused("-dr --docker-repo NAME", "there is no download from Docker: use -hf USER/REPO:QUANT"),
     refused("-C --cpu-mask M", TASKSET),
     refused("-Cr --cpu-range LO-HI", TASKSET),
     refused("-Cb --cpu-mask-batch M", TASKSET),

@@ -21,6 +21,7 @@ from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
+from ..model.description import file_type
 from ..model.gguf import Array, GGUFFile, Metadata, open_gguf
 from ..model.loader import load_model
 from ..model.sampling import load_kernels, recommended_sampling
@@ -195,7 +196,7 @@ def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:
         "n_embd": file.metadata.int(f"{arch}.embedding_length"),
         "n_params": sum(math.prod(t.ne) for t in tensors),
         "size": sum(t.nbytes for t in tensors),
-        "ftype": _file_type(file),
+        "ftype": file_type(file),
     }
 
 
@@ -208,11 +209,3 @@ def _file_meta(metadata: Metadata) -> Mapping[str, bool | int | float | str]:
             if not isinstance(value, Array):
                 found[key] = value
     return found
-
-
-def _file_type(file: GGUFFile) -> str:
-    """The type of most of the weights, by bytes."""
-    sizes: dict[str, int] = {}
-    for t in file.tensors.values():
-        sizes[t.type.name] = sizes.get(t.type.name, 0) + t.nbytes
-    return max(sizes, key=lambda name: sizes[name], default="")

@@ -30,12 +30,13 @@ class _Terminal(io.StringIO):
 
 
 def lamella(
-    *args: object, stdin: str = "", terminal: bool = False
+    *args: object, stdin: str = "", terminal: bool = False, typed: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, which is faster. `terminal`: stderr is a terminal."""
+    """Run a command in this process, which is faster. `terminal`: stderr is a terminal. `typed`:
+    stdin is a terminal, with this text."""
     out, errors, before = io.StringIO(), _Terminal() if terminal else io.StringIO(), sys.stdin
     logging.getLogger("lamella").handlers.clear()  # handlers hold the stderr of an earlier run
-    sys.stdin = io.StringIO(stdin)
+    sys.stdin = io.StringIO(stdin) if typed is None else _Terminal(typed)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
             status = main(list(map(str, args)))

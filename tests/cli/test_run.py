@@ -194,7 +194,6 @@ def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> No
         (["run", "-n", "x"], "'x' is not a whole number"),
         (["bench", "-m", "x", "a", "b"], "unexpected argument 'b'"),
         (["rnu"], "invalid choice: 'rnu'"),
-        ([], "required: COMMAND"),
     ],
 )
 def test_wrong_flags(args: list[str], complaint: str) -> None:

@@ -1,0 +1,71 @@
+"""The arguments that name a model, and those of its download.
+
+cli/download.py finds the model. Imports nothing slow. Tested by tests/cli/test_flags.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..base.errors import RequestError
+from ..model.hub import parse_model
+
+
+def add_model_argument(
+    group: argparse._ActionsContainer, default: str = " (default: the bundled small model)"
+) -> None:
+    """Add the argument MODEL. `default` is the end of its help."""
+    group.add_argument(
+        "model_name",
+        metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="a GGUF file (of a split model, the first one), USER/REPO[:QUANT] on Hugging Face, "
+        f"the URL of a GGUF file, or a name that `lamella list` shows{default}",
+    )
+
+
+def add_source_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that name the model, and those for its download."""
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("-m", "--model", metavar="MODEL", help="the model, as a flag")
+    one.add_argument(
+        *("-hf", "-hfr", "--hf-repo"),
+        type=hub_name,
+        metavar="USER/REPO[:QUANT]",
+        help="a model on Hugging Face, downloaded unless cached (default of QUANT: Q4_K_M, or else "
+        "the first file)",
+    )
+    one.add_argument(
+        *("-mu", "--model-url"), type=url_name, metavar="URL", help="the URL of a GGUF file"
+    )
+    add_download_flags(group)
+
+
+def add_download_flags(group: argparse._ActionsContainer) -> None:
+    """Add the flags for the download of a model."""
+    add = group.add_argument
+    add("-hff", "--hf-file", metavar="FILE", help="the file of a repository, instead of QUANT")
+    token = add(
+        *("-hft", "--hf-token"),
+        metavar="TOKEN",
+        help="your token of Hugging Face (that of HF_TOKEN, or of `hf auth login`)",
+    )
+    vars(token)["env"] = "$HF_TOKEN"
+    add("--offline", action="store_true", help="use only cached models, no network")
+
+
+def hub_name(text: str) -> str:
+    """The parser of -hf: the name of a model that can only be on the hub."""
+    prefix = next((p for p in ("https://", "hf.co/", "huggingface.co/") if text.startswith(p)), "")
+    try:
+        return text if prefix else f"hf://{parse_model(text)}"
+    except RequestError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def url_name(text: str) -> str:
+    """The parser of -mu."""
+    if "://" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the URL of a GGUF file, https://...")
+    return text

@@ -1,0 +1,69 @@
+"""`lamella show`: what a model is, from the header of its file.
+
+Downloads only the header of a model that is not cached. Tested by tests/cli/test_models.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from ..base.units import size_text
+from ..model.description import ModelDescription, describe_model
+from ..model.gguf import open_gguf
+from .download import model_path
+from .model_flags import add_model_argument, add_source_flags
+
+MILLION, BILLION = 10**6, 10**9
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--template", action="store_true", help="print the chat template")
+    group = parser.add_argument_group("model")
+    add_model_argument(group)
+    add_source_flags(group)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Describe a model. Return the exit status."""
+    path = model_path(args, header_only=True)
+    with open_gguf(path, header_only=True) as file:
+        model = describe_model(file)
+    if args.json:
+        sys.stdout.write(json.dumps({"path": path, **asdict(model)}) + "\n")
+    elif args.template:
+        sys.stdout.write(f"{model.chat_template}\n" if model.chat_template else "")
+    else:
+        sys.stdout.write(f"{path}\n")
+        for name, text in _lines(model):
+            sys.stdout.write(f"  {name:<14}  {text}\n")
+    return 0
+
+
+def _lines(model: ModelDescription) -> Iterator[tuple[str, str]]:
+    if model.name:
+        yield "name", model.name
+    note = "" if model.is_supported else " (not supported: Lamella cannot run it yet)"
+    yield "architecture", model.architecture + note
+    yield "parameters", _count(model.n_params)
+    yield "quantization", f"{model.quantization}, {size_text(model.n_bytes)} of weights"
+    yield "layers", f"{model.n_layers}, of width {model.n_embd}"
+    yield "context", f"{model.n_ctx_train} tokens trained"
+    yield "vocabulary", f"{model.n_vocab} tokens ({model.vocabulary or 'unknown'})"
+    yield "chat template", "yes" if model.chat_template else "no: it continues texts"
+    sampling = ", ".join(f"{name} {value}" for name, value in model.sampling.items())
+    yield "sampling", sampling or "no recommendation"
+    yield "license", model.license or "not stated"
+
+
+def _count(n: int) -> str:
+    """A number of parameters, such as "1.24 billion"."""
+    if n >= BILLION:
+        return f"{n / BILLION:.2f} billion"
+    return f"{n / MILLION:.1f} million" if n >= MILLION else str(n)
