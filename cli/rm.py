@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         ModelFileError: no cached model, or several, have a name; nothing is removed.
-        RequestError: nobody can be asked, and -y is not given.
+        RequestError: no terminal to ask, and no -y.
     """
     models = cached_models()
     found = list(dict.fromkeys(_select(models, name) for name in args.models))
