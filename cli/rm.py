@@ -19,7 +19,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "models",
         metavar="MODEL",
-        nargs="+",
+        nargs="*",
         help="a name that `lamella list` shows, or a unique part of one",
     )
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
@@ -32,6 +32,8 @@ def main(args: argparse.Namespace) -> int:
         ModelFileError: no cached model, or several, have a name; nothing is removed.
         RequestError: no terminal to ask, and no -y.
     """
+    if not args.models:
+        raise RequestError("no model: name one that `lamella list` shows")
     models = cached_models()
     found = list(dict.fromkeys(_select(models, name) for name in args.models))
     names = ", ".join(model.name for model in found)
