@@ -166,9 +166,15 @@ class Model:
         chat_template_kwargs: TemplateOptions = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """`chat` for coroutines: `answer = await model.achat("Hello")`.
+        """`chat` for coroutines. Answers that tasks wait for at the same time run in one batch.
 
-        Other tasks run meanwhile. If the task is cancelled, the generation is too.
+        >>> import asyncio
+        >>> async def ask(*questions):
+        ...     return await asyncio.gather(*(model.achat(q, temperature=0) for q in questions))
+        >>> [str(answer) for answer in asyncio.run(ask("What is 8 + 5?", "What is 2 + 3?"))]
+        ['8 plus 5 is 13.', '2 plus 3 is 5.']
+
+        If the task is cancelled, so is the generation.
         """
         return await self._async_stream(
             chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
@@ -184,7 +190,15 @@ class Model:
         chat_template_kwargs: TemplateOptions = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncTextStream:
-        """`chat_stream` for coroutines: `async for piece in model.achat_stream("Hello")`."""
+        """`chat_stream` for coroutines. The answer starts with the first wait for a piece.
+
+        >>> import asyncio
+        >>> async def show(question):
+        ...     async for piece in model.achat_stream(question, temperature=0):
+        ...         print(piece, end="")
+        >>> asyncio.run(show("What is 2 + 3?"))
+        2 plus 3 is 5.
+        """
         return self._async_stream(
             chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
         )
@@ -245,7 +259,7 @@ class Model:
     ) -> Completion:
         """`complete` for coroutines: `text = await model.acomplete("Once upon a time")`.
 
-        Other tasks run meanwhile. If the task is cancelled, the generation is too.
+        If the task is cancelled, so is the generation.
         """
         return await self._async_stream(text_request(self._open(), prompt, stop, options)).result()
 
@@ -417,6 +431,8 @@ def load(
     >>> model.name, model.n_ctx
     ('lamella-stories-Q8_0', 1024)
     >>> model.close()
+
+    In a coroutine, load in a thread: `model = await asyncio.to_thread(lamella.load, path)`.
 
     Args:
         path: the model: a GGUF file (of a split model, the first one), "USER/REPO" or
