@@ -16,7 +16,7 @@ const COLORS = {
 };
 // short names of the causes; E.causes has whole sentences
 const SHORT = {
-  usr: "by hand", "1.dst": "its data", "1.vsrc": "its view source", "1.inp": "input", "1.off": "offload",
+  usr: "pinned", "1.dst": "its data", "1.vsrc": "its view source", "1.inp": "input", "1.off": "offload",
   "1.wgt": "its weights", "2.sup": "neighbors", "3.best": "most sources", "3.upg": "upgrade",
   "4.vsrc": "view", "4.cur": "its reader", "4.cpy": "copy", "6.cpy": "pipeline copy",
 };

@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import Final
 
 from ...alloc.buffer import UNLIMITED
+from ...base.errors import UnknownDeviceError
 from ...sched.backend import Device
 from ..compute import NewCompute
 from ..registry import Registry
@@ -39,10 +40,19 @@ class SimRegistry(Registry):
         return ("sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)",)
 
     def find(self, name: str, found: Sequence[Device]) -> Sequence[Device]:
-        match = _NAME.fullmatch(name)
-        n = int(match["count"] or 1) if match else 0
-        if match is None or not 1 <= n <= MAX_DEVICES:
+        if name.partition(":")[0] != "sim":
             return ()
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UnknownDeviceError(
+                f"device {name!r}: the size must be a number with a unit, such as 24GiB, 512MiB or "
+                "24GB"
+            )
+        n = int(match["count"] or 1)
+        if not 1 <= n <= MAX_DEVICES:
+            raise UnknownDeviceError(
+                f"device {name!r}: the number of devices must be 1 to {MAX_DEVICES}"
+            )
         memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
         taken = {device.name for device in found}
         names = (name for i in count() if (name := f"SIM{i}") not in taken)

@@ -51,13 +51,13 @@ class Reasons:
 
     # --- one for each cause ---
 
-    def _by_hand(self, t: Tensor, device: str) -> str:
+    def _pinned(self, t: Tensor, device: str) -> str:
         data = [s.root for s in t.src if _is_persistent(s.root)]
         if not data:
-            return "set by hand"
+            return "it was pinned"
         names = list(dict.fromkeys(label(t) for t in data))
         verb = "is" if len(names) == 1 else "are"
-        return f"set by hand; {_listed(names)} {verb} {self._where(data[0], device)}"
+        return f"it was pinned to its data; {_listed(names)} {verb} {self._where(data[0], device)}"
 
     def _by_data(self, t: Tensor, device: str) -> str:
         where = self._where(t, device)
@@ -146,7 +146,7 @@ class Reasons:
 
 
 _RULES: Final[dict[str, Callable[[Reasons, Tensor, str], str]]] = {
-    "usr": Reasons._by_hand,
+    "usr": Reasons._pinned,
     "1.dst": Reasons._by_data,
     "1.vsrc": Reasons._by_viewed,
     "1.inp": Reasons._by_input,

@@ -88,13 +88,28 @@ def test_names(cpu: CpuDevice, names: list[str], expected: list[tuple[str, int]]
 
 @pytest.mark.parametrize(
     "name",
-    ["", "gpu7", "sim:", "sim:24", "sim:1GiB:0", "sim:1GiB:99", "simx", "cuda", "CUDA0", "all"],
+    ["", "gpu7", "simx", "cuda", "CUDA0", "all"],
 )
 def test_unknown_names_are_refused_with_the_known_ones(cpu: CpuDevice, name: str) -> None:
     with pytest.raises(
         UnknownDeviceError,
         match=rf"'{name}'; devices: CPU, none, sim.*\. CUDA is not used: no driver",
     ):
+        find_devices(["sim", name], cpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("sim:", "the size must be a number with a unit, such as 24GiB"),
+        ("sim:24", "the size must be a number with a unit"),
+        ("sim:24G", "the size must be a number with a unit"),
+        ("sim:1GiB:0", "the number of devices must be 1 to 16"),
+        ("sim:1GiB:99", "the number of devices must be 1 to 16"),
+    ],
+)
+def test_wrong_sizes_of_simulated_devices(cpu: CpuDevice, name: str, wrong: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=f"device '{name.lower()}': {wrong}"):
         find_devices(["sim", name], cpu)
 
 

@@ -184,13 +184,13 @@ def test_sentences_name_what_decided() -> None:
     assert why(e, "y") == ("1.wgt0", "its weights v are in HOST")
     assert why(e, "act") == ("2.sup", "it follows h on GPU0, which supports it")
     assert why(e, "halves") == ("4.vsrc", "it is a view of h on GPU0")
-    assert why(e, "last") == ("usr", "set by hand")
+    assert why(e, "last") == ("usr", "it was pinned")
     assert why(e, "w") == ("1.dst", "its data is on GPU0")
     assert why(e, "x") == ("1.inp", "it is an input of the graph, written by the host")
     assert [s.why for s in e.splits] == [
         "it is the first split",
         "y runs on CPU, the split before on GPU0: its weights v are in HOST",
-        "last runs on GPU0, the split before on CPU: set by hand",
+        "last runs on GPU0, the split before on CPU: it was pinned",
     ]
 
 
@@ -245,7 +245,7 @@ def test_a_cache_that_is_written_and_read() -> None:
     scheduler.set_tensor_backend(read, null.by_name["GPU0"])
     e = explain(scheduler.alloc_graph(Graph(read)))
     assert why(e, "written") == ("1.dst", "it writes into cache, which is on GPU0")
-    assert why(e, "read") == ("usr", "set by hand; cache is on GPU0")
+    assert why(e, "read") == ("usr", "it was pinned to its data; cache is on GPU0")
     (facts,) = [leaf for leaf in e.leafs if leaf.name == "cache"]
     assert facts.kind == "data"
     assert facts.place is not None
