@@ -171,7 +171,7 @@ def test_json_and_dot_exclude_each_other(model: Path) -> None:
 def test_help() -> None:
     done = lamella("explain", "--help")
     assert done.returncode == 0
-    assert "usage: lamella explain [MODEL | -hf REPO] [options]" in done.stdout
+    assert "usage: lamella explain [MODEL] [options]" in done.stdout
     for flag in ("--ubatch N", "--html FILE", "--json", "--dot", "-ngl", "--cpu-moe"):
         assert flag in done.stdout
 
