@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from commands import LAMELLA, tiny_model
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
 from lamella.cli.chat_input import _history
+from lamella.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +53,13 @@ def test_chat_works_without_a_history_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert isinstance(_history(tmp_path / "file" / "history"), InMemoryHistory)
     assert isinstance(_history(tmp_path / "folder" / "history"), FileHistory)
+
+
+def test_text_that_the_terminal_cannot_show_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with pytest.raises(SystemExit):
+        main(["--version"])  # prepares the streams
+    sys.stdout.write("é")
+    sys.stdout.flush()
+    assert written.getvalue().endswith(b"?")
