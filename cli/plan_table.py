@@ -181,7 +181,7 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
 
 
 def _pipeline(plan: ModelPlan) -> list[str]:
-    """Whether ubatches overlap. Nothing if there are too few devices for that."""
+    """A line that says if ubatches overlap; nothing with too few devices for that."""
     if plan.no_pipeline == ONE_DEVICE:
         return []
     return [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"]
