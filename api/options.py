@@ -21,6 +21,8 @@ class LoadOptions(TypedDict, total=False):
     """variables of the chat template, as a JSON object; a request may replace them (default:
     none)
     """
+    check_tensors: bool
+    """check that all weights are finite numbers before loading (default: False)"""
     n_ctx: int | None
     """tokens of context, shared by all sequences; 0: as many as the model was trained with
     (default: the trained size, at most 8192 x -np; less if it does not fit)
@@ -85,6 +87,30 @@ class LoadOptions(TypedDict, total=False):
     """lay out the CPU's weights for its kernels; off: slower, same bits as a simulated device
     (default: True)
     """
+    override_kv: Mapping[str, bool | int | float | str]
+    """replace metadata of the file, like llama.context_length=int:4096; types: int, float, bool,
+    str; may be repeated
+    """
+    rope_scaling: str | None
+    """how positions are scaled beyond the trained context: none, linear or yarn (default: the
+    file's)
+    """
+    rope_scale: float | None
+    """factor of the context's extension (default: the file's)"""
+    rope_freq_base: float | None
+    """base frequency of RoPE (default: the file's)"""
+    rope_freq_scale: float | None
+    """1 / --rope-scale (default: the file's)"""
+    yarn_orig_ctx: int | None
+    """YaRN: the trained context; 0: the file's (default: the file's)"""
+    yarn_ext_factor: float | None
+    """YaRN: share of extrapolation (default: the file's)"""
+    yarn_attn_factor: float | None
+    """YaRN: factor of attention's scores (default: the file's)"""
+    yarn_beta_slow: float | None
+    """YaRN: rotations below which a frequency is interpolated (default: the file's)"""
+    yarn_beta_fast: float | None
+    """YaRN: rotations above which a frequency is not changed (default: the file's)"""
     max_waiting: int
     """generations that may wait; further ones are refused (default: 512)"""
 

@@ -51,7 +51,6 @@ ADAPTERS: Final = "adapters are not supported yet: use a model that they are mer
 CONTROL: Final = "control vectors are not supported yet"
 PAGES: Final = "evaluated prompts stay in the context's pages until other requests need them"
 STATES: Final = "no supported architecture has states that need checkpoints"
-EXTENDED: Final = "not supported yet: the model's file decides"
 
 MODEL: Final = (
     refused("-cl --cache-list", "use `lamella list`"),
@@ -72,15 +71,6 @@ MODEL: Final = (
         "attention has no other kernel: leave the flag out",
     ),
     no_effect("--perf / --no-perf", "`run` prints its timings, and replies contain them"),
-    refused("--rope-scaling TYPE", EXTENDED, env="ROPE_SCALING_TYPE"),
-    refused("--rope-scale N", EXTENDED),
-    refused("--rope-freq-base N", EXTENDED),
-    refused("--rope-freq-scale N", EXTENDED),
-    refused("--yarn-orig-ctx N", EXTENDED),
-    refused("--yarn-ext-factor N", EXTENDED),
-    refused("--yarn-attn-factor N", EXTENDED),
-    refused("--yarn-beta-slow N", EXTENDED),
-    refused("--yarn-beta-fast N", EXTENDED),
     no_effect(
         "--no-host", "pinned host memory holds only weights for devices: see --no-op-offload"
     ),
@@ -93,8 +83,6 @@ MODEL: Final = (
     no_effect("-lzm --lazy-mode MODE", "all weights are loaded before the first request"),
     no_effect("--numa TYPE", "the system places threads and memory; `numactl` changes that"),
     refused("-ncffn --n-cpu-ffn N", r"use -ot, for example -ot 'blk\.[0-9]\.ffn=CPU'"),
-    refused("--check-tensors", "not supported yet"),
-    refused("--override-kv KEY=TYPE:VALUE,...", "not supported yet"),
     refused("--lora FILE", ADAPTERS),
     refused("--lora-scaled FILE:SCALE,...", ADAPTERS),
     refused("--lora-init-without-apply", ADAPTERS),

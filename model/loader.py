@@ -25,7 +25,7 @@ from ..graph import GGMLType, Tensor
 from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
 from .arch import Architecture, WeightSpec, find_architecture
-from .gguf import GGUFFile, Metadata, TensorInfo, open_gguf
+from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
 from .hparams import HParams
 from .placement import Home, Placement, layer_devices, place
 
@@ -128,10 +128,14 @@ def load_model(
     path: str | os.PathLike[str],
     placement: Placement,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    overrides: Mapping[str, Scalar] | None = None,
+    check_tensors: bool = False,
 ) -> LoadedModel:
     """Load a model and place its weights by the rules of `placement`.
 
-    `progress` is called about 100 times, with the bytes copied so far and the total.
+    `progress` is called about 100 times, with the bytes copied so far and the total. `overrides`
+    replace metadata: see `open_gguf`. `check_tensors`: check first that all weights are finite.
 
     Raises:
         ModelFileError: the file is missing or broken, or a tensor is missing or has a shape that
@@ -140,7 +144,9 @@ def load_model(
         RequestError: an override puts a weight into memory that no device can compute with.
         OutOfMemoryError: a device's memory is too small; all memory is freed.
     """
-    with open_gguf(path) as file:
+    with open_gguf(path, overrides=overrides) as file:
+        if check_tensors:
+            _check_finite(file)
         model, sources = place_model(file, placement)
         try:
             _fill(file, sources, model, progress)
@@ -358,6 +364,19 @@ def _copy_slices(file: GGUFFile, tensor: Tensor, weight: FoundWeight, done: _Pro
             done.add(part.size)
         offset += info.nbytes
         file.release(info)
+
+
+def _check_finite(file: GGUFFile) -> None:
+    """Raise ModelFileError if a weight is infinite or NaN."""
+    for info in file.tensors.values():
+        data, n_bad = file.read(info), 0
+        step = SLICE_BYTES // info.type.type_size * info.type.type_size  # whole blocks
+        for begin in range(0, info.nbytes, step):
+            values = _as_f32(info.type, data[begin : begin + step]).view(np.float32)
+            n_bad += int(np.count_nonzero(~np.isfinite(values)))
+        file.release(info)
+        if n_bad:
+            raise ModelFileError(f"{file.path}: tensor {info.name}: {n_bad} values are not finite")
 
 
 def _as_f32(type: GGMLType, data: Bytes) -> Bytes:

@@ -20,6 +20,7 @@ from typing import Final
 
 from ..base.units import size_text
 from ..model.gguf import GGUFFile, open_gguf
+from ..model.metadata_params import metadata_overrides
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
 from .devices import open_placement
@@ -41,7 +42,8 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
         ModelFileError: the file cannot be used. UnsupportedModelError: Lamella cannot run it.
         RequestError: an invalid option. UnknownDeviceError: a device that does not exist.
     """
-    with open_gguf(params.model.path, header_only=True) as file:
+    overrides = metadata_overrides(params.metadata)
+    with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
         placement = open_placement(params.placement, on_compile)
         return _PlanSearch(file, placement, replace(params, placement=placement.params)).run()
 

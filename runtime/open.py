@@ -24,6 +24,7 @@ from ..model.context import Context
 from ..model.description import file_type
 from ..model.gguf import Array, GGUFFile, Metadata, open_gguf
 from ..model.loader import load_model
+from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling
 from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
@@ -72,7 +73,7 @@ def open_instance(
         PlacementError: placement is strict, and the plan has displaced nodes.
     """
     plan = plan_model(params, on_compile)
-    parts = _read_parts(params.model)
+    parts = _read_parts(params)
     if not (params.placement.devices or plan.placement.devices):
         for reason in unused_reasons():
             log.info(reason)
@@ -129,7 +130,8 @@ def measure(plan: ModelPlan) -> MeasuredModel:
     Raises:
         ModelFileError: the file cannot be used.
     """
-    with open_gguf(plan.path, header_only=True) as file:
+    overrides = metadata_overrides(plan.params.metadata)
+    with open_gguf(plan.path, header_only=True, overrides=overrides) as file:
         return open_planned(file, plan)
 
 
@@ -141,7 +143,13 @@ def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
         OutOfMemoryError: memory became too small after the plan was made; nothing stays allocated.
     """
     params = plan.params
-    model = load_model(params.model.path, plan.placement, on_load)
+    model = load_model(
+        params.model.path,
+        plan.placement,
+        on_load,
+        overrides=metadata_overrides(params.metadata),
+        check_tensors=params.model.check_tensors,
+    )
     try:
         return Context(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
     except BaseException:
@@ -152,12 +160,12 @@ def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
 # --- the file's metadata ---
 
 
-def _read_parts(params: ModelParams) -> FileParts:
-    with open_gguf(params.path) as file:
+def _read_parts(params: OpenParams) -> FileParts:
+    with open_gguf(params.model.path, overrides=metadata_overrides(params.metadata)) as file:
         find_architecture(file.metadata.str("general.architecture"), file.path)
         try:
             vocab = load_vocab(file.metadata)
-            chat = _chat_template(params, file, vocab)
+            chat = _chat_template(params.model, file, vocab)
         except ModelFileError as e:
             raise type(e)(f"{file.path}: {e}") from None
         return FileParts(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from ..base.options import Options, checked, declarations, group, option, refused
 from ..model.chat_builtin import template_source
+from ..model.metadata_params import MetadataParams
 from ..model.params import INT32_MAX, ContextParams, PlacementParams
 from ..model.sampling import SamplingParams
 
@@ -72,6 +73,9 @@ class ModelParams(Options):
         help="variables of the chat template, as a JSON object; a request may replace them",
         default_text="none",
     )
+    check_tensors: bool = option(
+        False, "--check-tensors", help="check that all weights are finite numbers before loading"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class OpenParams(Options):
     model: ModelParams = group(ModelParams)
     context: ContextParams = group(ContextParams)
     placement: PlacementParams = group(PlacementParams)
+    metadata: MetadataParams = group(MetadataParams)
     engine: EngineParams = group(EngineParams)
 
 

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from ...kernels.quants.layouts import LAYOUTS
 from .cursor import shown
 from .foreign import describe
 from .header import Header, TensorInfo, read_header
+from .metadata import OverriddenMetadata, Scalar
 
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 SPLITS_MAX = 2**16 - 1  # the keys are UINT16
@@ -125,11 +127,17 @@ class GGUFFile:
         return self._shards[info.shard]
 
 
-def open_gguf(path: str | os.PathLike[str], *, header_only: bool = False) -> GGUFFile:
+def open_gguf(
+    path: str | os.PathLike[str],
+    *,
+    header_only: bool = False,
+    overrides: Mapping[str, Scalar] | None = None,
+) -> GGUFFile:
     """Open a GGUF file of version 2 or 3, in either byte order.
 
     For a split model, `path` is the first file; the others are in the same folder. Tensor data is
-    not read. With `header_only`, the file may end after its header.
+    not read. With `header_only`, the file may end after its header. `overrides` replace metadata:
+    see `OverriddenMetadata`.
 
     Raises:
         ModelFileError: a file of the model is missing, broken, or not a GGUF file.
@@ -147,7 +155,10 @@ def open_gguf(path: str | os.PathLike[str], *, header_only: bool = False) -> GGU
             _check_shard(shards[no], no, shards[0])
         _check_tensors(shards)
         undo.pop_all()
-    return GGUFFile(shards)
+    file = GGUFFile(shards)
+    if overrides:
+        file.metadata = OverriddenMetadata(file.metadata, overrides)
+    return file
 
 
 def _open_shard(path: Path, no: int, header_only: bool) -> _Shard:

@@ -85,7 +85,8 @@ class Array:
         return found
 
 
-Value = bool | int | float | str | Array
+Scalar = bool | int | float | str
+Value = Scalar | Array
 
 
 class Metadata(Mapping[str, Value]):
@@ -212,7 +213,7 @@ class Metadata(Mapping[str, Value]):
         wanted: builtins.str,
         default: object,
     ) -> object:
-        if key not in self._positions:
+        if key not in self:
             return self._default(key, wanted, default)
         if self.value_type(key) not in types:
             raise self._mistyped(key, wanted)
@@ -225,7 +226,7 @@ class Metadata(Mapping[str, Value]):
         wanted: builtins.str,
         default: object,
     ) -> object:
-        if key not in self._positions:
+        if key not in self:
             return self._default(key, wanted, default)
         value = self[key] if self.value_type(key) is GGUFValueType.ARRAY else None
         if not isinstance(value, Array) or value.type not in types:
@@ -245,6 +246,41 @@ class Metadata(Mapping[str, Value]):
             shown_value = shown(value) if isinstance(value, str) else value
             found = f"the {self.value_type(key).name} {shown_value}"
         return self._cursor.error(f"{_named(key)} is {found}, must be {wanted}")
+
+
+class OverriddenMetadata(Metadata):
+    """The metadata of a file with other values of some keys, or with more keys."""
+
+    def __init__(self, stored: Metadata, values: Mapping[str, Scalar]) -> None:
+        """A key of `values` with a dot at its start follows the architecture's name."""
+        super().__init__(stored._cursor, stored._positions)
+        arch = stored.str("general.architecture", "")
+        self._values = {arch + key if key.startswith(".") else key: v for key, v in values.items()}
+
+    def __len__(self) -> builtins.int:
+        return len(self._positions.keys() | self._values.keys())
+
+    def __iter__(self) -> Iterator[builtins.str]:
+        yield from self._positions
+        yield from (key for key in self._values if key not in self._positions)
+
+    def __contains__(self, key: object) -> builtins.bool:
+        return key in self._values or super().__contains__(key)
+
+    def __getitem__(self, key: builtins.str) -> Value:
+        return self._values[key] if key in self._values else super().__getitem__(key)
+
+    def value_type(self, key: builtins.str) -> GGUFValueType:
+        value = self._values.get(key)
+        return super().value_type(key) if value is None else _SCALAR_TYPES[type(value)]
+
+
+_SCALAR_TYPES: Final = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.INT64,
+    float: GGUFValueType.FLOAT64,
+    str: GGUFValueType.STRING,
+}
 
 
 def _named(key: str) -> str:

@@ -27,6 +27,7 @@ PAGE: Final = ROOT / "docs" / "api.md"
 # the types of values in more forms than the declared one
 WIDER: Final = {
     "chat_template_kwargs": "Mapping[str, object] | None",
+    "override_kv": "Mapping[str, bool | int | float | str]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
 }
 LEFT_OUT: Final = ("path",)  # `lamella.load` has an argument of this name

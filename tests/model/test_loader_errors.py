@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,9 @@ from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
 
-def load(path: Path, progress: Callable[[int, int], None] | None = None) -> None:
+def load(path: Path, *, check_tensors: bool = False) -> None:
     params = Placement(cpu=SimDevice("CPU", DeviceType.CPU))
-    load_model(path, params).free()
+    load_model(path, params, check_tensors=check_tensors).free()
 
 
 def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -193,3 +192,17 @@ def test_an_override_to_memory_without_a_capable_device(tmp_path: Path) -> None:
     )
     with pytest.raises(RequestError, match=r"token_embd\.weight.*SIM0.*GET_ROWS"):
         load_model(tmp_path / "m.gguf", params)
+
+
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q8_0])
+def test_weights_that_are_not_finite(type: GGMLType, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    weights = write_model(TINY["llama"], path, type, seed=1)
+    load(path, check_tensors=True)
+    bad = weights["blk.1.ffn_up.weight"].copy()
+    bad[0, :2] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        write_model(TINY["llama"], path, type, seed=1, replace={"blk.1.ffn_up.weight": bad})
+    load(path)
+    with pytest.raises(ModelFileError, match=r"tensor blk\.1\.ffn_up\.weight: \d+ values are not"):
+        load(path, check_tensors=True)
