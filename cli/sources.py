@@ -90,7 +90,8 @@ def _from_table(
 
 def suggestion(flag: str, flags: Mapping[str, argparse.Action]) -> str:
     """The end of an error message that names the flag nearest to `flag`; "" if none is near."""
-    close = difflib.get_close_matches(flag, flags, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(flag, flags, n=3, cutoff=0.7)
+    close.sort(key=lambda name: sorted(name) != sorted(flag))  # swapped letters come first
     return f"; did you mean {'/'.join(flags[close[0]].option_strings)}?" if close else ""
 
 
