@@ -87,7 +87,9 @@ def main(args: argparse.Namespace) -> int:
     first = _first(args)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.single_turn and first is None and not is_terminal:
-        first = read_stdin("the prompt")
+        first = read_stdin("the prompt").strip()
+    if args.single_turn and first == "":
+        raise RequestError("there is no message: give one with -p TEXT, -f FILE or a pipe")
     params = open_params(args, defaults=ONE_SEQUENCE)
     with open_with_progress(params, defaults) as instance:
         if instance.chat.is_broken:

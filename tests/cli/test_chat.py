@@ -176,7 +176,10 @@ def test_a_single_turn(model: Path) -> None:
     assert (one.returncode, len(answers(one))) == (0, 1)
     whole = chat(model, "-st", lines="a b\nc\n")  # all of stdin
     assert len(answers(whole)) == 1
-    assert whole.stdout == chat(model, "-st", "-p", r"a b\nc\n", lines="").stdout
+    assert whole.stdout == chat(model, "-st", "-p", r"a b\nc", lines="").stdout
+    nothing = chat(model, "-st", lines="\n")
+    assert nothing.returncode == 1
+    assert "there is no message: give one with -p TEXT" in nothing.stderr
     fails = chat(
         model, "-st", "-c", "32", "-p", "a b c d e f g h i j k l m n o p q r s t", lines=""
     )
