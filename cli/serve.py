@@ -8,7 +8,7 @@ from ..base.log import get_logger
 from ..runtime.instance import Instance
 from ..runtime.params import ModelParams
 from ..server.app import run_server
-from ..server.state import ServerConfig
+from ..server.state import LoadProgress, ServerConfig
 from .flags import (
     add_flags_of,
     add_model_flags,
@@ -42,10 +42,12 @@ def main(args: argparse.Namespace) -> int:
     config = ServerConfig.make(given(args, ServerConfig))
     params = open_params(args)
 
+    progress = LoadProgress()
+
     def load() -> Instance:
-        instance = open_with_progress(params, defaults)
+        instance = open_with_progress(params, defaults, progress)
         if instance.chat.warning:
             log.warning(instance.chat.warning)
         return instance
 
-    return run_server(config, load)
+    return run_server(config, load, progress)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -92,15 +92,32 @@ class StartProgress:
         self._bars.update(self._tasks[what], completed=done, total=total, detail=detail)
 
 
-def open_with_progress(params: OpenParams, defaults: Mapping[str, Any] | None = None) -> Instance:
-    """Open a model with a progress bar. Arguments and errors: see `open_instance`."""
+class Watcher(Protocol):
+    """Receives the progress of a start."""
+
+    def on_load(self, done: int, total: int) -> None: ...
+    def on_compile(self, done: int, total: int, name: str, seconds: float) -> None: ...
+
+
+def open_with_progress(
+    params: OpenParams,
+    defaults: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Instance:
+    """Open a model with a progress bar, which `watcher` sees too. Arguments and errors: see
+    `open_instance`."""
     with StartProgress() as progress:
-        return open_instance(
-            params,
-            defaults=defaults,
-            on_load=progress.on_load,
-            on_compile=progress.on_compile,
-        )
+        watchers: list[Watcher] = [progress, *([watcher] if watcher is not None else [])]
+
+        def on_load(done: int, total: int) -> None:
+            for one in watchers:
+                one.on_load(done, total)
+
+        def on_compile(done: int, total: int, name: str, seconds: float) -> None:
+            for one in watchers:
+                one.on_compile(done, total, name, seconds)
+
+        return open_instance(params, defaults=defaults, on_load=on_load, on_compile=on_compile)
 
 
 @contextmanager

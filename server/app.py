@@ -21,35 +21,34 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ..base.errors import LamellaError, RequestError
+from ..base.errors import LamellaError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from ..runtime.instance import Instance
 from . import routes, routes_generate, routes_missing
-from .http_errors import HTTP_LOG, answer_errors, unavailable
+from .cors import preflight, set_cors_headers
+from .http_errors import answer_errors
+from .http_protocol import HttpRunner
+from .listening import listen, remove_sockets, urls
 from .metrics import Metrics
+from .page import index, static_file
 from .request_log import log_requests
-from .state import STATE, ServerConfig, ServerState
+from .state import STATE, LoadProgress, ServerConfig, ServerState
 
 log = get_logger("server")
 
 N_STOP_SECONDS: Final = 4.0  # the process must end within 5
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
-N_BACKLOG: Final = 512
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health"})
-PREFLIGHT: Final = {
-    "Access-Control-Allow-Credentials": "true",
-    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": "*",
-}
+# paths that need no key; the page shows nothing about the model if there are keys
+PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health", "", "/"})
 
 
 def create_app(state: ServerState) -> web.Application:
     """The application over `state`, whose model may be loaded later.
 
-    Serve it with `handler_cancellation=True`: it cancels the handler when a client disconnects.
+    Serve it with `HttpRunner`: it cancels the handler when a client disconnects.
     """
     app = web.Application(
         middlewares=[log_requests, answer_errors, _admit],
@@ -57,11 +56,18 @@ def create_app(state: ServerState) -> web.Application:
     )
     app[STATE] = state
     app[routes.METRICS] = Metrics(state)
-    app.on_response_prepare.append(_set_headers)
+    app.on_response_prepare.extend((_set_headers, set_cors_headers))
     app.on_shutdown.append(_close_engine)
-    app.add_routes(routes.ROUTES)
-    app.add_routes(routes_generate.ROUTES)
-    app.add_routes(routes_missing.ROUTES)
+    config = state.config
+    app.add_routes(
+        web.RouteDef(route.method, config.prefix + route.path, route.handler, route.kwargs)
+        for route in (*routes.ROUTES, *routes_generate.ROUTES, *routes_missing.ROUTES)
+    )
+    if config.ui or config.static_path:
+        for path in {config.prefix or "/", f"{config.prefix}/"}:
+            app.router.add_get(path, index)
+    if config.static_path:
+        app.router.add_get(config.prefix + "/{file:.+}", static_file)
     return app
 
 
@@ -70,46 +76,35 @@ async def serve(
     load: Callable[[], Instance],
     stop: asyncio.Event,
     announce: Callable[[str], None],
+    progress: LoadProgress | None = None,
 ) -> None:
-    """Serve until `stop` is set. Call `announce` with the address once the model is loaded.
+    """Serve until `stop` is set. Call `announce` with the URLs once the model is loaded.
 
     Raises:
         RequestError: the server cannot listen on the address.
         LamellaError: any error of `load`; the server is stopped.
     """
-    state = ServerState(config)
-    runner = web.AppRunner(
-        create_app(state),
-        handler_cancellation=True,
-        access_log=None,
-        logger=HTTP_LOG,
-        shutdown_timeout=N_HANDLER_SECONDS,
-    )
+    state = ServerState(config, progress=progress)
+    runner = HttpRunner(create_app(state), shutdown_timeout=N_HANDLER_SECONDS)
     await runner.setup()
     try:
-        await _listen(runner, config)
+        await listen(runner, config)
         loading = asyncio.create_task(state.load(load))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            announce(_address(runner))
+            announce(" and ".join(urls(runner, config)))
             await stopping
         loading.cancel()
     finally:
         await runner.cleanup()
+        remove_sockets(config)
 
 
-async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
-    try:
-        await web.TCPSite(runner, config.host, config.port, backlog=N_BACKLOG).start()
-    except (OSError, OverflowError) as error:
-        cause = error.strerror if isinstance(error, OSError) else error
-        where = f"{config.host}, port {config.port}"
-        raise RequestError(f"cannot listen on {where}: {cause}") from error
-
-
-def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
+def run_server(
+    config: ServerConfig, load: Callable[[], Instance], progress: LoadProgress | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT. Return the exit status. Log the address or an error.
 
     Needs a process of its own: after the first signal it ignores both signals.
@@ -117,7 +112,7 @@ def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         with log_in_background():
-            asyncio.run(_until_signal(config, load))
+            asyncio.run(_until_signal(config, load, progress))
     except LamellaError as error:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -126,7 +121,9 @@ def run_server(config: ServerConfig, load: Callable[[], Instance]) -> int:
     return 0
 
 
-async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> None:
+async def _until_signal(
+    config: ServerConfig, load: Callable[[], Instance], progress: LoadProgress | None
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -146,20 +143,11 @@ async def _until_signal(config: ServerConfig, load: Callable[[], Instance]) -> N
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
-    await serve(config, load, stop, lambda address: log.info("listening on %s", address))
+    await serve(config, load, stop, lambda urls: log.info("listening on %s", urls), progress)
 
 
-def _address(runner: web.AppRunner) -> str:
-    host, port, *_ = runner.addresses[0]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def _set_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "lamella"
-    origin = request.headers.get("Origin", "")
-    if origin and origin.isascii():  # other bytes cannot be sent back
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Vary"] = "Origin"
 
 
 async def _close_engine(app: web.Application) -> None:
@@ -173,13 +161,14 @@ async def _close_engine(app: web.Application) -> None:
 async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: answers preflights. Refuses all other requests while the model loads, and later
     those without a valid key."""
-    if request.method == "OPTIONS":
-        return web.Response(headers=PREFLIGHT)
     state = request.app[STATE]
-    if state.model is None:
-        raise unavailable("Loading model")
-    if state.config.api_keys and request.path not in PUBLIC_PATHS:
-        _check_key(request, state.config.api_keys)
+    if request.method == "OPTIONS":
+        return preflight(request, state.config)
+    is_file = request.match_info.handler is static_file
+    if not is_file and request.path.removeprefix(state.config.prefix) not in PUBLIC_PATHS:
+        routes.loaded_model(request)
+        if state.config.keys:
+            _check_key(request, state.config.keys)
     return await handler(request)
 
 

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.compression_utils import HAS_BROTLI, HAS_ZSTD
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -40,7 +41,13 @@ TYPES: Final = {
     503: "unavailable_error",
 }
 
+# of bodies; aiohttp decodes br and zstd if their packages are installed
+_OPTIONAL: Final = {"br": HAS_BROTLI, "zstd": HAS_ZSTD}
+ENCODINGS: Final = ("gzip", "deflate", *(name for name, found in _OPTIONAL.items() if found))
+N_RETRY_SECONDS: Final = 2  # after which a client may try again while the model loads
 ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
+
+KEPT_HEADERS: Final = ("Accept-Encoding", "Allow", "Retry-After")  # of an exception
 
 Body = dict[str, dict[str, Any]]
 
@@ -78,8 +85,8 @@ def error_response(error: BaseException) -> web.Response:
     """The response to a request that failed before anything was sent."""
     status, body = describe(error)
     headers = {}
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        headers["Allow"] = error.headers["Allow"]
+    if isinstance(error, web.HTTPException):
+        headers = {name: error.headers[name] for name in KEPT_HEADERS if name in error.headers}
     response = web.json_response(body, status=status, headers=headers)
     response[ERROR_MESSAGE] = body["error"]["message"]
     return response
@@ -87,7 +94,8 @@ def error_response(error: BaseException) -> web.Response:
 
 def unavailable(message: str) -> web.HTTPServiceUnavailable:
     """Status 503, for a request that may succeed later."""
-    return web.HTTPServiceUnavailable(text=message)
+    headers = {"Retry-After": str(N_RETRY_SECONDS)}
+    return web.HTTPServiceUnavailable(text=message, headers=headers)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

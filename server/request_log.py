@@ -24,7 +24,7 @@ from aiohttp.typedefs import Handler
 from ..base.log import get_logger
 from .bridge import Choice
 from .http_errors import ERROR_MESSAGE
-from .state import STATE
+from .state import STATE, ServerConfig
 
 log = get_logger("server")
 
@@ -177,11 +177,19 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         record.seconds = time.perf_counter() - record.t_start
         config = request.app[STATE].config
         if config.request_log:
-            _write(record, response, config.api_keys)
+            _write(record, response, config)
 
 
-def _write(record: RequestRecord, response: web.StreamResponse | None, keys: Sequence[str]) -> None:
-    is_quiet = record.path in QUIET_PATHS or record.method == "OPTIONS"
+def log_malformed(status: int, message: str) -> None:
+    """Log a request that is no valid HTTP: it has neither a method nor a path."""
+    log.info(RequestRecord("-", "-", status=status, end=message))
+
+
+def _write(
+    record: RequestRecord, response: web.StreamResponse | None, config: ServerConfig
+) -> None:
+    path, keys = record.path.removeprefix(config.prefix), config.keys
+    is_quiet = path in QUIET_PATHS or record.method == "OPTIONS"
     log.log(logging.DEBUG if is_quiet else logging.INFO, record)
     if is_quiet or not log.isEnabledFor(logging.DEBUG):
         return

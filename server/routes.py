@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from ..runtime.instance import Instance
-from .http_errors import unavailable
+from .http_errors import ENCODINGS, unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
@@ -32,16 +32,42 @@ METRICS: Final = web.AppKey("metrics", Metrics)
 
 def loaded_model(request: web.Request) -> Instance:
     """The model. Raises HTTPServiceUnavailable while it is loading."""
-    model = request.app[STATE].model
-    if model is None:
-        raise unavailable("Loading model")
-    return model
+    state = request.app[STATE]
+    if state.model is None:
+        progress = "" if request.path.endswith("/health") else state.progress.text
+        raise unavailable(f"Loading model ({progress})" if progress else "Loading model")
+    return state.model
 
 
 async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
     """Return `work(model, body)`, called in a thread."""
-    raw = record_of(request).body = await request.read()
+    raw = record_of(request).body = await _read(request)
     return await asyncio.to_thread(work, loaded_model(request), raw)
+
+
+async def _read(request: web.Request) -> bytes:
+    """The body.
+
+    Raises:
+        HTTPUnsupportedMediaType: an unknown encoding, or a form. HTTPRequestTimeout: it is late.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", *ENCODINGS):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the body's encoding {encoding[:40]!r} is not one of {', '.join(ENCODINGS)}, "
+            "identity",
+            headers={"Accept-Encoding": ", ".join(ENCODINGS)},
+        )
+    if request.content_type.startswith("multipart/"):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the body must be JSON, found the content type {request.content_type[:80]!r}"
+        )
+    n_seconds = request.app[STATE].config.timeout
+    try:
+        async with asyncio.timeout(n_seconds):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not arrive within {n_seconds} s") from None
 
 
 async def health(request: web.Request) -> web.Response:
@@ -110,7 +136,7 @@ async def models(request: web.Request) -> web.Response:
     openai = {
         "id": model.alias,
         "aliases": [model.alias],
-        "tags": [],
+        "tags": list(request.app[STATE].config.tags),
         "object": "model",
         "created": int(time.time()),
         "owned_by": "lamella",

@@ -26,6 +26,7 @@ from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replie
 from .request_log import record_of
 from .routes import json_response, loaded_model, work_on_body
 from .schema import ChatBody, CompletionBody
+from .state import STATE
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream",
@@ -91,26 +92,46 @@ async def _answer(bridge: Bridge, replies: Replies) -> web.Response:
 async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web.StreamResponse:
     """Stream server-sent events. The response starts with the first event or ping: an error before
     that gets an ordinary error response."""
-    interval = replies.body.sse_ping_interval
+    config = request.app[STATE].config
+    given = replies.body.sse_ping_interval
+    interval = config.sse_ping_interval if given is None else given
     timeout = interval if interval > 0 else None
     frames = _frames(replies, await bridge.events(timeout))
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
+    write = partial(_write, request, response, config.timeout)
     try:
-        await response.write(frames)
+        await write(frames)
         while not _all_finished(replies.choices):
-            await response.write(_frames(replies, await bridge.events(timeout)))
-        await response.write(b"".join(map(_frame, replies.last_chunks())))
+            await write(_frames(replies, await bridge.events(timeout)))
+        await write(b"".join(map(_frame, replies.last_chunks())))
         if replies.ends_with_done:
-            await response.write(DONE)
+            await write(DONE)
     except ConnectionError:
         raise
     except Exception as error:
         body = describe(error)[1]
         record_of(request).end = body["error"]["message"]
-        await response.write(_frame(body))
+        await write(_frame(body))
     await response.write_eof()
     return response
+
+
+async def _write(
+    request: web.Request, response: web.StreamResponse, n_seconds: float, data: bytes
+) -> None:
+    """Write a part of a stream. Disconnects a client that reads nothing for `n_seconds`.
+
+    Raises:
+        ConnectionError: the client is disconnected.
+    """
+    try:
+        async with asyncio.timeout(n_seconds):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the client read nothing for {n_seconds} s") from None
 
 
 def _all_finished(choices: Sequence[Choice]) -> bool:

@@ -30,7 +30,7 @@ from lamella.runtime.instance import Instance
 from lamella.runtime.params import EngineParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
-from lamella.server.state import ServerConfig
+from lamella.server.state import LoadProgress, ServerConfig
 
 assert VOCAB.n_tokens == len(PIECES)
 
@@ -92,10 +92,11 @@ def make_model(
 
 
 def fake_plan(decode: Sequence[Displaced] = (), prefill: Sequence[Displaced] = ()) -> ModelPlan:
-    """A plan with displaced nodes only."""
+    """A plan with displaced nodes and a device only."""
     graphs = {"decode": decode, "prefill": prefill}
     named = {name: SimpleNamespace(displaced=nodes) for name, nodes in graphs.items()}
-    return cast(ModelPlan, SimpleNamespace(**named))
+    devices = (SimpleNamespace(name="CPU", n_layers=3),)
+    return cast(ModelPlan, SimpleNamespace(**named, devices=devices))
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,9 @@ class RunningServer:
 
 @contextmanager
 def running(
-    load: Callable[[], Instance] = make_model, config: ServerConfig | None = None
+    load: Callable[[], Instance] = make_model,
+    config: ServerConfig | None = None,
+    progress: LoadProgress | None = None,
 ) -> Iterator[RunningServer]:
     """A server with a loaded model. Asserts at the end that nothing blocked its event loop."""
     models: list[Instance] = []
@@ -176,12 +179,16 @@ def running(
         models.append(load())
         return models[0]
 
-    with listening(load_and_record, config) as port:
+    with listening(load_and_record, config, progress) as port:
         yield RunningServer(models[0], port)
 
 
 @contextmanager
-def listening(load: Callable[[], Instance], config: ServerConfig | None = None) -> Iterator[int]:
+def listening(
+    load: Callable[[], Instance],
+    config: ServerConfig | None = None,
+    progress: LoadProgress | None = None,
+) -> Iterator[int]:
     """Start a server and yield its port when it is ready."""
     config = config or ServerConfig(port=0)
     addresses: list[str] = []
@@ -199,7 +206,7 @@ def listening(load: Callable[[], Instance], config: ServerConfig | None = None) 
         loop.slow_callback_duration = N_BLOCKING_SECONDS
         stop = asyncio.Event()
         stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-        await serve(config, load, stop, announce)
+        await serve(config, load, stop, announce, progress)
 
     def run() -> None:
         try:
@@ -215,7 +222,7 @@ def listening(load: Callable[[], Instance], config: ServerConfig | None = None) 
         try:
             if failed:
                 raise failed[0]
-            yield int(addresses[0].rpartition(":")[2])
+            yield int(addresses[0].rpartition(":")[2].partition("/")[0])
         finally:
             with suppress(RuntimeError):  # the server failed and its loop is closed
                 stops[0]()

@@ -16,6 +16,7 @@ from lamella.base.errors import ModelFileError, RequestError
 from lamella.runtime.instance import Instance
 from lamella.server import app
 from lamella.server.app import run_server
+from lamella.server.listening import listen as listen_plainly
 from lamella.server.state import ServerConfig
 
 
@@ -27,12 +28,11 @@ def eventually(check: Callable[[], bool]) -> None:
 
 
 def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = app._listen
     ports: list[int] = []
     replies: list[Reply] = []
 
     async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
-        await plain(runner, config)
+        await listen_plainly(runner, config)
         ports.append(runner.addresses[0][1])
 
     def load() -> Instance:
@@ -42,7 +42,7 @@ def test_requests_get_503_while_the_model_loads(monkeypatch: pytest.MonkeyPatch)
         replies.extend([early.get("/nothing"), early.get("/v1/models")])
         return model
 
-    monkeypatch.setattr(app, "_listen", listen)
+    monkeypatch.setattr(app, "listen", listen)
     with running(load) as server:
         assert server.get("/health").status == 200
         assert ports == [server.port]
@@ -122,7 +122,7 @@ def test_cors_and_server_headers() -> None:
     with running(config=ServerConfig(port=0, api_keys=("k",))) as server:
         origin = {"Origin": "http://page.example"}
         preflight = server.call("OPTIONS", "/v1/chat/completions", None, origin)
-        assert preflight.status == 200
+        assert preflight.status == 204
         assert preflight.headers["access-control-allow-origin"] == "http://page.example"
         assert preflight.headers["access-control-allow-credentials"] == "true"
         assert preflight.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"

@@ -1,0 +1,57 @@
+"""CORS: which pages of other origins may call the server, and how.
+
+With credentials, a browser does not accept `*` as a list of origins or headers. So the server
+reflects the request's own. Knows no route.
+Tested by tests/server/test_cors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+from yarl import URL
+
+from .state import STATE, ServerConfig
+
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+N_SECONDS_CACHED: Final = 600  # for which a browser may remember the answer to a preflight
+
+
+async def set_cors_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Allow the request's origin to read the response, if `--cors-origins` has it."""
+    config = request.app[STATE].config
+    origin = request.headers.get("Origin", "")
+    # other bytes cannot be sent back
+    if origin and origin.isascii() and is_allowed(origin, config.cors_origins):
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Vary"] = "Origin"
+        if config.cors_credentials:
+            response.headers["Access-Control-Allow-Credentials"] = "true"
+
+
+def is_allowed(origin: str, allowed: Sequence[str]) -> bool:
+    """True if `allowed` has `*`, the origin itself, or `localhost` for an origin there."""
+    if "*" in allowed or origin in allowed:
+        return True
+    try:
+        return "localhost" in allowed and URL(origin).host in LOCAL_HOSTS
+    except ValueError:
+        return False
+
+
+def preflight(request: web.Request, config: ServerConfig) -> web.Response:
+    """The answer to OPTIONS: methods and headers that a page may use."""
+    wanted = request.headers.get("Access-Control-Request-Headers", "")
+    names = config.cors_headers
+    if names == "*" and wanted.isascii() and wanted.isprintable():
+        names = wanted or "*"
+    return web.Response(
+        status=204,
+        headers={
+            "Access-Control-Allow-Methods": config.cors_methods,
+            "Access-Control-Allow-Headers": names,
+            "Access-Control-Max-Age": str(N_SECONDS_CACHED),
+        },
+    )

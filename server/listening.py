@@ -1,0 +1,125 @@
+"""Where the server listens: addresses, unix sockets, TLS, and the URLs that a user can open.
+
+Knows no route. Tested by tests/server/test_listening.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+
+from ..base.errors import RequestError
+from .state import ServerConfig
+
+N_BACKLOG: Final = 512
+SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket
+ANY_HOST: Final = ("0.0.0.0", "::")  # all addresses of the machine
+ELSEWHERE: Final = "192.0.2.1"  # an address that no machine has (RFC 5737)
+
+ADVICE: Final = {
+    errno.EADDRINUSE: "another program listens there: stop it, or choose another --port (0: any "
+    "free port)",
+    errno.EACCES: "ports below 1024 and some folders need more rights: choose another --port",
+    errno.EADDRNOTAVAIL: "this machine has no such address: use --host 127.0.0.1, or 0.0.0.0 for "
+    "all of its addresses",
+}
+
+
+async def listen(runner: web.AppRunner, config: ServerConfig) -> None:
+    """Listen on all hosts of `config`.
+
+    Raises:
+        RequestError: a TLS file is invalid, or an address cannot be used.
+    """
+    tls = tls_context(config)
+    for host in config.hosts:
+        try:
+            await _site(runner, config, host, tls).start()
+        except (OSError, OverflowError) as error:
+            raise RequestError(_cannot_listen(config, host, error)) from error
+
+
+def _site(
+    runner: web.AppRunner, config: ServerConfig, host: str, tls: ssl.SSLContext | None
+) -> web.BaseSite:
+    if host.endswith(SOCKET_SUFFIX):
+        return web.UnixSite(runner, host, ssl_context=tls, backlog=N_BACKLOG)
+    reuse = config.reuse_port or None
+    return web.TCPSite(
+        runner, host, config.port, ssl_context=tls, backlog=N_BACKLOG, reuse_port=reuse
+    )
+
+
+def _cannot_listen(config: ServerConfig, host: str, error: OSError | OverflowError) -> str:
+    where = host if host.endswith(SOCKET_SUFFIX) else f"{host}, port {config.port}"
+    code = error.errno if isinstance(error, OSError) else None
+    if code in ADVICE:
+        return f"cannot listen on {where}: {os.strerror(code)}: {ADVICE[code]}"
+    cause = error.strerror if isinstance(error, OSError) else error
+    return f"cannot listen on {where}: {cause}"
+
+
+def remove_sockets(config: ServerConfig) -> None:
+    """Remove the files of unix sockets."""
+    for host in config.hosts:
+        if host.endswith(SOCKET_SUFFIX):
+            with suppress(OSError):
+                os.unlink(host)
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """TLS with the certificate and key of `config`; None without them.
+
+    Raises:
+        RequestError: a file is missing, or the two do not belong together.
+    """
+    files = {"--ssl-cert-file": config.ssl_cert_file, "--ssl-key-file": config.ssl_key_file}
+    if not any(files.values()):
+        return None
+    for flag, path in files.items():
+        if not path:
+            raise RequestError(f"{flag} is missing: TLS needs a certificate and its key")
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise RequestError(f"{flag} {path}: {error.strerror}") from error
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # no password: the server must not wait for a terminal
+        context.load_cert_chain(config.ssl_cert_file, config.ssl_key_file, password="")
+    except ssl.SSLError as error:
+        named = ", ".join(f"{flag} {path}" for flag, path in files.items())
+        raise RequestError(f"{named}: not a PEM certificate and its key: {error}") from error
+    return context
+
+
+def urls(runner: web.AppRunner, config: ServerConfig) -> list[str]:
+    """The URLs to open. If the server listens on all addresses, this machine's own is one."""
+    found: list[str] = []
+    scheme = "https" if config.ssl_cert_file else "http"
+    for address in runner.addresses:
+        if isinstance(address, str):
+            found.append(f"unix:{address}")
+            continue
+        host, port, *_ = address
+        for name in _names(host):
+            at = f"[{name}]" if ":" in name else name
+            found.append(f"{scheme}://{at}:{port}{config.prefix}")
+    return list(dict.fromkeys(found))
+
+
+def _names(host: str) -> Iterator[str]:
+    if host not in ANY_HOST:
+        yield host
+        return
+    yield "127.0.0.1"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((ELSEWHERE, 9))  # chooses a route; sends nothing
+        yield probe.getsockname()[0]

@@ -1,0 +1,170 @@
+"""GET /: a page for browsers, and a text for others. They show what runs and how to call it. With
+`--path`, the files of a folder instead.
+
+The page is one file without scripts and other resources. With API keys it is the same for all, so
+it shows neither the model nor the machine.
+Tested by tests/server/test_page.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from aiohttp import web
+
+from ..base.units import size_text
+from ..runtime.plan import DevicePlan
+from .http_errors import N_RETRY_SECONDS
+from .state import STATE, ServerState
+
+VERSION: Final = version("lamella")
+PAGE: Final = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+REFRESH: Final = '<meta http-equiv="refresh" content="2">'
+# no script, no resource of any origin
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+ENDPOINTS: Final = (
+    ("GET", "/health", "ready or loading"),
+    ("GET", "/v1/models", "the model and its sizes"),
+    ("GET", "/props", "defaults of requests, chat template"),
+    ("GET", "/slots", "running requests"),
+    ("GET", "/metrics", "metrics for Prometheus, with --metrics"),
+    ("POST", "/v1/chat/completions", "OpenAI chat"),
+    ("POST", "/v1/completions", "OpenAI completion"),
+    ("POST", "/completion", "llama-server's completion"),
+    ("POST", "/tokenize", "text to token ids; /detokenize: back"),
+    ("POST", "/apply-template", "the prompt of a chat"),
+)
+CURL: Final = """curl {url}/v1/chat/completions{key} \\
+  -H "Content-Type: application/json" \\
+  -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
+PYTHON: Final = """from openai import OpenAI
+
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
+reply = client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Hello!"}}],
+)
+print(reply.choices[0].message.content)"""
+
+
+async def index(request: web.Request) -> web.StreamResponse:
+    """The page, or `index.html` of the served folder. Status 503 while the model loads."""
+    state = request.app[STATE]
+    if state.config.static_path:
+        return await _file(state.config.static_path, "index.html")
+    is_html = "text/html" in request.headers.get("Accept", "")
+    url = f"{request.scheme}://{request.host}{state.config.prefix}"
+    loading = {"Retry-After": str(N_RETRY_SECONDS)} if state.model is None else {}
+    return web.Response(
+        text=_page(state, url) if is_html else _text(state, url),
+        content_type="text/html" if is_html else "text/plain",
+        charset="utf-8",
+        status=503 if state.model is None else 200,
+        headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-store", **loading},
+    )
+
+
+async def static_file(request: web.Request) -> web.StreamResponse:
+    """A file of the served folder."""
+    return await _file(request.app[STATE].config.static_path, request.match_info["file"])
+
+
+async def _file(folder: str, name: str) -> web.FileResponse:
+    """The file. Raises HTTPNotFound if the folder has no such file, or a link leads out of it."""
+
+    def find() -> Path | None:
+        root = Path(folder).resolve()
+        path = (root / name).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+
+    found = await asyncio.to_thread(find) if name.isprintable() else None
+    if found is None:
+        raise web.HTTPNotFound(text=f"no such file: {name:.200}")
+    return web.FileResponse(found)
+
+
+def _facts(state: ServerState) -> Iterator[tuple[str, str]]:
+    """What runs here, as pairs of a label and a text."""
+    model = state.model
+    if model is None or state.config.keys:
+        return
+    yield "Model", model.alias
+    n_params = int(model.meta.get("n_params", 0))
+    n_bytes = int(model.meta.get("size", 0))
+    sizes = [f"{_short(n_params)} parameters"] if n_params else []
+    sizes += [size_text(n_bytes)] if n_bytes else []
+    if sizes:
+        yield "Size", ", ".join(sizes)
+    yield "Context", f"{model.n_ctx:,} tokens"
+    yield "At the same time", f"{model.engine.n_parallel} requests"
+    devices = [_device(device) for device in model.plan.devices if device.n_layers]
+    if devices:
+        yield "Devices", ", ".join(devices)
+
+
+def _device(device: DevicePlan) -> str:
+    layers = "1 layer" if device.n_layers == 1 else f"{device.n_layers} layers"
+    return f"{device.name} ({layers})"
+
+
+def _short(n: int) -> str:
+    """A number such as 1.24 billion, 15.2 million or 260 thousand."""
+    for unit, size in (("billion", 10**9), ("million", 10**6), ("thousand", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return str(n)
+
+
+def _state(state: ServerState) -> str:
+    return "ready" if state.model is not None else state.progress.text or "loading"
+
+
+def _calls(state: ServerState, url: str) -> tuple[str, str]:
+    """The commands for curl and Python."""
+    has_keys = bool(state.config.keys)
+    header = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    name = state.model.alias if state.model is not None and not has_keys else "default"
+    python = PYTHON.format(url=url, key="YOUR KEY" if has_keys else "none", model=name)
+    return CURL.format(url=url, key=header), python
+
+
+def _page(state: ServerState, url: str) -> str:
+    curl, python = _calls(state, url)
+    facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in _facts(state))
+    rows = (
+        f"<tr><td>{_link(method, path, url)}</td><td>{escape(text)}</td></tr>"
+        for method, path, text in ENDPOINTS
+    )
+    is_ready = state.model is not None
+    return PAGE.substitute(
+        refresh="" if is_ready else REFRESH,
+        title="Lamella" if is_ready else "Lamella: loading",
+        version=escape("" if state.config.keys else VERSION),
+        kind="ready" if is_ready else "loading",
+        state=escape(_state(state)),
+        about=f"<section><h2>What runs here</h2><dl>{facts}</dl></section>" if facts else "",
+        curl=escape(curl),
+        python=escape(python),
+        url=escape(url),
+        key_note="is one of the server's API keys" if state.config.keys else "can be any text",
+        endpoints="".join(rows),
+    )
+
+
+def _link(method: str, path: str, url: str) -> str:
+    name = f"<code>{method} {path}</code>"
+    return f'<a href="{escape(url + path)}">{name}</a>' if method == "GET" else name
+
+
+def _text(state: ServerState, url: str) -> str:
+    lines = [f"Lamella: {_state(state)}", ""]
+    lines += [f"{label + ':':<18} {text}" for label, text in _facts(state)]
+    lines += ["", _calls(state, url)[0], ""]
+    lines += [f"{method:<4} {path:<22} {text}" for method, path, text in ENDPOINTS]
+    return "\n".join(lines) + "\n"

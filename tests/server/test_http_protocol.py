@@ -1,0 +1,113 @@
+"""Malformed HTTP and bodies with unknown encodings get the documented error body."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from fake_context import WAIT_S
+from http_world import RunningServer, running
+
+from lamella.server.http_errors import ENCODINGS
+from lamella.server.request_log import RequestRecord
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running() as server:
+        yield server
+
+
+def exchange(server: RunningServer, raw: bytes) -> bytes:
+    """What the server sends back until it closes the connection."""
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)) as client:
+        client.sendall(raw)
+        found = b""
+        while part := client.recv(1 << 16):
+            found += part
+        return found
+
+
+def error_of(reply: bytes) -> dict[str, Any]:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    assert b"Server: lamella" in head
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert int(head.split()[1]) == error["code"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "message"),
+    [
+        (b"GARBAGE\r\n\r\n", 400, "malformed HTTP: "),
+        (b"GET / HTTP/9.9\r\n\r\n", 400, "malformed HTTP: "),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed HTTP: Missing 'Host' header"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400, "malformed HTTP: "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, "malformed HTTP: "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, "too long"),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "too long"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "HTTP"),
+    ],
+    ids=range(8),
+)
+def test_malformed_http(
+    server: RunningServer,
+    raw: bytes,
+    status: int,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "lamella.server"):
+        error = error_of(exchange(server, raw))
+    assert error["code"] == status
+    assert message in error["message"]
+    assert error["message"].isprintable()
+    (record,) = [r.msg for r in caplog.records if isinstance(r.msg, RequestRecord)]
+    assert (record.status, record.end) == (status, error["message"])
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    lines = ["POST /tokenize HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "nonsense"])
+def test_unknown_encodings(server: RunningServer, encoding: str) -> None:
+    if encoding in ENCODINGS:
+        pytest.skip(f"{encoding} is installed")
+    reply = exchange(server, post(b"data", f"Content-Encoding: {encoding}", "Connection: close"))
+    error = error_of(reply)
+    assert error["code"] == 415
+    assert "gzip, deflate, identity" in error["message"]
+    assert b"Accept-Encoding: gzip, deflate" in reply
+
+
+def test_forms_are_refused(server: RunningServer) -> None:
+    form = "Content-Type: multipart/form-data; boundary=x"
+    error = error_of(exchange(server, post(b"--x--", form, "Connection: close")))
+    assert (error["code"], "must be JSON" in error["message"]) == (415, True)
+    # what `curl -d` sends
+    plain = "Content-Type: application/x-www-form-urlencoded"
+    raw = post(b'{"content": "a"}', plain, "Connection: close")
+    assert exchange(server, raw).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_in_one_packet_are_answered_in_order(server: RunningServer) -> None:
+    raws = [post(json.dumps({"content": "a" * n}).encode()) for n in range(1, 9)]
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    reply = exchange(server, b"".join(raws) + last)
+    bodies = [part.partition(b"\r\n\r\n")[2] for part in reply.split(b"HTTP/1.1 200 OK")[1:]]
+    assert [len(json.loads(body).get("tokens", ())) for body in bodies] == [*range(1, 9), 0]
+
+
+def test_an_error_keeps_the_connection(server: RunningServer) -> None:
+    bad, good = post(b"{"), post(b'{"content": "a"}', "Connection: close")
+    reply = exchange(server, bad + good)
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b"HTTP/1.1 200 " in reply

@@ -1,0 +1,218 @@
+"""Where the server listens: TLS, unix sockets, several addresses, prefixes, errors at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fake_context import WAIT_S
+from http_world import listening, make_model, running
+
+from lamella.base.errors import RequestError
+from lamella.base.options import declarations
+from lamella.server.app import serve
+from lamella.server.listening import ADVICE, tls_context
+from lamella.server.state import ServerConfig
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A certificate for localhost and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("pem")
+    files = str(folder / "cert.pem"), str(folder / "key.pem")
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    what = ["req", "-x509", *kind, "-nodes", "-days", "2"]
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(
+        ["openssl", *what, *name, "-out", files[0], "-keyout", files[1]],
+        check=True,
+        capture_output=True,
+    )
+    return files
+
+
+def test_https(pem: tuple[str, str]) -> None:
+    cert, key = pem
+    trusted = ssl.create_default_context(cafile=cert)
+    config = ServerConfig(port=0, ssl_cert_file=cert, ssl_key_file=key)
+    with listening(make_model, config) as port:
+        url = f"https://localhost:{port}/health"
+        with urllib.request.urlopen(url, context=trusted, timeout=WAIT_S) as reply:
+            assert reply.status == 200
+
+
+def test_wrong_tls_files_are_refused(pem: tuple[str, str], tmp_path: Path) -> None:
+    cert, key = pem
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    for files, message in (
+        ((cert, ""), "--ssl-key-file is missing: TLS needs a certificate and its key"),
+        (("", key), "--ssl-cert-file is missing"),
+        ((cert, "nowhere.pem"), "--ssl-key-file nowhere.pem: No such file"),
+        ((str(text), key), "not a PEM certificate and its key"),
+        ((key, cert), "not a PEM certificate and its key"),
+    ):
+        config = ServerConfig(port=0, ssl_cert_file=files[0], ssl_key_file=files[1])
+        with pytest.raises(RequestError, match=message), listening(make_model, config):
+            pass
+    assert tls_context(ServerConfig()) is None
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=WAIT_S)
+        self.path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(WAIT_S)
+        self.sock.connect(self.path)
+
+
+def test_a_unix_socket_beside_an_address(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with listening(make_model, ServerConfig(host=f"{path},127.0.0.1", port=0)) as port:
+        with closing(UnixConnection(path)) as client:
+            client.request("GET", "/v1/models")
+            assert client.getresponse().status == 200
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
+            client.request("GET", "/health")
+            assert client.getresponse().status == 200
+    assert not path.exists()
+
+
+def test_a_socket_in_a_missing_folder(tmp_path: Path) -> None:
+    config = ServerConfig(host=str(tmp_path / "no" / "a.sock"))
+    with (
+        pytest.raises(RequestError, match=r"cannot listen on .*a\.sock"),
+        listening(make_model, config),
+    ):
+        pass
+
+
+def test_servers_share_a_port() -> None:
+    with running(config=ServerConfig(port=0, reuse_port=True)) as first:
+        again = ServerConfig(port=first.port, reuse_port=True)
+        with running(config=again) as second:
+            assert second.get("/health").status == 200
+
+
+def test_a_port_in_use_says_what_to_do() -> None:
+    with running() as first:
+        message = f"port {first.port}: Address already in use: another program.*--port"
+        with (
+            pytest.raises(RequestError, match=message),
+            listening(make_model, ServerConfig(port=first.port)),
+        ):
+            pass
+    assert all("--" in text for text in ADVICE.values())
+
+
+def test_the_addresses_can_be_opened() -> None:
+    found: list[str] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def announce(urls: str) -> None:
+            found.extend(urls.split(" and "))
+            stop.set()
+
+        config = ServerConfig(port=0, host="0.0.0.0", api_prefix="llm/")
+        await serve(config, make_model, stop, announce)
+
+    asyncio.run(main())
+    assert found[0].startswith("http://127.0.0.1:")
+    assert all(url.endswith("/llm") and "0.0.0.0" not in url for url in found)
+    assert 1 <= len(found) <= 2
+
+
+def test_a_prefix_of_all_paths() -> None:
+    config = ServerConfig(port=0, api_prefix="/llm", api_keys=("k",), tags=("a", "b"))
+    with running(config=config) as server:
+        assert server.get("/llm/health").status == 200
+        assert server.get("/health").error["code"] == 404
+        assert server.get("/llm/v1/models").error["code"] == 401
+        reply = server.get("/llm/v1/models", **{"X-Api-Key": "k"})
+        assert reply.json["data"][0]["tags"] == ["a", "b"]
+        assert server.call("HEAD", "/llm/health").status == 200
+        assert server.get("/llm/").status == 200
+
+
+def test_files_of_a_folder_need_no_key(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>mine")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.txt").write_text("text")
+    (tmp_path.parent / "x").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path.parent / "x")
+    config = ServerConfig(port=0, static_path=str(tmp_path), api_keys=("k",))
+    with running(config=config) as server:
+        assert server.get("/").raw == b"<p>mine"
+        assert server.get("/a/b.txt").raw == b"text"
+        assert server.get("/v1/models").error["code"] == 401
+        for path in ("/no.txt", "/a", "/../x", "/a/../../x", "/%2e%2e/x", "/link"):
+            assert server.get(path).error["code"] == 404, path
+        (tmp_path / "index.html").unlink()
+        assert "index.html" in server.get("/").error["message"]
+
+
+def test_a_missing_folder_is_refused() -> None:
+    with pytest.raises(RequestError, match="static_path: nowhere is not a folder"):
+        ServerConfig(static_path="nowhere")
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    parse = declarations(ServerConfig)["api_file_keys"].parse
+    path = tmp_path / "keys"
+    path.write_text("# mine\none\n\n two \n")
+    config = ServerConfig(port=0, api_keys=("three",), api_file_keys=parse(str(path)))
+    assert config.keys == ("three", "one", "two")
+    with running(config=config) as server:
+        assert server.get("/props").status == 401
+        for key in config.keys:
+            assert server.get("/props", **{"X-Api-Key": key}).status == 200
+    path.write_text("# none\n")
+    with pytest.raises(ValueError, match="has no key"):
+        parse(str(path))
+    with pytest.raises(ValueError, match="cannot be read"):
+        parse(str(tmp_path / "nowhere"))
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[int]:
+    with listening(make_model, ServerConfig(port=0, timeout=1)) as port:
+        yield port
+
+
+def test_a_body_that_does_not_arrive(impatient: int) -> None:
+    with closing(socket.create_connection(("127.0.0.1", impatient), timeout=WAIT_S)) as client:
+        client.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_reads_nothing_is_disconnected(
+    impatient: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"prompt": "a", "stream": true, "ignore_eos": true, "n_probs": 40}'
+    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with closing(socket.socket()) as client, caplog.at_level("INFO", "lamella.server"):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.settimeout(WAIT_S)
+        client.connect(("127.0.0.1", impatient))
+        client.sendall((head + body) * 50)  # more than the buffers of both sides hold
+        until = time.monotonic() + WAIT_S
+        while "client disconnected" not in caplog.text:
+            assert time.monotonic() < until, "the server still waits"
+            time.sleep(0.05)
