@@ -8,7 +8,8 @@ from ..base.log import get_logger
 from ..runtime.instance import Instance
 from ..runtime.params import ModelParams
 from ..server.app import run_server
-from ..server.state import LoadProgress, ServerConfig
+from ..server.config import ServerConfig
+from ..server.state import LoadProgress
 from .flags import (
     add_flags_of,
     add_model_flags,

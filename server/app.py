@@ -26,6 +26,7 @@ from ..base.log import get_logger
 from ..base.log_output import log_in_background
 from ..runtime.instance import Instance
 from . import routes, routes_generate, routes_missing
+from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .http_errors import answer_errors
 from .http_protocol import HttpRunner
@@ -33,7 +34,7 @@ from .listening import listen, remove_sockets, urls
 from .metrics import Metrics
 from .page import index, static_file
 from .request_log import log_requests
-from .state import STATE, LoadProgress, ServerConfig, ServerState
+from .state import STATE, LoadProgress, ServerState
 
 log = get_logger("server")
 

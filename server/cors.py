@@ -13,7 +13,8 @@ from typing import Final
 from aiohttp import web
 from yarl import URL
 
-from .state import STATE, ServerConfig
+from .config import ServerConfig
+from .state import STATE
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 N_SECONDS_CACHED: Final = 600  # for which a browser may remember the answer to a preflight

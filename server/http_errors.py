@@ -44,10 +44,10 @@ TYPES: Final = {
 # of bodies; aiohttp decodes br and zstd if their packages are installed
 _OPTIONAL: Final = {"br": HAS_BROTLI, "zstd": HAS_ZSTD}
 ENCODINGS: Final = ("gzip", "deflate", *(name for name, found in _OPTIONAL.items() if found))
-N_RETRY_SECONDS: Final = 2  # after which a client may try again while the model loads
+N_RETRY_SECONDS: Final = 2  # after which a client may try again
 ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
 
-KEPT_HEADERS: Final = ("Accept-Encoding", "Allow", "Retry-After")  # of an exception
+KEPT_HEADERS: Final = ("Accept-Encoding", "Allow")  # of an exception
 
 Body = dict[str, dict[str, Any]]
 
@@ -84,9 +84,9 @@ def describe(error: BaseException) -> tuple[int, Body]:
 def error_response(error: BaseException) -> web.Response:
     """The response to a request that failed before anything was sent."""
     status, body = describe(error)
-    headers = {}
+    headers = {"Retry-After": str(N_RETRY_SECONDS)} if status == 503 else {}
     if isinstance(error, web.HTTPException):
-        headers = {name: error.headers[name] for name in KEPT_HEADERS if name in error.headers}
+        headers |= {name: error.headers[name] for name in KEPT_HEADERS if name in error.headers}
     response = web.json_response(body, status=status, headers=headers)
     response[ERROR_MESSAGE] = body["error"]["message"]
     return response
@@ -94,8 +94,7 @@ def error_response(error: BaseException) -> web.Response:
 
 def unavailable(message: str) -> web.HTTPServiceUnavailable:
     """Status 503, for a request that may succeed later."""
-    headers = {"Retry-After": str(N_RETRY_SECONDS)}
-    return web.HTTPServiceUnavailable(text=message, headers=headers)
+    return web.HTTPServiceUnavailable(text=message)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from ..base.errors import RequestError
-from .state import ServerConfig
+from .config import ServerConfig
 
 N_BACKLOG: Final = 512
 SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket

@@ -102,7 +102,7 @@ def _facts(state: ServerState) -> Iterator[tuple[str, str]]:
     if sizes:
         yield "Size", ", ".join(sizes)
     yield "Context", f"{model.n_ctx:,} tokens"
-    yield "At the same time", f"{model.engine.n_parallel} requests"
+    yield "In parallel", f"{model.engine.n_parallel} requests"
     devices = [_device(device) for device in model.plan.devices if device.n_layers]
     if devices:
         yield "Devices", ", ".join(devices)

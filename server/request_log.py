@@ -23,8 +23,9 @@ from aiohttp.typedefs import Handler
 
 from ..base.log import get_logger
 from .bridge import Choice
+from .config import ServerConfig
 from .http_errors import ERROR_MESSAGE
-from .state import STATE, ServerConfig
+from .state import STATE
 
 log = get_logger("server")
 

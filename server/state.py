@@ -1,4 +1,4 @@
-"""State that all routes share: the model, once it is loaded, and the server's settings.
+"""State that all routes share: the model, once it is loaded, and the server's options.
 
 A server listens before its model is loaded. Until then `ServerState.model` is None and requests
 get status 503. The caller provides `load`, the function that loads the model.
@@ -9,184 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from aiohttp import web
 
-from ..base.errors import RequestError
-from ..base.options import Options, option
-from ..model.params import parse_names
 from ..runtime.instance import Instance
-
-INT32_MAX: Final = 2**31 - 1
-
-
-def _read_keys(path: str) -> tuple[str, ...]:
-    """The lines of a file that are neither empty nor comments. Raises ValueError with the cause."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"{path} has no key")
-    return keys
-
-
-def _folder(name: str, value: object) -> str:
-    """The path of a folder, or "". Raises RequestError if it is not one."""
-    path = str(value)
-    if path and not Path(path).is_dir():
-        raise RequestError(f"{name}: {path} is not a folder")
-    return path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(Options):
-    """Where and how to listen."""
-
-    title: ClassVar[str] = "server"
-
-    host: str = option(
-        "127.0.0.1",
-        "--host",
-        metavar="ADDR,...",
-        help="addresses to listen on; 0.0.0.0: all; a name that ends in .sock: a unix socket",
-    )
-    port: int = option(
-        8080, "--port", low=0, high=65535, help="port to listen on; 0: any free port"
-    )
-    api_keys: Sequence[str] = option(
-        (),
-        "--api-key",
-        parse=parse_names,
-        env="$LLAMA_API_KEY",
-        metavar="KEY,...",
-        help="API keys; every request but GET /health needs one of them",
-        default_text="",
-    )
-    api_file_keys: Sequence[str] = option(
-        (),
-        "--api-key-file",
-        parse=_read_keys,
-        metavar="FILE",
-        help="a file with one API key per line",
-        default_text="",
-    )
-    ssl_key_file: str = option(
-        "", "--ssl-key-file", metavar="FILE", help="PEM file: the key, for HTTPS", default_text=""
-    )
-    ssl_cert_file: str = option(
-        "",
-        "--ssl-cert-file",
-        metavar="FILE",
-        help="PEM file: the certificate, for HTTPS",
-        default_text="",
-    )
-    reuse_port: bool = option(
-        False, "--reuse-port", help="let several servers share the port (SO_REUSEPORT)"
-    )
-    timeout: int = option(
-        3600,
-        *("-to", "--timeout"),
-        low=1,
-        high=INT32_MAX,
-        help="seconds to wait for the rest of a body, and for a client that reads nothing",
-    )
-    sse_ping_interval: int = option(
-        30,
-        "--sse-ping-interval",
-        low=-1,
-        high=INT32_MAX,
-        help="seconds between pings of a silent stream; 0 or -1: no pings",
-    )
-    api_prefix: str = option(
-        "", "--api-prefix", metavar="PREFIX", help="prefix of all paths", default_text=""
-    )
-    static_path: str = option(
-        "",
-        "--path",
-        env="STATIC_PATH",
-        metavar="DIR",
-        check=_folder,
-        help="serve the files of a folder at /",
-        default_text="",
-    )
-    ui: bool = option(
-        True, *("--ui", "--webui"), off=("--no-ui", "--no-webui"), help="show a page at GET /"
-    )
-    tags: Sequence[str] = option(
-        (),
-        "--tags",
-        parse=parse_names,
-        metavar="TAG,...",
-        help="tags in GET /v1/models",
-        default_text="",
-    )
-    cors_origins: Sequence[str] = option(
-        ("*",),
-        "--cors-origins",
-        parse=parse_names,
-        metavar="ORIGIN,...",
-        help="origins of pages that may call the server; *: all; localhost: all of this machine",
-        default_text="*",
-    )
-    cors_methods: str = option(
-        "GET, POST, DELETE, OPTIONS",
-        "--cors-methods",
-        metavar="METHODS",
-        help="methods that pages of other origins may use",
-    )
-    cors_headers: str = option(
-        "*",
-        "--cors-headers",
-        metavar="HEADERS",
-        help="headers that pages of other origins may send; *: all",
-    )
-    cors_credentials: bool = option(
-        True,
-        "--cors-credentials",
-        off=("--no-cors-credentials",),
-        help="pages of other origins may send credentials",
-    )
-    metrics: bool = option(
-        False,
-        "--metrics",
-        env="ENDPOINT_METRICS",
-        help="enable GET /metrics, for Prometheus",
-    )
-    slots: bool = option(
-        True,
-        "--slots",
-        off=("--no-slots",),
-        env="ENDPOINT_SLOTS",
-        help="enable GET /slots, the running requests",
-    )
-    request_log: bool = option(
-        True, "--request-log", off=("--no-request-log",), help="log a line per request"
-    )
-    n_body_bytes_max: int = option(
-        16 * 1024 * 1024, help="most bytes of a request's body: several times the longest context"
-    )
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return parse_names(self.host)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """All API keys."""
-        return (*self.api_keys, *self.api_file_keys)
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of all paths: "" or "/prefix"."""
-        name = self.api_prefix.strip("/")
-        return f"/{name}" if name else ""
+from .config import ServerConfig
 
 
 class LoadProgress:

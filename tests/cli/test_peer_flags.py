@@ -19,7 +19,7 @@ from lamella.cli.peer_flags import PeerAction, add_peer_flags
 from lamella.cli.peer_options import PeerOption
 from lamella.cli.sources import variables
 from lamella.runtime.params import OpenParams, RequestParams
-from lamella.server.state import ServerConfig
+from lamella.server.config import ServerConfig
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = (

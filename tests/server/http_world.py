@@ -30,7 +30,8 @@ from lamella.runtime.instance import Instance
 from lamella.runtime.params import EngineParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
-from lamella.server.state import LoadProgress, ServerConfig
+from lamella.server.config import ServerConfig
+from lamella.server.state import LoadProgress
 
 assert VOCAB.n_tokens == len(PIECES)
 

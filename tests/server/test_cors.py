@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from http_world import RunningServer, running
 
+from lamella.server.config import ServerConfig
 from lamella.server.cors import is_allowed
-from lamella.server.state import ServerConfig
 
 PAGE = "http://page.example"
 ASKED = {

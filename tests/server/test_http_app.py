@@ -16,8 +16,8 @@ from lamella.base.errors import ModelFileError, RequestError
 from lamella.runtime.instance import Instance
 from lamella.server import app
 from lamella.server.app import run_server
+from lamella.server.config import ServerConfig
 from lamella.server.listening import listen as listen_plainly
-from lamella.server.state import ServerConfig
 
 
 def eventually(check: Callable[[], bool]) -> None:

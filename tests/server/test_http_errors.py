@@ -22,8 +22,9 @@ from lamella.base.errors import (
     RequestError,
 )
 from lamella.server.app import create_app
-from lamella.server.http_errors import answer_errors, describe, unavailable
-from lamella.server.state import ServerConfig, ServerState
+from lamella.server.config import ServerConfig
+from lamella.server.http_errors import answer_errors, describe, error_response, unavailable
+from lamella.server.state import ServerState
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,11 @@ def test_each_error_has_a_status_and_a_type(error: Exception, status: int, type:
     found, body = describe(error)
     assert (found, body["error"]["code"], body["error"]["type"]) == (status, status, type)
     assert body["error"]["message"]
+
+
+@pytest.mark.parametrize(("error", "expected"), [(OverloadedError("x"), True), (KeyError(), False)])
+def test_a_client_may_try_again_when_the_server_is_busy(error: Exception, expected: bool) -> None:
+    assert ("Retry-After" in error_response(error).headers) is expected
 
 
 def test_the_error_of_a_long_prompt_has_both_sizes() -> None:

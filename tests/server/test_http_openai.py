@@ -11,7 +11,7 @@ from http_world import RunningServer, running
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from lamella.server.state import ServerConfig
+from lamella.server.config import ServerConfig
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}

@@ -28,7 +28,7 @@ from lamella.base.errors import ModelFileError
 from lamella.base.log_output import LogParams, set_up_log
 from lamella.server import app
 from lamella.server.app import run_server
-from lamella.server.state import ServerConfig
+from lamella.server.config import ServerConfig
 
 context = FakeContext(n_ctx=100_000)
 

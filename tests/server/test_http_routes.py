@@ -11,7 +11,7 @@ import pytest
 from fake_context import FakeContext
 from http_world import THREAD, HttpVocab, RunningServer, make_model, running
 
-from lamella.server.state import ServerConfig
+from lamella.server.config import ServerConfig
 
 
 @pytest.fixture(scope="module")

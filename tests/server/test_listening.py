@@ -21,8 +21,8 @@ from http_world import listening, make_model, running
 from lamella.base.errors import RequestError
 from lamella.base.options import declarations
 from lamella.server.app import serve
+from lamella.server.config import ServerConfig
 from lamella.server.listening import ADVICE, tls_context
-from lamella.server.state import ServerConfig
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from lamella.alloc.buffer import Buffer, BufferType, Usage
 from lamella.runtime.displaced import Displaced
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
-from lamella.server.state import ServerConfig
+from lamella.server.config import ServerConfig
 
 WITH_METRICS = ServerConfig(port=0, metrics=True)
 Samples = dict[str, float]

@@ -13,9 +13,10 @@ from http_world import Reply, RunningServer, make_model, running
 
 from lamella.runtime.instance import Instance
 from lamella.server import app
+from lamella.server.config import ServerConfig
 from lamella.server.listening import listen as listen_plainly
 from lamella.server.page import ENDPOINTS, POLICY
-from lamella.server.state import LoadProgress, ServerConfig
+from lamella.server.state import LoadProgress
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

@@ -15,8 +15,8 @@ import pytest
 from fake_context import WAIT_S, FakeContext
 from http_world import RunningServer, make_model, running
 
+from lamella.server.config import ServerConfig
 from lamella.server.request_log import RequestRecord, shown
-from lamella.server.state import ServerConfig
 
 KEY = "sk-secret-1234"
 
