@@ -17,7 +17,7 @@ from typing import Final
 
 from ..base.errors import CancelledError, LamellaError, RequestError
 from ..base.options import declarations
-from ..runtime.params import RequestParams
+from ..runtime.params import OpenParams, RequestParams
 from .chat_input import PROMPT, Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
 from .flags import (
@@ -25,14 +25,17 @@ from .flags import (
     add_escape_flags,
     add_model_flags,
     add_request_flags,
+    add_system_flags,
     add_template_flags,
     open_params,
     request_defaults,
+    system_prompt,
 )
+from .model_flags import add_text_argument, text_argument
 from .peer_flags import add_peer_flags
 from .peer_options import CONVERSATION, TERMINAL
 from .start import open_with_progress
-from .texts import argument, read_stdin, read_text
+from .texts import argument, read_stdin, read_text, text_or_file
 
 HELP: Final = '''\
 /help, /?             show this help
@@ -53,8 +56,7 @@ ALIASES: Final = {"/?": "/help", "/reset": "/clear", "/exit": "/bye", "/quit": "
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     add = group.add_argument
-    add("-sys", "--system-prompt", metavar="TEXT", help="instructions for the model")
-    add("-sysf", "--system-prompt-file", metavar="FILE", help="read them from a file")
+    add_system_flags(group)
     add("-p", "--prompt", metavar="TEXT", help="the first message")
     add("-f", "--file", metavar="FILE", help="read the first message from a file")
     add(
@@ -65,32 +67,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_escape_flags(group)
     add_template_flags(group)
     add_model_flags(parser, defaults=ONE_SEQUENCE)
-    add(
-        "message",  # after MODEL
-        metavar="MESSAGE",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="the first message",
-    )
+    add_text_argument(group, "MESSAGE", help="the first message")
     add_request_flags(parser)
     add_peer_flags(parser, TERMINAL + CONVERSATION)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Chat until the input ends. Return the exit status."""
+def main(args: argparse.Namespace, params: OpenParams | None = None) -> int:
+    """Chat until the input ends. Return the exit status. `params`: the model, if it is known."""
     defaults = request_defaults(args)
-    system = _text(
-        "the system prompt",
-        *("-sys", args.system_prompt, "-sysf", args.system_prompt_file),
-        escapes=args.escape,
-    )
+    system = system_prompt(args)
     first = _first(args)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.single_turn and first is None and not is_terminal:
         first = read_stdin("the prompt").strip()
     if args.single_turn and first == "":
         raise RequestError("there is no message: give one with -p TEXT, -f FILE or a pipe")
-    params = open_params(args, defaults=ONE_SEQUENCE)
+    params = params or open_params(args, defaults=ONE_SEQUENCE)
     with open_with_progress(params, defaults) as instance:
         if instance.chat.is_broken:
             raise RequestError(instance.chat.warning)
@@ -111,28 +103,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _first(args: argparse.Namespace) -> str | None:
     """The first message, if the command line has one."""
-    if not hasattr(args, "message"):
-        return _text("the prompt", "-p", args.prompt, "-f", args.file, escapes=args.escape)
+    message = text_argument(args)
+    if message is None:
+        return text_or_file("the prompt", "-p", args.prompt, "-f", args.file, escapes=args.escape)
     if args.prompt is not None or args.file is not None:
         raise RequestError("MESSAGE cannot be combined with -p or -f: give one first message")
-    return argument("the prompt", args.message, escapes=args.escape)
-
-
-def _text(
-    what: str,
-    flag: str,
-    text: str | None,
-    file_flag: str,
-    file: str | None,
-    *,
-    escapes: bool,
-) -> str | None:
-    """The text of a flag or of a file; None without both."""
-    if text is not None and file is not None:
-        raise RequestError(f"{flag} and {file_flag} cannot be combined: both are {what}")
-    if file is not None:
-        return read_text(file).rstrip("\n")
-    return None if text is None else argument(what, text, escapes=escapes)
+    return argument("the prompt", message, escapes=args.escape)
 
 
 class Session:

@@ -23,6 +23,16 @@ Message = dict[str, str]
 ROOM: Final = 4  # 1/ROOM of the context is reserved for the answer
 
 
+def chat_tokens(instance: Instance, messages: list[Message]) -> list[int]:
+    """The prompt for an answer to messages.
+
+    Raises:
+        RequestError: the chat template refuses the messages.
+    """
+    text = instance.chat.render(messages, add_generation_prompt=True)
+    return instance.vocab.tokenize(instance.vocab.without_bos(text), parse_special=True)
+
+
 class Conversation:
     """Messages in order. `params` may be changed between answers.
 
@@ -101,13 +111,13 @@ class Conversation:
         """
         head, rest = self.messages[: self._n_head()], self.messages[self._n_head() :]
         n_max = self._instance.n_ctx - self._instance.n_ctx // ROOM
-        ids = self._ids(head + rest[self.n_left_out :])
+        ids = chat_tokens(self._instance, head + rest[self.n_left_out :])
         if len(ids) <= n_max:
             return ids
         asked = [i for i, m in enumerate(rest) if m["role"] == "user" and i > self.n_left_out]
         for begin in asked:
             self.n_left_out = begin
-            ids = self._ids(head + rest[begin:])
+            ids = chat_tokens(self._instance, head + rest[begin:])
             if len(ids) <= self._instance.n_ctx // 2:
                 break
         return ids
@@ -115,11 +125,6 @@ class Conversation:
     def _n_head(self) -> int:
         """The number of system prompts, 0 or 1."""
         return sum(message["role"] == "system" for message in self.messages[:1])
-
-    def _ids(self, messages: list[Message]) -> list[int]:
-        vocab = self._instance.vocab
-        text = self._instance.chat.render(messages, add_generation_prompt=True)
-        return vocab.tokenize(vocab.without_bos(text), parse_special=True)
 
     def _pieces(self, generation: Generation) -> Iterator[str]:
         answer = ""

@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import RequestError
 from ..base.units import size_text
 from ..model.find import find_file
 from ..model.shipped import shipped_model
+from .model_flags import FLAGS
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-NAMES: Final = ("model_name", "model", "model_url", "hf_repo")  # where arguments name the model
 
 _log = logging.getLogger(__name__)
 
@@ -34,10 +33,11 @@ def model_name(args: argparse.Namespace) -> str | None:
     Raises:
         RequestError: they name two.
     """
-    given = {dest: name for dest in NAMES if (name := getattr(args, dest, None)) is not None}
+    given = {dest: getattr(args, dest, None) for dest in ("model_name", *FLAGS)}
+    names = {dest: name for dest, name in given.items() if name is not None}
     # an argument wins over variables and the config file
-    typed = [name for dest, name in given.items() if args.parser.is_typed(dest)]
-    found = typed or list(given.values())
+    typed = [name for dest, name in names.items() if args.parser.is_typed(dest)]
+    found = typed or list(names.values())
     if len(found) > 1:
         raise RequestError(f"two models are given, {found[0]} and {found[1]}: give one")
     return found[0] if found else None

@@ -19,7 +19,7 @@ from .download import model_path
 from .listings import add_listing_flags
 from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
-from .texts import read_text
+from .texts import read_text, text_or_file
 
 # only some commands have use for these
 FOR_CHATS: Final = ("alias", "chat_template", "chat_template_kwargs")
@@ -178,6 +178,26 @@ def add_template_flags(group: argparse._ArgumentGroup) -> None:
         default=argparse.SUPPRESS,
         metavar="FILE",
         help="read the chat template from a file",
+    )
+
+
+def add_system_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the system prompt: `system_prompt` reads it."""
+    add = group.add_argument
+    add("-sys", "--system-prompt", metavar="TEXT", help="instructions for the model")
+    add("-sysf", "--system-prompt-file", metavar="FILE", help="read them from a file")
+
+
+def system_prompt(args: argparse.Namespace) -> str | None:
+    """The system prompt; None without one.
+
+    Raises:
+        RequestError: two, a file that cannot be read, or a text that is not valid UTF-8.
+    """
+    return text_or_file(
+        "the system prompt",
+        *("-sys", args.system_prompt, "-sysf", args.system_prompt_file),
+        escapes=args.escape,
     )
 
 

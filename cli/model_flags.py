@@ -6,9 +6,12 @@ cli/download.py finds the model. Imports nothing slow. Tested by tests/cli/test_
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from ..base.errors import RequestError
 from ..model.hub import parse_model
+
+FLAGS: Final = ("model", "model_url", "hf_repo")  # the flags that name a model
 
 
 def add_model_argument(
@@ -23,6 +26,22 @@ def add_model_argument(
         help="a GGUF file (of a split model, the first one), USER/REPO[:QUANT] on Hugging Face, "
         f"the URL of a GGUF file, or a name that `lamella list` shows{default}",
     )
+
+
+def add_text_argument(group: argparse._ActionsContainer, name: str, *, help: str) -> None:
+    """Add an argument after MODEL: the prompt, or the first message."""
+    group.add_argument("text", metavar=name, nargs="?", default=argparse.SUPPRESS, help=help)
+
+
+def text_argument(args: argparse.Namespace) -> str | None:
+    """The argument after MODEL; None without one. If a flag names the model, this is the first."""
+    named = [dest for dest in FLAGS if getattr(args, dest) is not None]
+    is_named = any(args.parser.is_typed(dest) for dest in named)
+    if is_named and hasattr(args, "model_name") and not hasattr(args, "text"):
+        args.text = args.model_name
+        del args.model_name
+    text: str | None = getattr(args, "text", None)
+    return text
 
 
 def add_source_flags(group: argparse._ArgumentGroup) -> None:

@@ -165,7 +165,9 @@ class Parser(argparse.ArgumentParser):
     def _explain(self, arg: str) -> str:
         """The error message for an unknown argument."""
         if not arg.startswith("-"):
-            return f"unexpected argument {arg!r}"
+            text = "; put a text of several words in quotes"
+            takes_text = any(action.dest == "text" for action in self._get_positional_actions())
+            return f"unexpected argument {arg!r}{text if takes_text else ''}"
         flag = arg.split("=", maxsplit=1)[0]
         return f"unknown flag {flag}{sources.suggestion(flag, self._option_string_actions)}"
 

@@ -321,9 +321,6 @@ TERMINAL: Final = (
 )
 
 RUN: Final = (
-    only("off", "-cnv --conversation / -no-cnv --no-conversation",
-         "`lamella run` continues a text", CHAT),
-    no_effect("-st --single-turn", "`lamella run` ends after one text"),
     refused("-i --interactive", CHAT),
     refused("-if --interactive-first", CHAT),
     refused("-ins --instruct", CHAT),

@@ -1,46 +1,63 @@
-"""`lamella run`: continue a text.
+"""`lamella run`: answer a question, or continue a text.
 
-The text goes to stdout as it is generated, everything else to stderr. Tested by
-tests/cli/test_run.py.
+A question is the argument PROMPT, and a text is that of -p, -f or a pipe. Without both, a terminal
+gets a chat. The text goes to stdout as it is generated, everything else to stderr. Tested by
+tests/cli/test_run.py and tests/cli/test_run_chat.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
+import stat
 import sys
+from contextlib import suppress
 from typing import Final
 
 from ..base.errors import CancelledError, RequestError
+from ..base.log import get_logger
+from ..model.gguf import open_gguf
 from ..observe.watch import TensorWatch
 from ..runtime.engine.job import Result, StopType
 from ..runtime.instance import Instance
+from ..runtime.params import OpenParams
 from ..runtime.text import Generation, generate
+from .conversation import chat_tokens
 from .flags import (
     ONE_SEQUENCE,
     add_escape_flags,
     add_model_flags,
     add_request_flags,
+    add_system_flags,
+    add_template_flags,
     open_params,
     request_defaults,
+    system_prompt,
 )
+from .model_flags import add_text_argument, text_argument
 from .parser import INTERRUPTED
 from .peer_flags import add_peer_flags
 from .peer_options import RUN, TERMINAL
 from .start import open_with_progress
 from .texts import argument, read_stdin, read_text
 
+log = get_logger("run")
+
 NO_TEXT: Final = (
     "lamella: the model ended at once and generated no text: `lamella run` continues a text, "
     "`lamella chat` answers questions\n"
 )
+NO_PROMPT: Final = "no prompt: give one as an argument after the model, with -p, -f or a pipe"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and output")
     add = group.add_argument
     add("-p", "--prompt", metavar="TEXT", help="the text to continue; -: read it from stdin")
-    add("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    add("-f", "--file", metavar="FILE", help="read the text to continue from a file")
+    _add_conversation_flags(group)
     add(
         "-r",
         "--reverse-prompt",
@@ -59,19 +76,99 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "NaN count and first values",
     )
     add_model_flags(parser, defaults=ONE_SEQUENCE)
+    add_text_argument(  # after MODEL
+        group,
+        "PROMPT",
+        help="a question: a model with a chat template answers it, another one continues it. The "
+        "text of a pipe comes before it. Without a prompt, a terminal gets a chat",
+    )
     add_request_flags(parser)
     add_peer_flags(parser, TERMINAL + RUN)
 
 
+def _add_conversation_flags(group: argparse._ArgumentGroup) -> None:
+    on = group.add_argument(
+        *("-cnv", "--conversation"),
+        action="store_true",
+        default=None,
+        help="chat, as `lamella chat` does; -no-cnv: continue the prompt as a text",
+    )
+    off = group.add_argument(
+        *("-no-cnv", "--no-conversation"),
+        dest="conversation",
+        action="store_false",
+        default=None,
+        help=argparse.SUPPRESS,
+    )
+    vars(on).update(off=off.option_strings)
+    group.add_argument(
+        *("-st", "--single-turn"),
+        action="store_true",
+        help="answer the prompt, whichever it is, as the first message of a chat",
+    )
+    add_system_flags(group)
+    add_template_flags(group)
+
+
 def main(args: argparse.Namespace) -> int:
-    """Continue the prompt. Return the exit status."""
-    text, defaults = _prompt(args), request_defaults(args)
+    """Answer or continue the prompt, or chat. Return the exit status."""
+    question = text_argument(args)
+    if args.conversation and not args.single_turn:
+        return _chat(args)
+    has_prompt = question is not None or args.prompt is not None or args.file is not None
+    if not has_prompt and sys.stdin.isatty():
+        return _chat_if_it_can(args)
+    return _answer(args, question)
+
+
+def _chat(args: argparse.Namespace, params: OpenParams | None = None) -> int:
+    # prompt_toolkit is slow to import, and only chats need it
+    chat = importlib.import_module(".chat", __package__)
+    status: int = chat.main(args, params)
+    return status
+
+
+def _chat_if_it_can(args: argparse.Namespace) -> int:
+    """Chat with a model that has a chat template.
+
+    Raises:
+        RequestError: it has none, or flags ask for something else.
+    """
+    if args.single_turn or args.conversation is False:
+        raise RequestError(NO_PROMPT)
+    request_defaults(args)  # report invalid values first
+    params = open_params(args, defaults=ONE_SEQUENCE)
+    if not _has_template(params):
+        raise RequestError(
+            f"{NO_PROMPT}. This model has no chat template: it continues texts. `lamella chat` "
+            "chats with it nevertheless"
+        )
+    return _chat(args, params)
+
+
+def _has_template(params: OpenParams) -> bool:
+    with open_gguf(params.model.path, header_only=True) as file:
+        source = params.model.chat_template or file.metadata.str("tokenizer.chat_template", "")
+    return bool(source)
+
+
+def _answer(args: argparse.Namespace, question: str | None) -> int:
+    """Generate one text. Return the exit status."""
+    text, system = _prompt(args, question), system_prompt(args)
+    if system is not None and args.conversation is False:
+        raise RequestError("-sys is for chats and cannot be combined with -no-cnv")
+    defaults = request_defaults(args)
     watch = None
     if args.trace_tensors is not None:
         watch = TensorWatch(args.trace_tensors, lambda line: sys.stderr.write(f"{line}\n"))
     with open_with_progress(open_params(args, defaults=ONE_SEQUENCE), defaults) as instance:
         instance.context.set_eval_callback(watch)
-        prompt = instance.vocab.tokenize(text, parse_special=True)
+        is_message = _is_message(args, question, system, instance)
+        if is_message:
+            head = [{"role": "system", "content": system}] if system else []
+            prompt = chat_tokens(instance, [*head, {"role": "user", "content": text}])
+        else:
+            prompt = instance.vocab.tokenize(text, parse_special=True)
         generation = generate(
             instance.engine,
             instance.vocab,
@@ -89,9 +186,22 @@ def main(args: argparse.Namespace) -> int:
             if args.json:
                 sys.stdout.write(json.dumps(_report(instance, prompt, pieces, result)) + "\n")
             sys.stderr.write(summary(result) + "\n")
-            if result.stop_type is StopType.EOS and not pieces:
+            if result.stop_type is StopType.EOS and not pieces and not is_message:
                 sys.stderr.write(NO_TEXT)
         return status
+
+
+def _is_message(
+    args: argparse.Namespace, question: str | None, system: str | None, instance: Instance
+) -> bool:
+    """True if the prompt is the first message of a chat, False if it is a text to continue."""
+    if args.conversation is False:
+        return False
+    if args.single_turn or system is not None:
+        return True
+    if question is not None and instance.chat.warning:
+        log.info("the model has no usable chat template: it continues the prompt")
+    return question is not None and not instance.chat.warning
 
 
 def summary(result: Result) -> str:
@@ -105,17 +215,27 @@ def summary(result: Result) -> str:
     )
 
 
-def _prompt(args: argparse.Namespace) -> str:
-    """The prompt, from -p, -f or stdin."""
-    if args.prompt is not None and args.file is not None:
-        raise RequestError("-p and -f cannot be combined: give one prompt")
+def _prompt(args: argparse.Namespace, question: str | None) -> str:
+    """The prompt, from the argument, -p, -f or stdin."""
+    if sum(given is not None for given in (question, args.prompt, args.file)) > 1:
+        raise RequestError("PROMPT, -p and -f cannot be combined: give one prompt")
     if args.file is not None:
         return read_text(args.file)
-    if args.prompt == "-" or (args.prompt is None and not sys.stdin.isatty()):
+    if question is not None:
+        text = argument("the prompt", question, escapes=args.escape)
+        piped = read_stdin("the piped text") if _is_piped() else ""
+        return f"{piped.rstrip()}\n\n{text}" if piped.strip() else text
+    if args.prompt is None or args.prompt == "-":
         return read_stdin("the prompt")
-    if args.prompt is None:
-        raise RequestError("no prompt: give one with -p TEXT, -f FILE or a pipe")
     return argument("the prompt", args.prompt, escapes=args.escape)
+
+
+def _is_piped() -> bool:
+    """True if stdin is a pipe or a file."""
+    with suppress(OSError, ValueError):  # it is closed, or no file
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+    return False
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[list[tuple[str, tuple[int, ...]]], int]:

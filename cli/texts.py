@@ -42,6 +42,27 @@ def argument(what: str, text: str, *, escapes: bool = True) -> str:
     return text
 
 
+def text_or_file(
+    what: str,
+    flag: str,
+    text: str | None,
+    file_flag: str,
+    file: str | None,
+    *,
+    escapes: bool,
+) -> str | None:
+    """The text of a flag or of a file; None without both.
+
+    Raises:
+        RequestError: both are given, the file cannot be read, or the text is not valid UTF-8.
+    """
+    if text is not None and file is not None:
+        raise RequestError(f"{flag} and {file_flag} cannot be combined: both are {what}")
+    if file is not None:
+        return read_text(file).rstrip("\n")
+    return None if text is None else argument(what, text, escapes=escapes)
+
+
 def read_text(path: str) -> str:
     """The content of a text file, without a byte order mark; line ends are "\\n".
 
