@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import platformdirs
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from ..base.utf8 import BOM
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
 
 QUOTES: Final = '"""'
 PROMPT: Final = "> "
@@ -74,6 +74,10 @@ def pipe_reader() -> ReadLine:
 def terminal_reader(commands: Sequence[str]) -> ReadLine:
     """Reads lines of a terminal, with line editing and a history. A paste of several lines is one
     line with newlines in it."""
+    # slow to import, and pipes need none of it
+    from prompt_toolkit import PromptSession  # noqa: PLC0415
+    from prompt_toolkit.completion import WordCompleter  # noqa: PLC0415
+
     session: PromptSession[str] = PromptSession(
         history=_history(Path(platformdirs.user_state_dir("lamella")) / "chat_history"),
         completer=WordCompleter(list(commands), sentence=True),
@@ -84,6 +88,8 @@ def terminal_reader(commands: Sequence[str]) -> ReadLine:
 
 def _history(path: Path) -> History:
     """The input history, in a file if it can be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

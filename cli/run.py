@@ -8,7 +8,6 @@ tests/cli/test_run.py and tests/cli/test_run_chat.py.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import stat
@@ -24,6 +23,7 @@ from ..runtime.engine.job import Result, StopType
 from ..runtime.instance import Instance
 from ..runtime.params import OpenParams
 from ..runtime.text import Generation, generate
+from . import chat
 from .conversation import chat_tokens
 from .flags import (
     ONE_SEQUENCE,
@@ -114,18 +114,11 @@ def main(args: argparse.Namespace) -> int:
     """Answer or continue the prompt, or chat. Return the exit status."""
     question = text_argument(args)
     if args.conversation and not args.single_turn:
-        return _chat(args)
+        return chat.main(args)
     has_prompt = question is not None or args.prompt is not None or args.file is not None
     if not has_prompt and sys.stdin.isatty():
         return _chat_if_it_can(args)
     return _answer(args, question)
-
-
-def _chat(args: argparse.Namespace, params: OpenParams | None = None) -> int:
-    # prompt_toolkit is slow to import, and only chats need it
-    chat = importlib.import_module(".chat", __package__)
-    status: int = chat.main(args, params)
-    return status
 
 
 def _chat_if_it_can(args: argparse.Namespace) -> int:
@@ -143,7 +136,7 @@ def _chat_if_it_can(args: argparse.Namespace) -> int:
             f"{NO_PROMPT}. This model has no chat template: it continues texts. `lamella chat` "
             "chats with it nevertheless"
         )
-    return _chat(args, params)
+    return chat.main(args, params)
 
 
 def _has_template(params: OpenParams) -> bool:
