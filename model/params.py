@@ -7,7 +7,7 @@ Tested by tests/runtime/test_params.py and tests/cli/test_flags.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -18,6 +18,7 @@ from ..kernels.host import POLL
 
 INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1
+N_PARALLEL: Final = 4
 DEFAULT_CTX: Final = 8192  # tokens of context for each sequence, if the context size is not set
 PLACEMENTS: Final = ("strict", "warn", "auto")
 KV_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)  # default first
@@ -41,12 +42,16 @@ def parse_layers(text: str) -> int | None:
         raise ValueError(f"{text!r} is not a number, 'all' or 'auto'") from None
 
 
-def parse_threads(text: str) -> int | None:
-    """Return a number of threads; None for -1, which is llama.cpp's default."""
-    try:
-        return None if text == "-1" else int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+def number_or(default: int | None) -> Callable[[str], int | None]:
+    """Return a parser of whole numbers; -1 is llama.cpp's word for the default."""
+
+    def parse(text: str) -> int | None:
+        try:
+            return default if text == "-1" else int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+
+    return parse
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -127,7 +132,7 @@ class PlacementParams(Options):
     n_threads: int | None = option(
         None,
         *("-t", "--threads"),
-        parse=parse_threads,
+        parse=number_or(None),
         low=1,
         high=512,
         help="threads of the CPU",
@@ -136,7 +141,7 @@ class PlacementParams(Options):
     n_threads_batch: int | None = option(
         None,
         *("-tb", "--threads-batch"),
-        parse=parse_threads,
+        parse=number_or(None),
         low=1,
         high=512,
         help="threads for prompts and for several sequences at once",
@@ -308,8 +313,9 @@ class ContextParams(Options):
         default_text="f16",
     )
     n_parallel: int = option(
-        4,
+        N_PARALLEL,
         *("-np", "--parallel"),
+        parse=number_or(N_PARALLEL),
         low=1,
         high=1024,
         env="N_PARALLEL",

@@ -37,8 +37,9 @@ A value is taken from the first of these that has one:
 5. The model's file: it may recommend values for sampling.
 6. The default, in parentheses below.
 
-A config file is TOML. Its keys are long names, with `-` or `_`. A list repeats the flag. An unknown
-key or an invalid value is an error that names the file and the key.
+A config file is TOML. Its keys are long names, with `-` or `_`. A list repeats the flag. Keys
+outside of tables are for every command that reads the file. An unknown key or an invalid value is
+an error that names the file and the key.
 
 ```toml
 model = "/models/model.gguf"

@@ -231,6 +231,11 @@ def test_an_invalid_value_is_reported_before_a_download(monkeypatch: pytest.Monk
         open_params(parsed("run", "-hf", "u/r", "-np", "0"))
 
 
+def test_minus_one_is_llama_cpp_s_word_for_a_default() -> None:
+    params = open_params(parsed("serve", "-m", "f", "-np", "-1", "-t", "-1", "-tb", "-1"))
+    assert params == open_params(parsed("serve", "-m", "f"))
+
+
 def test_numbers_may_follow_a_letter() -> None:
     args = parsed("run", "-m", "f", "-n5", "-t2")
     assert (args.n_predict, args.n_threads) == (5, 2)

@@ -33,7 +33,6 @@ VALUES: Final = {
     "--chat-template": "chatml",
     "--chat-template-kwargs": '{"enable_thinking": false}',
     "--device": "none",
-    "--docker-repo": "ai/model",
     "--hf-repo": "user/model",
     "--logit-bias": "5+1",
     "--model-url": "https://huggingface.co/user/model/resolve/main/file.gguf",

@@ -36,7 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    server = Server(model, "-np", "3", "-c", "512", "--metrics")
+    habits = ("-fa", "--jinja", "-cb", "-ngl", "99", "--host", "127.0.0.1")  # of llama-server
+    server = Server(model, *habits, "-np", "3", "-c", "512", "--metrics")
     yield server
     server.stop()
 
