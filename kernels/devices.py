@@ -90,9 +90,14 @@ def _load(entry: EntryPoint) -> Registry:
     return registry
 
 
-def unused_reasons() -> list[str]:
-    """The reasons, one line each, why families used by default cannot be used."""
-    return [f"{r.name} is not used: {r.reason}" for r in registries() if r.by_default and r.reason]
+def unused_reasons(*, of_present: bool = False) -> list[str]:
+    """The reasons, one line each, why families used by default cannot be used. `of_present`: only
+    of families with a device in this machine."""
+    return [
+        f"{r.name} is not used: {r.reason}"
+        for r in registries()
+        if r.by_default and r.reason and not (of_present and r.is_absent)
+    ]
 
 
 # --- devices ---

@@ -17,11 +17,13 @@ class Registry(ABC):
     """A family of devices.
 
     `name` (upper or lower case) stands for all its devices. `reason` is one line: why none can be
-    used. `by_default`: its devices are used by default. `doctor` reports versions of `packages`.
+    used. `is_absent`: the machine has no such device, and no start reports the reason.
+    `by_default`: its devices are used by default. `doctor` reports versions of `packages`.
     """
 
     name: str
     reason: str = ""
+    is_absent: bool = False
     by_default: bool = True
     packages: Sequence[str] = ()
 

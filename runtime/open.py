@@ -75,7 +75,7 @@ def open_instance(
     plan = plan_model(params, on_compile)
     parts = _read_parts(params)
     if not (params.placement.devices or plan.placement.devices):
-        for reason in unused_reasons():
+        for reason in unused_reasons(of_present=True):
             log.info(reason)
     if parts.recommended:
         values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())

@@ -18,6 +18,7 @@ from ...alloc.buffer import Bytes
 from ...base.errors import BackendError, OutOfMemoryError
 from ...base.log import get_logger
 from .driver import Address, Event, Function, Gpu, GpuInfo, GraphExec, Module, Stream
+from .presence import install_command
 from .table import Dim3
 
 log = get_logger("cuda")
@@ -46,7 +47,7 @@ class CudaDriver:
             from cuda.bindings import driver  # noqa: PLC0415 - optional
         except ImportError as e:
             raise BackendError(
-                f"the Python package cuda-bindings is missing: pip install 'lamella[cuda]' ({e})"
+                f"the Python package cuda-bindings is missing: {install_command()}"
             ) from e
         self.api: Any = driver
         self._init()

@@ -23,6 +23,7 @@ from .device import CudaDevice
 from .driver import Compiler, Driver
 from .kernel_set import KERNELS
 from .nvrtc import NvrtcCompiler
+from .presence import install_command, nvidia_device
 
 FEW, MANY = 1, 512  # tokens: limited by memory bandwidth, or by arithmetic
 N_TRIED: Final = 4096  # rows and columns of a matrix
@@ -30,13 +31,21 @@ N_TRIED: Final = 4096  # rows and columns of a matrix
 
 class CudaRegistry(Registry):
     """The CUDA devices of this machine, or the reason why there are none. `versions`: of the
-    driver and the compiler."""
+    driver and the compiler. `is_absent`: the machine has none."""
 
     name = "CUDA"
     packages = ("cuda-bindings",)
 
-    def __init__(self, devices: Sequence[CudaDevice], reason: str = "", versions: str = "") -> None:
+    def __init__(
+        self,
+        devices: Sequence[CudaDevice],
+        reason: str = "",
+        versions: str = "",
+        *,
+        is_absent: bool = False,
+    ) -> None:
         self._devices = tuple(devices)
+        self.is_absent = is_absent
         self.reason = reason
         self.versions = versions
 
@@ -112,11 +121,14 @@ def _check_versions(driver: str, compiler: str) -> None:
     if found and int(found[1]) > int(driver.partition(".")[0]):
         raise BackendError(
             f"{compiler} compiles for newer NVIDIA drivers than this one, for CUDA {driver}: "
-            "pip install 'lamella[cuda]'"
+            + install_command()
         )
 
 
 @cache
 def find_cuda() -> CudaRegistry:
     """The machine's CUDA devices. The process looks for them once."""
-    return open_cuda()
+    found = open_cuda()
+    if found.devices() or nvidia_device():
+        return found
+    return CudaRegistry((), "this machine has no NVIDIA device", is_absent=True)

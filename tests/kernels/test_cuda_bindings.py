@@ -92,6 +92,7 @@ print(open_cuda().reason, end="")
 """
     output = python(tmp_path, "-c", code)
     assert output.startswith(
-        "the Python package cuda-bindings is missing: pip install 'lamella[cuda]'"
+        f"the Python package cuda-bindings is missing: {sys.executable} -m pip install "
+        "'cuda-bindings<13,>=12.9' 'nvidia-cuda-nvrtc-cu12<13,>=12.9'"
     )
     assert "\n" not in output

@@ -11,6 +11,7 @@ from lamella.alloc.buffer import UNLIMITED
 from lamella.base.errors import BackendError, RequestError, UnknownDeviceError
 from lamella.kernels import devices
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.cuda import registry as cuda
 from lamella.kernels.cuda.device import CudaDevice
 from lamella.kernels.cuda.driver import Compiler, Driver, Gpu, GpuInfo
 from lamella.kernels.cuda.registry import CudaRegistry, open_cuda
@@ -167,6 +168,19 @@ def test_reasons_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(devices, "find_cuda", lambda found=found: found)
         assert unused_reasons() == [f"CUDA is not used: {reason}"]
         assert found.devices() == ()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_machine_without_a_device_is_not_told(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "nvidia_device", lambda: is_there)
+    monkeypatch.setattr(cuda, "open_cuda", lambda: CudaRegistry((), "no driver"))
+    found = cuda.find_cuda.__wrapped__()
+    monkeypatch.setattr(devices, "find_cuda", lambda: found)
+    why = "no driver" if is_there else "this machine has no NVIDIA device"
+    assert unused_reasons() == [f"CUDA is not used: {why}"]
+    assert unused_reasons(of_present=True) == (unused_reasons() if is_there else [])
 
 
 @pytest.mark.parametrize(
