@@ -8,6 +8,7 @@ Tested by tests/cli/.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.metadata
 import io
@@ -141,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _set_up_log(args)
         if args.cache_dir:
             CACHE.put(args.cache_dir)
+        gc.freeze()  # modules live until the end: the garbage collector need not look at them
         status = _run(args)
         sys.stdout.flush()
         return status

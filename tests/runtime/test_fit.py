@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_model import SHAPES, Type
+from make_model import write_model as make_model
 from matrix import combinations
 from open_params import open_params
 from tiny_models import TINY, write_model
@@ -435,6 +437,34 @@ def test_the_context_shrinks_before_layers_leave(deep: Path) -> None:
     assert (plan.n_ctx, plan.n_gpu_layers) == (floor, plan.n_layers - 1)
     assert plan.choice.endswith(f"; {N_LAYER} of {N_LAYER + 1} layers on SIM0: more does not fit")
     assert plan.fits and plan.is_reduced
+
+
+@pytest.mark.parametrize(
+    ("shape", "free", "params", "n_ctx"),
+    [
+        ("1b", 4.3, {"n_parallel": 1}, 8192),
+        ("1b", 4.3, {}, 32768),
+        ("8b", 10, {"n_parallel": 1}, 8192),  # a laptop with 16 GB
+        ("8b", 20, {"n_parallel": 1, "devices": ("sim:8GiB",)}, 8192),
+    ],
+)
+def test_models_that_were_trained_with_long_contexts_fit(
+    shape: str,
+    free: float,
+    params: Mapping[str, Any],
+    n_ctx: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "header.gguf"
+    sizes = replace(SHAPES[shape], n_ctx=131072)
+    make_model(sizes, Type.Q4_0, path, header_only=True)
+    monkeypatch.setattr(CpuDevice, "memory", lambda _: (int(free * 2**30), 1 << 40))
+    plan = plan_model(open_params(path, **{"devices": ("none",), **params}))
+    assert (plan.n_ctx, plan.fits, plan.is_reduced) == (n_ctx, True, False)
+    assert plan.choice.startswith(f"context {n_ctx} of 131072 trained: -c 0 for all of it, needs ")
+    if plan.placement.devices:
+        assert plan.n_gpu_layers == plan.n_layers == 33
 
 
 def test_experts_leave_before_the_context_shrinks(tmp_path: Path) -> None:
