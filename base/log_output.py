@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from logging.handlers import QueueHandler, QueueListener
 from typing import Any, ClassVar, Final, TextIO
 
 from .errors import RequestError
@@ -29,6 +29,7 @@ LEVELS: Final = (
     *(logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG),
 )
 N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
+N_PAUSE_SECONDS: Final = 0.02  # between two writes
 COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
 
@@ -177,33 +178,63 @@ def _local_time(record: logging.LogRecord) -> str:
 def log_in_background() -> Iterator[None]:
     """Within the block, a thread writes the log. So a paused reader does not stop a server."""
     root = logging.getLogger("lamella")
-    outputs = list(root.handlers)
-    lines: queue.Queue[Any] = queue.Queue(N_QUEUED_MAX)
-    listener = _Listener(lines, *outputs, respect_handler_level=True)
-    root.handlers[:] = [_Enqueue(lines)] if outputs else []
-    listener.start()
+    before = list(root.handlers)
+    outputs = [one for one in before if isinstance(one, logging.StreamHandler)]
+    writer = _Writer(outputs)
+    root.handlers[:] = [writer, *(one for one in before if one not in outputs)]
     try:
         yield
     finally:
-        root.handlers[:] = outputs
-        listener.stop()
+        root.handlers[:] = before
+        writer.close()
 
 
-class _Enqueue(QueueHandler):
-    """Passes records on as they are, and drops them if the queue is full."""
+class _Writer(logging.Handler):
+    """Passes records to a thread, which writes many at once: each write releases Python's lock.
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
+    Drops records if too many wait.
+    """
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        with suppress(queue.Full):
-            self.queue.put_nowait(record)
+    def __init__(self, outputs: Sequence[logging.StreamHandler[TextIO]]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._records: deque[logging.LogRecord] = deque()
+        self._arrived, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lamella-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record."""
+        if len(self._records) < N_QUEUED_MAX:
+            self._records.append(record)
+            self._arrived.set()
+
+    def close(self) -> None:
+        """Write what is queued, and end the thread."""
+        self._closing.set()
+        self._arrived.set()
+        self._thread.join()
+        super().close()
+
+    def _run(self) -> None:
+        while self._records or not self._closing.is_set():
+            self._arrived.wait()
+            self._arrived.clear()
+            self._write([self._records.popleft() for _ in range(len(self._records))])
+            self._closing.wait(N_PAUSE_SECONDS)
+
+    def _write(self, records: Sequence[logging.LogRecord]) -> None:
+        for output in self._outputs:
+            lines = [_line(output, r) for r in records if r.levelno >= output.level]
+            with suppress(OSError, ValueError):  # the reader is gone: no place for an error
+                output.stream.write("".join(lines))
+                output.flush()
 
 
-class _Listener(QueueListener):
-    """Writes what is in the queue, also if the queue is full when it stops."""
-
-    queue: queue.Queue[Any]
-
-    def enqueue_sentinel(self) -> None:
-        self.queue.put(None)
+def _line(output: logging.Handler, record: logging.LogRecord) -> str:
+    """The text of a record. A bug in a message is printed to stderr, as in `logging`."""
+    try:
+        return f"{output.format(record)}\n"
+    except Exception:
+        output.handleError(record)
+        return ""

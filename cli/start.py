@@ -5,6 +5,7 @@ Tested by tests/cli/test_start.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import Lock
@@ -16,10 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from ..base.log import get_logger
 from ..model.context import Context
 from ..runtime.instance import Instance
 from ..runtime.open import open_instance, opened
 from ..runtime.params import OpenParams
+
+log = get_logger("start")
 
 QUIET_S: Final = 0.5  # no bar for shorter loads
 
@@ -69,9 +73,16 @@ class StartProgress:
                 return
             kernels = "1 kernel" if total == 1 else f"{total} kernels"
             if done == 0:
-                self._console.print(f"compiling {kernels} (first use only) ...")
+                self._report(f"compiling {kernels} (first use only) ...")
             elif done == total:
-                self._console.print(f"compiled {kernels} in {seconds:.1f} s")
+                self._report(f"compiled {kernels} in {seconds:.1f} s")
+
+    def _report(self, text: str) -> None:
+        """Print a line: a line of the log, in its format, if the command logs information."""
+        if log.isEnabledFor(logging.INFO):
+            log.info(text)
+        else:
+            self._console.print(text)
 
     def _show(self, what: str, done: int, total: int, detail: str) -> None:
         if not self._console.is_terminal:

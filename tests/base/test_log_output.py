@@ -155,3 +155,24 @@ def test_a_log_that_nobody_reads_does_not_block(monkeypatch: pytest.MonkeyPatch)
             thread.join()
     drain.join()
     os.close(reader)
+
+
+def test_a_broken_message_does_not_stop_the_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    set_up_log(LogParams(), logging.INFO)
+    with log_in_background():
+        log.info("%d", "text")
+        log.info("after")
+    assert capsys.readouterr().err == "lamella: after\n"
+
+
+def test_lines_in_the_background_keep_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    set_up_log(LogParams(log_file=str(path), log_prefix=False), logging.INFO)
+    with log_in_background():
+        for i in range(1000):
+            log.info("%d", i)
+    log.info("end")
+    assert path.read_text().split() == [*map(str, range(1000)), "end"]

@@ -18,6 +18,7 @@ import pytest
 from commands import LAMELLA, lamella, tiny_model
 from golden_data import golden_cases, model_path
 from make_model import Shape, Type
+from page_browser import open_browser
 from serving import Server
 from tiny_models import TINY, write_model
 
@@ -27,6 +28,17 @@ from lamella.runtime.instance import Instance
 N_CLIENTS = 8
 # sizes are multiples of 256, for quantized blocks
 SHAPE = Shape(n_embd=256, n_ff=1280, n_layer=2, n_head=4, n_head_kv=2, n_vocab=512)
+
+
+FETCH = """
+const [url, done] = arguments;
+fetch(url, {
+  method: "POST",
+  credentials: "include",
+  headers: {"Content-Type": "application/json", "Authorization": "Bearer k", "X-Mine": "1"},
+  body: JSON.stringify({prompt: "a", n_predict: 3, ignore_eos: true}),
+}).then((reply) => reply.json()).then((body) => done(body.tokens_predicted), (e) => done(`${e}`));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +206,14 @@ def test_a_warning_about_the_chat_template(
     assert done.returncode == 0
     assert done.stderr.count("chat template") == bool(warning)
     assert warning in done.stderr
+
+
+def test_a_browser_shows_the_page_and_fetches_with_credentials(server: Server) -> None:
+    with open_browser() as browser:
+        browser.driver.get(server.url)
+        assert browser.text(".state") == "ready"
+        assert server.url in browser.text("pre")
+        assert browser.complaints() == []
+        other_origin = server.url.replace("127.0.0.1", "localhost")
+        browser.driver.get(f"{other_origin}/health")
+        assert browser.driver.execute_async_script(FETCH, f"{server.url}/completion") == 3

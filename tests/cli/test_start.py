@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from lamella.cli import start
 from lamella.cli.start import StartProgress
+from lamella.runtime.params import OpenParams
+from lamella.server.state import LoadProgress
 
 
 def progress(is_terminal: bool) -> tuple[StartProgress, io.StringIO]:
@@ -67,3 +70,28 @@ def test_no_output_after_the_start(
     finally:
         if bars._bars is not None:
             bars._bars.stop()
+
+
+def test_a_server_s_progress_is_that_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = LoadProgress()
+    texts = []
+
+    def open_instance(_: object, *, on_load: Any, on_compile: Any, **options: Any) -> None:
+        on_load(1, 2)
+        texts.append(seen.text)
+        on_compile(3, 35, "add", 0.0)
+        texts.append(seen.text)
+
+    monkeypatch.setattr(start, "open_instance", open_instance)
+    start.open_with_progress(OpenParams(), watcher=seen)
+    assert texts == ["loading weights, 50%", "preparing: compiling kernels, 3 of 35"]
+
+
+def test_a_server_s_log_has_the_lines_about_compiling(caplog: pytest.LogCaptureFixture) -> None:
+    bars, output = progress(is_terminal=False)
+    with caplog.at_level("INFO", "lamella"), bars:
+        bars.on_compile(0, 3, "add", 0.0)
+        bars.on_compile(3, 3, "", 1.5)
+    assert output.getvalue() == ""
+    expected = ["compiling 3 kernels (first use only) ...", "compiled 3 kernels in 1.5 s"]
+    assert caplog.messages == expected
