@@ -15,8 +15,9 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ..base.errors import DownloadError, ModelFileError, RequestError
 from ..base.log import get_logger
@@ -44,6 +45,7 @@ FORMS: Final = (
     "a model is a GGUF file, USER/REPO or USER/REPO:QUANT on Hugging Face, the URL of a GGUF file, "
     "or a name that `lamella list` shows"
 )
+SEARCH: Final = "https://huggingface.co/models?library=gguf&search="
 HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
 SCHEMES: Final = ("http", "https")
 _SCHEME: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -136,7 +138,7 @@ def read_name(text: str, file: str = "") -> Source:
 
 def _read(text: str) -> Source:
     if _is_path(text):
-        return _local(Path(text))
+        return _local(Path(os.path.expanduser(text)))
     scheme = _SCHEME.match(text)
     if scheme is not None:
         return _read_url(text, scheme["scheme"].lower())
@@ -197,9 +199,13 @@ def _read_cached(text: str) -> Path:
 def _unknown(text: str, models: list[CachedModel]) -> str:
     close = similar(models, text)
     hint = f"; in the cache: {close}" if close else ""
-    is_file = text.lower().endswith(".gguf") or "/" in text
-    what = "no such file" if is_file else "no file and no cached model has this name"
-    return f"{text}: {what}{hint}; {FORMS}"
+    if text.lower().endswith(".gguf") or "/" in text:
+        return f"{text}: no such file{hint}; {FORMS}"
+    what = f"{shortened(text)}: no file and no cached model has this name{hint}; {FORMS}"
+    if re.search(r"\s", text):
+        return f"{what}. A prompt comes after the model, or after -p"
+    name = quote(text.partition(":")[0])
+    return f"{what}. Repositories with this name: {SEARCH}{name}" if name else what
 
 
 # --- files ---
@@ -217,7 +223,10 @@ def _local(path: Path) -> Path:
 
 
 def _only_model(folder: Path) -> Path:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    except OSError as e:
+        raise ModelFileError(f"{folder} is a folder that cannot be read: {e.strerror}") from e
     found = candidates(HubFile(name, 0) for name in names)
     if len(found) == 1:
         return folder / found[0].name

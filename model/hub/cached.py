@@ -72,7 +72,8 @@ def _downloaded() -> Iterator[CachedModel]:
     folder = downloads()
     files = [
         HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, path=path)
-        for path in folder.rglob("*.gguf")
+        for path in folder.rglob("*")
+        if path.is_file()
     ]
     for c in candidates(files):
         if c.is_whole:

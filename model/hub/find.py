@@ -47,8 +47,9 @@ def find_cached(wanted: HubModel) -> Path | None:
     else:
         quant = (wanted.quant or DEFAULT_QUANT).upper()
         named = [c for c in found if quant in (c.label, c.stem.upper())]
-        if not named and not wanted.quant:
+        if len(found) == 1 and not named and not wanted.quant:
             named = found
+            log.info(f"using {found[0].name}, the only cached model of {wanted.repo}")
     return named[0].files[0].path if len(named) == 1 else None
 
 

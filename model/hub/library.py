@@ -251,7 +251,7 @@ def _disk(source: str, e: OSError, folder: Path | None) -> str:
         return (
             f"the disk of {folder} is full, {size_text(free_bytes(folder))} are free: free some "
             "space and repeat the command to resume the download, or set another folder "
-            "(HF_HUB_CACHE)"
+            f"({'--cache-dir' if urlsplit(source).netloc else 'HF_HUB_CACHE'})"
         )
     return f"{source} cannot be written into {folder}: {e.strerror or _first_line(e)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hub_world import hub_world
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import DownloadError, ModelFileError, RequestError
-from lamella.model.find import FORMS, find_file, read_name
+from lamella.model.find import FORMS, SEARCH, find_file, read_name
 from lamella.model.gguf import open_gguf
 from lamella.model.hub import HubModel, headers
 from lamella.model.shipped import shipped_model
@@ -71,12 +72,18 @@ def test_forms_of_names(hub: FakeHub, text: str, source: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["nowhere", "nowhere.gguf", "./u/r", "a/b/c", "u/r.gguf", "/u/r", "~/r", "", "a b?"]
+    ("text", "end"),
+    [
+        *((text, "") for text in ("nowhere.gguf", "./u/r", "a/b/c", "u/r.gguf", "/u/r", "~/r", "")),
+        ("llama3.2:1b", f". Repositories with this name: {SEARCH}llama3.2"),
+        ("Why is the sky blue?", ". A prompt comes after the model, or after -p"),
+    ],
 )
-def test_names_without_a_model(hub: FakeHub, text: str) -> None:
+def test_names_without_a_model(hub: FakeHub, text: str, end: str) -> None:
     message = refusal(text)
-    assert message.startswith(f"{Path(text) if text[:1] == '.' else text}: no ")
-    assert message.endswith(f"; {FORMS}")
+    path = os.path.expanduser(os.path.normpath(text)) if "/" in text else repr(text)
+    assert message.startswith(f"{text if text.endswith('.gguf') else path}: no ")
+    assert message.endswith(f"; {FORMS}{end}")
     assert hub.requests == []
 
 
@@ -126,6 +133,12 @@ def test_a_folder_with_one_model(hub: FakeHub) -> None:
     )
 
 
+def test_a_home_folder(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("m.gguf").touch()
+    assert find_file("~/m.gguf") == Path.cwd() / "m.gguf"
+
+
 def test_a_broken_link(hub: FakeHub) -> None:
     Path("m.gguf").symlink_to("gone.gguf")
     assert refusal("m.gguf") == "m.gguf is a link to gone.gguf, which does not exist"
@@ -160,7 +173,7 @@ def test_an_update_asks_the_hub(hub: FakeHub) -> None:
 def test_similar_cached_models_are_named(hub: FakeHub) -> None:
     find_file(REPO)
     assert refusal("modle").startswith(
-        f"modle: no file and no cached model has this name; in the cache: {REPO}:Q4_K_M; a model is"
+        f"'modle': no file and no cached model has this name; in the cache: {REPO}:Q4_K_M; a model "
     )
     assert f"; in the cache: {REPO}:Q4_K_M; " in refusal("models/model-q4.gguf")
 
