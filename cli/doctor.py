@@ -29,6 +29,12 @@ COLUMNS: Final[Columns] = (
 )
 
 
+ADVICE: Final = (
+    "Do not use a device that failed: its results are wrong. Leave it out with -dev, or set "
+    "LAMELLA_ISA=generic for the CPU."
+)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_flags_of(parser, PlacementParams, only=("devices",))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -69,10 +75,21 @@ def _lines(machine: MachineFacts, tested: Tested) -> Iterator[str]:
     yield from table_head(COLUMNS)
     for device, checks in tested.items():
         yield from (_row(device, check) for check in checks)
+    yield ""
     problems = _problems(tested)
+    yield from problems or [_verdict(machine, tested)]
     if problems:
-        yield ""
-        yield from problems
+        yield ADVICE
+
+
+def _verdict(machine: MachineFacts, tested: Tested) -> str:
+    """What works, and how to use devices of this machine that do not."""
+    missing = [
+        f" {family.name} is not used: see above."
+        for family in machine.families
+        if family.reason and not family.is_absent
+    ]
+    return f"OK: models run on {', '.join(tested)}.{''.join(missing)} Try: lamella chat"
 
 
 def _row(device: str, check: Check) -> str:

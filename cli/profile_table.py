@@ -45,10 +45,11 @@ def _speed(phase: PhaseSums) -> Iterator[str]:
         f"{_ms(phase.python_ns)} ms of it ({phase.python_ns * n / phase.timed_ns:.1%})"
     )
     if phase.calls_ns:
-        yield (
-            f"with timed kernel calls: the calls take {_ms(phase.calls_ns / n)} ms/step, "
-            f"{phase.calls_ns / phase.ns:.0%} of an untimed step"
-        )
+        calls = f"with timed kernel calls: the calls take {_ms(phase.calls_ns / n)} ms/step"
+        if phase.calls_ns > phase.ns:
+            yield f"{calls}, more than an untimed step: the clock is slower than short calls"
+        else:
+            yield f"{calls}, {phase.calls_ns / phase.ns:.0%} of an untimed step"
 
 
 def _kinds(phase: PhaseSums) -> Iterator[str]:

@@ -21,9 +21,14 @@ LABEL: Final = 8  # characters
 
 
 class DeviceFamily(NamedTuple):
-    """A family of devices: its name, its shared report, and the report of each device."""
+    """A family of devices: its name, its shared report, and the report of each device.
+
+    `reason`: why it is not used. `is_absent`: the machine has no such device.
+    """
 
     name: str
+    reason: str
+    is_absent: bool
     shared: DeviceReport
     devices: list[DeviceReport]
 
@@ -66,7 +71,9 @@ def _version(package: str) -> str | None:
 
 def _family(registry: Registry) -> DeviceFamily:
     devices = [_with_memory(device) for device in registry.devices()]
-    return DeviceFamily(registry.name, registry.report(), devices)
+    return DeviceFamily(
+        registry.name, registry.reason, registry.is_absent, registry.report(), devices
+    )
 
 
 def _with_memory(device: Device) -> DeviceReport:

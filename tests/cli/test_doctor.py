@@ -73,6 +73,17 @@ def test_the_machine_and_its_cpu() -> None:
     for row in found:
         assert row[2].endswith(" ms") and float(row[3]) <= 1e-5
     assert max(map(len, done.stdout.splitlines())) <= 100
+    verdict = "OK: models run on CPU. CUDA is not used: see above. Try: lamella chat\n"
+    assert done.stdout.endswith(f"\n\n{verdict}")
+
+
+def test_a_machine_without_a_gpu_misses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = CudaRegistry((), "this machine has no NVIDIA device", is_absent=True)
+    monkeypatch.setattr(devices, "find_cuda", lambda: found)
+    monkeypatch.setattr(doctor, "self_test", lambda device: iter(()))
+    out = lamella("doctor").stdout
+    assert "CUDA      not used: this machine has no NVIDIA device" in out
+    assert out.endswith("\n\nOK: models run on CPU. Try: lamella chat\n")
 
 
 def test_json() -> None:
@@ -167,6 +178,8 @@ def test_a_device_that_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
         "CPU: norm: error 5.0e-01 is above the limit 1e-05\n"
         "CPU: attention: no kernel for FLASH_ATTN_EXT\n"
         "CPU: product: error inf is above the limit 1e-03\n"
+        "Do not use a device that failed: its results are wrong. Leave it out with -dev, or set "
+        "LAMELLA_ISA=generic for the CPU.\n"
     )
     done = lamella("doctor", "--json")
     assert done.returncode == 1
@@ -187,4 +200,4 @@ def test_help() -> None:
     done = lamella("doctor", "--help")
     assert done.returncode == 0
     assert "usage: lamella doctor [options]" in done.stdout
-    assert "lamella doctor" in lamella("--help").stdout
+    assert "  doctor  " in lamella("--help").stdout

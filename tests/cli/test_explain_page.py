@@ -265,6 +265,27 @@ def test_search_and_filters_shorten_the_list(browser: Browser, tmp_path: Path) -
     assert browser.text("#rows") == "No node matches the filters."
 
 
+@pytest.mark.parametrize("width", [1440, 320])
+def test_the_search_box_shows_its_hint(browser: Browser, tmp_path: Path, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        show(browser, tmp_path, small())
+        needed, there, right = browser.js(
+            """(() => {
+            const box = document.getElementById("search");
+            const canvas = document.createElement("canvas").getContext("2d");
+            canvas.font = getComputedStyle(box).font;
+            const text = canvas.measureText(box.placeholder).width;
+            return [text, box.clientWidth, box.getBoundingClientRect().right];
+            })()"""
+        )
+        assert needed + 40 <= there  # with the padding and the button that clears it
+        assert right <= width
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_lists_of_splits_and_copies_follow_the_filters(browser: Browser, tmp_path: Path) -> None:
     e = show(browser, tmp_path, model_graph(4))
     browser.click("#search")

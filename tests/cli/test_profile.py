@@ -41,7 +41,10 @@ def test_tables(model: Path) -> None:
     assert re.match(
         r"with timed splits and copies: [\d.]+ ms/step, Python takes [\d.]+ ms of it", lines[3]
     )
-    assert re.match(r"with timed kernel calls: the calls take [\d.]+ ms/step, \d+% of an", lines[4])
+    calls = (
+        r"with timed kernel calls: the calls take [\d.]+ ms/step, (\d+% of|more than) an untimed"
+    )
+    assert re.match(calls, lines[4])
     assert "generation: 3 tokens in 3 steps" in done.stdout
     found = tables(done.stdout)
     assert len(found) == 6
@@ -55,6 +58,14 @@ def test_tables(model: Path) -> None:
         assert nodes[0][:2] == ["slowest nodes", "device"]
         assert len(nodes) == 5
         assert [row[:2] for row in devices[1:]] == [["CPU", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("calls_ns", "words"), [(75, ", 75% of an untimed step"), (226, ", more than an untimed step:")]
+)
+def test_calls_that_take_longer_than_a_step_are_explained(calls_ns: int, words: str) -> None:
+    phase = PhaseSums("prompt", 1, 1, 100, 110, 5, calls_ns, (), (), (), ())
+    assert words in list(profile_table._speed(phase))[2]
 
 
 def test_a_split_over_two_devices(model: Path) -> None:
