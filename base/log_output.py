@@ -115,7 +115,7 @@ def _file_handler(params: LogParams) -> logging.Handler:
     try:
         handler = logging.FileHandler(params.log_file, encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"log_file: cannot open {params.log_file}: {error.strerror}") from error
+        raise RequestError(f"--log-file {params.log_file}: {error.strerror}") from error
     handler.setFormatter(_formatter(params, colors=params.log_colors == "on"))
     return handler
 

@@ -21,8 +21,10 @@ def _read_keys(path: str) -> tuple[str, ...]:
     """The lines of a file that are neither empty nor comments. Raises ValueError with the cause."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise ValueError(f"{path} has no key")

@@ -85,6 +85,8 @@ def error_response(error: BaseException) -> web.Response:
     """The response to a request that failed before anything was sent."""
     status, body = describe(error)
     headers = {"Retry-After": str(N_RETRY_SECONDS)} if status == 503 else {}
+    if status == 501:
+        headers["X-Should-Retry"] = "false"  # the packages of OpenAI and Anthropic obey it
     if isinstance(error, web.HTTPException):
         headers |= {name: error.headers[name] for name in KEPT_HEADERS if name in error.headers}
     response = web.json_response(body, status=status, headers=headers)

@@ -196,7 +196,8 @@ def _write(
         return
     if record.body:
         log.debug(BodyText("request", shown(record.body, keys)))
-    if isinstance(response, web.Response) and isinstance(response.body, bytes):
+    is_json = response is not None and response.content_type == "application/json"
+    if is_json and isinstance(response, web.Response) and isinstance(response.body, bytes):
         log.debug(BodyText("reply", shown(response.body, keys)))
     for choice in record.choices if not isinstance(response, web.Response) else ():
         log.debug(BodyText("reply", shown(choice.text.encode(), keys)))

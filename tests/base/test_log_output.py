@@ -106,7 +106,7 @@ def test_a_log_file_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"log_file: cannot open .*: No such file"):
+    with pytest.raises(RequestError, match=r"--log-file .*a\.log: No such file"):
         set_up_log(LogParams(log_file=str(tmp_path / "no" / "a.log")), logging.INFO)
 
 

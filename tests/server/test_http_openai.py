@@ -12,6 +12,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from lamella.server.config import ServerConfig
+from lamella.server.request_log import RequestRecord
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
@@ -152,6 +153,20 @@ def test_error_classes(client: OpenAI, server: RunningServer) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
+
+
+def test_the_client_does_not_try_an_unsupported_request_again(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level("INFO", "lamella.server"),
+        OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=2) as patient,
+    ):
+        with pytest.raises(openai.InternalServerError):
+            patient.embeddings.create(model="any", input="a")
+        with pytest.raises(openai.BadRequestError):
+            patient.chat.completions.create(model="any", messages=HI, tool_choice="required")
+    assert [r.msg.status for r in caplog.records if isinstance(r.msg, RequestRecord)] == [501, 400]
 
 
 def test_closing_a_stream_early(client: OpenAI, server: RunningServer) -> None:
