@@ -96,7 +96,7 @@ MODEL: Final = (
     refused("--kv-unified-per-slot N", "requests share the whole context: limit -n instead"),
     no_effect("-ctxcp --ctx-checkpoints --swa-checkpoints N", STATES),
     no_effect("-cms --checkpoint-min-step N", STATES, env="CHECKPOINT_MIN_SPACING_NT"),
-    no_effect("--warmup / --no-warmup", "kernels are compiled before the model is loaded"),
+    no_effect("--warmup / --no-warmup", "there is no warm-up run: kernels are compiled at the start"),
     no_effect("--spm-infill", "there is no infill endpoint yet"),
 )
 
@@ -272,7 +272,7 @@ SERVE: Final = (
     refused("--mcp-servers-config FILE", TOOLS),
     refused("--mcp-servers-json JSON", TOOLS),
     only("off", "-ag --agent / -no-ag --no-agent", TOOLS, TOOLS),
-    no_effect("--threads-http N", "one thread serves all connections"),
+    no_effect("--threads-http N", "connections need no threads of their own"),
     no_effect("--props", "POST /props has nothing to set", env="ENDPOINT_PROPS"),
     no_effect("-sps --slot-prompt-similarity N", NO_SLOTS),
     refused("--slot-save-path DIR", LATER),
