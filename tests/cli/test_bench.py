@@ -144,7 +144,7 @@ def test_each_test_is_warmed_up_just_before_it_is_measured(
         (["-t", "0"], "argument -t/--threads: 0 must be 1 to 512"),
         (["-r", "0"], "argument -r/--repetitions: 0 must be 1 to 10000"),
         (["-p", "0", "-n", "0"], "nothing to test: -p and -n are 0, and -pg is not given"),
-        (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean --n-prompt?"),
+        (["--n-prompts", "1"], "unknown flag --n-prompts; did you mean -p/--n-prompt?"),
     ],
 )
 def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:

@@ -231,7 +231,8 @@ def test_an_invalid_value_is_reported_before_a_download(monkeypatch: pytest.Monk
         open_params(parsed("run", "-hf", "u/r", "-np", "0"))
 
 
-def test_minus_one_is_llama_cpp_s_word_for_a_default() -> None:
+def test_minus_one_is_llama_cpp_s_word_for_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAMELLA_ARG_THREADS", raising=False)
     params = open_params(parsed("serve", "-m", "f", "-np", "-1", "-t", "-1", "-tb", "-1"))
     assert params == open_params(parsed("serve", "-m", "f"))
 

@@ -26,6 +26,11 @@ port = 1
 """
 
 
+@pytest.fixture(autouse=True)
+def _no_variable_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAMELLA_ARG_THREADS", raising=False)
+
+
 def values(*args: str) -> dict[str, Any]:
     """The options that `lamella run` sets."""
     found = parser(["run"]).parse_args(["run", *args])
