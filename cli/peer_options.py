@@ -96,7 +96,7 @@ MODEL: Final = (
     refused("--kv-unified-per-slot N", "requests share the whole context: limit -n instead"),
     no_effect("-ctxcp --ctx-checkpoints --swa-checkpoints N", STATES),
     no_effect("-cms --checkpoint-min-step N", STATES, env="CHECKPOINT_MIN_SPACING_NT"),
-    no_effect("--warmup / --no-warmup", "there is no warm-up run: kernels are compiled at the start"),
+    no_effect("--warmup / --no-warmup", "kernels are compiled at the start; no tokens are run"),
     no_effect("--spm-infill", "there is no infill endpoint yet"),
 )
 
