@@ -226,3 +226,31 @@ def test_a_flag_is_declared_once() -> None:
     made.add_argument("--mlock")
     with pytest.raises(argparse.ArgumentError, match="conflicting option string: --mlock"):
         add_peer_flags(made, peer_options.MODEL)
+
+
+def test_the_variables_of_a_service_for_llama_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serve: Parser
+) -> None:
+    texts = {
+        **{"MODEL": "/models/m.gguf", "HOST": "0.0.0.0", "PORT": "9000", "CTX_SIZE": "4096"},
+        **{"N_GPU_LAYERS": "99", "N_PARALLEL": "2", "THREADS": "4", "ENDPOINT_METRICS": "1"},
+        **{"FLASH_ATTN": "1", "CONT_BATCHING": "1", "JINJA": "1", "ALIAS": "my-model"},
+        **{"EMBEDDINGS": "1", "NO_WARMUP": "1"},
+    }
+    for name, text in texts.items():
+        monkeypatch.setenv(f"LLAMA_ARG_{name}", text)
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    monkeypatch.delenv("LAMELLA_ARG_THREADS", raising=False)
+    found = serve.parse_args([])
+    assert (found.model, found.alias) == ("/models/m.gguf", "my-model")
+    assert (found.host, found.port, found.api_keys) == ("0.0.0.0", 9000, ("secret",))
+    assert (found.n_ctx, found.n_gpu_layers, found.n_parallel) == (4096, 99, 2)
+    assert (found.n_threads, found.metrics) == (4, True)
+    without_effect = {line.split()[1] for line in capsys.readouterr().err.splitlines()}
+    assert without_effect == {
+        "LLAMA_ARG_FLASH_ATTN",
+        "LLAMA_ARG_CONT_BATCHING",
+        "LLAMA_ARG_JINJA",
+        "LLAMA_ARG_EMBEDDINGS",
+        "LLAMA_ARG_NO_WARMUP",
+    }
