@@ -24,7 +24,7 @@ KEY = "sk-secret-1234"
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     context = FakeContext()
-    context.on_decode = lambda _: time.sleep(0.001)
+    context.on_decode = lambda _: time.sleep(0.003)  # 1.5 s until the context is full
     config = ServerConfig(port=0, api_keys=(KEY,), n_body_bytes_max=200_000)
     with running(lambda: make_model(context), config) as server:
         yield server
@@ -89,12 +89,11 @@ def test_cached_tokens(log: Log) -> None:
 
 
 def test_a_stop_word_ends_with_stop(log: Log) -> None:
-    first = log.server.call(
-        "POST", "/completion", {"prompt": "abcd", "n_predict": 8}, {"X-Api-Key": KEY}
-    ).json["content"]
+    body = {"prompt": "abcd", "temperature": 0, "ignore_eos": True}
+    headers = {"X-Api-Key": KEY}
+    reply = log.server.call("POST", "/completion", body | {"n_predict": 9}, headers)
     log.records()
-    body = {"prompt": "abcd", "n_predict": 200, "stop": first[2:5]}
-    assert log.of("/completion", body).reason == "stop"
+    assert log.of("/completion", body | {"stop": reply.json["content"][2:4]}).reason == "stop"
 
 
 def test_several_prompts_and_choices_are_summed(log: Log) -> None:
@@ -146,8 +145,8 @@ def test_a_client_that_disconnects(log: Log, stream: bool, status: int) -> None:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         if stream:
             assert client.recv(100)
-        else:
-            time.sleep(0.05)
+        while not stream and not log.server.model.engine.n_running:
+            time.sleep(0.001)
     record = log.records()[0]
     assert (record.status, record.reason) == (status, "client disconnected")
     if stream:
