@@ -194,7 +194,7 @@ def test_metrics_for_prometheus(server: Server) -> None:
 def test_a_warning_about_the_chat_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, warning: str
 ) -> None:
-    def load_only(_: object, load: Callable[[], Instance]) -> int:
+    def load_only(_: object, load: Callable[[], Instance], __: object) -> int:
         load().close()
         return 0
 
