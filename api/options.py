@@ -81,8 +81,10 @@ class LoadOptions(TypedDict, total=False):
     """choose the layers and experts on the devices, and the context, so that the model fits;
     never changes a value that is set (default: True)
     """
-    fit_target: int
-    """memory that --fit leaves free on each device (default: 1024)"""
+    fit_target: Sequence[int]
+    """memory that --fit leaves free on the devices, in their order; one number is for all
+    (default: 1024)
+    """
     repack: bool
     """lay out the CPU's weights for its kernels; off: slower, same bits as a simulated device
     (default: True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ..base.errors import RequestError
-from ..base.options import Options, Shortcut, option, refused
+from ..base.options import Options, Shortcut, option, refused, whole
 from ..graph.types import GGMLType
 from ..kernels.host import POLL
 
@@ -20,6 +20,7 @@ INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1
 N_PARALLEL: Final = 4
 DEFAULT_CTX: Final = 8192  # tokens of context for each sequence, if the context size is not set
+FIT_TARGET: Final = 1024  # MiB to leave free on a device
 PLACEMENTS: Final = ("strict", "warn", "auto")
 KV_TYPES: Final = (GGMLType.F16, GGMLType.BF16, GGMLType.F32, GGMLType.Q8_0)  # default first
 KV_NAMES: Final = ", ".join(t.name.lower() for t in KV_TYPES)
@@ -60,6 +61,14 @@ def parse_shares(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in re.split("[,/]", text))
     except ValueError:
         raise ValueError(f"{text!r}: must be numbers like 3,1") from None
+
+
+def parse_targets(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a comma-separated list."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number, nor a list like 1024,512") from None
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, str], ...]:
@@ -115,6 +124,14 @@ def _check_split_mode(name: str, value: Any) -> str:
         return str(value)
     why = "; a layer is computed whole, on one device" if value in CUTTING_MODES else ""
     raise refused(name, value, f"one of {', '.join(SPLIT_MODES)}{why}")
+
+
+def _check_targets(name: str, value: Any) -> tuple[int, ...]:
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+    wrong = next((n for n in sizes if not 0 <= whole(name, n) <= INT32_MAX), None)
+    if not sizes or wrong is not None:
+        raise refused(name, value if wrong is None else wrong, f"0 to {INT32_MAX}")
+    return sizes
 
 
 def _check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -242,13 +259,14 @@ class PlacementParams(Options):
         help="choose the layers and experts on the devices, and the context, so that the model "
         "fits; never changes a value that is set",
     )
-    fit_target: int = option(
-        1024,
+    fit_target: Sequence[int] = option(
+        (FIT_TARGET,),
         *("-fitt", "--fit-target"),
-        low=0,
-        high=INT32_MAX,
-        metavar="MiB",
-        help="memory that --fit leaves free on each device",
+        parse=parse_targets,
+        check=_check_targets,
+        metavar="MiB,...",
+        help="memory that --fit leaves free on the devices, in their order; one number is for all",
+        default_text=str(FIT_TARGET),
     )
     repack: bool = option(
         True,

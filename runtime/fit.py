@@ -14,13 +14,15 @@ Tested by tests/runtime/test_fit.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from ..base.errors import RequestError
 from ..base.units import size_text
 from ..model.gguf import GGUFFile, open_gguf
 from ..model.metadata_params import metadata_overrides
+from ..model.params import FIT_TARGET
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
 from .devices import open_placement
@@ -69,16 +71,27 @@ class _PlanSearch:
         self._least_ctx = min(params.context.fit_ctx, self._first.n_ctx)
 
     def run(self) -> ModelPlan:
-        trials, rules = self._trials, self._params.placement
-        can_fit = self._fits_layers or self._fits_experts or self._fits_context
-        trials.target = rules.fit_target * MIB if can_fit else 0
+        trials = self._trials
+        if self._fits_layers or self._fits_experts or self._fits_context:
+            trials.targets = self._targets()
         choice = self._search_exactly()
-        if trials.target and not trials.fits(choice):
-            trials.target = 0  # fit_target is impossible: fit without it
+        if trials.targets and not trials.fits(choice):
+            trials.targets = {}  # fit_target is impossible: fit without it
             choice = self._search_exactly()
         plan = trials.plan(choice)
         changed, notes = choice != self._first, tuple(self._notes(plan, choice))
         return replace(plan, choice=self._text(plan, choice), is_reduced=changed, notes=notes)
+
+    def _targets(self) -> Mapping[str, int]:
+        """The bytes to leave free on each device that has a target. Raises RequestError."""
+        rules, n = self._params.placement, len(self._devices)
+        sizes = tuple(rules.fit_target)
+        if 0 < n < len(sizes):
+            raise RequestError(f"fit_target has {len(sizes)} sizes for {n} devices")
+        # as in llama.cpp: one size is for all; devices without a size have the default
+        sizes = sizes * n if len(sizes) == 1 else (*sizes, *[FIT_TARGET] * (n - len(sizes)))
+        targets = zip((device.name for device in self._devices), sizes, strict=False)
+        return {name: size * MIB for name, size in targets if size}
 
     def _search_exactly(self) -> Choice:
         """The best choice. Its plan fits, if any plan fits."""
@@ -172,9 +185,10 @@ class _PlanSearch:
             parts.append(f"{choice.n_gpu_layers} of {plan.n_layers} layers on {names}")
         if choice[1:3] != first[1:3]:
             parts[-1] += ": more does not fit"
-            if self._trials.target:
-                rules = self._params.placement
-                parts[-1] += f" (--fit-target keeps {rules.fit_target} MiB free on each device)"
+            sizes = [str(size // MIB) for size in self._trials.targets.values()]
+            if sizes:
+                room = sizes[0] if len(set(sizes)) == 1 else ",".join(sizes)
+                parts[-1] += f" (--fit-target keeps {room} MiB free on each device)"
         return "; ".join(parts)
 
     def _notes(self, plan: ModelPlan, choice: Choice) -> Iterator[str]:

@@ -10,7 +10,7 @@ Tested by tests/runtime/test_fit.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -43,11 +43,12 @@ class Choice(NamedTuple):
 
 
 class Trials:
-    """Measures choices. `target` bytes must stay free on each device beside the CPU.
+    """Measures choices.
 
     Attributes:
         n_layer, n_expert, n_ctx_train: of the model; the output is no layer here.
         first: the choice if memory is no limit, with the values that are set.
+        targets: bytes that must stay free, by the device's name.
         is_exact: measure every graph in `devices`, not only the largest one.
     """
 
@@ -56,7 +57,7 @@ class Trials:
         hp, rules = arch.hparams(file), params.placement
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
         self.n_ctx_train = hp.n_ctx_train
-        self.target = 0
+        self.targets: Mapping[str, int] = {}
         self.is_exact = False
         self.first = Choice(
             params.context.size(hp.n_ctx_train),
@@ -67,8 +68,8 @@ class Trials:
         self._file = file
         self._placement = placement
         self._params = params
-        self._sketches: dict[tuple[Choice, int], Devices] = {}
-        self._plans: dict[tuple[Choice, int], ModelPlan] = {}
+        self._sketches: dict[tuple[object, ...], Devices] = {}
+        self._plans: dict[tuple[object, ...], ModelPlan] = {}
 
     # --- what fits ---
 
@@ -89,7 +90,7 @@ class Trials:
 
     def lacking(self, device: DevicePlan) -> int:
         """Bytes that a device lacks; the target counts."""
-        target = 0 if device.name == self._placement.cpu.name else self.target
+        target = self.targets.get(device.name, 0)
         return max(0, device.needed + device.margin + target - device.free)
 
     def _fit(self, devices: Devices) -> bool:
@@ -102,7 +103,7 @@ class Trials:
 
     def plan(self, choice: Choice) -> ModelPlan:
         """The plan of a choice, with a pipeline if one is possible and fits."""
-        key = choice, self.target
+        key = choice, *self.targets.values()
         if key not in self._plans:
             plan = self._measure(choice)
             if not plan.no_pipeline and not self._fit(plan.devices):
@@ -117,7 +118,7 @@ class Trials:
         return make_plan(measured, params)
 
     def _sketch(self, choice: Choice) -> Devices:
-        key = choice, self.target
+        key = choice, *self.targets.values()
         if key not in self._sketches:
             devices, is_pipelined = self._sketch_once(choice)
             if is_pipelined and not self._fit(devices):

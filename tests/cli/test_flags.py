@@ -53,7 +53,7 @@ def test_llama_server_s_names_and_short_forms(command: str) -> None:
     assert placement.tensor_split == (3.0, 1.0)
     assert not placement.kv_offload and not placement.repack
     assert placement.overrides == (("a", "CPU"),)
-    assert (placement.n_cpu_moe, placement.fit_target) == (2, 9)
+    assert (placement.n_cpu_moe, placement.fit_target) == (2, (9,))
 
 
 def test_request_flags() -> None:
@@ -77,7 +77,7 @@ def test_number_of_layers(flags: str, n: int | None) -> None:
 def test_placement_defaults() -> None:
     params = open_params(parsed("run", "-m", "f")).placement
     assert (params.overrides, params.n_cpu_moe, params.placement) == ((), None, "warn")
-    assert (params.fit, params.fit_target) == (True, 1024)
+    assert (params.fit, params.fit_target) == (True, (1024,))
 
 
 def test_placement_flags_of_weights() -> None:

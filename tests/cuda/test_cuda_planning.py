@@ -146,7 +146,7 @@ def test_a_gpu_without_free_memory_is_not_used(gpus: Gpus, files: ModelFiles) ->
     filler.free()
     assert [d.name for d in plan.devices] == ["CPU"]
     assert not plan.placement.params.op_offload
-    assert "cannot run large batches for the CPU" in plan.notes[1]
+    assert "cannot run large batches for the CPU" in plan.notes[0]
     assert not any(m.buffer_type == "CUDA_Host" for m in plan.devices[0].memory)
 
 

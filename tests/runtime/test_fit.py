@@ -19,7 +19,7 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.alloc.buffer import BufferType, Usage
-from lamella.base.errors import DoesNotFitError, OutOfMemoryError, PlacementError
+from lamella.base.errors import DoesNotFitError, OutOfMemoryError, PlacementError, RequestError
 from lamella.base.settings import NO_FUSION, STRICT
 from lamella.base.units import size_text
 from lamella.graph import GGMLType, Op
@@ -322,6 +322,29 @@ def test_fit_target(deep: Path) -> None:
         assert plan.devices[0].free - plan.devices[0].needed >= 3 << 20
     assert plan_of(deep, devices=("sim:1000MiB",)).n_gpu_layers == 0  # 1 GiB by default
     assert plan_of(deep, devices=("sim:2GiB",)).n_gpu_layers == len(needed) - 1
+
+
+def test_fit_targets_of_several_devices(deep: Path) -> None:
+    params: Mapping[str, Any] = {"devices": ("sim:8MiB:2",), "tensor_split": (1.0, 1.0)}
+    sizes = [d.needed for d in plan_of(deep, **params, fit_target=0).devices[:-1]]
+    spare = [(8 << 20) - size >> 20 for size in sizes]
+    for targets, fits in (
+        (spare, True),
+        ([spare[0], spare[1] + 1], False),
+        ([spare[0] + 1, spare[1]], False),
+        (min(spare), True),
+        (max(spare) + 1, False),
+        ([0], True),
+        ([0, 0], True),
+        (spare[:1], spare[0] <= spare[1]),
+    ):
+        plan = plan_of(deep, **params, fit_target=targets)
+        assert (not plan.is_reduced) is fits, targets
+    with pytest.raises(RequestError, match="fit_target has 3 sizes for 2 devices"):
+        plan_of(deep, **params, fit_target=[1, 2, 3])
+    for wrong in (-1, [1, -1], [], 0.5):
+        with pytest.raises(RequestError, match=r"fit_target is .*: must be"):
+            plan_of(deep, **params, fit_target=wrong)
 
 
 def test_a_sketch_needs_no_more_than_the_plan(deep: Path) -> None:
