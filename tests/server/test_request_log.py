@@ -56,9 +56,9 @@ class Log:
 
 
 @pytest.fixture
-def log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> Iterator[Log]:
-    with caplog.at_level(logging.INFO, "lamella.server"):
-        yield Log(server, caplog)
+def log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> Log:
+    caplog.set_level(logging.INFO, "lamella.server")
+    return Log(server, caplog)
 
 
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "ignore_eos": True}
