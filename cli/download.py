@@ -28,18 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 def model_name(args: argparse.Namespace) -> str | None:
-    """The model that the arguments name; None if they name none.
-
-    Raises:
-        RequestError: they name two.
-    """
+    """The model that the arguments name; None if they name none. Two are a usage error."""
     given = {dest: getattr(args, dest, None) for dest in ("model_name", *FLAGS)}
     names = {dest: name for dest, name in given.items() if name is not None}
     # an argument wins over variables and the config file
     typed = [name for dest, name in names.items() if args.parser.is_typed(dest)]
     found = typed or list(names.values())
     if len(found) > 1:
-        raise RequestError(f"two models are given, {found[0]} and {found[1]}: give one")
+        args.parser.error(f"two models are given, {found[0]} and {found[1]}: give one")
     return found[0] if found else None
 
 
@@ -49,7 +45,7 @@ def model_path(args: argparse.Namespace, *, header_only: bool = False) -> str:
 
     Raises:
         ModelFileError: there is no such model. DownloadError: the download failed.
-        RequestError: two models, or -hff without a repository.
+        RequestError: -hff without a repository.
     """
     name = model_name(args)
     if name is not None:

@@ -46,6 +46,7 @@ EPILOG: Final = """examples:
   lamella plan model.gguf --device sim:24GiB
   lamella explain model.gguf --html page.html
   lamella bench model.gguf -npl 1,8
+  lamella doctor
 
 `lamella help COMMAND` shows the flags of a command. Exit status: 0 for success, 1 for an error, 2
 for wrong flags, 3 for a model that does not fit or breaks strict placement, 130 after Ctrl-C.

@@ -21,6 +21,7 @@ from .library import cache_folder, downloads
 
 SHOWN: Final = 4  # most names in an error
 MIN_PART: Final = 3  # characters of a part of a name
+_PREFIX: Final = re.compile(r"^(https?://)?((www\.)?huggingface\.co/|hf\.co/)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +93,16 @@ def select(models: Sequence[CachedModel], name: str) -> CachedModel | None:
     """Return the model of a name, or of a part that no other name has. Case is ignored.
 
     A part begins where a word of the name begins. It may end with a quant, as in part:Q8_0. Without
-    one, the default quant of a repository comes first.
+    one, the default quant of a repository comes first. A URL counts without its scheme.
 
     Raises:
         ModelFileError: several models match; lists them.
     """
-    exact = [model for model in models if model.name.lower() == name.lower()]
+    text = _PREFIX.sub("", name.lower())
+    exact = [model for model in models if model.name.lower() == text]
     if exact:
         return exact[0]
-    found = [model for model in models if _matches(model, name.lower())]
+    found = [model for model in models if _matches(model, text)]
     defaults = [model for model in found if model.quant == DEFAULT_QUANT]
     if len(found) > 1 and len({model.repo for model in found}) == 1 and len(defaults) == 1:
         found = defaults
@@ -157,7 +159,10 @@ def _remove_from_hub(model: CachedModel) -> int:
     from huggingface_hub import scan_cache_dir  # noqa: PLC0415
 
     cache = scan_cache_dir(cache_folder())
-    repo = next(r for r in cache.repos if (r.repo_type, r.repo_id) == ("model", model.repo))
+    repos = [r for r in cache.repos if (r.repo_type, r.repo_id) == ("model", model.repo)]
+    if not repos:
+        raise ModelFileError(f"{model.name} cannot be removed: {cache_folder()} is damaged there")
+    repo = repos[0]
     names = {_in_snapshot(path) for path in model.paths}
     files = [file for revision in repo.revisions for file in revision.files]
     old = [file for file in files if _in_snapshot(file.file_path) in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 import pytest
 from commands import lamella
@@ -166,9 +167,13 @@ def test_two_models_are_an_error(
 @pytest.mark.parametrize(
     "args", ["f.gguf -m g.gguf", "-m g.gguf f.gguf", "f.gguf -hf u/r", "f -mu https://a/g.gguf"]
 )
-def test_an_argument_and_a_flag_are_two_models(args: str) -> None:
-    with pytest.raises(RequestError, match=r"two models are given, f(.gguf)? and .*: give one"):
+def test_an_argument_and_a_flag_are_two_models(
+    args: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
         open_params(model_argument_parser().parse_args(args.split()))
+    assert ended.value.code == 2
+    assert re.search(r"two models are given, f(\.gguf)? and .*: give one", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("args", ["f.gguf", "-m f.gguf"])

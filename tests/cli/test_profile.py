@@ -122,7 +122,7 @@ def test_a_trace_is_written(model: Path, tmp_path: Path) -> None:
         (["-p", "-1"], "-1 must be 0 to 1048576"),
         (["-n", "few"], "'few' is not a whole number"),
         (["--top", "-3"], "-3 must be 0 to"),
-        (["-m", "x.gguf"], "not allowed with argument MODEL"),
+        (["-m", "x.gguf"], "two models are given"),
     ],
 )
 def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:

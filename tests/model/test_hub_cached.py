@@ -104,6 +104,9 @@ MODELS = [
         ("smollm2", 2),
         ("SmolLM2-135M", 2),
         ("tiny", 3),
+        ("https://example.com/models/tiny-F16.gguf", 3),
+        ("hf.co/bart/Qwen3-0.6B-GGUF:Q8_0", 1),
+        ("https://huggingface.co/bart/SmolLM2-135M-GGUF", 2),
         ("tiny-f16.gguf", 3),
     ],
 )
@@ -182,6 +185,14 @@ def test_files_of_other_programs_stay(hub: FakeHub, tmp_path: Path) -> None:
     (one,) = cached_models()
     assert remove(one) == 3004
     assert readme.read_bytes() == b"# Plain"
+
+
+def test_a_damaged_cache(hub: FakeHub, tmp_path: Path) -> None:
+    get("u/plain")
+    (one,) = cached_models()
+    (tmp_path / "cache" / "models--u--plain" / "snapshots" / "stray").touch()
+    with pytest.raises(ModelFileError, match=r"cannot be removed: .* is damaged there"):
+        remove(one)
 
 
 def test_a_link_out_of_the_cache_loses_only_the_link(hub: FakeHub, tmp_path: Path) -> None:
