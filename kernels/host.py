@@ -6,6 +6,7 @@ from the files of Linux' cgroups, version 2 or 1. Tested by tests/kernels/test_h
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path("/")
+HAS_POSIX_THREADS: Final = os.name == "posix"  # the threads of compiled CPU kernels; not Windows
 POLL: Final = 50  # the default, from 0 to 100: how long idle CPU threads spin before they sleep
 
 
@@ -39,21 +41,22 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
         fields = dict(line.split(":", 1) for line in text.splitlines())
         free, total = (int(fields[k].split()[0]) * 1024 for k in ("MemAvailable", "MemTotal"))
     except (OSError, KeyError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        free = total
+        free, total = _memory_without_proc()
     for limit, used in _memory_limits(root):
         free, total = min(free, max(0, limit - used)), min(total, limit)
     return free, total
 
 
 def peak_memory(root: Path = ROOT) -> int:
-    """The peak memory of this process in bytes."""
+    """The peak memory of this process in bytes; 0 if the system does not say."""
     # ru_maxrss also counts the parent's memory at the fork, so it is the second choice
     for line in _lines(root / "proc/self/status"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    import resource  # noqa: PLC0415 - not on every system
+    try:
+        import resource  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return 0  # unknown
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -66,6 +69,17 @@ def python_command(module: str, *args: object) -> list[str] | None:
         return None
     # -P: do not import modules from the current folder
     return [sys.executable, "-P", "-m", module, *map(str, args)]
+
+
+def _memory_without_proc() -> tuple[int, int]:
+    """(available, total) bytes on other systems than Linux."""
+    if hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total, total
+    # Windows: MEMORYSTATUSEX begins with its length, a percentage, the total and the available
+    status = (ctypes.c_uint64 * 8)(8 * 8)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return status[2], status[1]
 
 
 def _affinity() -> set[int]:

@@ -118,7 +118,7 @@ class GGUFFile:
         shard = self._shard(info)
         begin = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if begin < end and hasattr(shard.map, "madvise"):  # not on Windows
+        if begin < end and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             shard.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _shard(self, info: TensorInfo) -> _Shard:

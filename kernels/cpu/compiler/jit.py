@@ -26,7 +26,9 @@ import numba
 
 from ....base import folders
 from ....base.errors import BackendError
+from ....base.settings import NO_JIT
 from ....sched.backend import CompileProgress
+from ... import host
 from ...disk_cache import mark_used, one_process, read, write
 from .isa import target
 from .objects import compile_object, load_objects
@@ -141,6 +143,11 @@ def load_all(kernels: Iterable[Kernel], progress: CompileProgress | None = None)
     Raises:
         BackendError: one of them cannot be compiled or loaded.
     """
+    if not host.HAS_POSIX_THREADS:
+        raise BackendError(
+            "compiled CPU kernels need POSIX threads, which Windows lacks: use WSL, or set "
+            f"{NO_JIT.name}=1 (very slow)"
+        )
     with _LOADING:
         missing = {k.name: k for k in kernels if k._address is None}
         objects = _on_disk(missing)
