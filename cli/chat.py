@@ -47,7 +47,7 @@ HELP: Final = '''\
 /read FILE            add a text file to the next message
 /save FILE            save the conversation
 /load FILE            continue a saved conversation
-/bye                  exit (also Ctrl-D)
+/bye, /exit           exit (also Ctrl-D)
 """                   begin and end a message of several lines
 Ctrl-C stops an answer.'''
 ALIASES: Final = {"/?": "/help", "/reset": "/clear", "/exit": "/bye", "/quit": "/bye"}
