@@ -87,3 +87,8 @@ def __getattr__(name: str) -> object:
 
         return getattr(text_model, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+for _name in __all__:
+    if isinstance(globals().get(_name), type):  # an error
+        globals()[_name].__module__ = __name__  # tracebacks show the name that users catch

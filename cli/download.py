@@ -72,7 +72,7 @@ def download(name: str, args: argparse.Namespace, **options: Any) -> Path:
 def _shipped() -> Path:
     path = shipped_model()
     _log.info(
-        "using %s, the small model that comes with Lamella; for another model, use -m FILE or -hf "
+        "using %s, the small model that comes with Lamella; for another model, give its file or "
         "USER/REPO",
         path.stem,
     )

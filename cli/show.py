@@ -14,7 +14,7 @@ from dataclasses import asdict
 from ..base.units import size_text
 from ..model.description import ModelDescription, describe_model
 from ..model.gguf import open_gguf
-from .download import model_path
+from .download import model_name, model_path
 from .model_flags import add_model_argument, add_source_flags
 
 MILLION, BILLION = 10**6, 10**9
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.template:
         sys.stdout.write(f"{model.chat_template}\n" if model.chat_template else "")
     else:
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(f"{model_name(args) or path}\n")  # not the path of a temporary header
         for name, text in _lines(model):
             sys.stdout.write(f"  {name:<14}  {text}\n")
     return 0

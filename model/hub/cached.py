@@ -92,8 +92,9 @@ def _model(name: str, found: Candidate, repo: str = "") -> CachedModel:
 def select(models: Sequence[CachedModel], name: str) -> CachedModel | None:
     """Return the model of a name, or of a part that no other name has. Case is ignored.
 
-    A part begins where a word of the name begins. It may end with a quant, as in part:Q8_0. Without
-    one, the default quant of a repository comes first. A URL counts without its scheme.
+    A part begins where a word of the name begins, or is the begin of the file's name. It may end
+    with a quant, as in part:Q8_0. Without one, the default quant of a repository comes first. A URL
+    counts without its scheme.
 
     Raises:
         ModelFileError: several models match; lists them.
@@ -115,9 +116,11 @@ def _matches(model: CachedModel, text: str) -> bool:
     part, _, quant = text.partition(":")
     if quant and model.quant.lower() != quant:
         return False
-    whole = model.repo or model.name
-    pattern = rf"(?<![a-z0-9]){re.escape(part)}"
-    return len(part) >= MIN_PART and re.search(pattern, whole.lower()) is not None
+    if len(part) < MIN_PART:
+        return False
+    name = (model.repo or model.name).lower()
+    is_part = re.search(rf"(?<![a-z0-9]){re.escape(part)}", name) is not None
+    return is_part or model.path.name.lower().startswith(part)
 
 
 def similar(models: Sequence[CachedModel], name: str) -> str:

@@ -42,6 +42,7 @@ def test_help_begins_with_load() -> None:
     text = pydoc.plain(pydoc.render_doc(lamella))
     assert text.index("lamella.load()") < text.index("BackendError")
     assert lamella.__all__[0] == dir(lamella)[-1] == "load"
+    assert repr(lamella.RequestError) == "<class 'lamella.RequestError'>"  # as tracebacks name it
     assert all(hasattr(lamella, name) for name in lamella.__all__)
 
 

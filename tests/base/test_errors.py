@@ -14,7 +14,7 @@ from lamella.base import errors
 CLASSES = {
     name: cls
     for name, cls in inspect.getmembers(errors, inspect.isclass)
-    if cls.__module__ == errors.__name__
+    if cls.__module__.startswith("lamella")
 }
 # `LamellaError`, `├── GraphError   text`, `│   └── BelowGraphError   text`
 LINE = re.compile(r"(?P<branch>[ │├└─]*)(?P<name>\w+Error)\b")

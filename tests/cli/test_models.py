@@ -168,6 +168,7 @@ def test_show_downloads_only_the_header(
     assert report["architecture"] == "llama" and report["n_params"] > 0
     assert 0 < hub.n_sent < len(data) / 2
     assert json.loads(lamella("list", "--json").stdout) == []
+    assert lamella("show", name).stdout.startswith(f"{name}\n")
 
 
 # --- rm ---

@@ -41,8 +41,8 @@ def get(*names: str) -> None:
         find_model(parse_model(name))
 
 
-def model(name: str, repo: str = "", quant: str = "") -> CachedModel:
-    return CachedModel(name, quant, (Path("f"),), 1, 0.0, repo)
+def model(name: str, repo: str = "", quant: str = "", file: str = "f") -> CachedModel:
+    return CachedModel(name, quant, (Path(file),), 1, 0.0, repo)
 
 
 def test_the_models_of_both_caches(hub: FakeHub) -> None:
@@ -90,6 +90,7 @@ MODELS = [
     model("bart/Qwen3-0.6B-GGUF:Q8_0", "bart/Qwen3-0.6B-GGUF", "Q8_0"),
     model("bart/SmolLM2-135M-GGUF:Q8_0", "bart/SmolLM2-135M-GGUF", "Q8_0"),
     model("example.com/models/tiny-F16.gguf", "", "F16"),
+    model("u/stories-GGUF:Q2_K", "u/stories-GGUF", "Q2_K", "x/tales260K-Q2_K.gguf"),
 ]
 
 
@@ -108,13 +109,15 @@ MODELS = [
         ("hf.co/bart/Qwen3-0.6B-GGUF:Q8_0", 1),
         ("https://huggingface.co/bart/SmolLM2-135M-GGUF", 2),
         ("tiny-f16.gguf", 3),
+        ("tales260K-Q2_K", 4),  # the name of its file
+        ("tales260K-Q2_K.gguf", 4),
     ],
 )
 def test_a_part_of_a_name(text: str, number: int) -> None:
     assert select(MODELS, text) == MODELS[number]
 
 
-@pytest.mark.parametrize("text", ["wen3", "35M", "qwen3:q2_k", "q8", "", "gg", "qwen4"])
+@pytest.mark.parametrize("text", ["wen3", "35M", "qwen3:q2_k", "q2_k", "q8", "", "gg", "qwen4"])
 def test_texts_that_are_no_part_of_a_name(text: str) -> None:
     assert select(MODELS, text) is None
 
