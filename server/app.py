@@ -30,7 +30,7 @@ from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .http_errors import answer_errors
 from .http_protocol import HttpRunner
-from .listening import listen, remove_sockets, urls
+from .listening import listen, urls
 from .metrics import Metrics
 from .page import index, static_file
 from .request_log import log_requests
@@ -100,7 +100,6 @@ async def serve(
         loading.cancel()
     finally:
         await runner.cleanup()
-        remove_sockets(config)
 
 
 def run_server(

@@ -31,6 +31,13 @@ def _read_keys(path: str) -> tuple[str, ...]:
     return keys
 
 
+def _hosts(name: str, value: object) -> str:
+    """A comma-separated list of hosts. Raises RequestError if it is empty."""
+    if not isinstance(value, str) or not parse_names(value):
+        raise RequestError(f"{name} is {value!r}: must be an address, or a list of them")
+    return value
+
+
 def _folder(name: str, value: object) -> str:
     """The path of a folder, or "". Raises RequestError if it is not one."""
     path = str(value)
@@ -49,6 +56,7 @@ class ServerConfig(Options):
         "127.0.0.1",
         "--host",
         metavar="ADDR,...",
+        check=_hosts,
         help="addresses to listen on; 0.0.0.0: all; a name that ends in .sock: a unix socket",
     )
     port: int = option(
@@ -169,7 +177,8 @@ class ServerConfig(Options):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return parse_names(self.host)
+        """Addresses and paths of sockets, each once."""
+        return tuple(dict.fromkeys(parse_names(self.host)))
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import ssl
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -20,12 +21,16 @@ from .config import ServerConfig
 
 N_BACKLOG: Final = 512
 SOCKET_SUFFIX: Final = ".sock"  # of a host that is the path of a unix socket
-ANY_HOST: Final = ("0.0.0.0", "::")  # all addresses of the machine
-ELSEWHERE: Final = "192.0.2.1"  # an address that no machine has (RFC 5737)
+# hosts that stand for all addresses: the family, the loopback address, and an address that no
+# machine has (RFC 5737, RFC 3849)
+ANY_HOST: Final = {
+    "0.0.0.0": (socket.AF_INET, "127.0.0.1", "192.0.2.1"),
+    "::": (socket.AF_INET6, "::1", "2001:db8::1"),
+}
+IN_USE: Final = "another program listens there: stop it, or choose another"
 
 ADVICE: Final = {
-    errno.EADDRINUSE: "another program listens there: stop it, or choose another --port (0: any "
-    "free port)",
+    errno.EADDRINUSE: f"{IN_USE} --port (0: any free port)",
     errno.EACCES: "ports below 1024 and some folders need more rights: choose another --port",
     errno.EADDRNOTAVAIL: "this machine has no such address: use --host 127.0.0.1, or 0.0.0.0 for "
     "all of its addresses",
@@ -50,7 +55,7 @@ def _site(
     runner: web.AppRunner, config: ServerConfig, host: str, tls: ssl.SSLContext | None
 ) -> web.BaseSite:
     if host.endswith(SOCKET_SUFFIX):
-        return web.UnixSite(runner, host, ssl_context=tls, backlog=N_BACKLOG)
+        return _SocketSite(runner, host, ssl_context=tls, backlog=N_BACKLOG)
     reuse = config.reuse_port or None
     return web.TCPSite(
         runner, host, config.port, ssl_context=tls, backlog=N_BACKLOG, reuse_port=reuse
@@ -62,16 +67,56 @@ def _cannot_listen(config: ServerConfig, host: str, error: OSError | OverflowErr
     code = error.errno if isinstance(error, OSError) else None
     if code in ADVICE:
         return f"cannot listen on {where}: {os.strerror(code)}: {ADVICE[code]}"
-    cause = error.strerror if isinstance(error, OSError) else error
+    cause = (isinstance(error, OSError) and error.strerror) or error
     return f"cannot listen on {where}: {cause}"
 
 
-def remove_sockets(config: ServerConfig) -> None:
-    """Remove the files of unix sockets."""
-    for host in config.hosts:
-        if host.endswith(SOCKET_SUFFIX):
-            with suppress(OSError):
-                os.unlink(host)
+class _SocketSite(web.UnixSite):
+    """A unix socket. The end of the runner removes its file, if it is still this server's."""
+
+    __slots__ = ("_file",)
+
+    async def start(self) -> None:
+        """Listen. Raises RequestError if a server listens there, or the file is not a socket."""
+        self._file: tuple[int, int] | None = None
+        path = str(self._path)
+        _check_free(path)
+        await super().start()
+        self._file = _identity(path)
+
+    async def stop(self) -> None:
+        """Stop listening and remove the file."""
+        await super().stop()
+        with suppress(OSError):
+            if self._file == _identity(str(self._path)):
+                os.unlink(self._path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """The device and the inode of a file."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _check_free(path: str) -> None:
+    """Check that a unix socket can be bound to `path`: asyncio replaces a socket, even a live one.
+
+    Raises:
+        RequestError: a server listens there, or the file is not a socket.
+    """
+    if not os.path.exists(path):
+        return
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise RequestError(f"cannot listen on {path}: the file exists and is not a socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a full backlog must not stop the start
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return  # left by a server that was killed
+        except BlockingIOError:
+            pass
+    raise RequestError(f"cannot listen on {path}: {IN_USE} --host")
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
@@ -119,7 +164,8 @@ def _names(host: str) -> Iterator[str]:
     if host not in ANY_HOST:
         yield host
         return
-    yield "127.0.0.1"
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((ELSEWHERE, 9))  # chooses a route; sends nothing
+    family, loopback, elsewhere = ANY_HOST[host]
+    yield loopback
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((elsewhere, 9))  # chooses a route; sends nothing
         yield probe.getsockname()[0]

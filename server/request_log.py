@@ -127,7 +127,8 @@ class RequestRecord:
         else:
             parts.append(_duration(self.seconds))
         parts.append(self.reason)
-        return "  ".join(part for part in parts if part)
+        # paths and errors have texts of the client
+        return one_line("  ".join(part for part in parts if part))
 
 
 def _duration(seconds: float) -> str:
@@ -160,7 +161,7 @@ def record_of(request: web.Request) -> RequestRecord:
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware: logs each request when its handler ends."""
-    path = one_line(request.rel_url.raw_path)[:N_PATH_CHARS]
+    path = request.rel_url.raw_path[:N_PATH_CHARS]
     record = request[RECORD] = RequestRecord(request.method, path)
     response: web.StreamResponse | None = None
     try:

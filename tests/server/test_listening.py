@@ -22,7 +22,7 @@ from lamella.base.errors import RequestError
 from lamella.base.options import declarations
 from lamella.server.app import serve
 from lamella.server.config import ServerConfig
-from lamella.server.listening import ADVICE, tls_context
+from lamella.server.listening import ADVICE, _names, tls_context
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,58 @@ def test_a_socket_in_a_missing_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_that_is_not_a_socket_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sock"
+    path.write_text("mine")
+    with (
+        pytest.raises(RequestError, match=r"notes\.sock: the file exists and is not a socket"),
+        listening(make_model, ServerConfig(host=str(path))),
+    ):
+        pass
+    assert path.read_text() == "mine"
+
+
+def test_the_socket_of_another_server_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    config = ServerConfig(host=f"{path},127.0.0.1", port=0)
+    with running(config=ServerConfig(port=0)) as first, listening(make_model, config):
+        for hosts in (str(path), f"127.0.0.1,{path}"):
+            again = ServerConfig(host=hosts, port=first.port if "," in hosts else 0)
+            with pytest.raises(RequestError, match="another"), listening(make_model, again):
+                pass
+        with closing(UnixConnection(path)) as client:
+            client.request("GET", "/v1/models")
+            assert client.getresponse().status == 200
+    assert not path.exists()
+
+
+def test_a_socket_that_another_server_took_over_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with closing(socket.socket(socket.AF_UNIX)) as other:
+        with listening(make_model, ServerConfig(host=f"{path},127.0.0.1", port=0)):
+            path.unlink()
+            other.bind(str(path))
+        assert path.exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with closing(socket.socket(socket.AF_UNIX)) as killed:
+        killed.bind(str(path))
+    config = ServerConfig(host=f"{path},127.0.0.1", port=0)
+    with listening(make_model, config), closing(UnixConnection(path)) as client:
+        client.request("GET", "/health")
+        assert client.getresponse().status == 200
+    assert not path.exists()
+
+
+def test_a_list_of_hosts() -> None:
+    assert ServerConfig(host="a,b,a").hosts == ("a", "b")
+    for empty in ("", ","):
+        with pytest.raises(RequestError, match=r"host is ',?': must be an address"):
+            ServerConfig(host=empty)
+
+
 def test_servers_share_a_port() -> None:
     with running(config=ServerConfig(port=0, reuse_port=True)) as first:
         again = ServerConfig(port=first.port, reuse_port=True)
@@ -137,6 +189,11 @@ def test_the_addresses_can_be_opened() -> None:
     assert found[0].startswith("http://127.0.0.1:")
     assert all(url.endswith("/llm") and "0.0.0.0" not in url for url in found)
     assert 1 <= len(found) <= 2
+
+
+def test_the_names_of_all_addresses() -> None:
+    names = [next(_names(host)) for host in ("0.0.0.0", "::", "::1")]
+    assert names == ["127.0.0.1", "::1", "::1"]  # the socket of :: takes IPv6 only
 
 
 def test_a_prefix_of_all_paths() -> None:

@@ -137,6 +137,21 @@ def test_control_characters_of_a_path_are_escaped(log: Log) -> None:
     assert str(log.records()[0]).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/a%0Alamella:%20error:%20fake%1b[31m", None),
+        ("/v1/models/a%0Ab", None),
+        ("/v1/completions", {"prompt": "a", "model": "a\nb.gguf"}),
+    ],
+)
+def test_texts_of_clients_in_errors_are_escaped(log: Log, path: str, body: object) -> None:
+    record = log.of(path, body, "POST" if body else "GET")
+    assert record.status >= 400
+    assert "\n" in record.reason
+    assert str(record).isprintable()
+
+
 @pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
 def test_a_client_that_disconnects(log: Log, stream: bool, status: int) -> None:
     body = json.dumps({"prompt": "xyz", "ignore_eos": True, "stream": stream}).encode()
