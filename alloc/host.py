@@ -5,9 +5,12 @@ Tested by tests/alloc/test_host.py.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from contextlib import suppress
+from threading import Lock
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,8 @@ from ..graph.types import GGMLType
 from .buffer import UNLIMITED, Buffer, BufferType, Bytes, buffer_of, tensor_get
 
 HUGE_BYTES: Final = 4 << 20  # allocations from this size on use huge pages: fewer TLB misses
+_MAPS: Final[WeakSet[mmap.mmap]] = WeakSet()  # the memory of these allocations
+_MAPS_LOCK: Final = Lock()
 
 DTYPES: dict[GGMLType, npt.DTypeLike] = {
     GGMLType.F32: np.float32,
@@ -117,7 +122,24 @@ def _mapped(size: int) -> Bytes | None:
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
+    with _MAPS_LOCK:
+        _MAPS.add(pages)
     return np.frombuffer(pages, np.uint8)  # the map ends with the last array over it
+
+
+def untouched_bytes() -> int:
+    """Bytes of large allocations of this process that take no memory yet: nothing has been written
+    there. 0 if the system does not say."""
+    with _MAPS_LOCK:
+        maps = list(_MAPS)
+    return sum(map(_untouched, maps))
+
+
+def _untouched(pages: mmap.mmap) -> int:
+    resident = np.ones(-(-len(pages) // mmap.PAGESIZE), np.uint8)  # a byte for each page
+    address = np.frombuffer(pages, np.uint8).ctypes.data
+    ctypes.CDLL(None).mincore(*map(ctypes.c_size_t, (address, len(pages), resident.ctypes.data)))
+    return int(np.count_nonzero(resident & 1 == 0)) * mmap.PAGESIZE
 
 
 def array_of(tensor: Tensor, memory: Bytes) -> npt.NDArray[np.generic]:

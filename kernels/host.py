@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from ..alloc.host import untouched_bytes
+
 ROOT: Final = Path("/")
 HAS_POSIX_THREADS: Final = os.name == "posix"  # the threads of compiled CPU kernels; not Windows
 POLL: Final = 50  # the default, from 0 to 100: how long idle CPU threads spin before they sleep
@@ -35,7 +37,10 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 
 def host_memory(root: Path = ROOT) -> tuple[int, int]:
-    """(available, total) bytes of memory that this process may use."""
+    """(available, total) bytes of memory that this process may use, as the system reports them.
+
+    Allocated memory stays available until it is written: see `free_memory`.
+    """
     try:
         text = (root / "proc/meminfo").read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines())
@@ -45,6 +50,12 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
     for limit, used in _memory_limits(root):
         free, total = min(free, max(0, limit - used)), min(total, limit)
     return free, total
+
+
+def free_memory() -> int:
+    """Bytes that this process may still allocate: the available ones, without those that it has
+    allocated and not yet written. What other processes have not yet written is unknown."""
+    return max(0, host_memory()[0] - untouched_bytes())
 
 
 def peak_memory(root: Path = ROOT) -> int:

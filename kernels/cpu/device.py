@@ -29,7 +29,7 @@ from ...sched.backend import (
     KeepAlive,
 )
 from ..compute import Compute, Program, address_of, unusable_memory
-from ..host import POLL, default_threads, host_memory
+from ..host import POLL, default_threads, free_memory, host_memory
 from ..reference.compute import ReferenceCompute
 from .ceiling import measure_read
 from .compiler.isa import supported_isas
@@ -76,7 +76,7 @@ class CpuDevice(Device):
         return CpuCompute(self.n_threads, self.progress, poll=self.poll)
 
     def memory(self) -> tuple[int, int]:
-        return host_memory()
+        return free_memory(), host_memory()[1]
 
     def bandwidth(self, n_threads: int) -> float | None:
         return None if NO_JIT() else measure_read(n_threads)
@@ -125,10 +125,11 @@ class CpuDevice(Device):
 
 
 class CpuBufferType(HostBufferType):
-    """The host's memory. Refuses to overcommit: the system would later kill the process."""
+    """The host's memory. Refuses more than is free: the system would grant it, and later kill the
+    process. Memory that other processes allocate and write later is unknown here."""
 
     def _alloc(self, size: int) -> HostBuffer:
-        free, _ = host_memory()
+        free = free_memory()
         if size > free:
             raise OutOfMemoryError(self.name, size, free)
         return super()._alloc(size)

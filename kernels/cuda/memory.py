@@ -15,7 +15,7 @@ from ...alloc.host import HostBuffer
 from ...base.errors import OutOfMemoryError
 from ...graph.tensor import Tensor
 from ..device_buffer import DeviceBuffer
-from ..host import host_memory
+from ..host import free_memory
 from .driver import Address, Gpu
 
 ALIGNMENT = 256  # the alignment of CUDA's allocations; kernels need 16 bytes
@@ -88,7 +88,7 @@ class PinnedBufferType(BufferType):
         self._gpu = gpu
 
     def _alloc(self, size: int) -> PinnedBuffer:
-        free, _ = host_memory()
+        free = free_memory()
         if size > free:  # otherwise the system would kill the process
             raise OutOfMemoryError(self.name, size, free)
         try:

@@ -20,7 +20,7 @@ from lamella.alloc import (
     tensor_set,
     view_init,
 )
-from lamella.alloc.host import HUGE_BYTES, aligned_zeros
+from lamella.alloc.host import HUGE_BYTES, aligned_zeros, untouched_bytes
 from lamella.base.errors import OutOfMemoryError, TensorAccessError
 from lamella.graph import GGMLType, Tensor, ops
 
@@ -257,3 +257,16 @@ def test_absurd_sizes_are_an_error_value(size: int) -> None:
     assert (e.value.where, e.value.wanted) == ("RAM", size)
     assert buft.used == 0
     assert buft.alloc_buffer(100).size == 100  # the type still works
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="other systems do not report it")
+def test_memory_is_untouched_until_it_is_written() -> None:
+    before, size = untouched_bytes(), 8 * HUGE_BYTES
+    buffer = host(HostBufferType(), size)
+    for n in (0, size // 2, size):
+        buffer.memory[:n] = 1
+        # the system provides whole huge pages
+        assert untouched_bytes() - before == pytest.approx(size - n, abs=HUGE_BYTES)
+    buffer.free()
+    host(HostBufferType(), size).free()
+    assert untouched_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import threading
@@ -13,9 +14,11 @@ import pytest
 
 from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.alloc.buffer import Buffer, BufferType
-from lamella.base.errors import BackendError, ClosedError, TensorAccessError
+from lamella.alloc.host import untouched_bytes
+from lamella.base.errors import BackendError, ClosedError, OutOfMemoryError, TensorAccessError
 from lamella.base.settings import NO_JIT
 from lamella.graph import GGMLType, Graph, Tensor, ops
+from lamella.kernels import host
 from lamella.kernels.cpu import CpuBackend, CpuDevice, device, plan
 from lamella.kernels.cpu.compiler.jit import Kernel, load_all
 from lamella.kernels.host import default_threads
@@ -88,6 +91,23 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free_there, total_there = CpuDevice(1).memory()
     assert 0 < free_there <= total_there
     assert abs(total_there - total) < 0.05 * total
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="other systems do not report it")
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_allocated_memory_is_not_free_before_it_is_written(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, size = CpuDevice(1), 40 << 20
+    buft = cpu.buffer_type if kind == "plain" else cpu.extra_buffer_types[0]
+    available = untouched_bytes() + size * 3 // 2
+    monkeypatch.setattr(host, "host_memory", lambda: (available, 1 << 40))
+    first = buft.alloc_buffer(size)
+    assert cpu.memory()[0] == pytest.approx(size // 2, abs=1 << 20)
+    with pytest.raises(OutOfMemoryError, match=f"cannot allocate {size} bytes"):
+        buft.alloc_buffer(size)
+    first.free()
+    buft.alloc_buffer(size).free()
 
 
 def test_the_default_is_a_thread_for_each_usable_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

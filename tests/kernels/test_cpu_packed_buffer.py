@@ -61,7 +61,7 @@ def test_the_buffer_type() -> None:
 
 
 def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_module, "host_memory", lambda: (1000, 2000))
+    monkeypatch.setattr(buffer_module, "free_memory", lambda: 1000)
     t = Tensor(Q4_0, (64, 17))
     buft = RepackBufferType(1)
     with pytest.raises(OutOfMemoryError, match=r"CPU_REPACK.* 1152 .*1000"):

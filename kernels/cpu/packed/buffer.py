@@ -18,7 +18,7 @@ from ....alloc.buffer import Buffer, BufferType, Bytes, Data, as_bytes
 from ....alloc.host import aligned_zeros
 from ....base.errors import OutOfMemoryError, TensorAccessError
 from ....graph.tensor import Tensor
-from ...host import host_memory
+from ...host import free_memory
 from ..compiler.native import native
 from .formats import FORMATS, format_of
 from .moves import PACK_ROWS, UNPACK_ROWS
@@ -51,7 +51,7 @@ class RepackBufferType(BufferType):
         return form.bytes_of(tensor.ne[0], tensor.ne[1]) * tensor.ne[2] * tensor.ne[3]
 
     def _alloc(self, size: int) -> RepackBuffer:
-        free, _ = host_memory()
+        free = free_memory()
         if size > free:
             raise OutOfMemoryError(self.name, size, free)
         return RepackBuffer(self, aligned_zeros(size, self.alignment, self.name))
