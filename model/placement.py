@@ -46,6 +46,8 @@ class Placement:
             and overrides are not read: `devices` and `overrides` replace them.
         overrides: pairs of a pattern (`re.search` on a weight's name) and the buffer type of the
             weights that match. The first match counts.
+        memory: the (free, total) bytes of each device, by its name. Read once, when the first
+            placement is made; `replace` keeps it, so all plans and the load use the same numbers.
 
     Raises:
         RequestError: an invalid device, share or pattern, or a buffer type that no device can use.
@@ -55,8 +57,12 @@ class Placement:
     devices: tuple[Device, ...] = ()
     params: PlacementParams = field(default_factory=PlacementParams)
     overrides: Overrides = ()
+    memory: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.memory:
+            memory = {device.name: device.memory() for device in (*self.devices, self.cpu)}
+            object.__setattr__(self, "memory", memory)
         self._check_devices()
         self._check_split()
         for pattern, buft in self.overrides:
@@ -229,7 +235,7 @@ def _bounds(placement: Placement) -> list[float]:
     shares = list(placement.params.tensor_split or ())
     shares += [0.0] * (len(placement.devices) - len(shares))
     if not any(shares):
-        shares = [float(device.memory()[0]) for device in placement.devices]
+        shares = [float(placement.memory[device.name][0]) for device in placement.devices]
     if not any(shares):  # no device reports its memory
         shares = [1.0] * len(placement.devices)
     ends = list(accumulate(shares))

@@ -63,7 +63,7 @@ class DevicePlan:
     """The memory of a device under a plan.
 
     Attributes:
-        free, capacity: bytes of the device now; UNLIMITED if unknown.
+        free, capacity: bytes of the device when planned; UNLIMITED if unknown.
         margin: bytes that the device's driver will take.
         caveats: of the device, by their labels.
         n_bytes_read: bytes of weights that the device reads for one token.
@@ -267,7 +267,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
         if buffer.size and not buffer.freed and owners.get(buffer.buft, cpu) is device:
             uses = bufts.setdefault(buffer.buft, dict.fromkeys(Usage, 0))
             uses[buffer.usage] += buffer.size
-    free, capacity = device.memory()
+    free, capacity = measured.model.placement.memory[device.name]
     memory = (
         MemoryPlan(
             buft.name, uses[Usage.WEIGHTS], uses[Usage.ANY], uses[Usage.COMPUTE], uses[Usage.WORK]

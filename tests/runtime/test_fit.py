@@ -263,6 +263,22 @@ def test_an_exact_fit_is_loaded_and_one_byte_less_is_refused(deep: Path, n_gpus:
         load(short)
 
 
+def test_a_model_is_loaded_as_planned_if_free_memory_changes(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(deep, devices=("sim:1GiB:2",), fit_target=0)
+    assert plan.n_gpu_layers == plan.n_layers
+    memory = SimDevice.memory
+
+    def less_on_first(device: SimDevice) -> tuple[int, int]:
+        free, total = memory(device)
+        return (free // 8 if device.name == "SIM0" else free), total
+
+    monkeypatch.setattr(SimDevice, "memory", less_on_first)
+    with opened(plan) as context:
+        check_exact(context, plan)
+
+
 def test_host_memory_that_is_too_small_is_refused(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
