@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ LEVELS: Final = (
 )
 N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
 N_PAUSE_SECONDS: Final = 0.02  # between two writes
+N_CLOSE_SECONDS: Final = 1.0  # to write the last lines; a reader may be paused
 COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
 
@@ -113,7 +113,8 @@ def set_up_log(params: LogParams, default_level: int) -> None:
 
 def _file_handler(params: LogParams) -> logging.Handler:
     try:
-        handler = logging.FileHandler(params.log_file, encoding="utf-8")
+        # a lone surrogate must not lose the lines around it
+        handler = logging.FileHandler(params.log_file, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise RequestError(f"--log-file {params.log_file}: {error.strerror}") from error
     handler.setFormatter(_formatter(params, colors=params.log_colors == "on"))
@@ -175,66 +176,92 @@ def _local_time(record: logging.LogRecord) -> str:
 
 
 @contextmanager
-def log_in_background() -> Iterator[None]:
+def log_in_background() -> Iterator[LogWriter]:
     """Within the block, a thread writes the log. So a paused reader does not stop a server."""
     root = logging.getLogger("lamella")
     before = list(root.handlers)
     outputs = [one for one in before if isinstance(one, logging.StreamHandler)]
-    writer = _Writer(outputs)
+    writer = LogWriter(outputs)
     root.handlers[:] = [writer, *(one for one in before if one not in outputs)]
     try:
-        yield
+        yield writer
     finally:
         root.handlers[:] = before
         writer.close()
 
 
-class _Writer(logging.Handler):
-    """Passes records to a thread, which writes many at once: each write releases Python's lock.
+class LogWriter(logging.Handler):
+    """Passes lines to a thread, which writes many at once: each write releases Python's lock.
 
-    Drops records if too many wait.
+    Drops lines if too many wait. A later line reports how many.
     """
 
     def __init__(self, outputs: Sequence[logging.StreamHandler[TextIO]]) -> None:
         super().__init__()
         self._outputs = outputs
-        self._records: deque[logging.LogRecord] = deque()
+        self._queued: list[Sequence[str]] = []  # the lines of a record, one for each output
+        self._n_dropped = 0
         self._arrived, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lamella-log", daemon=True)
         self._thread.start()
 
+    @property
+    def is_stuck(self) -> bool:
+        """After `close`: True if a reader is paused. Python waits for it when the process ends."""
+        return self._thread.is_alive()
+
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record."""
-        if len(self._records) < N_QUEUED_MAX:
-            self._records.append(record)
-            self._arrived.set()
+        """Queue the lines of a record. `logging` holds the lock of this handler."""
+        if len(self._queued) >= N_QUEUED_MAX:
+            self._n_dropped += 1
+            return
+        # not the record: its message may refer to all of a request
+        self._queued.append([_line(output, record) for output in self._outputs])
+        self._arrived.set()
 
     def close(self) -> None:
-        """Write what is queued, and end the thread."""
+        """Write what is queued, for at most `N_CLOSE_SECONDS`, and end the thread."""
         self._closing.set()
         self._arrived.set()
-        self._thread.join()
+        self._thread.join(N_CLOSE_SECONDS)
         super().close()
 
     def _run(self) -> None:
-        while self._records or not self._closing.is_set():
+        while self._queued or not self._closing.is_set():
             self._arrived.wait()
             self._arrived.clear()
-            self._write([self._records.popleft() for _ in range(len(self._records))])
+            self._write(self._take())
             self._closing.wait(N_PAUSE_SECONDS)
 
-    def _write(self, records: Sequence[logging.LogRecord]) -> None:
-        for output in self._outputs:
-            lines = [_line(output, r) for r in records if r.levelno >= output.level]
+    def _take(self) -> Sequence[Sequence[str]]:
+        """Empty the queue. Return its lines, and one that reports dropped lines."""
+        assert self.lock is not None
+        with self.lock:
+            queued, n_dropped = self._queued, self._n_dropped
+            self._queued, self._n_dropped = [], 0
+        if n_dropped:
+            queued.append([_line(output, _dropped(n_dropped)) for output in self._outputs])
+        return queued
+
+    def _write(self, queued: Sequence[Sequence[str]]) -> None:
+        for output, lines in zip(self._outputs, zip(*queued, strict=True), strict=False):
             with suppress(OSError, ValueError):  # the reader is gone: no place for an error
                 output.stream.write("".join(lines))
                 output.flush()
 
 
+def _dropped(n: int) -> logging.LogRecord:
+    lines = "1 line was" if n == 1 else f"{n} lines were"
+    text = f"{lines} dropped: the reader of the log is too slow"
+    return logging.LogRecord("lamella.log", logging.WARNING, __file__, 0, text, None, None)
+
+
 def _line(output: logging.Handler, record: logging.LogRecord) -> str:
-    """The text of a record. A bug in a message is printed to stderr, as in `logging`."""
+    """The line of a record; "" if the output does not take it. A bug in a message is printed to
+    stderr, as in `logging`."""
     try:
-        return f"{output.format(record)}\n"
+        is_wanted = record.levelno >= output.level and output.filter(record)
+        return f"{output.format(record)}\n" if is_wanted else ""
     except Exception:
         output.handleError(record)
         return ""

@@ -110,15 +110,18 @@ def run_server(
     Needs a process of its own: after the first signal it ignores both signals.
     """
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        with log_in_background():
+    status = 0
+    with log_in_background() as writer:
+        try:
             asyncio.run(_until_signal(config, load, progress))
-    except LamellaError as error:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        log.critical(error)
-        return error.exit_status
-    return 0
+        except LamellaError as error:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            log.critical(error)
+            status = error.exit_status
+    if writer.is_stuck:
+        os._exit(status)  # an ordinary exit would wait for the reader of the log
+    return status
 
 
 async def _until_signal(

@@ -49,7 +49,7 @@ class RequestRecord:
         method, path: of the request; the path without the query.
         choices: the texts that it generates.
         n_each: number of choices per prompt.
-        body: of the request, once it is read.
+        body: of the request, once it is read, if bodies are logged.
         end: how it ended, if the choices do not say it.
     """
 
@@ -156,6 +156,12 @@ RECORD: Final = web.RequestKey("record", RequestRecord)
 def record_of(request: web.Request) -> RequestRecord:
     """The record of a request that `log_requests` handles."""
     return request[RECORD]
+
+
+def record_body(request: web.Request, body: bytes) -> None:
+    """Record the body of a request, if bodies are logged."""
+    if log.isEnabledFor(logging.DEBUG):
+        record_of(request).body = body
 
 
 @web.middleware

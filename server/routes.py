@@ -21,7 +21,7 @@ from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
 from .prompts import chat_prompt, tokenize_parts
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
-from .request_log import record_of
+from .request_log import record_body
 from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
 from .state import STATE
 
@@ -41,7 +41,8 @@ def loaded_model(request: web.Request) -> Instance:
 
 async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
     """Return `work(model, body)`, called in a thread."""
-    raw = record_of(request).body = await _read(request)
+    raw = await _read(request)
+    record_body(request, raw)
     return await asyncio.to_thread(work, loaded_model(request), raw)
 
 

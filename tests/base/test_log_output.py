@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import itertools
 import json
 import logging
 import os
 import re
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,30 +135,94 @@ def test_colors_on_a_terminal(
     assert ("\x1b" in terminal.getvalue()) == expected
 
 
-def test_a_log_that_nobody_reads_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_output, "N_QUEUED_MAX", 20)
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The end to read of a pipe that takes the log."""
     reader, writer = os.pipe()
     with open(writer, "w", encoding="utf-8") as full:
         monkeypatch.setattr("sys.stderr", full)
         set_up_log(LogParams(), logging.INFO)
-        done = threading.Event()
-
-        def work() -> None:
-            with log_in_background():
-                for _ in range(100):
-                    log.info("%s", "x" * 5000)
-                done.set()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            assert done.wait(30), "logging waited for a reader"
-        finally:
-            drain = threading.Thread(target=lambda: list(iter(lambda: os.read(reader, 65536), b"")))
-            drain.start()
-            thread.join()
+        yield reader
+        drain = threading.Thread(target=lambda: list(iter(lambda: os.read(reader, 65536), b"")))
+        drain.start()
     drain.join()
     os.close(reader)
+
+
+def fill() -> None:
+    """More than a pipe holds."""
+    for _ in range(100):
+        log.info("%s", "x" * 5000)
+
+
+def test_a_log_that_nobody_reads_drops_lines(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_output, "N_QUEUED_MAX", 20)
+    with log_in_background():
+        fill()
+        with open(os.dup(pipe), encoding="utf-8") as lines:
+            written = itertools.takewhile(lambda line: "dropped" not in line, lines)
+            n_written = len(list(written))
+            assert 20 <= n_written < 100
+            log.info("again")
+            assert lines.readline() == "lamella: again\n"
+
+
+def test_the_line_about_dropped_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_output, "N_QUEUED_MAX", 2)
+    monkeypatch.setattr(log_output, "N_PAUSE_SECONDS", 60)
+    set_up_log(LogParams(log_prefix=False), logging.INFO)
+    with log_in_background():
+        log.info("first")
+        while not (shown := capsys.readouterr().err):
+            time.sleep(0.001)
+        for i in range(5):
+            log.info("%d", i)
+    assert shown == "first\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["0", "1", "3 lines were dropped: the reader of the log is too slow"]
+
+
+def test_the_end_does_not_wait_for_a_paused_reader(
+    pipe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_output, "N_CLOSE_SECONDS", 0.1)
+    with log_in_background() as writer:
+        fill()
+    assert writer.is_stuck
+
+
+@pytest.mark.usefixtures("pipe")
+def test_waiting_lines_do_not_hold_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_output, "N_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(logging.getLogger("lamella"), "propagate", False)  # pytest keeps records
+    with log_in_background():
+        fill()
+        message = Answer()
+        known = weakref.ref(message)
+        log.info(message)
+        del message
+        gc.collect()
+        assert known() is None
+
+
+def test_an_invalid_character_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    set_up_log(LogParams(log_file=str(path), log_prefix=False), logging.INFO)
+    with log_in_background():
+        for text in ("before", "bad \udcff", "after"):
+            log.info(text)
+    assert path.read_text() == "before\nbad \\udcff\nafter\n"
+
+
+def test_filters_of_outputs_work_in_the_background(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_log(LogParams(log_prefix=False), logging.INFO)
+    logging.getLogger("lamella").handlers[0].addFilter(lambda record: record.msg != "no")
+    with log_in_background():
+        log.info("no")
+        log.info("yes")
+    assert capsys.readouterr().err == "yes\n"
 
 
 def test_a_broken_message_does_not_stop_the_log(

@@ -139,6 +139,12 @@ def test_a_load_error() -> None:
         assert server.wait(WAIT_S) == 1
 
 
+def test_a_load_error_with_a_log_that_nobody_reads() -> None:
+    load = "[app.log.info('x' * 1000) for _ in range(200)]; raise ModelFileError('x')"
+    with process(load=load) as server:
+        assert server.wait(WAIT_S) == 1
+
+
 def test_invalid_http_and_disconnects_are_not_logged() -> None:
     with process(on_decode="time.sleep(0.005)") as server:
         port = port_of(server)

@@ -78,6 +78,7 @@ def test_the_line_of_a_chat(log: Log, stream: bool) -> None:
     assert 0 < fields["ttft_ms"] < fields["ms"]
     assert fields["tokens_per_second"] > 0
     json.dumps(fields, allow_nan=False)
+    assert record.body == b""  # bodies are not logged
 
 
 def test_cached_tokens(log: Log) -> None:
