@@ -100,10 +100,10 @@ def unavailable(message: str) -> web.HTTPServiceUnavailable:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """True if a record is worth logging. aiohttp logs a traceback for each client that disconnects
-    or sends invalid HTTP."""
+    """True if a record is worth logging. aiohttp logs a traceback for each client that disconnects,
+    sends invalid HTTP or an invalid body."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, ConnectionError | HttpProcessingError)
+    return not isinstance(error, ConnectionError | HttpProcessingError | web.RequestPayloadError)
 
 
 HTTP_LOG.addFilter(_is_worth_logging)

@@ -37,7 +37,7 @@ ENDPOINTS: Final = (
     ("POST", "/v1/chat/completions", "OpenAI chat"),
     ("POST", "/v1/completions", "OpenAI completion"),
     ("POST", "/completion", "llama-server's completion"),
-    ("POST", "/tokenize", "text to token ids; /detokenize: back"),
+    ("POST", "/tokenize", "text to token ids; detokenize: back"),
     ("POST", "/apply-template", "the prompt of a chat"),
 )
 CURL: Final = """curl {url}/v1/chat/completions{key} \\
@@ -136,10 +136,11 @@ def _calls(state: ServerState, url: str) -> tuple[str, str]:
 
 def _page(state: ServerState, url: str) -> str:
     curl, python = _calls(state, url)
+    host = url.removesuffix(state.config.prefix)
     facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in _facts(state))
     rows = (
-        f"<tr><td>{_link(method, path, url)}</td><td>{escape(text)}</td></tr>"
-        for method, path, text in ENDPOINTS
+        f"<tr><td>{_link(method, path, host)}</td><td>{escape(text)}</td></tr>"
+        for method, path, text in _endpoints(state)
     )
     is_ready = state.model is not None
     return PAGE.substitute(
@@ -157,14 +158,21 @@ def _page(state: ServerState, url: str) -> str:
     )
 
 
-def _link(method: str, path: str, url: str) -> str:
-    name = f"<code>{method} {path}</code>"
-    return f'<a href="{escape(url + path)}">{name}</a>' if method == "GET" else name
+def _endpoints(state: ServerState) -> Iterator[tuple[str, str, str]]:
+    """Method, path with the prefix, and description of each endpoint."""
+    return ((method, state.config.prefix + path, text) for method, path, text in ENDPOINTS)
+
+
+def _link(method: str, path: str, host: str) -> str:
+    name = f"<code>{method} {escape(path)}</code>"
+    return f'<a href="{escape(host + path)}">{name}</a>' if method == "GET" else name
 
 
 def _text(state: ServerState, url: str) -> str:
     lines = [f"Lamella: {_state(state)}", ""]
     lines += [f"{label + ':':<18} {text}" for label, text in _facts(state)]
     lines += ["", _calls(state, url)[0], ""]
-    lines += [f"{method:<4} {path:<22} {text}" for method, path, text in ENDPOINTS]
+    rows = list(_endpoints(state))
+    width = max(len(path) for _, path, _ in rows)
+    lines += [f"{method:<4} {path:<{width}} {text}" for method, path, text in rows]
     return "\n".join(lines) + "\n"

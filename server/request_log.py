@@ -23,9 +23,8 @@ from aiohttp.typedefs import Handler
 
 from ..base.log import get_logger
 from .bridge import Choice
-from .config import ServerConfig
 from .http_errors import ERROR_MESSAGE
-from .state import STATE
+from .state import STATE, ServerState
 
 log = get_logger("server")
 
@@ -33,7 +32,7 @@ CLIENT_CLOSED: Final = 499  # nginx's status for a client that disconnects befor
 N_PATH_CHARS: Final = 200
 N_BODY_CHARS: Final = 1000  # shown of each end of a body
 
-# polls of monitors and preflights of browsers: logged with -v only
+# polls of monitors, logged with -v only, as are preflights and requests while the model loads
 QUIET_PATHS: Final = ("/health", "/v1/health", "/metrics")
 SECRET: Final = re.compile(
     r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")[^"]+',
@@ -183,9 +182,9 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         raise
     finally:
         record.seconds = time.perf_counter() - record.t_start
-        config = request.app[STATE].config
-        if config.request_log:
-            _write(record, response, config)
+        state = request.app[STATE]
+        if state.config.request_log:
+            _write(record, response, state)
 
 
 def log_malformed(status: int, message: str) -> None:
@@ -193,11 +192,10 @@ def log_malformed(status: int, message: str) -> None:
     log.info(RequestRecord("-", "-", status=status, end=message))
 
 
-def _write(
-    record: RequestRecord, response: web.StreamResponse | None, config: ServerConfig
-) -> None:
-    path, keys = record.path.removeprefix(config.prefix), config.keys
-    is_quiet = path in QUIET_PATHS or record.method == "OPTIONS"
+def _write(record: RequestRecord, response: web.StreamResponse | None, state: ServerState) -> None:
+    path, keys = record.path.removeprefix(state.config.prefix), state.config.keys
+    is_poll = state.model is None and record.status == 503  # until the model is loaded
+    is_quiet = is_poll or path in QUIET_PATHS or record.method == "OPTIONS"
     log.log(logging.DEBUG if is_quiet else logging.INFO, record)
     if is_quiet or not log.isEnabledFor(logging.DEBUG):
         return

@@ -46,7 +46,11 @@ MISSING: Final = (
         "POST /completion, with the model's tokens for infill in the prompt",
         ("/infill",),
     ),
-    Missing("saved slots", "nothing: a shared prefix is reused by itself", ("/slots/*",)),
+    Missing(
+        "saved slots",
+        "requests with the whole prompt, as a shared prefix is reused by itself",
+        ("/slots/*",),
+    ),
     Missing(
         "LoRA adapters",
         "a model file with the adapter merged into it",

@@ -111,3 +111,13 @@ def test_an_error_keeps_the_connection(server: RunningServer) -> None:
     reply = exchange(server, bad + good)
     assert reply.startswith(b"HTTP/1.1 400 ")
     assert b"HTTP/1.1 200 " in reply
+
+
+def test_a_body_with_an_invalid_encoding_logs_no_traceback(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for encoding in ("gzip", "deflate"):
+        raw = post(b"xxxxxxxx", f"Content-Encoding: {encoding}", "Connection: close")
+        assert error_of(exchange(server, raw))["code"] == 400
+    assert [r for r in caplog.records if r.exc_info] == []
+    assert "Unhandled" not in caplog.text

@@ -16,6 +16,7 @@ from lamella.server import app
 from lamella.server.config import ServerConfig
 from lamella.server.listening import listen as listen_plainly
 from lamella.server.page import ENDPOINTS, POLICY
+from lamella.server.request_log import RequestRecord
 from lamella.server.state import LoadProgress
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -83,12 +84,24 @@ def test_with_keys_the_page_shows_neither_model_nor_machine() -> None:
             assert "Authorization: Bearer $API_KEY" in text
 
 
+def test_endpoints_have_the_prefix() -> None:
+    with running(config=ServerConfig(port=0, api_prefix="/llm")) as server:
+        html, text = (server.get("/llm", **h).raw.decode() for h in (HTML, {}))
+        for method, path, _ in ENDPOINTS:
+            assert f"{method:<4} /llm{path} " in text
+            assert f"<code>{method} /llm{path}</code>" in html
+            assert method == "POST" or f'href="{server.url}/llm{path}"' in html
+
+
 def test_no_page() -> None:
     with running(config=ServerConfig(port=0, ui=False)) as server:
         assert server.get("/").error["code"] == 404
 
 
-def test_a_loading_server_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loading_server_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lamella.server")
     ports: list[int] = []
     replies: list[Reply] = []
     progress = LoadProgress()
@@ -119,3 +132,4 @@ def test_a_loading_server_shows_its_progress(monkeypatch: pytest.MonkeyPatch) ->
     assert models.error["message"] == "Loading model (loading weights, 25%)"
     assert health.error["message"] == "Loading model"
     assert text.raw.startswith(b"Lamella: preparing: compiling kernels, 3 of 35\n")
+    assert not [r for r in caplog.records if isinstance(r.msg, RequestRecord)]
