@@ -14,9 +14,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
+from ..base.errors import RequestError
 from . import sources
 
 INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
+BEHIND_DASHES: Final = "\0"  # begins an argument behind `--`: argparse sees no flag in it
 
 
 class Note(NamedTuple):
@@ -45,6 +47,7 @@ class Parser(argparse.ArgumentParser):
             help="show this help and exit",
         )
         self.other_commands: Mapping[str, str] = {}  # of other programs, and what to use
+        self._is_inside = False
         self._commands: Collection[str] = ()
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
@@ -70,10 +73,6 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         command: Parser = getattr(found, "parser", self)
-        for action in command._get_positional_actions():
-            # argparse does not take a second argument after a flag
-            if unknown and not unknown[0].startswith("-") and not hasattr(found, action.dest):
-                setattr(found, action.dest, unknown.pop(0))
         if unknown:
             command.error(command._explain(unknown[0]))
         for note in vars(found).values():
@@ -83,16 +82,26 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the flags, then add the values of variables and of the config file."""
+        if self._subparsers is not None or self._is_inside:
+            return super().parse_known_args(args, namespace)
         self._hide_defaults()
-        texts = self._with_bare_values(sys.argv[1:] if args is None else args)
-        found, unknown = super().parse_known_args(texts, namespace)
+        texts = self._with_values(sys.argv[1:] if args is None else args)
+        self._is_inside = True  # until 3.12, the method calls this one
+        try:
+            found, unknown = self.parse_known_intermixed_args(texts, namespace)
+        finally:
+            self._is_inside = False
         actions = [a for a in self._actions if a.option_strings and a.dest != argparse.SUPPRESS]
         for layer in sources.from_environment(actions):
             self._add_layer(found, layer)
         if "--config" in self._option_string_actions and hasattr(found, "config"):
             name = self.prog.rpartition(" ")[2]
-            flags = self._option_string_actions
-            for layer in sources.from_file(found.config, name, self._commands, flags):
+            flags = {flag: action for action in actions for flag in action.option_strings}
+            try:
+                layers = sources.from_file(found.config, name, self._commands, flags)
+            except RequestError as e:
+                self.error(str(e))
+            for layer in layers:
                 self._add_layer(found, layer)
         for dest, default in self._plain.items():
             setattr(found, dest, getattr(found, dest, default))
@@ -130,17 +139,39 @@ class Parser(argparse.ArgumentParser):
             setattr(found, dest, Note(names[dest], value.why) if is_note else value)
             self._sources[dest] = names[dest]
 
-    def _with_bare_values(self, args: Sequence[str]) -> list[str]:
-        """Replace `-fa` by `-fa=on` unless a valid value follows: the next one may be the model."""
-        found = list(args)
-        for i, arg in enumerate(args):
-            action = self._option_string_actions.get(arg)
-            if action is not None and action.nargs == "?":
+    def _with_values(self, args: Sequence[str]) -> list[str]:
+        """Join flags and their values where argparse would not take them apart, up to `--`.
+
+        `-p -hello` is `-p=-hello`: llama.cpp takes any text behind such a flag. `-fa` is `-fa=on`
+        unless a valid value follows: the next text may be the model.
+        """
+        end = args.index("--") if "--" in args else len(args)
+        found: list[str] = []
+        rest = iter(range(end))
+        for i in rest:
+            action, following = self._option_string_actions.get(args[i]), args[i + 1 : end][:1]
+            found.append(args[i])
+            if action is None:
+                continue
+            if action.nargs is None and following and self._is_text(following[0]):
+                found[-1] += f"={following[0]}"
+                next(rest)
+            elif action.nargs == "?":
                 try:
-                    self._get_values(action, list(args[i + 1 : i + 2]) or [""])
+                    self._get_values(action, list(following) or [""])
                 except argparse.ArgumentError:
-                    found[i] = f"{arg}={action.const}"
-        return found
+                    found[-1] += f"={action.const}"
+        return [*found, *(BEHIND_DASHES + arg for arg in args[end + 1 :])]
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        texts = [arg.removeprefix(BEHIND_DASHES) for arg in arg_strings]
+        return super()._get_values(action, texts)
+
+    def _is_text(self, arg: str) -> bool:
+        """True if an argument looks like a flag and is none."""
+        flag = arg.partition("=")[0]
+        is_known = flag in self._option_string_actions or bool(self._get_option_tuples(arg))
+        return arg.startswith("-") and not is_known
 
     def _get_option_tuples(self, option_string: str) -> Any:
         """Do not split flags of two letters: argparse reads -xy as -x with the value y."""
@@ -165,6 +196,7 @@ class Parser(argparse.ArgumentParser):
     def _explain(self, arg: str) -> str:
         """The error message for an unknown argument."""
         if not arg.startswith("-"):
+            arg = arg.removeprefix(BEHIND_DASHES)
             text = "; put a text of several words in quotes"
             takes_text = any(action.dest == "text" for action in self._get_positional_actions())
             return f"unexpected argument {arg!r}{text if takes_text else ''}"

@@ -12,6 +12,7 @@ from commands import lamella
 from lamella.base.errors import RequestError
 from lamella.cli.flags import add_model_flags, open_params, request_defaults
 from lamella.cli.main import parser
+from lamella.cli.model_flags import text_argument
 from lamella.cli.parser import Parser
 from lamella.graph import GGMLType
 from lamella.model.params import parse_overrides, parse_shares
@@ -308,3 +309,27 @@ def test_values() -> None:
             parse_bias(text)
     with pytest.raises(ValueError, match="must be numbers like 3,1"):
         parse_shares("a,b")
+
+
+@pytest.mark.parametrize("args", ["m -- {}", "-n 5 m -- {}", "m -n 5 -- {}", "-m m -n 5 -- {}"])
+@pytest.mark.parametrize("text", ["-fa", "-prompt", "--version", "-n5"])
+def test_two_dashes_protect_a_prompt(args: str, text: str) -> None:
+    found = parsed("run", *args.format(text).split())
+    assert text_argument(found) == text
+
+
+def test_arguments_may_be_between_flags() -> None:
+    assert parsed("rm", "a", "-y", "b", "--cache-dir", "c", "d").models == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("text", ["-hello", "---", "-a b", "-", "--no=1", "-5", "-5x"])
+def test_a_text_may_begin_with_a_dash(text: str) -> None:
+    found = parsed("run", "m", "-p", text, "-sys", text, "-r", text, "-r", text, "-fa")
+    assert (found.prompt, found.system_prompt, found.stop) == (text, text, [text, text])
+
+
+@pytest.mark.parametrize("text", ["-n", "-n5", "--json", "--temp=1"])
+def test_a_flag_is_not_the_text_of_another(text: str) -> None:
+    done = lamella("run", "m", "-p", text, "5")
+    assert done.returncode == 2
+    assert "argument -p/--prompt: expected one argument" in done.stderr
