@@ -162,12 +162,14 @@ class Session:
         Raises:
             RequestError: an unknown command.
         """
+        if "\n" in text:
+            return None  # a pasted text
         name, _, rest = text.partition(" ")
         command = self._commands.get(ALIASES.get(name, name))
         if command is not None:
             return partial(command, rest.strip())
-        if not name.startswith("/") or "/" in name[1:] or "\n" in text:
-            return None  # such as a path, or several lines
+        if not name.startswith("/") or "/" in name[1:]:
+            return None  # such as a path
         close = difflib.get_close_matches(name, self._names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise RequestError(f"unknown command {name}{hint or '; /help shows the commands'}")

@@ -92,7 +92,7 @@ def _graph(measured: MeasuredModel, n_tokens: int | None) -> tuple[int, str]:
     most = measured.context.n_ubatch
     if not 1 <= n_tokens <= most:
         raise RequestError(
-            f"--ubatch is {n_tokens}: must be 1 to {most}, the most tokens computed at once (-ub)"
+            f"ubatch is {n_tokens}: must be 1 to {most}, the most tokens computed at once (-ub)"
         )
     n = bucket(n_tokens, most)
     what = f"ubatch of {n_tokens} token{'' if n_tokens == 1 else 's'}"

@@ -169,12 +169,15 @@ def _without_help(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Call the command. Errors about a field name its flag, as the user typed it."""
+    """Call the command. Errors about a field are usage errors of its flag, as the user typed it."""
     try:
         status: int = args.command(args)
         return status
     except RequestError as e:
-        raise RequestError(args.parser.in_flags(str(e))) from e
+        message = args.parser.in_flags(str(e))
+        if message != str(e):
+            args.parser.error(message)
+        raise
 
 
 def _prepare_streams() -> None:

@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     given = dict(args.bandwidth)
     if len(given) < len(args.bandwidth):
         repeated = next(name for name, n in Counter(n for n, _ in args.bandwidth).items() if n > 1)
-        raise RequestError(f"--bandwidth: {repeated} is given more than once")
+        raise RequestError(f"bandwidth: {repeated} is given more than once")
     plan = plan_model(open_params(args, header_only=True))
     speeds = _speeds(plan, given)
     if args.json:
@@ -87,7 +87,7 @@ def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
     devices = {device.name: device for device in (*placement.devices, placement.cpu)}
     for name in given:
         if name not in devices:
-            raise RequestError(f"--bandwidth: unknown device {name}; devices: {', '.join(devices)}")
+            raise RequestError(f"bandwidth: unknown device {name}; devices: {', '.join(devices)}")
     speeds = {}
     for device in plan.devices:
         if device.name in given:

@@ -18,6 +18,7 @@ from open_params import open_params
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import ContextSizeError
+from lamella.cli.chat import Session
 from lamella.cli.conversation import Conversation
 from lamella.runtime.open import open_instance
 
@@ -94,6 +95,13 @@ def test_errors_of_commands_do_not_end_the_chat(model: Path, line: str, complain
     assert done.returncode == 0
     assert complaint in done.stderr
     assert len(answers(done)) == 1
+
+
+def test_a_pasted_text_is_a_message(model: Path) -> None:
+    with open_instance(open_params(model)) as instance:
+        session = Session(Conversation(instance, instance.request_params()))
+        assert session._command("/clear ") is not None
+        assert session._command("/clear \nis a command of the chat") is None
 
 
 def test_set(model: Path) -> None:
@@ -216,23 +224,25 @@ def test_variables_of_the_template(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "status", "complaint"),
     [
-        ("{", "argument --chat-template-kwargs: '{' is not JSON: Expecting property name"),
-        ("[1]", "--chat-template-kwargs is [1]: must be an object like"),
-        ('{"messages": []}', "\"chat_template_kwargs\" must not set ['messages']"),
+        ("{", 2, "argument --chat-template-kwargs: '{' is not JSON: Expecting property name"),
+        ("[1]", 2, "--chat-template-kwargs is [1]: must be an object like"),
+        ('{"messages": []}', 1, "\"chat_template_kwargs\" must not set ['messages']"),
     ],
 )
-def test_invalid_variables_of_the_template(model: Path, text: str, complaint: str) -> None:
+def test_invalid_variables_of_the_template(
+    model: Path, text: str, status: int, complaint: str
+) -> None:
     done = chat(model, "--chat-template-kwargs", text, lines="a\n")
-    assert done.returncode in (1, 2)
+    assert done.returncode == status
     assert complaint in done.stderr
 
 
 def test_an_unknown_template_is_refused_before_the_model_is_loaded() -> None:
     done = lamella("chat", "-m", "nowhere", "--chat-template", "llama33")
-    assert done.returncode == 1
-    assert "error: --chat-template is 'llama33': no built-in template" in done.stderr
+    assert done.returncode == 2
+    assert "lamella chat: --chat-template is 'llama33': no built-in template" in done.stderr
     assert "did you mean llama3? Names: bailing, " in done.stderr
 
 

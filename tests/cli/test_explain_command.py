@@ -96,8 +96,8 @@ def test_the_graph_of_a_prompt(model: Path) -> None:
 @pytest.mark.parametrize("n", [0, -1, 65])
 def test_an_invalid_ubatch(model: Path, n: int) -> None:
     done = lamella("explain", model, "-dev", "none", "-ub", 64, "--ubatch", n)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"explain: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
 
 
 def test_experts_on_the_cpu(tmp_path: Path) -> None:

@@ -447,10 +447,16 @@ def test_a_context_above_the_trained_one_has_a_note(model: Path) -> None:
         (["--bandwidth", "CPU=4,SIM0=-1"], "'SIM0=-1': must be"),
         (["-fitt", "much"], "'much' is not a whole number"),
         (["--placement", "lax"], "invalid choice: 'lax'"),
+        (["--bandwidth", "SIM0=4"], "--bandwidth: unknown device SIM0; devices: CPU"),
+        (["--bandwidth", "CPU=4,cpu=5"], "--bandwidth: CPU is given more than once"),
+        (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "CPU is given more than once"),
+        (["-c", "-1"], "-c/--ctx-size is -1: must be 0 to"),
+        (["-fitt", "-1"], "-fitt/--fit-target is -1: must be 0 to"),
+        (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f16, bf16, f32, q8_0"),
     ],
 )
 def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
-    done = lamella("plan", model, *args)
+    done = lamella("plan", model, "-dev", "none", *args)
     assert done.returncode == 2 and not done.stdout
     assert complaint in done.stderr
 
@@ -458,15 +464,9 @@ def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--bandwidth", "SIM0=4"], "--bandwidth: unknown device SIM0; devices: CPU"),
-        (["--bandwidth", "CPU=4,cpu=5"], "--bandwidth: CPU is given more than once"),
-        (["--bandwidth", "CPU=4", "--bandwidth", "CPU=4"], "CPU is given more than once"),
         (["-dev", "sim0"], "unknown device 'sim0'; devices: CPU, none"),
         (["-dev", "sim:24G"], "device 'sim:24g': the size must be a number with a unit, such as"),
         (["-ot", "ffn=GPU7"], "unknown buffer type 'GPU7'; buffer types: CPU"),
-        (["-c", "-1"], "-c/--ctx-size is -1: must be 0 to"),
-        (["-fitt", "-1"], "-fitt/--fit-target is -1: must be 0 to"),
-        (["-ctk", "q3"], "-ctk/--cache-type-k is 'q3': must be one of f16, bf16, f32, q8_0"),
     ],
 )
 def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
