@@ -114,6 +114,7 @@ def main(args: argparse.Namespace) -> int:
     """Answer or continue the prompt, or chat. Return the exit status."""
     question = text_argument(args)
     if args.conversation and not args.single_turn:
+        _check_chat(args)
         return chat.main(args)
     has_prompt = question is not None or args.prompt is not None or args.file is not None
     if not has_prompt and sys.stdin.isatty():
@@ -130,6 +131,7 @@ def _chat_if_it_can(args: argparse.Namespace) -> int:
     if args.single_turn or args.conversation is False:
         raise RequestError(NO_PROMPT)
     request_defaults(args)  # report invalid values first
+    _check_chat(args)
     params = open_params(args, defaults=ONE_SEQUENCE)
     if not _has_template(params):
         raise RequestError(
@@ -137,6 +139,13 @@ def _chat_if_it_can(args: argparse.Namespace) -> int:
             "chats with it nevertheless"
         )
     return chat.main(args, params)
+
+
+def _check_chat(args: argparse.Namespace) -> None:
+    """Raise RequestError if a flag is for a single answer only."""
+    for dest in ("stop", "json", "trace_tensors"):
+        if getattr(args, dest):
+            raise RequestError(f"{dest} is for one answer, not for a chat: give a prompt, or -st")
 
 
 def _has_template(params: OpenParams) -> bool:

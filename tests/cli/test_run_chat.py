@@ -100,6 +100,23 @@ def test_a_terminal_without_a_prompt_is_told_what_to_do(args: list[str], base: P
     assert has_hint is (args == ["MODEL"])
 
 
+@pytest.mark.parametrize("cnv", [[], ["-cnv"]])
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["-r", "a"], "-r/--reverse-prompt"),
+        (["--json"], "--json"),
+        (["--trace-tensors", "a"], "--trace-tensors"),
+    ],
+)
+def test_flags_of_one_answer_are_refused_in_a_chat(
+    cnv: list[str], flags: list[str], name: str
+) -> None:
+    done = lamella("run", CHATS, *cnv, *flags, typed="")
+    assert done.returncode == 2
+    assert f"{name} is for one answer, not for a chat: give a prompt, or -st" in done.stderr
+
+
 @pytest.mark.parametrize("args", [[CHATS, "a", "-p", "b"], ["-p", "a", "-f", "b"]])
 def test_two_prompts(args: list[str]) -> None:
     done = lamella("run", *args)
