@@ -34,13 +34,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the models. Return the exit status."""
-    every = cached_models()
+    every = cached_models(partial=True)
     models = [model for model in every if args.part.lower() in model.name.lower()]
     if args.json:
         sys.stdout.write(json.dumps([_as_json(model) for model in models]) + "\n")
         return 0
     now = time.time()
-    rows = [(m.name, size_text(m.size), m.quant or "-", ago(now - m.modified)) for m in models]
+    rows = [
+        (m.name, size_text(m.size), m.quant or "-", ago(now - m.modified) + _note(m))
+        for m in models
+    ]
     bundled = NAME.removesuffix(".gguf")
     path = FOLDER / NAME
     if args.part.lower() in bundled.lower() and path.exists():
@@ -52,6 +55,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _note(model: CachedModel) -> str:
+    return ", partial" if model.is_partial else ""
+
+
 def _as_json(model: CachedModel) -> dict[str, object]:
     return {
         "name": model.name,
@@ -59,6 +66,7 @@ def _as_json(model: CachedModel) -> dict[str, object]:
         "quant": model.quant,
         "modified": datetime.fromtimestamp(model.modified, UTC).isoformat(timespec="seconds"),
         "repo": model.repo,
+        "partial": model.is_partial,
         "paths": [str(path) for path in model.paths],
     }
 

@@ -89,7 +89,7 @@ OTHER_COMMANDS: Final = {
 }
 
 CACHE_HELP: Final = (
-    f"folder of compiled kernels and downloaded files, instead of the user's (or {CACHE.name})"
+    f"folder of compiled kernels and files of URLs, instead of the user's (or {CACHE.name})"
 )
 ALIASES: Final = {"list": ["ls"]}
 USAGE: Final = {

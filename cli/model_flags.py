@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from ..base.errors import RequestError
-from ..model.hub import parse_model
+from ..base.errors import ModelFileError, RequestError
+from ..model.hub import is_hub, parse_model, read_url
 
 FLAGS: Final = ("model", "model_url", "hf_repo")  # the flags that name a model
 
@@ -76,11 +76,14 @@ def add_download_flags(group: argparse._ActionsContainer) -> None:
 
 def hub_name(text: str) -> str:
     """The parser of -hf: the name of a model that can only be on the hub."""
-    prefix = next((p for p in ("https://", "hf.co/", "huggingface.co/") if text.startswith(p)), "")
     try:
-        return text if prefix else f"hf://{parse_model(text)}"
-    except RequestError as e:
+        source = read_url(text) or parse_model(text)
+    except (ModelFileError, RequestError) as e:
         raise argparse.ArgumentTypeError(str(e)) from None
+    if isinstance(source, str) and not is_hub(source):
+        raise argparse.ArgumentTypeError(f"{text} is not on Hugging Face: give it with -mu")
+    is_url = isinstance(source, str) or source.file
+    return text if is_url else f"hf://{source}"  # there may be a file with this name
 
 
 def url_name(text: str) -> str:

@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     """
     if not args.models:
         raise RequestError("no model: name one that `lamella list` shows")
-    models = cached_models()
+    models = cached_models(partial=True)
     found = list(dict.fromkeys(_select(models, name) for name in args.models))
     names = ", ".join(model.name for model in found)
     size = size_text(sum(model.size for model in found))

@@ -17,19 +17,20 @@ import tempfile
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from ..base.errors import DownloadError, ModelFileError, RequestError
 from ..base.log import get_logger
 from .hub import (
+    FORMS,
     CachedModel,
     DownloadProgress,
     HubModel,
     cached_models,
     find_cached,
     find_model,
-    is_hub,
     parse_model,
+    read_url,
     select,
     similar,
     using_token,
@@ -41,14 +42,7 @@ from .shipped import NAME, shipped_model
 
 log = get_logger("model")
 
-FORMS: Final = (
-    "a model is a GGUF file, USER/REPO or USER/REPO:QUANT on Hugging Face, the URL of a GGUF file, "
-    "or a name that `lamella list` shows"
-)
 SEARCH: Final = "https://huggingface.co/models?library=gguf&search="
-HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
-SCHEMES: Final = ("http", "https")
-_SCHEME: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 
 Url = str
 Source = Path | HubModel | Url  # what a name means
@@ -139,12 +133,9 @@ def read_name(text: str, file: str = "") -> Source:
 def _read(text: str) -> Source:
     if _is_path(text):
         return _local(Path(os.path.expanduser(text)))
-    scheme = _SCHEME.match(text)
-    if scheme is not None:
-        return _read_url(text, scheme["scheme"].lower())
-    host, _, rest = text.partition("/")
-    if host.lower() in HUB_HOSTS and rest:
-        return _read_url(f"https://{text}", "https")
+    source = read_url(text)
+    if source is not None:
+        return source
     if "/" in text and not text.lower().endswith(".gguf"):
         try:
             return parse_model(text)
@@ -157,25 +148,6 @@ def _is_path(text: str) -> bool:
     """True if a text is an existing path, or can only be one."""
     is_one = os.path.isabs(text) or text.startswith(("./", "../", "~", ".\\", "..\\"))
     return is_one or (text != "" and os.path.lexists(text))
-
-
-def _read_url(url: str, scheme: str) -> Source:
-    """Return the meaning of a URL: a page or a file of the hub, or a file of another server."""
-    if scheme in ("hf", "huggingface"):  # as other programs write repositories
-        return parse_model(url.partition("://")[2])
-    parts = urlsplit(url)
-    if scheme not in SCHEMES or not parts.netloc:
-        raise ModelFileError(f"{url}: Lamella downloads by http and https only; {FORMS}")
-    if parts.netloc.lower() not in HUB_HOSTS and not is_hub(url):
-        return url
-    names = unquote(parts.path).strip("/").split("/")
-    if len(names) > 4 and names[2] in ("resolve", "blob") and names[3] == "main":
-        return parse_model("/".join(names[:2]), "/".join(names[4:]))
-    if len(names) > 4 and names[2] in ("resolve", "blob"):  # another version than the newest
-        return url.replace("/blob/", "/resolve/", 1)
-    if len(names) == 2 or names[2:3] == ["tree"]:
-        return parse_model("/".join(names[:2]))
-    raise ModelFileError(f"{url} is no model: {FORMS}")
 
 
 def _read_cached(text: str) -> Path:
@@ -204,7 +176,7 @@ def _unknown(text: str, models: list[CachedModel]) -> str:
     what = f"{shortened(text)}: no file and no cached model has this name{hint}; {FORMS}"
     if re.search(r"\s", text):
         return f"{what}. A prompt comes after the model, or after -p"
-    name = quote(text.partition(":")[0])
+    name = quote(text.partition(":")[0], errors="replace")
     return f"{what}. Repositories with this name: {SEARCH}{name}" if name else what
 
 

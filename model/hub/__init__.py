@@ -10,8 +10,10 @@ from .cached import CachedModel, cached_models, remove, select, similar
 from .files import HubModel, parse_model
 from .find import DownloadProgress, find_cached, find_model
 from .library import is_hub, using_token
+from .names import FORMS, read_url
 
 __all__ = [
+    "FORMS",
     "CachedModel",
     "DownloadProgress",
     "HubModel",
@@ -20,6 +22,7 @@ __all__ = [
     "find_model",
     "is_hub",
     "parse_model",
+    "read_url",
     "remove",
     "select",
     "similar",

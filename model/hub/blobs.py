@@ -53,17 +53,21 @@ def fetch_blob(file: Remote, blob: Path, lock: Path, on_bytes: OnBytes) -> None:
         DownloadError: the server refuses, the network fails repeatedly, the disk is full, or the
             digest is wrong. A file with a wrong digest is removed.
     """
-    with explained(file.source, blob.parent):
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(lock, file):
-            if not blob.exists():
-                _Download(file, on_bytes).run(incomplete(blob))
-                incomplete(blob).replace(blob)
+    with explained(file.source, blob.parent), locked(lock, file):
+        if not blob.exists():
+            fetch(file, blob, incomplete(blob), on_bytes)
     on_bytes(file.size)
 
 
+def fetch(file: Remote, path: Path, partial: Path, on_bytes: OnBytes) -> None:
+    """Download a file to `partial` and rename it to `path`. The caller holds the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _Download(file, on_bytes).run(partial)
+    partial.replace(path)
+
+
 @contextmanager
-def _locked(lock: Path, file: Remote) -> Iterator[None]:
+def locked(lock: Path, file: Remote) -> Iterator[None]:
     """Hold a lock, after a wait for another process that holds it."""
     from filelock import Timeout  # noqa: PLC0415
     from huggingface_hub.utils import WeakFileLock  # noqa: PLC0415
@@ -93,6 +97,12 @@ class _Download:
         with path.open("a+b") as out:
             self._read_cached(out)
             self._receive_all(out)
+        if self._n != self._file.size:
+            path.unlink()
+            raise DownloadError(
+                f"{self._file.name} of {self._file.source} was removed: the server sent more than "
+                f"{size_text(self._file.size)}; try again"
+            )
         if self._file.digest and self._hash.hexdigest() != self._file.digest:
             path.unlink()
             raise DownloadError(

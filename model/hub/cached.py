@@ -9,19 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from ...base.errors import ModelFileError
-from .files import DEFAULT_QUANT, Candidate, HubFile, candidates
+from .files import DEFAULT_QUANT, Candidate, HubFile, HubModel, candidates
 from .find import cached_files
 from .library import cache_folder, downloads
+from .names import cache_name, read_url
 
 SHOWN: Final = 4  # most names in an error
 MIN_PART: Final = 3  # characters of a part of a name
-_PREFIX: Final = re.compile(r"^(https?://)?((www\.)?huggingface\.co/|hf\.co/)?")
+DIGITS: Final = 16  # of a version's digest, in the name of a partial file of a URL
+_PARTIAL: Final = re.compile(rf"\.[0-9a-f]{{{DIGITS}}}\.incomplete$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class CachedModel:
         size: bytes of all files.
         modified: when it was downloaded, in seconds since 1970.
         repo: its repository; "" for a file of another server.
+        is_partial: an interrupted download of a URL.
     """
 
     name: str
@@ -43,16 +46,18 @@ class CachedModel:
     size: int
     modified: float
     repo: str = ""
+    is_partial: bool = False
 
     @property
     def path(self) -> Path:
         return self.paths[0]
 
 
-def cached_models() -> list[CachedModel]:
-    """Return all cached models, sorted by name."""
+def cached_models(*, partial: bool = False) -> list[CachedModel]:
+    """Return all cached models, sorted by name. `partial`: also interrupted downloads of URLs."""
     found = [model for repo in _repos() for model in _models_of(repo)]
-    return sorted((*found, *_downloaded()), key=lambda model: model.name.lower())
+    found += (model for model in _downloaded() if partial or not model.is_partial)
+    return sorted(found, key=lambda model: model.name.lower())
 
 
 def _repos() -> Iterator[str]:
@@ -71,19 +76,28 @@ def _models_of(repo: str) -> Iterator[CachedModel]:
 
 def _downloaded() -> Iterator[CachedModel]:
     folder = downloads()
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    paths.sort(key=lambda path: not _PARTIAL.search(path.name))  # a complete file wins
     files = [
-        HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, path=path)
-        for path in folder.rglob("*")
-        if path.is_file()
+        HubFile(
+            _PARTIAL.sub("", path.relative_to(folder).as_posix()), path.stat().st_size, path=path
+        )
+        for path in paths
     ]
     for c in candidates(files):
-        if c.is_whole:
-            yield _model(c.name, c)
+        model = _model(c.name, c)
+        is_partial = not c.is_whole or any(_PARTIAL.search(path.name) for path in model.paths)
+        yield replace(model, is_partial=is_partial)
 
 
 def _model(name: str, found: Candidate, repo: str = "") -> CachedModel:
     paths = tuple(file.path for file in found.files if file.path is not None)
     return CachedModel(name, found.label, paths, found.size, paths[0].stat().st_mtime, repo)
+
+
+def partial_files(path: Path) -> list[Path]:
+    """Return the partial files of a URL's file, of all its versions."""
+    return list(path.parent.glob(f"{path.name}.{'[0-9a-f]' * DIGITS}*"))
 
 
 # --- selection ---
@@ -94,12 +108,16 @@ def select(models: Sequence[CachedModel], name: str) -> CachedModel | None:
 
     A part begins where a word of the name begins, or is the begin of the file's name. It may end
     with a quant, as in part:Q8_0. Without one, the default quant of a repository comes first. A URL
-    counts without its scheme.
+    has the name of its file in the cache.
 
     Raises:
-        ModelFileError: several models match; lists them.
+        ModelFileError: several models match; lists them. Or the name is an invalid URL.
+        RequestError: the name is an invalid repository after hf://.
     """
-    text = _PREFIX.sub("", name.lower())
+    source = read_url(name)
+    if isinstance(source, HubModel) and source.file:
+        return next((model for model in models if _has_file(model, source)), None)
+    text = (cache_name(source) if isinstance(source, str) else str(source or name)).lower()
     exact = [model for model in models if model.name.lower() == text]
     if exact:
         return exact[0]
@@ -110,6 +128,11 @@ def select(models: Sequence[CachedModel], name: str) -> CachedModel | None:
     if len(found) > 1:
         raise ModelFileError(f"several cached models match {name!r}: {_names(found)}")
     return found[0] if found else None
+
+
+def _has_file(model: CachedModel, wanted: HubModel) -> bool:
+    file = tuple(wanted.file.split("/"))
+    return model.repo.lower() == wanted.repo.lower() and file in map(_in_snapshot, model.paths)
 
 
 def _matches(model: CachedModel, text: str) -> bool:
@@ -166,23 +189,31 @@ def _remove_from_hub(model: CachedModel) -> int:
     if not repos:
         raise ModelFileError(f"{model.name} cannot be removed: {cache_folder()} is damaged there")
     repo = repos[0]
+    root = repo.repo_path.resolve()
     names = {_in_snapshot(path) for path in model.paths}
     files = [file for revision in repo.revisions for file in revision.files]
     old = [file for file in files if _in_snapshot(file.file_path) in names]
+    # links may lead out of the cache
+    outside = [file for file in old if not file.file_path.parent.resolve().is_relative_to(root)]
+    blobs = {file.blob_path: file.size_on_disk for file in old if file not in outside}
+    blobs = {path: n for path, n in blobs.items() if path.parent.resolve().is_relative_to(root)}
     if len(old) == len(files):
-        plan = cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
-        plan.execute()
-        return int(plan.expected_freed_size)
+        # the library takes the versions of any repository
+        alone = replace(cache, repos=frozenset((repo,)))
+        alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
+        return sum(blobs.values())
+    if outside:
+        raise ModelFileError(
+            f"{model.name} cannot be removed: {outside[0].file_path.parent} is a link to "
+            f"{outside[0].file_path.parent.resolve()}, out of the cache"
+        )
     used = {file.blob_path for file in files if file not in old}
-    freed = 0
     for path in {file.file_path for file in old}:
         path.unlink()
-    for blob, size in {file.blob_path: file.size_on_disk for file in old}.items():
-        # a link may lead out of the cache
-        if blob not in used and blob.is_relative_to(repo.repo_path.resolve()):
-            blob.unlink(missing_ok=True)
-            freed += size
-    return freed
+    freed = {path: size for path, size in blobs.items() if path not in used}
+    for path in freed:
+        path.unlink(missing_ok=True)
+    return sum(freed.values())
 
 
 def _in_snapshot(path: Path) -> tuple[str, ...]:
@@ -194,7 +225,9 @@ def _in_snapshot(path: Path) -> tuple[str, ...]:
 
 def _remove_download(model: CachedModel) -> int:
     for path in model.paths:
-        path.unlink()
+        whole = path.with_name(_PARTIAL.sub("", path.name))
+        for one in {path, *partial_files(whole)}:
+            one.unlink(missing_ok=True)
     with suppress(OSError):  # a folder with other files stays
         for folder in model.path.relative_to(downloads()).parents:
             (downloads() / folder).rmdir()

@@ -53,15 +53,23 @@ def settings() -> ModuleType:
     return constants
 
 
+def endpoint() -> str:
+    """Return the hub's scheme and host, such as https://huggingface.co."""
+    return str(settings().ENDPOINT).rstrip("/")
+
+
 def host() -> str:
     """Return the hub's host name."""
-    return urlsplit(settings().ENDPOINT).netloc or str(settings().ENDPOINT)
+    return urlsplit(endpoint()).netloc or endpoint()
 
 
 @contextmanager
 def using_token(token: str | None) -> Iterator[None]:
-    """Send `token` to the hub inside a `with` block. None: the token of HF_TOKEN or of a login."""
-    before = TOKEN.set(token or None)
+    """Send `token` to the hub inside a `with` block.
+
+    None or blank: the token of HF_TOKEN or of a login.
+    """
+    before = TOKEN.set((token or "").strip() or None)
     try:
         yield
     finally:
@@ -73,6 +81,22 @@ def has_token() -> bool:
     from huggingface_hub import get_token  # noqa: PLC0415
 
     return (TOKEN.get() or get_token()) is not None
+
+
+def _checked_token() -> str | None:
+    """Return the token of `using_token`, if any. The library adds the token of the user.
+
+    Raises:
+        DownloadError: no header can have the token. The message does not show it.
+    """
+    from huggingface_hub import get_token  # noqa: PLC0415
+
+    if not re.fullmatch("[!-~]*", TOKEN.get() or get_token() or ""):
+        raise DownloadError(
+            "the token (HF_TOKEN, or that of `hf auth login`) has a space or another character "
+            "that no token has: copy it again"
+        )
+    return TOKEN.get()
 
 
 def is_offline() -> bool:
@@ -99,7 +123,7 @@ def headers(url: str) -> dict[str, str]:
     from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
 
     found: dict[str, str] = build_hf_headers(
-        token=TOKEN.get() if is_hub(url) else False,
+        token=_checked_token() if is_hub(url) else False,
         library_name="lamella",
         library_version=version("lamella"),
     )
@@ -107,8 +131,8 @@ def headers(url: str) -> dict[str, str]:
 
 
 def is_hub(url: str) -> bool:
-    """True if the hub serves a URL."""
-    return urlsplit(url).netloc == host()
+    """True if the hub serves a URL. Its scheme counts: http would show a token to others."""
+    return urlsplit(url)[:2] == urlsplit(endpoint())[:2]
 
 
 def remote(repo: str, commit: str, file: HubFile) -> Remote:
@@ -127,7 +151,7 @@ def list_repo(repo: str) -> Listing:
     """
     from huggingface_hub import HfApi  # noqa: PLC0415
 
-    api = HfApi(endpoint=settings().ENDPOINT, token=TOKEN.get(), library_name="lamella")
+    api = HfApi(endpoint=settings().ENDPOINT, token=_checked_token(), library_name="lamella")
     with explained(repo):
         try:
             info = with_retries(

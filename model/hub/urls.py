@@ -11,19 +11,20 @@ import hashlib
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from ...base.errors import DownloadError
 from ...base.units import size_text
 from ..gguf.foreign import describe
-from .blobs import fetch_blob, incomplete, n_bytes_cached, respond
+from .blobs import fetch, locked, respond
+from .cached import DIGITS, partial_files
 from .files import Remote
 from .find import DownloadProgress
 from .headers import fetch_header
 from .library import downloads, explained, free_bytes, is_offline
+from .names import cache_name
 
 HEAD_BYTES: Final = 4096  # of a file, to recognize what is not a model
-DIGITS: Final = 16  # of a version's digest, in the name of a partial file
 _SHARD: Final = re.compile(r"-00001-of-(\d{5})(?=\.gguf)", re.IGNORECASE)
 
 
@@ -88,15 +89,8 @@ def _all_urls(url: str) -> list[str]:
 
 
 def _path(url: str) -> Path:
-    """Return the path of a URL's file in the cache: its host, folders and name."""
-    parts = urlsplit(url)
-    names = [parts.netloc, *unquote(parts.path).split("/")]
-    safe = [re.sub(r"[^\w.-]", "_", name)[-150:] for name in names if name not in ("", ".", "..")]
-    if not safe[-1].lower().endswith(".gguf"):
-        # the query selects the file
-        digest = hashlib.sha256(parts.query.encode()).hexdigest()[:8]
-        safe[-1] += f"-{digest}.gguf" if parts.query else ".gguf"
-    return downloads().joinpath(*safe)
+    """Return the path of a URL's file in the cache."""
+    return downloads().joinpath(*cache_name(url).split("/"))
 
 
 def _look(url: str) -> Shown:
@@ -124,41 +118,46 @@ def _look(url: str) -> Shown:
 
 def _download(shown: list[Shown], on_progress: DownloadProgress | None) -> None:
     total, before = sum(one.file.size for one in shown), 0
-    blobs = [_blob(one) for one in shown]
-    _check_disk_space(shown, blobs)
+    _check_disk_space(shown)
 
     def on_bytes(n: int) -> None:
         if on_progress is not None:
             on_progress(before + n, total, shown[0].file.name)
 
     on_bytes(0)
-    for one, blob in zip(shown, blobs, strict=True):
+    for one in shown:
         path = _path(one.file.url)
-        if not path.is_file():
-            _remove_other_versions(path, blob)
-            fetch_blob(one.file, blob, downloads() / ".locks" / f"{blob.name}.lock", on_bytes)
-            blob.replace(path)
+        with explained(one.file.source, path.parent), locked(_lock(path), one.file):
+            if not path.is_file():  # another process may have downloaded it
+                _remove_other_versions(path, _partial(one))
+                fetch(one.file, path, _partial(one), on_bytes)
+        on_bytes(one.file.size)
         before += one.file.size
 
 
-def _blob(one: Shown) -> Path:
-    """Return the path of a file until its model is complete. It names the version."""
+def _lock(path: Path) -> Path:
+    name = path.relative_to(downloads()).as_posix()
+    return downloads() / ".locks" / f"{hashlib.sha256(name.encode()).hexdigest()[:DIGITS]}.lock"
+
+
+def _partial(one: Shown) -> Path:
+    """Return the path of a partial file. It names the version."""
     path = _path(one.file.url)
     digest = hashlib.sha256(one.version.encode()).hexdigest()[:DIGITS]
-    return path.with_name(f"{path.name}.{digest}")
+    return path.with_name(f"{path.name}.{digest}.incomplete")
 
 
-def _remove_other_versions(path: Path, blob: Path) -> None:
+def _remove_other_versions(path: Path, partial: Path) -> None:
     """Remove partial files of earlier versions."""
-    for old in path.parent.glob(f"{path.name}.{'[0-9a-f]' * DIGITS}*"):
-        if old not in (blob, incomplete(blob)):
+    for old in partial_files(path):
+        if old != partial:
             old.unlink(missing_ok=True)
 
 
-def _check_disk_space(shown: list[Shown], blobs: list[Path]) -> None:
+def _check_disk_space(shown: list[Shown]) -> None:
     missing = sum(
-        one.file.size - n_bytes_cached(blob, one.file.size)
-        for one, blob in zip(shown, blobs, strict=True)
+        one.file.size - _n_bytes(_partial(one))
+        for one in shown
         if not _path(one.file.url).is_file()
     )
     free = free_bytes(downloads())
@@ -167,3 +166,11 @@ def _check_disk_space(shown: list[Shown], blobs: list[Path]) -> None:
             f"{shown[0].file.name} needs {size_text(missing)} more in {downloads()}, "
             f"{size_text(free)} are free: free some space or set another folder (--cache-dir)"
         )
+
+
+def _n_bytes(path: Path) -> int:
+    """Return the size of a file, 0 if another process has just renamed it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

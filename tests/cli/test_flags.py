@@ -12,7 +12,7 @@ from commands import lamella
 from lamella.base.errors import RequestError
 from lamella.cli.flags import add_model_flags, open_params, request_defaults
 from lamella.cli.main import parser
-from lamella.cli.model_flags import text_argument
+from lamella.cli.model_flags import hub_name, text_argument
 from lamella.cli.parser import Parser
 from lamella.graph import GGMLType
 from lamella.model.params import parse_overrides, parse_shares
@@ -224,6 +224,24 @@ def test_wrong_models_on_hugging_face(flags: str, message: str) -> None:
     done = lamella("run", *flags.split())
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *((text, "hf://u/r") for text in ("u/r", "hf://u/r", "hf.co/u/r", "http://hf.co/u/r")),
+        ("https://huggingface.co/u/r:Q8_0", "hf://u/r:Q8_0"),
+        *[("https://huggingface.co/u/r/resolve/main/f.gguf",) * 2],
+    ],
+)
+def test_forms_of_hf(text: str, name: str) -> None:
+    assert hub_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["https://example.com/u/r", "https://[x/u/r", "f.gguf", "hf://u"])
+def test_hf_refuses_other_servers(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        hub_name(text)
 
 
 def test_hff_needs_hf() -> None:

@@ -16,6 +16,7 @@ from tiny_models import TINY, write_model
 
 from lamella.cli.list import ago
 from lamella.model.hub import headers
+from lamella.model.hub.blobs import TRIES
 from lamella.version import __version__
 
 NAME = "tiny-Q4_K_M.gguf"
@@ -129,6 +130,17 @@ def test_the_commands_of_the_cache_import_nothing_slow(command: str) -> None:
     code = f"import lamella.cli.{command}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"numpy", "numba", "gguf", "rich", "httpx"} & set(done.stdout.split())
+
+
+def test_a_partial_download_is_listed_and_removed(hub: FakeHub) -> None:
+    hub.cuts = [4096, 2048, *[0] * TRIES]
+    url = f"{hub.url('files')}/{NAME}"
+    assert lamella("pull", url).returncode == 1
+    assert "just now, partial" in lamella("list").stdout
+    (found,) = json.loads(lamella("list", "--json").stdout)
+    assert found["partial"] and found["size"] == 2048
+    assert "2.00 KiB freed" in lamella("rm", url, "-y").stdout
+    assert lamella("list", "--json").stdout == "[]\n"
 
 
 # --- show ---

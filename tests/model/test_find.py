@@ -13,9 +13,9 @@ from hub_world import hub_world
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import DownloadError, ModelFileError, RequestError
-from lamella.model.find import FORMS, SEARCH, find_file, read_name
+from lamella.model.find import SEARCH, find_file, read_name
 from lamella.model.gguf import open_gguf
-from lamella.model.hub import HubModel, headers
+from lamella.model.hub import FORMS, HubModel, headers, is_hub
 from lamella.model.shipped import shipped_model
 
 REPO = "some/Model-GGUF"
@@ -59,8 +59,8 @@ def refusal(name: str, **options: Any) -> str:
             HubModel("u/r", "", "b c.gguf"),
         ),
         (
-            "https://huggingface.co/u/r/blob/v2/b.gguf",
-            "https://huggingface.co/u/r/resolve/v2/b.gguf",
+            "https://huggingface.co/u/r/tree/main/sub",
+            HubModel("u/r"),
         ),
         ("https://a.b/c//d.gguf?e=f", "https://a.b/c//d.gguf?e=f"),
         ("HTTP://a.b/d", "HTTP://a.b/d"),
@@ -69,6 +69,14 @@ def refusal(name: str, **options: Any) -> str:
 def test_forms_of_names(hub: FakeHub, text: str, source: object) -> None:
     assert read_name(text) == source
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("host", ["https://huggingface.co", "http://HF.co", "hf.co"])
+def test_another_version_is_a_url_of_the_endpoint(hub: FakeHub, host: str) -> None:
+    """A token would be sent in clear text to an http URL of the hub."""
+    assert read_name(f"{host}/u/r/blob/v2/b.gguf") == f"{hub.url()}/u/r/resolve/v2/b.gguf"
+    assert is_hub(f"{hub.url()}/u/r")
+    assert not is_hub(f"{hub.url().replace('http:', 'https:')}/u/r")
 
 
 @pytest.mark.parametrize(
@@ -93,10 +101,37 @@ def test_names_without_a_model(hub: FakeHub, text: str, end: str) -> None:
         ("ftp://a.b/c.gguf", "ftp://a.b/c.gguf: Lamella downloads by http and https only; "),
         ("https:///c.gguf", "https:///c.gguf: Lamella downloads by http and https only; "),
         ("https://huggingface.co/u", "https://huggingface.co/u is no model: "),
+        ("https://[x/y.gguf", "'https://[x/y.gguf' is no URL: Invalid IPv6 URL; "),
     ],
 )
 def test_urls_without_a_model(hub: FakeHub, text: str, message: str) -> None:
     assert refusal(text) == message + FORMS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://h:abc/x.gguf", "http://h:99999/x.gguf", "http://h/x\n.gguf", "https://.."),
+        *("http://h/\udcff.gguf", "http://b\xfc.de/x.gguf", "http://999.1.1.1/x.gguf"),
+        *("https://a..b/x.gguf", "http://[::1/x.gguf", f"http://{'a' * 64}.de/x.gguf", "hf.co/u\n"),
+    ],
+)
+def test_invalid_urls(hub: FakeHub, text: str) -> None:
+    message = refusal(text)
+    assert " is no URL: " in message and message.endswith(FORMS)
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("text", ["\udcff", "\0", "\udcff:Q8_0", "a\nb"])
+def test_names_of_invalid_characters(hub: FakeHub, text: str) -> None:
+    assert "no file and no cached model has this name" in refusal(text)
+
+
+def test_another_version_as_a_page(hub: FakeHub) -> None:
+    assert refusal("https://hf.co/u/r/tree/v2") == (
+        "https://hf.co/u/r/tree/v2 is another version than main: give the URL of a file of it, as "
+        f"in {hub.url()}/u/r/resolve/v2/FILE.gguf"
+    )
 
 
 def test_a_file_of_a_repository(hub: FakeHub) -> None:
@@ -188,6 +223,20 @@ def test_files_by_name_and_progress(hub: FakeHub) -> None:
 def test_a_missing_repository_may_be_meant_as_a_path(hub: FakeHub) -> None:
     assert refusal("no/body").endswith("; no file or folder no/body exists either")
     assert "exists either" not in refusal("hf://no/body")
+
+
+@pytest.mark.parametrize("token", [" ", f" {GOOD_TOKEN}\n"])
+def test_a_token_with_spaces_around_it(hub: FakeHub, token: str) -> None:
+    find_file(REPO, token=token)
+    assert hub.requests[0].token == token.strip()
+
+
+@pytest.mark.parametrize("token", ["hf_secret hf_secret", "hf_secret\nA: b", "hf_secr\xe9t"])
+def test_an_error_never_shows_a_token(
+    hub: FakeHub, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "the token (HF_TOKEN, or " in refusal(REPO, token=token)
+    assert "secr" not in refusal(REPO, token=token) + refusal(f"{hub.url()}/u/r.gguf", token=token)
 
 
 def test_a_token(hub: FakeHub) -> None:

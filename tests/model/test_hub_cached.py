@@ -9,7 +9,7 @@ import pytest
 from fake_hub import FakeHub
 from hub_world import hub_world
 
-from lamella.base.errors import ModelFileError
+from lamella.base.errors import DownloadError, ModelFileError
 from lamella.model.hub import (
     CachedModel,
     cached_models,
@@ -20,6 +20,7 @@ from lamella.model.hub import (
     select,
     similar,
 )
+from lamella.model.hub.blobs import TRIES
 from lamella.model.hub.urls import find_url
 
 BIG = "bart/Big-1B-Instruct-GGUF"
@@ -215,3 +216,86 @@ def test_a_download_is_removed_with_its_empty_folders(hub: FakeHub, tmp_path: Pa
     assert remove(one) == 3004
     folder = tmp_path / "lamella" / "downloads"
     assert [path.name for path in folder.iterdir()] == [".locks"]
+
+
+@pytest.mark.parametrize("whole_repository", [True, False])
+def test_a_folder_linked_into_the_cache_stays(
+    hub: FakeHub, tmp_path: Path, whole_repository: bool
+) -> None:
+    mine = tmp_path / "mine" / "model-Q6_K.gguf"
+    mine.parent.mkdir()
+    mine.write_bytes(b"GGUF" + bytes(7))
+    snapshots = tmp_path / "cache" / "models--u--plain" / "snapshots"
+    if not whole_repository:
+        get("u/plain")
+    snapshots.mkdir(parents=True, exist_ok=True)
+    (snapshots / "x").symlink_to(mine.parent)
+    one = select(cached_models(), "u/plain:Q6_K")
+    assert one is not None
+    if whole_repository:
+        assert remove(one) == 0
+        assert not snapshots.exists()
+    else:
+        with pytest.raises(ModelFileError, match=rf"is a link to {mine.parent}, out of the cache"):
+            remove(one)
+    assert mine.read_bytes() == b"GGUF" + bytes(7)
+
+
+def test_a_version_with_the_same_name_in_another_repository_stays(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    for user in ("v", "u", "w"):
+        path = tmp_path / "cache" / f"models--{user}--r" / "snapshots" / "mine" / "m-Q8_0.gguf"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"GGUF")
+    for user in ("u", "v"):
+        one = select(cached_models(), f"{user}/r:Q8_0")
+        assert one is not None
+        assert remove(one) == 4
+    assert [one.name for one in cached_models()] == ["w/r:Q8_0"]
+
+
+@pytest.mark.parametrize("name", ["plain.gguf", "q%20q.gguf", "plain.gguf?v=1"])
+def test_a_download_is_found_by_its_url(hub: FakeHub, name: str) -> None:
+    hub.add("a/b", {"q q.gguf": b"GGUF" + bytes(3000)})
+    url = f"http://user:pw@{hub.url('files')[7:]}/{name}"
+    path = find_url(url)
+    assert "pw" not in str(path)
+    one = select(cached_models(), url)
+    assert one is not None and one.path == path
+    assert select(cached_models(), one.name) == one
+
+
+@pytest.mark.parametrize(
+    "form", ["hf://u/plain", "HTTPS://hf.co/u/plain", "huggingface.co/u/plain"]
+)
+def test_forms_of_repositories(hub: FakeHub, form: str) -> None:
+    get("u/plain", BIG)
+    for text in (form, "https://huggingface.co/u/plain/resolve/main/plain.gguf"):
+        one = select(cached_models(), text)
+        assert one is not None and one.repo == "u/plain"
+    assert select(cached_models(), "https://hf.co/u/plain/resolve/main/other.gguf") is None
+
+
+def test_a_partial_download_is_listed_and_removed(hub: FakeHub, tmp_path: Path) -> None:
+    hub.cuts = [4096, 1000, *[0] * TRIES]
+    hub.add("a/b", {"part-Q8_0.gguf": b"GGUF" + bytes(9000)})
+    with pytest.raises(DownloadError):
+        find_url(f"{hub.url('files')}/part-Q8_0.gguf")
+    assert cached_models() == []
+    (one,) = cached_models(partial=True)
+    assert one.name.endswith("/part-Q8_0.gguf")
+    assert (one.is_partial, one.size, one.quant) == (True, 1000, "Q8_0")
+    assert remove(one) == 1000
+    assert cached_models(partial=True) == []
+    assert [path.name for path in (tmp_path / "lamella" / "downloads").iterdir()] == [".locks"]
+
+
+def test_a_split_model_with_missing_files_is_partial(hub: FakeHub) -> None:
+    names = [f"m-0000{no}-of-00002.gguf" for no in (1, 2)]
+    hub.add("a/b", {name: b"GGUF" + bytes(3000) for name in names})
+    path = find_url(f"{hub.url('files')}/{names[0]}")
+    path.with_name(names[1]).unlink()
+    assert cached_models() == []
+    (one,) = cached_models(partial=True)
+    assert one.is_partial and one.paths == (path,)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hub_world import hub_world
 
 from lamella.base.errors import DownloadError
 from lamella.model.hub import blobs, headers, urls
+from lamella.model.hub.names import cache_name
 from lamella.model.hub.urls import find_url, find_url_header
 
 NAME = "some/model-Q4_0.gguf"
@@ -87,7 +90,66 @@ def test_the_query_is_a_part_of_a_name_without_suffix(hub: FakeHub, name: str) -
 def test_no_url_leads_out_of_the_cache(hub: FakeHub, tmp_path: Path, text: str) -> None:
     path = urls._path(f"{hub.url('files')}/{text}")
     assert path.resolve().is_relative_to((tmp_path / "lamella" / "downloads").resolve())
-    assert path.name.endswith("x.gguf") and ".." not in path.parts
+    assert path.suffix == ".gguf" and ".." not in path.parts
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("q%20q.gguf", "q_q.gguf"), ("f.gguf?v=1", "f.gguf?v=2"), ("f.gguf?v=1", "f.gguf")),
+        *(("a%2Fb.gguf", "a/b.gguf"), ("%fe.gguf", "%ff.gguf"), ("a/../f.gguf", "f.gguf")),
+        ("a.gguf?versionId=1", "a.gguf?versionId=2"),
+        (f"{'a' * 151}.gguf", f"{'a' * 152}.gguf"),
+    ],
+)
+def test_two_files_never_share_a_name(one: str, other: str) -> None:
+    names = {cache_name(f"https://h/{text}") for text in (one, other)}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"h/(a/)?[\w.-]{1,170}\.gguf", name, re.ASCII) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("HTTPS://User:secret@H:80/a/f.gguf", "h_80/a/f.gguf"),
+        ("https://h/a%2Eb.gguf?download=true", "h/a.b.gguf"),
+        ("https://h/f.gguf?X-Amz-Date=1&X-Amz-Signature=2", "h/f.gguf"),
+        ("https://h/f.gguf?sv=1&sig=2", "h/f.gguf"),
+        ("https://h/f", "h/f.gguf"),
+        ("https://h", "h.gguf"),
+    ],
+)
+def test_names_in_the_cache(url: str, name: str) -> None:
+    assert cache_name(url) == name
+
+
+def test_files_of_a_split_model_share_a_digest() -> None:
+    names = [cache_name(f"https://h/q%20q-0000{no}-of-00002.gguf?v=1") for no in (1, 2)]
+    assert re.fullmatch(r"h/q_q-[0-9a-f]{8}-00001-of-00002\.gguf", names[0])
+    assert names[1] == names[0].replace("00001", "00002")
+
+
+def test_two_processes_download_once(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.stall_after = urls.HEAD_BYTES
+    paths: list[Path] = []
+    both = [threading.Thread(target=lambda: paths.append(find_url(url(hub)))) for _ in range(2)]
+    for one in both:
+        one.start()
+    while "waiting for another process" not in caplog.text:
+        assert any(one.is_alive() for one in both)
+    hub.go_on.set()
+    for one in both:
+        one.join()
+    assert [path.read_bytes() == DATA for path in paths] == [True, True]
+    assert [r.range for r in hub.deliveries()].count("") == 1
+
+
+def test_a_file_longer_than_announced(hub: FakeHub, tmp_path: Path) -> None:
+    shown = urls._look(url(hub))
+    hub.add("a/b", {NAME: DATA + b"more"})
+    with pytest.raises(DownloadError, match=r"was removed: the server sent more than 292\.97 KiB"):
+        urls._download([shown], None)
+    assert files_in(tmp_path / "lamella") == []
 
 
 # --- interruptions ---
