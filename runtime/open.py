@@ -38,7 +38,7 @@ from .plan import MeasuredModel, ModelPlan, open_planned
 
 log = get_logger("instance")
 
-LoadProgress = Callable[[int, int], None]  # bytes loaded, bytes in all
+OnLoad = Callable[[int, int], None]  # bytes loaded, bytes in all
 
 
 class FileParts(NamedTuple):
@@ -55,7 +55,7 @@ def open_instance(
     params: OpenParams,
     *,
     defaults: Mapping[str, Any] | None = None,
-    on_load: LoadProgress | None = None,
+    on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
 ) -> Instance:
     """Load a model and start an engine on it.
@@ -111,7 +111,7 @@ def open_instance(
 def opened(
     params: OpenParams,
     *,
-    on_load: LoadProgress | None = None,
+    on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
 ) -> Iterator[Context]:
     """A context over a loaded model, without vocabulary and engine. Raises as `open_instance`."""
@@ -135,7 +135,7 @@ def measure(plan: ModelPlan) -> MeasuredModel:
         return open_planned(file, plan)
 
 
-def load(plan: ModelPlan, on_load: LoadProgress | None = None) -> Context:
+def load(plan: ModelPlan, on_load: OnLoad | None = None) -> Context:
     """Load a model as planned, and open a context over it. `unload` frees both.
 
     Raises:

@@ -1,9 +1,9 @@
 """The HTTP server: the aiohttp application, listening, loading, and stopping in time.
 
-The server listens first and loads the model then. Until the model is loaded, every request but a
-preflight gets status 503. On SIGTERM or SIGINT the server stops accepting connections, cancels
-running generations, and exits within `N_STOP_SECONDS`, even if a thread is busy. It does not know
-what the routes do.
+The server listens first and loads the model then. Until the model is loaded, requests get status
+503; preflights and files of `--path` do not. On SIGTERM or SIGINT the server stops accepting
+connections, cancels running generations, and exits within `N_STOP_SECONDS`, even if a thread is
+busy. It does not know what the routes do.
 Tested by tests/server/test_http_app.py and test_http_process.py.
 """
 
@@ -176,10 +176,11 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _check_key(request: web.Request, keys: Sequence[str]) -> None:
-    given = request.headers.get("X-Api-Key", "")
+    """Check the request's keys: one that is valid is enough. Raises HTTPUnauthorized."""
+    given = [request.headers.get("X-Api-Key", "")]
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        given = token.strip()
-    raw = given.encode("utf-8", "surrogateescape")
-    if not any(hmac.compare_digest(key.encode(), raw) for key in keys):
-        raise web.HTTPUnauthorized(text="Invalid API Key")
+        given.append(token.strip())
+    raws = [text.encode("utf-8", "surrogateescape") for text in given]
+    if not any(hmac.compare_digest(key.encode(), raw) for key in keys for raw in raws):
+        raise web.HTTPUnauthorized(text="Invalid API Key", headers={"WWW-Authenticate": "Bearer"})

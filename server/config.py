@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 
 from ..base.errors import RequestError
 from ..base.options import Options, option
+from ..base.utf8 import check_utf8
 from ..model.params import parse_names
 
 INT32_MAX: Final = 2**31 - 1
@@ -29,6 +30,13 @@ def _read_keys(path: str) -> tuple[str, ...]:
     if not keys:
         raise ValueError(f"{path} has no key")
     return keys
+
+
+def _keys(name: str, value: Sequence[str]) -> Sequence[str]:
+    """API keys. Raises RequestError for one that is not valid UTF-8: no header can have it."""
+    for key in value:
+        check_utf8(name, key)
+    return value
 
 
 def _hosts(name: str, value: object) -> str:
@@ -68,7 +76,8 @@ class ServerConfig(Options):
         parse=parse_names,
         env="$LLAMA_API_KEY",
         metavar="KEY,...",
-        help="API keys; every request but GET /health needs one of them",
+        check=_keys,
+        help="API keys: clients need one, but not for GET /health, GET / and files of --path",
         default_text="",
     )
     api_file_keys: Sequence[str] = option(
@@ -76,6 +85,7 @@ class ServerConfig(Options):
         "--api-key-file",
         parse=_read_keys,
         metavar="FILE",
+        check=_keys,
         help="a file with one API key per line",
         default_text="",
     )
@@ -97,7 +107,7 @@ class ServerConfig(Options):
         *("-to", "--timeout"),
         low=1,
         high=INT32_MAX,
-        help="seconds to wait for the rest of a body, and for a client that reads nothing",
+        help="seconds to wait for a body, for the client to read a reply, or each part of a stream",
     )
     sse_ping_interval: int = option(
         30,

@@ -1,7 +1,7 @@
 """CORS: which pages of other origins may call the server, and how.
 
 With credentials, a browser does not accept `*` as a list of origins or headers. So the server
-reflects the request's own. Knows no route.
+reflects the request's own, and `Vary` keeps caches from mixing the replies. Knows no route.
 Tested by tests/server/test_cors.py.
 """
 
@@ -23,11 +23,15 @@ N_SECONDS_CACHED: Final = 600  # for which a browser may remember the answer to 
 async def set_cors_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Allow the request's origin to read the response, if `--cors-origins` has it."""
     config = request.app[STATE].config
+    if "*" in config.cors_origins and not config.cors_credentials:
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        return
+    vary = response.headers.get("Vary")
+    response.headers["Vary"] = f"{vary}, Origin" if vary else "Origin"
     origin = request.headers.get("Origin", "")
     # other bytes cannot be sent back
     if origin and origin.isascii() and is_allowed(origin, config.cors_origins):
         response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Vary"] = "Origin"
         if config.cors_credentials:
             response.headers["Access-Control-Allow-Credentials"] = "true"
 

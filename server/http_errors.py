@@ -47,7 +47,7 @@ ENCODINGS: Final = ("gzip", "deflate", *(name for name, found in _OPTIONAL.items
 N_RETRY_SECONDS: Final = 2  # after which a client may try again
 ERROR_MESSAGE: Final = web.ResponseKey("error_message", str)
 
-KEPT_HEADERS: Final = ("Accept-Encoding", "Allow")  # of an exception
+KEPT_HEADERS: Final = ("Accept-Encoding", "Allow", "WWW-Authenticate")  # of an exception
 
 Body = dict[str, dict[str, Any]]
 
@@ -58,7 +58,7 @@ def error_body(status: int, message: str, *, type: str = "", **more: int) -> Bod
     return {"error": {"code": status, "message": message, "type": type or kind, **more}}
 
 
-def describe(error: BaseException) -> tuple[int, Body]:
+def status_and_body(error: BaseException) -> tuple[int, Body]:
     """The status and body for an error. Logs the traceback of an unexpected error."""
     match error:
         case ContextSizeError(n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx):
@@ -83,7 +83,7 @@ def describe(error: BaseException) -> tuple[int, Body]:
 
 def error_response(error: BaseException) -> web.Response:
     """The response to a request that failed before anything was sent."""
-    status, body = describe(error)
+    status, body = status_and_body(error)
     headers = {"Retry-After": str(N_RETRY_SECONDS)} if status == 503 else {}
     if status == 501:
         headers["X-Should-Retry"] = "false"  # the packages of OpenAI and Anthropic obey it
@@ -99,14 +99,14 @@ def unavailable(message: str) -> web.HTTPServiceUnavailable:
     return web.HTTPServiceUnavailable(text=message)
 
 
-def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """True if a record is worth logging. aiohttp logs a traceback for each client that disconnects,
-    sends invalid HTTP or an invalid body."""
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """False if a client disconnected, or sent invalid HTTP or an invalid body: aiohttp logs a
+    traceback for each."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | HttpProcessingError | web.RequestPayloadError)
 
 
-HTTP_LOG.addFilter(_is_worth_logging)
+HTTP_LOG.addFilter(_is_unexpected)
 
 
 @web.middleware

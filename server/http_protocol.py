@@ -1,6 +1,7 @@
 """Malformed HTTP gets the documented error body too, not aiohttp's text.
 
-aiohttp answers such a request itself, before any route or middleware. Knows no route.
+aiohttp answers such a request itself, before any route or middleware. Its hooks for that are
+private, so pyproject.toml allows only the versions of aiohttp that were tested. Knows no route.
 Tested by tests/server/test_http_protocol.py.
 """
 
@@ -23,19 +24,20 @@ class HttpRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        server = _Server(
+        return _Server(
             plain.request_handler,
+            has_request_log=self.app[STATE].config.request_log,
             request_factory=plain.request_factory,
             handler_cancellation=True,
             access_log=None,
             logger=HTTP_LOG,
         )
-        server.has_request_log = self.app[STATE].config.request_log
-        return server
 
 
 class _Server(web.Server):
-    has_request_log = True
+    def __init__(self, handler: Any, *, has_request_log: bool, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self.has_request_log = has_request_log
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self, loop=self._loop, **self._kwargs)
@@ -53,7 +55,7 @@ class _Protocol(web.RequestHandler):
     ) -> web.StreamResponse:
         """The response to a malformed request. The connection is closed after it."""
         super().handle_error(request, status, exc, message)  # logs; raises if a response has begun
-        status, text = describe(status, exc)
+        status, text = status_and_message(status, exc)
         if isinstance(self._manager, _Server) and self._manager.has_request_log:
             log_malformed(status, text)
         headers: dict[str, Any] = {"Server": "lamella"}
@@ -64,7 +66,7 @@ class _Protocol(web.RequestHandler):
         return response
 
 
-def describe(status: int, error: BaseException | None) -> tuple[int, str]:
+def status_and_message(status: int, error: BaseException | None) -> tuple[int, str]:
     """The status and the message for an error of aiohttp's parser."""
     match error:
         case ContentEncodingError():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -80,8 +81,10 @@ async def _file(folder: str, name: str) -> web.FileResponse:
 
     def find() -> Path | None:
         root = Path(folder).resolve()
-        path = (root / name).resolve()
-        return path if path.is_relative_to(root) and path.is_file() else None
+        with suppress(OSError, RuntimeError):  # a name that is too long, a loop of links
+            path = (root / name).resolve()
+            return path if path.is_relative_to(root) and path.is_file() else None
+        return None
 
     found = await asyncio.to_thread(find) if name.isprintable() else None
     if found is None:

@@ -2,8 +2,9 @@
 
     POST /v1/chat/completions 200  in   812 (800 cached)  out   64  ttft   31 ms    52 tok/s  stop
 
-The line says how the request ended: `stop` or `length`, the error's message, or that the client
-disconnected. With -v, the bodies of the request and the reply follow, shortened and without keys.
+The line says how the request ended: `stop` or `length`, the error's message, that the client
+disconnected, or `timeout` if it did not read the reply. With -v, the bodies of the request and the
+reply follow, shortened and without keys.
 Knows no route.
 Tested by tests/server/test_request_log.py.
 """
@@ -25,6 +26,7 @@ from ..base.log import get_logger
 from .bridge import Choice
 from .http_errors import ERROR_MESSAGE
 from .state import STATE, ServerState
+from .writing import UnreadError, write_whole
 
 log = get_logger("server")
 
@@ -35,8 +37,8 @@ N_BODY_CHARS: Final = 1000  # shown of each end of a body
 # polls of monitors, logged with -v only, as are preflights and requests while the model loads
 QUIET_PATHS: Final = ("/health", "/v1/health", "/metrics")
 SECRET: Final = re.compile(
-    r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")[^"]+',
-    re.IGNORECASE,
+    r'("[\w-]*(?:api_?-?key|access_token|authorization|password|secret)"\s*:\s*")(?:[^"\\]|\\.)+',
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -165,7 +167,7 @@ def record_body(request: web.Request, body: bytes) -> None:
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: logs each request when its handler ends."""
+    """Middleware: writes the reply, and logs the request at its end."""
     path = request.rel_url.raw_path[:N_PATH_CHARS]
     record = request[RECORD] = RequestRecord(request.method, path)
     response: web.StreamResponse | None = None
@@ -173,12 +175,18 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         response = await handler(request)
         record.status = response.status
         record.end = record.end or response.get(ERROR_MESSAGE, "")
+        await write_whole(request, response)
         return response
+    except UnreadError:
+        record.status, record.end = record.status or 200, "timeout"
+        raise
     except (asyncio.CancelledError, ConnectionError):
         is_gone = request.transport is None or request.transport.is_closing()
         record.end = "client disconnected" if is_gone else "the server is stopping"
         has_begun = request.writer.output_size > 0
-        record.status = 200 if has_begun else CLIENT_CLOSED if is_gone else 503
+        if not has_begun:
+            record.status = CLIENT_CLOSED if is_gone else 503
+        record.status = record.status or 200
         raise
     finally:
         record.seconds = time.perf_counter() - record.t_start

@@ -19,7 +19,7 @@ from aiohttp import web
 from ..base.errors import LamellaError
 from ..runtime.instance import Instance
 from .bridge import Bridge, Choice, ChoiceEvent, Event, Prompt
-from .http_errors import describe
+from .http_errors import status_and_body
 from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, tokenize_parts
 from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
@@ -27,6 +27,7 @@ from .request_log import record_of
 from .routes import json_response, loaded_model, work_on_body
 from .schema import ChatBody, CompletionBody
 from .state import STATE
+from .writing import time_limit
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream",
@@ -99,7 +100,7 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
     frames = _frames(replies, await bridge.events(timeout))
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
-    write = partial(_write, request, response, config.timeout)
+    write = partial(_write, request, response)
     try:
         await write(frames)
         while not _all_finished(replies.choices):
@@ -110,28 +111,17 @@ async def _stream(request: web.Request, bridge: Bridge, replies: Replies) -> web
     except ConnectionError:
         raise
     except Exception as error:
-        body = describe(error)[1]
+        body = status_and_body(error)[1]
         record_of(request).end = body["error"]["message"]
         await write(_frame(body))
     await response.write_eof()
     return response
 
 
-async def _write(
-    request: web.Request, response: web.StreamResponse, n_seconds: float, data: bytes
-) -> None:
-    """Write a part of a stream. Disconnects a client that reads nothing for `n_seconds`.
-
-    Raises:
-        ConnectionError: the client is disconnected.
-    """
-    try:
-        async with asyncio.timeout(n_seconds):
-            await response.write(data)
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError(f"the client read nothing for {n_seconds} s") from None
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write a part of a stream. Raises ConnectionError if the client is disconnected."""
+    async with time_limit(request):
+        await response.write(data)
 
 
 def _all_finished(choices: Sequence[Choice]) -> bool:

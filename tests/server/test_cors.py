@@ -42,7 +42,17 @@ def test_every_reply_allows_the_page_to_read_it(server: RunningServer) -> None:
         reply = server.call("GET", path, None, {"Origin": PAGE} | headers)
         assert reply.headers["access-control-allow-origin"] == PAGE
         assert reply.headers["access-control-allow-credentials"] == "true"
-    assert "access-control-allow-origin" not in server.get("/health").headers
+    reply = server.get("/health")
+    assert "access-control-allow-origin" not in reply.headers
+    assert reply.headers["vary"] == "Origin"
+
+
+def test_all_origins_without_credentials() -> None:
+    with running(config=ServerConfig(port=0, cors_credentials=False)) as server:
+        for headers in ({}, {"Origin": PAGE}):
+            reply = server.get("/health", **headers)
+            assert reply.headers["access-control-allow-origin"] == "*"
+            assert "vary" not in reply.headers
 
 
 def test_chosen_origins_methods_and_headers() -> None:
@@ -62,6 +72,7 @@ def test_chosen_origins_methods_and_headers() -> None:
             assert "access-control-allow-credentials" not in reply.headers
         other = server.call("OPTIONS", "/completion", None, ASKED)
         assert "access-control-allow-origin" not in other.headers
+        assert other.headers["vary"] == "Origin"
 
 
 @pytest.mark.parametrize(

@@ -110,12 +110,21 @@ def test_api_keys() -> None:
         ):
             reply = server.call("GET", "/v1/models", None, headers)
             assert (reply.status, reply.error["type"]) == (401, "authentication_error")
+            assert reply.headers["www-authenticate"] == "Bearer"
         for headers in (
             {"Authorization": "Bearer one"},
             {"authorization": "bearer two"},
             {"X-Api-Key": "two"},
+            {"X-Api-Key": "two", "Authorization": "Bearer three"},
+            {"X-Api-Key": "three", "Authorization": "Bearer one"},
         ):
             assert server.call("GET", "/v1/models", None, headers).status == 200
+
+
+def test_a_key_that_is_not_utf8_is_refused() -> None:
+    for name in ("api_keys", "api_file_keys"):
+        with pytest.raises(RequestError, match=f"{name} is not valid UTF-8"):
+            ServerConfig.make({name: ("a\udcff",)})
 
 
 def test_cors_and_server_headers() -> None:

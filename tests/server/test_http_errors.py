@@ -23,7 +23,7 @@ from lamella.base.errors import (
 )
 from lamella.server.app import create_app
 from lamella.server.config import ServerConfig
-from lamella.server.http_errors import answer_errors, describe, error_response, unavailable
+from lamella.server.http_errors import answer_errors, error_response, status_and_body, unavailable
 from lamella.server.state import ServerState
 
 
@@ -49,7 +49,7 @@ def server() -> Iterator[RunningServer]:
     ],
 )
 def test_each_error_has_a_status_and_a_type(error: Exception, status: int, type: str) -> None:
-    found, body = describe(error)
+    found, body = status_and_body(error)
     assert (found, body["error"]["code"], body["error"]["type"]) == (status, status, type)
     assert body["error"]["message"]
 
@@ -60,7 +60,7 @@ def test_a_client_may_try_again_when_the_server_is_busy(error: Exception, expect
 
 
 def test_the_error_of_a_long_prompt_has_both_sizes() -> None:
-    status, body = describe(ContextSizeError(100, 64))
+    status, body = status_and_body(ContextSizeError(100, 64))
     assert status == 400
     assert body["error"].pop("message").startswith("the prompt has 100 tokens")
     assert body["error"] == {
@@ -76,7 +76,7 @@ def test_unexpected_errors_are_logged_without_details_for_the_client(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "lamella.server"):
-        status, body = describe(error)
+        status, body = status_and_body(error)
     assert (status, body["error"]["type"]) == (500, "server_error")
     assert "secret" not in str(body)
     assert caplog.records[0].exc_info is not None

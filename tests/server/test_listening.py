@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import shutil
 import socket
 import ssl
@@ -11,7 +12,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -219,7 +220,12 @@ def test_files_of_a_folder_need_no_key(tmp_path: Path) -> None:
         assert server.get("/").raw == b"<p>mine"
         assert server.get("/a/b.txt").raw == b"text"
         assert server.get("/v1/models").error["code"] == 401
-        for path in ("/no.txt", "/a", "/../x", "/a/../../x", "/%2e%2e/x", "/link"):
+        (tmp_path / "a" / "b.txt.gz").write_bytes(b"gz")
+        reply = server.get("/a/b.txt", **{"Accept-Encoding": "gzip"})
+        assert reply.headers["vary"] == "Accept-Encoding, Origin"
+        (tmp_path / "loop").symlink_to("loop")
+        bad = ("/loop", f"/{'a' * 300}", "/a/b.txt/c")
+        for path in ("/no.txt", "/a", "/../x", "/a/../../x", "/%2e%2e/x", "/link", *bad):
             assert server.get(path).error["code"] == 404, path
         (tmp_path / "index.html").unlink()
         assert "index.html" in server.get("/").error["message"]
@@ -270,6 +276,26 @@ def test_a_client_that_reads_nothing_is_disconnected(
         client.connect(("127.0.0.1", impatient))
         client.sendall((head + body) * 50)  # more than the buffers of both sides hold
         until = time.monotonic() + WAIT_S
-        while "client disconnected" not in caplog.text:
+        while "timeout" not in caplog.text:
             assert time.monotonic() < until, "the server still waits"
             time.sleep(0.05)
+
+
+def test_a_client_that_does_not_read_a_whole_reply_is_disconnected(
+    impatient: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"content": "a" * 2_000_000}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with closing(socket.socket()) as client, caplog.at_level("INFO", "lamella.server"):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.settimeout(WAIT_S)
+        client.connect(("127.0.0.1", impatient))
+        client.sendall(head + body)
+        until = time.monotonic() + WAIT_S
+        while "POST /tokenize" not in caplog.text:
+            assert time.monotonic() < until, "the server still waits"
+            time.sleep(0.05)
+        assert caplog.messages[-1].endswith("timeout")
+        with suppress(ConnectionResetError):
+            while client.recv(1 << 20):  # ends before WAIT_S
+                pass

@@ -48,6 +48,14 @@ class Log:
             assert time.monotonic() < until, self.caplog.messages
             time.sleep(0.005)
 
+    def bodies(self) -> list[str]:
+        """Wait for the lines of the bodies of a request and its reply."""
+        until = time.monotonic() + WAIT_S
+        while len(found := [text for text in self.caplog.messages if text.startswith("  re")]) < 2:
+            assert time.monotonic() < until, self.caplog.messages
+            time.sleep(0.005)
+        return found
+
     def of(self, path: str, body: object, method: str = "POST", **headers: str) -> RequestRecord:
         """The record of one request."""
         self.caplog.clear()
@@ -210,11 +218,11 @@ def test_bodies_at_debug_level(log: Log) -> None:
     log.caplog.set_level(logging.DEBUG, "lamella.server")
     body = {"prompt": f"a{KEY}", "n_predict": 2, "api_key": "sk-other", "x": "line\nbreak"}
     log.of("/completion", body)
-    request, reply = log.caplog.messages[-2:]
+    request, reply = log.bodies()
     assert request.startswith('  request: {"prompt": "a***", "n_predict": 2, "api_key": "***"')
     assert reply.startswith('  reply: {"index": 0, "content": ')
     log.of("/completion", {"prompt": "a", "n_predict": 40, "stream": True, "ignore_eos": True})
-    assert re.fullmatch("  reply: .+", log.caplog.messages[-1])
+    assert re.fullmatch("  reply: .+", log.bodies()[-1])
     assert KEY not in log.caplog.text
     assert "sk-other" not in log.caplog.text
 
@@ -227,6 +235,7 @@ def test_long_bodies_are_shortened_after_keys_are_removed() -> None:
         assert len(text) < 2100
         assert "sk-" not in text
         assert "1234" not in text
+    assert shown(rb'{"password": "ab\"cd", "x": "y"}', ()) == '{"password": "***", "x": "y"}'
     assert shown(b"\xff\n\x1b[31m", ()) == "\ufffd\\n\\x1b[31m"
 
 
