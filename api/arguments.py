@@ -172,6 +172,8 @@ def named(keywords: type, options: type[Options]) -> Callable[[Function], Functi
 
 def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:
     known = declarations(RequestParams)
+    if options.get("tools", True) in ([], None):  # no tools, as programs pass it
+        options = {name: value for name, value in options.items() if name != "tools"}
     for name in options:
         if name in ELSEWHERE:
             raise RequestError(f"{name} {ELSEWHERE[name]}")

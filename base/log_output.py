@@ -46,7 +46,7 @@ class LogParams(Options):
         high=len(LEVELS) - 1,
         clamp=True,
         help="how much to log: 1 errors, 2 warnings, 3 information, 4 all",
-        default_text="3",
+        default_text="3; 2 without a terminal, except serve",
         shortcuts=(
             Shortcut(
                 ("-v", "--verbose", "--log-verbose"),

@@ -10,6 +10,8 @@ from typing import Final
 
 from ..base.units import size_text
 from ..observe.profile_sums import NodeSum, PhaseSums, Sum
+from ..sched.assignment import CAUSES
+from ..sched.explain.reasons import rule_of
 from .bench_table import table_head, table_line
 
 Row = Sequence[str]
@@ -76,6 +78,8 @@ def _nodes(phase: PhaseSums, slowest: Sequence[NodeSum]) -> Iterator[str]:
         for node in slowest
     ]
     yield from _table(head, rows, n_left=5)
+    for rule in sorted({rule_of(node.cause) for node in slowest if node.cause}):
+        yield f"cause {rule}: {CAUSES[rule]}"
 
 
 def _devices(phase: PhaseSums, devices: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@
     CUDA0             the first NVIDIA GPU
     cuda              all NVIDIA GPUs; an error if there are none
     sim               a simulated GPU without a memory limit
-    sim:24GiB         a simulated GPU with 24 GiB of memory
+    sim:24GiB         a simulated GPU with 24 GiB of memory; sim:24G is the same
     sim:24GiB:2       two of these, SIM0 and SIM1
 
 Memory by name, as `-ot` takes it:
@@ -132,7 +132,10 @@ def find_devices(
         if lower in NO_DEVICE:
             continue
         meant = (family.find(lower, found) for family in families)
-        devices = next((devices for devices in meant if devices), ())
+        try:
+            devices = next((devices for devices in meant if devices), ())
+        except UnknownDeviceError as e:
+            raise UnknownDeviceError(f"device {name!r}: {e}") from None
         if names and not devices:
             raise UnknownDeviceError(f"unknown device {name!r}; devices: {_known(families)}")
         found += devices

@@ -34,7 +34,8 @@ class Registry(ABC):
     def find(self, name: str, found: Sequence[Device]) -> Sequence[Device]:
         """The devices that `name`, in lower case, stands for; none if the name is unknown here.
 
-        `found` are the devices of the names before this one.
+        `found` are the devices of the names before this one. An UnknownDeviceError says what is
+        wrong with the name, without the name.
         """
         return [d for d in self.devices() if name in (self.name.lower(), d.name.lower())]
 

@@ -19,7 +19,7 @@ from .device import SimDevice
 
 MAX_DEVICES: Final = 16  # most devices of one name
 _NAME: Final = re.compile(
-    r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt]i?b)(?::(?P<count>\d+))?)?"
+    r"sim(?::(?P<size>\d+(?:\.\d+)?)(?P<unit>[kmgt](?:i?b)?)(?::(?P<count>\d+))?)?"
 )
 _UNITS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -37,7 +37,7 @@ class SimRegistry(Registry):
         return ()
 
     def known_names(self) -> Sequence[str]:
-        return ("sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB or 512MiB)",)
+        return ("sim, sim:SIZE, sim:SIZE:COUNT (SIZE as in 24GiB, 24G or 512MiB)",)
 
     def find(self, name: str, found: Sequence[Device]) -> Sequence[Device]:
         if name.partition(":")[0] != "sim":
@@ -45,14 +45,12 @@ class SimRegistry(Registry):
         match = _NAME.fullmatch(name)
         if match is None:
             raise UnknownDeviceError(
-                f"device {name!r}: the size must be a number with a unit, such as 24GiB, 512MiB or "
-                "24GB"
+                "the size must be a number with a unit, such as 24GiB or 24G (2**30 bytes each), "
+                "512M, or 24GB (10**9)"
             )
         n = int(match["count"] or 1)
         if not 1 <= n <= MAX_DEVICES:
-            raise UnknownDeviceError(
-                f"device {name!r}: the number of devices must be 1 to {MAX_DEVICES}"
-            )
+            raise UnknownDeviceError(f"the number of devices must be 1 to {MAX_DEVICES}")
         memory = parse_size(match["size"], match["unit"]) if match["size"] else UNLIMITED
         taken = {device.name for device in found}
         names = (name for i in count() if (name := f"SIM{i}") not in taken)
@@ -60,7 +58,7 @@ class SimRegistry(Registry):
 
 
 def parse_size(number: str, unit: str) -> int:
-    """Bytes of a size as in 24 GiB (2**30) or 24 GB (10**9)."""
+    """Bytes of a size as in 24 GiB or 24 G (2**30 each), or 24 GB (10**9)."""
     power = _UNITS[unit[0].lower()]
-    base = 2**power if "i" in unit.lower() else 10 ** (power // 10 * 3)
+    base = 10 ** (power // 10 * 3) if unit[1:].lower() == "b" else 2**power
     return int(float(number) * base)

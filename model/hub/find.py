@@ -71,8 +71,8 @@ def find_model(
 def choose_model(wanted: HubModel, offline: bool) -> tuple[Listing | None, SelectedFiles]:
     """Return the hub's listing and the selected files. The listing is None for cached files."""
     if offline or is_offline():
-        why = "--offline" if offline else "HF_HUB_OFFLINE is set"
-        return None, _log_note(_choose_cached(wanted, f"offline mode: {why}"))
+        why = "offline mode" if offline else "offline mode: HF_HUB_OFFLINE is set"
+        return None, _log_note(_choose_cached(wanted, why))
     try:
         listing = list_repo(wanted.repo)
     except DownloadError as e:

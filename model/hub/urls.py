@@ -76,8 +76,8 @@ def find_url_header(url: str, folder: Path, *, offline: bool = False) -> Path:
 
 def _check_online(url: str, offline: bool) -> None:
     if offline or is_offline():
-        why = "--offline" if offline else "HF_HUB_OFFLINE is set"
-        raise DownloadError(f"offline mode: {why}; the cache {downloads()} has no file of {url}")
+        why = "offline mode" if offline else "offline mode: HF_HUB_OFFLINE is set"
+        raise DownloadError(f"{why}; the cache {downloads()} has no file of {url}")
 
 
 def _all_urls(url: str) -> list[str]:

@@ -69,7 +69,7 @@ def test_token_ids_of_any_sequence(model: lamella.Model) -> None:
         ({"xyz": 1}, "unknown option 'xyz'; options are n_predict, ignore_eos, "),
         ({"stream": True}, "stream is not an option: call complete_stream or chat_stream"),
         ({"n": 2}, "n is not an option: call once for each text"),
-        ({"tools": []}, "tools is not supported yet"),
+        ({"tools": [{}]}, "tools is not supported yet"),
         ({"max_tokens": -5}, "max_tokens is -5: must be -1 to 2147483647"),
         ({"max_tokens": 1, "n_predict": 2}, "max_tokens and n_predict are one option"),
         ({"temperature": "hot"}, "temperature is 'hot': must be a number"),
@@ -93,6 +93,13 @@ def test_names_of_openai(model: lamella.Model) -> None:
     model.complete(
         *("a",), max_tokens=2, frequency_penalty=0.5, presence_penalty=0.5, top_p=0.9, stop=None
     )
+
+
+def test_no_tools(model: lamella.Model) -> None:
+    absent: tuple[Any, ...] = ([], None)
+    for tools in absent:
+        options = {"tools": tools, "max_tokens": 1}
+        assert model.chat("a", **options).usage.completion_tokens <= 1
 
 
 def test_biases_of_tokens(model: lamella.Model) -> None:

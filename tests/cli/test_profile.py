@@ -57,6 +57,7 @@ def test_tables(model: Path) -> None:
         assert 99 < sum(float(row[4].rstrip("%")) for row in kinds[1:]) < 101
         assert nodes[0][:2] == ["slowest nodes", "device"]
         assert len(nodes) == 5
+        assert all(f"\ncause {row[4][:5]}: " in done.stdout for row in nodes[1:])
         assert [row[:2] for row in devices[1:]] == [["CPU", "1"]]
 
 

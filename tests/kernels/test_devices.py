@@ -79,6 +79,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> CudaRegistry:
         (["sim"], [("SIM0", UNLIMITED)]),
         (["Sim:24GiB"], [("SIM0", 24 * 2**30)]),
         (["sim:1.5MiB"], [("SIM0", 3 * 2**19)]),
+        (["sim:300M"], [("SIM0", 300 * 2**20)]),
+        (["sim:8g:2"], [("SIM0", 2**33), ("SIM1", 2**33)]),
         (["sim:80GB:2"], [("SIM0", 80 * 10**9), ("SIM1", 80 * 10**9)]),
         (["sim:1GiB", "sim"], [("SIM0", 2**30), ("SIM1", UNLIMITED)]),
     ],
@@ -103,14 +105,14 @@ def test_unknown_names_are_refused_with_the_known_ones(cpu: CpuDevice, name: str
     ("name", "wrong"),
     [
         ("sim:", "the size must be a number with a unit, such as 24GiB"),
-        ("sim:24", "the size must be a number with a unit"),
-        ("sim:24G", "the size must be a number with a unit"),
+        ("Sim:24", "the size must be a number with a unit"),
+        ("sim:24X", "the size must be a number with a unit"),
         ("sim:1GiB:0", "the number of devices must be 1 to 16"),
         ("sim:1GiB:99", "the number of devices must be 1 to 16"),
     ],
 )
 def test_wrong_sizes_of_simulated_devices(cpu: CpuDevice, name: str, wrong: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=f"device '{name.lower()}': {wrong}"):
+    with pytest.raises(UnknownDeviceError, match=f"device '{name}': {wrong}"):
         find_devices(["sim", name], cpu)
 
 

@@ -274,7 +274,7 @@ def test_offline_mode_sends_no_requests(hub: FakeHub, monkeypatch: pytest.Monkey
         "no model of no/body"
     )
     assert refusal(f"{REPO}:Q8_0", offline=True) == (
-        f"offline mode: --offline; the cache of {REPO} has no Q8_0; available: Q4_K_M (292.97 KiB)"
+        f"offline mode; the cache of {REPO} has no Q8_0; available: Q4_K_M (292.97 KiB)"
     )
     assert hub.requests == []
 

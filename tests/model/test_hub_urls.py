@@ -220,7 +220,7 @@ def test_errors_of_the_server(hub: FakeHub) -> None:
 
 
 def test_offline_mode(hub: FakeHub) -> None:
-    assert refusal(url(hub), offline=True).startswith("offline mode: --offline; the cache ")
+    assert refusal(url(hub), offline=True).startswith("offline mode; the cache ")
     assert hub.requests == []
 
 
