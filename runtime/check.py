@@ -6,8 +6,10 @@ Tested by tests/runtime/test_fit.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Final, NamedTuple
 
 from ..base.errors import DoesNotFitError
 from ..base.log import get_logger
@@ -56,24 +58,45 @@ def check(plan: ModelPlan) -> None:
         refuse(plan.displaced)
 
 
+class Saving(NamedTuple):
+    """A remedy that saves about `n_bytes`. `is_exact`: it saves at least as much."""
+
+    name: str
+    flags: str
+    n_bytes: int
+    is_exact: bool = True
+
+    def text(self, n_lacking: float) -> str:
+        """The remedy if `n_lacking` bytes would be enough."""
+        about = "" if self.is_exact else "about "
+        enough = ", enough" if self.is_exact and self.n_bytes >= n_lacking else ""
+        return f"{self.name} ({self.flags} saves {about}{size_text(self.n_bytes)}{enough})"
+
+
 def _advice(plan: ModelPlan) -> str:
     """Remedies for a model that does not fit, with the bytes that each saves."""
-    device = max(plan.devices, key=lambda device: device.shortfall)
-    return ", ".join(_remedies(plan, device))
+    short = [device for device in plan.devices if device.shortfall]
+    device = max(short, key=lambda device: device.shortfall)
+    # no saving on one device is enough if another one lacks memory too
+    n_lacking = device.shortfall if len(short) == 1 else inf
+    return ", ".join(_remedies(plan, device, n_lacking))
 
 
-def _remedies(plan: ModelPlan, device: DevicePlan) -> Iterator[str]:
-    uses = {
-        use: sum(m.by_usage()[use] for m in device.memory) for use in device.memory[0].by_usage()
-    }
+def _remedies(plan: ModelPlan, device: DevicePlan, n_lacking: float) -> Iterator[str]:
+    uses: Counter[str] = Counter()
+    for memory in device.memory:
+        uses.update(memory.by_usage())
     if device is not plan.devices[-1]:
-        yield "fewer layers on devices (-ngl auto)"
-    yield from _smaller_kv(plan, device, uses["kv"])
-    saved = (uses["compute"] + uses["work"]) * (plan.n_ubatch - SMALL_UBATCH) // plan.n_ubatch
-    if saved > 0:
-        yield f"smaller ubatches (-ub {SMALL_UBATCH} saves about {size_text(saved)})"
-    if uses["weights"]:
-        most = max(0, uses["weights"] - device.shortfall)
+        yield (
+            "fewer layers on devices (-ngl auto)"
+            if device.n_layers
+            else "no op offload (--no-op-offload)"
+        )
+    savings = list(_savings(plan, device, uses))
+    if sum(saving.n_bytes for saving in savings) >= device.shortfall:  # otherwise they cannot help
+        yield from (saving.text(n_lacking) for saving in savings)
+    if uses["weights"] > device.shortfall:
+        most = uses["weights"] - device.shortfall
         yield (
             f"a smaller quantization or model (the weights on {device.name} take "
             f"{size_text(uses['weights'])}, {size_text(most)} fit)"
@@ -81,20 +104,26 @@ def _remedies(plan: ModelPlan, device: DevicePlan) -> Iterator[str]:
     yield f"{size_text(device.shortfall)} more memory for {device.name}"
 
 
-def _smaller_kv(plan: ModelPlan, device: DevicePlan, n_bytes: int) -> Iterator[str]:
+def _savings(plan: ModelPlan, device: DevicePlan, uses: Mapping[str, int]) -> Iterator[Saving]:
+    if uses["kv"]:
+        yield from _smaller_kv(plan, device, uses["kv"])
+    n_bytes = (uses["compute"] + uses["work"]) * (plan.n_ubatch - SMALL_UBATCH) // plan.n_ubatch
+    if n_bytes > 0:
+        yield Saving("smaller ubatches", f"-ub {SMALL_UBATCH}", n_bytes, is_exact=False)
+
+
+def _smaller_kv(plan: ModelPlan, device: DevicePlan, n_bytes: int) -> Iterator[Saving]:
     """Remedies for a device whose keys and values take `n_bytes`."""
-    if not n_bytes:
-        return
     n_ctx = (plan.n_ctx - device.shortfall // device.n_bytes_kv - 1) // PAGE_SIZE * PAGE_SIZE
     n_ctx = max(n_ctx, SMALL_CTX)
     if n_ctx < plan.n_ctx:
         saved = (plan.n_ctx - n_ctx) * device.n_bytes_kv
-        yield f"a smaller context (-c {n_ctx} saves {size_text(saved)})"
+        yield Saving("a smaller context", f"-c {n_ctx}", saved)
     context = plan.params.context
     now = _element_size(context.type_k) + _element_size(context.type_v)
     saved = int(n_bytes * (1 - 2 * _element_size(GGMLType.Q8_0) / now))
     if saved > 0:
-        yield f"q8_0 keys and values (-ctk q8_0 -ctv q8_0 saves {size_text(saved)})"
+        yield Saving("q8_0 keys and values", "-ctk q8_0 -ctv q8_0", saved)
 
 
 def _element_size(type: GGMLType) -> float:
