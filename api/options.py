@@ -67,8 +67,10 @@ class LoadOptions(TypedDict, total=False):
     """each device's share of the layers (default: in proportion to free memory)"""
     kv_offload: bool
     """keep keys and values on the devices of their layers; off: in host memory (default: True)"""
-    op_offload: bool
-    """copy the CPU's weights to a device for large batches (default: True)"""
+    op_offload: bool | None
+    """copy the CPU's weights to a device for large batches (default: on, if the buffers for it
+    fit)
+    """
     overrides: Sequence[tuple[str, str]]
     """buffer type for weights by name, like exps=CPU; the first match counts; may be repeated"""
     n_cpu_moe: int | None
@@ -81,7 +83,7 @@ class LoadOptions(TypedDict, total=False):
     """choose the layers and experts on the devices, and the context, so that the model fits;
     never changes a value that is set (default: True)
     """
-    fit_target: Sequence[int]
+    fit_target: Sequence[int] | None
     """memory that --fit leaves free on the devices, in their order; one number is for all
     (default: 1024)
     """

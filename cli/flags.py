@@ -103,7 +103,8 @@ def _add_shortcut(
 
 def _help(declared: Declared, default: object) -> str:
     text = declared.option.default_text if default is None else str(default)
-    if declared.option.off or (declared.option.bare and declared.type is bool):
+    is_switch = declared.option.off or (declared.option.bare and declared.type is bool)
+    if is_switch and declared.default is not None:
         text = "on" if declared.default else "off"
     if text is None and declared.type is not bool:
         value = declared.default

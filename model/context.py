@@ -122,7 +122,7 @@ class Context:
     def _reserve(self, parallel: bool) -> None:
         """Open a scheduler with compute memory that is large enough for every later graph."""
         backends = list(self._backends.values())
-        op_offload = self.model.placement.params.op_offload
+        op_offload = self.model.placement.params.op_offload is not False
         scheduler = Scheduler(
             backends, parallel=parallel, op_offload=op_offload, memory=self.model.memory
         )

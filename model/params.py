@@ -218,11 +218,12 @@ class PlacementParams(Options):
         off=("-nkvo", "--no-kv-offload"),
         help="keep keys and values on the devices of their layers; off: in host memory",
     )
-    op_offload: bool = option(
-        True,
+    op_offload: bool | None = option(
+        None,
         "--op-offload",
         off=("--no-op-offload",),
         help="copy the CPU's weights to a device for large batches",
+        default_text="on, if the buffers for it fit",
     )
     overrides: Sequence[tuple[str, str]] = option(
         (),
@@ -259,8 +260,8 @@ class PlacementParams(Options):
         help="choose the layers and experts on the devices, and the context, so that the model "
         "fits; never changes a value that is set",
     )
-    fit_target: Sequence[int] = option(
-        (FIT_TARGET,),
+    fit_target: Sequence[int] | None = option(
+        None,
         *("-fitt", "--fit-target"),
         parse=parse_targets,
         check=_check_targets,

@@ -204,7 +204,8 @@ def _candidates(
     layout, and copies fast from pinned memory only.
     """
     reader = _reader(hp, weight, spec.op)
-    takers = [d for d in placement.devices if placement.params.op_offload and d.offload_op(reader)]
+    offloads = placement.params.op_offload is not False
+    takers = [d for d in placement.devices if offloads and d.offload_op(reader)]
     for candidate in dict.fromkeys((device, placement.cpu)):
         taker = next((taker for taker in takers if taker is not device), None)
         if taker is None:

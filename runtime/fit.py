@@ -5,7 +5,7 @@ It changes only options that are not set, in this order:
 1. All layers on the devices, with the default context.
 2. As few experts as possible leave the devices for the CPU.
 3. The context shrinks, down to --fit-ctx.
-4. Layers leave the devices.
+4. Layers leave the devices. Then the context grows again, as far as it fits beside these layers.
 5. The context shrinks if the CPU lacks memory.
 
 Plans are made from the file's header, before a weight is read. Knows no HTTP and prints nothing.
@@ -14,21 +14,21 @@ Tested by tests/runtime/test_fit.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..base.errors import RequestError
-from ..base.units import size_text
-from ..model.gguf import GGUFFile, open_gguf
+from ..model.gguf import open_gguf
 from ..model.metadata_params import metadata_overrides
 from ..model.params import FIT_TARGET
 from ..model.placement import Placement
 from ..sched.backend import CompileProgress
+from .chosen import Chosen, choice_line, choice_notes
 from .devices import open_placement
 from .params import OpenParams
 from .plan import ModelPlan
-from .trial import NO_PIPELINE, Choice, Trials
+from .trial import Choice, Limit, Trials
 
 MIB: Final = 1 << 20
 CTX_STEP: Final = 256  # smaller contexts have a multiple of these cells
@@ -47,86 +47,114 @@ def plan_model(params: OpenParams, on_compile: CompileProgress | None = None) ->
     overrides = metadata_overrides(params.metadata)
     with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
         placement = open_placement(params.placement, on_compile)
-        return _PlanSearch(file, placement, replace(params, placement=placement.params)).run()
+        params = replace(params, placement=placement.params)
+        return _plan(Trials(file, placement, params), placement, params)
 
 
-class _PlanSearch:
-    """Searches the best choice that fits."""
+def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan:
+    """The plan of the best choice."""
+    free = _Free.of(trials, placement, params)
+    targets = _targets(placement) if any(free) else {}
+    limit, choice = _search(Limit(trials, targets), free, params)
+    is_dropped = bool(targets) and not limit.fits(choice)
+    if is_dropped:
+        limit, choice = _search(Limit(trials, {}), free, params)
+    made = Chosen(
+        plan=limit.plan(choice),
+        first=trials.first,
+        choice=choice,
+        targets=tuple(size // MIB for size in limit.targets.values()),
+        dropped_targets=tuple(params.placement.fit_target or ()) if is_dropped else (),
+        devices=", ".join(device.name for device in placement.devices),
+        is_default_ctx=params.context.n_ctx is None,
+    )
+    return replace(
+        made.plan,
+        choice=choice_line(made),
+        is_reduced=choice != trials.first,
+        notes=tuple(choice_notes(made)),
+    )
 
-    def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
-        self._trials = Trials(file, placement, params)
-        self._devices = placement.devices
-        self._params = params
-        self._first = self._trials.first
+
+class _Free(NamedTuple):
+    """The values that fitting may choose."""
+
+    layers: bool
+    experts: bool
+    context: bool
+    op_offload: bool
+
+    @classmethod
+    def of(cls, trials: Trials, placement: Placement, params: OpenParams) -> _Free:
         rules = params.placement
         has_devices = rules.fit and bool(placement.devices)
-        self._fits_layers = has_devices and rules.n_gpu_layers is None
-        self._fits_experts = (
-            has_devices
-            and self._trials.n_expert > 0
-            and rules.n_cpu_moe is None
-            and not placement.overrides
+        has_experts = trials.n_expert > 0 and not placement.overrides
+        layers = has_devices and rules.n_gpu_layers is None
+        return cls(
+            layers=layers,
+            experts=has_devices and has_experts and rules.n_cpu_moe is None,
+            context=rules.fit and params.context.n_ctx is None,
+            op_offload=layers and rules.op_offload is None,
         )
-        self._fits_context = rules.fit and params.context.n_ctx is None
+
+
+def _targets(placement: Placement) -> Mapping[str, int]:
+    """The bytes to leave free on each device that has a target. Raises RequestError."""
+    given, n = placement.params.fit_target, len(placement.devices)
+    sizes = (FIT_TARGET,) if given is None else tuple(given)
+    if 0 < n < len(sizes):
+        raise RequestError(f"fit_target has {len(sizes)} sizes for {n} devices")
+    # as in llama.cpp: one size is for all; devices without a size have the default
+    sizes = sizes * n if len(sizes) == 1 else (*sizes, *[FIT_TARGET] * (n - len(sizes)))
+    targets = zip((device.name for device in placement.devices), sizes, strict=False)
+    return {name: size * MIB for name, size in targets if size}
+
+
+def _search(limit: Limit, free: _Free, params: OpenParams) -> tuple[Limit, Choice]:
+    """The best choice within a limit, and the limit in use. Its plan fits, if any plan fits."""
+    choice = _Search(limit, free, params).run()
+    if limit.fits(choice) and any(map(limit.lacking, limit.plan(choice).devices)):
+        limit = Limit(limit.trials, limit.targets, is_exact=True)  # the sketches were too small
+        choice = _Search(limit, free, params).run()
+    return limit, choice
+
+
+class _Search:
+    """Searches the best choice within a limit."""
+
+    def __init__(self, limit: Limit, free: _Free, params: OpenParams) -> None:
+        self._limit = limit
+        self._free = free
+        self._trials = limit.trials
+        self._first = self._trials.first
         self._least_ctx = min(params.context.fit_ctx, self._first.n_ctx)
 
-    def run(self) -> ModelPlan:
-        trials = self._trials
-        if self._fits_layers or self._fits_experts or self._fits_context:
-            trials.targets = self._targets()
-        choice = self._search_exactly()
-        if trials.targets and not trials.fits(choice):
-            trials.targets = {}  # fit_target is impossible: fit without it
-            choice = self._search_exactly()
-        plan = trials.plan(choice)
-        changed, notes = choice != self._first, tuple(self._notes(plan, choice))
-        return replace(plan, choice=self._text(plan, choice), is_reduced=changed, notes=notes)
-
-    def _targets(self) -> Mapping[str, int]:
-        """The bytes to leave free on each device that has a target. Raises RequestError."""
-        rules, n = self._params.placement, len(self._devices)
-        sizes = tuple(rules.fit_target)
-        if 0 < n < len(sizes):
-            raise RequestError(f"fit_target has {len(sizes)} sizes for {n} devices")
-        # as in llama.cpp: one size is for all; devices without a size have the default
-        sizes = sizes * n if len(sizes) == 1 else (*sizes, *[FIT_TARGET] * (n - len(sizes)))
-        targets = zip((device.name for device in self._devices), sizes, strict=False)
-        return {name: size * MIB for name, size in targets if size}
-
-    def _search_exactly(self) -> Choice:
-        """The best choice. Its plan fits, if any plan fits."""
-        trials = self._trials
-        choice = self._search()
-        if trials.fits(choice) and any(map(trials.lacking, trials.plan(choice).devices)):
-            trials.is_exact = True  # the sketches were too small
-            choice = self._search()
-        return choice
-
-    def _search(self) -> Choice:
-        trials, choice = self._trials, self._first
-        if self._fits_experts and not trials.gpus_fit(choice):
+    def run(self) -> Choice:
+        limit, free, choice = self._limit, self._free, self._first
+        if free.experts and not limit.gpus_fit(choice):
             choice = self._with_fewer_experts(choice)
-        if self._fits_context and not trials.gpus_fit(choice):
+        if free.context and not limit.gpus_fit(choice):
             choice = self._with_less_context(choice, gpus_only=True)
-        if self._fits_layers and not trials.gpus_fit(choice):
+        if free.layers and not limit.gpus_fit(choice):
             choice = self._with_fewer_layers(choice)
-        if self._fits_context and not trials.fits(choice):
+            if free.context:  # these layers may leave room for more context
+                whole = choice._replace(n_ctx=self._first.n_ctx)
+                choice = self._with_less_context(whole, gpus_only=True)
+        if free.context and not limit.fits(choice):
             choice = self._with_less_context(choice)
         return choice
-
-    # --- steps ---
 
     def _with_fewer_experts(self, choice: Choice) -> Choice:
         """The choice with the fewest experts on the CPU; with all of them if that is not enough."""
         n_layer = self._trials.n_layer
         n_kept = _last(
-            lambda n: self._trials.gpus_fit(choice._replace(n_cpu_moe=n_layer - n)), 0, n_layer - 1
+            lambda n: self._limit.gpus_fit(choice._replace(n_cpu_moe=n_layer - n)), 0, n_layer - 1
         )
         return choice._replace(n_cpu_moe=n_layer - n_kept)
 
     def _with_less_context(self, choice: Choice, gpus_only: bool = False) -> Choice:
         """The choice with the largest context that fits; with the smallest if none does."""
-        fits = self._trials.gpus_fit if gpus_only else self._trials.fits
+        fits = self._limit.gpus_fit if gpus_only else self._limit.fits
         most = choice.n_ctx
         while not fits(choice):
             n_ctx = self._smaller(choice, gpus_only)
@@ -139,10 +167,10 @@ class _PlanSearch:
 
     def _smaller(self, choice: Choice, gpus_only: bool) -> int:
         """A smaller context, by the memory that the devices lack; the same if none helps."""
-        devices = self._trials.devices(choice)
+        devices = self._limit.devices(choice)
         if gpus_only:
             devices = devices[:-1]
-        lacking = [(self._trials.lacking(device), device.n_bytes_kv) for device in devices]
+        lacking = [(self._limit.lacking(device), device.n_bytes_kv) for device in devices]
         n_fewer = max((-(-n // n_kv) for n, n_kv in lacking if n and n_kv), default=0)
         n_ctx = (choice.n_ctx - n_fewer) // CTX_STEP * CTX_STEP
         return choice.n_ctx if n_fewer == 0 else max(n_ctx, self._least_ctx)
@@ -150,62 +178,22 @@ class _PlanSearch:
     def _with_fewer_layers(self, choice: Choice) -> Choice:
         """The choice with the most layers that fit on devices. If not even the buffers for op
         offload fit, the devices are not used."""
-        n_layer, trials = self._trials.n_layer, self._trials
+        n_layer, limit = self._trials.n_layer, self._limit
         choices = [choice._replace(n_gpu_layers=n) for n in range(n_layer + 1)]
-        used = [set(trials.layers(one)) & set(self._devices) for one in choices]
+        used = [self._trials.devices_with_layers(one) for one in choices]
         # from n_settled layers on, fewer layers need less memory on each device. Below, the output
         # can move to another device, which may then need more: try each number
         n_settled = used.index(used[-1])
-        best = _last(lambda n: trials.gpus_fit(choices[n]), n_settled, n_layer)
-        while best and not trials.gpus_fit(choices[best]):
+        best = _last(lambda n: limit.gpus_fit(choices[n]), n_settled, n_layer)
+        while best and not limit.gpus_fit(choices[best]):
             best -= 1
         if best:
             return choices[best]
         # fewer experts and a smaller context did not help
         none = self._first._replace(n_gpu_layers=0)
-        return none if trials.gpus_fit(none) else none._replace(op_offload=False)
-
-    # --- what to report ---
-
-    def _text(self, plan: ModelPlan, choice: Choice) -> str:
-        """The choice in one line; "" if there was nothing to choose."""
-        first, n_train, names = self._first, plan.n_ctx_train, self._device_names()
-        parts = []
-        if self._params.context.n_ctx is None and choice.n_ctx < n_train:
-            more = f", as {first.n_ctx} does not fit" if choice.n_ctx < first.n_ctx else ""
-            n_bytes = sum(device.needed for device in plan.devices)
-            n_bytes += (n_train - choice.n_ctx) * plan.n_bytes_kv
-            parts.append(
-                f"context {choice.n_ctx} of {n_train} trained{more}: -c 0 for all of it, needs "
-                f"{size_text(n_bytes)}"
-            )
-        if choice.n_cpu_moe > first.n_cpu_moe:
-            parts.append(f"experts of {choice.n_cpu_moe} of {self._trials.n_layer} layers on CPU")
-        if choice.n_gpu_layers < first.n_gpu_layers:
-            parts.append(f"{choice.n_gpu_layers} of {plan.n_layers} layers on {names}")
-        if choice[1:3] != first[1:3]:
-            parts[-1] += ": more does not fit"
-            sizes = [str(size // MIB) for size in self._trials.targets.values()]
-            if sizes:
-                room = sizes[0] if len(set(sizes)) == 1 else ",".join(sizes)
-                parts[-1] += f" (--fit-target keeps {room} MiB free on each device)"
-        return "; ".join(parts)
-
-    def _notes(self, plan: ModelPlan, choice: Choice) -> Iterator[str]:
-        """Lines that warn of a choice."""
-        if plan.n_ctx > plan.n_ctx_train:
-            yield (
-                f"the context has {plan.n_ctx} tokens, the model was trained with "
-                f"{plan.n_ctx_train}: text beyond that is likely to be poor"
-            )
-        if plan.no_pipeline == NO_PIPELINE:
-            yield f"ubatches run one after the other: {plan.no_pipeline}"
-        if self._first.op_offload and not choice.op_offload:
-            names = self._device_names()
-            yield f"{names} cannot run large batches for the CPU: op offload does not fit"
-
-    def _device_names(self) -> str:
-        return ", ".join(device.name for device in self._devices)
+        if self._free.op_offload and not limit.gpus_fit(none):
+            return none._replace(op_offload=False)
+        return none
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:

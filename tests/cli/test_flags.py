@@ -79,7 +79,7 @@ def test_number_of_layers(flags: str, n: int | None) -> None:
 def test_placement_defaults() -> None:
     params = open_params(parsed("run", "-m", "f")).placement
     assert (params.overrides, params.n_cpu_moe, params.placement) == ((), None, "warn")
-    assert (params.fit, params.fit_target) == (True, (1024,))
+    assert (params.fit, params.fit_target) == (True, None)
 
 
 def test_placement_flags_of_weights() -> None:

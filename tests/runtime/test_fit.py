@@ -4,6 +4,7 @@ less it is refused. Automatic choices are the most that fits."""
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -473,7 +474,11 @@ def test_the_context_shrinks_before_layers_leave(deep: Path) -> None:
     plan = planned(all_layers[0])
     assert (plan.n_ctx, plan.n_gpu_layers) == (floor, plan.n_layers)
     plan = planned(all_layers[0] - 1)
-    assert (plan.n_ctx, plan.n_gpu_layers) == (floor, plan.n_layers - 1)
+    assert plan.n_gpu_layers == plan.n_layers - 1
+    # a layer less leaves room for a part of the context
+    assert floor < plan.n_ctx < N_CTX
+    more = {"n_ctx": plan.n_ctx + CTX_STEP, "n_gpu_layers": plan.n_gpu_layers}
+    assert not planned(all_layers[0] - 1, **more).fits
     assert plan.choice.endswith(f"; {N_LAYER} of {N_LAYER + 1} layers on SIM0: more does not fit")
     assert plan.fits and plan.is_reduced
 
@@ -527,7 +532,8 @@ def test_experts_leave_before_the_context_shrinks(tmp_path: Path) -> None:
     assert 4096 <= plan.n_ctx < N_CTX
     least = planned(1 << 30, n_cpu_moe=-1, n_ctx=4096).devices[0].needed
     plan = planned(least - 1)
-    assert (plan.n_ctx, plan.n_gpu_layers, plan.fits) == (4096, plan.n_layers - 1, True)
+    assert (plan.n_gpu_layers, plan.fits) == (plan.n_layers - 1, True)
+    assert 4096 < plan.n_ctx <= N_CTX
     # values that are set do not change
     for given in ({"n_cpu_moe": 0}, {"overrides": (("ffn_gate_inp", "SIM0"),)}):
         plan = planned(needed[1], **given)
@@ -632,6 +638,50 @@ def test_the_context_does_not_shrink_for_an_impossible_fit_target(deep: Path) ->
     assert plan.choice.endswith(
         "layers on SIM0: more does not fit (--fit-target keeps 1024 MiB free on each device)"
     )
+
+
+def test_advice_has_only_what_can_help(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = plan_of(deep, n_ctx=N_CTX).devices[0].needed
+
+    def advice(lacking: int) -> str:
+        monkeypatch.setattr(CpuDevice, "memory", lambda _: (needed - lacking, 1 << 40))
+        with pytest.raises(DoesNotFitError) as e:
+            enforce(plan_of(deep, n_ctx=N_CTX))
+        return e.value.advice
+
+    some = advice(1 << 20)
+    [n_ctx] = re.findall(r"a smaller context \(-c (\d+) saves 1.0\d MiB, enough\)", some)
+    assert plan_of(deep, n_ctx=int(n_ctx)).fits
+    assert re.search(r"q8_0 keys and values \(-ctk q8_0 -ctv q8_0 saves 2.\d+ MiB, enough\)", some)
+    assert plan_of(deep, n_ctx=N_CTX, type_k="q8_0", type_v="q8_0").fits
+    assert re.search(r"a smaller quantization or model \(.* 1.00 MiB more memory for CPU$", some)
+    assert advice(needed - 1000) == f"{size_text(needed - 1000)} more memory for CPU"
+
+
+def test_a_set_fit_target_that_is_impossible_is_reported(deep: Path) -> None:
+    params: Mapping[str, Any] = {"devices": ("sim:64MiB",), "n_gpu_layers": -1}
+    plan = plan_of(deep, n_ctx=None, **params, fit_target=[2048])
+    note = "--fit-target 2048 is ignored: the model does not fit with that much memory free"
+    assert (plan.fits, plan.notes) == (True, (note,))
+    for target in (None, [1], [0]):  # the default is a wish
+        assert not plan_of(deep, n_ctx=None, **params, fit_target=target).notes
+
+
+def test_a_set_op_offload_never_changes(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
+        ops = {Op.MUL_MAT}
+        return [SimDevice("SIM0", memory=1000, offload_ops=ops, compute=cpu.new_compute)]
+
+    monkeypatch.setattr(lookup, "find_devices", found)
+    plan = plan_of(deep)
+    assert (plan.n_gpu_layers, plan.placement.params.op_offload, plan.fits) == (0, False, True)
+    assert plan.notes == ("SIM0 cannot run large batches for the CPU: op offload does not fit",)
+    plan = plan_of(deep, op_offload=True)
+    assert (plan.n_gpu_layers, plan.placement.params.op_offload, plan.fits) == (0, True, False)
+    with pytest.raises(DoesNotFitError, match=r"SIM0 lacks .* \(--no-op-offload\)"):
+        enforce(plan)
+    plan = plan_of(deep, op_offload=False)
+    assert (plan.fits, plan.notes) == (True, ())
 
 
 def test_the_shortfall_of_two_gpus_is_without_a_pipeline(deep: Path) -> None:

@@ -1,0 +1,96 @@
+"""What to report of the values that fitting chose: a line, and notes that warn.
+
+Chooses nothing and prints nothing. Tested by tests/runtime/test_fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..base.units import size_text
+from .plan import ModelPlan
+from .trial import NO_PIPELINE, Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A choice and the reasons for it.
+
+    Attributes:
+        plan: the plan of the choice.
+        first: the choice if memory were no limit.
+        choice: the choice that fits.
+        targets: MiB that stay free on each device with a target.
+        dropped_targets: the MiB that the user wants to stay free, if that is impossible.
+        devices: the names of the devices, without the CPU.
+        is_default_ctx: the user set no context size.
+    """
+
+    plan: ModelPlan
+    first: Choice
+    choice: Choice
+    targets: Sequence[int]
+    dropped_targets: Sequence[int]
+    devices: str
+    is_default_ctx: bool
+
+
+def choice_line(made: Chosen) -> str:
+    """The choice in one line; "" if there was nothing to choose."""
+    reduced = list(_reduced(made))
+    if reduced:
+        reduced[-1] += _why_reduced(made)
+    return "; ".join([*_context(made), *reduced])
+
+
+def choice_notes(made: Chosen) -> Iterator[str]:
+    """Lines that warn of the choice."""
+    plan = made.plan
+    if plan.n_ctx > plan.n_ctx_train:
+        yield (
+            f"the context has {plan.n_ctx} tokens, the model was trained with "
+            f"{plan.n_ctx_train}: text beyond that is likely to be poor"
+        )
+    if plan.no_pipeline == NO_PIPELINE:
+        yield f"ubatches run one after the other: {plan.no_pipeline}"
+    if made.first.op_offload and not made.choice.op_offload:
+        yield f"{made.devices} cannot run large batches for the CPU: op offload does not fit"
+    if any(made.dropped_targets):
+        sizes = _sizes(made.dropped_targets)
+        yield f"--fit-target {sizes} is ignored: the model does not fit with that much memory free"
+
+
+def _context(made: Chosen) -> Iterator[str]:
+    """The context, if it is smaller than the trained one and not set."""
+    n_ctx, n_train = made.choice.n_ctx, made.plan.n_ctx_train
+    if not made.is_default_ctx or n_ctx >= n_train:
+        return
+    reason = f", as {made.first.n_ctx} does not fit" if n_ctx < made.first.n_ctx else ""
+    n_bytes = sum(device.needed for device in made.plan.devices)
+    n_bytes += (n_train - n_ctx) * made.plan.n_bytes_kv
+    yield (
+        f"context {n_ctx} of {n_train} trained{reason}: -c 0 for all of it, needs "
+        f"{size_text(n_bytes)}"
+    )
+
+
+def _reduced(made: Chosen) -> Iterator[str]:
+    """The layers and experts, if fewer are on devices than would be without a limit of memory."""
+    plan, choice, first = made.plan, made.choice, made.first
+    if choice.n_cpu_moe > first.n_cpu_moe:
+        yield f"experts of {choice.n_cpu_moe} of {plan.n_layers - 1} layers on CPU"
+    if choice.n_gpu_layers < first.n_gpu_layers:
+        yield f"{choice.n_gpu_layers} of {plan.n_layers} layers on {made.devices}"
+
+
+def _why_reduced(made: Chosen) -> str:
+    if not made.targets:
+        return ": more does not fit"
+    sizes = _sizes(made.targets)
+    return f": more does not fit (--fit-target keeps {sizes} MiB free on each device)"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """Sizes as for --fit-target: one number if all are equal."""
+    return str(sizes[0]) if len(set(sizes)) == 1 else ",".join(map(str, sizes))
