@@ -200,6 +200,8 @@ def _is_message(
     if args.conversation is False:
         return False
     if args.single_turn or system is not None:
+        if instance.chat.warning and not instance.chat.is_broken:
+            log.warning(instance.chat.warning)
         return True
     if question is not None and instance.chat.warning:
         log.info("the model has no usable chat template: it continues the prompt")

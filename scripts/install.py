@@ -141,7 +141,9 @@ def install(what: str) -> None:
     Raises:
         SetupError: a problem with a remedy. OSError: a file cannot be written.
     """
-    if _is_done(what):
+    is_done = _is_done(what)
+    _check_version()
+    if is_done:
         return
     python = find_python()
     with _one_process():
@@ -225,6 +227,21 @@ def find_python() -> str:
             needed, sys.executable, *sys.version_info
         )
     )
+
+
+def _check_version() -> None:
+    """Raises SetupError if PYTHON does not work, or .venv has another version."""
+    wanted = os.environ.get("PYTHON", "")
+    if not wanted:
+        return
+    find_python()
+    there = _version(PYTHON) if _stamped_folder() == str(ROOT) else None
+    version = _version(wanted)
+    if there is not None and version is not None and there != version:
+        raise SetupError(
+            "PYTHON={} is Python {}.{}, and .venv has Python {}.{}. Remove .venv and run this "
+            "again, or unset PYTHON.".format(wanted, *version, *there)
+        )
 
 
 def _version(python: str) -> tuple[int, int] | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from commands import LAMELLA, lamella, tiny_model
 
+from lamella.model.chat import NO_TEMPLATE
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = json.loads((ROOT / "models" / "greedy.json").read_text("utf-8"))
 QUESTION = "Who are you?"
@@ -66,6 +68,9 @@ def test_a_system_prompt_makes_it_a_chat(base: Path) -> None:
     ]
     assert found[2] == found[3]
     assert len(found[0]) < len(found[1]) < len(found[2])
+    for more in (["-st"], ["-sys", "b"]):
+        done = lamella("run", base, "-p", "a", *more, *flags)
+        assert done.stderr.count(NO_TEMPLATE) == 1
     done = lamella("run", base, "-no-cnv", "-p", "a", "-sys", "b")
     assert done.returncode == 1
     assert "-sys is for chats and cannot be combined with -no-cnv" in done.stderr

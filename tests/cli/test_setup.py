@@ -230,6 +230,22 @@ def test_a_wrong_python(checkout: Checkout) -> None:
     assert checkout.installed == []
 
 
+def test_a_python_other_than_that_of_the_installation(checkout: Checkout) -> None:
+    checkout.run()
+    newer = checkout.folder / "newer"
+    newer.write_text("#!/bin/sh\necho 3 99\n")
+    newer.chmod(0o755)
+    (checkout.folder / "pyproject.toml").write_text("two")
+    for _ in range(2):
+        status, out, errors = checkout.run("scripts/serve", PYTHON=newer)
+        assert (status, out) == (1, "")
+        assert f"PYTHON={newer} is Python 3.99, and .venv has Python 3." in errors
+        assert errors.endswith("Remove .venv and run this again, or unset PYTHON.\n")
+        (checkout.folder / "pyproject.toml").write_text("one")  # it is installed
+    assert "PYTHON=/nowhere does not run" in checkout.run("scripts/serve", PYTHON="/nowhere")[2]
+    assert checkout.run() == (0, "", "")
+
+
 def test_a_folder_that_cannot_be_written(checkout: Checkout) -> None:
     (checkout.folder / "build").touch()
     status, _, errors = checkout.run()
