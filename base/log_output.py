@@ -111,6 +111,12 @@ def set_up_log(params: LogParams, default_level: int) -> None:
         root.addHandler(output)
 
 
+def is_json_log() -> bool:
+    """True if `set_up_log` chose JSON lines."""
+    handlers = logging.getLogger("lamella").handlers
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
+
+
 def _file_handler(params: LogParams) -> logging.Handler:
     try:
         # a lone surrogate must not lose the lines around it

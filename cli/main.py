@@ -19,9 +19,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import LamellaError, RequestError
-from ..base.log_output import LogParams, set_up_log
+from ..base.log import get_logger
+from ..base.log_output import LogParams, is_json_log, set_up_log
 from ..base.settings import CACHE
-from .parser import INTERRUPTED, Parser
+from .parser import INTERRUPTED, Parser, notes
+
+log = get_logger("cli")
 
 OVERVIEW: Final = """\
 Lamella runs language models (GGUF files) on your own machine.
@@ -141,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         args = parser(argv).parse_args(argv)
         _set_up_log(args)
+        for note in notes(args):
+            _report(logging.WARNING, note)
         if args.cache_dir:
             CACHE.put(args.cache_dir)
         gc.freeze()  # modules live until the end: the garbage collector need not look at them
@@ -148,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LamellaError as e:
-        sys.stderr.write(f"lamella: error: {e}\n")
+        _report(logging.CRITICAL, str(e))
         return e.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("\n")
@@ -157,8 +162,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # stdout cannot be written any more: avoid a second error when Python flushes it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(e, BrokenPipeError):  # a reader that closed the pipe is no error
-            sys.stderr.write(f"lamella: error: {e}\n")
+            _report(logging.CRITICAL, str(e))
         return 1
+
+
+def _report(level: int, text: str) -> None:
+    """Print a line on stderr, as JSON if the log is JSON."""
+    if is_json_log():
+        log.log(level, "%s", text)
+    else:
+        error = "error: " if level >= logging.ERROR else ""
+        sys.stderr.write(f"lamella: {error}{text}\n")
 
 
 def _without_help(argv: Sequence[str]) -> Sequence[str]:

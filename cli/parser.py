@@ -11,7 +11,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ..base.errors import RequestError
@@ -26,6 +26,13 @@ class Note(NamedTuple):
 
     name: str
     why: str
+
+
+def notes(found: argparse.Namespace) -> Iterator[str]:
+    """A line for each flag without effect."""
+    for note in vars(found).values():
+        if isinstance(note, Note):
+            yield f"{note.name} has no effect: {note.why}"
 
 
 class Refused(argparse.ArgumentError):
@@ -75,9 +82,6 @@ class Parser(argparse.ArgumentParser):
         command: Parser = getattr(found, "parser", self)
         if unknown:
             command.error(command._explain(unknown[0]))
-        for note in vars(found).values():
-            if isinstance(note, Note):
-                sys.stderr.write(f"lamella: {note.name} has no effect: {note.why}\n")
         return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,7 +15,7 @@ from lamella.base.log_output import LogParams
 from lamella.cli import peer_options
 from lamella.cli.flags import given
 from lamella.cli.main import COMMANDS, parser
-from lamella.cli.parser import Parser
+from lamella.cli.parser import Parser, notes
 from lamella.cli.peer_flags import PeerAction, add_peer_flags
 from lamella.cli.peer_options import PeerOption
 from lamella.cli.sources import variables
@@ -107,7 +108,7 @@ def test_each_flag_of_llama_server(
     if isinstance(action, PeerAction):
         row = action.row
         if status is None:
-            assert row.why and errors == f"lamella: {name} has no effect: {row.why}\n"
+            assert row.why and [*notes(found)] == [f"{name} has no effect: {row.why}"]
         else:
             assert row.instead and status == 2
             flag = "/".join(action.option_strings)
@@ -153,15 +154,24 @@ def test_command_lines_of_llama_cli(line: str, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_a_command_line_of_llama_server(serve: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_of_llama_server(serve: Parser) -> None:
     line = "-m f -fa -ngl 99 -c 4096 --host 0.0.0.0 --port 8081 -np 2 --jinja -cb --metrics -a x"
     found = serve.parse_args(line.split())
     assert (found.n_gpu_layers, found.n_ctx, found.host, found.port) == (99, 4096, "0.0.0.0", 8081)
-    assert capsys.readouterr().err.splitlines() == [
-        "lamella: -fa has no effect: attention is always computed without storing its scores",
-        "lamella: --jinja has no effect: chat templates are always rendered by Jinja",
-        "lamella: -cb has no effect: requests are always batched continuously",
+    assert [*notes(found)] == [
+        "-fa has no effect: attention is always computed without storing its scores",
+        "--jinja has no effect: chat templates are always rendered by Jinja",
+        "-cb has no effect: requests are always batched continuously",
     ]
+
+
+def test_notes_and_errors_are_json_in_a_json_log() -> None:
+    done = lamella("serve", "no-such-file", "-fa", "--log-format", "json")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "critical"]
+    assert lines[0]["message"].startswith("-fa has no effect: ")
+    assert "no-such-file" in lines[1]["message"]
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +239,7 @@ def test_a_flag_is_declared_once() -> None:
 
 
 def test_the_variables_of_a_service_for_llama_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serve: Parser
+    monkeypatch: pytest.MonkeyPatch, serve: Parser
 ) -> None:
     texts = {
         **{"MODEL": "/models/m.gguf", "HOST": "0.0.0.0", "PORT": "9000", "CTX_SIZE": "4096"},
@@ -246,7 +256,7 @@ def test_the_variables_of_a_service_for_llama_server(
     assert (found.host, found.port, found.api_keys) == ("0.0.0.0", 9000, ("secret",))
     assert (found.n_ctx, found.n_gpu_layers, found.n_parallel) == (4096, 99, 2)
     assert (found.n_threads, found.metrics) == (4, True)
-    without_effect = {line.split()[1] for line in capsys.readouterr().err.splitlines()}
+    without_effect = {line.split()[0] for line in notes(found)}
     assert without_effect == {
         "LLAMA_ARG_FLASH_ATTN",
         "LLAMA_ARG_CONT_BATCHING",
