@@ -172,13 +172,14 @@ def named(keywords: type, options: type[Options]) -> Callable[[Function], Functi
 
 def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:
     known = declarations(RequestParams)
-    if options.get("tools", True) in ([], None):  # no tools, as programs pass it
-        options = {name: value for name, value in options.items() if name != "tools"}
     for name in options:
-        if name in ELSEWHERE:
-            raise RequestError(f"{name} {ELSEWHERE[name]}")
-        if name not in known and name not in ALIASES:
+        if name not in known and name not in ALIASES and name not in ELSEWHERE:
             raise unknown_option(name, [*known, *ALIASES, "stop"])
+    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in options.items():
+        if name in ELSEWHERE and (name, value) != ("tools", []):  # programs pass no tools so
+            raise RequestError(f"{name} {ELSEWHERE[name]}")
+    options.pop("tools", None)
     same = sorted(name for name in options if ALIASES.get(name, name) == "n_predict")
     if len(same) > 1:
         raise RequestError(f"{' and '.join(same)} are one option: give one of them")

@@ -120,69 +120,69 @@ class LoadOptions(TypedDict, total=False):
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of one generation."""
+    """Options of one generation. None means the default."""
 
-    n_predict: int
+    n_predict: int | None
     """most tokens to generate; -1: until an end token or a full context (default: -1)"""
-    ignore_eos: bool
+    ignore_eos: bool | None
     """never sample an end token: continue to the limit (default: False)"""
-    t_max_predict_ms: int
+    t_max_predict_ms: int | None
     """time limit in milliseconds after the first token, once the text has a new line; -1: no
     limit (default: -1)
     """
-    cache_prompt: bool
+    cache_prompt: bool | None
     """share evaluated prefixes with other generations (default: True)"""
-    seed: int
+    seed: int | None
     """seed of the random numbers; -1: a random seed (default: -1)"""
-    temperature: float
+    temperature: float | None
     """randomness; 0: always the most likely token (default: 0.8)"""
-    top_k: int
+    top_k: int | None
     """only the K most likely tokens; 0: all (default: 40)"""
-    top_p: float
+    top_p: float | None
     """only the most likely tokens up to this total probability; 1: all (default: 0.95)"""
-    min_p: float
+    min_p: float | None
     """minimum probability relative to the most likely token; 0: all (default: 0.05)"""
-    typical_p: float
+    typical_p: float | None
     """locally typical sampling; 1: off (default: 1.0)"""
-    top_n_sigma: float
+    top_n_sigma: float | None
     """only logits within N standard deviations of the largest; -1: off (default: -1.0)"""
-    xtc_probability: float
+    xtc_probability: float | None
     """probability that XTC excludes top choices; 0: off (default: 0.0)"""
-    xtc_threshold: float
+    xtc_threshold: float | None
     """minimum probability of a top choice of XTC; above 0.5: off (default: 0.1)"""
-    dynatemp_range: float
+    dynatemp_range: float | None
     """range of dynamic temperature, by entropy; 0: off (default: 0.0)"""
-    dynatemp_exponent: float
+    dynatemp_exponent: float | None
     """exponent of entropy in dynamic temperature (default: 1.0)"""
-    repeat_last_n: int
+    repeat_last_n: int | None
     """number of last tokens that penalties apply to; 0: off (default: 64)"""
-    repeat_penalty: float
+    repeat_penalty: float | None
     """penalty for repeated tokens; 1: off (default: 1.0)"""
-    presence_penalty: float
+    presence_penalty: float | None
     """penalty for tokens that occurred before; 0: off (default: 0.0)"""
-    frequency_penalty: float
+    frequency_penalty: float | None
     """penalty for each earlier occurrence of a token; 0: off (default: 0.0)"""
-    dry_multiplier: float
+    dry_multiplier: float | None
     """strength of DRY, a penalty for repeated sequences; 0: off (default: 0.0)"""
-    dry_base: float
+    dry_base: float | None
     """growth of DRY's penalty with a sequence's length (default: 1.75)"""
-    dry_allowed_length: int
+    dry_allowed_length: int | None
     """shortest repeated sequence that DRY penalizes (default: 2)"""
-    dry_penalty_last_n: int
+    dry_penalty_last_n: int | None
     """number of last tokens that DRY searches; 0: off (default: 64)"""
-    dry_sequence_breakers: Sequence[str]
+    dry_sequence_breakers: Sequence[str] | None
     """a text that ends a repeated sequence, instead of the default ones; may be repeated; none:
     no text (default: \n : \" *)
     """
-    min_keep: int
+    min_keep: int | None
     """minimum number of candidates after top_p, min_p, typ_p and xtc (default: 0)"""
-    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]] | None
     """add to a token's logit, like 15043+1; 15043-inf bans the token"""
-    samplers: Sequence[str]
+    samplers: Sequence[str] | None
     """samplers, in order (default:
     penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)
     """
-    max_tokens: int
+    max_tokens: int | None
     """OpenAI's name of `n_predict`"""
-    max_completion_tokens: int
+    max_completion_tokens: int | None
     """OpenAI's name of `n_predict`"""

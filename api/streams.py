@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from .base.errors import CancelledError, LamellaError
+from .base.errors import CancelledError, LamellaError, RequestError
 from .completion import Completion, completion
 from .runtime.async_text import AsyncGeneration
 from .runtime.engine.job import Result
@@ -106,7 +106,7 @@ class TextStream(_Received):
 
 
 class AsyncTextStream(_Received):
-    """Generated text in pieces, for one task: the twin of `TextStream`.
+    """Generated text in pieces, for one task at a time: the twin of `TextStream`.
 
     The generation starts with the first wait for a piece, and raises its errors there. It is
     cancelled when the task is cancelled, when the stream is closed, at the end of an `async with`
@@ -118,12 +118,17 @@ class AsyncTextStream(_Received):
         self._model = model  # stays open until the stream ends
         self._start = start
         self._generation: AsyncGeneration | None = None
+        self._is_read = False  # a task waits for a piece
 
     def __aiter__(self) -> AsyncTextStream:
         return self
 
     async def __anext__(self) -> str:
-        """The next piece. Raises as the method that made the stream, and as `TextStream`."""
+        """The next piece. Raises as the method that made the stream, and as `TextStream`; also
+        RequestError while another task waits for a piece."""
+        if self._is_read:
+            raise RequestError("another task reads this stream: each task needs its own stream")
+        self._is_read = True
         try:
             while not self._closed:
                 text = self._add(await anext(await self._started()))
@@ -132,6 +137,8 @@ class AsyncTextStream(_Received):
         except CancelledError:
             if not self._closed:
                 raise
+        finally:
+            self._is_read = False
         raise StopAsyncIteration
 
     async def result(self) -> Completion:

@@ -65,6 +65,8 @@ Made from the docstrings by `tests/api/make_reference.py`: edit those. The tests
 | a text, for coroutines | `await model.acomplete` | `async for piece in model.acomplete_stream` |
 """
 
+GENERATION: Final = "Options of one generation. None means the default."
+
 ERRORS: Final = """\
 ## Errors
 
@@ -76,17 +78,21 @@ Every error is a `lamella.LamellaError`. All of them are names of `lamella`.
 
 def options_module() -> str:
     """The text of `api/options.py`."""
-    loads = _typed_dict("LoadOptions", "Options of `lamella.load`.", OpenParams, ())
-    requests = _typed_dict("RequestOptions", "Options of one generation.", RequestParams, ALIASES)
+    loads = _typed_dict("LoadOptions", "Options of `lamella.load`.", OpenParams)
+    requests = _typed_dict("RequestOptions", GENERATION, RequestParams, ALIASES, none=" | None")
     return "\n\n".join((HEAD, loads, requests))
 
 
-def _typed_dict(name: str, doc: str, options: type[Options], aliases: Iterable[str]) -> str:
+def _typed_dict(
+    name: str, doc: str, options: type[Options], aliases: Iterable[str] = (), none: str = ""
+) -> str:
+    """The source of a TypedDict. `none` is added to the types."""
     lines = [f"class {name}(TypedDict, total=False):", f'    """{doc}"""', ""]
     for declared in declared_options(options):
-        lines += _field(declared.name, hint_text(options, declared.name), help_text(declared))
+        hint = hint_text(options, declared.name)
+        lines += _field(declared.name, hint + none, help_text(declared))
     for alias in aliases:
-        lines += _field(alias, hint_text(options, ALIASES[alias]), _meaning(alias))
+        lines += _field(alias, hint_text(options, ALIASES[alias]) + none, _meaning(alias))
     return "\n".join(lines) + "\n"
 
 
@@ -157,7 +163,8 @@ def page() -> str:
         *_class(lamella.Model),
         *(part for kind in RESULTS for part in _class(kind)),
         "## Options of `lamella.load`\n\n" + _table(OpenParams),
-        "## Options of a generation: `RequestOptions`\n\n" + _table(RequestParams),
+        "## Options of a generation: `RequestOptions`\n\n"
+        + f"{GENERATION}\n\n{_table(RequestParams)}",
         ERRORS + f"\n```\n{_error_tree()}\n```",
     ]
     return "\n\n".join(parts) + "\n"

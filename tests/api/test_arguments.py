@@ -95,6 +95,16 @@ def test_names_of_openai(model: lamella.Model) -> None:
     )
 
 
+def test_none_means_the_default(model: lamella.Model) -> None:
+    expected = model.complete("a", max_tokens=5, seed=1, temperature=0.8)
+    absent: Any = {"n_predict": None, "max_completion_tokens": None, "tools": None}
+    whole = model.complete("a", max_tokens=5, seed=1, temperature=None, top_k=None, **absent)
+    assert whole.tokens == expected.tokens
+    wrong: Any = {"temprature": None}
+    with pytest.raises(RequestError, match="did you mean temperature"):
+        model.complete("a", **wrong)
+
+
 def test_no_tools(model: lamella.Model) -> None:
     absent: tuple[Any, ...] = ([], None)
     for tools in absent:

@@ -122,6 +122,22 @@ def test_cancelling_a_task_that_starts_a_generation(model: lamella.Model) -> Non
     asyncio.run(work())
 
 
+def test_a_stream_has_one_reader_at_a_time(model: lamella.Model) -> None:
+    async def work() -> None:
+        stream = model.acomplete_stream("a b", max_tokens=12, seed=1)
+        pieces = await asyncio.gather(*(anext(stream) for _ in range(3)), return_exceptions=True)
+        first, *refused = pieces
+        assert isinstance(first, str) and first == stream.text
+        assert [str(error) for error in refused] == [
+            "another task reads this stream: each task needs its own stream"
+        ] * 2
+        whole = model.complete("a b", max_tokens=12, seed=1)
+        assert (await stream.result()).tokens == whole.tokens
+        assert await asyncio.to_thread(becomes_idle, model)
+
+    asyncio.run(work())
+
+
 def test_leaving_a_stream_early(model: lamella.Model) -> None:
     async def work() -> None:
         async with model.achat_stream("a", ignore_eos=True) as stream:

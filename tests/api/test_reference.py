@@ -67,7 +67,7 @@ import lamella
 
 def use() -> None:
     with lamella.load("model.gguf", n_ctx=2048, devices=["CUDA0"], n_gpu_layers=None) as model:
-        answer = model.chat([{"role": "user", "content": "a"}], max_tokens=5, temperature=1)
+        answer = model.chat([{"role": "user", "content": "a"}], max_tokens=5, temperature=None)
         n: int = answer.usage.total_tokens
         for piece in model.generate("a", n_predict=4, stop=["b"], logit_bias={5: 1}):
             text: str = piece + str(n)
