@@ -87,6 +87,12 @@ OTHER_COMMANDS: Final = {
     "push": "use `hf upload` of Hugging Face",
     **dict.fromkeys(("signin", "login"), "use `hf auth login`, or set HF_TOKEN"),
     **dict.fromkeys(("signout", "logout"), "use `hf auth logout`"),
+    "complete": "use `lamella run`",
+    "perplexity": "use llama.cpp's llama-perplexity",
+    "tokenize": "POST /tokenize of `lamella serve`, or Model.tokenize in Python",
+    "embed": "embeddings are not supported yet",
+    "collect-env": "use `lamella doctor`",
+    "run-batch": "send requests to `lamella serve`, which decodes them together",
     "quantize": "use llama.cpp's llama-quantize",
     "convert": "use llama.cpp's convert_hf_to_gguf.py",
 }

@@ -12,11 +12,13 @@ import difflib
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ..base.errors import RequestError
 from . import sources
 
+WIDTH: Final = 100  # most columns of --help
 INTERRUPTED: Final = 130  # the exit status that shells give a program ended by Ctrl-C
 BEHIND_DASHES: Final = "\0"  # begins an argument behind `--`: argparse sees no flag in it
 
@@ -231,7 +233,8 @@ class _Formatter(argparse.HelpFormatter):
     """Prints one line per flag if it fits: `-c, --ctx-size N`."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=100)
+        columns = get_terminal_size(fallback=(WIDTH, 1)).columns
+        super().__init__(prog, max_help_position=34, width=min(WIDTH, columns))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join([*action.option_strings, *getattr(action, "off", ())])

@@ -25,7 +25,7 @@ from ..model.description import file_type
 from ..model.gguf import Array, GGUFFile, Metadata, open_gguf
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
-from ..model.sampling import load_kernels, recommended_sampling
+from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
 from .check import enforce
@@ -77,13 +77,15 @@ def open_instance(
     if not (params.placement.devices or plan.placement.devices):
         for reason in unused_reasons(of_present=True):
             log.info(reason)
-    if parts.recommended:
-        values = ", ".join(f"{field} {value}" for field, value in parts.recommended.items())
+    in_effect = {k: v for k, v in parts.recommended.items() if k not in (defaults or {})}
+    if in_effect:
+        values = ", ".join(f"{field} {value}" for field, value in in_effect.items())
         log.info(f"default sampling, as the model's file recommends: {values}")
     enforce(plan)
-    load_kernels(on_compile)  # of the samplers: no request shall wait for their compilation
+    want_kernels()  # those of the samplers and of the model are compiled together
     context = load(plan, on_load)
     try:
+        load_kernels(on_compile)  # no request shall wait for their compilation
         engine = Engine(
             context,
             parts.vocab,

@@ -39,6 +39,14 @@ def _keys(name: str, value: Sequence[str]) -> Sequence[str]:
     return value
 
 
+def _parse_keys(text: str) -> tuple[str, ...]:
+    """A comma-separated list of keys. Raises ValueError if it is empty: all could call then."""
+    keys = parse_names(text)
+    if not keys:
+        raise ValueError("there is no key: leave the flag out for a server without keys")
+    return keys
+
+
 def _hosts(name: str, value: object) -> str:
     """A comma-separated list of hosts. Raises RequestError if it is empty."""
     if not isinstance(value, str) or not parse_names(value):
@@ -73,7 +81,7 @@ class ServerConfig(Options):
     api_keys: Sequence[str] = option(
         (),
         "--api-key",
-        parse=parse_names,
+        parse=_parse_keys,
         env="$LLAMA_API_KEY",
         metavar="KEY,...",
         check=_keys,

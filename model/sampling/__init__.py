@@ -1,7 +1,7 @@
 """sampling: logits to the next token, with llama-server's samplers, defaults and random draws."""
 
 from .logprobs import Logprobs, TokenLogprob, model_logprobs, sampler_logprobs
-from .native import load_kernels
+from .native import load_kernels, want_kernels
 from .params import DEFAULT_SAMPLERS, SamplingParams, samplers_from_chars
 from .recommended import recommended_sampling
 from .sampler import Sampler, SamplerVocab
@@ -18,4 +18,5 @@ __all__ = [
     "recommended_sampling",
     "sampler_logprobs",
     "samplers_from_chars",
+    "want_kernels",
 ]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...base.settings import NO_JIT
 from ...kernels.cpu import sampling as kernels
-from ...kernels.cpu.compiler.jit import Kernel, load_all
+from ...kernels.cpu.compiler.jit import Kernel, load_all, want
 from ...kernels.cpu.sampling import state
 from ...sched.backend import CompileProgress
 from ..outputs import I32Array
@@ -48,6 +48,12 @@ _PURE: Final[dict[Callable[..., Any], tuple[Kernel, Callable[..., Params]]]] = {
         lambda t, delta, exponent: (*dynamic_temperature_limits(t, delta), float(exponent)),
     ),
 }
+
+
+def want_kernels() -> None:
+    """Let the next compilation of kernels include those of all samplers."""
+    if not NO_JIT():
+        want(kernels.SAMPLING_KERNELS)
 
 
 def load_kernels(progress: CompileProgress | None = None) -> None:

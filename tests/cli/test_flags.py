@@ -305,6 +305,13 @@ def test_suggested_commands(command: str, suggestion: str) -> None:
     )
 
 
+def test_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in ((70, 70), (100, 100), (200, 100)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = parsed("serve").parser.format_help().splitlines()
+        assert width - 20 < max(map(len, lines)) <= width
+
+
 @pytest.mark.parametrize("command", ["frobnicate", "x", ""])
 def test_an_unknown_command_without_a_similar_one_lists_all(command: str) -> None:
     done = lamella(command)

@@ -265,8 +265,10 @@ def test_flags_override_the_file_s_recommended_sampling(tmp_path: Path) -> None:
     path = tmp_path / "recommends.gguf"
     write_model(TINY["llama"], path, metadata={"general.sampling.temp": 0.0})
     run = ["run", "-m", path, "-p", "ab", "-n", "12"]
-    plain, greedy = lamella(*run, terminal=True), lamella(*run, "--temp", "0")
+    plain = lamella(*run, terminal=True)
+    greedy = lamella(*run, "--temp", "0", terminal=True)
     assert plain.stdout == greedy.stdout
     assert "as the model's file recommends: temperature 0.0" in plain.stderr
+    assert "recommends" not in greedy.stderr  # only values in effect
     hot = [lamella(*run, "--temp", "5", "-s", seed).stdout for seed in (1, 2)]
     assert hot[0] != hot[1]

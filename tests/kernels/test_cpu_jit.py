@@ -209,6 +209,18 @@ def test_a_read_only_folder_is_still_read(folder: Path) -> None:
     folder.chmod(0o700)
 
 
+def test_a_compilation_includes_the_wanted_kernels(folder: Path) -> None:
+    first, wanted = declare("test_first"), declare("test_wanted")
+    load(first)
+    jit.want([wanted])
+    first._address = None
+    assert load(first) == []  # from the disk: nothing is compiled
+    assert wanted._address is None
+    assert sorted(load(declare("test_second"))) == ["test_second", "test_wanted"]
+    assert call(wanted, 1) == 6
+    assert load(declare("test_third")) == ["test_third"]
+
+
 def test_a_process_waits_for_the_kernels_of_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,9 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="has no key"):
         parse(str(path))
+    for text in ("", ","):  # such as that of an unset variable of a shell
+        with pytest.raises(ValueError, match="there is no key"):
+            declarations(ServerConfig)["api_keys"].parse(text)
     with pytest.raises(ValueError, match="cannot be read"):
         parse(str(tmp_path / "nowhere"))
 
