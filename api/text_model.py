@@ -1,4 +1,4 @@
-"""The public model: text, chats, streams and logits.
+"""The public model: texts, chats and their streams. Its tokens and facts are in `opened_model`.
 
     with lamella.load("USER/REPO:Q4_K_M") as model:  # or a file
         print(model.chat("Who are you?"))
@@ -15,43 +15,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from reprlib import repr as shortened
-from types import MappingProxyType
 from typing import Unpack
 
-import numpy as np
-import numpy.typing as npt
-
-from .arguments import (
-    Request,
-    chat_request,
-    check_ids,
-    conversation,
-    named,
-    template_options,
-    text_request,
-    token_ids,
-)
-from .base.errors import ClosedError, ContextSizeError, RequestError
+from .arguments import Request, chat_request, named, text_request
 from .cli.download import download_bar
 from .cli.start import open_with_progress
 from .completion import Completion, Usage
-from .model.batch import Batch
-from .model.context import Context
 from .model.find import find_file
 from .model.shipped import shipped_model
+from .opened_model import Messages, OpenedModel, TemplateOptions
 from .options import LoadOptions, RequestOptions
 from .runtime.async_text import AsyncGeneration, generate_async
 from .runtime.engine.job import Timings
-from .runtime.instance import Instance
-from .runtime.messages import chat_prompt
 from .runtime.open import open_instance
 from .runtime.params import OpenParams, RequestParams
-from .runtime.plan import ModelPlan
 from .runtime.text import generate
 from .streams import AsyncTextStream, TextStream
 
@@ -68,13 +48,11 @@ __all__ = [
     "RequestOptions",
 ]
 
-Messages = str | Sequence[Mapping[str, object]]
 Prompt = str | Sequence[int]
 Stop = str | Sequence[str] | None
-TemplateOptions = Mapping[str, object] | None
 
 
-class Model:
+class Model(OpenedModel):
     """A loaded model, returned by `lamella.load`. Close it, or use it in a `with` block. A model
     that is no longer referenced is closed.
 
@@ -91,10 +69,6 @@ class Model:
     ...     print(model.chat("What is 8 + 5?", temperature=0))
     8 plus 5 is 13.
     """
-
-    def __init__(self, instance: Instance) -> None:
-        self._instance: Instance | None = instance
-        self._close = weakref.finalize(self, instance.close)
 
     # --- chats ---
 
@@ -270,112 +244,7 @@ class Model:
         """`complete_stream` for coroutines: `async for piece in model.acomplete_stream("a")`."""
         return self._async_stream(text_request(self._open(), prompt, stop, options))
 
-    # --- tokens ---
-
-    def tokenize(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """The token ids of a text.
-
-        `add_special` adds the begin-of-text token if the model needs one. `parse_special` turns the
-        texts of control tokens into those tokens.
-        """
-        vocab = self._open().vocab
-        if not isinstance(text, str):
-            raise RequestError(f"tokenize: {shortened(text)} is not a string")
-        return vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of token ids; with `special`, including control tokens.
-
-        >>> model.detokenize(model.tokenize("a fox"))
-        'a fox'
-
-        Raises:
-            RequestError: an id that is not in the vocabulary.
-        """
-        vocab = self._open().vocab
-        return vocab.detokenize(token_ids("detokenize", ids), special=special)
-
-    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The model's output after each token: float32 [n_tokens, n_vocab].
-
-        Raises:
-            RequestError: no ids, or an id that is not in the vocabulary.
-            ContextSizeError: more ids than the context holds.
-        """
-        instance = self._open()
-        tokens = token_ids("logits", ids)
-        check_ids("logits", tokens, instance.vocab.n_tokens)
-        if len(tokens) > instance.n_ctx:
-            raise ContextSizeError(len(tokens), instance.n_ctx)
-        return instance.engine.call(lambda context: _logits(context, tokens), n_tokens=len(tokens))
-
-    def apply_chat_template(
-        self,
-        messages: Messages,
-        *,
-        system: str | None = None,
-        chat_template_kwargs: TemplateOptions = None,
-    ) -> str:
-        """The prompt that `chat` makes of these messages.
-
-        Raises:
-            RequestError: invalid messages, or the template refuses them.
-        """
-        instance = self._open()
-        return chat_prompt(
-            instance.chat,
-            instance.vocab,
-            conversation(messages, system),
-            options=template_options(chat_template_kwargs),
-        )
-
-    # --- the model ---
-
-    @property
-    def name(self) -> str:
-        """The model's name: the file's without its suffix, or the `alias`."""
-        return self._open().alias
-
-    @property
-    def path(self) -> Path:
-        """The model's file; of a split model, the first one."""
-        return self._open().path
-
-    @property
-    def n_ctx(self) -> int:
-        """The most tokens that one generation may use, prompt included."""
-        return self._open().n_ctx
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of tokens in the vocabulary."""
-        return self._open().vocab.n_tokens
-
-    @property
-    def chat_template(self) -> str:
-        """The chat template in Jinja: of the file, of `chat_template`, or else ChatML."""
-        return self._open().chat.source
-
-    @property
-    def meta(self) -> Mapping[str, bool | int | float | str]:
-        """The metadata of the model's file, without lists. Read-only.
-
-        >>> model.meta["general.architecture"], model.meta["llama.context_length"]
-        ('llama', 1024)
-        """
-        return MappingProxyType(dict(self._open().file_meta))
-
-    @property
-    def plan(self) -> ModelPlan:
-        """The model's placement and memory, as `lamella plan` shows them."""
-        return self._open().plan
-
-    def close(self) -> None:
-        """Cancel running generations and free everything. May be called twice."""
-        self._instance = None
-        self._close()
+    # --- streams ---
 
     def _stream(self, request: Request) -> TextStream:
         """Submit a request: errors come before the first piece is read."""
@@ -399,22 +268,6 @@ class Model:
             )
 
         return AsyncTextStream(self, start)
-
-    def _open(self) -> Instance:
-        if self._instance is None:
-            raise ClosedError("the model is closed")
-        return self._instance
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        if self._instance is None:
-            return "<lamella.Model, closed>"
-        return f"<lamella.Model {self._instance.path}>"
 
 
 @named(LoadOptions, OpenParams)
@@ -474,14 +327,3 @@ def _find(name: str | os.PathLike[str], offline: bool, progress: bool) -> Path:
     with download_bar() if progress else nullcontext() as bar:
         report = None if bar is None else bar.on_progress
         return find_file(name, offline=offline, on_progress=report)
-
-
-def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:
-    seq = context.pool.new_sequence()
-    try:
-        context.append(seq, len(tokens))
-        batch = Batch()
-        batch.add(tokens, seq, 0, n_outputs=len(tokens))
-        return context.decode(batch)
-    finally:
-        seq.free()

@@ -171,9 +171,10 @@ def page() -> str:
 
 
 def _class(kind: type) -> Iterator[str]:
-    """The section of a class, with its public methods and properties in order."""
+    """The section of a class, with its public methods and properties in order, then those of its
+    base."""
     yield f"## `lamella.{kind.__name__}`\n\n{_body(kind)}"
-    ours = [base for base in reversed(kind.__mro__) if base.__module__.startswith("lamella")]
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("lamella")]
     for name, member in (pair for base in ours for pair in vars(base).items()):
         if name in ("__next__", "__anext__") or not name.startswith("_"):
             shown = f"{kind.__name__}.{name}"

@@ -14,6 +14,7 @@ import pytest
 
 import lamella
 from lamella.base.options import declarations
+from lamella.opened_model import OpenedModel
 from lamella.options import LoadOptions, RequestOptions
 from lamella.runtime.params import ALIASES, RequestParams
 
@@ -29,7 +30,7 @@ def test_the_examples_of_the_docstrings() -> None:
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
     n_examples = 0
     with lamella.load() as model:
-        for documented in (lamella, lamella.load, lamella.Model):
+        for documented in (lamella, lamella.load, lamella.Model, OpenedModel):
             for example in finder.find(documented, documented.__name__, module=False):
                 example.globs.update(lamella=lamella, model=model)
                 failed, n = runner.run(example)
