@@ -67,12 +67,12 @@ def _context(made: Chosen) -> Iterator[str]:
     if not made.is_default_ctx or n_ctx >= n_train:
         return
     reason = f", as {made.first.n_ctx} does not fit" if n_ctx < made.first.n_ctx else ""
-    n_bytes = sum(device.needed for device in made.plan.devices)
-    n_bytes += (n_train - n_ctx) * made.plan.n_bytes_kv
-    yield (
-        f"context {n_ctx} of {n_train} trained{reason}: -c 0 for all of it, needs "
-        f"{size_text(n_bytes)}"
-    )
+    line = f"context {n_ctx} of {n_train} trained{reason}"
+    if made.plan.fits:
+        n_bytes = sum(device.needed for device in made.plan.devices)
+        n_bytes += (n_train - n_ctx) * made.plan.n_bytes_kv
+        line += f": -c 0 for all of it, needs {size_text(n_bytes)}"
+    yield line
 
 
 def _reduced(made: Chosen) -> Iterator[str]:

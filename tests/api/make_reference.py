@@ -57,6 +57,9 @@ INTRODUCTION: Final = """\
 
 Made from the docstrings by `tests/api/make_reference.py`: edit those. The tests run the examples.
 
+mypy and other type checkers report a misspelled or unknown option, if Lamella is installed without
+`--editable`: they do not find an editable package whose folders have other names.
+
 | | the whole result | a stream of pieces |
 |---|---|---|
 | messages | `model.chat` | `model.chat_stream` |

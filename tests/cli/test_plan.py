@@ -465,7 +465,7 @@ def test_usage_errors(model: Path, args: list[str], complaint: str) -> None:
     ("args", "complaint"),
     [
         (["-dev", "sim0"], "unknown device 'sim0'; devices: CPU, none"),
-        (["-dev", "sim:24G"], "device 'sim:24g': the size must be a number with a unit, such as"),
+        (["-dev", "sim:24X"], "device 'sim:24X': the size must be a number with a unit, such as"),
         (["-ot", "ffn=GPU7"], "unknown buffer type 'GPU7'; buffer types: CPU"),
     ],
 )

@@ -425,6 +425,7 @@ def test_the_context_is_never_smaller_than_fit_ctx(deep: Path, fit_ctx: int) -> 
         deep, n_ctx=None, devices=("sim:1024KiB",), n_gpu_layers=-1, fit_target=0, fit_ctx=fit_ctx
     )
     assert (plan.n_ctx, plan.fits) == (min(fit_ctx, N_CTX), False)
+    assert "-c 0" not in plan.choice  # it needs even more
     with pytest.raises(
         DoesNotFitError, match=r"SIM0 lacks .*what may help: .*more memory for SIM0"
     ):
