@@ -16,7 +16,7 @@ from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
 from .download import model_path
-from .listings import add_listing_flags
+from .listings import add_device_list_flag
 from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
 from .texts import read_text, text_or_file
@@ -24,7 +24,6 @@ from .texts import read_text, text_or_file
 # only some commands have use for these
 FOR_CHATS: Final = ("alias", "chat_template", "chat_template_kwargs")
 ONE_SEQUENCE: Final = {"n_parallel": 1}  # defaults of commands with one user
-SHORTCUT: Final = "{}, by a shortcut"  # the dest of an option's shortcut; the shortcut wins
 
 
 def add_options(
@@ -94,7 +93,7 @@ def _add_shortcut(
         how = {"type": _flag_type(shortcut.parse), "metavar": shortcut.metavar or "N"}
     group.add_argument(
         *shortcut.flags,
-        dest=SHORTCUT.format(declared.name),
+        dest=declared.name,
         default=argparse.SUPPRESS,
         help=shortcut.help,
         **how,
@@ -132,8 +131,6 @@ def given(args: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
         if hasattr(args, name):
             value = getattr(args, name)
             found[name] = tuple(value) if declared.option.repeats else value
-        if hasattr(args, SHORTCUT.format(name)):
-            found[name] = getattr(args, SHORTCUT.format(name))
     return found
 
 
@@ -165,7 +162,7 @@ def add_model_flags(
     for kind in groups(OpenParams):
         if kind is not ModelParams:
             add_options(parser, kind, without=without, defaults=defaults)
-    add_listing_flags(parser)
+    add_device_list_flag(parser)
     add_log_flags(parser)
     add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS)
 

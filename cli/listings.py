@@ -1,4 +1,4 @@
-"""Flags that print something and end: --list-devices and --completion-bash.
+"""Flags that print something and end: --list-devices and --completion-bash. Imports nothing slow.
 
 Tested by tests/cli/test_listings.py.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from ..base.units import size_text
-from ..kernels.devices import cpu_device, find_devices, unused_reasons
-from .main import COMMANDS, parser
-from .parser import Parser
 
 
 class PrintLines(argparse.Action):
@@ -25,18 +22,33 @@ class PrintLines(argparse.Action):
         parser.exit()
 
 
-def add_listing_flags(group: argparse._ActionsContainer) -> None:
-    for flag, lines, text in (
-        ("--list-devices", devices, "print the devices for -dev, and exit"),
-        ("--completion-bash", bash_completion, "print a script of completions for bash, and exit"),
-    ):
-        group.add_argument(
-            flag, action=PrintLines, nargs=0, const=lines, dest=argparse.SUPPRESS, help=text
-        )
+def add_device_list_flag(group: argparse._ActionsContainer) -> None:
+    _add(group, "--list-devices", devices, "print the devices for -dev, and exit")
+
+
+def add_completion_flag(
+    group: argparse._ActionsContainer, commands: Callable[[], Mapping[str, Iterable[str]]]
+) -> None:
+    """Add `--completion-bash`. `commands` returns the commands and their flags; slow."""
+
+    def lines() -> Iterator[str]:
+        yield bash_completion(commands())
+
+    _add(group, "--completion-bash", lines, "print a script of completions for bash, and exit")
+
+
+def _add(
+    group: argparse._ActionsContainer, flag: str, lines: Callable[[], Iterator[str]], help: str
+) -> None:
+    group.add_argument(
+        flag, action=PrintLines, nargs=0, const=lines, dest=argparse.SUPPRESS, help=help
+    )
 
 
 def devices() -> Iterator[str]:
     """A line for each device that can take layers, as in llama.cpp."""
+    from ..kernels.devices import cpu_device, find_devices, unused_reasons  # noqa: PLC0415 - slow
+
     yield "Available devices:"
     for device in find_devices((), cpu_device()):
         free, total = device.memory()
@@ -58,14 +70,9 @@ _lamella() {{
 complete -o filenames -F _lamella lamella"""
 
 
-def bash_completion() -> Iterator[str]:
+def bash_completion(commands: Mapping[str, Iterable[str]]) -> str:
     """A script with the commands and their flags: `source <(lamella run --completion-bash)`."""
-    cases = "\n".join(f'        {name}) words="{" ".join(_flags(name))}" ;;' for name in COMMANDS)
-    yield COMPLETION.format(commands=" ".join(COMMANDS), cases=cases)
-
-
-def _flags(command: str) -> list[str]:
-    """The flags that `--help` shows."""
-    found: Parser = parser([command]).parse_args([command]).parser
-    shown = [action for action in found._actions if action.help is not argparse.SUPPRESS]
-    return [flag for action in shown for flag in action.option_strings]
+    cases = "\n".join(
+        f'        {name}) words="{" ".join(flags)}" ;;' for name, flags in commands.items()
+    )
+    return COMPLETION.format(commands=" ".join(commands), cases=cases)

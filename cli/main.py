@@ -14,6 +14,7 @@ import importlib.metadata
 import io
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -22,6 +23,7 @@ from ..base.errors import LamellaError, RequestError
 from ..base.log import get_logger
 from ..base.log_output import LogParams, is_json_log, set_up_log
 from ..base.settings import CACHE
+from .listings import add_completion_flag
 from .parser import INTERRUPTED, Parser, notes
 
 log = get_logger("cli")
@@ -119,6 +121,7 @@ def parser(argv: Sequence[str]) -> Parser:
     top.add_version_flag(version)
     top.other_commands = OTHER_COMMANDS
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    top.commands = commands.choices
     for name, text in COMMANDS.items():
         aliases = ALIASES.get(name, [])
         sub = commands.add_parser(
@@ -134,10 +137,26 @@ def parser(argv: Sequence[str]) -> Parser:
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
             sub.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
-            sub.add_config_flag(COMMANDS)
+            sub.add_config_flag(COMMANDS, _commands_with)
+            add_completion_flag(sub, _shown_flags)
             sub.add_version_flag(version)
             sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
     return top
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of a command, with all its flags."""
+    found: Parser = parser([name]).commands[name]
+    return found
+
+
+def _commands_with(flag: str) -> list[str]:
+    return [name for name in COMMANDS if flag in command_parser(name).flags_with_values()]
+
+
+def _shown_flags() -> dict[str, list[str]]:
+    """The flags that `--help` shows, for each command."""
+    return {name: command_parser(name).shown_flags() for name in COMMANDS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,7 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not argv:
             sys.stdout.write(OVERVIEW)
             return 0
-        args = parser(argv).parse_args(argv)
+        top = parser(argv)
+        if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
+            top.error(f"begin with a command, such as `lamella serve {shlex.join(argv)}`")
+        args = top.parse_args(argv)
         _set_up_log(args)
         for note in notes(args):
             _report(logging.WARNING, note)
@@ -184,7 +206,7 @@ def _report(level: int, text: str) -> None:
 def _without_help(argv: Sequence[str]) -> Sequence[str]:
     """Replace `help`, `help COMMAND` and `version` by flags."""
     if argv[:1] == ["help"]:
-        return [*argv[1:2], "--help"]
+        return [*(name for name in argv[1:2] if name not in ("help", "version")), "--help"]
     return ["--version"] if argv[:1] == ["version"] else argv
 
 
@@ -195,9 +217,10 @@ def _run(args: argparse.Namespace) -> int:
         return status
     except RequestError as e:
         message = args.parser.in_flags(str(e))
-        if message != str(e):
-            args.parser.error(message)
-        raise
+        if message == str(e):
+            raise
+        _report(logging.CRITICAL, message)
+        return 2
 
 
 def _prepare_streams() -> None:

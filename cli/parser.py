@@ -12,6 +12,7 @@ import difflib
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from shutil import get_terminal_size
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -56,14 +57,17 @@ class Parser(argparse.ArgumentParser):
             help="show this help and exit",
         )
         self.other_commands: Mapping[str, str] = {}  # of other programs, and what to use
-        self._is_inside = False
-        self._commands: Collection[str] = ()
+        self.commands: Mapping[str, Any] = {}  # the parsers of subcommands
+        self._is_inside = False  # True while argparse parses
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
 
-    def add_config_flag(self, commands: Collection[str]) -> None:
-        """Add `--config`. The file may have a table for each of the commands."""
-        self._commands = commands
+    def add_config_flag(
+        self, commands: Collection[str], commands_with: sources.CommandsWith
+    ) -> None:
+        """Add `--config`. The file may have a table for each of the commands. `commands_with`: see
+        `sources.from_file`."""
+        self._from_file = partial(sources.from_file, commands=commands, commands_with=commands_with)
         self.add_argument(
             "--config",
             metavar="FILE",
@@ -97,14 +101,13 @@ class Parser(argparse.ArgumentParser):
             found, unknown = self.parse_known_intermixed_args(texts, namespace)
         finally:
             self._is_inside = False
-        actions = [a for a in self._actions if a.option_strings and a.dest != argparse.SUPPRESS]
-        for layer in sources.from_environment(actions):
+        flags = self.flags_with_values()
+        for layer in sources.from_environment(list(dict.fromkeys(flags.values()))):
             self._add_layer(found, layer)
         if "--config" in self._option_string_actions and hasattr(found, "config"):
-            name = self.prog.rpartition(" ")[2]
-            flags = {flag: action for action in actions for flag in action.option_strings}
+            command = self.prog.rpartition(" ")[2]
             try:
-                layers = sources.from_file(found.config, name, self._commands, flags)
+                layers = self._from_file(found.config, command, flags)
             except RequestError as e:
                 self.error(str(e))
             for layer in layers:
@@ -112,6 +115,16 @@ class Parser(argparse.ArgumentParser):
         for dest, default in self._plain.items():
             setattr(found, dest, getattr(found, dest, default))
         return found, unknown
+
+    def flags_with_values(self) -> dict[str, argparse.Action]:
+        """The flags that set a value. Others print something and end the program."""
+        actions = [action for action in self._actions if action.dest != argparse.SUPPRESS]
+        return {flag: action for action in actions for flag in action.option_strings}
+
+    def shown_flags(self) -> list[str]:
+        """The flags that `--help` shows."""
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        return [flag for action in shown for flag in action.option_strings]
 
     def is_typed(self, dest: str) -> bool:
         """True if an argument set a value, not a variable or the config file."""

@@ -68,7 +68,7 @@ MODEL: Final = (
     only(
         *("on auto", "-fa --flash-attn [on|off|auto]"),
         "attention is always computed without storing its scores",
-        "attention has no other kernel: leave the flag out",
+        "attention has no other kernel",
     ),
     no_effect("--perf / --no-perf", "`run` prints its timings, and replies contain them"),
     no_effect(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..base.errors import RequestError
@@ -19,6 +19,7 @@ from ..base.settings import environment
 
 PREFIX: Final = "LAMELLA_ARG_"
 PEER_PREFIX: Final = "LLAMA_ARG_"
+CommandsWith = Callable[[str], list[str]]
 
 
 class Source(NamedTuple):
@@ -56,22 +57,43 @@ def from_environment(
 
 
 def from_file(
-    path: str, command: str, commands: Collection[str], flags: Mapping[str, argparse.Action]
+    path: str,
+    command: str,
+    flags: Mapping[str, argparse.Action],
+    commands: Collection[str],
+    commands_with: CommandsWith,
 ) -> tuple[list[Source], list[Source]]:
     """The flags that a TOML file sets: in the table of the command, and outside of tables.
 
+    Args:
+        path: the file.
+        command: the name of the command.
+        flags: its flags that the file may set.
+        commands: the names of all commands. The file may have a table for each.
+        commands_with: returns the names of the commands that have a flag; slow.
+
     Raises:
-        RequestError: the file cannot be read, or has an unknown key.
+        RequestError: the file cannot be read, has an unknown key, or a value in place of a table.
     """
     import tomllib  # noqa: PLC0415 - only a config file needs it
 
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as e:
+    except (OSError, ValueError) as e:  # also for bytes that are not UTF-8
         raise RequestError(f"{path} cannot be read: {e}") from e
+    for name in content.keys() & set(commands):
+        if not isinstance(content[name], dict):
+            raise RequestError(f"{path}: {name}: must be a table, [{name}]")
     own = content.pop(command, {})
     shared = {key: value for key, value in content.items() if key not in commands}
+    for key in shared:
+        owners = [] if _flag(key) in flags else commands_with(_flag(key))
+        if owners:
+            tables = " or ".join(f"[{name}]" for name in owners)
+            raise RequestError(
+                f"{path}: {key}: `lamella {command}` has no such flag: move the key into {tables}"
+            )
     return (
         list(_from_table(f"{path}: [{command}] ", own, flags)),
         list(_from_table(f"{path}: ", shared, flags)),
@@ -82,10 +104,13 @@ def _from_table(
     place: str, table: Mapping[str, object], flags: Mapping[str, argparse.Action]
 ) -> Iterator[Source]:
     for key, value in table.items():
-        flag = "--" + key.replace("_", "-")
-        if flag not in flags:
-            raise RequestError(f"{place}{key}: unknown key{suggestion(flag, flags)}")
-        yield Source(place + key, flags[flag], value)
+        if _flag(key) not in flags:
+            raise RequestError(f"{place}{key}: unknown key{suggestion(_flag(key), flags)}")
+        yield Source(place + key, flags[_flag(key)], value)
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
 
 
 def suggestion(flag: str, flags: Mapping[str, argparse.Action]) -> str:
@@ -106,6 +131,8 @@ def apply(parser: argparse.ArgumentParser, source: Source, layer: argparse.Names
         switched = _switched(parser, action, is_on=truth(_text(source.value)))
         if switched is not None:
             switched(parser, layer, [], switched.option_strings[-1])
+        elif action.const is True:
+            setattr(layer, action.dest, False)
         return
     for texts in _arguments(action, source.value):
         action(parser, layer, parser._get_values(action, texts), action.option_strings[-1])
@@ -141,14 +168,9 @@ def not_replaced(
     parser: argparse.ArgumentParser, lower: Mapping[str, Any], upper: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The values of the lower layer for options that the upper layer does not set in any way."""
-    replaced = {_option(name) for name in upper}
+    replaced = set(upper)
     for group in parser._mutually_exclusive_groups:
-        names = {_option(action.dest) for action in group._group_actions}
+        names = {action.dest for action in group._group_actions}
         if names & replaced:
             replaced |= names
-    return {name: value for name, value in lower.items() if _option(name) not in replaced}
-
-
-def _option(dest: str) -> str:
-    """The name of the option: a shortcut's dest has more behind it."""
-    return dest.partition(",")[0]
+    return {name: value for name, value in lower.items() if name not in replaced}

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lamella.cli.main import COMMANDS, parser
-from lamella.cli.parser import Parser
+from lamella.cli.main import COMMANDS, command_parser
 from lamella.cli.peer_flags import PeerAction
 from lamella.cli.sources import variables
 
@@ -98,8 +97,7 @@ def page() -> str:
 
 def _actions(command: str) -> Iterator[tuple[str, argparse.Action]]:
     """The flags and arguments of a command, with the titles of their groups."""
-    sub: Parser = parser([command]).parse_args([command]).parser
-    for group in sub._action_groups:
+    for group in command_parser(command)._action_groups:
         for action in group._group_actions:
             yield group.title or "", action
 

@@ -159,9 +159,9 @@ def test_wrong_flags(model: Path, args: list[str], complaint: str) -> None:
         (
             ["-ctk", "q9"],
             2,
-            "bench: -ctk/--cache-type-k is 'q9': must be one of f16, bf16, f32, q8_0",
+            "error: -ctk/--cache-type-k is 'q9': must be one of f16, bf16, f32, q8_0",
         ),
-        (["--poll", "101"], 2, "bench: --poll is 101: must be 0 to 100"),
+        (["--poll", "101"], 2, "error: --poll is 101: must be 0 to 100"),
         (["-ot", "ffn=GPU"], 1, "error: unknown buffer type 'GPU'; buffer types: CPU"),
     ],
 )

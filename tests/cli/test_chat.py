@@ -242,7 +242,7 @@ def test_invalid_variables_of_the_template(
 def test_an_unknown_template_is_refused_before_the_model_is_loaded() -> None:
     done = lamella("chat", "-m", "nowhere", "--chat-template", "llama33")
     assert done.returncode == 2
-    assert "lamella chat: --chat-template is 'llama33': no built-in template" in done.stderr
+    assert "error: --chat-template is 'llama33': no built-in template" in done.stderr
     assert "did you mean llama3? Names: bailing, " in done.stderr
 
 

@@ -97,7 +97,7 @@ def test_the_graph_of_a_prompt(model: Path) -> None:
 def test_an_invalid_ubatch(model: Path, n: int) -> None:
     done = lamella("explain", model, "-dev", "none", "-ub", 64, "--ubatch", n)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"explain: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
+    assert f"error: --ubatch is {n}: must be 1 to 64, the most tokens computed" in done.stderr
 
 
 def test_experts_on_the_cpu(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 
 import pytest
 from commands import lamella
@@ -89,9 +90,32 @@ def test_placement_flags_of_weights() -> None:
     assert params.placement == "strict" and params.fit
 
 
-@pytest.mark.parametrize("flags", ["-cmoe", "--cpu-moe", "-cmoe -ncmoe 2", "-ncmoe 2 -cmoe"])
-def test_cpu_moe_means_all_layers(flags: str) -> None:
-    assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_cpu_moe == -1
+@pytest.mark.parametrize(
+    ("flags", "n"),
+    [("-cmoe", -1), ("--cpu-moe", -1), ("-cmoe -ncmoe 2", 2), ("-ncmoe 2 -cmoe", -1)],
+)
+def test_cpu_moe_means_all_layers(flags: str, n: int) -> None:
+    assert open_params(parsed("run", "-m", "f", *flags.split())).placement.n_cpu_moe == n
+
+
+def test_the_last_flag_of_an_option_wins() -> None:
+    flags = ["--sampler-seq", "kp", "--samplers", "temp"]
+    assert request_defaults(parsed("run", "-m", "f", *flags))["samplers"] == ("temp",)
+
+
+@pytest.mark.parametrize("args", [["-m", "x y"], ["--port", "5"]])
+def test_flags_without_a_command(args: list[str]) -> None:
+    done = lamella(*args)
+    assert done.returncode == 2
+    text = shlex.join(args)
+    assert done.stderr.startswith(
+        f"lamella: begin with a command, such as `lamella serve {text}`\n"
+    )
+
+
+def test_help_of_help() -> None:
+    assert lamella("help", "help").stdout == lamella("help", "version").stdout
+    assert lamella("help", "help").stdout == lamella("--help").stdout
 
 
 @pytest.mark.parametrize(

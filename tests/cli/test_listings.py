@@ -38,6 +38,13 @@ def test_completion_in_bash(typed: str, word: str, found: str, script: str) -> N
     assert done.stdout.split() == [found]
 
 
+def test_variables_do_not_change_the_completion(
+    monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_PORT", "x")
+    assert lamella("list", "--completion-bash").stdout == script
+
+
 @pytest.fixture(scope="module")
 def script() -> str:
     done = lamella("run", "--completion-bash")

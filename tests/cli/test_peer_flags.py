@@ -201,8 +201,7 @@ def test_variables_of_flags_without_effect(monkeypatch: pytest.MonkeyPatch) -> N
     done = lamella("plan", "no-such-file")
     assert set(done.stderr.splitlines()[:3]) == {
         "lamella: LLAMA_ARG_MMAP has no effect: " + peer_options.MAPPED,
-        "lamella: LLAMA_ARG_FLASH_ATTN has no effect: attention has no other kernel: leave the "
-        "flag out",
+        "lamella: LLAMA_ARG_FLASH_ATTN has no effect: attention has no other kernel",
         "lamella: LLAMA_ARG_RPC has no effect: not supported yet: models run on the devices of "
         "one machine",
     }

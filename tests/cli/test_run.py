@@ -177,18 +177,14 @@ def test_trace_tensors_that_match_no_node(model: Path) -> None:
         (["-ub", "0"], "-ub/--ubatch-size is 0: must be 1 to"),
     ],
 )
-def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
+def test_errors_are_one_line(model: Path, args: list[str], complaint: str) -> None:
     given = ["-p", "a"] if "-f" not in args else []
     done = lamella("run", "-m", model, *given, "-n", "2", *args)
+    assert done.returncode == (2 if complaint.startswith("-") else 1)
     assert done.stdout == ""
-    if complaint.startswith("-"):
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"lamella run: {complaint}")
-        assert done.stderr.endswith("\nSee `lamella run --help`.\n")
-    else:
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert complaint in done.stderr
-        assert done.stderr.startswith("lamella: error: ")
+    assert complaint in done.stderr
+    assert done.stderr.startswith("lamella: error: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

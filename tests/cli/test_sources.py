@@ -91,7 +91,7 @@ def test_a_model_replaces_the_other_kind_of_model(monkeypatch: pytest.MonkeyPatc
         ("TEMP", "x", "lamella run: LAMELLA_ARG_TEMP: 'x' is not a number\n"),
         ("REPACK", "maybe", "lamella run: LAMELLA_ARG_REPACK: 'maybe' is not one of on, 1"),
         ("PLACEMENT", "c", "lamella run: LAMELLA_ARG_PLACEMENT: invalid choice: 'c'"),
-        ("PARALLEL", "0", "lamella run: LAMELLA_ARG_PARALLEL is 0: must be 1 to 1024"),
+        ("PARALLEL", "0", "lamella: error: LAMELLA_ARG_PARALLEL is 0: must be 1 to 1024"),
     ],
 )
 def test_invalid_variables(
@@ -123,6 +123,21 @@ def test_a_config_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.port, found.n_ctx, hasattr(found, "n_threads")) == (1, 300, False)
 
 
+@pytest.mark.parametrize(("text", "is_offline"), [("true", True), ("false", False)])
+def test_off_replaces_the_on_of_a_lower_layer(
+    text: str, is_offline: bool, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> bool:
+        is_on: bool = parser(["run"]).parse_args(["run", "--config", str(config)]).offline
+        return is_on
+
+    config.write_text(f"offline = true\n[run]\noffline = {text}\n")
+    assert found() is is_offline
+    config.write_text("offline = true\n")
+    monkeypatch.setenv("LAMELLA_ARG_OFFLINE", text)
+    assert found() is is_offline
+
+
 def test_flags_and_variables_win_over_the_config_file(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,10 +158,20 @@ def test_flags_and_variables_win_over_the_config_file(
         ("threads = 'x'", "config.toml: threads: 'x' is not a whole number"),
         ("[run]\nparallel = 0", "config.toml: [run] parallel is 0: must be 1 to 1024"),
         ("=", "config.toml cannot be read: Invalid"),
+        ("# \udce9", "config.toml cannot be read: 'utf-8' codec can't decode byte 0xe9"),
+        ("run = 1", "config.toml: run: must be a table, [run]"),
+        ("list = true", "config.toml: list: must be a table, [list]"),
+        ("help = true", "config.toml: help: unknown key"),
+        ("list-devices = true", "config.toml: list-devices: unknown key"),
+        ("port = 1", "port: `lamella run` has no such flag: move the key into [serve]"),
+        (
+            "ubatch = 9",
+            "config.toml: ubatch: `lamella run` has no such flag: move the key",
+        ),
     ],
 )
 def test_invalid_config_files(text: str, message: str, config: Path) -> None:
-    config.write_text(text)
+    config.write_text(text, errors="surrogateescape")
     done = lamella("run", "-m", "f", "-p", "x", "--config", config)
     assert message in done.stderr
     assert done.returncode == 2

@@ -93,7 +93,7 @@ def test_a_new_field_is_an_option_everywhere(changed: Path, tmp_path: Path) -> N
     assert planned("-nn", "5", LAMELLA_ARG_NEW="7") == (5, 4, False)
     wrong = run(changed, "-m", "lamella.cli", "plan", model, "-nn", "10")
     assert wrong.returncode == 2
-    assert "plan: -nn/--new is 10: must be 1 to 9" in wrong.stderr
+    assert "error: -nn/--new is 10: must be 1 to 9" in wrong.stderr
     code = f"""
 import lamella
 with lamella.load({model!r}, devices=["none"], n_new=6) as model:
