@@ -1,4 +1,7 @@
-"""`lamella pull`: download a model, or its newer version. Tested by tests/cli/test_models.py."""
+"""`lamella pull`: download a model, or a newer version of one from the hub.
+
+Tested by tests/cli/test_models.py.
+"""
 
 from __future__ import annotations
 

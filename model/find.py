@@ -37,7 +37,7 @@ from .hub import (
 )
 from .hub.files import HubFile, candidates
 from .hub.headers import find_header
-from .hub.urls import find_url, find_url_header
+from .hub.urls import find_cached_url, find_url, find_url_header
 from .shipped import NAME, shipped_model
 
 log = get_logger("model")
@@ -64,7 +64,8 @@ def find_file(
         name: the model, see above.
         file: the name of a file in the repository, instead of a quant.
         offline: use only the cache.
-        update: download a cached model of the hub again if the hub has a newer version.
+        update: download a newer version of a cached model from the hub. A warning names a cached
+            file of another server: it is not downloaded again.
         token: for the hub; None: that of HF_TOKEN or of a login.
         header_only: download at least the header instead of all; deleted when the process ends.
         on_progress: called with the bytes done, the bytes in total and the first file's name.
@@ -83,6 +84,8 @@ def find_file(
             return found or _find_on_hub(source, os.fspath(name), offline, header_only, on_progress)
         if header_only:
             return find_url_header(source, _folder(), offline=offline)
+        if update and find_cached_url(source):
+            log.warning(f"{source} is cached; for a newer version, `lamella rm` it first")
         return find_url(source, offline=offline, on_progress=on_progress)
 
 
@@ -185,11 +188,11 @@ def _unknown(text: str, models: list[CachedModel]) -> str:
 
 def _local(path: Path) -> Path:
     """Return the model's file: `path`, or the only model in the folder `path`."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False for an invalid path, where Path's methods raise
         return _only_model(path)
-    if path.exists():
+    if os.path.exists(path):
         return path
-    if path.is_symlink():
+    if os.path.islink(path):
         raise ModelFileError(f"{path} is a link to {os.readlink(path)}, which does not exist")
     raise ModelFileError(_unknown(str(path), cached_models()))
 

@@ -69,6 +69,10 @@ def test_pull_from_a_url(hub: FakeHub) -> None:
     hub.forget()
     for one in (url, name, "tiny-Q4_K_M"):
         assert lamella("show", one).returncode == 0
+    assert (
+        f"{url} is cached; for a newer version, `lamella rm` it first"
+        in lamella("pull", url).stderr
+    )
     assert hub.requests == []
 
 
@@ -125,11 +129,15 @@ def test_times(seconds: float, text: str) -> None:
     assert ago(seconds) == text
 
 
-@pytest.mark.parametrize("command", ["list", "rm"])
-def test_the_commands_of_the_cache_import_nothing_slow(command: str) -> None:
-    code = f"import lamella.cli.{command}, sys; print(*sys.modules)"
+def test_the_commands_of_the_cache_import_nothing_slow() -> None:
+    code = (
+        "import sys, lamella.cli.list, lamella.cli.rm; print(*sys.modules); "
+        "import lamella.cli.download; print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"numpy", "numba", "gguf", "rich", "httpx"} & set(done.stdout.split())
+    first, second = done.stdout.splitlines()
+    assert not {"numpy", "numba", "gguf", "rich", "httpx"} & set(first.split())
+    assert not {"huggingface_hub", "numba", "rich"} & set(second.split())
 
 
 def test_a_partial_download_is_listed_and_removed(hub: FakeHub) -> None:

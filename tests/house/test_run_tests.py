@@ -118,7 +118,6 @@ def test_rooms_of_helpers_count(text: str, helper: str, tmp_path: Path) -> None:
     [
         ("cli", "kernels/test_cpu_isa.py"),
         ("cli", "kernels/test_backend_packages.py"),
-        ("cli", "model/test_hub.py"),
         ("cli", "cuda/test_cuda_server.py"),
         ("runtime", "recipe/test_evaluate.py"),
         ("server", "runtime/test_params.py"),

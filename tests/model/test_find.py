@@ -145,6 +145,10 @@ def test_a_file_of_a_repository(hub: FakeHub) -> None:
 # --- files ---
 
 
+def test_a_name_that_is_too_long_for_a_path(hub: FakeHub) -> None:
+    assert "no such file" in refusal(f"./{'x' * 300}.gguf")
+
+
 def test_an_existing_path_wins(hub: FakeHub) -> None:
     path = Path(REPO)
     path.parent.mkdir()

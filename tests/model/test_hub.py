@@ -7,8 +7,6 @@ import errno
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -482,12 +480,3 @@ def test_a_header_of_a_gated_repository(hub: FakeHub, model: bytes, tmp_path: Pa
     hub.repos[REPO].gated = True
     with pytest.raises(DownloadError, match="is gated"):
         find_header(parse_model(REPO), tmp_path)
-
-
-# --- imports ---
-
-
-def test_the_library_is_imported_on_first_use() -> None:
-    code = "import sys, lamella.cli.flags; print('huggingface_hub' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
