@@ -10,6 +10,7 @@ import pytest
 from fake_hub import FakeHub
 from huggingface_hub import close_session, constants, get_session
 
+from lamella.base.folders import cache_folder
 from lamella.model.hub import library
 
 
@@ -27,6 +28,7 @@ def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
             "HF_HUB_DISABLE_TELEMETRY": True,
         }.items():
             monkeypatch.setattr(constants, name, value)
+        _share_kernels(folder / "lamella")
         monkeypatch.setenv("LAMELLA_CACHE", str(folder / "lamella"))
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
@@ -37,6 +39,14 @@ def hub_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
         get_session()  # made here, as two threads could make one each
         yield hub
         close_session()
+
+
+def _share_kernels(cache: Path) -> None:
+    """Link the user's kernels into a new cache: compiling them again takes most of a minute."""
+    kernels = cache_folder("kernels")
+    kernels.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(exist_ok=True)
+    (cache / "kernels").symlink_to(kernels)
 
 
 def environment(hub: FakeHub, folder: Path) -> dict[str, str]:
