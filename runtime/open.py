@@ -82,8 +82,7 @@ def open_instance(
         values = ", ".join(f"{field} {value}" for field, value in in_effect.items())
         log.info(f"default sampling, as the model's file recommends: {values}")
     enforce(plan)
-    want_kernels()  # those of the samplers and of the model are compiled together
-    context = load(plan, on_load)
+    context = load(plan, on_load, for_requests=True)
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
         engine = Engine(
@@ -137,8 +136,9 @@ def measure(plan: ModelPlan) -> MeasuredModel:
         return open_planned(file, plan)
 
 
-def load(plan: ModelPlan, on_load: OnLoad | None = None) -> Context:
-    """Load a model as planned, and open a context over it. `unload` frees both.
+def load(plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool = False) -> Context:
+    """Load a model as planned, and open a context over it. `unload` frees both. With
+    `for_requests`, the kernels of samplers are compiled together with those of the context.
 
     Raises:
         ModelFileError: the file cannot be used.
@@ -153,6 +153,8 @@ def load(plan: ModelPlan, on_load: OnLoad | None = None) -> Context:
         check_tensors=params.model.check_tensors,
     )
     try:
+        if for_requests:
+            want_kernels()
         return Context(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
     except BaseException:
         model.free()
