@@ -37,6 +37,7 @@ from .hub import (
 )
 from .hub.files import HubFile, candidates
 from .hub.headers import find_header
+from .hub.names import Url, cache_name
 from .hub.urls import find_cached_url, find_url, find_url_header
 from .shipped import NAME, shipped_model
 
@@ -44,7 +45,6 @@ log = get_logger("model")
 
 SEARCH: Final = "https://huggingface.co/models?library=gguf&search="
 
-Url = str
 Source = Path | HubModel | Url  # what a name means
 
 
@@ -85,7 +85,9 @@ def find_file(
         if header_only:
             return find_url_header(source, _folder(), offline=offline)
         if update and find_cached_url(source):
-            log.warning(f"{source} is cached; for a newer version, `lamella rm` it first")
+            log.warning(
+                f"{cache_name(source)} is cached; for a newer version, `lamella rm` it first"
+            )
         return find_url(source, offline=offline, on_progress=on_progress)
 
 

@@ -50,12 +50,13 @@ def read_url(text: str) -> HubModel | Url | None:
     parts = _split(text, scheme)
     if parts.netloc.lower() not in (*HUB_HOSTS, host().lower()):
         return text
-    names = unquote(parts.path).strip("/").split("/")
+    raw = parts.path.strip("/").split("/")
+    names = [unquote(name) for name in raw]
     is_file = len(names) > 4 and names[2] in ("resolve", "blob")
     if is_file and names[3] == "main":
         return parse_model("/".join(names[:2]), "/".join(names[4:]))
     if is_file:  # another version than the newest
-        return f"{endpoint()}{parts.path.replace('/blob/', '/resolve/', 1)}"
+        return "/".join((endpoint(), *raw[:2], "resolve", *raw[3:]))
     if len(names) == 2 or (names[2:3] == ["tree"] and names[3:4] in ([], ["main"])):
         return parse_model("/".join(names[:2]))
     if names[2:3] == ["tree"]:

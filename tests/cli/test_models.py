@@ -70,7 +70,7 @@ def test_pull_from_a_url(hub: FakeHub) -> None:
     for one in (url, name, "tiny-Q4_K_M"):
         assert lamella("show", one).returncode == 0
     assert (
-        f"{url} is cached; for a newer version, `lamella rm` it first"
+        f" {name} is cached; for a newer version, `lamella rm` it first"
         in lamella("pull", url).stderr
     )
     assert hub.requests == []

@@ -75,6 +75,7 @@ def test_forms_of_names(hub: FakeHub, text: str, source: object) -> None:
 def test_another_version_is_a_url_of_the_endpoint(hub: FakeHub, host: str) -> None:
     """A token would be sent in clear text to an http URL of the hub."""
     assert read_name(f"{host}/u/r/blob/v2/b.gguf") == f"{hub.url()}/u/r/resolve/v2/b.gguf"
+    assert read_name(f"{host}/blob/r/blob/v2/b.gguf") == f"{hub.url()}/blob/r/resolve/v2/b.gguf"
     assert is_hub(f"{hub.url()}/u/r")
     assert not is_hub(f"{hub.url().replace('http:', 'https:')}/u/r")
 
@@ -227,6 +228,14 @@ def test_files_by_name_and_progress(hub: FakeHub) -> None:
 def test_a_missing_repository_may_be_meant_as_a_path(hub: FakeHub) -> None:
     assert refusal("no/body").endswith("; no file or folder no/body exists either")
     assert "exists either" not in refusal("hf://no/body")
+
+
+def test_another_version_gets_the_token(hub: FakeHub) -> None:
+    repo = hub.repos[REPO]
+    repo.private = True
+    path = find_file(f"https://hf.co/{REPO}/blob/{repo.commit}/{NAME}", token=GOOD_TOKEN)
+    assert path.read_bytes() == DATA
+    assert {(r.host, r.token) for r in hub.requests} == {("hub", GOOD_TOKEN), ("files", "")}
 
 
 @pytest.mark.parametrize("token", [" ", f" {GOOD_TOKEN}\n"])
