@@ -93,8 +93,10 @@ def _remedies(plan: ModelPlan, device: DevicePlan, n_lacking: float) -> Iterator
             else "no op offload (--no-op-offload)"
         )
     savings = list(_savings(plan, device, uses))
-    if sum(saving.n_bytes for saving in savings) >= device.shortfall:  # otherwise they cannot help
-        yield from (saving.text(n_lacking) for saving in savings)
+    partial = [saving.n_bytes for saving in savings if saving.n_bytes < device.shortfall]
+    for saving in savings:
+        if saving.n_bytes >= device.shortfall or sum(partial) >= device.shortfall:
+            yield saving.text(n_lacking)  # enough, alone or with other partial savings
     if uses["weights"] > device.shortfall:
         most = uses["weights"] - device.shortfall
         yield (

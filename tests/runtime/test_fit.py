@@ -656,6 +656,10 @@ def test_advice_has_only_what_can_help(deep: Path, monkeypatch: pytest.MonkeyPat
     assert re.search(r"q8_0 keys and values \(-ctk q8_0 -ctv q8_0 saves 2.\d+ MiB, enough\)", some)
     assert plan_of(deep, n_ctx=N_CTX, type_k="q8_0", type_v="q8_0").fits
     assert re.search(r"a smaller quantization or model \(.* 1.00 MiB more memory for CPU$", some)
+    some = advice(3 << 20)
+    assert "enough" in some and "q8_0" not in some  # which saves less, and nothing adds to it
+    some = advice(49 * 2**20 // 10)
+    assert "-c 512 saves" in some and "q8_0" in some and "enough" not in some  # both together
     assert advice(needed - 1000) == f"{size_text(needed - 1000)} more memory for CPU"
 
 
