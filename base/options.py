@@ -21,6 +21,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from reprlib import repr as shortened
@@ -153,11 +154,7 @@ class Declared(NamedTuple):
         if self.type is bool:
             return truth(text)
         if self.type in (int, float):
-            try:
-                return self.type(text)
-            except ValueError:
-                kind = "a whole number" if self.type is int else "a number"
-                raise ValueError(f"{text!r} is not {kind}") from None
+            return parse_number(self.type, text)
         if self.option.choices is not None and text not in self.option.choices:
             raise ValueError(f"{text!r} is not one of {', '.join(self.option.choices)}")
         return text
@@ -352,6 +349,18 @@ _CONVERSIONS: Final[dict[type, Callable[[str, object], Any]]] = {
     float: real,
     bool: _bool,
 }
+
+
+Number = TypeVar("Number", int, float)
+
+
+def parse_number(kind: type[Number], text: str) -> Number:
+    """The number of a text in ASCII, without spaces and underscores, which Python would allow.
+    Raises ValueError with the reason."""
+    with suppress(ValueError):
+        if text.isascii() and "_" not in text and text == text.strip():
+            return kind(text)
+    raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}")
 
 
 def truth(text: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Final
 from rich.console import Console
 
 from ..base.errors import LamellaError
-from ..base.options import declarations
+from ..base.options import declarations, parse_number
 from ..base.settings import NO_JIT
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.host import default_threads, peak_memory
@@ -106,7 +106,7 @@ def number(low: int, high: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         try:
-            n = int(text)
+            n = parse_number(int, text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not low <= n <= high:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ..base.errors import CancelledError, LamellaError, RequestError
+from ..base.errors import CancelledError, ContextSizeError, LamellaError, RequestError
 from ..base.options import declarations
 from ..runtime.params import OpenParams, RequestParams
 from .chat_input import PROMPT, Entry, entries, pipe_reader, terminal_reader
@@ -164,10 +164,10 @@ class Session:
         """
         if "\n" in text:
             return None  # a pasted text
-        name, _, rest = text.partition(" ")
+        name = text.split(maxsplit=1)[0] if text else ""
         command = self._commands.get(ALIASES.get(name, name))
         if command is not None:
-            return partial(command, rest.strip())
+            return partial(command, text.removeprefix(name).strip())
         if not name.startswith("/") or "/" in name[1:]:
             return None  # such as a path
         close = difflib.get_close_matches(name, self._names, n=1)
@@ -180,7 +180,13 @@ class Session:
         Raises:
             LamellaError: there is none, for example because the message is too long.
         """
-        pieces = self._conversation.ask(self._files + text)
+        try:
+            pieces = self._conversation.ask(self._files + text)
+        except ContextSizeError:
+            if self._files:
+                self.note("the texts of /read do not fit: the next message begins without them")
+            self._files = ""
+            raise
         self._files = ""
         self._print_answer(pieces)
 
@@ -256,7 +262,7 @@ _SETTABLE: Final = tuple(
 
 def _assignment(text: str) -> tuple[str, str]:
     """The name and the value in "NAME VALUE" or "NAME=VALUE"."""
-    name, _, value = text.strip().partition(" ")
+    name, value = [*text.split(maxsplit=1), "", ""][:2]
     if "=" in name or value.lstrip().startswith("="):
         name, _, value = text.partition("=")
     return name.strip(), value.strip()
@@ -277,4 +283,7 @@ def _changed(params: RequestParams, name: str, value: str) -> RequestParams:
 def _path(command: str, text: str) -> Path:
     if not text:
         raise RequestError(f"{command} needs a file name")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as e:  # ~NAME of no user
+        raise RequestError(f"{command} {text}: {e}") from e

@@ -157,10 +157,10 @@ class Conversation:
             RequestError: the file cannot be read or is not a conversation; nothing is changed.
         """
         try:
-            loaded = json.loads(path.read_text(encoding="utf-8"))
+            loaded = json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as e:
             raise RequestError(f"{path} cannot be read: {e.strerror}") from e
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise RequestError(f"{path} is not a saved conversation: {e}") from e
         messages = loaded.get("messages") if isinstance(loaded, dict) else None
         if not isinstance(messages, list) or not all(_is_message(m) for m in messages):

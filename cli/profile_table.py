@@ -49,7 +49,10 @@ def _speed(phase: PhaseSums) -> Iterator[str]:
     if phase.calls_ns:
         calls = f"with timed kernel calls: the calls take {_ms(phase.calls_ns / n)} ms/step"
         if phase.calls_ns > phase.ns:
-            yield f"{calls}, more than an untimed step: the clock is slower than short calls"
+            yield (
+                f"{calls}, more than an untimed step: the clock is slower than short calls, or "
+                "other programs took time"
+            )
         else:
             yield f"{calls}, {phase.calls_ns / phase.ns:.0%} of an untimed step"
 

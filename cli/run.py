@@ -41,7 +41,7 @@ from .parser import INTERRUPTED
 from .peer_flags import add_peer_flags
 from .peer_options import RUN, TERMINAL
 from .start import open_with_progress
-from .texts import argument, read_stdin, read_text
+from .texts import argument, read_pipe, read_stdin, text_or_file
 
 log = get_logger("run")
 
@@ -223,15 +223,13 @@ def _prompt(args: argparse.Namespace, question: str | None) -> str:
     """The prompt, from the argument, -p, -f or stdin."""
     if sum(given is not None for given in (question, args.prompt, args.file)) > 1:
         raise RequestError("PROMPT, -p and -f cannot be combined: give one prompt")
-    if args.file is not None:
-        return read_text(args.file)
     if question is not None:
-        text = argument("the prompt", question, escapes=args.escape)
-        piped = read_stdin("the piped text") if _is_piped() else ""
-        return f"{piped.rstrip()}\n\n{text}" if piped.strip() else text
-    if args.prompt is None or args.prompt == "-":
-        return read_stdin("the prompt")
-    return argument("the prompt", args.prompt, escapes=args.escape)
+        asked = argument("the prompt", question, escapes=args.escape)
+        piped = read_pipe("the piped text") if _is_piped() else ""
+        return f"{piped.rstrip()}\n\n{asked}" if piped.strip() else asked
+    typed = None if args.prompt == "-" else args.prompt
+    text = text_or_file("the prompt", "-p", typed, "-f", args.file, escapes=args.escape)
+    return read_stdin("the prompt") if text is None else text
 
 
 def _is_piped() -> bool:

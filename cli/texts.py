@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from typing import Final
 
 from ..base.errors import RequestError
 from ..base.utf8 import BOM, check_utf8, decoded
 
+WAIT_SECONDS: Final = 2.0  # before a line explains why the command waits
 _ESCAPE: Final = re.compile(rb"\\([ntr\\'\"]|x[0-9a-fA-F]{2})")
 _PLAIN: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
@@ -51,7 +53,7 @@ def text_or_file(
     *,
     escapes: bool,
 ) -> str | None:
-    """The text of a flag or of a file; None without both.
+    """The text of a flag or of a file, without the last newline of the file; None without both.
 
     Raises:
         RequestError: both are given, the file cannot be read, or the text is not valid UTF-8.
@@ -59,7 +61,7 @@ def text_or_file(
     if text is not None and file is not None:
         raise RequestError(f"{flag} and {file_flag} cannot be combined: both are {what}")
     if file is not None:
-        return read_text(file).rstrip("\n")
+        return read_text(file).removesuffix("\n")
     return None if text is None else argument(what, text, escapes=escapes)
 
 
@@ -75,6 +77,18 @@ def read_text(path: str) -> str:
     except OSError as e:
         raise RequestError(f"{path} cannot be read: {e.strerror}") from e
     return decoded(path, data)
+
+
+def read_pipe(what: str) -> str:
+    """As `read_stdin`. A line on stderr explains a long wait."""
+    text = f"lamella: waiting for {what}: end the command with </dev/null if there is none\n"
+    note = threading.Timer(WAIT_SECONDS, lambda: sys.stderr.write(text))
+    note.daemon = True
+    note.start()
+    try:
+        return read_stdin(what)
+    finally:
+        note.cancel()
 
 
 def read_stdin(what: str) -> str:

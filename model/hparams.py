@@ -218,12 +218,20 @@ def _rope(keys: _Keys) -> RopeScaling:
     return RopeScaling(
         freq_base=freq_base,
         freq_scale=1.0 if kind == "none" else 1.0 / factor,
-        ext_factor=keys.positive("rope.scaling.yarn_ext_factor", 1.0) if kind == "yarn" else 0.0,
+        ext_factor=_ext_factor(keys) if kind == "yarn" else 0.0,
         attn_factor=keys.positive("rope.scaling.attn_factor", 1.0),
         beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
     )
+
+
+def _ext_factor(keys: _Keys) -> float:
+    """The share of YaRN's extrapolation. 0 is valid: positions are only interpolated."""
+    key = "rope.scaling.yarn_ext_factor"
+    if key in keys and keys.metadata.float(keys.full(key)) == 0.0:
+        return 0.0
+    return keys.positive(key, 1.0)
 
 
 def _rope_factor(keys: _Keys) -> float:

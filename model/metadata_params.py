@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 from ..base.errors import RequestError
-from ..base.options import FLOAT_MAX, Options, option, refused, truth
+from ..base.options import FLOAT_MAX, Options, option, parse_number, refused, truth
 from .gguf.metadata import Scalar
 from .params import INT32_MAX
 
 TYPES: Final[Mapping[str, Callable[[str], Scalar]]] = {
-    "int": int,
-    "float": float,
+    "int": partial(parse_number, int),
+    "float": partial(parse_number, float),
     "bool": truth,
     "str": str,
 }
@@ -119,15 +120,20 @@ def metadata_overrides(params: MetadataParams) -> dict[str, Scalar]:
     scale = params.rope_scale
     if params.rope_freq_scale is not None and params.rope_freq_scale > 0:
         scale = 1 / params.rope_freq_scale
-    rope: dict[str, Scalar | None] = {
-        ".rope.scaling.type": params.rope_scaling,
+    given: dict[str, Scalar] = {}
+    if params.rope_scaling is not None:
+        given[".rope.scaling.type"] = params.rope_scaling
+    above_zero = {
         ".rope.scaling.factor": scale,
         ".rope.freq_base": params.rope_freq_base,
         ".rope.scaling.original_context_length": params.yarn_orig_ctx,
+    }
+    given |= {key: v for key, v in above_zero.items() if v is not None and v > 0}
+    from_zero = {
         ".rope.scaling.yarn_ext_factor": params.yarn_ext_factor,
         ".rope.scaling.attn_factor": params.yarn_attn_factor,
         ".rope.scaling.yarn_beta_slow": params.yarn_beta_slow,
         ".rope.scaling.yarn_beta_fast": params.yarn_beta_fast,
     }
-    given = {key: v for key, v in rope.items() if isinstance(v, str) or (v is not None and v > 0)}
+    given |= {key: v for key, v in from_zero.items() if v is not None and v >= 0}
     return given | dict(params.override_kv)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ..base.errors import RequestError
-from ..base.options import Options, Shortcut, option, refused, whole
+from ..base.options import Options, Shortcut, option, parse_number, refused, whole
 from ..graph.types import GGMLType
 from ..kernels.host import POLL
 
@@ -38,7 +38,7 @@ def parse_layers(text: str) -> int | None:
     if text in ("all", "auto"):
         return ALL_LAYERS if text == "all" else None
     try:
-        return int(text)
+        return parse_number(int, text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number, 'all' or 'auto'") from None
 
@@ -47,10 +47,7 @@ def number_or(default: int | None) -> Callable[[str], int | None]:
     """Return a parser of whole numbers; -1 is llama.cpp's word for the default."""
 
     def parse(text: str) -> int | None:
-        try:
-            return default if text == "-1" else int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a whole number") from None
+        return default if text == "-1" else parse_number(int, text)
 
     return parse
 
@@ -58,7 +55,7 @@ def number_or(default: int | None) -> Callable[[str], int | None]:
 def parse_shares(text: str) -> tuple[float, ...]:
     """Return the numbers of a list separated by commas or slashes."""
     try:
-        return tuple(float(part) for part in re.split("[,/]", text))
+        return tuple(parse_number(float, part.strip()) for part in re.split("[,/]", text))
     except ValueError:
         raise ValueError(f"{text!r}: must be numbers like 3,1") from None
 
@@ -66,7 +63,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
 def parse_targets(text: str) -> tuple[int, ...]:
     """Return the whole numbers of a comma-separated list."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(parse_number(int, part.strip()) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{text!r} is not a whole number, nor a list like 1024,512") from None
 

@@ -22,7 +22,7 @@ from ..model.arch import find_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
 from ..model.description import file_type
-from ..model.gguf import Array, GGUFFile, Metadata, open_gguf
+from ..model.gguf import Array, GGUFFile, Metadata, OverriddenMetadata, open_gguf
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
 from ..model.sampling import load_kernels, recommended_sampling, want_kernels
@@ -166,18 +166,24 @@ def load(plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool =
 
 def _read_parts(params: OpenParams) -> FileParts:
     with open_gguf(params.model.path, overrides=metadata_overrides(params.metadata)) as file:
-        find_architecture(file.metadata.str("general.architecture"), file.path)
+        arch = find_architecture(file.metadata.str("general.architecture"), file.path)
         try:
             vocab = load_vocab(file.metadata)
             chat = _chat_template(params.model, file, vocab)
         except ModelFileError as e:
             raise type(e)(f"{file.path}: {e}") from None
+        recommended = recommended_sampling(file.metadata)
+        if isinstance(file.metadata, OverriddenMetadata) and file.metadata.unread:
+            arch.hparams(file)  # reads the other keys
+            unread = {str(key) for key in file.metadata.unread}
+            for key in sorted(key for key in unread if not key.startswith("general.")):
+                log.warning("override_kv: the file has no key %s, and nothing reads it", key)
         return FileParts(
             vocab,
             chat,
             _meta(file, vocab),
             _file_meta(file.metadata),
-            recommended_sampling(file.metadata),
+            recommended,
         )
 
 

@@ -9,6 +9,15 @@ A broken file raises ModelFileError, which names the defect and its place.
 
 from .file import GGUFFile, open_gguf
 from .header import TensorInfo
-from .metadata import Array, Metadata, Scalar, Value
+from .metadata import Array, Metadata, OverriddenMetadata, Scalar, Value
 
-__all__ = ["open_gguf", "GGUFFile", "TensorInfo", "Metadata", "Array", "Scalar", "Value"]
+__all__ = [
+    "open_gguf",
+    "GGUFFile",
+    "TensorInfo",
+    "Metadata",
+    "OverriddenMetadata",
+    "Array",
+    "Scalar",
+    "Value",
+]

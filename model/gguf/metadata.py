@@ -249,13 +249,17 @@ class Metadata(Mapping[str, Value]):
 
 
 class OverriddenMetadata(Metadata):
-    """The metadata of a file with other values of some keys, or with more keys."""
+    """The metadata of a file with other values of some keys, or with more keys.
+
+    `unread`: the keys that the file does not have and that nothing has read yet.
+    """
 
     def __init__(self, stored: Metadata, values: Mapping[str, Scalar]) -> None:
         """A key of `values` with a dot at its start follows the architecture's name."""
         super().__init__(stored._cursor, stored._positions)
         arch = stored.str("general.architecture", "")
         self._values = {arch + key if key.startswith(".") else key: v for key, v in values.items()}
+        self.unread: set[object] = {key for key in self._values if key not in stored}  # new keys
 
     def __len__(self) -> builtins.int:
         return len(self._positions.keys() | self._values.keys())
@@ -265,9 +269,11 @@ class OverriddenMetadata(Metadata):
         yield from (key for key in self._values if key not in self._positions)
 
     def __contains__(self, key: object) -> builtins.bool:
+        self.unread.discard(key)
         return key in self._values or super().__contains__(key)
 
     def __getitem__(self, key: builtins.str) -> Value:
+        self.unread.discard(key)
         return self._values[key] if key in self._values else super().__getitem__(key)
 
     def value_type(self, key: builtins.str) -> GGUFValueType:

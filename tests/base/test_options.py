@@ -143,3 +143,11 @@ def test_options_are_immutable() -> None:
     assert fields(Outer)
     with pytest.raises(AttributeError):
         Outer().limit = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["4_096", " 5", "5 ", "\u0665", "", "1x"])
+def test_texts_that_are_no_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        declarations(Inner)["size"].parse(text)
+    with pytest.raises(ValueError, match="is not a number"):
+        declarations(Inner)["share"].parse(text)

@@ -86,6 +86,7 @@ def test_saved_conversations_continue(model: Path, tmp_path: Path) -> None:
         ("/set system caf\udce9", "error: the system prompt is not valid UTF-8 (byte 0xE9 at 3)"),
         ("/set temperature=hot", "'hot' is not a number"),
         ("/save", "/save needs a file name"),
+        ("/save ~nouser/x", "error: /save ~nouser/x: Could not determine home directory"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
         (f"/load {__file__}", "is not a saved conversation"),
     ],
@@ -94,6 +95,24 @@ def test_errors_of_commands_do_not_end_the_chat(model: Path, line: str, complain
     done = chat(model, lines=f"{line}\na\n")
     assert done.returncode == 0
     assert complaint in done.stderr
+    assert len(answers(done)) == 1
+
+
+def test_other_files_that_are_no_conversations(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100000)
+    assert "deep.json is not a saved conversation" in chat(model, lines=f"/load {file}\n").stderr
+    file.write_text('{"messages": [{"role": "user", "content": "a"}]}', "utf-8-sig")
+    assert "loaded 1 messages" in chat(model, lines=f"/load {file}\n").stderr
+
+
+def test_files_that_are_too_long_are_dropped(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "big.txt"
+    file.write_text("a b c d " * 40)
+    flags = ["-c", "32", "--chat-template", "{{ messages[-1].content }}"]
+    done = chat(model, *flags, lines=f"/read {file}\na\nb\n")
+    assert done.stderr.count("error: ") == 1
+    assert "the texts of /read do not fit: the next message begins without them" in done.stderr
     assert len(answers(done)) == 1
 
 
@@ -109,6 +128,7 @@ def test_set(model: Path) -> None:
     done = chat(model, lines=lines)
     for shown in ("temperature=0.5", "top_k=7", "top_p=0.5", "seed=3"):
         assert done.stderr.count(shown) == 2
+    assert chat(model, lines="/set\ttop_k\t8\n").stderr.endswith("\ntop_k=8\n")
 
 
 def test_set_system(model: Path, tmp_path: Path) -> None:

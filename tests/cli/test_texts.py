@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from commands import LAMELLA, lamella, tiny_model
 
 from lamella.base.errors import RequestError
-from lamella.cli.texts import argument, read_text, unescape
+from lamella.cli import chat, run
+from lamella.cli.main import parser
+from lamella.cli.texts import argument, read_pipe, read_text, unescape
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,36 @@ def test_text_files(tmp_path: Path) -> None:
         read_text(str(file))
     with pytest.raises(RequestError, match=r"nowhere cannot be read: No such file or directory$"):
         read_text("nowhere")
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_one_newline_at_the_end_of_a_file_is_not_part_of_the_text(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prompt").write_text("a\n\n")
+    args = parser([command]).parse_args([command, "-f", str(tmp_path / "prompt")])
+    text = run._prompt(args, None) if command == "run" else chat._first(args)
+    assert text == "a\n"
+
+
+def test_a_line_explains_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    written = []
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            os.close(writer)
+            return len(text)
+
+    monkeypatch.setattr("lamella.cli.texts.WAIT_SECONDS", 0.01)
+    with open(reader, encoding="utf-8") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stderr", Stderr())
+        assert read_pipe("the piped text") == ""
+    assert written == [
+        "lamella: waiting for the piped text: end the command with </dev/null if there is none\n"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,22 @@ def test_llama_cpp_s_words_for_the_file_s_values(model: Path) -> None:
     assert rope(model, params) == rope(model, MetadataParams())
 
 
+def test_no_extrapolation_is_a_value(model: Path) -> None:
+    params = MetadataParams(rope_scaling="yarn", rope_scale=2, yarn_ext_factor=0)
+    assert rope(model, params).ext_factor == 0.0
+    with pytest.raises(ModelFileError, match=r"attn_factor is 0.0: must be above 0"):
+        rope(model, MetadataParams(yarn_attn_factor=0))
+
+
+def test_a_key_that_nothing_reads(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pairs = {"llama.contxt_length": 5, "llama.rope.freq_base": 9.0, "general.name": "x"}
+    given = {"path": model, "devices": ("none",), "override_kv": pairs}
+    with open_instance(OpenParams.make(given)):
+        pass
+    texts = [record.getMessage() for record in caplog.records if "override" in record.getMessage()]
+    assert texts == ["override_kv: the file has no key llama.contxt_length, and nothing reads it"]
+
+
 def test_other_keys(model: Path) -> None:
     pairs = parse_overrides("llama.context_length=int:4096,new.flag=bool:true,a.b=str:c:d")
     pairs += parse_overrides("new.float=float:0.5")
