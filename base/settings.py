@@ -80,6 +80,12 @@ def environment(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def environment_names(prefix: str) -> list[str]:
+    """The variables with this prefix that are set, but for switches and what tests set."""
+    names = (name for name in os.environ if name.startswith(prefix))
+    return [name for name in names if name not in SWITCHES and not name.startswith(f"{prefix}TEST")]
+
+
 DEBUG = Switch(
     "LAMELLA_DEBUG",
     0,

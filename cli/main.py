@@ -137,7 +137,7 @@ def parser(argv: Sequence[str]) -> Parser:
             module = importlib.import_module(f".{name}", __package__)
             module.add_flags(sub)
             sub.add_argument("--cache-dir", metavar="DIR", help=CACHE_HELP)
-            sub.add_config_flag(COMMANDS, _commands_with)
+            sub.add_config_flag(COMMANDS, _all_flags)
             add_completion_flag(sub, _shown_flags)
             sub.add_version_flag(version)
             sub.set_defaults(command=module.main, parser=sub, logs_info=name == "serve")
@@ -150,8 +150,9 @@ def command_parser(name: str) -> Parser:
     return found
 
 
-def _commands_with(flag: str) -> list[str]:
-    return [name for name in COMMANDS if flag in command_parser(name).flags_with_values()]
+def _all_flags() -> dict[str, dict[str, argparse.Action]]:
+    """The flags of each command that set values. Slow: imports all commands."""
+    return {name: command_parser(name).flags_with_values() for name in COMMANDS}
 
 
 def _shown_flags() -> dict[str, list[str]]:
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             top.error(f"begin with a command, such as `lamella serve {shlex.join(argv)}`")
         args = top.parse_args(argv)
         _set_up_log(args)
-        for note in notes(args):
+        for note in [*notes(args), *args.parser.unknown_variables()]:
             _report(logging.WARNING, note)
         if args.cache_dir:
             CACHE.put(args.cache_dir)

@@ -58,16 +58,15 @@ class Parser(argparse.ArgumentParser):
         )
         self.other_commands: Mapping[str, str] = {}  # of other programs, and what to use
         self.commands: Mapping[str, Any] = {}  # the parsers of subcommands
+        self._all_flags: sources.AllFlags = dict
         self._is_inside = False  # True while argparse parses
         self._plain: dict[str, Any] = {}  # defaults of flags, by dest
         self._sources: dict[str, str] = {}  # names of variables and keys that set values, by dest
 
-    def add_config_flag(
-        self, commands: Collection[str], commands_with: sources.CommandsWith
-    ) -> None:
-        """Add `--config`. The file may have a table for each of the commands. `commands_with`: see
-        `sources.from_file`."""
-        self._from_file = partial(sources.from_file, commands=commands, commands_with=commands_with)
+    def add_config_flag(self, commands: Collection[str], all_flags: sources.AllFlags) -> None:
+        """Add `--config`. The file may have a table for each of the commands."""
+        self._all_flags = all_flags
+        self._from_file = partial(sources.from_file, commands=commands, all_flags=all_flags)
         self.add_argument(
             "--config",
             metavar="FILE",
@@ -107,11 +106,14 @@ class Parser(argparse.ArgumentParser):
         if "--config" in self._option_string_actions and hasattr(found, "config"):
             command = self.prog.rpartition(" ")[2]
             try:
-                layers = self._from_file(found.config, command, flags)
+                *layers, of_others = self._from_file(found.config, command, flags)
             except RequestError as e:
                 self.error(str(e))
             for layer in layers:
                 self._add_layer(found, layer)
+            for key in of_others:
+                note = Note(f"{found.config}: {key}", f"`{self.prog}` has no such flag")
+                setattr(found, f"{key} of other commands", note)
         for dest, default in self._plain.items():
             setattr(found, dest, getattr(found, dest, default))
         return found, unknown
@@ -125,6 +127,10 @@ class Parser(argparse.ArgumentParser):
         """The flags that `--help` shows."""
         shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
         return [flag for action in shown for flag in action.option_strings]
+
+    def unknown_variables(self) -> list[str]:
+        """Warnings about variables that look like ours and that no command reads."""
+        return list(sources.unknown_variables(self.flags_with_values().values(), self._all_flags))
 
     def is_typed(self, dest: str) -> bool:
         """True if an argument set a value, not a variable or the config file."""
@@ -220,6 +226,9 @@ class Parser(argparse.ArgumentParser):
             takes_text = any(action.dest == "text" for action in self._get_positional_actions())
             return f"unexpected argument {arg!r}{text if takes_text else ''}"
         flag = arg.split("=", maxsplit=1)[0]
+        owners = [f"`lamella {name}`" for name, flags in self._all_flags().items() if flag in flags]
+        if owners:
+            return f"{flag} is a flag of {', '.join(owners)}"
         return f"unknown flag {flag}{sources.suggestion(flag, self._option_string_actions)}"
 
     def in_flags(self, message: str) -> str:

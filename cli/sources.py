@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..base.errors import RequestError
 from ..base.options import truth
-from ..base.settings import environment
+from ..base.settings import environment, environment_names
 
 PREFIX: Final = "LAMELLA_ARG_"
 PEER_PREFIX: Final = "LLAMA_ARG_"
-CommandsWith = Callable[[str], list[str]]
+# returns the flags of each command, by the names of both; slow
+AllFlags = Callable[[], Mapping[str, Mapping[str, argparse.Action]]]
 
 
 class Source(NamedTuple):
@@ -56,21 +57,36 @@ def from_environment(
     return ours, [source for source in found if source not in ours]
 
 
+def unknown_variables(flags: Iterable[argparse.Action], all_flags: AllFlags) -> Iterator[str]:
+    """Warnings about variables that look like ours and that no command reads."""
+    names = environment_names("LAMELLA_")
+    known = {name for action in flags for name in variables(action)}
+    if known.issuperset(names):
+        return
+    known.update(*(variables(a) for of_one in all_flags().values() for a in of_one.values()))
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            yield f"{name} has no effect: Lamella has no such variable{hint}"
+
+
 def from_file(
     path: str,
     command: str,
     flags: Mapping[str, argparse.Action],
     commands: Collection[str],
-    commands_with: CommandsWith,
-) -> tuple[list[Source], list[Source]]:
-    """The flags that a TOML file sets: in the table of the command, and outside of tables.
+    all_flags: AllFlags,
+) -> tuple[list[Source], list[Source], list[str]]:
+    """The flags that a TOML file sets: in the table of the command, and outside of tables. Third,
+    the keys outside of tables that only other commands know.
 
     Args:
         path: the file.
         command: the name of the command.
         flags: its flags that the file may set.
         commands: the names of all commands. The file may have a table for each.
-        commands_with: returns the names of the commands that have a flag; slow.
+        all_flags: the flags of all commands. Keys outside of tables are for those that have them.
 
     Raises:
         RequestError: the file cannot be read, has an unknown key, or a value in place of a table.
@@ -87,16 +103,15 @@ def from_file(
             raise RequestError(f"{path}: {name}: must be a table, [{name}]")
     own = content.pop(command, {})
     shared = {key: value for key, value in content.items() if key not in commands}
-    for key in shared:
-        owners = [] if _flag(key) in flags else commands_with(_flag(key))
-        if owners:
-            tables = " or ".join(f"[{name}]" for name in owners)
-            raise RequestError(
-                f"{path}: {key}: `lamella {command}` has no such flag: move the key into {tables}"
-            )
+    of_others = [key for key in shared if _flag(key) not in flags]
+    if of_others:
+        known = {flag for flags_of_one in all_flags().values() for flag in flags_of_one}
+        of_others = [key for key in of_others if _flag(key) in known]
+    shared = {key: value for key, value in shared.items() if key not in of_others}
     return (
         list(_from_table(f"{path}: [{command}] ", own, flags)),
         list(_from_table(f"{path}: ", shared, flags)),
+        of_others,
     )
 
 

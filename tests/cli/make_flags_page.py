@@ -32,13 +32,14 @@ A value is taken from the first of these that has one:
 3. llama.cpp's variable `LLAMA_ARG_` and the name, `LLAMA_API_KEY` or `HF_TOKEN`. So a service file
    for llama-server works unchanged. One line reports a variable of a flag that is not supported: it
    may be set for llama.cpp. (The flag and the variable `LAMELLA_ARG_` would be errors.)
+   A variable `LAMELLA_...` that nothing reads is reported too.
 4. The file of `--config FILE`: its table for the command, then the keys outside of tables.
 5. The model's file: it may recommend values for sampling.
 6. The default, in parentheses below.
 
 A config file is TOML. Its keys are long names, with `-` or `_`. A list repeats the flag. Keys
-outside of tables are for every command that reads the file. An unknown key or an invalid value is
-an error that names the file and the key.
+outside of tables are for every command that has the flag; one line reports each that it lacks. A
+key that no command knows, or an invalid value, is an error that names the file and the key.
 
 ```toml
 model = "/models/model.gguf"

@@ -163,11 +163,6 @@ def test_flags_and_variables_win_over_the_config_file(
         ("list = true", "config.toml: list: must be a table, [list]"),
         ("help = true", "config.toml: help: unknown key"),
         ("list-devices = true", "config.toml: list-devices: unknown key"),
-        ("port = 1", "port: `lamella run` has no such flag: move the key into [serve]"),
-        (
-            "ubatch = 9",
-            "config.toml: ubatch: `lamella run` has no such flag: move the key",
-        ),
     ],
 )
 def test_invalid_config_files(text: str, message: str, config: Path) -> None:
@@ -175,3 +170,34 @@ def test_invalid_config_files(text: str, message: str, config: Path) -> None:
     done = lamella("run", "-m", "f", "-p", "x", "--config", config)
     assert message in done.stderr
     assert done.returncode == 2
+
+
+def test_one_config_file_for_several_commands(config: Path) -> None:
+    config.write_text("port = 1\ntemp = 0\n[serve]\nmetrics = true\n")
+    for command, other in (("run", "port"), ("plan", "temp"), ("list", "temp")):
+        done = lamella(command, "--config", config, "nothing")
+        note = f"{config}: {other} has no effect: `lamella {command}` has no such flag"
+        assert note in done.stderr and "unknown key" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("LAMELLA_ARG_TEMPRATURE", "; did you mean LAMELLA_ARG_TEMPERATURE?"),
+        ("LAMELLA_API_KEY", "; did you mean LAMELLA_ARG_API_KEY?"),
+        ("LAMELLA_XYZ", ": Lamella has no such variable"),
+    ],
+)
+def test_a_variable_that_nothing_reads(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("LAMELLA_ARG_PORT", "1")  # of another command
+    stderr = lamella("list").stderr
+    assert f"{name} has no effect" in stderr and message in stderr
+    assert "PORT" not in stderr
+
+
+def test_a_flag_of_another_command() -> None:
+    done = lamella("run", "--host", "x")
+    assert "--host is a flag of `lamella serve`" in done.stderr and done.returncode == 2
