@@ -35,9 +35,12 @@ def enforce(plan: ModelPlan) -> None:
         log.log(logging.WARNING if plan.is_reduced else logging.INFO, plan.choice)
     for note in plan.notes:
         log.warning(note)
+    set_patterns = [pattern for pattern, _ in plan.params.placement.overrides]
     for override in plan.overrides:
-        if override.n_weights == 0:
+        if override.n_weights == 0 and override.pattern in set_patterns:
             log.warning(f"-ot: no weight matches {override.pattern!r}")
+        elif override.n_weights == 0:
+            log.warning("--cpu-moe and --n-cpu-moe have no effect: the model has no experts")
     check(plan)
     if plan.params.placement.placement == "warn":
         for line in summary(plan.displaced):

@@ -702,3 +702,8 @@ def test_an_override_that_matches_nothing_is_logged(
 ) -> None:
     enforce(plan_of(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))))
     assert [r.message for r in caplog.records] == ["-ot: no weight matches 'ffn_dwon'"]
+    caplog.clear()
+    enforce(plan_of(deep, n_cpu_moe=-1))
+    assert [r.message for r in caplog.records] == [
+        "--cpu-moe and --n-cpu-moe have no effect: the model has no experts"
+    ]
