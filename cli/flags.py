@@ -15,8 +15,8 @@ from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
+from .device_list import add_device_list_flag
 from .download import model_path
-from .listings import add_device_list_flag
 from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
 from .texts import read_text, text_or_file

@@ -1,4 +1,4 @@
-"""Flags that print something and end: --list-devices and --completion-bash. Imports nothing slow.
+"""Flags that print something and end, and one of them: --completion-bash. Imports nothing slow.
 
 Tested by tests/cli/test_listings.py.
 """
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from ..base.units import size_text
-
 
 class PrintLines(argparse.Action):
     """Prints the lines that the function `const` returns, and ends the program."""
@@ -22,10 +20,6 @@ class PrintLines(argparse.Action):
         parser.exit()
 
 
-def add_device_list_flag(group: argparse._ActionsContainer) -> None:
-    _add(group, "--list-devices", devices, "print the devices for -dev, and exit")
-
-
 def add_completion_flag(
     group: argparse._ActionsContainer, commands: Callable[[], Mapping[str, Iterable[str]]]
 ) -> None:
@@ -34,27 +28,18 @@ def add_completion_flag(
     def lines() -> Iterator[str]:
         yield bash_completion(commands())
 
-    _add(group, "--completion-bash", lines, "print a script of completions for bash, and exit")
-
-
-def _add(
-    group: argparse._ActionsContainer, flag: str, lines: Callable[[], Iterator[str]], help: str
-) -> None:
-    group.add_argument(
-        flag, action=PrintLines, nargs=0, const=lines, dest=argparse.SUPPRESS, help=help
+    add_print_flag(
+        group, "--completion-bash", lines, "print a script of completions for bash, and exit"
     )
 
 
-def devices() -> Iterator[str]:
-    """A line for each device that can take layers, as in llama.cpp."""
-    from ..kernels.devices import cpu_device, find_devices, unused_reasons  # noqa: PLC0415 - slow
-
-    yield "Available devices:"
-    for device in find_devices((), cpu_device()):
-        free, total = device.memory()
-        yield f"  {device.name}: {device.description} ({size_text(total)}, {size_text(free)} free)"
-    yield from unused_reasons()
-    yield "sim and sim:24GiB are simulated devices."
+def add_print_flag(
+    group: argparse._ActionsContainer, flag: str, lines: Callable[[], Iterator[str]], help: str
+) -> None:
+    """Add a flag that prints the lines that a function returns, and ends the program."""
+    group.add_argument(
+        flag, action=PrintLines, nargs=0, const=lines, dest=argparse.SUPPRESS, help=help
+    )
 
 
 COMPLETION: Final = """\
