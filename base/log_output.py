@@ -28,7 +28,7 @@ LEVELS: Final = (
     *(logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG),
 )
 N_QUEUED_MAX: Final = 10_000  # lines that wait for a slow reader of the log; more are dropped
-N_PAUSE_SECONDS: Final = 0.02  # between two writes
+PAUSE_SECONDS: Final = 0.02  # between two writes
 N_CLOSE_SECONDS: Final = 1.0  # to write the last lines; a reader may be paused
 COLORS: Final = {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
@@ -237,7 +237,7 @@ class LogWriter(logging.Handler):
             self._arrived.wait()
             self._arrived.clear()
             self._write(self._take())
-            self._closing.wait(N_PAUSE_SECONDS)
+            self._closing.wait(PAUSE_SECONDS)
 
     def _take(self) -> Sequence[Sequence[str]]:
         """Empty the queue. Return its lines, and one that reports dropped lines."""

@@ -25,7 +25,7 @@ TYPES: Final[Mapping[str, Callable[[str], Scalar]]] = {
 FILE: Final = "the file's"
 
 
-def parse_overrides(text: str) -> tuple[tuple[str, Scalar], ...]:
+def parse_metadata(text: str) -> tuple[tuple[str, Scalar], ...]:
     """Return the pairs of a comma-separated list of KEY=TYPE:VALUE."""
     return tuple(_override(item) for item in text.split(","))
 
@@ -73,7 +73,7 @@ class MetadataParams(Options):
     override_kv: tuple[tuple[str, Scalar], ...] = option(
         (),
         "--override-kv",
-        parse=parse_overrides,
+        parse=parse_metadata,
         check=_check_overrides,
         repeats=True,
         metavar="KEY=TYPE:VALUE,...",

@@ -171,7 +171,7 @@ def test_the_line_about_dropped_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_output, "N_QUEUED_MAX", 2)
-    monkeypatch.setattr(log_output, "N_PAUSE_SECONDS", 60)
+    monkeypatch.setattr(log_output, "PAUSE_SECONDS", 60)
     set_up_log(LogParams(log_prefix=False), logging.INFO)
     with log_in_background():
         log.info("first")

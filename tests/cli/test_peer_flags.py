@@ -225,8 +225,9 @@ def test_reasons_are_one_short_sentence() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_no_flag_without_effect(command: str) -> None:
+def test_help_shows_all_flags_with_an_effect(command: str) -> None:
     text = lamella(command, "--help").stdout
+    assert "--cache-dir DIR" in text
     assert "--mlock" not in text and "==SUPPRESS==" not in text
 
 

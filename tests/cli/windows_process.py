@@ -1,6 +1,7 @@
 """`lamella` with the modules and functions of Python that Windows lacks removed.
 
     python windows_process.py doctor
+    python windows_process.py plan FILE + serve --help    # several commands, until one fails
 
 A simulation: no test runs on Windows. Packages of others are imported first, with all that they
 find here.
@@ -36,4 +37,9 @@ if __name__ == "__main__":
     from lamella.kernels import host
 
     host.HAS_POSIX_THREADS = False  # type: ignore[misc]
-    sys.exit(main(sys.argv[1:]))
+    argv = sys.argv[1:]
+    status = 0
+    while "+" in argv and status == 0:
+        end = argv.index("+")
+        status, argv = main(argv[:end]), argv[end + 1 :]
+    sys.exit(status or main(argv))

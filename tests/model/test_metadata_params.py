@@ -11,7 +11,7 @@ from tiny_models import TINY, write_model
 from lamella.base.errors import ModelFileError, RequestError
 from lamella.model.gguf import open_gguf
 from lamella.model.hparams import RopeScaling, read_hparams
-from lamella.model.metadata_params import MetadataParams, metadata_overrides, parse_overrides
+from lamella.model.metadata_params import MetadataParams, metadata_overrides, parse_metadata
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import OpenParams
 
@@ -76,8 +76,8 @@ def test_a_key_that_nothing_reads(model: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_other_keys(model: Path) -> None:
-    pairs = parse_overrides("llama.context_length=int:4096,new.flag=bool:true,a.b=str:c:d")
-    pairs += parse_overrides("new.float=float:0.5")
+    pairs = parse_metadata("llama.context_length=int:4096,new.flag=bool:true,a.b=str:c:d")
+    pairs += parse_metadata("new.float=float:0.5")
     with open_gguf(model) as file:
         stored = dict(file.metadata)
     with open_gguf(model, overrides=metadata_overrides(MetadataParams(override_kv=pairs))) as file:
@@ -111,7 +111,7 @@ def test_an_override_of_a_wrong_type(model: Path) -> None:
 )
 def test_invalid_texts(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        parse_overrides(text)
+        parse_metadata(text)
 
 
 def test_values_of_python() -> None:
