@@ -18,6 +18,7 @@ from string import Template
 from typing import Final
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from ..base.units import size_text
 from ..runtime.plan import DevicePlan
@@ -76,6 +77,13 @@ async def static_file(request: web.Request) -> web.StreamResponse:
     return await _file(request.app[STATE].config.static_path, request.match_info["file"])
 
 
+class _FileResponse(web.FileResponse):
+    """A file that is written once: the middleware writes replies, then aiohttp tries it again."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None if self.prepared else await super().prepare(request)
+
+
 async def _file(folder: str, name: str) -> web.FileResponse:
     """The file. Raises HTTPNotFound if the folder has no such file, or a link leads out of it."""
 
@@ -89,7 +97,7 @@ async def _file(folder: str, name: str) -> web.FileResponse:
     found = await asyncio.to_thread(find) if name.isprintable() else None
     if found is None:
         raise web.HTTPNotFound(text=f"no such file: {name:.200}")
-    return web.FileResponse(found)
+    return _FileResponse(found)
 
 
 def _facts(state: ServerState) -> Iterator[tuple[str, str]]:

@@ -298,6 +298,7 @@ def test_the_folder_is_named_after_sources_versions_and_processor(
     kernels = tmp_path / "kernels"
     shutil.copytree(Path(jit.__file__).parents[2], kernels)
     monkeypatch.setattr(jit, "__file__", str(kernels / "cpu" / "compiler" / "jit.py"))
+    monkeypatch.delenv("LAMELLA_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     key = jit.cache_folder.__wrapped__
     seen = {key()}

@@ -231,6 +231,18 @@ def test_files_of_a_folder_need_no_key(tmp_path: Path) -> None:
         assert "index.html" in server.get("/").error["message"]
 
 
+def test_files_on_one_connection(tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("text")
+    config = ServerConfig(port=0, static_path=str(tmp_path))
+    with running(config=config) as server, closing(server.connect()) as client:
+        client.connect()
+        connected = client.sock
+        for _ in range(3):
+            client.request("GET", "/f.txt")
+            assert client.getresponse().read() == b"text"
+            assert client.sock is connected  # http.client would connect again
+
+
 def test_a_missing_folder_is_refused() -> None:
     with pytest.raises(RequestError, match="static_path: nowhere is not a folder"):
         ServerConfig(static_path="nowhere")
