@@ -1,6 +1,6 @@
 """Checks a plan before its model is loaded, and logs its warnings.
 
-Tested by tests/runtime/test_fit.py.
+Tested by tests/runtime/test_fit.py and test_plan_exact.py.
 """
 
 from __future__ import annotations

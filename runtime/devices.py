@@ -1,6 +1,6 @@
 """Looks up the devices, threads and buffer types that placement options name.
 
-Tested by tests/runtime/test_fit.py.
+Tested by tests/runtime/test_fit.py and test_plan_exact.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The code that loads a model also makes the plan. It places weights, makes the po
 graphs, but in a `MeasuredMemory`, whose buffers have addresses and no memory. So the plan equals
 what a load allocates. It does not count Python, the vocabulary and compiled kernels. The memory of
 a GPU's driver is a margin of its own. Knows no request, prints nothing.
-Tested by tests/runtime/test_fit.py.
+Tested by tests/runtime/test_plan_exact.py.
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOWEST: Final = (
     "tests/kernels/test_cpu_isa.py",
     "tests/kernels/test_cuda_compile.py",
-    "tests/runtime/test_fit.py",
     "tests/cuda/test_cuda_models.py",
     "tests/kernels/test_ops.py",
+    "tests/runtime/test_plan_exact.py",
+    "tests/runtime/test_fit.py",
     "tests/cuda/test_cuda_offload.py",
     "tests/cuda/test_cuda_memory.py",
     "tests/server/test_http_process.py",

@@ -1,104 +1,42 @@
-"""Plans are exact to the byte, before and after work. A model that fits is loaded; with one byte
-less it is refused. Automatic choices are the most that fits."""
+"""Automatic choices of layers, experts and contexts are the most that fits."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from make_model import SHAPES, Type
 from make_model import write_model as make_model
-from matrix import combinations
 from open_params import open_params
+from planning import CONFIGURATIONS, N_CTX, N_LAYER, plan_of, sim, write_deep
 from tiny_models import TINY, write_model
 
-from lamella.alloc.buffer import BufferType, Usage
-from lamella.base.errors import DoesNotFitError, OutOfMemoryError, PlacementError, RequestError
-from lamella.base.settings import NO_FUSION, STRICT
+from lamella.base.errors import DoesNotFitError, RequestError
 from lamella.base.units import size_text
-from lamella.graph import GGMLType, Op
+from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.batch import Batch
-from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
-from lamella.model.kv_pages import PAGE_SIZE
-from lamella.model.loader import load_model
 from lamella.runtime import devices as lookup
 from lamella.runtime import trial
 from lamella.runtime.check import enforce
 from lamella.runtime.fit import CTX_STEP, plan_model
-from lamella.runtime.instance import unload
-from lamella.runtime.open import load, open_instance
 from lamella.runtime.plan import (
     DevicePlan,
     MeasuredModel,
-    MemoryPlan,
     ModelPlan,
-    OverridePlan,
     open_measured,
     plan_devices,
 )
 
-SMALL: Mapping[str, Any] = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 2}
-
-CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "CPU": {},
-    "CPU, one thread for tokens": {"n_threads": 1, "n_threads_batch": 2},
-    "not packed": {"repack": False},
-    "a large ubatch": {"n_ubatch": 512, "n_parallel": 8},
-    "single tokens": {"n_ubatch": 1, "n_parallel": 1},
-    "ubatches of odd sizes": {"n_ubatch": 33, "n_parallel": 3},
-    "ubatches smaller than the batch of sequences": {"n_ubatch": 5, "n_parallel": 8},
-    "one sequence": {"n_parallel": 1},
-    "other types of keys": {"type_k": "f32", "type_v": "bf16"},
-    "q8_0 keys": {"type_k": "q8_0", "type_v": "q8_0"},
-    "a GPU": {"devices": ("sim",)},
-    "some layers": {"devices": ("sim",), "n_gpu_layers": 2},
-    "no layers": {"devices": ("sim",), "n_gpu_layers": 0},
-    "two GPUs": {"devices": ("sim:1GiB:2",)},
-    "two GPUs unevenly": {"devices": ("sim:1GiB:2",), "tensor_split": (3.0, 1.0)},
-    "two GPUs, many sequences": {"devices": ("sim:1GiB:2",), "n_parallel": 8, "n_ubatch": 33},
-    "two GPUs, q8_0 keys": {"devices": ("sim:1GiB:2",), "type_k": "q8_0", "type_v": "q8_0"},
-    "two GPUs and the CPU": {"devices": ("sim:1GiB:2",), "n_gpu_layers": 2},
-    "two GPUs, of which one is used": {
-        **{"devices": ("sim:1GiB:2",), "split_mode": "none", "main_gpu": 1}
-    },
-    "a GPU and unpacked weights": {**{"devices": ("sim",), "n_gpu_layers": 2, "repack": False}},
-    "no op offload": {"devices": ("sim",), "n_gpu_layers": 1, "op_offload": False},
-    "keys on the CPU": {"devices": ("sim",), "kv_offload": False},
-    "overrides": {"devices": ("sim",), "overrides": (("ffn_down", "CPU"),)},
-    "overrides to the other GPU": {
-        **{"devices": ("sim:1GiB:2",), "overrides": (("attn_q", "SIM1"), ("ffn", "SIM0_Host"))}
-    },
-    "experts on the CPU": {"devices": ("sim",), "n_cpu_moe": -1},
-}
-FILES = ("qwen3moe", "llama", "mixtral Q4_0", "qwen2 Q8_0")
-N_LAYER, N_CTX, N_DEEP_VOCAB = 5, 8192, 2000
-
-
-@pytest.fixture(scope="module")
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    arch, _, type = request.param.partition(" ")
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(TINY[arch], path, GGMLType[type or "F32"])
-    return path
-
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with more layers and a longer context."""
-    path = tmp_path_factory.mktemp("deep") / "deep.gguf"
-    # the output is larger than a layer
-    write_model(replace(TINY["llama"], n_layer=N_LAYER, n_ctx=N_CTX, n_vocab=N_DEEP_VOCAB), path)
-    return path
+    return write_deep(tmp_path_factory.mktemp("deep"))
 
 
 @pytest.fixture(scope="module")
@@ -107,190 +45,6 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("long") / "long.gguf"
     write_model(replace(TINY["llama"], n_ctx=40000), path)
     return path
-
-
-def sim(n_bytes: int, n_gpus: int = 1) -> str:
-    """The name of simulated devices with exactly this memory."""
-    return f"sim:{n_bytes / 1024:.10f}KiB:{n_gpus}"
-
-
-def allocated(context: Context) -> dict[str, dict[Usage, int]]:
-    """Bytes of all buffers by buffer type and usage, from their owners."""
-    found: dict[str, dict[Usage, int]] = {}
-
-    def add(buffers: Any, usage: Usage) -> None:
-        for buffer in buffers:
-            assert not buffer.freed and buffer.usage is usage
-            if buffer.size:
-                uses = found.setdefault(buffer.buft.name, dict.fromkeys(Usage, 0))
-                uses[usage] += buffer.size
-
-    scheduler = context._scheduler
-    assert scheduler is not None
-    add(context.model._buffers, Usage.WEIGHTS)
-    add(context.kv.buffers, Usage.ANY)
-    add(itertools.chain(*scheduler._galloc.buffers), Usage.COMPUTE)
-    add((b.work for b in scheduler.backends if b.work is not None), Usage.WORK)
-    return found
-
-
-def used(context: Context) -> dict[str, int]:
-    """Bytes in use by buffer type, as the buffer types count them."""
-    bufts: set[BufferType] = set()
-    for device in context.model.devices:
-        host = device.host_buffer_type
-        bufts |= {device.buffer_type, *device.extra_buffer_types, *((host,) if host else ())}
-    return {buft.name: buft.used for buft in bufts if buft.used}
-
-
-def planned(plan: ModelPlan) -> list[MemoryPlan]:
-    return [m for device in plan.devices for m in device.memory]
-
-
-def decode_all_kinds(context: Context) -> None:
-    """Prompts, single tokens and several sequences, with and without outputs."""
-    rng = np.random.default_rng(3)
-    seqs = [context.pool.new_sequence() for _ in range(context.n_seq_max)]
-    for lengths in ([1], [7], [40], [1, 1], [3, 1, 9], [1] * 4, [30] * 4, [90], [1]):
-        batch = Batch()
-        for seq, n in zip(seqs, lengths, strict=False):
-            pos = seq.length
-            context.append(seq, n)
-            batch.add(rng.integers(0, context.n_vocab, n).tolist(), seq, pos, n_outputs=n % 3)
-        context.decode(batch)
-    for seq in seqs:
-        seq.free()
-
-
-def check_exact(context: Context, plan: ModelPlan) -> None:
-    """Check that all memory is as planned, before and after work."""
-    for _ in range(2):
-        uses = allocated(context)
-        assert {m.buffer_type: m.total for m in planned(plan)} == used(context)
-        for m in planned(plan):
-            found = uses[m.buffer_type]
-            assert m.weights == found[Usage.WEIGHTS]
-            assert m.kv == found[Usage.ANY]
-            assert m.compute == found[Usage.COMPUTE]
-            assert m.work == found[Usage.WORK]
-        decode_all_kinds(context)
-    assert context.no_pipeline == plan.no_pipeline
-
-
-@contextmanager
-def opened(plan: ModelPlan) -> Iterator[Context]:
-    """The context of a plan, in strict mode."""
-    with STRICT.set(1):
-        context = load(plan)
-        try:
-            yield context
-        finally:
-            unload(context)
-
-
-def plan_of(path: Path, **params: Any) -> ModelPlan:
-    return plan_model(open_params(path, **{**SMALL, **params}))
-
-
-# --- plans are exact ---
-
-
-@pytest.mark.parametrize(("path", "name"), combinations(FILES, CONFIGURATIONS), indirect=["path"])
-def test_a_plan_is_exact(path: Path, name: str) -> None:
-    plan = plan_of(path, **CONFIGURATIONS[name])
-    with opened(plan) as context:
-        check_exact(context, plan)
-    model = load_model(path, plan.placement)
-    # without the plan's reserved sizes
-    with STRICT.set(1), Context(model, plan.params.context) as context:
-        check_exact(context, plan)
-    model.free()
-
-
-@pytest.mark.parametrize("devices", [("none",), ("sim:1GiB:2",)], ids=str)
-def test_a_plan_is_exact_without_fusion(deep: Path, devices: Sequence[str]) -> None:
-    with NO_FUSION.set(1):
-        plan = plan_of(deep, devices=devices)
-        with opened(plan) as context:
-            check_exact(context, plan)
-
-
-def test_a_pipeline_needs_enough_memory(deep: Path) -> None:
-    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
-    roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
-    assert not roomy.no_pipeline
-    needed = max(device.needed for device in roomy.devices[:-1])
-    exact = plan_of(deep, devices=(sim(needed, 2),), **params)
-    assert not exact.no_pipeline and exact.fits
-    tight = plan_of(deep, devices=(sim(needed - 1, 2),), **params)
-    assert tight.no_pipeline == "the pipeline's compute buffers do not fit" and tight.fits
-    with opened(tight) as context:
-        uses = {m.buffer_type: m.total for m in planned(tight)}
-        assert uses == used(context)
-        assert context.no_pipeline == tight.no_pipeline
-    # if it does not fit without a pipeline either, the shortfall is without a pipeline
-    small = plan_of(deep, devices=("sim:1KiB:2",), **params)
-    assert small.no_pipeline and not small.fits
-
-
-# --- loading ---
-
-
-@pytest.mark.parametrize("n_gpus", [1, 2])
-def test_an_exact_fit_is_loaded_and_one_byte_less_is_refused(deep: Path, n_gpus: int) -> None:
-    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0,) * n_gpus}
-    roomy = plan_of(deep, devices=(sim(1 << 30, n_gpus),), **params)
-    needed = max(device.needed for device in roomy.devices[:-1])
-    exact = plan_of(deep, devices=(sim(needed, n_gpus),), **params)
-    enforce(exact)
-    with opened(exact) as context:
-        check_exact(context, exact)
-        assert min(d.memory()[0] for d in context.model.devices[:-1]) == 0
-    # without a pipeline it needs less: no copies
-    model = load_model(deep, exact.placement)
-    with Context(model, exact.params.context, no_pipeline="turned off") as context:
-        needed = max(d.buffer_type.used for d in context.model.devices[:-1])
-        context.model.free()
-    short = plan_of(deep, devices=(sim(needed - 1, n_gpus),), **params)
-    lacking = [d.shortfall for d in short.devices[:-1]]
-    assert max(lacking) > 0 and not short.fits
-    if n_gpus == 1:
-        assert lacking == [1]
-    with pytest.raises(DoesNotFitError, match=r"SIM\d lacks .*; what may help: fewer layers") as e:
-        open_instance(open_params(deep, devices=(sim(needed - 1, n_gpus),), **SMALL, **params))
-    assert isinstance(e.value, OutOfMemoryError)
-    assert [name for name, _, _ in e.value.short] == [d.name for d in short.devices if d.shortfall]
-    with pytest.raises(OutOfMemoryError):  # loading would fail
-        load(short)
-
-
-def test_a_model_is_loaded_as_planned_if_free_memory_changes(
-    deep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of(deep, devices=("sim:1GiB:2",), fit_target=0)
-    assert plan.n_gpu_layers == plan.n_layers
-    memory = SimDevice.memory
-
-    def less_on_first(device: SimDevice) -> tuple[int, int]:
-        free, total = memory(device)
-        return (free // 8 if device.name == "SIM0" else free), total
-
-    monkeypatch.setattr(SimDevice, "memory", less_on_first)
-    with opened(plan) as context:
-        check_exact(context, plan)
-
-
-def test_host_memory_that_is_too_small_is_refused(
-    deep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed = plan_of(deep).devices[0].needed
-    for free, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(CpuDevice, "memory", lambda _, free=free: (free, 1 << 40))
-        plan = plan_of(deep)
-        assert plan.fits is fits
-        if not fits:
-            with pytest.raises(DoesNotFitError, match="CPU lacks 1 bytes"):
-                enforce(plan)
 
 
 # --- as many layers as fit ---
@@ -567,65 +321,6 @@ def test_without_fit_nothing_changes(deep: Path, n: int | None) -> None:
     assert not plan.is_reduced
 
 
-# --- placement ---
-
-
-@pytest.fixture
-def picky(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulated device does not support RMS_NORM."""
-    ops = frozenset(Op) - {Op.RMS_NORM}
-
-    def found(_names: object, cpu: CpuDevice, _progress: object = None) -> list[SimDevice]:
-        return [SimDevice("SIM0", ops=ops, compute=cpu.new_compute)]
-
-    monkeypatch.setattr(lookup, "find_devices", found)
-
-
-@pytest.mark.usefixtures("picky")
-def test_strict_placement(deep: Path, caplog: pytest.LogCaptureFixture) -> None:
-    params = open_params(deep, **SMALL)
-    plan = plan_model(params)
-    assert plan.fits and plan.displaced
-    with pytest.raises(PlacementError, match="RMS_NORM nodes run on CPU, not on SIM0"):
-        open_instance(params.change(placement="strict"))
-    caplog.clear()
-    enforce(plan_model(params.change(placement="auto")))
-    assert not caplog.messages
-    enforce(plan)
-    assert len(caplog.messages) == len({d.kind for d in plan.displaced})
-    assert "RMS_NORM" in caplog.text
-
-
-def test_the_plan_reports_overrides(deep: Path) -> None:
-    overrides = (("ffn_down", "CPU"), ("ffn_(down|up)", "SIM0"), ("nothing", "CPU"))
-    plan = plan_of(deep, devices=("sim",), overrides=overrides)
-    n_bytes = 4 * 64 * 96  # one matrix
-    assert plan.overrides == (
-        OverridePlan("ffn_down", "CPU", N_LAYER, N_LAYER * n_bytes),
-        # without the weights of the first pattern
-        OverridePlan("ffn_(down|up)", "SIM0", N_LAYER, N_LAYER * n_bytes),
-        OverridePlan("nothing", "CPU", 0, 0),
-    )
-    assert plan.devices[-1].n_bytes_read == N_LAYER * n_bytes
-    assert plan.n_gpu_layers == plan.n_layers
-
-
-def test_bytes_per_token(deep: Path) -> None:
-    plan = plan_of(deep, devices=("sim",), n_gpu_layers=3)
-    gpu, cpu = plan.devices
-    kv = 2 * 2 * 2 * 16  # bytes of F16 keys and values per layer and token
-    assert (gpu.n_bytes_kv, cpu.n_bytes_kv) == (2 * kv, (N_LAYER - 2) * kv)  # and the output
-    assert plan.n_bytes_kv == N_LAYER * kv
-    n_pages = SMALL["n_ctx"] // PAGE_SIZE + 1
-    assert (
-        sum(m.kv for d in plan.devices for m in d.memory) == n_pages * PAGE_SIZE * plan.n_bytes_kv
-    )
-    embedding = plan.n_bytes - gpu.n_bytes_read - cpu.n_bytes_read
-    assert embedding == 4 * 64 * N_DEEP_VOCAB
-    elsewhere = plan_of(deep, devices=("sim",), kv_offload=False)
-    assert [d.n_bytes_kv for d in elsewhere.devices] == [0, N_LAYER * kv]
-
-
 # --- regressions ---
 
 
@@ -687,23 +382,3 @@ def test_a_set_op_offload_never_changes(deep: Path, monkeypatch: pytest.MonkeyPa
         enforce(plan)
     plan = plan_of(deep, op_offload=False)
     assert (plan.fits, plan.notes) == (True, ())
-
-
-def test_the_shortfall_of_two_gpus_is_without_a_pipeline(deep: Path) -> None:
-    params: Mapping[str, Any] = {"n_gpu_layers": -1, "tensor_split": (1.0, 1.0)}
-    roomy = plan_of(deep, devices=("sim:1GiB:2",), **params)
-    tight = plan_of(deep, devices=("sim:1KiB:2",), **params)
-    for with_copies, without in zip(roomy.devices[:-1], tight.devices[:-1], strict=True):
-        assert without.needed < with_copies.needed
-
-
-def test_an_override_that_matches_nothing_is_logged(
-    deep: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    enforce(plan_of(deep, overrides=(("ffn_dwon", "CPU"), ("ffn_up", "CPU"))))
-    assert [r.message for r in caplog.records] == ["-ot: no weight matches 'ffn_dwon'"]
-    caplog.clear()
-    enforce(plan_of(deep, n_cpu_moe=-1))
-    assert [r.message for r in caplog.records] == [
-        "--cpu-moe and --n-cpu-moe have no effect: the model has no experts"
-    ]
