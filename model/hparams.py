@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from ..base.errors import ModelFileError, UnsupportedModelError
 from .gguf import Array, GGUFFile
+from .layer_memory import Kind, LayerMemory
 
 # llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS; a file with more is broken
 MAX_LAYERS: Final = 512
@@ -65,6 +66,14 @@ class HParams:
     def n_embd_v(self, il: int) -> int:
         """Return the number of elements of one token's values in layer `il`."""
         return self.head_dim_v * self.n_head_kv[il]
+
+    @property
+    def memory(self) -> tuple[LayerMemory, ...]:
+        """The memory of each layer."""
+        return tuple(
+            LayerMemory(Kind.FULL, self.n_embd_k(il), self.n_embd_v(il))
+            for il in range(self.n_layer)
+        )
 
 
 def read_hparams(file: GGUFFile, *, moe: bool = False) -> HParams:

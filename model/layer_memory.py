@@ -1,0 +1,109 @@
+"""What each layer of a model remembers of earlier tokens, and the groups of layers that share it.
+
+A group is all layers of equal kind and window. It has one pool and one page table, as a page table
+counts cells only: the sizes of keys and values may differ by layer. Knows no tensors and no
+sequences. Tested by tests/model/test_layer_memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+I32Array = npt.NDArray[np.int32]
+
+
+class Kind(Enum):
+    """The kind of a layer's memory. Latent rows and states are coming: docs/architecture.md."""
+
+    FULL = "full"  # keys and values of all positions
+    WINDOW = "window"  # keys and values of the positions in the window
+    SHARED = "shared"  # those of another layer
+    NONE = "none"  # the layer has no attention
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The positions that a token sees: the last `n_swa`, its own included.
+
+    If `chunked`, positions are divided into chunks of `n_swa` and a token sees its own chunk only.
+    """
+
+    n_swa: int
+    chunked: bool = False
+
+    @overload
+    def begin(self, pos: int) -> int: ...
+    @overload
+    def begin(self, pos: I32Array) -> I32Array: ...
+    def begin(self, pos: int | I32Array) -> int | I32Array:
+        """Return the first position that a token at `pos` sees: an int, or an array for an array.
+
+        It never falls as `pos` rises.
+        """
+        if self.chunked:
+            return pos // self.n_swa * self.n_swa
+        if isinstance(pos, np.ndarray):
+            return np.maximum(pos - (self.n_swa - 1), 0)
+        return max(pos - (self.n_swa - 1), 0)
+
+    def __str__(self) -> str:
+        return f"{'chunks' if self.chunked else 'window'} {self.n_swa}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """The memory of one layer.
+
+    Attributes:
+        n_embd_k: elements of one token's keys.
+        n_embd_v: elements of one token's values.
+        window: the positions that a token sees; None: all up to its own.
+        layer: the layer whose memory a SHARED layer uses. Its sizes and window are equal.
+    """
+
+    kind: Kind
+    n_embd_k: int = 0
+    n_embd_v: int = 0
+    window: Window | None = None
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.layer is not None) == (self.kind is Kind.SHARED), f"layer of {self}"
+        assert self.kind is not Kind.WINDOW or self.window is not None, f"window of {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers with one pool and one page table: those that own memory, in order."""
+
+    kind: Kind
+    window: Window | None
+    layers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Return "full", or the window: "window 512"."""
+        return str(self.window or self.kind.value)
+
+
+def groups_of(memory: Sequence[LayerMemory]) -> tuple[Group, ...]:
+    """Return the groups of layers that own memory, in the order of their first layers."""
+    found = dict[tuple[Kind, Window | None], list[int]]()
+    for il, layer in enumerate(memory):
+        if layer.kind in (Kind.FULL, Kind.WINDOW):
+            found.setdefault((layer.kind, layer.window), []).append(il)
+    return tuple(Group(kind, window, tuple(layers)) for (kind, window), layers in found.items())
+
+
+def group_indices(memory: Sequence[LayerMemory]) -> tuple[int | None, ...]:
+    """Return for each layer the index of the group whose memory it uses; None: it has none."""
+    owners = {il: i for i, group in enumerate(groups_of(memory)) for il in group.layers}
+    return tuple(
+        owners.get(il if layer.layer is None else layer.layer) for il, layer in enumerate(memory)
+    )
