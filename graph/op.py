@@ -96,6 +96,8 @@ class UnaryOp(IntEnum):
     EXP = auto()
     NEG = auto()
     ABS = auto()
+    SOFTPLUS = auto()
+    XIELU = auto()
 
 
 class GluOp(IntEnum):
@@ -106,6 +108,7 @@ class GluOp(IntEnum):
     SWIGLU = auto()
     GEGLU_ERF = auto()
     GEGLU_QUICK = auto()
+    SWIGLU_OAI = auto()
 
 
 class RopeMode(IntEnum):
@@ -149,16 +152,22 @@ class FillParams(NamedTuple):
 
 
 class UnaryParams(NamedTuple):
-    """UNARY: its function."""
+    """UNARY: its function. XIELU has four numbers: see `ops.xielu`."""
 
     op: UnaryOp
+    scalars: tuple[float, ...] = ()
 
 
 class GluParams(NamedTuple):
-    """GLU: its gate; with `swapped` the second half of a single source is the gate."""
+    """GLU: its gate; with `swapped` the second half of a single source is the gate.
+
+    Only SWIGLU_OAI uses `alpha` and `limit`; the defaults are gpt-oss's.
+    """
 
     op: GluOp
     swapped: bool
+    alpha: float = 1.702
+    limit: float = 7.0
 
 
 class RopeParams(NamedTuple):

@@ -38,7 +38,9 @@ from .elementwise import (
     sqrt,
     sub,
     swiglu,
+    swiglu_oai,
     unary,
+    xielu,
 )
 from .matrix import flash_attn_ext, mul_mat, mul_mat_id
 from .rows import (
@@ -95,8 +97,10 @@ __all__ = [
     "sub",
     "sum_rows",
     "swiglu",
+    "swiglu_oai",
     "top_k",
     "transpose",
     "unary",
     "view",
+    "xielu",
 ]

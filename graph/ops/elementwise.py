@@ -91,11 +91,13 @@ def unary(a: Tensor, op: UnaryOp) -> Tensor:
     """The function `op` of each element.
 
     GELU is the tanh approximation, GELU_ERF the exact one, GELU_QUICK x * sigmoid(1.702 x)
-    (arXiv 1606.08415); SILU is x * sigmoid(x) (arXiv 1702.03118).
+    (arXiv 1606.08415); SILU is x * sigmoid(x) (arXiv 1702.03118); SOFTPLUS is log(1 + e**x).
+
+    Raises:
+        GraphError: a row has gaps; XIELU needs numbers, which `xielu` takes.
     """
-    name = op.name.lower()
-    require(a.has_contiguous_rows, name, "rows must be contiguous", a)
-    return _map(Op.UNARY, a, UnaryParams(op), name)
+    require(op is not UnaryOp.XIELU, "unary", "XIELU has parameters: use xielu", a)
+    return _unary(a, UnaryParams(op))
 
 
 def silu(a: Tensor) -> Tensor:
@@ -113,11 +115,29 @@ def relu(a: Tensor) -> Tensor:
     return unary(a, UnaryOp.RELU)
 
 
-def glu(a: Tensor, b: Tensor | None, op: GluOp, swapped: bool = False) -> Tensor:
+def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
+    """xIELU (arXiv 2411.13010), as transformers' XIELUActivation and ggml_xielu compute it.
+
+    alpha_p * x**2 + beta * x where x > 0, else (e**min(x, eps) - 1 - x) * alpha_n + beta * x.
+    A model stores alphas before their softplus. Here, as in ggml's kernels, `alpha_p` is
+    softplus(stored alpha_p) and `alpha_n` is beta + softplus(stored alpha_n). `eps` is below 0.
+    """
+    scalars = float(alpha_n), float(alpha_p), float(beta), float(eps)
+    return _unary(a, UnaryParams(UnaryOp.XIELU, scalars))
+
+
+def glu(
+    a: Tensor,
+    b: Tensor | None,
+    op: GluOp,
+    swapped: bool = False,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Tensor:
     """A gated linear unit (arXiv 2002.05202): f(a) * b, where f is the activation of `op`.
 
     Without b, the first half of each row of a is the gate and the second half the value; `swapped`
-    reverses the two.
+    reverses the two. `alpha` and `limit` are those of SWIGLU_OAI: see `swiglu_oai`.
 
     Raises:
         GraphError: b differs from a in shape or type; without b, a.ne[0] is odd; rows have gaps.
@@ -125,14 +145,15 @@ def glu(a: Tensor, b: Tensor | None, op: GluOp, swapped: bool = False) -> Tensor
     name = op.name.lower()
     require_float(name, "a", a)
     require(a.has_contiguous_rows, name, "rows must be contiguous", a)
+    params = GluParams(op, swapped, float(alpha), float(limit))
     if b is None:
         require(a.ne[0] % 2 == 0, name, "ne[0] must be even: a row holds gate and value", a)
         ne = (a.ne[0] // 2, *a.ne[1:])
-        return Tensor(a.type, ne, op=Op.GLU, params=GluParams(op, swapped), src=(a,))
+        return Tensor(a.type, ne, op=Op.GLU, params=params, src=(a,))
     require(same_shape(a, b) and a.type is b.type, name, "shapes and types must be equal", a, b)
     require(b.has_contiguous_rows, name, "rows must be contiguous", b)
     require(not swapped, name, "swapped needs a single source that holds both halves", a, b)
-    return Tensor(a.type, a.ne, op=Op.GLU, params=GluParams(op, False), src=(a, b))
+    return Tensor(a.type, a.ne, op=Op.GLU, params=params, src=(a, b))
 
 
 def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
@@ -150,12 +171,28 @@ def reglu(a: Tensor, b: Tensor | None = None) -> Tensor:
     return glu(a, b, GluOp.REGLU)
 
 
+def swiglu_oai(
+    a: Tensor, b: Tensor | None = None, alpha: float = 1.702, limit: float = 7.0
+) -> Tensor:
+    """gpt-oss's gated unit: g * sigmoid(alpha * g) * (u + 1); without b, a holds both halves.
+
+    g = min(a, limit), and u is b limited to [-limit, limit].
+    """
+    return glu(a, b, GluOp.SWIGLU_OAI, alpha=alpha, limit=limit)
+
+
 def _binary(op: Op, a: Tensor, b: Tensor) -> Tensor:
     name = op.name.lower()
     require_float(name, "a", a)
     require_float(name, "b", b)
     require(can_repeat(b, a), name, "the shape of a must be whole repetitions of b", a, b)
     return Tensor(a.type, a.ne, op=op, src=(a, b))
+
+
+def _unary(a: Tensor, params: UnaryParams) -> Tensor:
+    name = params.op.name.lower()
+    require(a.has_contiguous_rows, name, "rows must be contiguous", a)
+    return _map(Op.UNARY, a, params, name)
 
 
 def _map(op: Op, a: Tensor, params: OpParams = None, name: str = "") -> Tensor:

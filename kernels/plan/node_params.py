@@ -19,6 +19,7 @@ from ...graph.op import (
     ScaleParams,
     SortOrder,
     SortParams,
+    UnaryParams,
 )
 from ...graph.tensor import Tensor, params_of
 
@@ -49,7 +50,8 @@ def is_flat(node: Tensor, *operands: Tensor) -> bool:
 
 
 def scalars_of(node: Tensor) -> tuple[float, ...]:
-    """The parameters of an op of one operand: a factor and a bias, two limits, or a value."""
+    """The parameters of an op of one operand: a factor and a bias, two limits, or a value; those of
+    a UNARY's function."""
     match node.params:
         case ScaleParams(scale, bias):
             return scale, bias or -0.0  # adding -0.0 changes nothing, 0.0 would turn -0.0 into 0.0
@@ -57,6 +59,8 @@ def scalars_of(node: Tensor) -> tuple[float, ...]:
             return low, high
         case FillParams(value):
             return (value,)
+        case UnaryParams(_, scalars):
+            return scalars
         case _:
             return ()
 
@@ -84,6 +88,12 @@ def glu_operands(node: Tensor) -> tuple[int, tuple[int, int]]:
         return 2, (0, 0)
     half = node.ne[0] * node.src[0].nb[0]
     return 1, (half, 0) if params_of(node, GluParams).swapped else (0, half)
+
+
+def glu_scalars(node: Tensor) -> tuple[float, float]:
+    """The alpha and limit of a GLU. Only SWIGLU_OAI uses them."""
+    p = params_of(node, GluParams)
+    return p.alpha, p.limit
 
 
 # --- rope ---

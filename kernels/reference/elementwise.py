@@ -60,6 +60,11 @@ def _sigmoid(x: F32Array) -> F32Array:
     return y
 
 
+def _softplus(x: F32Array) -> F32Array:
+    y: F32Array = np.logaddexp(np.float32(0), x)
+    return y
+
+
 FUNCTIONS: Final[dict[UnaryOp, Function]] = {
     UnaryOp.SILU: _silu,
     UnaryOp.GELU: _gelu,
@@ -71,6 +76,7 @@ FUNCTIONS: Final[dict[UnaryOp, Function]] = {
     UnaryOp.EXP: np.exp,
     UnaryOp.NEG: np.negative,
     UnaryOp.ABS: np.abs,
+    UnaryOp.SOFTPLUS: _softplus,
 }
 
 GATES: Final[dict[GluOp, Function]] = {
@@ -119,7 +125,13 @@ def _fill(node: Tensor, x: F32Array) -> F32Array:
 
 
 def _unary(node: Tensor, x: F32Array) -> F32Array:
-    return FUNCTIONS[params_of(node, UnaryParams).op](x)
+    p = params_of(node, UnaryParams)
+    return _xielu(x, *p.scalars) if p.op is UnaryOp.XIELU else FUNCTIONS[p.op](x)
+
+
+def _xielu(x: F32Array, alpha_n: float, alpha_p: float, beta: float, eps: float) -> F32Array:
+    low = (np.expm1(np.minimum(x, np.float32(eps))) - x) * alpha_n + beta * x
+    return np.where(x > 0, (alpha_p * x + beta) * x, low)
 
 
 def _glu(node: Tensor, a: F32Array, b: F32Array | None = None) -> F32Array:
@@ -127,8 +139,14 @@ def _glu(node: Tensor, a: F32Array, b: F32Array | None = None) -> F32Array:
     if b is None:
         first, second = np.split(a, 2, axis=-1)
         a, b = (second, first) if p.swapped else (first, second)
-    # the halves are strided: contiguous copies give the same bits as whole rows
-    return GATES[p.op](np.ascontiguousarray(a)) * b
+    a = np.ascontiguousarray(a)  # halves are strided; this gives the same bits as whole rows
+    return _swiglu_oai(p, a, b) if p.op is GluOp.SWIGLU_OAI else GATES[p.op](a) * b
+
+
+def _swiglu_oai(p: GluParams, a: F32Array, b: F32Array) -> F32Array:
+    g = np.minimum(a, np.float32(p.limit))
+    y: F32Array = g / (1 + np.exp(-p.alpha * g)) * (np.clip(b, -p.limit, p.limit) + 1)
+    return y
 
 
 KERNELS: Final[dict[Op, NumpyKernel]] = {

@@ -95,6 +95,13 @@ RIGHT = [
     right("UNARY[8] F32", "gelu", "a[8]", params=UnaryParams(UnaryOp.GELU)),
     right("UNARY[8] F32", "relu", "a[8]", params=UnaryParams(UnaryOp.RELU)),
     right(
+        "UNARY[8] F32",
+        "xielu",
+        "a[8]",
+        *(1, 2, 0.5, -1e-6),
+        params=UnaryParams(UnaryOp.XIELU, (1.0, 2.0, 0.5, -1e-6)),
+    ),
+    right(
         "GLU[32, 8] F32",
         "glu",
         "a[64, 8]",
@@ -114,6 +121,13 @@ RIGHT = [
     right("GLU[6, 8] F32", "swiglu", "a[6, 8]", "b[6, 8]", params=GluParams(GluOp.SWIGLU, False)),
     right("GLU[32] F16", "geglu", "a[64] F16", params=GluParams(GluOp.GEGLU, False)),
     right("GLU[32, 2, 3] F32", "reglu", "a[64, 2, 3]", params=GluParams(GluOp.REGLU, False)),
+    right(
+        "GLU[32, 2] F32",
+        "swiglu_oai",
+        "a[64, 2]",
+        limit=3,
+        params=GluParams(GluOp.SWIGLU_OAI, False, 1.702, 3.0),
+    ),
     right("NORM[64, 8] F32", "norm", "a[64, 8]", 1e-5, params=EpsParams(1e-5)),
     right("RMS_NORM[64, 8] F32", "rms_norm", "gaps a[64, 8]", 0, params=EpsParams(0.0)),
     right("SOFT_MAX[64, 8, 4] F32", "soft_max", "a[64, 8, 4]", params=SoftMaxParams(1.0, 0.0)),

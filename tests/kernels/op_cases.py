@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 from packed_run import packed
-from reference_run import DECODED, Array, data, ids, leaf, normal, place
+from reference_run import DECODED, Array, data, ids, leaf, normal, place, unary
 
 from lamella.graph import GGMLType, GluOp, RopeMode, SortOrder, Tensor, UnaryOp, ops
 from lamella.kernels.cpu.packed.formats import FORMATS
@@ -128,7 +128,7 @@ def unary_cases() -> Iterator[OpCase]:
         for type in FLOATS if op is UnaryOp.SILU else (F32,):
             yield OpCase(
                 f"{op.name.lower()} {type.name}",
-                lambda t, op=op, type=type: ops.unary(rows(t, 77, type=type), op),  # type: ignore[misc]
+                lambda t, op=op, type=type: unary(rows(t, 77, type=type), op),  # type: ignore[misc]
                 limit=1e-11 if type is F32 else 1e-5,
             )
 

@@ -16,7 +16,7 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from lamella.alloc import array_of
-from lamella.graph import GGMLType, Graph, Op, Tensor
+from lamella.graph import GGMLType, Graph, Op, Tensor, UnaryOp, ops
 from lamella.graph.op import VIEW_OPS
 from lamella.kernels.plan.calls import CallT
 from lamella.kernels.reference import KERNELS, supports_op
@@ -33,6 +33,14 @@ ENCODED = [t for t in GGMLType if can_quantize(t)]
 
 # relative error of a result stored in the type
 ERROR = {GGMLType.F32: 2e-6, GGMLType.F16: 1e-3, GGMLType.BF16: 8e-3}
+
+
+XIELU = (1.3, 0.8, 0.5, -1e-6)  # alpha_n, alpha_p, beta, eps
+
+
+def unary(a: Tensor, op: UnaryOp) -> Tensor:
+    """A UNARY, also one that has parameters."""
+    return ops.xielu(a, *XIELU) if op is UnaryOp.XIELU else ops.unary(a, op)
 
 
 def each_type(types: Iterable[GGMLType]) -> pytest.MarkDecorator:

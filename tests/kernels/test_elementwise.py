@@ -10,7 +10,7 @@ import pytest
 from backends import CUDA, FLOATS, Backend, Build, each_backend
 from cuda_grid import needs_compiler
 from op_cases import EXPERTS
-from reference_run import Array, each_type, ids, leaf, normal, values_of
+from reference_run import XIELU, Array, each_type, ids, leaf, normal, unary, values_of
 
 from lamella.base.errors import BackendError
 from lamella.graph import GGMLType, GluOp, Tensor, UnaryOp, ops
@@ -111,7 +111,7 @@ MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp": lambda a: ops.clamp(a, -0.5, 0.75),
     "clamp below": lambda a: ops.clamp(a, -0.5, math.inf),
     "fill": lambda a: ops.fill(a, 1.5),
-    **{op.name.lower(): lambda a, op=op: ops.unary(a, op) for op in UnaryOp},  # type: ignore[misc]
+    **{op.name.lower(): lambda a, op=op: unary(a, op) for op in UnaryOp},  # type: ignore[misc]
 }
 each_map = pytest.mark.parametrize("name", MAPS)
 
@@ -152,7 +152,7 @@ def test_scale_keeps_negative_zero_without_bias(on: Backend) -> None:
 
 def ulps(on: Backend, op: UnaryOp, x: Array, exact: Callable[[float], float]) -> float:
     """The largest error in units in the last place, where results are normal numbers."""
-    node = ops.unary(leaf(x), op)
+    node = unary(leaf(x), op)
     on.computed(node)
     expected = np.array([exact(float(v)) for v in x.astype(np.float32)])
     unit = np.spacing(np.abs(expected).astype(np.float32).clip(1e-38)).astype(np.float64)
@@ -167,6 +167,19 @@ def test_activations_are_precise_near_zero_too(on: Backend) -> None:
     assert ulps(on, UnaryOp.TANH, x, math.tanh) < 2
     assert ulps(on, UnaryOp.EXP, x, math.exp) < 2
     assert ulps(on, UnaryOp.GELU_ERF, x, lambda v: v / 2 * math.erfc(-v / math.sqrt(2))) < 6
+    assert ulps(on, UnaryOp.SOFTPLUS, x, softplus) < 4
+    assert ulps(on, UnaryOp.XIELU, x[x > -0.5], xielu) < 8  # xIELU has a zero at about -1
+
+
+def softplus(x: float) -> float:
+    return max(x, 0) + math.log1p(math.exp(-abs(x)))
+
+
+def xielu(x: float) -> float:
+    alpha_n, alpha_p, beta, eps = XIELU
+    if x > 0:
+        return alpha_p * x * x + beta * x
+    return (math.expm1(min(x, eps)) - x) * alpha_n + beta * x
 
 
 @each_backend
@@ -177,6 +190,13 @@ def test_glu(on: Backend, op: GluOp) -> None:
         on.check(ops.glu, a, leaf(normal(*shape, seed=1)), op=op)
         on.check(ops.glu, a, b=None, op=op)
         on.check(ops.glu, a, b=None, op=op, swapped=True)
+
+
+@each_backend
+def test_the_limits_of_swiglu_oai(on: Backend) -> None:
+    a, b = leaf(5 * normal(3, 40)), leaf(5 * normal(3, 40, seed=1))
+    for alpha, limit in ((1.702, 7.0), (0.5, 2.5)):
+        on.check(ops.swiglu_oai, a, b, alpha=alpha, limit=limit)
 
 
 @each_backend

@@ -10,6 +10,7 @@ import pytest
 from op_cases import EXPERTS
 from reference_run import (
     ERROR,
+    XIELU,
     F64Array,
     assert_close,
     compute,
@@ -19,6 +20,7 @@ from reference_run import (
     leaf,
     normal,
     run,
+    unary,
     values_of,
 )
 
@@ -159,6 +161,12 @@ def gelu_tanh(x: float) -> float:
     return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
+def xielu(x: float, alpha_n: float, alpha_p: float, beta: float, eps: float) -> float:
+    if x > 0:
+        return alpha_p * x * x + beta * x
+    return (math.expm1(min(x, eps)) - x) * alpha_n + beta * x
+
+
 UNARY: dict[UnaryOp, Callable[[float], float]] = {
     UnaryOp.SILU: lambda x: x * sigmoid(x),
     UnaryOp.GELU: gelu_tanh,
@@ -170,6 +178,8 @@ UNARY: dict[UnaryOp, Callable[[float], float]] = {
     UnaryOp.EXP: math.exp,
     UnaryOp.NEG: lambda x: -x,
     UnaryOp.ABS: abs,
+    UnaryOp.SOFTPLUS: lambda x: math.log1p(math.exp(x)),
+    UnaryOp.XIELU: lambda x: xielu(x, *XIELU),
 }
 
 
@@ -178,11 +188,11 @@ UNARY: dict[UnaryOp, Callable[[float], float]] = {
 def test_unary(op: UnaryOp, type: GGMLType) -> None:
     a = leaf(3 * normal(2, 3, 2, 33), type)
     expected = np.vectorize(UNARY[op])(values_of(a))
-    assert_close(run(ops.unary(a, op)), expected, ERROR[type])
+    assert_close(run(unary(a, op)), expected, ERROR[type])
     # rows must be contiguous, but may have gaps between them
     turned = ops.permute(a, (0, 3, 1, 2))
-    assert_close(run(ops.unary(turned, op)), expected.transpose(2, 0, 1, 3), ERROR[type])
-    assert run(ops.unary(leaf(np.zeros((0, 3)), type), op)).shape == (1, 1, 0, 3)
+    assert_close(run(unary(turned, op)), expected.transpose(2, 0, 1, 3), ERROR[type])
+    assert run(unary(leaf(np.zeros((0, 3)), type), op)).shape == (1, 1, 0, 3)
 
 
 def test_unary_far_from_zero() -> None:
@@ -190,6 +200,9 @@ def test_unary_far_from_zero() -> None:
     to_the_right = [0, 0, 200, 1e30]
     for op in (UnaryOp.SILU, UnaryOp.GELU, UnaryOp.GELU_QUICK, UnaryOp.GELU_ERF, UnaryOp.RELU):
         np.testing.assert_allclose(run(ops.unary(far, op))[0, 0, 0], to_the_right, rtol=1e-6)
+    np.testing.assert_allclose(
+        run(ops.unary(far, UnaryOp.SOFTPLUS))[0, 0, 0], to_the_right, atol=1e-38
+    )
     assert run(ops.unary(far, UnaryOp.SIGMOID)).ravel().tolist() == [0, 0, 1, 1]
     assert run(ops.unary(far, UnaryOp.TANH)).ravel().tolist() == [-1, -1, 1, 1]
     assert run(ops.unary(far, UnaryOp.EXP)).ravel().tolist() == [0, 0, math.inf, math.inf]
@@ -211,7 +224,22 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("op", GluOp)
+def swiglu_oai(gate: F64Array, up: F64Array, alpha: float, limit: float) -> F64Array:
+    g = np.minimum(gate, limit)
+    result: F64Array = (np.clip(up, -limit, limit) + 1) * g / (1 + np.exp(-alpha * g))
+    return result
+
+
+@each_type(FLOATS)
+def test_swiglu_oai(type: GGMLType) -> None:
+    a, b = leaf(6 * normal(2, 1, 3, 10), type), leaf(6 * normal(2, 1, 3, 10, seed=1), type)
+    gate, up = values_of(a), values_of(b)
+    assert_close(run(ops.swiglu_oai(a, b)), swiglu_oai(gate, up, 1.702, 7), ERROR[type])
+    expected = swiglu_oai(gate[..., :5], gate[..., 5:], 0.5, 2.5)
+    assert_close(run(ops.swiglu_oai(a, alpha=0.5, limit=2.5)), expected, ERROR[type])
+
+
+@pytest.mark.parametrize("op", GATES)
 @each_type(FLOATS)
 def test_glu(op: GluOp, type: GGMLType) -> None:
     a, b = leaf(normal(2, 1, 3, 10), type), leaf(normal(2, 1, 3, 10, seed=1), type)

@@ -12,9 +12,9 @@ from typing import Final
 
 from ....graph.op import GluOp, GluParams, Op, UnaryOp, UnaryParams
 from ....graph.tensor import Tensor, params_of
-from ...plan.node_params import glu_operands
+from ...plan.node_params import glu_operands, glu_scalars, scalars_of
 from ..simd.calls import inlined
-from ..simd.functions import vexp, vtanh
+from ..simd.functions import vexp, vexpm1, vlog1p, vtanh
 from ..simd.vectors import choose, fma, splat, vabs, vmax, vmin, zero
 from ..table import CpuCall, implements
 from .elementwise import map_call, map_kernel, pair_call, pair_kernel
@@ -77,34 +77,61 @@ def relu(x):
     return vmax(x, zero())
 
 
+@inlined
+def softplus(x):
+    """log(1 + e**x), as max(x, 0) + log(1 + e**-|x|)."""
+    return vmax(x, zero()) + vlog1p(vexp(vabs(x) * splat(-1.0)))
+
+
+@inlined
+def xielu(x, scalars):
+    """See `ops.xielu`."""
+    alpha_n, alpha_p, beta, eps = scalars
+    low = (vexpm1(vmin(eps, x)) - x) * alpha_n + beta * x
+    return choose(zero(), x, (alpha_p * x + beta) * x, low)
+
+
+@inlined
+def swiglu_oai(x, y, scalars):
+    """See `ops.swiglu_oai`."""
+    alpha, limit = scalars[0], scalars[1]
+    gate = vmin(limit, x)
+    value = vmin(limit, vmax(limit * splat(-1.0), y))
+    return gate / (splat(1.0) + vexp(alpha * splat(-1.0) * gate)) * (value + splat(1.0))
+
+
 UNARY: Final = {
-    UnaryOp.SILU: map_kernel("silu_float", inlined(lambda x, a, b: silu(x))),
-    UnaryOp.GELU: map_kernel("gelu_float", inlined(lambda x, a, b: gelu(x))),
-    UnaryOp.GELU_QUICK: map_kernel("gelu_quick_float", inlined(lambda x, a, b: gelu_quick(x))),
-    UnaryOp.GELU_ERF: map_kernel("gelu_erf_float", inlined(lambda x, a, b: gelu_erf(x))),
-    UnaryOp.RELU: map_kernel("relu_float", inlined(lambda x, a, b: relu(x))),
-    UnaryOp.SIGMOID: map_kernel("sigmoid_float", inlined(lambda x, a, b: sigmoid(x))),
-    UnaryOp.TANH: map_kernel("tanh_float", inlined(lambda x, a, b: vtanh(x))),
-    UnaryOp.EXP: map_kernel("exp_float", inlined(lambda x, a, b: vexp(x))),
-    UnaryOp.NEG: map_kernel("neg_float", inlined(lambda x, a, b: x * splat(-1.0))),
-    UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, a, b: vabs(x))),
+    UnaryOp.SILU: map_kernel("silu_float", inlined(lambda x, s: silu(x))),
+    UnaryOp.GELU: map_kernel("gelu_float", inlined(lambda x, s: gelu(x))),
+    UnaryOp.GELU_QUICK: map_kernel("gelu_quick_float", inlined(lambda x, s: gelu_quick(x))),
+    UnaryOp.GELU_ERF: map_kernel("gelu_erf_float", inlined(lambda x, s: gelu_erf(x))),
+    UnaryOp.RELU: map_kernel("relu_float", inlined(lambda x, s: relu(x))),
+    UnaryOp.SIGMOID: map_kernel("sigmoid_float", inlined(lambda x, s: sigmoid(x))),
+    UnaryOp.TANH: map_kernel("tanh_float", inlined(lambda x, s: vtanh(x))),
+    UnaryOp.EXP: map_kernel("exp_float", inlined(lambda x, s: vexp(x))),
+    UnaryOp.NEG: map_kernel("neg_float", inlined(lambda x, s: x * splat(-1.0))),
+    UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, s: vabs(x))),
+    UnaryOp.SOFTPLUS: map_kernel("softplus_float", inlined(lambda x, s: softplus(x))),
+    UnaryOp.XIELU: map_kernel("xielu_float", xielu),
 }
 
-GATED: Final = {  # functions of the gate and the other operand
-    GluOp.REGLU: inlined(lambda x, y: relu(x) * y),
-    GluOp.GEGLU: inlined(lambda x, y: gelu(x) * y),
-    GluOp.SWIGLU: inlined(lambda x, y: silu(x) * y),
-    GluOp.GEGLU_ERF: inlined(lambda x, y: gelu_erf(x) * y),
-    GluOp.GEGLU_QUICK: inlined(lambda x, y: gelu_quick(x) * y),
+GATED: Final = {  # functions of the gate, the other operand, and the op's parameters as vectors
+    GluOp.REGLU: inlined(lambda x, y, s: relu(x) * y),
+    GluOp.GEGLU: inlined(lambda x, y, s: gelu(x) * y),
+    GluOp.SWIGLU: inlined(lambda x, y, s: silu(x) * y),
+    GluOp.GEGLU_ERF: inlined(lambda x, y, s: gelu_erf(x) * y),
+    GluOp.GEGLU_QUICK: inlined(lambda x, y, s: gelu_quick(x) * y),
+    GluOp.SWIGLU_OAI: swiglu_oai,
 }
 GLU: Final = {op: pair_kernel(f"{op.name.lower()}_float", f) for op, f in GATED.items()}
 
 
 @implements(Op.UNARY)
 def unary(node: Tensor) -> Sequence[CpuCall]:
-    return [map_call(UNARY[params_of(node, UnaryParams).op], node)]
+    return [map_call(UNARY[params_of(node, UnaryParams).op], node, scalars_of(node))]
 
 
 @implements(Op.GLU)
 def glu(node: Tensor) -> Sequence[CpuCall]:
-    return [pair_call(GLU[params_of(node, GluParams).op], node, *glu_operands(node))]
+    kernel = GLU[params_of(node, GluParams).op]
+    return [pair_call(kernel, node, *glu_operands(node), glu_scalars(node))]

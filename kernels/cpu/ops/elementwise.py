@@ -39,7 +39,7 @@ FLAT: Final = 0  # 1: no gaps and one shape, so that pieces need not be rows
 LAYOUT: Final = 1  # three words: the layouts of the node, the first and the second operand
 SECOND: Final = 4  # number of the second operand's tensor
 OFFSET: Final = 5  # two words: offsets in bytes of the first and second operand in their rows
-SCALARS: Final = 7  # two words: the op's parameters
+SCALARS: Final = 7  # four words: the op's parameters
 
 # layouts of elements
 DIRECT, F32, F16, BF16 = range(4)  # DIRECT: F32 without gaps
@@ -130,12 +130,23 @@ def finish(p, out, start, n, scratch):
 # --- families of kernels ---
 
 
+@inlined
+def _scalars(p):
+    """The op's parameters, each in all lanes of a vector."""
+    return (
+        splat(float_param(p, SCALARS)),
+        splat(float_param(p, SCALARS + 1)),
+        splat(float_param(p, SCALARS + 2)),
+        splat(float_param(p, SCALARS + 3)),
+    )
+
+
 def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
-    """A kernel of one operand: f(x, a, b) of vectors; a and b are the op's two parameters."""
+    """A kernel of one operand: f(x, s) of vectors; s are the op's four parameters."""
 
     def run(p, ith, nth):
         scratch = work(p, ith)
-        a, b = splat(float_param(p, SCALARS)), splat(float_param(p, SCALARS + 1))
+        scalars = _scalars(p)
         pieces = n_pieces(p)
         for r in range(first_of(pieces, ith, nth), first_of(pieces, ith + 1, nth)):
             x, out, size = piece(p, 1, r), piece(p, 0, r), piece_size(p, r)
@@ -144,7 +155,7 @@ def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
                 xs = fetch(p, 1, 1, x, start, n, scratch)
                 to = target(p, out, start, scratch)
                 for i in range(0, n, LANES):
-                    v = f(load_f32_part(xs + 4 * i, n - i), a, b)
+                    v = f(load_f32_part(xs + 4 * i, n - i), scalars)
                     store_f32_part(to + 4 * i, v, n - i)
                 finish(p, out, start, n, scratch)
 
@@ -155,7 +166,7 @@ def map_kernel(name: str, f: Callable[..., Any]) -> Kernel:
 def pair_kernel(
     name: str, f: Callable[..., Any], second_piece: Callable[..., Any] = piece
 ) -> Kernel:
-    """A kernel of two operands: f(x, y) of vectors.
+    """A kernel of two operands: f(x, y, s) of vectors; s are the op's four parameters.
 
     `second_piece(p, i, r)` is the address of piece `r` in the second operand, tensor `i`. If it is
     0, the piece is skipped.
@@ -164,7 +175,7 @@ def pair_kernel(
     def run(p, ith, nth):
         scratch = work(p, ith)
         more = scratch + 4 * PIECE
-        second = int_param(p, SECOND)
+        second, scalars = int_param(p, SECOND), _scalars(p)
         pieces = n_pieces(p)
         for r in range(first_of(pieces, ith, nth), first_of(pieces, ith + 1, nth)):
             x, y = piece(p, 1, r) + int_param(p, OFFSET), second_piece(p, second, r)
@@ -178,29 +189,33 @@ def pair_kernel(
                 ys = fetch(p, 2, second, y, start, n, more)
                 to = target(p, out, start, scratch)
                 for i in range(0, n, LANES):
-                    v = f(load_f32_part(xs + 4 * i, n - i), load_f32_part(ys + 4 * i, n - i))
-                    store_f32_part(to + 4 * i, v, n - i)
+                    a, b = load_f32_part(xs + 4 * i, n - i), load_f32_part(ys + 4 * i, n - i)
+                    store_f32_part(to + 4 * i, f(a, b, scalars), n - i)
                 finish(p, out, start, n, scratch)
 
     run.__name__ = name
     return Kernel(run)
 
 
-def map_call(kernel: Kernel, node: Tensor, a: float = 0.0, b: float = 0.0) -> CpuCall:
+def map_call(kernel: Kernel, node: Tensor, scalars: Sequence[float]) -> CpuCall:
     """The call of a `map_kernel`."""
     layouts = (_layout(node), _layout(node.src[0]), DIRECT)
-    params = (is_flat(node, node.src[0]), *layouts, 0, 0, 0, float(a), float(b))
+    params = (is_flat(node, node.src[0]), *layouts, 0, 0, 0, *scalars)
     return _call(kernel, node, params)
 
 
 def pair_call(
-    kernel: Kernel, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0)
+    kernel: Kernel,
+    node: Tensor,
+    second: int = 2,
+    offsets: tuple[int, int] = (0, 0),
+    scalars: Sequence[float] = (),
 ) -> CpuCall:
     """The call of a `pair_kernel` for operands in tensors 1 and `second`, at `offsets` in bytes."""
     a, b = node.src[0], node.src[second - 1]
     layouts = (_layout(node), _layout(a), _layout(b, node.ne[0] if second == 2 else b.ne[0]))
     flat = second == 2 and is_flat(node, a, b)
-    return _call(kernel, node, (flat, *layouts, second, *offsets))
+    return _call(kernel, node, (flat, *layouts, second, *offsets, *scalars))
 
 
 def _call(kernel: Kernel, node: Tensor, params: Sequence[int | float]) -> CpuCall:
@@ -216,10 +231,10 @@ def _layout(t: Tensor, n: int | None = None) -> int:
 # --- ops of two operands ---
 
 PAIRS: Final = {
-    Op.ADD: pair_kernel("add_float", inlined(lambda x, y: x + y)),
-    Op.SUB: pair_kernel("sub_float", inlined(lambda x, y: x - y)),
-    Op.MUL: pair_kernel("mul_float", inlined(lambda x, y: x * y)),
-    Op.DIV: pair_kernel("div_float", inlined(lambda x, y: x / y)),
+    Op.ADD: pair_kernel("add_float", inlined(lambda x, y, s: x + y)),
+    Op.SUB: pair_kernel("sub_float", inlined(lambda x, y, s: x - y)),
+    Op.MUL: pair_kernel("mul_float", inlined(lambda x, y, s: x * y)),
+    Op.DIV: pair_kernel("div_float", inlined(lambda x, y, s: x / y)),
 }
 
 
@@ -239,7 +254,7 @@ def _chosen_row(p, i, r):
     return 0
 
 
-ADD_ID: Final = pair_kernel("add_id_float", inlined(lambda x, y: x + y), _chosen_row)
+ADD_ID: Final = pair_kernel("add_id_float", inlined(lambda x, y, s: x + y), _chosen_row)
 
 
 @implements(Op.ADD_ID)
@@ -252,16 +267,16 @@ def add_id(node: Tensor) -> Sequence[CpuCall]:
 
 
 MAPS: Final = {
-    Op.SCALE: map_kernel("scale_float", inlined(lambda x, a, b: x * a + b)),
-    Op.SQR: map_kernel("sqr_float", inlined(lambda x, a, b: x * x)),
-    Op.SQRT: map_kernel("sqrt_float", inlined(lambda x, a, b: vsqrt(x))),
-    Op.LOG: map_kernel("log_float", inlined(lambda x, a, b: vlog(x))),
+    Op.SCALE: map_kernel("scale_float", inlined(lambda x, s: x * s[0] + s[1])),
+    Op.SQR: map_kernel("sqr_float", inlined(lambda x, s: x * x)),
+    Op.SQRT: map_kernel("sqrt_float", inlined(lambda x, s: vsqrt(x))),
+    Op.LOG: map_kernel("log_float", inlined(lambda x, s: vlog(x))),
     # NaN compares false and stays
-    Op.CLAMP: map_kernel("clamp_float", inlined(lambda x, a, b: vmin(b, vmax(a, x)))),
-    Op.FILL: map_kernel("fill_float", inlined(lambda x, a, b: a)),
+    Op.CLAMP: map_kernel("clamp_float", inlined(lambda x, s: vmin(s[1], vmax(s[0], x)))),
+    Op.FILL: map_kernel("fill_float", inlined(lambda x, s: s[0])),
 }
 
 
 @implements(*MAPS)
 def maps(node: Tensor) -> Sequence[CpuCall]:
-    return [map_call(MAPS[node.op], node, *scalars_of(node))]
+    return [map_call(MAPS[node.op], node, scalars_of(node))]

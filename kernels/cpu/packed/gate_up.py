@@ -14,13 +14,14 @@ from ....graph.tensor import params_of
 from ....graph.types import GGMLType
 from ...plan.calls import Param
 from ...plan.chains import GateUp
+from ...plan.node_params import glu_scalars
 from ..compiler.jit import Kernel, kernel
 from ..ops.activations import GATED
-from ..params import data, int_param, n_rows, ne, prepared, row, take, work
+from ..params import data, float_param, int_param, n_rows, ne, prepared, row, take, work
 from ..simd.calls import inlined
 from ..simd.ints import call_at
 from ..simd.memory import load_f32_part, store_f32_part, store_i64
-from ..simd.vectors import LANES
+from ..simd.vectors import LANES, splat
 from ..table import CpuCall, fuses, is_packed
 from .activations import prepared_columns, width_of
 from .formats import FORMATS
@@ -40,21 +41,24 @@ from .products import (
 )
 from .tiles import ROWS, WIDTHS
 
-GATED_ROW: Final = EXPERT_BYTES + 1  # parameter: the kernel that applies the GLU to rows
+# parameters: the kernel that applies the GLU to rows, and two numbers of the GLU
+GATED_ROW: Final = EXPERT_BYTES + 1
+SCALARS: Final = GATED_ROW + 1
 CHUNK_ROW: Final = 4 * ROWS * MOST_AT_ONCE  # bytes of a column's results in scratch memory
 SCRATCH_BYTES: Final = RESULTS_BYTES + 2 * WIDTHS[0] * CHUNK_ROW
 
 
 def _gated_row(name: str, function: Callable[..., Any]) -> Kernel:
-    """A kernel (gate, up, out, n) over `n` floats."""
+    """A kernel (gate, up, out, n, p) over `n` floats. `p` is the calling kernel's parameters."""
 
-    def run(gate, up, out, n):
+    def run(gate, up, out, n, p):
+        scalars = splat(float_param(p, SCALARS)), splat(float_param(p, SCALARS + 1))
         for i in range(0, n, LANES):
-            v = function(load_f32_part(gate + 4 * i, n - i), load_f32_part(up + 4 * i, n - i))
-            store_f32_part(out + 4 * i, v, n - i)
+            a, b = load_f32_part(gate + 4 * i, n - i), load_f32_part(up + 4 * i, n - i)
+            store_f32_part(out + 4 * i, function(a, b, scalars), n - i)
 
     run.__name__ = name
-    return Kernel(run, 4)
+    return Kernel(run, 5)
 
 
 GATED_ROWS: Final = {op: _gated_row(f"{op.name.lower()}_row", f) for op, f in GATED.items()}
@@ -91,7 +95,7 @@ def mul_mat_gated_packed(p, ith, nth):
             for i in range(width):
                 at, out = CHUNK_ROW * i, row(p, 0, c + i) + 4 * ROWS * group
                 size = min(ROWS * count, n - ROWS * group)
-                call_at(int_param(p, GATED_ROW), (gate + at, up + at, out, size))
+                call_at(int_param(p, GATED_ROW), (gate + at, up + at, out, size, p))
             tile += width * int_param(p, COLUMN)
             c += width
         item = take(p, n_chunks, nth)
@@ -111,6 +115,7 @@ def gate_up(chain: GateUp) -> Sequence[CpuCall] | None:
     params: list[Param] = [
         *product_params(form, a),
         GATED_ROWS[params_of(glu, GluParams).op],
+        *glu_scalars(glu),
     ]
     columns = prepared_columns(form, gate.src[1])
     return [

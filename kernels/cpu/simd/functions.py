@@ -66,16 +66,10 @@ def _mantissa_and_exponent(_typing: Any, v: Any) -> tuple[Any, Codegen]:
 
 
 @inlined
-def vexp(x):
-    """e**x of each lane, within 2 units in the last place; 0 below -104, inf above 89, NaN is NaN.
-
-    Range reduction and polynomial as in Cephes' expf: x = n ln 2 + r, |r| <= ln 2 / 2.
-    """
-    # no underflow on the way to a result of 0, because it is slow; NaN compares false and remains
-    lowest = splat(-104.0)
-    clipped = choose(x, lowest, zero(), vmin(splat(89.0), x))
-    n = vround(clipped * splat(1.44269504))
-    r = fma(n, splat(-0.693359375), clipped)
+def _reduced(x):
+    """n and e**r - 1 of x = n ln 2 + r, |r| <= ln 2 / 2: Cephes' expf."""
+    n = vround(x * splat(1.44269504))
+    r = fma(n, splat(-0.693359375), x)
     r = fma(n, splat(2.12194440e-4), r)
     p = splat(1.9875691500e-4)
     p = fma(p, r, splat(1.3981999507e-3))
@@ -83,9 +77,39 @@ def vexp(x):
     p = fma(p, r, splat(4.1665795894e-2))
     p = fma(p, r, splat(1.6666665459e-1))
     p = fma(p, r, splat(5.0000001201e-1))
-    p = fma(p * r, r, r) + splat(1.0)
+    return n, fma(p * r, r, r)
+
+
+@inlined
+def vexp(x):
+    """e**x of each lane, within 2 units in the last place; 0 below -104, inf above 89.
+
+    NaN is NaN.
+    """
+    # no underflow on the way to a result of 0, because it is slow; NaN compares false and remains
+    lowest = splat(-104.0)
+    n, p = _reduced(choose(x, lowest, zero(), vmin(splat(89.0), x)))
     low, high = _exp2_of_int(n)
-    return choose(x, lowest, zero(), p * low * high)
+    return choose(x, lowest, zero(), (p + splat(1.0)) * low * high)
+
+
+@inlined
+def vexpm1(x):
+    """e**x - 1 of each lane for x up to 80, precise near 0 too; NaN is NaN."""
+    lowest = splat(-80.0)
+    n, p = _reduced(choose(x, lowest, lowest, vmin(splat(80.0), x)))
+    low, high = _exp2_of_int(n)
+    power = low * high
+    return fma(p, power, power - splat(1.0))
+
+
+@inlined
+def vlog1p(x):
+    """log(1 + x) of each lane for x >= 0, precise near 0 too; NaN is NaN."""
+    one = splat(1.0)
+    sum = one + x
+    # the factor corrects the rounding of the sum (Kahan)
+    return choose(one, sum, vlog(sum) * (x / (sum - one)), x)
 
 
 @inlined

@@ -12,7 +12,7 @@ from typing import Final
 from ....graph.op import GluParams, Op, UnaryParams
 from ....graph.tensor import Tensor, params_of
 from ...plan.calls import Number
-from ...plan.node_params import diag_mask_of, glu_operands, is_flat, scalars_of
+from ...plan.node_params import diag_mask_of, glu_operands, glu_scalars, is_flat, scalars_of
 from ..table import CudaCall, CudaKernel, CudaSource, Dim3, implements
 
 MAX_ELEMENTS: Final = 2**31  # kernels count them in 32 bits
@@ -57,7 +57,7 @@ def maps(node: Tensor) -> Sequence[CudaCall]:
 
 @implements(Op.UNARY, supports=_supports)
 def unary(node: Tensor) -> Sequence[CudaCall]:
-    return _map("unary", node, int(params_of(node, UnaryParams).op))
+    return _map("unary", node, int(params_of(node, UnaryParams).op), *scalars_of(node))
 
 
 @implements(Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, supports=_supports)
@@ -71,12 +71,16 @@ def diag_mask(node: Tensor) -> Sequence[CudaCall]:
 
 
 def _pair(
-    name: str, node: Tensor, second: int = 2, offsets: tuple[int, int] = (0, 0), gate: int = 0
+    name: str,
+    node: Tensor,
+    second: int = 2,
+    offsets: tuple[int, int] = (0, 0),
+    gate: Sequence[Number] = (),
 ) -> Sequence[CudaCall]:
     """The call for operands in tensors 1 and `second`, `offsets` bytes from the begin of rows."""
     a, b = node.src[0], node.src[second - 1]
     flat = second == 2 and is_flat(node, a, b)
-    params = (flat, int(node.type), int(b.type), second, *offsets, gate)
+    params = (flat, int(node.type), int(b.type), second, *offsets, *gate)
     return [CudaCall(CudaKernel(PAIRS, f"{name}_float"), _grid(node), BLOCK, params)]
 
 
@@ -90,6 +94,11 @@ def add_id(node: Tensor) -> Sequence[CudaCall]:
     return _pair("add_id", node)
 
 
+def gate_of(glu: Tensor) -> tuple[Number, ...]:
+    """The parameters of a GLU in kernels: its gate, alpha and limit."""
+    return int(params_of(glu, GluParams).op), *glu_scalars(glu)
+
+
 @implements(Op.GLU, supports=_supports)
 def glu(node: Tensor) -> Sequence[CudaCall]:
-    return _pair("glu", node, *glu_operands(node), gate=int(params_of(node, GluParams).op))
+    return _pair("glu", node, *glu_operands(node), gate_of(node))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ....graph.op import GluParams, Op
-from ....graph.tensor import Tensor, params_of
+from ....graph.op import Op
+from ....graph.tensor import Tensor
 from ....graph.types import GGMLType
 from ...plan.calls import Number
 from ...plan.chains import GateUp
 from ..table import CudaCall, CudaKernel, CudaSource
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
+from .elementwise import gate_of
 
 TYPES: Final = (
     GGMLType.Q4_0,
@@ -119,5 +120,4 @@ def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
     if not can_gate(chain):
         return None
     name, n_cols = _name_and_columns("gate_up", chain.gate)
-    params = (int(params_of(chain.glu, GluParams).op),)
-    return [_call(name, chain.gate, n_cols, ROWS // 2, chain.tensors, params)]
+    return [_call(name, chain.gate, n_cols, ROWS // 2, chain.tensors, gate_of(chain.glu))]

@@ -16,6 +16,7 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.calls import Number, PreparedSource
 from ...plan.chains import GateUp
+from ...plan.node_params import glu_scalars
 from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
 from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
@@ -95,11 +96,11 @@ def gate_up_calls(chain: GateUp) -> Sequence[CudaCall] | None:
 def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall:
     """The call that computes a product, or the chain whose gate it is, in tiles of this shape."""
     a, x, *ids = node.src
-    n_matrices, gate = 1, 0
+    n_matrices, gate, scalars = 1, 0, (0.0, 0.0)
     tensors: tuple[Tensor, ...] = ()
     if chain is not None:
         n_matrices, gate = 2, int(params_of(chain.glu, GluParams).op)
-        tensors = chain.tensors
+        tensors, scalars = chain.tensors, glu_scalars(chain.glu)
     stages, stage = _stages(a.type, tile)
     source = CudaSource.of(
         "mul_mat_mma.cu",
@@ -114,11 +115,11 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall
         GATE=gate,
     )
     n_rows = _ceil(a.ne[1], tile.rows // n_matrices)
-    prepared, params = [prepared_q8(x)], (0, 0)
+    prepared, experts = [prepared_q8(x)], (0, 0)
     if node.op is Op.MUL_MAT_ID:
         n_experts, n_pairs = a.ne[2], ids[0].n_elements
         prepared.append(_groups_of_experts(ids[0], n_experts, 2 + n_matrices))
-        params = n_experts, ids[0].ne[0]
+        experts = n_experts, ids[0].ne[0]
         # an expert's last tile may have few pairs
         grid = n_rows, n_pairs // tile.columns + min(n_experts, n_pairs), 1
     else:
@@ -128,7 +129,7 @@ def tile_call(node: Tensor, tile: Tile, chain: GateUp | None = None) -> CudaCall
         CudaKernel(source, "mul_mat_mma"),
         grid,
         tile.threads,
-        params,
+        (*experts, *scalars),
         stages * stage + _sums(tile),
         prepared=prepared,
         tensors=tensors,

@@ -42,7 +42,15 @@ DEVICE float gelu_erf(float x) {
 
 DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }  // NaN becomes 0 too
 
-DEVICE float unary(int op, float x) {
+DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+
+// s: alpha_n, alpha_p, beta and eps of ops.xielu.
+DEVICE float xielu(float x, const float (&s)[4]) {
+    if (x > 0.0f) return (s[1] * x + s[2]) * x;
+    return (expm1f(fminf(x, s[3])) - x) * s[0] + s[2] * x;
+}
+
+DEVICE float unary(int op, float x, const float (&s)[4]) {
     switch (op) {
         case 0: return silu(x);
         case 1: return gelu(x);
@@ -53,7 +61,9 @@ DEVICE float unary(int op, float x) {
         case 6: return tanhf(x);
         case 7: return expf(x);
         case 8: return -x;
-        default: return fabsf(x);
+        case 9: return fabsf(x);
+        case 10: return softplus(x);
+        default: return xielu(x, s);
     }
 }
 
@@ -67,4 +77,19 @@ DEVICE float gate(int op, float x) {
     }
 }
 
-DEVICE float glu(int op, float a, float b) { return gate(op, a) * b; }
+// g * sigmoid(alpha * g) * (u + 1); NaN compares false and stays.
+DEVICE float swiglu_oai(float a, float b, float alpha, float limit) {
+    const float g = limit < a ? limit : a;
+    const float u = b < -limit ? -limit : b > limit ? limit : b;
+    return g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+}
+
+DEVICE float glu(int op, float a, float b, float alpha, float limit) {
+    return op == 5 ? swiglu_oai(a, b, alpha, limit) : gate(op, a) * b;
+}
+
+// The GLU whose op, alpha and limit are the parameters from `first` on.
+DEVICE float glu(const Params &p, int first, float a, float b) {
+    return glu(static_cast<int>(p.param[first].i), a, b, static_cast<float>(p.param[first + 1].f),
+               static_cast<float>(p.param[first + 2].f));
+}

@@ -56,7 +56,9 @@ KERNEL(fill_float, THREADS, 4) {
 
 KERNEL(unary_float, THREADS, 4) {
     int op = static_cast<int>(p.param[SCALAR].i);
-    map(p, [=](float x, const Place &, int) { return unary(op, x); });
+    float s[4];
+    for (int k = 0; k < 4; k++) s[k] = scalar(p, SECOND_SCALAR + k);
+    map(p, [&](float x, const Place &, int) { return unary(op, x, s); });
 }
 
 // Parameters: how many columns the first row keeps, and the value of the masked ones.

@@ -42,6 +42,8 @@ constexpr int N_OUT = 4 * MT * NT;  // elements of a thread
 // parameters
 constexpr int N_EXPERTS = 0;  // 0: a matrix for each batch
 constexpr int N_USED = 1;     // experts of a token
+constexpr int ALPHA = 2;      // of a GLU
+constexpr int LIMIT = 3;
 
 // --- what a block computes ---
 
@@ -349,8 +351,10 @@ DEVICE void leave_sums(const float (&s)[N_OUT], float *others, int group, int th
 
 // --- results ---
 
-DEVICE void store_sums(const Work &w, const float (&total)[N_OUT], char *const *results,
-                       int warp) {
+DEVICE void store_sums(const Params &p, const Work &w, const float (&total)[N_OUT],
+                       char *const *results, int warp) {
+    const float alpha = static_cast<float>(p.param[ALPHA].f);
+    const float limit = static_cast<float>(p.param[LIMIT].f);
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -366,7 +370,7 @@ DEVICE void store_sums(const Work &w, const float (&total)[N_OUT], char *const *
                     const float v = total[4 * (m * NT + n) + 2 * r + c];
                     const float gated = total[4 * ((MATRICES - 1) * NT + n) + 2 * r + c];
                     if (row >= w.n_rows) continue;
-                    to[w.first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated);
+                    to[w.first_row + row] = MATRICES == 1 ? v : glu(GATE, v, gated, alpha, limit);
                 }
             }
         }
@@ -470,5 +474,5 @@ KERNEL(mul_mat_mma, THREADS, BLOCKS_PER_SM) {
         if (group > 0) return;
         add_others(total, others);
     }
-    store_sums(w, total, results, warp);
+    store_sums(p, w, total, results, warp);
 }

@@ -357,7 +357,7 @@ template <bool GATED> DEVICE void compute(const Params &p, const Work &w) {
     const float other = GATED ? shfl_xor(v, HALF) : 0.0f;
     if (c >= w.n_columns || r >= (GATED && w.n_low > HALF ? HALF : w.n_low)) return;
     float *to = reinterpret_cast<float *>(w.to + c * w.to_bytes);
-    to[r] = GATED ? glu(static_cast<int>(p.param[0].i), v, other) : v;
+    to[r] = GATED ? glu(p, 0, v, other) : v;
 }
 
 // Tile `tile` of the matrix at `offset` of tensor 1, or of tensors 1 and 3 if GATED.

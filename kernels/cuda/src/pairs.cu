@@ -8,7 +8,7 @@
 constexpr int THREADS = 256;
 
 // FLAT: tensors are contiguous, with one shape. SECOND: the second operand's tensor. OFFSET,
-// SECOND_OFFSET: where the operands begin in their rows, in bytes. GATE: of glu_float.
+// SECOND_OFFSET: where the operands begin in their rows, in bytes. GATE: glu_float's parameters begin.
 enum { FLAT, TYPE, SECOND_TYPE, SECOND, OFFSET, SECOND_OFFSET, GATE };
 
 // Load a unit of a row that is repeated to `n0` elements.
@@ -87,6 +87,5 @@ KERNEL(add_id_float, THREADS, 4) {
 }
 
 KERNEL(glu_float, THREADS, 4) {
-    int op = static_cast<int>(p.param[GATE].i);
-    pair(p, [=](float x, float y) { return glu(op, x, y); });
+    pair(p, [&](float x, float y) { return glu(p, GATE, x, y); });
 }
