@@ -244,6 +244,8 @@ def _attention(
         t.own(I32, n_pages, n_seqs + 1, i=i, what="pages", values=table),
         t.own(I32, n_tokens, i=i, what="seq", values=seq),
         t.own(I32, n_tokens, i=i, what="pos", values=pos),
+        t.own(I32, n_tokens, i=i, what="begin", values=0 * pos),
+        t.own(I32, n_tokens, i=i, what="end", values=pos + 1),
         page_size=PAGE,
         scale=head_dim**-0.5,
     )

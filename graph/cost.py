@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .op import VIEW_OPS, AttnParams, Op
-from .tensor import Tensor
+from .tensor import Tensor, params_of
 
 I32_BYTES = 4
 
@@ -83,8 +83,7 @@ def _read_bytes(node: Tensor, i: int, used: KnownUse) -> int:
         case Op.FLASH_ATTN_EXT, (1 | 2):
             return src.type.row_size(src.ne[0]) * _cells(node, used)
         case Op.FLASH_ATTN_EXT, 3:
-            assert isinstance(node.params, AttnParams), f"{node!r}: {node.params}"
-            pages = -(-_cells(node, used) // node.params.page_size)
+            pages = -(-_cells(node, used) // params_of(node, AttnParams).page_size)
             return min(data_bytes(src), I32_BYTES * pages)
     return data_bytes(src)
 
@@ -100,10 +99,15 @@ def _mul_adds(node: Tensor, used: KnownUse) -> int:
         return node.src[0].ne[0] * node.n_elements
     if node.op is Op.FLASH_ATTN_EXT:
         head_dim_k, n_head, n_tokens, _ = node.src[0].ne
-        pairs = n_tokens * node.src[1].ne[1] if used.pairs is None else used.pairs
+        n_cells, n_swa = node.src[1].ne[1], params_of(node, AttnParams).n_swa
+        most = n_tokens * min(n_cells, n_swa or n_cells)
+        pairs = most if used.pairs is None else used.pairs
         return pairs * n_head * (head_dim_k + node.ne[0])
     return 0
 
 
 def _cells(node: Tensor, used: KnownUse) -> int:
-    return node.src[1].ne[1] if used.cells is None else used.cells
+    n_cells = node.src[1].ne[1]
+    if used.cells is None:
+        return min(n_cells, node.src[0].ne[2] * params_of(node, AttnParams).n_swa or n_cells)
+    return used.cells

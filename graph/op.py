@@ -192,12 +192,16 @@ class SoftMaxParams(NamedTuple):
 
 
 class AttnParams(NamedTuple):
-    """FLASH_ATTN_EXT: as SOFT_MAX; `softcap` > 0 limits scores to softcap * tanh(s / softcap)."""
+    """FLASH_ATTN_EXT: as SOFT_MAX; `softcap` > 0 limits scores to softcap * tanh(s / softcap).
+
+    If `n_swa` > 0, no token attends to more positions. It determines sizes only, not results.
+    """
 
     scale: float
     max_bias: float
     softcap: float
     page_size: int
+    n_swa: int = 0
 
 
 class SortParams(NamedTuple):

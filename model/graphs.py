@@ -80,9 +80,8 @@ class DecodeGraph:
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, seq, cells, out_ids = (
-            self._arrays[name][0] for name in ("tokens", "pos", "seq", "cells", "out_ids")
-        )
+        names = ("tokens", "pos", "end", "seq", "cells", "out_ids")
+        tokens, pos, end, seq, cells, out_ids = (self._arrays[name][0] for name in names)
         table = self._arrays["pages"]
         for row, sequence in enumerate(ubatch.seqs):
             pages = sequence.page_numbers()
@@ -95,11 +94,11 @@ class DecodeGraph:
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
                 cells[at] = run.seq.cell(run.pos)
             else:
-                end = at + n
-                tokens[at:end] = run.tokens
-                pos[at:end] = range(run.pos, run.pos + n)
-                seq[at:end] = rows[id(run.seq)]
-                cells[at:end] = run.seq.cells(run.pos, run.pos + n)
+                own = slice(at, at + n)
+                tokens[own] = run.tokens
+                pos[own] = range(run.pos, run.pos + n)
+                seq[own] = rows[id(run.seq)]
+                cells[own] = run.seq.cells(run.pos, run.pos + n)
             at += n
             if run.n_outputs == 1:
                 out_ids[outputs] = at - 1
@@ -113,6 +112,8 @@ class DecodeGraph:
                 array[at:] = 0
             seq[at:] = self.params.n_seqs
             table[self.params.n_seqs, 0] = 0
+        np.add(pos, 1, out=end)
+        self._arrays["begin"][0] = 0
 
 
 def _in_place(tensor: Tensor) -> I32Array:

@@ -196,17 +196,21 @@ def attention(n_tokens: int) -> Case:
         q = Tensor(GGMLType.F32, (HEAD_DIM, 8, n_tokens))
         k, v = (Tensor(GGMLType.F16, (HEAD_DIM * 2, n_cells)) for _ in range(2))
         pages = Tensor(GGMLType.I32, (N_PAGES, 1))
-        seq, pos = (Tensor(GGMLType.I32, (n_tokens,)) for _ in range(2))
+        seq, pos, begin, end = (Tensor(GGMLType.I32, (n_tokens,)) for _ in range(4))
+        last = np.arange(n_cells - n_tokens, n_cells, dtype=np.int32)
         values: dict[Tensor, Array] = {
             q: _floats(rng, n_tokens, 8, HEAD_DIM),
             k: _floats(rng, n_cells, HEAD_DIM * 2).astype(np.float16),
             v: _floats(rng, n_cells, HEAD_DIM * 2).astype(np.float16),
             pages: rng.permutation(N_PAGES).astype(np.int32),
             seq: np.zeros(n_tokens, np.int32),
-            pos: np.arange(n_cells - n_tokens, n_cells, dtype=np.int32),
+            pos: last,
+            begin: np.zeros(n_tokens, np.int32),
+            end: last + 1,
         }
-        scale = HEAD_DIM**-0.5
-        node = ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=PAGE_SIZE, scale=scale)
+        node = ops.flash_attn_ext(
+            *(q, k, v, pages, seq, pos, begin, end), page_size=PAGE_SIZE, scale=HEAD_DIM**-0.5
+        )
         return node, values
 
     return Case(f"attention, {_tokens(n_tokens)}", 2e-3, build)

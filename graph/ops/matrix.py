@@ -58,17 +58,25 @@ def flash_attn_ext(
     pages: Tensor,
     seq: Tensor,
     pos: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    sinks: Tensor | None = None,
     *,
     page_size: int,
     scale: float,
     max_bias: float = 0.0,
     softcap: float = 0.0,
+    n_swa: int = 0,
 ) -> Tensor:
-    """Causal attention (arXiv 2205.14135) over a paged pool of keys and values (arXiv 2309.06180).
+    """Attention (arXiv 2205.14135) over a paged pool of keys and values (arXiv 2309.06180).
 
-    Token t, at position pos[t] of the sequence in row seq[t] of the page table, attends to
-    positions j = 0..pos[t]; position j is in cell
-    pages[j // page_size, seq[t]] * page_size + j % page_size. Heads share K and V in groups of
+    Token t attends to a span of its sequence: the positions begin[t] <= j < end[t]. Causal
+    attention has the span from 0 to pos[t] + 1, a sliding window of n positions that from
+    max(0, pos[t] + 1 - n) on. The result for an empty span is zeros.
+
+    The token's sequence is in row seq[t] of the page table. Position j is in cell
+    pages[j // page_size, seq[t]] * page_size + j % page_size. Pages without a position of a span
+    are not read; their numbers may be invalid. Heads share K and V in groups of
     n_head / n_head_kv. For attention to this step's own tokens, k and v must be the results of the
     SET_ROWS that wrote them.
 
@@ -78,11 +86,15 @@ def flash_attn_ext(
         v: [head_dim_v * n_head_kv, n_cells], likewise.
         pages: I32 [n_pages, n_seqs], the page table: numbers of pages in the pool.
         seq: I32 [n_tokens].
-        pos: I32 [n_tokens].
+        pos: I32 [n_tokens], for ALiBi only.
+        begin: I32 [n_tokens], at least 0.
+        end: I32 [n_tokens], at least `begin`, at most n_pages * page_size.
+        sinks: F32 [n_head], a score per head that joins the softmax's denominator (gpt-oss).
         page_size: cells in a page.
         scale: factor of the scores.
         max_bias: if above 0, ALiBi adds slope(head) * (j - pos[t]) to the scores.
         softcap: if above 0, scores are softcap * tanh(scores * scale / softcap).
+        n_swa: if above 0, no span is longer. It determines sizes only, not results.
 
     Returns:
         F32 [head_dim_v, n_head, n_tokens].
@@ -111,13 +123,19 @@ def flash_attn_ext(
     require(whole, op, f"the number of cells must be a multiple of page_size {page_size}", k)
     require_type(op, "pages", pages, GGMLType.I32)
     require(pages.ne[2] == 1 and pages.ne[3] == 1, op, "pages must be a matrix", pages)
-    for what, t in (("seq", seq), ("pos", pos)):
+    for what, t in (("seq", seq), ("pos", pos), ("begin", begin), ("end", end)):
         require_type(op, what, t, GGMLType.I32)
         vector = t.n_dims == 1 and t.ne[0] == n_tokens
         require(vector, op, f"{what} must be a vector of q.ne[2] = {n_tokens}", q, t)
-    params = AttnParams(float(scale), float(max_bias), float(softcap), page_size)
+    src: tuple[Tensor, ...] = (q, k, v, pages, seq, pos, begin, end)
+    if sinks is not None:
+        require_type(op, "sinks", sinks, GGMLType.F32)
+        vector = sinks.n_dims == 1 and sinks.ne[0] == n_head
+        require(vector, op, f"sinks must be a vector of q.ne[1] = {n_head}", q, sinks)
+        src = (*src, sinks)
+    require(n_swa >= 0, op, f"n_swa {n_swa} must not be negative", q)
+    params = AttnParams(float(scale), float(max_bias), float(softcap), page_size, n_swa)
     ne = (v.ne[0] // n_head_kv, n_head, n_tokens)
-    src = (q, k, v, pages, seq, pos)
     return Tensor(GGMLType.F32, ne, op=Op.FLASH_ATTN_EXT, params=params, src=src)
 
 

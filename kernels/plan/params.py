@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .calls import KernelCall
 from .steps import MAX_PREPARED, AddressOf, Step
 
-MAX_TENSORS: Final = 7  # a node and up to 6 sources
+MAX_TENSORS: Final = 10  # a node and up to 9 sources
 TENSOR_WORDS: Final = 9
 PREPARED: Final = MAX_TENSORS * TENSOR_WORDS
 PARAMS: Final = PREPARED + MAX_PREPARED

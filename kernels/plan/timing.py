@@ -98,6 +98,16 @@ def chains_of(
     return chains
 
 
+def _attended(seq: Any, begin: Any, end: Any) -> KnownUse:
+    """The use of a FLASH_ATTN_EXT whose tokens have these sequences and spans."""
+    spans: dict[int, tuple[int, int]] = {}
+    for s, first, last in zip(seq.tolist(), begin.tolist(), end.tolist(), strict=True):
+        least, most = spans.get(s, (first, last))
+        spans[s] = min(least, first), max(most, last)
+    pairs = int((end.astype(np.int64) - begin).sum())
+    return KnownUse(cells=sum(end - begin for begin, end in spans.values()), pairs=pairs)
+
+
 class Timing:
     """Collects the times of a plan's parts, and the data of their costs."""
 
@@ -122,13 +132,7 @@ class Timing:
             if node.op is Op.MUL_MAT_ID:
                 return KnownUse(experts=int(np.unique(self._read(node.src[2])).size))
             if node.op is Op.FLASH_ATTN_EXT:
-                seq, pos = (self._read(src).reshape(-1) for src in node.src[4:6])
-                ends = {int(s): 0 for s in seq}
-                for s, p in zip(seq.tolist(), pos.tolist(), strict=True):
-                    ends[s] = max(ends[s], p + 1)
-                return KnownUse(
-                    cells=sum(ends.values()), pairs=int(pos.sum(dtype=np.int64)) + pos.size
-                )
+                return _attended(*(self._read(node.src[i]).reshape(-1) for i in (4, 6, 7)))
         return KnownUse()
 
     def _read(self, tensor: Tensor) -> Any:

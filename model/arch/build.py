@@ -27,6 +27,8 @@ class GraphInputs:
     Attributes:
         tokens: [n_tokens] token ids.
         pos: [n_tokens] position of each token.
+        begin: [n_tokens] first position that each token attends to.
+        end: [n_tokens] end of the positions that each token attends to.
         seq: [n_tokens] column of each token's sequence in `pages`.
         pages: [n_pages, n_seqs] page table.
         cells: [n_tokens] cell of the pool that each token's keys and values are written to.
@@ -36,6 +38,8 @@ class GraphInputs:
     whole: Tensor
     tokens: Tensor
     pos: Tensor
+    begin: Tensor
+    end: Tensor
     seq: Tensor
     pages: Tensor
     cells: Tensor
@@ -47,6 +51,8 @@ class GraphInputs:
         shapes = {
             "tokens": (n_tokens,),
             "pos": (n_tokens,),
+            "begin": (n_tokens,),
+            "end": (n_tokens,),
             "seq": (n_tokens,),
             "pages": (n_pages, n_seqs),
             "cells": (n_tokens,),
@@ -159,6 +165,8 @@ class GraphBuild:
             inputs.pages,
             inputs.seq,
             inputs.pos,
+            inputs.begin,
+            inputs.end,
             page_size=self.page_size,
             scale=1.0 / math.sqrt(self.hp.head_dim_k),
         ).named(f"fattn-{il}")

@@ -75,9 +75,8 @@ def _attend(t: Tokens, head_dim: int, type: GGMLType, n: int) -> Tensor:
     k, v = (weights(type, 2 * n_pages * 32, 8 * head_dim, seed=seed) for seed in (1, 2))
     pages = np.random.default_rng(1).permutation(2 * n_pages).reshape(2, n_pages)
     q = leaf(numbers(n, 32, head_dim)[t])
-    return ops.flash_attn_ext(
-        q, k, v, ids(pages), ids(other[t]), ids(pos[t]), page_size=32, scale=head_dim**-0.5
-    )
+    tokens = (ids(pages), *map(ids, (other[t], pos[t], 0 * pos[t], pos[t] + 1)))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=head_dim**-0.5)
 
 
 def _rows() -> Iterator[OpCase]:

@@ -62,6 +62,8 @@ FLASH: dict[str, Any] = {
     "pages": "pages[3, 2] I32",
     "seq": "seq[5] I32",
     "pos": "pos[5] I32",
+    "begin": "begin[5] I32",
+    "end": "end[5] I32",
     "page_size": 32,
     "scale": 0.125,
 }

@@ -66,13 +66,17 @@ def test_only_rows_of_chosen_experts_are_read() -> None:
 
 def test_attention_reads_the_cells_it_attends_to() -> None:
     q, k, v = leaf(F32, 16, 4, 3), leaf(F16, 32, 640), leaf(Q8_0, 32, 640)
-    pages, seq, pos = leaf(I32, 20, 2), leaf(I32, 3), leaf(I32, 3)
-    node = ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=1.0)
+    pages, (seq, pos, begin, end) = leaf(I32, 20, 2), (leaf(I32, 3) for _ in range(4))
+    args = (q, k, v, pages, seq, pos, begin, end)
+    node = ops.flash_attn_ext(*args, page_size=32, scale=1.0)
     # tokens at 39 and 40 of one sequence, at 4 of another
     used = KnownUse(cells=41 + 5, pairs=40 + 41 + 5)
-    read = 4 * 16 * 4 * 3 + 46 * (64 + 34) + 2 * 4 + 12 + 12
+    read = 4 * 16 * 4 * 3 + 46 * (64 + 34) + 2 * 4 + 4 * 12
     assert cost([node], used) == Cost(read, 4 * 16 * 4 * 3, 86 * 4 * (16 + 16))
     assert cost([node]).n_mul_adds == 3 * 640 * 4 * 32
+    window = ops.flash_attn_ext(*args, page_size=32, scale=1.0, n_swa=100)
+    assert cost([window]).n_mul_adds == 3 * 100 * 4 * 32
+    assert cost([window]).n_read == 4 * 16 * 4 * 3 + 300 * (64 + 34) + 10 * 4 + 4 * 12
 
 
 def test_values_passed_between_fused_nodes_are_free() -> None:

@@ -205,7 +205,9 @@ RIGHT = [
         **FLASH,
         max_bias=8,
         softcap=30,
-        params=AttnParams(0.125, 8.0, 30.0, 32),
+        sinks="sinks[8]",
+        n_swa=16,
+        params=AttnParams(0.125, 8.0, 30.0, 32, 16),
     ),
     right(
         "FLASH_ATTN_EXT[1, 1, 5] F32",  # every size that can be 1 is 1

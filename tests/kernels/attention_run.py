@@ -89,16 +89,23 @@ def build(
     k: Tensor | None = None,
     v: Tensor | None = None,
     pages: Any = None,
+    begin: Any = 0,
+    end: Any = None,
+    sinks: Any = None,
     page_size: int = 32,
     **params: Any,
 ) -> Tensor:
+    """A node; tokens are causal unless `begin` or `end` say otherwise."""
     if q is None:
         q = leaf(queries(shape.n_head, shape.k)[seq, pos])
     k = pool(shape.n_head_kv * shape.k, shape.type_k, 1) if k is None else k
     v = pool(shape.n_head_kv * shape.v, shape.type_v, 2) if v is None else v
     pages = ids(table(page_size) if pages is None else pages)
     params.setdefault("scale", shape.k**-0.5)
-    return ops.flash_attn_ext(q, k, v, pages, ids(seq), ids(pos), page_size=page_size, **params)
+    end = np.add(pos, 1) if end is None else end
+    tokens = (ids(np.broadcast_to(x, np.shape(pos))) for x in (seq, pos, begin, end))
+    params["sinks"] = None if sinks is None else leaf(np.array(sinks))
+    return ops.flash_attn_ext(q, k, v, pages, *tokens, page_size=page_size, **params)
 
 
 @contextmanager

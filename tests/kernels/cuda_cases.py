@@ -104,7 +104,8 @@ def _prompt(t: Sequence[int]) -> Tensor:
     pages = ids(np.random.default_rng(1).permutation(22).reshape(2, 11))
     k, v = (leaf(normal(22 * 32, 2 * 64, seed=i), GGMLType.F16) for i in (1, 2))
     q = leaf(normal(MANY, 8, 64)[t])
-    return ops.flash_attn_ext(q, k, v, pages, ids(other[t]), ids(pos[t]), page_size=32, scale=0.125)
+    tokens = (pages, *map(ids, (other[t], pos[t], 0 * pos[t], pos[t] + 1)))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125)
 
 
 @cache
@@ -159,8 +160,8 @@ def large_nodes() -> Iterator[Tensor]:
         for head_dim, type in product((64, 128, 256), CACHE_TYPES):
             k, v = (Tensor(type, (8 * head_dim, 64 * 256)) for _ in range(2))
             q, pages = Tensor(F32, (head_dim, 32, n)), Tensor(I32, (256, 4))
-            seq, pos = Tensor(I32, (n,)), Tensor(I32, (n,))
-            yield ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=64, scale=head_dim**-0.5)
+            tokens = (Tensor(I32, (n,)) for _ in range(4))
+            yield ops.flash_attn_ext(q, k, v, pages, *tokens, page_size=64, scale=head_dim**-0.5)
         yield ops.argsort(Tensor(F32, (151936, n)))
         yield ops.top_k(Tensor(F32, (151936, n)), 64)
 

@@ -484,20 +484,18 @@ def _attention(t: Tokens, head_dim: int, k: GGMLType, v: GGMLType, **params: Any
     pools = [
         leaf(normal(6 * 32, n_kv * head_dim, seed=5 + i), type) for i, type in enumerate((k, v))
     ]
-    pages, seq, pos = ids(TABLE), ids(SEQUENCE[t]), ids(PLACES[t])
-    scale = head_dim**-0.5
-    return ops.flash_attn_ext(
-        q, pools[0], pools[1], pages, seq, pos, page_size=32, scale=scale, **params
-    )
+    pos = PLACES[t]
+    tokens = (ids(TABLE), *map(ids, (SEQUENCE[t], pos, 0 * pos, pos + 1)))
+    return ops.flash_attn_ext(q, *pools, *tokens, page_size=32, scale=head_dim**-0.5, **params)
 
 
 def _long_attention(t: Tokens) -> Tensor:
     q = leaf(numbers(64, 32, 64)[t])
     k, v = weights(F16, 4096, 8 * 64), weights(F16, 4096, 8 * 64, seed=2)
     pages = ids(np.random.default_rng(1).permutation(128)[None])
-    pos = ids(np.arange(4032, 4096)[t])
-    seq = ids(np.zeros(len(t)))
-    return ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=0.125)
+    pos = np.arange(4032, 4096)[t]
+    tokens = (pages, *map(ids, (0 * pos, pos, 0 * pos, pos + 1)))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125)
 
 
 @cache

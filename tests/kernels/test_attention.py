@@ -239,13 +239,15 @@ def test_a_nan_score_makes_its_result_nan(on: Backend, type: GGMLType) -> None:
     [
         ({"seq": [3]}, "index 3 must be at least 0 and below 3"),
         ({"seq": [-1]}, "index -1 must be at least 0 and below 3"),
-        ({"pos": [1664]}, "index 1664 must be at least 0 and below 1664"),
-        ({"pos": [-1]}, "index -1 must be at least 0 and below 1664"),
+        ({"end": [1665]}, "index 1665 must be at least 0 and below 1665"),
+        ({"end": [-1]}, "index -1 must be at least 0 and below 1665"),
+        ({"begin": [-1]}, "index -1 must be at least 0 and below 2"),
+        ({"begin": [10], "end": [9]}, "index 10 must be at least 0 and below 10"),
         ({"pages": [[0, -1]], "pos": [32]}, "index -1 must be at least 0 and below 156"),
         ({"pages": [[0, 156]], "pos": [63]}, "index 156 must be at least 0 and below 156"),
         # among tokens of other sequences
         ({"seq": [0, 1, 7, 2], "pos": [500, 5, 5, 600]}, "index 7 must be at least 0 and below 3"),
-        ({"seq": [0, 0, 2], "pos": [9, -5, 300]}, "index -5 must be at least 0 and below 1664"),
+        ({"seq": [0, 0, 2], "pos": [9, -6, 300]}, "index -5 must be at least 0 and below 1665"),
     ],
     ids=str,
 )

@@ -98,6 +98,7 @@ def test_a_plan_may_be_run_again_with_other_positions() -> None:
     plan = CpuPlan(graph_of(node), cpu_run.address_of, 3)
     for two in ([1600, 1100], [7, 513], [1631, 0], [3, 4]):
         data(node.src[5])[...] = two
+        data(node.src[7])[...] = np.add(two, 1)
         plan.run(cpu_run.pool(3))
         for t in (0, 1):
             q = leaf(values_of(node.src[0])[0, t : t + 1])

@@ -121,13 +121,15 @@ def test_tokens_that_decode_beside_a_prompt() -> None:
 # --- how work is divided ---
 
 
-def large(n_tokens: int, n_seqs: int, n_head: int = 32, n_cells: int = 2**17) -> Tensor:
+def large(
+    n_tokens: int, n_seqs: int, n_head: int = 32, n_cells: int = 2**17, n_swa: int = 0
+) -> Tensor:
     """A node of a large model, with 8 heads of K; the page table has a row for padding."""
     q = Tensor(F32, (128, n_head, n_tokens))
     k, v = (Tensor(F16, (8 * 128, n_cells)) for _ in range(2))
     pages = Tensor(GGMLType.I32, (n_cells // 32, n_seqs + 1))
-    seq, pos = (Tensor(GGMLType.I32, (n_tokens,)) for _ in range(2))
-    return ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=32, scale=0.1)
+    tokens = (Tensor(GGMLType.I32, (n_tokens,)) for _ in range(4))
+    return ops.flash_attn_ext(q, k, v, pages, *tokens, page_size=32, scale=0.1, n_swa=n_swa)
 
 
 def test_few_tokens_have_their_partitions_divided() -> None:
@@ -137,6 +139,8 @@ def test_few_tokens_have_their_partitions_divided() -> None:
     assert divided(large(512, 1)) == Division(4)
     assert divided(large(512, 64)) == Division(4)
     assert divided(large(1, 1, n_cells=256)) == Division(1)  # one partition
+    assert divided(large(1, 1, n_swa=512)) == Division(1, 3, 3)
+    assert divided(large(1, 1, n_swa=1)) == Division(1)
     for n in (1, 3, 16, 64, 100, 512):
         for call in calls_of(large(n, 1), divided(large(n, 1))):
             assert call.scratch <= attention.MAX_SCRATCH

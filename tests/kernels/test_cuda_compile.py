@@ -67,8 +67,8 @@ pytestmark = [
 def attention(head_dim: int, type: GGMLType) -> Tensor:
     k = Tensor(type, (8 * head_dim, 64 * 256))
     q, pages = Tensor(F32, (head_dim, 32, 1)), Tensor(GGMLType.I32, (256, 2))
-    seq, pos = (Tensor(GGMLType.I32, (1,)) for _ in range(2))
-    return ops.flash_attn_ext(q, k, k, pages, seq, pos, page_size=64, scale=1.0)
+    seq, pos, begin, end = (Tensor(GGMLType.I32, (1,)) for _ in range(4))
+    return ops.flash_attn_ext(q, k, k, pages, seq, pos, begin, end, page_size=64, scale=1.0)
 
 
 def hot_nodes() -> Iterator[Tensor]:

@@ -34,8 +34,10 @@ POS = [9, 0, 4, 7, 11]
 
 def node_of(q: Tensor, k: Tensor, v: Tensor, **params: Any) -> Tensor:
     args: dict[str, Any] = {"pages": TABLE, "seq": SEQ, "pos": POS, "scale": 0.3, **params}
-    pages, seq, pos = (ids(args.pop(name)) for name in ("pages", "seq", "pos"))
-    return ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=PAGE, **args)
+    pos = np.array(args["pos"], int)
+    args = {"begin": 0 * pos, "end": pos + 1, **args}
+    tokens = (ids(args.pop(name)) for name in ("pages", "seq", "pos", "begin", "end"))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=PAGE, **args)
 
 
 def attention(
@@ -160,8 +162,10 @@ def test_large_scores_do_not_overflow() -> None:
     [
         ({"seq": [2]}, "seq 2 must be at least 0 and below 2"),
         ({"seq": [-1]}, "seq -1 must be"),
-        ({"pos": [12]}, "pos 12 must be at least 0 and below 12"),
-        ({"pos": [-1]}, "pos -1 must be"),
+        ({"end": [13]}, "end 13 must be at least 0 and below 13"),
+        ({"end": [-1]}, "end -1 must be"),
+        ({"begin": [-1]}, "begin -1 must be at least 0 and below 2"),
+        ({"begin": [4], "end": [3]}, "begin 4 must be at least 0 and below 4"),
         ({"seq": [1], "pos": [8]}, "page -1 must be at least 0 and below 6"),
         ({"pages": [[6]]}, "page 6 must be"),
     ],

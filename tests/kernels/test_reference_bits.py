@@ -36,8 +36,9 @@ Case = tuple[Callable[[Tokens, int], Tensor], int]
 
 
 def attention(s: Tokens, shift: int) -> Tensor:
-    q, pages, seq, pos = leaf(HEADS[s], shift=shift), ids(TABLE), ids(SEQ[s]), ids(PLACES[s])
-    return ops.flash_attn_ext(q, K_POOL, V_POOL, pages, seq, pos, page_size=16, scale=0.2)
+    q, tokens = leaf(HEADS[s], shift=shift), (SEQ[s], PLACES[s], 0 * PLACES[s], PLACES[s] + 1)
+    args = (q, K_POOL, V_POOL, ids(TABLE), *map(ids, tokens))
+    return ops.flash_attn_ext(*args, page_size=16, scale=0.2)
 
 
 def soft_max(s: Tokens, shift: int) -> Tensor:

@@ -72,7 +72,8 @@ class Layer:
         v = ops.set_rows(self._floats(F16, N, N_CELLS), x, cells).named("cache_v")
         pages, seq = self._ints(0, 2, 1, 3).named("pages"), self._ints(0, 1, 1)
         pages = ops.reshape(pages, (2, 2))
-        x = ops.flash_attn_ext(q, k, v, pages, seq, pos, page_size=PAGE, scale=0.25)
+        spans = self._ints(0, 0, 30).named("begin"), self._ints(6, 40, 41).named("end")
+        x = ops.flash_attn_ext(q, k, v, pages, seq, pos, *spans, page_size=PAGE, scale=0.25)
         self.attended = ops.reshape(x.named("fattn"), (N, N_TOKENS))
 
     def experts(self, x: Tensor) -> None:
@@ -171,7 +172,7 @@ def test_costs_that_depend_on_data(make: Make) -> None:
     assert experts[-1].cost == cost(experts[-1].nodes, KnownUse(experts=2))
     assert all(call.cost.n_bytes == 0 for call in experts[:-1])
     attention = kinds["FLASH_ATTN_EXT"]
-    used = KnownUse(cells=6 + 41, pairs=6 + 40 + 41)
+    used = KnownUse(cells=6 + 41, pairs=6 + 40 + 11)
     assert attention[-1].cost == cost(attention[-1].nodes, used)
 
 

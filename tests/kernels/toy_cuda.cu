@@ -227,7 +227,7 @@ KERNEL(toy_add, 256, 1) {
 KERNEL(toy_words, 1, 1) {
     i64 *out = reinterpret_cast<i64 *>(p.t[0].data);
     int n = 0;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 10; i++) {
         out[n++] = reinterpret_cast<i64>(p.t[i].data);
         for (int j = 0; j < 4; j++) out[n++] = p.t[i].ne[j];
         for (int j = 0; j < 4; j++) out[n++] = p.t[i].nb[j];

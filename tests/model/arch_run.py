@@ -50,10 +50,12 @@ class Runner:
         tokens, seq, pos = np.array(batch, np.int32).T
         cells = self.pages[seq, pos // PAGE_SIZE] * PAGE_SIZE + pos % PAGE_SIZE
         scheduled = self.scheduler.alloc_graph(Graph(logits))
-        values = (tokens, pos, seq, self.pages, cells, out_ids)
-        leafs = (inputs.tokens, inputs.pos, inputs.seq, inputs.pages, inputs.cells, inputs.out_ids)
-        for leaf, value in zip(leafs, values, strict=True):
-            tensor_set(leaf, np.asarray(value, np.int32))
+        values = {
+            **{"tokens": tokens, "pos": pos, "begin": 0 * pos, "end": pos + 1, "seq": seq},
+            **{"pages": self.pages, "cells": cells, "out_ids": out_ids},
+        }
+        for name, value in values.items():
+            tensor_set(getattr(inputs, name), np.asarray(value, np.int32))
         self.scheduler.graph_compute(scheduled)
         return tensor_get(logits).view(np.float32).reshape(len(out_ids), -1)
 

@@ -83,8 +83,9 @@ def cost(graph: Graph, values: dict[Tensor, Ints]) -> tuple[int, int]:
 
 def attended(node: Tensor, values: dict[Tensor, Ints]) -> tuple[int, int]:
     """The number of cells that the node reads, and its operations."""
-    q, k, _, pages, seq, pos = node.src
-    n_seen = values[pos].astype(np.int64) + 1
+    q, k, _, pages, seq, _, begin, end = node.src
+    assert not values[begin].any()
+    n_seen = values[end].astype(np.int64)
     ends = {s: n_seen[values[seq] == s].max() for s in values[seq]}
     table = values[pages]
     assert table.max() * 32 + 31 < k.ne[1]

@@ -61,6 +61,8 @@ class RandomGraph:
         self.cells = Tensor(GGMLType.I32, (N_TOKENS,), name="cells").set_input()
         self.pos = Tensor(GGMLType.I32, (N_TOKENS,), name="pos").set_input()
         self.seq = Tensor(GGMLType.I32, (N_TOKENS,), name="seq").set_input()
+        self.begin = Tensor(GGMLType.I32, (N_TOKENS,), name="begin").set_input()
+        self.end = Tensor(GGMLType.I32, (N_TOKENS,), name="end").set_input()
         self.pages = Tensor(GGMLType.I32, (N_CELLS // PAGE, 1), name="pages").set_input()
         self.x = [
             Tensor(GGMLType.F32, (N_EMBD, N_TOKENS), name=f"x{i}").set_input() for i in (0, 1)
@@ -85,6 +87,8 @@ class RandomGraph:
             self.pos: pos,
             self.cells: pages[pos // PAGE] * PAGE + pos % PAGE,
             self.seq: np.zeros(N_TOKENS),
+            self.begin: np.zeros(N_TOKENS),
+            self.end: pos + 1,
             self.pages: pages,
             **{x: rng.standard_normal((N_TOKENS, N_EMBD)) for x in self.x},
         }
@@ -114,7 +118,8 @@ def _attention(g: RandomGraph, a: Tensor) -> Tensor:
     k = ops.set_rows(g.pools.pop(), kv, g.cells)
     v = ops.set_rows(g.pools.pop(), ops.silu(kv), g.cells)
     q = ops.reshape(a, (HEAD_DIM, N_EMBD // HEAD_DIM, N_TOKENS))
-    out = ops.flash_attn_ext(q, k, v, g.pages, g.seq, g.pos, page_size=PAGE, scale=0.3)
+    tokens = (g.pages, g.seq, g.pos, g.begin, g.end)
+    out = ops.flash_attn_ext(q, k, v, *tokens, page_size=PAGE, scale=0.3)
     return ops.reshape(out, (N_EMBD, N_TOKENS))
 
 

@@ -57,7 +57,7 @@ def test_pass1_rope_factors_and_attention_do_not_choose() -> None:
     roped = ops.rope(inp(4, 1, 3), pos, factors, n_dims=4)
     pool = weight(null.gpu_bufts[0], 4, 8)
     pages = Tensor(pos.type, (2, 1)).set_input()
-    attn = ops.flash_attn_ext(roped, pool, pool, pages, pos, pos, page_size=4, scale=1)
+    attn = ops.flash_attn_ext(roped, pool, pool, pages, pos, pos, pos, pos, page_size=4, scale=1)
     a = pass1_allocated(null.assignment(Graph(attn)))
     assert placed(a, roped, attn) == [None, None]
 

@@ -1,10 +1,11 @@
 """Attention over a paged pool of keys and values: FLASH_ATTN_EXT.
 
-A query is a head of a token. It processes positions in blocks of 32, in order. Each partition of
-512 positions has its own sums, which are merged in order. So the bits depend only on the query and
-on keys and values by position, not on pages, other tokens or threads. Queries that read the same
-keys and values are computed together: heads that share them, of several tokens of a sequence.
-Threads divide tokens and heads; for few tokens, they also divide the partitions.
+A query is a head of a token. It processes the positions of its span in blocks of 32, in order.
+Each partition of 512 positions has its own sums, which are merged in order. Blocks and partitions
+begin at multiples of their sizes. So the bits depend only on the query and on keys and values by
+position, not on pages, other tokens or threads. Queries that read the same keys and values are
+computed together: heads that share them, of several tokens of a sequence (a tile). Threads divide
+tokens and heads; for few tokens, they also divide the partitions.
 Tested by tests/kernels/test_attention.py and test_cpu_attention.py.
 """
 
@@ -18,20 +19,24 @@ from ....graph.tensor import Tensor, params_of
 from ....graph.types import GGMLType
 from ...plan.node_params import has_whole_qkv
 from ..compiler.jit import kernel
-from ..params import data, fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
+from ..params import fail, first_of, int_param, is_last, nb, ne, row_at, shared_work, work
 from ..simd.calls import inlined, merged
-from ..simd.memory import load_i32
 from ..table import SMALL, CpuCall, implements
 from .attention_layout import (
+    BEGIN,
     BLOCK,
     DOTS,
+    END,
     FLOATS,
     N_RECORDS,
     N_TOKENS,
     PAGE_SIZE,
+    PAGES,
     PARTITION,
     RUNS,
     RUNS_SIZE,
+    SEQ,
+    SINKS,
     TILE,
     VALUES,
     sizes_of,
@@ -42,7 +47,10 @@ from .attention_query import (
     end_partition,
     k_size,
     merge,
+    n_partitions,
     query_size,
+    sink_of,
+    token_int,
     v_size,
     write_result,
 )
@@ -58,41 +66,44 @@ PREFETCHED: Final = 1 << 18
 
 
 @inlined
-def _sequence(p, t):
-    return load_i32(data(p, 5) + nb(p, 5, 0) * t)
+def _belong(p, t):
+    """True if token `t` and the one before may be in a tile: every position from the first to the
+    last of both spans is in one of them."""
+    if token_int(p, SEQ, t) != token_int(p, SEQ, t - 1):
+        return False
+    if token_int(p, BEGIN, t) > token_int(p, END, t - 1):
+        return False
+    return token_int(p, BEGIN, t - 1) <= token_int(p, END, t)
 
 
 @inlined
 def _end_of_tile(p, begin):
     """The end of the tile of tokens from `begin` on: tokens of one sequence, computed together."""
-    seq, end = _sequence(p, begin), begin + 1
-    last = min(ne(p, 1, 2), begin + int_param(p, N_TOKENS))
-    while end < last and _sequence(p, end) == seq:
+    end, last = begin + 1, min(ne(p, 1, 2), begin + int_param(p, N_TOKENS))
+    while end < last and _belong(p, end):
         end += 1
     return end
 
 
 @inlined
-def _n_positions(p, begin, end):
-    """The number of positions that a tile's tokens attend to; 0 if one is out of range."""
-    seq, n_seqs = _sequence(p, begin), ne(p, 4, 1)
-    limit = ne(p, 4, 0) * int_param(p, PAGE_SIZE)
+def _span(p, begin, end):
+    """The first position of a tile's spans and the end of the last; (0, 0) if one is invalid."""
+    seq, n_seqs = token_int(p, SEQ, begin), ne(p, PAGES, 1)
+    limit = ne(p, PAGES, 0) * int_param(p, PAGE_SIZE)
     if seq < 0 or seq >= n_seqs:
         fail(p, seq, n_seqs)
-        return 0
-    most = 0
+        return 0, 0
+    least, most = limit, 0
     for t in range(begin, end):
-        pos = load_i32(data(p, 6) + nb(p, 6, 0) * t)
-        if pos < 0 or pos >= limit:
-            fail(p, pos, limit)
-            return 0
-        most = max(most, pos + 1)
-    return most
-
-
-@inlined
-def _n_partitions(n_positions):
-    return (n_positions + PARTITION - 1) // PARTITION
+        first, last = token_int(p, BEGIN, t), token_int(p, END, t)
+        if last < 0 or last > limit:
+            fail(p, last, limit + 1)
+            return 0, 0
+        if first < 0 or first > last:
+            fail(p, first, last + 1)
+            return 0, 0
+        least, most = min(least, first), max(most, last)
+    return least, most
 
 
 @inlined
@@ -101,7 +112,8 @@ def _count(p):
     n_tiles, n_records, begin = 0, 0, 0
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
-        n_records += (end - begin) * _n_partitions(_n_positions(p, begin, end))
+        first, last = _span(p, begin, end)
+        n_records += (end - begin) * n_partitions(first, last)
         n_tiles += 1
         begin = end
     return n_tiles, n_records
@@ -128,9 +140,12 @@ def _n_parts(n_head_kv, n_queries, n_tiles, nth):
 
 
 @inlined
-def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
+def _begin_queries(p, queries, begin, end, kv, end_kv, records, partition, n):
     """Set up the states of tokens `begin` to `end`, for heads that read heads `kv` to `end_kv` of
-    K."""
+    K.
+
+    `records`: address of the tile's records, or 0. A query has `n`, the first of `partition`.
+    """
     n_head = ne(p, 1, 1)
     n_shared, query = n_head // (ne(p, 2, 0) // ne(p, 1, 0)), queries
     for first in range(kv * n_shared, end_kv * n_shared, n_shared):
@@ -138,7 +153,7 @@ def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
             for head in range(first, first + n_shared):
                 record = 0
                 if records != 0:
-                    index = ((t - begin) * n_head + head) * n_partitions
+                    index = ((t - begin) * n_head + head) * n - partition
                     record = records + index * (VALUES + v_size(p))
                 begin_query(p, query, t, head, record)
                 query += query_size(p)
@@ -146,7 +161,7 @@ def _begin_queries(p, queries, begin, end, kv, end_kv, records, n_partitions):
 
 @merged
 def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
-    """Process positions first to end - 1, in whole partitions, for all queries.
+    """Process positions `first` to `end` - 1 for all queries. No partition is continued later.
 
     Each head of K from `kv` on has `n_queries`.
     """
@@ -155,10 +170,11 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
     v = k + BLOCK * k_step
     queries = v + BLOCK * v_step
     prefetches = n_queries <= TILE * 2 and end * nb(p, 2, 1) >= PREFETCHED
-    next_runs, n_next = runs + RUNS_SIZE, min(BLOCK, end - first)
+    skip = first % BLOCK  # positions of the first block before `first`: they may have no page
+    next_runs, n_next = runs + RUNS_SIZE, min(BLOCK - skip, end - first)
     if not find_rows(p, seq, first, n_next, next_runs):
         return
-    for begin in range(first, end, BLOCK):
+    for begin in range(first - skip, end, BLOCK):
         runs, next_runs = next_runs, runs
         n, n_next = n_next, max(0, min(BLOCK, end - begin - BLOCK))
         if not find_rows(p, seq, begin + BLOCK, n_next, next_runs):
@@ -166,16 +182,17 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
         query = queries
         for head in range(kv, end_kv):
             n_ahead = n_next if prefetches else 0
-            load_block(p, 2, head, ne(p, 1, 0), n, runs, k, n_ahead, next_runs)
-            load_block(p, 3, head, ne(p, 0, 0), n, runs, v, n_ahead, next_runs)
+            load_block(p, 2, head, ne(p, 1, 0), n, runs, k + skip * k_step, n_ahead, next_runs)
+            load_block(p, 3, head, ne(p, 0, 0), n, runs, v + skip * v_step, n_ahead, next_runs)
             i = 0
             while i < n_queries:
                 count = TILE if n_queries - i >= TILE else 1
-                attend_block(p, query, count, begin, n, k, v, scratch + DOTS)
+                attend_block(p, query, count, begin, skip + n, k, v, scratch + DOTS)
                 query += count * size
                 i += count
+        skip = 0
         if n_next == 0 or (begin + BLOCK) % PARTITION == 0:
-            partition = begin // PARTITION * PARTITION
+            partition = begin // PARTITION
             for i in range((end_kv - kv) * n_queries):
                 end_partition(p, queries + i * size, partition, v_step)
 
@@ -187,14 +204,17 @@ def _merge(p):
     begin, record = 0, shared_work(p)
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
-        n = _n_partitions(_n_positions(p, begin, end))
+        first, last = _span(p, begin, end)
+        n = n_partitions(first, last)
         for t in range(begin, end):
-            own = load_i32(data(p, 6) + nb(p, 6, 0) * t) // PARTITION + 1
+            before = token_int(p, BEGIN, t) // PARTITION - first // PARTITION
+            own = n_partitions(token_int(p, BEGIN, t), token_int(p, END, t))
             for head in range(n_head):
                 if own > 1 and n > 0:
+                    sums = record + before * (VALUES + size)
                     for i in range(1, own):
-                        merge(record, record + i * (VALUES + size), size)
-                    write_result(p, row_at(p, 0, head, t, 0), record)
+                        merge(sums, sums + i * (VALUES + size), size)
+                    write_result(p, row_at(p, 0, head, t, 0), sums, sink_of(p, head))
                 record += n * (VALUES + size)
         begin = end
 
@@ -214,22 +234,24 @@ def flash_attn_ext(p, ith, nth):
     begin, whose = 0, 0
     while begin < ne(p, 1, 2):
         end = _end_of_tile(p, begin)
-        n_positions = _n_positions(p, begin, end)
-        n_partitions = _n_partitions(n_positions)
+        first, last = _span(p, begin, end)
+        partition, n = first // PARTITION, n_partitions(first, last)
         n_queries = (end - begin) * n_shared
         n_parts = _n_parts(n_head_kv, n_queries, n_tiles, nth)
-        step = PARTITION if divided else max(n_positions, 1)
-        for first in range(0, n_positions, step):
+        # at least one step, in which results of empty spans are written
+        for i in range(max(1, n) if divided else 1):
+            low = max(first, (partition + i) * PARTITION)
+            high = min(last, (partition + i + 1) * PARTITION) if divided else last
             for part in range(n_parts):
                 if whose == ith:
                     kv = first_of(n_head_kv, part, n_parts)
                     end_kv = first_of(n_head_kv, part + 1, n_parts)
                     to = records if divided else 0
-                    _begin_queries(p, queries, begin, end, kv, end_kv, to, n_partitions)
-                    last = min(n_positions, first + step)
-                    _attend(p, _sequence(p, begin), first, last, kv, end_kv, n_queries, scratch)
+                    _begin_queries(p, queries, begin, end, kv, end_kv, to, partition, n)
+                    seq = token_int(p, SEQ, begin)
+                    _attend(p, seq, low, high, kv, end_kv, n_queries, scratch)
                 whose = whose + 1 if whose + 1 < nth else 0
-        records += (end - begin) * n_partitions * record_size
+        records += (end - begin) * n * record_size
         begin = end
     # the last thread can read all records, so no barrier is needed
     if divided and is_last(p, nth):
@@ -246,16 +268,23 @@ def _flash_attn_ext(node: Tensor) -> Sequence[CpuCall]:
     n_head, n_tokens = q.ne[1:3]
     n_shared = n_head // (k.ne[0] // q.ne[0])
     sizes = sizes_of(q.ne[0], node.ne[0], max(N_QUERIES, n_shared))
-    n_positions = pages.ne[0] * op.page_size  # an upper limit: the number is not known yet
-    small = (q.n_elements + node.n_elements) * n_positions < 4 * SMALL
+    # upper limits: the spans are not known yet
+    n_positions = pages.ne[0] * op.page_size
+    n_seen = min(n_positions, op.n_swa or n_positions)
+    small = (q.n_elements + node.n_elements) * n_seen < 4 * SMALL
     divided = not small and n_tokens <= MAX_TOKENS and n_positions > PARTITION
-    # enough if the sequences fill the pool, each with a partial last partition
-    n_records = -(-n_positions // PARTITION) + n_tokens if divided else 0
+    n_records = 0
+    if divided:
+        # enough if the sequences fill the pool, each with a partial last partition; of a window,
+        # the first one may be partial, too
+        n_records = -(-n_positions // PARTITION) + n_tokens
+        n_records = min(n_records, n_tokens * (-(-(n_seen - 1) // PARTITION) + 1))
     params = (
         *(op.scale, op.max_bias, op.softcap, op.page_size),
         *(max(1, N_QUERIES // n_shared), n_records),
         *(ROW_LOADERS[k.type], ROW_LOADERS[v.type]),
         *(_bytes(k.type, q.ne[0]), _bytes(v.type, node.ne[0])),
+        len(node.src) > SINKS - 1,
     )
     shared = n_records * n_head * sizes.sums
     return [CpuCall(flash_attn_ext, params, small, sizes.work, shared)]

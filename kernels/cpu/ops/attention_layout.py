@@ -22,6 +22,15 @@ N_TOKENS: Final = 4  # most tokens of one sequence that are computed together
 N_RECORDS: Final = 5  # records of sums in shared scratch; 0: partitions are not divided
 LOAD_K: Final = 6  # address of the `load_rows` of keys; the next parameter is that of values
 K_SIZE: Final = 8  # bytes of a head's key in whole blocks; the next parameter is that of its value
+HAS_SINKS: Final = 10  # 1 if heads have sinks
+
+# tensors besides q, k and v, which follow the node
+PAGES: Final = 4
+SEQ: Final = 5
+POS: Final = 6
+BEGIN: Final = 7
+END: Final = 8
+SINKS: Final = 9
 
 VECTOR: Final = 4 * LANES  # bytes
 
@@ -39,9 +48,12 @@ RUN_SIZE: Final = 32
 
 # a query's state: these words, its sums, the sums of earlier partitions, the query as floats
 OUT: Final = 0  # address of the result
-POS: Final = 8
-RECORD: Final = 16  # address of the records of sums in shared memory, or 0
-SLOPE: Final = 24  # ALiBi's slope, a float32
+FIRST: Final = 8  # the span of positions that the query attends to: FIRST to LAST - 1
+LAST: Final = 16
+RECORD: Final = 24  # address of partition 0's record of sums in shared memory, or 0
+SLOPE: Final = 32  # ALiBi's slope, a float32
+POSITION: Final = 40  # of the query, for ALiBi
+SINK: Final = 48  # the sink's score, a float32
 WEIGHTS: Final = VECTOR  # the block's scores, then their exponentials
 SUMS: Final = WEIGHTS + 4 * BLOCK
 # sums over positions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ..params import data, float_param, nb, ne, row_at
+from ..params import data, float_param, int_param, nb, ne, row_at
 from ..simd.calls import inlined
 from ..simd.floats import add_rows, dots, transposed
 from ..simd.functions import vexp, vtanh
@@ -27,14 +27,22 @@ from ..simd.memory import (
 )
 from ..simd.vectors import LANES, hmax, hsum, join, lane_numbers, splat, vmax, zero
 from .attention_layout import (
+    BEGIN,
     BLOCK,
+    END,
+    FIRST,
+    HAS_SINKS,
     LARGEST,
+    LAST,
     MAX_BIAS,
     OUT,
     PARTITION,
     POS,
+    POSITION,
     RECORD,
     SCALE,
+    SINK,
+    SINKS,
     SLOPE,
     SOFTCAP,
     SUMS,
@@ -88,14 +96,36 @@ def clear(sums, size):
 
 
 @inlined
+def token_int(p, source, t):
+    """Element `t` of SEQ, POS, BEGIN or END."""
+    return load_i32(data(p, source) + nb(p, source, 0) * t)
+
+
+@inlined
+def sink_of(p, head):
+    """The score of a head's sink; minus infinity, which changes no sum, if it has none."""
+    if int_param(p, HAS_SINKS) == 0:
+        return -math.inf
+    return load_f32(data(p, SINKS) + nb(p, SINKS, 0) * head)
+
+
+@inlined
 def begin_query(p, query, t, head, record):
-    """Set up the state of a head of token `t`. `record`: address of its partitions' sums, or 0."""
+    """Set up the state of a head of token `t`. The result of an empty span is written here.
+
+    `record`: address of partition 0's record of sums, or 0.
+    """
     size = v_size(p)
     store_i64(query + OUT, row_at(p, 0, head, t, 0))
-    store_i64(query + POS, load_i32(data(p, 6) + nb(p, 6, 0) * t))
+    store_i64(query + FIRST, token_int(p, BEGIN, t))
+    store_i64(query + LAST, token_int(p, END, t))
     store_i64(query + RECORD, record)
     store_f32(query + SLOPE, alibi_slope(head, ne(p, 1, 1), float_param(p, MAX_BIAS)))
+    store_i64(query + POSITION, token_int(p, POS, t))
+    store_f32(query + SINK, sink_of(p, head))
     clear(query + SUMS, size)
+    if load_i64(query + FIRST) == load_i64(query + LAST):
+        write_scaled(p, load_i64(query + OUT), query + SUMS, 1.0)
     q, n, to = row_at(p, 1, head, t, 0), ne(p, 1, 0), query + SUMS + 2 * (VALUES + size)
     for d in range(0, n, LANES):
         store_f32x16(to + 4 * d, load_f32_part(q + 4 * d, n - d))
@@ -115,7 +145,7 @@ def _bend(p, query, first):
         else:
             s = s * splat(float_param(p, SCALE))
         if max_bias > 0:
-            distance = splat(first + j - load_i64(query + POS)) + lane_numbers()
+            distance = splat(first + j - load_i64(query + POSITION)) + lane_numbers()
             s = s + splat(load_f32(query + SLOPE)) * distance
         store_f32x16(query + WEIGHTS + 4 * j, s)
 
@@ -129,14 +159,23 @@ def _scale(sums, factor, size):
 
 
 @inlined
-def _weigh(p, query, first, n, size):
-    """Turn the products of a block's `n` positions into weights, relative to the largest score."""
+def _seen(scores, begin, end):
+    """Scores, but minus infinity outside of lanes `begin` to `end` - 1."""
+    return join(splat(-math.inf), join(scores, splat(-math.inf), end), begin)
+
+
+@inlined
+def _weigh(p, query, first, begin, end, size):
+    """Turn products into weights, relative to the largest score.
+
+    The query attends to positions `begin` to `end` - 1 of the block; the others get weight 0.
+    """
     sums, weights, factor = query + SUMS, query + WEIGHTS, splat(float_param(p, SCALE))
     if float_param(p, SOFTCAP) > 0 or float_param(p, MAX_BIAS) > 0:
         _bend(p, query, first)
         factor = splat(1.0)
-    low = join(load_f32x16(weights) * factor, splat(-math.inf), n)
-    high = join(load_f32x16(weights + VECTOR) * factor, splat(-math.inf), n - LANES)
+    low = _seen(load_f32x16(weights) * factor, begin, end)
+    high = _seen(load_f32x16(weights + VECTOR) * factor, begin - LANES, end - LANES)
     largest, before = hmax(vmax(low, high)), load_f32(sums + LARGEST)
     if largest > before + SLACK:
         store_f32x16(sums + LARGEST, splat(largest))
@@ -175,9 +214,9 @@ def _multiply_tile(query, step, at, n, k, k_step, temp):
 
 
 @inlined
-def _add_one(query, j, n, v, size):
-    """Add the weighted values of positions j to n - 1 of the block."""
-    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * j, v + j * size, n - j
+def _add_one(query, begin, end, v, size):
+    """Add the weighted values of positions `begin` to `end` - 1 of the block."""
+    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
     if n <= 0:
         return
     d = 0
@@ -193,9 +232,9 @@ def _add_one(query, j, n, v, size):
 
 
 @inlined
-def _add_tile(query, step, n, v, size):
-    """Add the weighted values of the block's first `n` positions, for four queries."""
-    y, w = query + SUMS + VALUES, query + WEIGHTS
+def _add_tile(query, step, begin, end, v, size):
+    """Add the weighted values of positions `begin` to `end` - 1 of the block, for four queries."""
+    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
     if n <= 0:
         return
     d = 0
@@ -212,8 +251,9 @@ def _add_tile(query, step, n, v, size):
 
 @inlined
 def _own(query, first, n):
-    """The number of positions, of `n` from `first` on, that a query attends to."""
-    return max(0, min(n, load_i64(query + POS) + 1 - first))
+    """The range of the positions, of `n` from `first` on, that a query attends to."""
+    end = max(0, min(n, load_i64(query + LAST) - first))
+    return min(end, max(0, load_i64(query + FIRST) - first)), end
 
 
 @inlined
@@ -221,10 +261,12 @@ def attend_block(p, query, count, first, n, k, v, temp):
     """Process `n` positions, whose keys and values are at k and v, for one query or four."""
     step, k_step, v_step = query_size(p), k_size(p), v_size(p)
     at = step - k_step
-    least, most = n, 0
+    begin, end, most = 0, n, 0  # `begin` to `end`: the positions that all queries attend to
     for i in range(count):
         own = _own(query + i * step, first, n)
-        least, most = min(least, own), max(most, own)
+        begin, end = max(begin, own[0]), min(end, own[1])
+        if own[0] < own[1]:
+            most = max(most, own[1])
     if most == 0:
         return
     if count == TILE:
@@ -233,17 +275,31 @@ def attend_block(p, query, count, first, n, k, v, temp):
         _multiply_one(query, at, most, k, k_step)
     for i in range(count):
         one = query + i * step
-        _weigh(p, one, first, _own(one, first, n), v_step)
-    if count == TILE:
-        _add_tile(query, step, least, v, v_step)
-    else:
-        least = 0
+        own = _own(one, first, n)
+        _weigh(p, one, first, own[0], own[1], v_step)
+    if count < TILE or begin >= end:
+        begin = end = n  # each query adds all of its positions by itself
     for i in range(count):
         one = query + i * step
-        _add_one(one, least, _own(one, first, n), v, v_step)
+        own = _own(one, first, n)
+        _add_one(one, own[0], min(begin, own[1]), v, v_step)
+    if count == TILE:
+        _add_tile(query, step, begin, end, v, v_step)
+    for i in range(count):
+        one = query + i * step
+        own = _own(one, first, n)
+        _add_one(one, max(end, own[0]), own[1], v, v_step)
 
 
 # --- partitions and results ---
+
+
+@inlined
+def n_partitions(begin, end):
+    """The number of partitions with positions of a span."""
+    if begin >= end:
+        return 0
+    return (end - 1) // PARTITION - begin // PARTITION + 1
 
 
 @inlined
@@ -259,30 +315,42 @@ def merge(sums, others, size):
 
 
 @inlined
-def write_result(p, out, sums):
-    """Write the weighted mean to the row at `out`."""
-    n = ne(p, 0, 0)
-    factor = splat(1.0 / hsum(load_f32x16(sums + TOTAL)))
-    for d in range(0, n, LANES):
-        store_f32_part(out + 4 * d, load_f32x16(sums + VALUES + 4 * d) * factor, n - d)
+def write_result(p, out, sums, sink):
+    """Write the weighted mean to the row at `out`.
+
+    A sink has the weight of one more position, whose value is zero.
+    """
+    sunk = vexp(splat(sink) - load_f32x16(sums + LARGEST))
+    total = hsum(load_f32x16(sums + TOTAL)) + hmax(sunk)
+    write_scaled(p, out, sums, 1.0 / total)
 
 
 @inlined
-def end_partition(p, query, first, size):
-    """End the partition from `first` on: write its sums, or the result."""
-    pos, record, sums = load_i64(query + POS), load_i64(query + RECORD), query + SUMS
+def write_scaled(p, out, sums, factor):
+    """Write the values of `sums` times `factor` to the row at `out`."""
+    n = ne(p, 0, 0)
+    for d in range(0, n, LANES):
+        store_f32_part(out + 4 * d, load_f32x16(sums + VALUES + 4 * d) * splat(factor), n - d)
+
+
+@inlined
+def end_partition(p, query, partition, size):
+    """End a partition: write its sums, or the result."""
+    first, last = load_i64(query + FIRST), load_i64(query + LAST)
+    record, sums = load_i64(query + RECORD), query + SUMS
     before = sums + VALUES + size
-    if pos < first:
+    i, n = partition - first // PARTITION, n_partitions(first, last)
+    if i < 0 or i >= n:
         return  # the query attends to none of its positions
-    if record != 0 and pos >= PARTITION:
-        _copy(record + first // PARTITION * (VALUES + size), sums, size)
+    if record != 0 and n > 1:
+        _copy(record + partition * (VALUES + size), sums, size)
         return
-    if first > 0:
+    if i > 0:
         merge(before, sums, size)
-    if pos < first + PARTITION:
-        write_result(p, load_i64(query + OUT), before if first > 0 else sums)
+    if i == n - 1:
+        write_result(p, load_i64(query + OUT), before if i > 0 else sums, load_f32(query + SINK))
         return
-    if first == 0:
+    if i == 0:
         _copy(before, sums, size)
     clear(sums, size)
 

@@ -31,7 +31,17 @@ from ..simd.memory import (
     store_i64,
 )
 from ..simd.vectors import LANES, join, splat
-from .attention_layout import K_SIZE, LOAD_K, PAGE_SIZE, RUN_K, RUN_N, RUN_SIZE, RUN_V, VECTOR
+from .attention_layout import (
+    K_SIZE,
+    LOAD_K,
+    PAGE_SIZE,
+    PAGES,
+    RUN_K,
+    RUN_N,
+    RUN_SIZE,
+    RUN_V,
+    VECTOR,
+)
 
 LINE: Final = 64  # bytes of a cache line
 
@@ -45,7 +55,7 @@ def find_rows(p, seq, first, n, runs):
     """
     page_size = int_param(p, PAGE_SIZE)
     n_pages = ne(p, 2, 1) // page_size
-    page_at = data(p, 4) + nb(p, 4, 1) * seq + nb(p, 4, 0) * (first // page_size)
+    page_at = data(p, PAGES) + nb(p, PAGES, 1) * seq + nb(p, PAGES, 0) * (first // page_size)
     at = first % page_size
     while n > 0:
         page = load_i32(page_at)
@@ -57,7 +67,7 @@ def find_rows(p, seq, first, n, runs):
         store_i64(runs + RUN_V, data(p, 3) + nb(p, 3, 1) * cell)
         store_i64(runs + RUN_N, count)
         runs += RUN_SIZE
-        page_at += nb(p, 4, 0)
+        page_at += nb(p, PAGES, 0)
         n -= count
         at = 0
     return True

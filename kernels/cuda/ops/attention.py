@@ -37,6 +37,7 @@ MAX_SCRATCH: Final = 1 << 25  # bytes of records
 MAX_PARTS: Final = 65535  # the grid's third dimension
 
 TYPES: Final = (GGMLType.F16, GGMLType.Q8_0)  # types of pools that tensor cores support
+SINKS: Final = 9  # tensor of the kernels
 COMBINE: Final = CudaKernel(CudaSource.of("attention_combine.cu"), "attention_combine")
 COMBINE_THREADS: Final = 128
 ATTENTION_F32: Final = CudaKernel(CudaSource.of("attention_f32.cu"), "attention_f32")
@@ -96,7 +97,11 @@ def divided(node: Tensor) -> Division:
         n_queries = n_tokens * _n_shared(node) // max(1, pages.ne[1] - 1)
         n_warps = 1 if n_queries <= FEW_QUERIES else 4
     x, y = _blocks(node, n_warps)
-    n_partitions = -(-min(pages.ne[0] * _params(node).page_size, k.ne[1]) // PARTITION)
+    op = _params(node)
+    n_positions = min(pages.ne[0] * op.page_size, k.ne[1])
+    n_partitions = -(-n_positions // PARTITION)
+    if op.n_swa > 0:
+        n_partitions = min(n_partitions, -(-(op.n_swa - 1) // PARTITION) + 1)
     n_parts = min(-(-N_BLOCKS[n_warps] // (x * y)), n_partitions, MAX_PARTS)
     room = MAX_SCRATCH // (n_head * _record_bytes(node))
     if n_parts <= 1 or room < n_tokens:
@@ -166,7 +171,8 @@ def _kernel_params(node: Tensor, n_records: int) -> tuple[float | int, ...]:
     scale = op.scale / op.softcap if op.softcap > 0 else op.scale * math.log2(math.e)
     softcap = max(op.softcap, 0.0) * math.log2(math.e)
     n_pages = node.src[1].ne[1] // op.page_size
-    return scale, softcap, op.max_bias, op.page_size, n_pages, n_records
+    has_sinks = len(node.src) > SINKS - 1
+    return scale, softcap, op.max_bias, op.page_size, n_pages, n_records, has_sinks
 
 
 def _source(node: Tensor) -> CudaSource:

@@ -1,4 +1,4 @@
-// FLASH_ATTN_EXT on tensor cores: causal attention over a paged pool of keys and values.
+// FLASH_ATTN_EXT on tensor cores: attention over a paged pool of keys and values.
 //
 // A block has the queries of some tokens of one sequence, whose heads share keys and values. It
 // computes all partitions of positions that they see, in order (see attention.cuh); or every n-th
@@ -12,6 +12,9 @@
 #include "attention_warp.cuh"
 
 // --- the work of a block ---
+
+DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+DEVICE int max_of(int a, int b) { return a > b ? a : b; }
 
 // Heads `first` ... first + n - 1. They read head `kv` of K, and a slice of head `kv` of V.
 struct Heads {
@@ -29,17 +32,25 @@ DEVICE Heads heads_of(const Params &p, int n_rows) {
     return {kv, kv * n + begin, n - begin < n_rows ? n - begin : n_rows, i % N_SLICES};
 }
 
-// Consecutive tokens of a sequence. n_before: how many partitions all tokens before them see, or -1
-// if partitions are not divided among blocks.
+// Consecutive tokens of a sequence, such that every position from the first to the last of their
+// spans is in one of them. n_before: how many partitions all tokens before them see, or -1 if
+// partitions are not divided among blocks.
 struct Run {
     int begin, end, n_before;
 
     DEVICE int record_of(const Params &p, int token) const {
         int n = n_before;
-        for (int t = begin; t < token; t++) n += n_partitions(position_of(p, t));
+        for (int t = begin; t < token; t++) n += span_of(p, t).n_partitions();
         return n;
     }
 };
+
+// True if token `t` and the one before may be in one run.
+DEVICE bool belong(const Params &p, int t) {
+    return int_at(p.t[SEQ], t) == int_at(p.t[SEQ], t - 1) &&
+           int_at(p.t[BEGIN], t) <= int_at(p.t[END], t - 1) &&
+           int_at(p.t[BEGIN], t - 1) <= int_at(p.t[END], t);
+}
 
 DEVICE int lowest_bit(u64 v) {
     const u32 low = static_cast<u32>(v), high = static_cast<u32>(v >> 32);
@@ -50,10 +61,17 @@ DEVICE int lowest_bit(u64 v) {
 struct Work {
     Heads heads;
     Run run;                      // the current run
-    int seq, last;                // its sequence; the last position that it sees, or -1
+    int seq;                      // its sequence
+    Span span;                    // the positions that it sees
+    bool has_empty;               // a token of it sees none
     int begin, end, index, step;  // the block's tokens; it takes runs index, index + step, ...
 
     DEVICE int n_queries() const { return (run.end - run.begin) * heads.n; }
+    // The token and the head of a query; the last query repeats to the end of the block's rows.
+    DEVICE int token_of(int row) const { return run.begin + min_of(row, n_queries() - 1) / heads.n; }
+    DEVICE int head_of(int row) const {
+        return heads.first + min_of(row, n_queries() - 1) % heads.n;
+    }
 };
 
 DEVICE Work first_work(const Params &p, int n_rows) {
@@ -63,7 +81,7 @@ DEVICE Work first_work(const Params &p, int n_rows) {
     // the last tokens see most and begin first
     const int begin = (n_groups - 1 - x % n_groups) * size;
     const int end = begin + size < n_tokens ? begin + size : n_tokens;
-    return {heads_of(p, n_rows), {}, 0, 0, begin, end, x / n_groups, n_slots};
+    return {heads_of(p, n_rows), {}, 0, {0, 0}, false, begin, end, x / n_groups, n_slots};
 }
 
 // The index-th run among at most 64 tokens begin ... end - 1; an empty one if there is none.
@@ -71,8 +89,7 @@ DEVICE Run find_run(const Params &p, int begin, int end, int index) {
     u64 starts = 0;
     for (int half = 0; half < 2; half++) {
         const int t = begin + half * WARP + lane_id();
-        const bool is_start =
-            t < end && (t == begin || int_at(p.t[SEQ], t) != int_at(p.t[SEQ], t - 1));
+        const bool is_start = t < end && (t == begin || !belong(p, t));
         starts |= static_cast<u64>(ballot(is_start)) << (half * WARP);
     }
     for (; index > 0; index--) starts &= starts - 1;
@@ -81,20 +98,25 @@ DEVICE Run find_run(const Params &p, int begin, int end, int index) {
     return {begin + lowest_bit(starts), others ? begin + lowest_bit(others) : end, -1};
 }
 
-// The last position that a run sees; -1 if one of its tokens is invalid, so that it sees none.
-DEVICE int last_position(const Params &p, const Run &run) {
-    int last = -1;
+// The positions that a run sees; none if one of its tokens is invalid. `has_empty`: a token of it
+// sees none.
+DEVICE Span span_of_run(const Params &p, const Run &run, bool &has_empty) {
+    Span all = {0x7fffffff, 0};
     bool is_good = true;
+    has_empty = false;
     for (int t = run.begin + lane_id(); t < run.end; t += WARP) {
         is_good &= check_token(p, t);
-        const int pos = position_of(p, t);
-        last = pos > last ? pos : last;
+        const Span span = span_of(p, t);
+        has_empty |= span.is_empty();
+        all = {min_of(all.begin, span.begin), max_of(all.end, span.end)};
     }
     for (int mask = WARP / 2; mask > 0; mask /= 2) {
-        const int other = shfl_xor(last, mask);
-        last = other > last ? other : last;
+        const Span other = {shfl_xor(all.begin, mask), shfl_xor(all.end, mask)};
+        all = {min_of(all.begin, other.begin), max_of(all.end, other.end)};
     }
-    return ballot(!is_good) == 0 ? last : -1;
+    has_empty = ballot(has_empty) != 0;
+    if (ballot(!is_good) != 0) return {0, 0};
+    return all;
 }
 
 // Make the next run the block's work. Return false if none is left.
@@ -106,11 +128,12 @@ DEVICE bool next_run(const Params &p, Work &work) {
         if (count.has_room(p)) run.n_before = count.before;
         else if (blockIdx.z > 0) return false;
     }
-    const int last = last_position(p, run);
+    bool has_empty;
+    const Span span = span_of_run(p, run, has_empty);
     sync_block();  // the work before is done
     if (threadIdx.x == 0) {
         work.run = run, work.index += work.step;
-        work.seq = int_at(p.t[SEQ], run.begin), work.last = last;
+        work.seq = int_at(p.t[SEQ], run.begin), work.span = span, work.has_empty = has_empty;
     }
     sync_block();
     return true;
@@ -124,52 +147,78 @@ DEVICE int next_tile(int first, int n) {
 
 // --- the work of a warp ---
 
-// List the queries of a run; the last one repeats to the end of the block's `rows`.
+// List the queries of a run.
 template <int N_ROWS>
 DEVICE void list_rows(Row *rows, const Params &p, const Work &work) {
     if (threadIdx.x >= N_ROWS) return;
-    const int n = work.n_queries(), own = static_cast<int>(threadIdx.x);
-    const int i = own < n ? own : n - 1;
-    const Heads &heads = work.heads;
-    const int token = work.run.begin + i / heads.n, head = heads.first + i % heads.n;
-    const float slope = p.param[MAX_BIAS].f > 0 ? slope_of(p, head) : 0.0f;
-    rows[own] = {token, head, position_of(p, token), slope};
+    const int own = static_cast<int>(threadIdx.x), token = work.token_of(own);
+    const float slope = p.param[MAX_BIAS].f > 0 ? slope_of(p, work.head_of(own)) : 0.0f;
+    rows[own] = {int_at(p.t[POS], token), span_of(p, token), slope};
+}
+
+DEVICE float *result_of(const Params &p, const Work &work, int row) {
+    return reinterpret_cast<float *>(at(p.t[0], 0, work.head_of(row), work.token_of(row), 0)) +
+           work.heads.slice * SLICE;
+}
+
+// Write zeros as the results of tokens that see no position.
+template <int N_WARPS>
+DEVICE void store_empty(const Params &p, const Row *rows, const Work &work) {
+    for (int row = 0; row < work.n_queries(); row++) {
+        if (!rows[row].span.is_empty()) continue;
+        float *const to = result_of(p, work, row);
+        for (int i = threadIdx.x; i < SLICE; i += N_WARPS * WARP) to[i] = 0.0f;
+    }
 }
 
 struct Queries {
     const Row *rows;  // 16
+    int row;          // the first one of them in the block
     int n_own;        // rows before the repeated ones
-    int least, most;  // smallest and largest position of the rows
+    Span any, every;  // the positions that a row sees, and those that every row sees
     Fragments q;
     Sums part;
 
-    DEVICE Queries(const Row *rows, int n_own, uint4 *shared)
-        : rows(rows), n_own(n_own), q(shared) {}
+    DEVICE Queries(const Row *rows, const Work &work, uint4 *shared)
+        : rows(rows + 16 * warp_id()),
+          row(16 * warp_id()),
+          n_own(work.n_queries() - row),
+          q(shared) {}
 
-    DEVICE void load(const Params &p) {
-        least = most = rows[lane_id() % 16].pos;
+    DEVICE void load(const Params &p, const Work &work) {
+        any = every = rows[lane_id() % 16].span;
         for (int mask = 8; mask > 0; mask /= 2) {
-            const int a = shfl_xor(least, mask), b = shfl_xor(most, mask);
-            least = a < least ? a : least;
-            most = b > most ? b : most;
+            const Span a = {shfl_xor(any.begin, mask), shfl_xor(any.end, mask)};
+            const Span b = {shfl_xor(every.begin, mask), shfl_xor(every.end, mask)};
+            any = {min_of(any.begin, a.begin), max_of(any.end, a.end)};
+            every = {max_of(every.begin, b.begin), min_of(every.end, b.end)};
         }
-        q.load(p.t[Q], rows);
+        const float *x[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int i = row + lane_id() / 4 + 8 * half;
+            x[half] = reinterpret_cast<const float *>(
+                at(p.t[Q], 0, work.head_of(i), work.token_of(i), 0));
+        }
+        q.load(x);
         part.clear();
     }
 
-    DEVICE bool sees(int first) const { return n_own > 0 && first <= most; }
+    // True if a row sees one of `n` positions from `first` on.
+    DEVICE bool sees(int first, int n) const {
+        return n_own > 0 && first < any.end && first + n > any.begin;
+    }
 
-    // Add the tile of positions from `first` on; values past position `last` are not there.
+    // Add the tile of positions from `first` on; values from position `end` on are zeros.
     template <int K_STRIDE, int V_STRIDE>
     DEVICE void attend(const uint4 *keys, const uint4 *values, const Scores &scores, int first,
-                       int last) {
-        const int end = first + TILE - 1;
+                       int end) {
         float s[4][4], keep[2];
         u32 w[2][4];
         multiply_keys<K_STRIDE>(s, q, keys);
-        score(s, scores, rows, first, end > least);
+        score(s, scores, rows, first, first < every.begin || first + TILE > every.end);
         weigh(w, keep, part, s);
-        const bool all_see_all = (end < last ? end : last) <= least;
+        const bool all_see_all = first >= every.begin && min_of(first + TILE, end) <= every.end;
         if (all_see_all || are_finite<V_STRIDE>(values))
             add_values<V_STRIDE>(part, w, keep, values);
         else
@@ -178,14 +227,15 @@ struct Queries {
 
     // Finish a partition: all of its positions were added.
     DEVICE void end_partition(const Params &p, const Work &work, int partition, Totals &all) {
-        if (!sees(partition * PARTITION)) return;
+        const int first = partition * PARTITION;
+        if (!sees(first, PARTITION)) return;
         part.add_totals();
         if (work.run.n_before >= 0) {
             store_records(p, work, partition);
         } else {
-            if (partition > 0) all.add_to(part, partition);
-            if (sees((partition + 1) * PARTITION)) all.keep(part, partition);
-            else store_results(p, work.heads.slice);
+            if (any.begin < first) all.add_to(part, partition);
+            if (any.end > first + PARTITION) all.keep(part, partition);
+            else store_results(p, work);
         }
         part.clear();
     }
@@ -195,9 +245,11 @@ struct Queries {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int i = lane_id() / 4 + 8 * half;
-            const Row &row = rows[i];
-            if (i >= n_own || partition * PARTITION > row.pos) continue;
-            const Record to(p, work.run.record_of(p, row.token) + partition, row.head);
+            const Span span = rows[i].span;
+            const int index = partition - span.begin / PARTITION;
+            if (i >= n_own || index < 0 || index >= span.n_partitions()) continue;
+            const int before = work.run.record_of(p, work.token_of(row + i));
+            const Record to(p, before + index, work.head_of(row + i));
             if (slice == 0 && lane_id() % 4 == 0) {
                 to.sums[0] = part.largest[half];
                 to.sums[1] = part.total[half];
@@ -206,25 +258,25 @@ struct Queries {
         }
     }
 
-    DEVICE void store_results(const Params &p, int slice) const {
+    DEVICE void store_results(const Params &p, const Work &work) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int i = lane_id() / 4 + 8 * half;
-            const Row &row = rows[i];
-            if (i >= n_own) continue;
-            float *const to = reinterpret_cast<float *>(at(p.t[0], 0, row.head, row.token, 0));
-            part.store(half, to + slice * SLICE, 1.0f / part.total[half]);
+            if (i >= n_own || rows[i].span.is_empty()) continue;
+            const float sink = sink_of(p, work.head_of(row + i));
+            const float inverse = inverse_of(part.total[half], part.largest[half], sink);
+            part.store(half, result_of(p, work, row + i), inverse);
         }
     }
 };
 
 // --- the kernels ---
 
-// The pool's cell of a tile's first position; `n`: how many of the tile's positions are seen. A
-// page out of range counts as zeros, and is noted in `bad_page` for the report.
+// The pool's cell of a tile's first position; `n`: how many of its positions are before the end of
+// the run's span. A page out of range counts as zeros, and is noted in `bad_page` for the report.
 DEVICE int find_tile(const Params &p, const Work &work, int first, int &n, int &bad_page) {
     n = 0;
-    const int n_left = work.last - first + 1;
+    const int n_left = work.span.end - first;
     if (n_left <= 0) return 0;
     const u32 mask = static_cast<u32>(p.param[PAGE_SIZE].i) - 1, i = static_cast<u32>(first);
     const int page = page_of(p, work.seq, i >> popcount(mask));
@@ -241,20 +293,27 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
     typedef PoolTile<TYPE_V, SLICE, N_WARPS * WARP> Values;
     const Heads &heads = work.heads;
     const bool is_whole = work.run.n_before < 0;
-    int next = is_whole ? 0 : blockIdx.z * PARTITION;
-    if (next > work.last) return;
+    const int begin = work.span.begin / PARTITION * PARTITION;
+    int next = is_whole ? begin : begin + blockIdx.z * PARTITION;
+    if (next < work.span.begin) next = work.span.begin / TILE * TILE;
+    if (next >= work.span.end && (blockIdx.z > 0 || !work.has_empty)) return;
     const Keys keys(p.t[K], heads.kv * HEAD_DIM_K, shared);
     const Values values(p.t[V], heads.kv * HEAD_DIM_V + heads.slice * SLICE, shared + Keys::SIZE);
     uint4 *const behind = shared + Keys::SIZE + Values::SIZE;
     Row *const rows = reinterpret_cast<Row *>(behind + N_LENT * N_WARPS * WARP);
     list_rows<16 * N_WARPS>(rows, p, work);
+    if (work.has_empty) {
+        sync_block();  // for all rows
+        store_empty<N_WARPS>(p, rows, work);
+        if (next >= work.span.end) return;
+    }
     const Scores scores(p);
-    Queries queries(rows + 16 * warp_id(), work.n_queries() - 16 * warp_id(), behind);
+    Queries queries(rows, work, behind);
     Totals all;
     int n = 0, cell = 0, bad_page = 0, n_next;
     int next_cell = find_tile(p, work, next, n_next, bad_page);
     // while a tile is used, the next one is in flight
-    for (int first = -1, stage = 0; first <= work.last; stage ^= 1) {
+    for (int first = -1, stage = 0; first < work.span.end; stage ^= 1) {
         copy_async_wait<0>();
         sync_block();
         if ((Keys::IS_PACKED || Values::IS_PACKED) && first >= 0) {
@@ -262,7 +321,7 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
             values.unpack(cell, n);
             sync_block();
         }
-        if (next <= work.last) {
+        if (next < work.span.end) {
             keys.copy(stage, next_cell, n_next);
             values.copy(stage, next_cell, n_next);
         }
@@ -272,13 +331,13 @@ template <int N_WARPS> DEVICE void attend_run(const Params &p, const Work &work,
         next = then;  // its cell is found now, in time for the next round
         next_cell = find_tile(p, work, next, n_next, bad_page);
         if (now < 0) {
-            queries.load(p);
+            queries.load(p, work);
             continue;
         }
-        if (queries.sees(now))
+        if (queries.sees(now, TILE))
             queries.template attend<Keys::STRIDE, Values::STRIDE>(
-                keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, work.last);
-        if (first > work.last || first / PARTITION != now / PARTITION)
+                keys.rows(stage ^ 1), values.rows(stage ^ 1), scores, now, work.span.end);
+        if (first >= work.span.end || first / PARTITION != now / PARTITION)
             queries.end_partition(p, work, now / PARTITION, all);
     }
     if (bad_page != 0) fail(p, bad_page, p.param[N_PAGES].i);

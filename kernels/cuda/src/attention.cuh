@@ -1,8 +1,8 @@
 // Shared by the attention kernels: positions of tokens, scores, and how sums over positions are
 // combined and stored in scratch memory.
 //
-// A query is a head of a token. It processes positions in partitions of 256, each with its own
-// sums. The sums are combined in ascending order, whichever block computed them. Exponentials are
+// A query is a head of a token. It attends to a span of positions, which it processes in partitions
+// of 256, each with its own sums. The sums are combined in ascending order, whichever block computed them. Exponentials are
 // powers of 2: the factors of scores contain log2(e). Does not know how partitions are computed.
 #pragma once
 #include "device.cuh"
@@ -11,7 +11,7 @@ constexpr int PARTITION = 256;
 constexpr float LOWEST = -3.402823466e+38f;  // below every score, but finite: can be subtracted
 
 // tensors besides the result [head_dim_v, n_head, n_tokens], see graph/ops/matrix.py
-constexpr int Q = 1, K = 2, V = 3, PAGES = 4, SEQ = 5, POS = 6;
+constexpr int Q = 1, K = 2, V = 3, PAGES = 4, SEQ = 5, POS = 6, BEGIN = 7, END = 8, SINKS = 9;
 
 // parameters of all attention kernels, set by kernels/cuda/ops/attention.py
 constexpr int SCALE = 0;      // factor of products
@@ -20,6 +20,7 @@ constexpr int MAX_BIAS = 2;   // the largest bias of ALiBi
 constexpr int PAGE_SIZE = 3;
 constexpr int N_PAGES = 4;    // pages in the pool
 constexpr int N_RECORDS = 5;  // partitions of tokens that fit in scratch memory
+constexpr int HAS_SINKS = 6;  // 1 if heads have sinks
 
 // --- tokens and what they see ---
 
@@ -27,22 +28,34 @@ DEVICE int int_at(const Tensor &t, i64 i) {
     return *reinterpret_cast<const int *>(t.data + i * t.nb[0]);
 }
 
-// Position of a token; -1 if it is out of range, so that the token sees nothing.
-DEVICE int position_of(const Params &p, int token) {
-    const int pos = int_at(p.t[POS], token);
-    return pos >= 0 && pos < p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i ? pos : -1;
+// The positions that a token sees: begin ... end - 1.
+struct Span {
+    int begin, end;
+
+    DEVICE bool is_empty() const { return begin >= end; }
+    DEVICE int n_partitions() const {
+        return is_empty() ? 0 : (end - 1) / PARTITION - begin / PARTITION + 1;
+    }
+};
+
+DEVICE i64 n_positions(const Params &p) { return p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i; }
+
+// The span of a token; an empty one if it is invalid.
+DEVICE Span span_of(const Params &p, int token) {
+    const int begin = int_at(p.t[BEGIN], token), end = int_at(p.t[END], token);
+    if (begin < 0 || begin > end || end > n_positions(p)) return {0, 0};
+    return {begin, end};
 }
 
-// Report a token whose position or sequence is out of range. True if the token sees anything.
+// Report a token whose sequence or span is invalid. True if it is valid.
 DEVICE bool check_token(const Params &p, int token) {
     const int seq = int_at(p.t[SEQ], token);
-    const i64 n_seqs = p.t[PAGES].ne[1];
-    if (seq < 0 || seq >= n_seqs) {
-        fail(p, seq, n_seqs);
-        return false;
-    }
-    if (position_of(p, token) >= 0) return true;
-    fail(p, int_at(p.t[POS], token), p.t[PAGES].ne[0] * p.param[PAGE_SIZE].i);
+    const int begin = int_at(p.t[BEGIN], token), end = int_at(p.t[END], token);
+    const i64 n_seqs = p.t[PAGES].ne[1], n = n_positions(p);
+    if (seq < 0 || seq >= n_seqs) fail(p, seq, n_seqs);
+    else if (end < 0 || end > n) fail(p, end, n + 1);
+    else if (begin < 0 || begin > end) fail(p, begin, end + 1);
+    else return true;
     return false;
 }
 
@@ -79,7 +92,7 @@ struct Scores {
 
     DEVICE bool is_plain() const { return !is_biased && softcap <= 0; }
 
-    // `distance`: position of the key minus position of the query, at most 0.
+    // `distance`: position of the key minus position of the query.
     DEVICE float of(float product, float slope, int distance) const {
         float s = product * scale;
         if (softcap > 0) s = softcap * tanhf(s);
@@ -103,12 +116,22 @@ struct Combination {
     DEVICE float add(float sum, float sum_next) const { return fmaf(sum_next, next, sum * before); }
 };
 
+// A head's sink: the score of one more position, whose value is zero. Minus infinity changes no sum.
+DEVICE float sink_of(const Params &p, int head) {
+    const Tensor &sinks = p.t[SINKS];
+    if (p.param[HAS_SINKS].i == 0) return as_float(0xff800000u);
+    return *reinterpret_cast<const float *>(sinks.data + head * sinks.nb[0]);
+}
+
+// The reciprocal of the total with the sink's exponential.
+DEVICE float inverse_of(float total, float largest, float sink) {
+    return 1.0f / (total + exp2f(fmaf(sink, 1.44269504f, -largest)));
+}
+
 // A mean of values. A zero loses its sign, which depends on how many sums were combined.
 DEVICE float mean_of(float value, float inverse_total) { return value * inverse_total + 0.0f; }
 
 // --- records: sums of partitions in scratch memory, if partitions are divided among blocks ---
-
-DEVICE int n_partitions(int pos) { return (pos + PARTITION) / PARTITION; }
 
 // How many partitions all tokens see, and the tokens before `token`. A whole warp computes it.
 struct PartitionCount {
@@ -117,7 +140,7 @@ struct PartitionCount {
     DEVICE PartitionCount(const Params &p, int token) : all(0), before(0) {
         const int n_tokens = static_cast<int>(p.t[Q].ne[2]);
         for (int t = lane_id(); t < n_tokens; t += WARP) {
-            const int n = n_partitions(position_of(p, t));
+            const int n = span_of(p, t).n_partitions();
             all += n;
             before += t < token ? n : 0;
         }

@@ -6,7 +6,7 @@
 // Tested by tests/kernels/test_cuda_attention.py.
 #include "attention.cuh"
 
-constexpr int TYPE_K = 6, TYPE_V = 7;  // parameters: GGMLType of the pools
+constexpr int TYPE_K = 7, TYPE_V = 8;  // parameters: GGMLType of the pools
 constexpr int N_GROUPS = 4;            // groups of threads, each with a quarter of the positions
 constexpr int WIDTH = PARTITION / N_GROUPS;  // elements of values at a time
 
@@ -76,16 +76,17 @@ template <bool IS_SUM> DEVICE float of_block(float v) {
 }
 
 // Element `i` of the values' sum, in the first group's threads. `i` is a multiple of WIDTH plus the
-// thread's index in its group.
-DEVICE float values_of_block(const Params &p, const float *w, const int *cells, int n, int i,
-                             int first) {
+// thread's index in its group. Positions before the `begin`-th and from the `end`-th on are not
+// read.
+DEVICE float values_of_block(const Params &p, const float *w, const int *cells, int begin, int end,
+                             int i, int first) {
     __shared__ float parts[PARTITION];
-    const int begin = static_cast<int>(threadIdx.x) / WIDTH * WIDTH, left = n - begin;
+    const int group = static_cast<int>(threadIdx.x) / WIDTH * WIDTH;
+    const int from = begin > group ? begin : group, to = end < group + WIDTH ? end : group + WIDTH;
     const int type = static_cast<int>(p.param[TYPE_V].i);
     float s = 0.0f;
     if (i < p.t[0].ne[0])
-        s = weighted(type, p.t[V], w + begin, cells + begin, left < WIDTH ? left : WIDTH,
-                     first + i);
+        s = weighted(type, p.t[V], w + from, cells + from, to - from, first + i);
     parts[threadIdx.x] = s;
     sync_block();
     for (int g = 1; g < N_GROUPS; g++) s += parts[g * WIDTH + threadIdx.x % WIDTH];
@@ -95,6 +96,7 @@ DEVICE float values_of_block(const Params &p, const float *w, const int *cells, 
 
 struct Query {
     int token, head, kv, seq, pos;
+    Span span;
     float slope;
     const float *q;  // in shared memory
 };
@@ -102,7 +104,7 @@ struct Query {
 // The score and the cell of the thread's position; minus infinity if the query does not see it.
 DEVICE float score(const Params &p, const Query &query, int position, int &cell) {
     cell = 0;
-    if (position > query.pos) return as_float(0xff800000u);
+    if (position < query.span.begin || position >= query.span.end) return as_float(0xff800000u);
     const u32 page_size = static_cast<u32>(p.param[PAGE_SIZE].i);
     const u32 i = static_cast<u32>(position) / page_size;
     const int page = page_of(p, query.seq, i);
@@ -117,13 +119,16 @@ DEVICE float score(const Params &p, const Query &query, int position, int &cell)
     return Scores(p).of(product, query.slope, position - query.pos);
 }
 
-// Compute a partition's sums. Add them to `sums`, or write them to a record if `record` >= 0.
-DEVICE void attend(const Params &p, const Query &query, int partition, float &largest,
-                   float &total, float *sums, int record) {
+// Compute the sums of the span's index-th partition. Add them to `sums`, or write them to a record
+// if `record` >= 0.
+DEVICE void attend(const Params &p, const Query &query, int index, float &largest, float &total,
+                   float *sums, int record) {
     __shared__ float w[PARTITION];
     __shared__ int cells[PARTITION];
-    const int begin = partition * PARTITION, left = query.pos + 1 - begin;
-    const int n = left < PARTITION ? left : PARTITION, n_values = static_cast<int>(p.t[0].ne[0]);
+    const int begin = (query.span.begin / PARTITION + index) * PARTITION;
+    const int n_before = query.span.begin > begin ? query.span.begin - begin : 0;
+    const int left = query.span.end - begin, n = left < PARTITION ? left : PARTITION;
+    const int n_values = static_cast<int>(p.t[0].ne[0]);
     const float s = score(p, query, begin + threadIdx.x, cells[threadIdx.x]);
     const float largest_here = fmaxf(LOWEST, of_block<false>(s)), weight = exp2f(s - largest_here);
     w[threadIdx.x] = weight;
@@ -134,10 +139,10 @@ DEVICE void attend(const Params &p, const Query &query, int partition, float &la
     if (record >= 0 && threadIdx.x == 0) to.sums[0] = largest_here, to.sums[1] = total_here;
     for (int i = threadIdx.x % WIDTH; i - static_cast<int>(threadIdx.x) % WIDTH < n_values;
          i += WIDTH) {
-        const float value = values_of_block(p, w, cells, n, i, query.kv * n_values);
+        const float value = values_of_block(p, w, cells, n_before, n, i, query.kv * n_values);
         if (threadIdx.x >= WIDTH || i >= n_values) continue;
         if (record >= 0) to.values[i] = value;
-        else sums[i] = with.add(partition > 0 ? sums[i] : 0.0f, value);
+        else sums[i] = with.add(index > 0 ? sums[i] : 0.0f, value);
     }
 }
 
@@ -160,13 +165,14 @@ KERNEL(attention_f32, PARTITION, 1) {
     const int n_shared = static_cast<int>(p.t[Q].ne[1] / (p.t[K].ne[0] / head_dim));
     const float slope = p.param[MAX_BIAS].f > 0 ? slope_of(p, head) : 0.0f;
     const Query query = {token, head, head / n_shared, int_at(p.t[SEQ], token),
-                         position_of(p, token), slope, q};
+                         int_at(p.t[POS], token), span_of(p, token), slope, q};
     float largest = LOWEST, total = 0.0f, *const sums = q + head_dim;
     const int step = before < 0 ? 1 : static_cast<int>(gridDim.z);
-    for (int i = before < 0 ? 0 : blockIdx.z; i < n_partitions(query.pos); i += step)
+    for (int i = before < 0 ? 0 : blockIdx.z; i < query.span.n_partitions(); i += step)
         attend(p, query, i, largest, total, sums, before < 0 ? -1 : before + i);
-    if (before >= 0) return;
+    if (before >= 0 && (blockIdx.z > 0 || !query.span.is_empty())) return;
+    const float inverse = inverse_of(total, largest, sink_of(p, head));
     float *const out = reinterpret_cast<float *>(at(p.t[0], 0, head, token, 0));
     for (int i = threadIdx.x; i < n_values && threadIdx.x < WIDTH; i += WIDTH)
-        out[i] = mean_of(sums[i], 1.0f / total);
+        out[i] = query.span.is_empty() ? 0.0f : mean_of(sums[i], inverse);
 }

@@ -20,7 +20,8 @@ constexpr int N_LENT = N_STEPS > (IS_PACKED ? 6 : 8) ? 6 : 0, N_KEPT = N_STEPS -
 
 // A query, in shared memory. It is read again for each use.
 struct Row {
-    int token, head, pos;
+    int pos;
+    Span span;
     float slope;
 };
 
@@ -109,13 +110,8 @@ struct Fragments {
     DEVICE explicit Fragments(uint4 *shared)
         : lent(shared + warp_id() * N_LENT * WARP + lane_id()) {}
 
-    DEVICE void load(const Tensor &from, const Row *rows) {
-        const float *x[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const Row &row = rows[lane_id() / 4 + 8 * i];
-            x[i] = reinterpret_cast<const float *>(at(from, 0, row.head, row.token, 0));
-        }
+    // Load the lane's two rows, which begin at `x`.
+    DEVICE void load(const float *const (&x)[2]) {
 #pragma unroll
         for (int step = 0; step < N_STEPS; step++) {
             u32 q[4];
@@ -182,13 +178,14 @@ DEVICE void score(float (&s)[4][4], const Scores &scores, const Row *rows, int f
     for (int half = 0; half < 2; half++) {
         const Row &row = rows[lane_id() / 4 + 8 * half];
         const int pos = row.pos;
+        const Span span = row.span;
         const float slope = row.slope;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float &v = s[i / 2][2 * half + i % 2];
             const int position = begin + i / 2 * 8 + i % 2;
             if (!scores.is_plain()) v = scores.of(v, slope, position - pos);
-            if (position > pos) v = as_float(0xff800000u);
+            if (position < span.begin || position >= span.end) v = as_float(0xff800000u);
         }
     }
 }
@@ -258,13 +255,14 @@ DEVICE void add_values(Sums &sums, const u32 (&w)[2][4], const float (&keep)[2],
     }
 }
 
-// Clear elements of values whose positions in the tile are above `last`.
-DEVICE void clear_behind(u32 (&v)[2][4], int last) {
+// Clear elements of values whose positions in the tile are below `begin`, or `end` and above.
+DEVICE void clear_outside(u32 (&v)[2][4], int begin, int end) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int position = i / 4 * 16 + i % 2 * 8 + lane_id() % 4 * 2;
         u32 &two = v[i / 4][i % 4];
-        two = position > last ? 0 : position == last ? two & 0xffff : two;
+        if (position < begin || position >= end) two &= 0xffff0000u;
+        if (position + 1 < begin || position + 1 >= end) two &= 0xffffu;
     }
 }
 
@@ -280,7 +278,7 @@ DEVICE void add_seen_values(Sums &sums, const u32 (&w)[2][4], const float (&keep
             u32 v[2][4];
             float next[2][4];
             load_values<STRIDE>(v, values, pair);
-            clear_behind(v, rows[row].pos - first);
+            clear_outside(v, rows[row].span.begin - first, rows[row].span.end - first);
             multiply_values(next, w, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) {

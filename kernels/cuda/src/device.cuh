@@ -194,7 +194,7 @@ union Param {
 };
 
 struct Params {
-    Tensor t[7];        // the node and its sources, or the tensors that the call names
+    Tensor t[10];       // the node and its sources, or the tensors that the call names
     char *prepared[2];  // sources in another form
     Param param[16];    // parameters of the op
     char *scratch;      // memory that the node's calls share
