@@ -19,9 +19,10 @@ from ..graph.graph import Graph
 from ..graph.tensor import Tensor
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
-from .arch.build import GraphBuild, GraphInputs, KVLayer
+from .arch import Architecture, GraphInputs, KVLayer
 from .batch import UBatch
 from .kv_pages import PagePool
+from .layer_memory import groups_of
 from .loader import LoadedModel
 from .outputs import Outputs
 
@@ -49,7 +50,11 @@ def bucket(n: int, limit: int) -> int:
 class DecodeGraph:
     """A graph for ubatches of up to `params`, with its inputs and outputs."""
 
-    def __init__(self, params: GraphParams, inputs: GraphInputs, logits: Tensor) -> None:
+    def __init__(
+        self, arch: Architecture, params: GraphParams, inputs: GraphInputs, logits: Tensor
+    ) -> None:
+        self.temperature = arch.temperature
+        self.windows = [group.window for group in groups_of(arch.hp.memory)]
         self.params = params
         self.inputs = inputs
         self.outputs = Outputs(logits, params.n_top)
@@ -70,35 +75,45 @@ class DecodeGraph:
         self._scheduled = scheduler.alloc_graph(self.graph, copy_index)
 
     @cached_property
-    def _arrays(self) -> dict[str, I32Array]:
-        """The inputs' data in place, int32 [rows, n]. The graph must be scheduled."""
-        names = GraphInputs.__dataclass_fields__
-        return {name: _in_place(getattr(self.inputs, name)) for name in names}
+    def _arrays(self) -> _Arrays:
+        """The inputs' data in place. The graph must be scheduled."""
+        inputs = self.inputs
+        groups = [(g.pages, g.cells, g.begin) for g in inputs.groups]
+        return _Arrays(
+            _in_place(inputs.tokens)[0],
+            _in_place(inputs.pos)[0],
+            _in_place(inputs.end)[0],
+            _in_place(inputs.seq)[0],
+            _in_place(inputs.out_ids)[0],
+            None if self.temperature is None else _in_place(inputs.attn_scale)[0],
+            [(_in_place(p), _in_place(c)[0], _in_place(b)[0]) for p, c, b in groups],
+        )
 
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages.
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        names = ("tokens", "pos", "end", "seq", "cells", "out_ids")
-        tokens, pos, end, seq, cells, out_ids = (self._arrays[name][0] for name in names)
-        table = self._arrays["pages"]
-        for row, sequence in enumerate(ubatch.seqs):
-            pages = sequence.page_numbers()
-            table[row, : len(pages)] = pages
+        tokens, pos, ends, seq, out_ids, attn_scale, groups = self._arrays
+        for table, _, _ in groups:
+            for row, sequence in enumerate(ubatch.seqs):
+                pages = sequence.page_numbers()
+                table[row, : len(pages)] = pages
         rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
         at, outputs = 0, 0
         for run in ubatch.runs:
             n = len(run.tokens)
             if n == 1:  # decoding: writing a scalar is faster than writing a slice
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
-                cells[at] = run.seq.cell(run.pos)
+                for _, cells, _ in groups:
+                    cells[at] = run.seq.cell(run.pos)
             else:
-                own = slice(at, at + n)
-                tokens[own] = run.tokens
-                pos[own] = range(run.pos, run.pos + n)
-                seq[own] = rows[id(run.seq)]
-                cells[own] = run.seq.cells(run.pos, run.pos + n)
+                end = at + n
+                tokens[at:end] = run.tokens
+                pos[at:end] = range(run.pos, run.pos + n)
+                seq[at:end] = rows[id(run.seq)]
+                for _, cells, _ in groups:
+                    cells[at:end] = run.seq.cells(run.pos, run.pos + n)
             at += n
             if run.n_outputs == 1:
                 out_ids[outputs] = at - 1
@@ -108,12 +123,28 @@ class DecodeGraph:
         out_ids[outputs:] = 0
         if at < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
-            for array in (tokens, pos, cells):
+            for array in (tokens, pos, *(cells for _, cells, _ in groups)):
                 array[at:] = 0
             seq[at:] = self.params.n_seqs
-            table[self.params.n_seqs, 0] = 0
-        np.add(pos, 1, out=end)
-        self._arrays["begin"][0] = 0
+            for table, _, _ in groups:
+                table[self.params.n_seqs, 0] = 0
+        np.add(pos, 1, out=ends)
+        for window, (_, _, begins) in zip(self.windows, groups, strict=True):
+            begins[:] = 0 if window is None else window.begin(pos)
+        if self.temperature is not None and attn_scale is not None:
+            attn_scale[:] = self.temperature.of(pos).view(np.int32)
+
+
+class _Arrays(NamedTuple):
+    """The data of a graph's inputs, int32 [n]; for each group [rows, n] and twice [n]."""
+
+    tokens: I32Array
+    pos: I32Array
+    end: I32Array
+    seq: I32Array
+    out_ids: I32Array
+    attn_scale: I32Array | None  # the bytes of floats
+    groups: list[tuple[I32Array, I32Array, I32Array]]
 
 
 def _in_place(tensor: Tensor) -> I32Array:
@@ -124,10 +155,13 @@ def _in_place(tensor: Tensor) -> I32Array:
 
 
 def build_graph(
-    model: LoadedModel, kv: Sequence[KVLayer], params: GraphParams, pool: PagePool
+    model: LoadedModel, kv: Sequence[KVLayer | None], params: GraphParams, pool: PagePool
 ) -> DecodeGraph:
     """Build the model's graph for ubatches of up to `params`."""
     # the page table has one more row, for the sequence of the padding tokens
-    inputs = GraphInputs.new(params.n_tokens, params.n_outputs, pool.n_pages, params.n_seqs + 1)
-    build = GraphBuild(model.hp, model.weights, inputs, kv, pool.page_size)
-    return DecodeGraph(params, inputs, model.arch.build(build))
+    inputs = GraphInputs.new(
+        params.n_tokens, params.n_outputs, pool.n_pages, params.n_seqs + 1, model.hp.memory
+    )
+    n_ctx = pool.n_pages * pool.page_size
+    logits = model.arch.build(model.weights, inputs, kv, page_size=pool.page_size, n_ctx=n_ctx)
+    return DecodeGraph(model.arch, params, inputs, logits)

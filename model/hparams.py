@@ -1,175 +1,188 @@
-"""Hyperparameters of a model, read from a GGUF file's metadata.
+"""Hyperparameters that all architectures have, read from a GGUF file's metadata.
 
 Keys are those of the GGUF specification, read as llama.cpp reads them (llama-model.cpp,
-load_hparams). Knows no tensors, except to find the vocabulary size. Tested by
-tests/model/test_arch_hparams.py.
+load_hparams). An architecture reads the keys that it alone has (model/arch/). Knows no tensors,
+except to find the vocabulary size. Tested by tests/model/test_arch_hparams.py.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
 
-from ..base.errors import ModelFileError, UnsupportedModelError
-from .gguf import Array, GGUFFile
-from .layer_memory import Kind, LayerMemory
+from ..base.errors import UnsupportedModelError
+from .gguf import Array
+from .keys import Keys
+from .layer_memory import Kind, LayerMemory, Window
 
 # llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS; a file with more is broken
 MAX_LAYERS: Final = 512
 MAX_EXPERTS: Final = 512
-MAX_COUNT: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
+class Rope:
     """The arguments of `ops.rope` that map positions to angles.
 
-    `ext_factor` is 1 for YaRN (arXiv 2309.00071) and 0 otherwise; `freq_scale` is 1 / factor.
+    `ext_factor` is 1 for YaRN (arXiv 2309.00071) and 0 otherwise; `freq_scale` is 1 / factor. Only
+    the first `n_dims` elements of a head are rotated.
     """
 
-    freq_base: float
-    freq_scale: float
-    ext_factor: float
-    attn_factor: float
-    beta_fast: float
-    beta_slow: float
-    n_ctx_orig: int
+    n_dims: int
+    freq_base: float = 10000.0
+    freq_scale: float = 1.0
+    ext_factor: float = 0.0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    n_ctx_orig: int = 0
+
+    def plain(self) -> Rope:
+        """Return the same rotation without scaling to a longer context."""
+        return replace(self, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The shape of one layer.
+
+    Attributes:
+        n_head, n_head_kv: heads of queries, and of keys and values; 0: a layer without attention.
+        head_dim_k, head_dim_v: elements of a head of queries and keys, and of values.
+        n_ff: width of the dense feed-forward part; 0: a layer without one.
+        rope: its rotary embedding; None: it has none.
+        window: the window of positions that its tokens see; None: they see all earlier ones.
+        kv_layer: the layer whose keys and values it uses; None: its own.
+    """
+
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    n_ff: int
+    rope: Rope | None
+    window: Window | None = None
+    kv_layer: int | None = None
+
+    @property
+    def n_embd_k(self) -> int:
+        """The number of elements of one token's keys."""
+        return self.head_dim_k * self.n_head_kv
+
+    @property
+    def n_embd_v(self) -> int:
+        """The number of elements of one token's values."""
+        return self.head_dim_v * self.n_head_kv
+
+    @property
+    def memory(self) -> LayerMemory:
+        """What the layer remembers of a sequence."""
+        if self.kv_layer is not None:
+            return LayerMemory(
+                Kind.SHARED, self.n_embd_k, self.n_embd_v, self.window, self.kv_layer
+            )
+        if not self.n_head:
+            return LayerMemory(Kind.NONE)
+        kind = Kind.FULL if self.window is None else Kind.WINDOW
+        return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class HParams:
-    """The shape of a model. Tuples have one entry for each layer."""
+    """The shape of a model. `eps` is added to the variances of norms."""
 
     arch: str
-    n_layer: int
     n_ctx_train: int
     n_embd: int
     n_vocab: int
-    n_ff: tuple[int, ...]
-    n_head: tuple[int, ...]
-    n_head_kv: tuple[int, ...]
-    head_dim_k: int
-    head_dim_v: int
-    n_rot: int
-    rms_eps: float
-    rope: RopeScaling
-    n_expert: int  # 0: no mixture of experts
-    n_expert_used: int
-    n_ff_exp: int
+    eps: float
+    layers: tuple[Layer, ...]
+    n_expert: int = 0  # 0: no mixture of experts
+    n_expert_used: int = 0
+    n_ff_exp: int = 0
 
-    def n_embd_k(self, il: int) -> int:
-        """Return the number of elements of one token's keys in layer `il`."""
-        return self.head_dim_k * self.n_head_kv[il]
-
-    def n_embd_v(self, il: int) -> int:
-        """Return the number of elements of one token's values in layer `il`."""
-        return self.head_dim_v * self.n_head_kv[il]
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
 
     @property
     def memory(self) -> tuple[LayerMemory, ...]:
-        """The memory of each layer."""
-        return tuple(
-            LayerMemory(Kind.FULL, self.n_embd_k(il), self.n_embd_v(il))
-            for il in range(self.n_layer)
-        )
+        """What each layer remembers of a sequence."""
+        return tuple(layer.memory for layer in self.layers)
+
+    def with_layers(self, change: Callable[[int, Layer], Layer]) -> HParams:
+        """Return the same shape with other layers; `change` gets each layer's index and shape."""
+        return replace(self, layers=tuple(change(il, x) for il, x in enumerate(self.layers)))
 
 
-def read_hparams(file: GGUFFile, *, moe: bool = False) -> HParams:
-    """Return the hyperparameters of a file. With `moe`, the file must have experts.
+def read_hparams(
+    keys: Keys, eps_key: str, *, moe: bool = False, lacks_parts: bool = False
+) -> HParams:
+    """Return the hyperparameters of a file.
+
+    Args:
+        keys: of the file.
+        eps_key: the key of the norms' epsilon, without "attention.".
+        moe: the file must have experts.
+        lacks_parts: layers may lack attention or the feed-forward part.
 
     Raises:
         ModelFileError: a key is missing, or has a wrong type or an invalid value.
         UnsupportedModelError: an unsupported rope scaling.
     """
-    keys = _Keys(file)
+    low = 0 if lacks_parts else 1
     n_layer = keys.count("block_count", high=MAX_LAYERS)
     n_embd = keys.count("embedding_length")
-    n_head = keys.per_layer("attention.head_count", n_layer)
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
+    n_head = keys.per_layer("attention.head_count", n_layer, low=low)
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head, low=low)
     for n, n_kv in zip(n_head, n_head_kv, strict=True):
-        if n % n_kv:
+        if n and (n_kv == 0 or n % n_kv):
             keys.fail("attention.head_count_kv", n_kv, f"must divide the {n} heads")
-    head_dim_k, head_dim_v = _head_dims(keys, n_embd, n_head[0])
+    if not any(n_head):
+        keys.fail("attention.head_count", 0, "a layer must have heads")
+    head_dim_k, head_dim_v = _head_dims(keys, n_embd, max(n_head))
     n_expert, n_expert_used, n_ff_exp = _experts(keys, moe)
-    n_ff = keys.per_layer("feed_forward_length", n_layer, (n_ff_exp,) * n_layer)
+    n_ff = keys.per_layer("feed_forward_length", n_layer, (n_ff_exp,) * n_layer, low=low)
+    rope = read_rope(keys, head_dim_k)
     return HParams(
         arch=keys.arch,
-        n_layer=n_layer,
         n_ctx_train=keys.count("context_length"),
         n_embd=n_embd,
-        n_vocab=_n_vocab(keys, file),
-        n_ff=n_ff,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim_k=head_dim_k,
-        head_dim_v=head_dim_v,
-        n_rot=_n_rot(keys, head_dim_k),
-        rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
-        rope=_rope(keys),
+        n_vocab=_n_vocab(keys),
+        eps=keys.positive(f"attention.{eps_key}"),
+        layers=tuple(
+            Layer(n, n_kv, head_dim_k, head_dim_v, width, rope)
+            for n, n_kv, width in zip(n_head, n_head_kv, n_ff, strict=True)
+        ),
         n_expert=n_expert,
         n_expert_used=n_expert_used,
         n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral has only feed_forward_length
     )
 
 
-class _Keys:
-    """Reads and checks the keys of the file's architecture, by their names without its prefix."""
+def read_windows(
+    keys: Keys, n_layer: int, period: int = 0, *, chunked: bool = False
+) -> tuple[Window | None, ...]:
+    """Return the window of each layer; None: the layer sees all earlier positions.
 
-    def __init__(self, file: GGUFFile) -> None:
-        self.path: Path = file.path
-        self.metadata = file.metadata
-        self.arch = file.metadata.str("general.architecture")
-
-    def full(self, key: str) -> str:
-        return f"{self.arch}.{key}"
-
-    def __contains__(self, key: str) -> bool:
-        return self.full(key) in self.metadata
-
-    def fail(self, key: str, value: object, rule: str) -> NoReturn:
-        raise ModelFileError(f"{self.path}: {self.full(key)} is {value}: {rule}")
-
-    def count(
-        self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT
-    ) -> int:
-        """Return an integer in low..high, or `default`, which is not checked."""
-        if default is not None and key not in self:
-            return default
-        value = self.metadata.int(self.full(key))
-        if not low <= value <= high:
-            self.fail(key, value, f"must be {low} to {high}")
-        return value
-
-    def per_layer(
-        self, key: str, n_layer: int, default: tuple[int, ...] | None = None
-    ) -> tuple[int, ...]:
-        """Return a count for each layer. The file has one number for all layers or an array."""
-        # a default of zeros comes from a missing key, so it is no default
-        if default is not None and all(default) and key not in self:
-            return default
-        if not isinstance(self.metadata.get(self.full(key)), Array):
-            return (self.count(key),) * n_layer
-        values = tuple(self.metadata.ints(self.full(key)))
-        if len(values) < n_layer:
-            self.fail(key, f"an array of {len(values)}", f"must have one for {n_layer} layers")
-        for value in values[:n_layer]:
-            if not 1 <= value <= MAX_COUNT:
-                self.fail(key, list(values), f"all must be 1 to {MAX_COUNT}")
-        return values[:n_layer]
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above 0, or `default`, which is not checked."""
-        if default is not None and key not in self:
-            return default
-        value = self.metadata.float(self.full(key))
-        if not (math.isfinite(value) and value > 0):
-            self.fail(key, value, "must be above 0 and finite")
-        return value
+    The file's `sliding_window_pattern` is a flag for each layer, or a period: every last layer of a
+    period has no window. `period` is used if the file has none; with 0, all layers have windows.
+    """
+    n_swa = keys.count("attention.sliding_window", 0, low=0)
+    pattern = "attention.sliding_window_pattern"
+    if n_swa == 0:
+        return (None,) * n_layer
+    if keys.is_array(pattern):
+        has_window = keys.flags(pattern, n_layer)
+    else:
+        every = keys.count(pattern, period, low=0)
+        has_window = tuple(not every or (il + 1) % every != 0 for il in range(n_layer))
+    return tuple(Window(n_swa, chunked) if has else None for has in has_window)
 
 
-def _head_dims(keys: _Keys, n_embd: int, n_head: int) -> tuple[int, int]:
+def _head_dims(keys: Keys, n_embd: int, n_head: int) -> tuple[int, int]:
     wanted = ("attention.key_length", "attention.value_length")
     if n_embd % n_head and not all(key in keys for key in wanted):
         keys.fail("embedding_length", n_embd, f"must be a multiple of the {n_head} heads")
@@ -177,16 +190,7 @@ def _head_dims(keys: _Keys, n_embd: int, n_head: int) -> tuple[int, int]:
     return keys.count(wanted[0], default), keys.count(wanted[1], default)
 
 
-def _n_rot(keys: _Keys, head_dim: int) -> int:
-    n_rot = keys.count("rope.dimension_count", head_dim)
-    if n_rot % 2 or n_rot > head_dim:
-        keys.fail(
-            "rope.dimension_count", n_rot, f"must be even and at most the head size {head_dim}"
-        )
-    return n_rot
-
-
-def _experts(keys: _Keys, moe: bool) -> tuple[int, int, int]:
+def _experts(keys: Keys, moe: bool) -> tuple[int, int, int]:
     """Return n_expert, n_expert_used and n_ff_exp; the last is 0 if the file has no such key."""
     if not moe and "expert_count" not in keys:
         return 0, 0, 0
@@ -197,26 +201,30 @@ def _experts(keys: _Keys, moe: bool) -> tuple[int, int, int]:
     return n_expert, n_used, keys.count("expert_feed_forward_length", 0)
 
 
-def _n_vocab(keys: _Keys, file: GGUFFile) -> int:
+def _n_vocab(keys: Keys) -> int:
     """Return the vocabulary's number of tokens, else `vocab_size`, else the embeddings' rows."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Array) and len(tokens):
         return len(tokens)
-    embeddings = file.tensors.get("token_embd.weight")
+    embeddings = keys.file.tensors.get("token_embd.weight")
     n_rows = embeddings.ne[1] if embeddings is not None and len(embeddings.ne) > 1 else None
     return keys.count("vocab_size", n_rows)
 
 
-def _rope(keys: _Keys) -> RopeScaling:
+# --- rotary embedding ---
+
+
+def read_rope(keys: Keys, head_dim: int) -> Rope:
     """Return the scaling that llama.cpp applies (llama-model.cpp load_hparams, llama-context.cpp).
 
-    Llama 3's scaling has no type of its own. Its files have the tensor rope_freqs.weight.
+    Llama 3's scaling has no type of its own. Its files have the tensor rope_freqs.weight. Nor has
+    the scaling of files with long and short factors (arXiv 2402.13753).
     """
-    kind = keys.metadata.str(keys.full("rope.scaling.type"), "linear")
-    if kind not in ("none", "linear", "yarn"):
+    kind = keys.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModelError(
             f"{keys.path}: {keys.full('rope.scaling.type')} {kind!r} is not supported, "
-            "only: none, linear, yarn"
+            "only: none, linear, yarn, longrope"
         )
     factor = _rope_factor(keys)
     if kind == "yarn" and factor < 1:
@@ -224,27 +232,48 @@ def _rope(keys: _Keys) -> RopeScaling:
     freq_base = keys.positive("rope.freq_base", 10000.0)
     if freq_base <= 1:
         keys.fail("rope.freq_base", freq_base, "must be above 1")
-    return RopeScaling(
+    return Rope(
+        n_dims=read_n_rot(keys, "rope.dimension_count", head_dim),
         freq_base=freq_base,
-        freq_scale=1.0 if kind == "none" else 1.0 / factor,
+        freq_scale=1.0 / factor if kind in ("linear", "yarn") else 1.0,
         ext_factor=_ext_factor(keys) if kind == "yarn" else 0.0,
-        attn_factor=keys.positive("rope.scaling.attn_factor", 1.0),
+        attn_factor=_attn_factor(keys, factor if kind == "yarn" else 1.0),
         beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
     )
 
 
-def _ext_factor(keys: _Keys) -> float:
+def read_n_rot(keys: Keys, key: str, head_dim: int) -> int:
+    """Return the number of a head's elements that are rotated."""
+    n_rot = keys.count(key, head_dim)
+    if n_rot % 2 or n_rot > head_dim:
+        keys.fail(key, n_rot, f"must be even and at most the head size {head_dim}")
+    return n_rot
+
+
+def _ext_factor(keys: Keys) -> float:
     """The share of YaRN's extrapolation. 0 is valid: positions are only interpolated."""
     key = "rope.scaling.yarn_ext_factor"
-    if key in keys and keys.metadata.float(keys.full(key)) == 0.0:
+    if key in keys and keys.number(key) == 0.0:
         return 0.0
     return keys.positive(key, 1.0)
 
 
-def _rope_factor(keys: _Keys) -> float:
+def _attn_factor(keys: Keys, factor: float) -> float:
+    """The factor of rotated queries and keys, besides the one that YaRN always has.
+
+    A file with `yarn_log_multiplier` m has YaRN's 1 + 0.1 ln(factor) divided by 1 + 0.1 m
+    ln(factor), as in DeepSeek's and Mistral's models.
+    """
+    key = "rope.scaling.attn_factor"
+    own = keys.positive("rope.scaling.yarn_attn_factor" if key not in keys else key, 1.0)
+    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    return own / (1.0 + 0.1 * multiplier * math.log(factor))
+
+
+def _rope_factor(keys: Keys) -> float:
     for key in ("rope.scaling.factor", "rope.scale_linear"):  # the second is the older name
-        if key in keys and keys.metadata.float(keys.full(key)) != 0.0:  # 0 means no scaling
-            return keys.positive(key)
+        if keys.factor(key, 1.0) != 1.0:
+            return keys.factor(key, 1.0)
     return 1.0

@@ -13,7 +13,7 @@ from ..alloc.tallocr import alloc_tensors
 from ..base.errors import RequestError
 from ..graph.tensor import Tensor
 from ..sched.backend import Device
-from .arch.build import KVLayer
+from .arch import KVLayer
 from .hparams import HParams
 from .kv_pages import CellCopy
 from .loader import LoadedModel
@@ -39,8 +39,8 @@ class KVMemory:
         self.layers: list[KVLayer] = []
         self.buffers: list[Buffer] = []
         for il in range(hp.n_layer):
-            k = Tensor(params.type_k, (hp.n_embd_k(il), n_cells), name=f"cache_k_l{il}")
-            v = Tensor(params.type_v, (hp.n_embd_v(il), n_cells), name=f"cache_v_l{il}")
+            k = Tensor(params.type_k, (hp.layers[il].n_embd_k, n_cells), name=f"cache_k_l{il}")
+            v = Tensor(params.type_v, (hp.layers[il].n_embd_v, n_cells), name=f"cache_v_l{il}")
             self.layers.append(KVLayer(k, v))
 
     def alloc(self) -> None:
@@ -74,9 +74,9 @@ class KVMemory:
 
 def _check_types(hp: HParams, params: ContextParams) -> None:
     """Raise RequestError if a type's block size does not divide a token's keys or values."""
-    pools = (("type_k", params.type_k, hp.n_embd_k), ("type_v", params.type_v, hp.n_embd_v))
-    for name, type, size in pools:
-        sizes: Sequence[int] = [size(il) for il in range(hp.n_layer)]
+    all_k: Sequence[int] = [m.n_embd_k for m in hp.memory]
+    all_v: Sequence[int] = [m.n_embd_v for m in hp.memory]
+    for name, type, sizes in (("type_k", params.type_k, all_k), ("type_v", params.type_v, all_v)):
         if any(n % type.block_size for n in sizes):
             raise RequestError(
                 f"{name} is {type.name}: its blocks of {type.block_size} do not divide a token's "

@@ -7,9 +7,10 @@ Knows no graphs and no contexts. Tested by tests/model/test_loader_*.py.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +25,8 @@ from ..base.log import get_logger
 from ..graph import GGMLType, Tensor
 from ..kernels.reference.arrays import can_dequantize, to_f32
 from ..sched.backend import Device
-from .arch import Architecture, WeightSpec, find_architecture
+from .arch import Architecture, Part, WeightSpec, open_architecture
 from .gguf import GGUFFile, Metadata, Scalar, TensorInfo, open_gguf
-from .hparams import HParams
 from .placement import Home, Placement, layer_devices, place
 
 log = get_logger("loader")
@@ -39,14 +39,16 @@ N_NAMED: Final = 50  # most tensors named in one message
 
 @dataclass(frozen=True, slots=True)
 class FoundWeight:
-    """A weight and its source: consecutive tensors of the file.
+    """A weight and its source: consecutive tensors of the file, or rows of them.
 
-    `type` is the type of the loaded weight. Vectors are loaded as float32.
+    `type` is the type of the loaded weight. Vectors are loaded as float32. `origin` names the
+    source: its first tensor, and the first row if that is not the tensor's first.
     """
 
     spec: WeightSpec
     type: GGMLType
     parts: tuple[TensorInfo, ...]
+    origin: str
 
     @property
     def is_converted(self) -> bool:
@@ -61,10 +63,11 @@ class LoadedModel:
         n_bytes: the size of all files.
         metadata: the file's metadata; readable after the file is closed.
         arch: the architecture, which builds graphs.
-        hp: hyperparameters.
+        hp: its hyperparameters.
+        specs: the architecture's weights by name, also those that the file does not have.
         weights: the architecture's weights by name, in buffers of usage WEIGHTS.
-        origins: for each weight, the name of its (first) tensor in the file. Tied weights have the
-            same origin, even if they are in different kinds of memory.
+        origins: for each weight, its place in the file (`FoundWeight.origin`). Tied weights have
+            the same one, even if they are in different kinds of memory.
         homes: the home of each weight, by name.
         placement: the rules by which the model was placed.
         memory: allocates the buffers of the model and its contexts.
@@ -76,7 +79,6 @@ class LoadedModel:
         self,
         file: GGUFFile,
         arch: Architecture,
-        hp: HParams,
         homes: Mapping[str, Home],
         placement: Placement,
         memory: Memory,
@@ -85,13 +87,14 @@ class LoadedModel:
         self.n_bytes = file.n_bytes
         self.metadata: Metadata = file.metadata
         self.arch = arch
-        self.hp = hp
+        self.hp = arch.hp
+        self.specs: dict[str, WeightSpec] = {}
         self.homes = dict(homes)
         self.weights: dict[str, Tensor] = {}
         self.origins: dict[str, str] = {}
         self.placement = placement
         self.memory = memory
-        self.layers = layer_devices(hp.n_layer, placement)
+        self.layers = layer_devices(self.hp.n_layer, placement)
         used = {home.device for home in homes.values()}.union(self.layers)
         # also devices that only compute large batches: the CPU's weights are in their pinned memory
         bufts = {home.buft for home in homes.values()}
@@ -164,11 +167,12 @@ def place_model(
     Returns:
         The model, and the source of each weight in the file.
     """
-    arch = find_architecture(file.metadata.str("general.architecture"), file.path)
-    hp = arch.hparams(file)
-    found = find_weights(file, arch.tensors(hp))
-    homes = place(file.path, hp, {w.spec: w.type for w in found}, placement)
-    model = LoadedModel(file, arch, hp, homes, placement, memory)
+    arch = open_architecture(file)
+    specs = arch.weights()
+    found = find_weights(file, specs)
+    homes = place(file.path, arch.hp, {w.spec: w.type for w in found}, placement)
+    model = LoadedModel(file, arch, homes, placement, memory)
+    model.specs = {spec.name: spec for spec in specs}
     try:
         return model, _allocate(model, found, placement)
     except BaseException:
@@ -191,13 +195,17 @@ def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeigh
     missing: list[str] = []
     misshaped: list[str] = []
     for spec in specs:
-        parts = _parts(file, spec)
-        if parts:
-            misshaped += _misshaped(spec, parts)
-            _check_types(file.path, parts)
-            found.append(FoundWeight(spec, _loaded_type(file.path, spec, parts), parts))
+        source = _source(file, spec)
+        if source:
+            wrong = _misshaped(file, spec, source)
+            misshaped += wrong
+            if not wrong:
+                parts = tuple(info for part in source for info in _infos(file, part))
+                _check_types(file.path, parts)
+                type = _loaded_type(file.path, spec, parts)
+                found.append(FoundWeight(spec, type, parts, _origin(source)))
         elif spec.required:
-            missing.append(spec.files[0][0])
+            missing.append(spec.files[0][0].tensor)
     if missing:
         raise ModelFileError(f"{file.path}: tensors are missing: {_list(missing)}")
     if misshaped:
@@ -211,21 +219,58 @@ def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeigh
     return found
 
 
-def _parts(file: GGUFFile, spec: WeightSpec) -> tuple[TensorInfo, ...]:
-    for names in spec.files:
-        if all(name in file.tensors for name in names):
-            return tuple(file.tensors[name] for name in names)
-    return ()
+def _source(file: GGUFFile, spec: WeightSpec) -> tuple[Part, ...]:
+    """Return the parts that make a weight: the first option whose tensors have the right shapes.
+    If none has, return the preferred one if it exists."""
+    options = [ps for ps in spec.files if all(part.tensor in file.tensors for part in ps)]
+    fitting = next((ps for ps in options if not _misshaped(file, spec, ps)), None)
+    if fitting is None:  # other options may be tensors with another meaning
+        return options[0] if options and options[0] is spec.files[0] else ()
+    return fitting
 
 
-def _misshaped(spec: WeightSpec, parts: tuple[TensorInfo, ...]) -> list[str]:
-    """Return a text for each part with a wrong shape: its shape and the required one."""
+def _misshaped(file: GGUFFile, spec: WeightSpec, parts: tuple[Part, ...]) -> list[str]:
+    """Return a text for each tensor with a wrong shape: its shape and the required one."""
     ne = spec.ne if len(parts) == 1 else spec.ne[:-1]
-    return [
-        f"{info.name} has {list(info.ne)}, must have {list(ne)}"
-        for info in parts
-        if _without_ones(info.ne) != _without_ones(ne)
-    ]
+    wrong = []
+    for part in parts:
+        info, wanted = file.tensors[part.tensor], ne
+        if part.n_rows is not None:
+            rows = _rows_dim(ne)
+            wanted = (*ne[:rows], part.n_rows, *ne[rows + 1 :])
+        if _without_ones(info.ne) != _without_ones(wanted):
+            wrong.append(f"{info.name} has {list(info.ne)}, must have {list(wanted)}")
+    return wrong
+
+
+def _infos(file: GGUFFile, part: Part) -> Iterator[TensorInfo]:
+    """Yield the pieces of a file that make a part, in order.
+
+    The rows of a matrix are one piece. Of experts, each has its own.
+    """
+    info = file.tensors[part.tensor]
+    if part.n is None or part.n_rows is None:
+        yield info
+        return
+    rows = _rows_dim(info.ne)
+    step = info.nbytes // math.prod(info.ne[rows + 1 :])  # bytes of a matrix
+    for i in range(info.nbytes // step):
+        yield replace(
+            info,
+            ne=(*info.ne[:rows], part.n),
+            offset=info.offset + i * step + part.begin * step // part.n_rows,
+            nbytes=part.n * step // part.n_rows,
+        )
+
+
+def _origin(source: tuple[Part, ...]) -> str:
+    first = source[0]
+    return f"{first.tensor}[{first.begin}]" if first.begin else first.tensor
+
+
+def _rows_dim(ne: tuple[int, ...]) -> int:
+    """The dimension of rows: the second one, or of a vector the only one."""
+    return min(1, len(ne) - 1)
 
 
 def _check_types(path: Path, parts: tuple[TensorInfo, ...]) -> None:
@@ -276,13 +321,13 @@ def _allocate(
     by_buft: dict[BufferType, list[Tensor]] = {}
     for weight in found:
         name, buft = weight.spec.name, model.homes[weight.spec.name].buft
-        key = (buft, weight.parts[0].name)
+        key = (buft, weight.origin)
         if key not in shared:
             shared[key] = Tensor(weight.type, weight.spec.ne, name=name)
             sources[shared[key]] = weight
             by_buft.setdefault(buft, []).append(shared[key])
         model.weights[name] = shared[key]
-        model.origins[name] = weight.parts[0].name
+        model.origins[name] = weight.origin
     for buft, tensors in by_buft.items():
         try:
             model._buffers += alloc_tensors(tensors, buft, Usage.WEIGHTS, model.memory)

@@ -277,7 +277,10 @@ def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
         case Op.ADD:
             return ops.add(x, weight)
         case Op.ROPE:
-            heads = Tensor(GGMLType.F32, (hp.head_dim_k, hp.n_head[0], n))
-            return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=hp.n_rot)
+            heads = Tensor(GGMLType.F32, (2 * n_in, 1, n))
+            return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=2 * n_in)
+        case Op.ADD_ID:
+            ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
+            return ops.add_id(Tensor(GGMLType.F32, (n_in, *ids.ne[:2])), weight, ids)
         case _:
             raise AssertionError(f"no architecture reads a weight with {op.name}")

@@ -135,7 +135,7 @@ class _DisplacedSearch:
         self.scheduled = scheduled
         self.model = model
         self.cpu = model.devices[-1]
-        self.specs = {spec.name: spec for spec in model.arch.tensors(model.hp)}
+        self.specs = model.specs
         self.names: dict[Tensor, list[str]] = {}  # several if weights share their data
         for name, weight in model.weights.items():
             self.names.setdefault(weight, []).append(name)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..base.errors import ModelFileError
 from ..base.log import get_logger
 from ..kernels.devices import unused_reasons
-from ..model.arch import find_architecture
+from ..model.arch import find_architecture, open_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
 from ..model.description import file_type
@@ -166,7 +166,7 @@ def load(plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool =
 
 def _read_parts(params: OpenParams) -> FileParts:
     with open_gguf(params.model.path, overrides=metadata_overrides(params.metadata)) as file:
-        arch = find_architecture(file.metadata.str("general.architecture"), file.path)
+        find_architecture(file.metadata.str("general.architecture"), file.path)
         try:
             vocab = load_vocab(file.metadata)
             chat = _chat_template(params.model, file, vocab)
@@ -174,7 +174,7 @@ def _read_parts(params: OpenParams) -> FileParts:
             raise type(e)(f"{file.path}: {e}") from None
         recommended = recommended_sampling(file.metadata)
         if isinstance(file.metadata, OverriddenMetadata) and file.metadata.unread:
-            arch.hparams(file)  # reads the other keys
+            open_architecture(file)  # reads the other keys
             unread = {str(key) for key in file.metadata.unread}
             for key in sorted(key for key in unread if not key.startswith("general.")):
                 log.warning("override_kv: the file has no key %s, and nothing reads it", key)

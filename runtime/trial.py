@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ..model.arch import find_architecture
+from ..model.arch import open_architecture
 from ..model.gguf import GGUFFile
 from ..model.placement import Placement, layer_devices, moe_overrides
 from ..sched.backend import Device
@@ -66,8 +66,7 @@ class Trials:
     """
 
     def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
-        arch = find_architecture(file.metadata.str("general.architecture"), file.path)
-        hp, rules = arch.hparams(file), params.placement
+        hp, rules = open_architecture(file).hp, params.placement
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
         self.n_ctx_train = hp.n_ctx_train
         self.first = Choice(

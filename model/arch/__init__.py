@@ -1,7 +1,8 @@
 """arch: model architectures, one file each, and their table.
 
-An architecture lists its weights and builds its graph. To add one, write a file and add the class
-to the table. Tested by tests/model/test_arch_weights.py and tests/model/test_arch_forward.py.
+An architecture builds its graph, and declares its weights where it uses them. To add one, write a
+file and add the class to the table. Tested by tests/model/test_arch_weights.py and
+tests/model/test_arch_forward.py.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from pathlib import Path
 from typing import Final
 
 from ...base.errors import UnsupportedModelError
-from .base import Architecture, Decoder
-from .build import GraphBuild, GraphInputs, KVLayer
+from ..gguf import GGUFFile
+from ..keys import Keys
+from .base import Architecture
+from .inputs import GraphInputs, KVLayer
 from .llama import Llama
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 from .qwen3moe import Qwen3MoE
-from .weights import WeightSpec
+from .weights import Part, WeightSpec
 
-ARCHITECTURES: Final[dict[str, Architecture]] = {
-    arch.name: arch for arch in (Llama(), Qwen2(), Qwen3(), Qwen3MoE())
+ARCHITECTURES: Final[dict[str, type[Architecture]]] = {
+    arch.name: arch for arch in (Llama, Qwen2, Qwen3, Qwen3MoE)
 }
 
 
-def find_architecture(name: str, path: Path) -> Architecture:
+def find_architecture(name: str, path: Path) -> type[Architecture]:
     """Return the architecture with this name. `path` is the model's file, for messages.
 
     Raises:
@@ -36,13 +39,23 @@ def find_architecture(name: str, path: Path) -> Architecture:
     return ARCHITECTURES[name]
 
 
+def open_architecture(file: GGUFFile) -> Architecture:
+    """Return the architecture of a file, with its hyperparameters.
+
+    Raises:
+        UnsupportedModelError: an unknown architecture, or a value that is not supported.
+        ModelFileError: a key is missing, or has a wrong type or an invalid value.
+    """
+    return find_architecture(file.metadata.str("general.architecture"), file.path)(Keys(file))
+
+
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
-    "Decoder",
-    "GraphBuild",
     "GraphInputs",
     "KVLayer",
+    "Part",
     "WeightSpec",
     "find_architecture",
+    "open_architecture",
 ]

@@ -7,110 +7,179 @@ tests/model/test_arch_weights.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
-from ...graph import RopeMode, Tensor, ops
-from ..gguf import GGUFFile
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import GraphError, ModelFileError
+from ...graph import GGMLType, RopeMode, Tensor
 from ..hparams import HParams, read_hparams
-from .build import GraphBuild
-from .weights import Bias, WeightSpec, embedding, experts, linear, output, rope_freqs, vector
+from ..keys import Keys
+from .build import GraphBuild, LayerBuild, Norm
+from .experts import Router, moe
+from .inputs import GraphInputs, KVLayer
+from .weights import Bias, DeclaredWeights, LoadedWeights, WeightSpec
+
+F32Array = npt.NDArray[np.float32]
+
+PAGE_SIZE: Final = 1  # of the graph that declares weights
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A factor of queries that grows with their position, for long contexts (Llama 4).
+
+    It is 1 + scale * ln(1 + floor((pos + offset) / length)).
+    """
+
+    scale: float
+    length: int
+    offset: int = 0
+
+    def of(self, pos: npt.NDArray[np.int32]) -> F32Array:
+        """Return the factors of positions [n], [n]."""
+        turns = np.log1p(np.floor((pos + self.offset) / self.length))
+        factors: F32Array = (1.0 + self.scale * turns).astype(np.float32)
+        return factors
 
 
 class Architecture(ABC):
-    """A model architecture. `name` is its `general.architecture` in GGUF files."""
+    """An architecture with the hyperparameters of one model.
+
+    Attributes:
+        name: its `general.architecture` in GGUF files.
+        norm: the norm of its layers.
+        hp: the model's shape. A subclass reads the keys that it alone has into attributes.
+        temperature: a factor of queries by position; None: there is none.
+    """
 
     name: ClassVar[str]
+    norm: ClassVar[Norm] = Norm.RMS
+    needs_experts: ClassVar[bool] = False
+    lacks_parts: ClassVar[bool] = False  # layers may lack attention or the feed-forward part
 
-    def hparams(self, file: GGUFFile) -> HParams:
-        """Return the hyperparameters of a file. Raises the errors of `read_hparams`."""
-        return read_hparams(file)
+    def __init__(self, keys: Keys) -> None:
+        """Read the hyperparameters. Raises the errors of `read_hparams`."""
+        eps = "layer_norm_rms_epsilon" if self.norm is Norm.RMS else "layer_norm_epsilon"
+        self.path = keys.path
+        self.hp: HParams = read_hparams(
+            keys, eps, moe=self.needs_experts, lacks_parts=self.lacks_parts
+        )
+        self.temperature: Temperature | None = None
 
     @abstractmethod
-    def tensors(self, hp: HParams) -> list[WeightSpec]:
-        """Return all weights of a model of this shape, optional ones included."""
-
-    @abstractmethod
-    def build(self, g: GraphBuild) -> Tensor:
+    def forward(self, g: GraphBuild) -> Tensor:
         """Build the graph of a step. Return its logits [n_vocab, n_outputs], flagged as output."""
+
+    def build(
+        self,
+        weights: Mapping[str, Tensor],
+        inputs: GraphInputs,
+        kv: Sequence[KVLayer | None],
+        *,
+        page_size: int,
+        n_ctx: int,
+    ) -> Tensor:
+        """Build the graph of a step with a model's weights, see `GraphBuild`."""
+        loaded = LoadedWeights(weights)
+        return self.forward(GraphBuild(self.hp, loaded, inputs, kv, page_size, n_ctx, self.norm))
+
+    def weights(self) -> list[WeightSpec]:
+        """Return all weights, optional ones included: those that `forward` uses.
+
+        Raises:
+            ModelFileError: the hyperparameters do not fit together.
+        """
+        declared, memory = DeclaredWeights(), self.hp.memory
+        inputs = GraphInputs.new(2, 1, 1, 1, memory)
+        kv = [
+            KVLayer(*(Tensor(GGMLType.F32, (n, PAGE_SIZE)) for n in (m.n_embd_k, m.n_embd_v)))
+            for m in memory
+        ]
+        try:
+            self.forward(GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm))
+        except GraphError as e:
+            raise ModelFileError(
+                f"{self.path}: the hyperparameters do not fit together: {e}"
+            ) from None
+        return list(declared.specs.values())
+
+    def max_default_ctx(self) -> int | None:
+        """Return the largest context that may be chosen without the user; None: no limit.
+
+        A larger one changes the model's results.
+        """
+        return None
+
+    def describe(self, n_ctx: int) -> str:
+        """Return a line about how a context of this size is computed; "" if there is no choice."""
+        return ""
 
 
 class Decoder(Architecture):
-    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and similar architectures.
+    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and its relatives.
 
-    A subclass sets the class variables in which it differs.
+    A subclass replaces the parts in which it differs.
     """
 
-    rope_mode: ClassVar[RopeMode]
+    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
     qkv_bias: ClassVar[Bias] = Bias.NONE
     bias: ClassVar[Bias] = Bias.NONE  # of the attention's output and of the feed-forward matrices
-    qk_norm: ClassVar[bool] = False  # the query and key of each head are normalized
-    rope_factors: ClassVar[bool] = False  # files may have rope_freqs.weight
-    moe: ClassVar[bool] = False  # files must have experts; if False, they may have experts
+    output_bias: ClassVar[Bias] = Bias.NONE
+    router: Router = Router()
 
-    def hparams(self, file: GGUFFile) -> HParams:
-        return read_hparams(file, moe=self.moe)
+    def forward(self, g: GraphBuild) -> Tensor:
+        x = self.embed(g)
+        for il in range(self.hp.n_layer):
+            x = self.layer(g.layer(il), x)
+        return self.logits(g, x)
 
-    # --- weights ---
+    def embed(self, g: GraphBuild) -> Tensor:
+        """Return the first layer's input, [n_embd, n_tokens]."""
+        return g.embed()
 
-    def tensors(self, hp: HParams) -> list[WeightSpec]:
-        specs = [embedding(hp), *output(hp)]
-        for il in range(hp.n_layer):
-            specs += self._attention_weights(hp, il)
-            specs += self._ffn_weights(hp, il)
-        return specs
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return a layer's output of its input x. The last layer's has the outputs' rows only."""
+        y = self.attention(b, b.norm(x, "attn_norm"))
+        y, x = b.outputs(y, x)
+        x = b.add(y, x, "ffn_inp")
+        return b.add(self.ffn(b, b.norm(x, "ffn_norm")), x, "l_out")
 
-    def _attention_weights(self, hp: HParams, il: int) -> list[WeightSpec]:
-        blk, n_head = f"blk.{il}", hp.n_head[il]
-        n_q, n_k, n_v = hp.head_dim_k * n_head, hp.n_embd_k(il), hp.n_embd_v(il)
-        specs = [
-            vector(f"{blk}.attn_norm.weight", hp.n_embd, il),
-            *linear(f"{blk}.attn_q", hp.n_embd, n_q, il, self.qkv_bias),
-            *linear(f"{blk}.attn_k", hp.n_embd, n_k, il, self.qkv_bias),
-            *linear(f"{blk}.attn_v", hp.n_embd, n_v, il, self.qkv_bias),
-            *linear(f"{blk}.attn_output", hp.head_dim_v * n_head, hp.n_embd, il, self.bias),
-        ]
-        if self.qk_norm:
-            specs.append(vector(f"{blk}.attn_q_norm.weight", hp.head_dim_k, il))
-            specs.append(vector(f"{blk}.attn_k_norm.weight", hp.head_dim_k, il))
-        if self.rope_factors:
-            specs.append(rope_freqs(hp, il))
-        return specs
+    def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the attention of a layer's tokens x [n_embd, n_tokens], projected."""
+        q, k, v = b.qkv(x, self.qkv_bias)
+        q, k = self.rotated(b, q, k)
+        return self.project(b, b.attend(q, k, v))
 
-    def _ffn_weights(self, hp: HParams, il: int) -> list[WeightSpec]:
-        blk, n_ff = f"blk.{il}", hp.n_ff[il]
-        norm = vector(f"{blk}.ffn_norm.weight", hp.n_embd, il)
-        if hp.n_expert:
-            return [norm, *experts(hp, il)]
-        return [
-            norm,
-            *linear(f"{blk}.ffn_gate", hp.n_embd, n_ff, il, self.bias),
-            *linear(f"{blk}.ffn_up", hp.n_embd, n_ff, il, self.bias),
-            *linear(f"{blk}.ffn_down", n_ff, hp.n_embd, il, self.bias),
-        ]
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys [head_dim, n_head, n_tokens] of rows [n, n_tokens]."""
+        return self.rope(b, b.heads(q), "Qcur"), self.rope(b, b.heads(k), "Kcur")
 
-    # --- graph ---
+    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
+        """Return heads x with their positions."""
+        return b.rope(x, name, self.rope_mode)
 
-    def build(self, g: GraphBuild) -> Tensor:
-        x = g.embed()
-        for il in range(g.hp.n_layer):
-            attn = self._attention(g, il, x)
-            if il == g.hp.n_layer - 1:  # the rest is computed for outputs only
-                attn, x = g.outputs(attn), g.outputs(x)
-            x = ops.add(attn, x).named(f"ffn_inp-{il}")
-            cur = g.norm(x, f"blk.{il}.ffn_norm").named(f"ffn_norm-{il}")
-            cur = g.moe(il, cur) if g.hp.n_expert else g.ffn(il, cur)
-            x = ops.add(cur, x).named(f"l_out-{il}")
-        return g.logits(x)
+    def project(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the product of attention's result with its output matrix, [n_embd, n_tokens]."""
+        return b.named(b.linear(x, "attn_output", self.hp.n_embd, self.bias), "attn_out")
 
-    def _attention(self, g: GraphBuild, il: int, x: Tensor) -> Tensor:
-        blk, head_dim = f"blk.{il}", g.hp.head_dim_k
-        x = g.norm(x, f"{blk}.attn_norm").named(f"attn_norm-{il}")
-        q = g.heads(g.linear(x, f"{blk}.attn_q"), head_dim)
-        k = g.heads(g.linear(x, f"{blk}.attn_k"), head_dim)
-        v = g.linear(x, f"{blk}.attn_v").named(f"Vcur-{il}")
-        if self.qk_norm:
-            q = g.norm(q, f"{blk}.attn_q_norm").named(f"Qcur_normed-{il}")
-            k = g.norm(k, f"{blk}.attn_k_norm").named(f"Kcur_normed-{il}")
-        q = g.rope(q, il, self.rope_mode).named(f"Qcur-{il}")
-        k = g.rope(k, il, self.rope_mode).named(f"Kcur-{il}")
-        return g.attention(il, q, k, v)
+    def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the feed-forward part of x [n_embd, n_tokens]."""
+        if self.hp.n_expert:
+            return moe(b, x, self.router)
+        return b.gated(x, b.shape.n_ff, bias=self.bias)
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        """Return the logits of the last layer's output x [n_embd, n_outputs]."""
+        return g.logits(x, self.output_bias)
+
+
+class QKNorm(Decoder):
+    """A decoder that normalizes each head's queries and keys before their rotation."""
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = b.norm(b.heads(q), "attn_q_norm"), b.norm(b.heads(k), "attn_k_norm")
+        return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")

@@ -1,223 +1,447 @@
-"""Building blocks of a model's graph: embedding, norms, projections, attention, experts, logits.
+"""Building blocks of a model's graph: embedding, norms, projections, attention, logits.
 
-Tensors have llama.cpp's names (llama-graph.cpp): a name, a dash, and the layer. Knows no devices
-and no memory. Tested by tests/model/test_arch_forward.py.
+A block declares its weights where it uses them. So one function, the architecture's `build`, both
+lists the weights and makes the graphs. Tensors have llama.cpp's names (llama-graph.cpp): a name, a
+dash, and the layer. Knows no devices and no memory. Tested by tests/model/test_arch_forward.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from ...graph import GGMLType, RopeMode, Tensor, ops
-from ..hparams import HParams
+from ...graph import Op, RopeMode, Tensor, ops
+from ...graph.op import UnaryOp
+from ..hparams import HParams, Layer
+from .inputs import GraphInputs, KVLayer
+from .weights import Bias, Part, Weights, WeightSpec
 
-ALIGNED: Final = 16  # elements, so that every input begins at a cache line
-
-
-@dataclass(frozen=True, slots=True)
-class GraphInputs:
-    """The input tensors of a graph, written before each computation.
-
-    All are I32 views of `whole`, so that a device receives them in one copy.
-
-    Attributes:
-        tokens: [n_tokens] token ids.
-        pos: [n_tokens] position of each token.
-        begin: [n_tokens] first position that each token attends to.
-        end: [n_tokens] end of the positions that each token attends to.
-        seq: [n_tokens] column of each token's sequence in `pages`.
-        pages: [n_pages, n_seqs] page table.
-        cells: [n_tokens] cell of the pool that each token's keys and values are written to.
-        out_ids: [n_outputs] indices of the tokens with logits as outputs.
-    """
-
-    whole: Tensor
-    tokens: Tensor
-    pos: Tensor
-    begin: Tensor
-    end: Tensor
-    seq: Tensor
-    pages: Tensor
-    cells: Tensor
-    out_ids: Tensor
-
-    @classmethod
-    def new(cls, n_tokens: int, n_outputs: int, n_pages: int, n_seqs: int) -> GraphInputs:
-        """Return unallocated inputs of these sizes."""
-        shapes = {
-            "tokens": (n_tokens,),
-            "pos": (n_tokens,),
-            "begin": (n_tokens,),
-            "end": (n_tokens,),
-            "seq": (n_tokens,),
-            "pages": (n_pages, n_seqs),
-            "cells": (n_tokens,),
-            "out_ids": (n_outputs,),
-        }
-        sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for ne in shapes.values()]
-        begins = accumulate(sizes, initial=0)
-        whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
-        views = {
-            name: ops.view(whole, ne, offset=4 * begin).named(f"inp_{name}")
-            for (name, ne), begin in zip(shapes.items(), begins, strict=False)
-        }
-        return cls(whole, **views)
+Activation = Callable[[Tensor], Tensor]
+Gated = Callable[[Tensor, Tensor], Tensor]  # of gate and up
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayer:
-    """One layer's KV pool."""
+class Norm(Enum):
+    """The norm of a model's layers."""
 
-    k: Tensor  # [head_dim_k * n_head_kv, n_cells]
-    v: Tensor  # [head_dim_v * n_head_kv, n_cells]
+    RMS = auto()  # arXiv 1910.07467
+    LAYER = auto()  # arXiv 1607.06450; with a bias if the file has one
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBuild:
     """The tensors that a graph is built from, and methods that add blocks to it.
 
-    `weights` have the names of `WeightSpec`; the file may lack optional ones. A page of the pool
-    holds `page_size` cells.
+    Attributes:
+        hp: the model's shape.
+        weights: the source of its weights.
+        inputs: the graph's inputs.
+        kv: the keys and values of each layer, see `LayerMemory`.
+        page_size: cells of a page of the pools.
+        n_ctx: the size of the context in tokens.
+        norm_kind: the norm of the architecture.
+        written: for each layer, its keys and values with those of this step.
     """
 
     hp: HParams
-    weights: Mapping[str, Tensor]
+    weights: Weights
     inputs: GraphInputs
-    kv: Sequence[KVLayer]
+    kv: Sequence[KVLayer | None]
     page_size: int
+    n_ctx: int
+    norm_kind: Norm = Norm.RMS
+    written: dict[int, KVLayer] = field(default_factory=dict)
 
     @property
     def n_tokens(self) -> int:
         return self.inputs.tokens.ne[0]
 
+    def layer(self, il: int) -> LayerBuild:
+        """Return a builder of layer `il`."""
+        return LayerBuild(self, il, self.hp.layers[il])
+
+    def weight(
+        self,
+        name: str,
+        ne: tuple[int, ...],
+        layer: int | None,
+        op: Op,
+        *,
+        files: tuple[tuple[Part, ...], ...] = (),
+        required: bool = True,
+    ) -> Tensor | None:
+        """Declare a weight, see `WeightSpec`, and return it; None if it is absent."""
+        files = files or ((Part(name),),)
+        return self.weights.find(WeightSpec(name, ne, layer, op, files, required))
+
+    def required(
+        self,
+        name: str,
+        ne: tuple[int, ...],
+        layer: int | None,
+        op: Op,
+        *,
+        files: tuple[tuple[Part, ...], ...] = (),
+    ) -> Tensor:
+        """Declare a weight that every file has, and return it."""
+        found = self.weight(name, ne, layer, op, files=files)
+        assert found is not None, f"{name} is required"
+        return found
+
     # --- input and output ---
 
     def embed(self) -> Tensor:
         """Return the embeddings of the tokens, [n_embd, n_tokens]."""
-        return ops.get_rows(self.weights["token_embd.weight"], self.inputs.tokens).named("inp_embd")
+        ne = (self.hp.n_embd, self.hp.n_vocab)
+        table = self.required("token_embd.weight", ne, None, Op.GET_ROWS)
+        return ops.get_rows(table, self.inputs.tokens).named("inp_embd")
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return the rows of x [n, n_tokens] that become outputs, [n, n_outputs]."""
-        return ops.get_rows(x, self.inputs.out_ids)
+    def output_norm(self, x: Tensor) -> Tensor:
+        """Return the norm before the output matrix."""
+        return self.norm(x, "output_norm", self.hp.n_layer).named("result_norm")
 
-    def logits(self, x: Tensor) -> Tensor:
+    def output(self, x: Tensor, bias: Bias = Bias.NONE) -> Tensor:
+        """Return x [n_embd, n_outputs] times the output matrix: [n_vocab, n_outputs].
+
+        A file without an output matrix uses the embedding.
+        """
+        n_layer = self.hp.n_layer
+        files = ((Part("output.weight"),), (Part("token_embd.weight"),))
+        ne = (self.hp.n_embd, self.hp.n_vocab)
+        y = ops.mul_mat(self.required("output.weight", ne, n_layer, Op.MUL_MAT, files=files), x)
+        return self.add_bias(y, "output", n_layer, bias)
+
+    def logits(self, x: Tensor, bias: Bias = Bias.NONE) -> Tensor:
         """Return logits [n_vocab, n_outputs] of x [n_embd, n_outputs]: norm and output matrix."""
-        x = self.norm(x, "output_norm").named("result_norm")
-        return ops.mul_mat(self.weights["output.weight"], x).named("result_output").set_output()
+        return as_logits(self.output(self.output_norm(x), bias))
 
     # --- blocks ---
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        """Return the RMS norm of each row of x, times the weight `name`."""
-        return ops.mul(ops.rms_norm(x, self.hp.rms_eps), self.weights[f"{name}.weight"])
+    def norm(
+        self,
+        x: Tensor,
+        name: str,
+        layer: int | None,
+        *,
+        ne: tuple[int, ...] | None = None,
+        optional: bool = False,
+    ) -> Tensor:
+        """Return the norm of each row of x, times the weight `name`, plus its bias.
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        """Return x [n_in, n_tokens] times the matrix `name`, plus its bias if it has one."""
-        y = ops.mul_mat(self.weights[f"{name}.weight"], x)
-        bias = self.weights.get(f"{name}.bias")
+        The weight has one element for each of a row, or the shape `ne`. If it is `optional` and
+        absent, return x.
+        """
+        ne = ne or (x.ne[0],)
+        weight = self.weight(f"{name}.weight", ne, layer, Op.MUL, required=not optional)
+        if weight is None:
+            return x
+        y = ops.mul(self.normed(x), weight)
+        if self.norm_kind is Norm.RMS:
+            return y
+        bias = self.weight(f"{name}.bias", ne, layer, Op.ADD, required=False)
         return y if bias is None else ops.add(y, bias)
 
-    def heads(self, x: Tensor, head_dim: int) -> Tensor:
-        """Reshape x [head_dim * n_head, n_tokens] to [head_dim, n_head, n_tokens]."""
-        return ops.reshape(x, (head_dim, x.ne[0] // head_dim, x.ne[1]))
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the norm of each row of x, without weights."""
+        norm = ops.rms_norm if self.norm_kind is Norm.RMS else ops.norm
+        return norm(x, self.hp.eps)
 
-    def rope(self, x: Tensor, il: int, mode: RopeMode) -> Tensor:
-        """Return x [head_dim_k, n_head, n_tokens] with rotary position embedding."""
-        scaling = self.hp.rope
-        return ops.rope(
-            x,
-            self.inputs.pos,
-            self.weights.get(f"blk.{il}.rope_freqs.weight"),
-            n_dims=self.hp.n_rot,
-            mode=mode,
-            n_ctx_orig=scaling.n_ctx_orig,
-            freq_base=scaling.freq_base,
-            freq_scale=scaling.freq_scale,
-            ext_factor=scaling.ext_factor,
-            attn_factor=scaling.attn_factor,
-            beta_fast=scaling.beta_fast,
-            beta_slow=scaling.beta_slow,
+    def linear(
+        self,
+        x: Tensor,
+        name: str,
+        n_out: int,
+        layer: int | None,
+        bias: Bias = Bias.NONE,
+        *,
+        files: Callable[[str], tuple[tuple[Part, ...], ...]] = lambda _: (),
+    ) -> Tensor:
+        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out], plus its bias.
+
+        `files` returns the sources of the weight and of the bias, from "weight" and "bias".
+        """
+        matrix = self.required(
+            f"{name}.weight", (x.ne[0], n_out), layer, Op.MUL_MAT, files=files("weight")
+        )
+        return self.add_bias(ops.mul_mat(matrix, x), name, layer, bias, files=files("bias"))
+
+    def add_bias(
+        self,
+        y: Tensor,
+        name: str,
+        layer: int | None,
+        bias: Bias,
+        *,
+        files: tuple[tuple[Part, ...], ...] = (),
+    ) -> Tensor:
+        """Return y [n, n_tokens] plus the bias `name` [n], if the file has it."""
+        if bias is Bias.NONE:
+            return y
+        required = bias is Bias.REQUIRED
+        found = self.weight(
+            f"{name}.bias", (y.ne[0],), layer, Op.ADD, files=files, required=required
+        )
+        return y if found is None else ops.add(y, found)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBuild:
+    """Adds the blocks of one layer to a graph. `shape` is the layer's."""
+
+    g: GraphBuild
+    il: int
+    shape: Layer
+
+    @property
+    def hp(self) -> HParams:
+        return self.g.hp
+
+    def named(self, x: Tensor, name: str) -> Tensor:
+        """Name a tensor of this layer."""
+        return x.named(f"{name}-{self.il}")
+
+    def outputs(self, *xs: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows [n, n_outputs] of each x [n, n_tokens] that become outputs.
+
+        Layers before the last one need all rows, so they get each x itself.
+        """
+        if self.il < self.hp.n_layer - 1:
+            return xs
+        return tuple(ops.get_rows(x, self.g.inputs.out_ids) for x in xs)
+
+    def add(self, x: Tensor, y: Tensor, name: str) -> Tensor:
+        """Return x + y, such as a residual connection."""
+        return self.named(ops.add(x, y), name)
+
+    # --- weights ---
+
+    def weight(
+        self, name: str, ne: tuple[int, ...], op: Op = Op.MUL, *, tensor: str = ""
+    ) -> Tensor | None:
+        """Return an optional weight of this layer.
+
+        `tensor` is a tensor of the file that all layers use; each layer has its own weight, as
+        layers may be on different devices.
+        """
+        files = ((Part(tensor),),) if tensor else ()
+        full = f"blk.{self.il}.{name}"
+        return self.g.weight(full, ne, self.il, op, files=files, required=False)
+
+    def required(
+        self,
+        name: str,
+        ne: tuple[int, ...],
+        op: Op = Op.MUL,
+        *,
+        files: tuple[tuple[Part, ...], ...] = (),
+    ) -> Tensor:
+        """Return a weight of this layer that every file has."""
+        return self.g.required(f"blk.{self.il}.{name}", ne, self.il, op, files=files)
+
+    def parts(self, *options: Sequence[Part | str]) -> tuple[tuple[Part, ...], ...]:
+        """Return sources of a weight; names of tensors are without the layer."""
+        return tuple(
+            tuple(
+                part._replace(tensor=f"blk.{self.il}.{part.tensor}")
+                for part in (Part(p) if isinstance(p, str) else p for p in option)
+            )
+            for option in options
         )
 
-    def attention(self, il: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write this step's keys and values into the pool, attend, and project.
+    # --- blocks ---
+
+    def norm(
+        self, x: Tensor, name: str, *, ne: tuple[int, ...] | None = None, optional: bool = False
+    ) -> Tensor:
+        """Return the norm of each row of x, see `GraphBuild.norm`."""
+        y = self.g.norm(x, f"blk.{self.il}.{name}", self.il, ne=ne, optional=optional)
+        return y if y is x else self.named(y, name)
+
+    def linear(
+        self,
+        x: Tensor,
+        name: str,
+        n_out: int,
+        bias: Bias = Bias.NONE,
+        *,
+        part_of: tuple[str, int, int] | None = None,
+    ) -> Tensor:
+        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out], plus its bias.
+
+        `part_of` (tensor, begin, n_rows): files may have the matrix as rows of a larger one.
+        """
+
+        def files(kind: str) -> tuple[tuple[Part, ...], ...]:
+            if part_of is None:
+                return ()
+            tensor, begin, n_rows = part_of
+            part = Part(f"{tensor}.{kind}", begin, n_out, n_rows)
+            return self.parts([f"{name}.{kind}"], [part])
+
+        return self.g.linear(x, f"blk.{self.il}.{name}", n_out, self.il, bias, files=files)
+
+    # --- attention ---
+
+    def qkv(self, x: Tensor, bias: Bias = Bias.NONE) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of x: [head_dim * n_head, n_tokens].
+
+        A file may have the three matrices in one tensor, `attn_qkv`.
+        """
+        shape = self.shape
+        n_q = shape.head_dim_k * shape.n_head
+        sizes = {"q": n_q, "k": shape.n_embd_k, "v": shape.n_embd_v}
+        n_rows, begin, found = sum(sizes.values()), 0, []
+        for kind, n in sizes.items():
+            part_of = ("attn_qkv", begin, n_rows)
+            found.append(self.linear(x, f"attn_{kind}", n, bias, part_of=part_of))
+            begin += n
+        q, k, v = found
+        return q, k, self.named(v, "Vcur")
+
+    def heads(self, x: Tensor, head_dim: int | None = None) -> Tensor:
+        """Reshape x [head_dim * n_head, n_tokens] to [head_dim, n_head, n_tokens]."""
+        head_dim = head_dim or self.shape.head_dim_k
+        return ops.reshape(x, (head_dim, x.ne[0] // head_dim, x.ne[1]))
+
+    def rope(self, x: Tensor, name: str, mode: RopeMode, factors: Tensor | None = None) -> Tensor:
+        """Return x [head_dim_k, n_head, n_tokens] with rotary position embedding.
+
+        Each pair's frequency is divided by its element of `factors`.
+        """
+        rope = self.shape.rope
+        if rope is None:
+            return self.named(x, name)
+        y = ops.rope(
+            x,
+            self.g.inputs.pos,
+            factors,
+            n_dims=rope.n_dims,
+            mode=mode,
+            n_ctx_orig=rope.n_ctx_orig,
+            freq_base=rope.freq_base,
+            freq_scale=rope.freq_scale,
+            ext_factor=rope.ext_factor,
+            attn_factor=rope.attn_factor,
+            beta_fast=rope.beta_fast,
+            beta_slow=rope.beta_slow,
+        )
+        return self.named(y, name)
+
+    def rope_factors(self, tensor: str = "rope_freqs.weight") -> Tensor | None:
+        """Return the file's factors of rope frequencies, [n_dims / 2]; None if it has none."""
+        rope = self.shape.rope
+        if rope is None:
+            return None
+        return self.weight(tensor, (rope.n_dims // 2,), Op.ROPE, tensor=tensor)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        scale: float | None = None,
+        max_bias: float = 0.0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Write this step's keys and values into the pool, and attend.
 
         Args:
-            il: the layer.
             q: [head_dim_k, n_head, n_tokens].
-            k: [head_dim_k, n_head_kv, n_tokens].
-            v: [head_dim_v * n_head_kv, n_tokens].
+            k: [head_dim_k, n_head_kv, n_tokens], or [n_embd_k, n_tokens]. None: the keys and
+                values of layer `shape.kv_layer` are used.
+            v: [n_embd_v, n_tokens], or [head_dim_v, n_head_kv, n_tokens].
+            scale: factor of the scores; None: 1 / sqrt(head_dim_k).
+            max_bias, softcap, sinks: see `ops.flash_attn_ext`.
 
         Returns:
-            [n_embd, n_tokens].
+            [head_dim_v * n_head, n_tokens].
         """
-        inputs, pool = self.inputs, self.kv[il]
-        k = ops.reshape(k, (pool.k.ne[0], self.n_tokens))
+        g, shape = self.g, self.shape
+        if k is not None and v is not None:
+            g.written[self.il] = self._write(k, v)
+        kv = g.written[self.il if shape.kv_layer is None else shape.kv_layer]
+        inputs, group = g.inputs, g.inputs.group(self.il)
         x = ops.flash_attn_ext(
             q,
-            # the results of SET_ROWS, not the pool, so that attention comes after the writes
-            ops.set_rows(pool.k, k, inputs.cells).named(f"cache_k-{il}"),
-            ops.set_rows(pool.v, v, inputs.cells).named(f"cache_v-{il}"),
-            inputs.pages,
+            kv.k,
+            kv.v,
+            group.pages,
             inputs.seq,
             inputs.pos,
-            inputs.begin,
+            group.begin,
             inputs.end,
-            page_size=self.page_size,
-            scale=1.0 / math.sqrt(self.hp.head_dim_k),
-        ).named(f"fattn-{il}")
-        x = ops.reshape(x, (x.ne[0] * x.ne[1], self.n_tokens)).named(f"kqv_out-{il}")
-        return self.linear(x, f"blk.{il}.attn_output").named(f"attn_out-{il}")
+            sinks,
+            page_size=g.page_size,
+            scale=1.0 / math.sqrt(shape.head_dim_k) if scale is None else scale,
+            max_bias=max_bias,
+            softcap=softcap,
+            n_swa=0 if shape.window is None else shape.window.n_swa,
+        )
+        x = self.named(x, "fattn")
+        return self.named(ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2])), "kqv_out")
 
-    def ffn(self, il: int, x: Tensor) -> Tensor:
-        """Return SwiGLU (arXiv 2002.05202) of x [n_embd, n_tokens]: down(silu(gate(x)) * up(x))."""
-        gate = self.linear(x, f"blk.{il}.ffn_gate").named(f"ffn_gate-{il}")
-        up = self.linear(x, f"blk.{il}.ffn_up").named(f"ffn_up-{il}")
-        hidden = ops.swiglu(gate, up).named(f"ffn_swiglu-{il}")
-        return self.linear(hidden, f"blk.{il}.ffn_down").named(f"ffn_out-{il}")
+    def _write(self, k: Tensor, v: Tensor) -> KVLayer:
+        """Return the pool's keys and values after this step's are written.
 
-    def moe(self, il: int, x: Tensor) -> Tensor:
-        """Return the weighted sum of SwiGLU by each token's n_expert_used best experts.
-
-        x and the result are [n_embd, n_tokens]. The router's softmax is over all experts. The
-        weights of the chosen experts are scaled to a sum of 1 (arXiv 2401.04088; llama-graph.cpp,
-        build_moe_ffn with norm_w).
+        Attention reads these results, not the pool, so that it comes after the writes.
         """
-        chosen, weights = self._route(il, x)
-        rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
-        gate = self._experts(il, "gate", rows, chosen)
-        up = self._experts(il, "up", rows, chosen)
-        hidden = ops.swiglu(gate, up).named(f"ffn_moe_swiglu-{il}")
-        down = self._experts(il, "down", hidden, chosen)  # [n_embd, n_used, n_tokens]
-        weighted = ops.mul(down, weights).named(f"ffn_moe_weighted-{il}")
-        return self._sum_experts(weighted).named(f"ffn_moe_out-{il}")
+        pool, cells = self.g.kv[self.il], self.g.inputs.group(self.il).cells
+        assert pool is not None, f"layer {self.il} has no keys and values"
+        k, v = (ops.reshape(x, (x.n_elements // self.g.n_tokens, self.g.n_tokens)) for x in (k, v))
+        return KVLayer(
+            self.named(ops.set_rows(pool.k, k, cells), "cache_k"),
+            self.named(ops.set_rows(pool.v, v, cells), "cache_v"),
+        )
 
-    def _route(self, il: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (experts [n_used, n_tokens], the best first; weights [1, n_used, n_tokens])."""
-        n_expert, n_used, n_tokens = self.hp.n_expert, self.hp.n_expert_used, x.ne[1]
-        logits = self.linear(x, f"blk.{il}.ffn_gate_inp").named(f"ffn_moe_logits-{il}")
-        probs = ops.soft_max(logits).named(f"ffn_moe_probs-{il}")
-        chosen = ops.argsort_top_k(probs, n_used).named(f"ffn_moe_topk-{il}")
-        weights = ops.get_rows(ops.reshape(probs, (1, n_expert, n_tokens)), chosen)
-        weights = ops.reshape(weights.named(f"ffn_moe_weights-{il}"), (n_used, n_tokens))
-        total = ops.sum_rows(weights).named(f"ffn_moe_weights_sum-{il}")
-        weights = ops.div(weights, total).named(f"ffn_moe_weights_norm-{il}")
-        return chosen, ops.reshape(weights, (1, n_used, n_tokens))
+    # --- feed-forward ---
 
-    def _experts(self, il: int, kind: str, rows: Tensor, chosen: Tensor) -> Tensor:
-        matrices = self.weights[f"blk.{il}.ffn_{kind}_exps.weight"]
-        return ops.mul_mat_id(matrices, rows, chosen).named(f"ffn_moe_{kind}-{il}")
+    def gated(
+        self,
+        x: Tensor,
+        n_ff: int,
+        act: Gated = ops.swiglu,
+        bias: Bias = Bias.NONE,
+        *,
+        suffix: str = "",
+    ) -> Tensor:
+        """Return down(act(gate(x), up(x))) of x [n_embd, n_tokens] (arXiv 2002.05202).
 
-    def _sum_experts(self, x: Tensor) -> Tensor:
-        """Sum over experts in a fixed order: [n_embd, n_used, n_tokens] to [n_embd, n_tokens]."""
-        parts = [
-            ops.view(x, (x.ne[0], x.ne[2]), (x.nb[0], x.nb[2]), i * x.nb[1]) for i in range(x.ne[1])
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = ops.add(total, part)
-        return total if len(parts) > 1 else ops.cont(total)
+        A file may have gate and up in one tensor, `ffn_up`. `suffix` follows the tensors' names.
+        """
+        fused = f"ffn_up{suffix}"
+        gate = self.linear(x, f"ffn_gate{suffix}", n_ff, bias, part_of=(fused, 0, 2 * n_ff))
+        up = self.linear(x, fused, n_ff, bias, part_of=(fused, n_ff, 2 * n_ff))
+        gate, up = self.named(gate, f"ffn_gate{suffix}"), self.named(up, fused)
+        hidden = self.named(act(gate, up), f"ffn_{act.__name__}{suffix}")
+        return self.down(hidden, bias, suffix=suffix)
+
+    def mlp(
+        self,
+        x: Tensor,
+        n_ff: int,
+        act: Activation,
+        bias: Bias = Bias.NONE,
+        *,
+        suffix: str = "",
+    ) -> Tensor:
+        """Return down(act(up(x))) of x [n_embd, n_tokens]."""
+        up = self.named(self.linear(x, f"ffn_up{suffix}", n_ff, bias), f"ffn_up{suffix}")
+        return self.down(self.named(act(up), f"ffn_{act.__name__}{suffix}"), bias, suffix=suffix)
+
+    def down(self, hidden: Tensor, bias: Bias = Bias.NONE, *, suffix: str = "") -> Tensor:
+        """Return the product of a feed-forward part's last matrix, [n_embd, n_tokens]."""
+        y = self.linear(hidden, f"ffn_down{suffix}", self.hp.n_embd, bias)
+        return self.named(y, f"ffn_out{suffix}")
+
+
+def as_logits(x: Tensor) -> Tensor:
+    """Mark x [n_vocab, n_outputs] as the graph's logits."""
+    return x.named("result_output").set_output()
+
+
+def softcapped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap)."""
+    return ops.scale(ops.unary(ops.scale(x, 1.0 / cap), UnaryOp.TANH), cap)

@@ -6,8 +6,9 @@ scaling is the tensor rope_freqs.weight. Tested by tests/model/test_arch_forward
 
 from __future__ import annotations
 
-from ...graph import RopeMode
+from ...graph import RopeMode, Tensor
 from .base import Decoder
+from .build import LayerBuild
 from .weights import Bias
 
 
@@ -18,4 +19,6 @@ class Llama(Decoder):
     rope_mode = RopeMode.NORMAL
     qkv_bias = Bias.OPTIONAL
     bias = Bias.OPTIONAL
-    rope_factors = True
+
+    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
+        return b.rope(x, name, self.rope_mode, b.rope_factors())

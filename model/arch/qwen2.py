@@ -5,7 +5,6 @@ Tested by tests/model/test_arch_forward.py.
 
 from __future__ import annotations
 
-from ...graph import RopeMode
 from .base import Decoder
 from .weights import Bias
 
@@ -14,5 +13,4 @@ class Qwen2(Decoder):
     """arXiv 2407.10671."""
 
     name = "qwen2"
-    rope_mode = RopeMode.NEOX
     qkv_bias = Bias.REQUIRED

@@ -5,13 +5,10 @@ Tested by tests/model/test_arch_forward.py.
 
 from __future__ import annotations
 
-from ...graph import RopeMode
-from .base import Decoder
+from .base import QKNorm
 
 
-class Qwen3(Decoder):
+class Qwen3(QKNorm):
     """arXiv 2505.09388."""
 
     name = "qwen3"
-    rope_mode = RopeMode.NEOX
-    qk_norm = True

@@ -12,4 +12,4 @@ class Qwen3MoE(Qwen3):
     """arXiv 2505.09388."""
 
     name = "qwen3moe"
-    moe = True
+    needs_experts = True

@@ -1,15 +1,17 @@
 """Specifications of an architecture's weights: name, shape, layer, and the op that reads them.
 
-Names are GGUF's. Knows no files and no devices. Tested by tests/model/test_arch_weights.py.
+Names are GGUF's. An architecture declares a weight where its graph uses it (build.py). Knows no
+files and no devices. Tested by tests/model/test_arch_weights.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple, Protocol
 
-from ...graph import Op
-from ..hparams import HParams
+from ...graph import GGMLType, Op, Tensor
 
 
 class Bias(Enum):
@@ -20,16 +22,29 @@ class Bias(Enum):
     REQUIRED = auto()
 
 
+class Part(NamedTuple):
+    """Rows of a tensor in a file: all of them, or `n` rows from `begin` on, of `n_rows`.
+
+    Files may have several matrices with the same columns in one tensor. Rows are those of the
+    second dimension; vectors have elements in their place.
+    """
+
+    tensor: str
+    begin: int = 0
+    n: int | None = None
+    n_rows: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """One weight.
 
     Attributes:
-        name: the name in `GraphBuild.weights`.
+        name: the name in `LoadedModel.weights`.
         ne: shape.
         layer: the layer; None for the input embedding, n_layer for the output.
         op: the op that reads the weight. A device must support it to hold the weight.
-        files: alternative sources in a file, in order of preference. Each is a list of tensors,
+        files: alternative sources in a file, in order of preference. Each is a list of parts,
             concatenated to make the weight.
         required: the file must have the weight.
     """
@@ -38,65 +53,38 @@ class WeightSpec:
     ne: tuple[int, ...]
     layer: int | None
     op: Op
-    files: tuple[tuple[str, ...], ...]
+    files: tuple[tuple[Part, ...], ...]
     required: bool = True
 
 
-def embedding(hp: HParams) -> WeightSpec:
-    """Return the input embedding, [n_embd, n_vocab]."""
-    name = "token_embd.weight"
-    return WeightSpec(name, (hp.n_embd, hp.n_vocab), None, Op.GET_ROWS, ((name,),))
+class Weights(Protocol):
+    """The source of a graph's weights."""
+
+    def find(self, spec: WeightSpec) -> Tensor | None:
+        """Return the weight of a specification; None if it is optional and absent."""
 
 
-def output(hp: HParams) -> list[WeightSpec]:
-    """Return the last norm and the output matrix. A file without one uses the embedding."""
-    name = "output.weight"
-    files = ((name,), ("token_embd.weight",))
-    matrix = WeightSpec(name, (hp.n_embd, hp.n_vocab), hp.n_layer, Op.MUL_MAT, files)
-    return [vector("output_norm.weight", hp.n_embd, hp.n_layer), matrix]
+class DeclaredWeights:
+    """Records the weights that a graph declares, and stands in for them. All are present."""
+
+    def __init__(self) -> None:
+        self.specs: dict[str, WeightSpec] = {}
+
+    def find(self, spec: WeightSpec) -> Tensor:
+        """Record a specification, and return a tensor of its shape."""
+        known = self.specs.setdefault(spec.name, spec)
+        assert known == spec, f"{spec.name} is declared twice: {known}, {spec}"
+        return Tensor(GGMLType.F32, spec.ne, name=spec.name)
 
 
-def vector(name: str, n: int, layer: int, op: Op = Op.MUL, *, required: bool = True) -> WeightSpec:
-    """Return a vector weight [n], such as a norm's factors or a bias (op ADD)."""
-    return WeightSpec(name, (n,), layer, op, ((name,),), required)
+class LoadedWeights:
+    """The weights of a model, by name."""
 
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
 
-def linear(
-    name: str, n_in: int, n_out: int, layer: int, bias: Bias = Bias.NONE
-) -> list[WeightSpec]:
-    """Return the matrix `name`.weight [n_in, n_out], and `name`.bias [n_out] by `bias`."""
-    weight = f"{name}.weight"
-    specs = [WeightSpec(weight, (n_in, n_out), layer, Op.MUL_MAT, ((weight,),))]
-    if bias is not Bias.NONE:
-        required = bias is Bias.REQUIRED
-        specs.append(vector(f"{name}.bias", n_out, layer, Op.ADD, required=required))
-    return specs
-
-
-def experts(hp: HParams, il: int) -> list[WeightSpec]:
-    """Return the router and the experts [n_in, n_out, n_expert] of one layer.
-
-    Older files have a tensor for each expert, `blk.N.ffn_gate.E.weight`.
-    """
-    shapes = {
-        "ffn_gate": (hp.n_embd, hp.n_ff_exp),
-        "ffn_up": (hp.n_embd, hp.n_ff_exp),
-        "ffn_down": (hp.n_ff_exp, hp.n_embd),
-    }
-    specs = linear(f"blk.{il}.ffn_gate_inp", hp.n_embd, hp.n_expert, il)
-    for kind, (n_in, n_out) in shapes.items():
-        name = f"blk.{il}.{kind}_exps.weight"
-        single = tuple(f"blk.{il}.{kind}.{e}.weight" for e in range(hp.n_expert))
-        ne = (n_in, n_out, hp.n_expert)
-        specs.append(WeightSpec(name, ne, il, Op.MUL_MAT_ID, ((name,), single)))
-    return specs
-
-
-def rope_freqs(hp: HParams, il: int) -> WeightSpec:
-    """Return Llama 3's rope frequency factors [n_rot / 2] for one layer.
-
-    The file has one tensor for all layers. Each layer has its own weight, as layers may be on
-    different devices.
-    """
-    name, files = f"blk.{il}.rope_freqs.weight", (("rope_freqs.weight",),)
-    return WeightSpec(name, (hp.n_rot // 2,), il, Op.ROPE, files, required=False)
+    def find(self, spec: WeightSpec) -> Tensor | None:
+        """Return a weight."""
+        found = self._tensors.get(spec.name)
+        assert found is not None or not spec.required, f"{spec.name} was not loaded"
+        return found

@@ -176,6 +176,13 @@ class Metadata(Mapping[str, Value]):
         array = self._array(key, _INTEGERS, "an array of integers", default)
         return array.numbers().tolist() if isinstance(array, Array) else array
 
+    def bools(self, key: builtins.str) -> list[builtins.bool]:
+        """Return an array of bools, or of integers, of which 0 is false."""
+        types = (GGUFValueType.BOOL, *_INTEGERS)
+        array = self._array(key, types, "an array of bools", _REQUIRED)
+        assert isinstance(array, Array), "a required array"
+        return [builtins.bool(value) for value in array.numbers()]
+
     @overload
     def floats(self, key: builtins.str) -> npt.NDArray[np.float32]: ...
     @overload

@@ -88,7 +88,7 @@ def test_a_pool_that_is_too_large_then_a_smaller_one(gpus: Gpus, path: Path) -> 
     expected = logits(path, gpu)
     with leaves_nothing(gpu), loaded(path, [gpu]) as model:
         hp, n_free = model.hp, gpu.memory()[0]
-        n_bytes = sum(2 * (hp.n_embd_k(il) + hp.n_embd_v(il)) for il in range(hp.n_layer))
+        n_bytes = sum(2 * (m.n_embd_k + m.n_embd_v) for m in hp.memory)
         with leaves_nothing(gpu):
             for n_ctx in (2 * n_free // n_bytes, n_free // n_bytes):
                 # the pool alone is too large; then it fits, but nothing else does

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor
-from lamella.model.arch import GraphBuild, GraphInputs, KVLayer
+from lamella.model.arch import GraphInputs, KVLayer
+from lamella.model.layer_memory import Kind, groups_of
 from lamella.model.loader import LoadedModel
 from lamella.sched import Scheduler
 
@@ -22,6 +23,7 @@ class Runner:
 
     def __init__(self, model: LoadedModel, n_ctx: int = 64, n_seqs: int = 1) -> None:
         self.model = model
+        self.n_ctx = n_ctx
         n_each = -(-n_ctx // PAGE_SIZE)
         pages = np.random.default_rng(7).permutation(n_each * n_seqs)
         self.pages = pages.reshape(n_seqs, n_each).astype(np.int32)
@@ -29,20 +31,24 @@ class Runner:
         self.backends = [device.init_backend() for device in model.devices]
         self.scheduler = Scheduler(self.backends)
 
-    def _pool(self, il: int) -> KVLayer:
-        hp, n_cells = self.model.hp, self.pages.size * PAGE_SIZE
-        k = Tensor(GGMLType.F32, (hp.n_embd_k(il), n_cells), name=f"k-{il}")
-        v = Tensor(GGMLType.F32, (hp.n_embd_v(il), n_cells), name=f"v-{il}")
+    def _pool(self, il: int) -> KVLayer | None:
+        shape, n_cells = self.model.hp.layers[il], self.pages.size * PAGE_SIZE
+        if shape.memory.kind not in (Kind.FULL, Kind.WINDOW):
+            return None
+        k = Tensor(GGMLType.F32, (shape.n_embd_k, n_cells), name=f"k-{il}")
+        v = Tensor(GGMLType.F32, (shape.n_embd_v, n_cells), name=f"v-{il}")
         alloc_tensors([k, v], self.model.kv_home(il).buffer_type)
         return KVLayer(k, v)
 
     def build(self, n_tokens: int, n_outputs: int) -> tuple[GraphInputs, Tensor]:
         """Return the inputs and logits of a graph."""
         n_seqs, n_pages = self.pages.shape
-        inputs = GraphInputs.new(n_tokens, n_outputs, n_pages, n_seqs)
         model = self.model
-        build = GraphBuild(model.hp, model.weights, inputs, self.kv, PAGE_SIZE)
-        return inputs, model.arch.build(build)
+        inputs = GraphInputs.new(n_tokens, n_outputs, n_pages, n_seqs, model.hp.memory)
+        logits = model.arch.build(
+            model.weights, inputs, self.kv, page_size=PAGE_SIZE, n_ctx=self.n_ctx
+        )
+        return inputs, logits
 
     def step(self, batch: Sequence[tuple[int, int, int]], out_ids: Sequence[int]) -> F32Array:
         """Return the logits [n_outputs, n_vocab] of a batch of (token, sequence, position)."""
@@ -50,12 +56,21 @@ class Runner:
         tokens, seq, pos = np.array(batch, np.int32).T
         cells = self.pages[seq, pos // PAGE_SIZE] * PAGE_SIZE + pos % PAGE_SIZE
         scheduled = self.scheduler.alloc_graph(Graph(logits))
-        values = {
-            **{"tokens": tokens, "pos": pos, "begin": 0 * pos, "end": pos + 1, "seq": seq},
-            **{"pages": self.pages, "cells": cells, "out_ids": out_ids},
-        }
-        for name, value in values.items():
-            tensor_set(getattr(inputs, name), np.asarray(value, np.int32))
+        values = [
+            (inputs.tokens, tokens),
+            (inputs.pos, pos),
+            (inputs.end, pos + 1),
+            (inputs.seq, seq),
+            (inputs.out_ids, out_ids),
+        ]
+        for group, of_group in zip(inputs.groups, groups_of(self.model.hp.memory), strict=True):
+            window = of_group.window
+            begin = pos * 0 if window is None else window.begin(pos)
+            values += [(group.pages, self.pages), (group.cells, cells), (group.begin, begin)]
+        for leaf, value in values:
+            tensor_set(leaf, np.asarray(value, np.int32))
+        if self.model.arch.temperature is not None:
+            tensor_set(inputs.attn_scale, self.model.arch.temperature.of(pos))
         self.scheduler.graph_compute(scheduled)
         return tensor_get(logits).view(np.float32).reshape(len(out_ids), -1)
 

@@ -9,15 +9,14 @@ import pytest
 from tiny_models import LINEAR, N_VOCAB, TINY, YARN, Tiny, write_model
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
-from lamella.model.arch import find_architecture
+from lamella.model.arch import open_architecture
 from lamella.model.gguf import open_gguf
-from lamella.model.hparams import HParams, RopeScaling
+from lamella.model.hparams import HParams, Layer, Rope
 
 
 def hparams(path: Path) -> HParams:
     with open_gguf(path) as file:
-        arch = find_architecture(file.metadata.str("general.architecture"), path)
-        return arch.hparams(file)
+        return open_architecture(file).hp
 
 
 def written(tmp_path: Path, tiny: Tiny, **how: object) -> HParams:
@@ -25,25 +24,26 @@ def written(tmp_path: Path, tiny: Tiny, **how: object) -> HParams:
     return hparams(tmp_path / "m.gguf")
 
 
-PLAIN = RopeScaling(10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, 256)
+def rope_of(hp: HParams) -> Rope:
+    """The rotation of all layers."""
+    found = {layer.rope for layer in hp.layers}
+    rope = found.pop()
+    assert rope is not None and not found
+    return rope
+
+
+PLAIN = Rope(16, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, 256)
 
 
 def test_a_dense_model(tmp_path: Path) -> None:
     hp = written(tmp_path, replace(TINY["llama"], eps=2.0**-16))
     assert hp == HParams(
         arch="llama",
-        n_layer=2,
         n_ctx_train=256,
         n_embd=64,
         n_vocab=N_VOCAB,
-        n_ff=(96, 96),
-        n_head=(4, 4),
-        n_head_kv=(2, 2),
-        head_dim_k=16,
-        head_dim_v=16,
-        n_rot=16,
-        rms_eps=2.0**-16,
-        rope=PLAIN,
+        eps=2.0**-16,
+        layers=(Layer(4, 2, 16, 16, 96, PLAIN),) * 2,
         n_expert=0,
         n_expert_used=0,
         n_ff_exp=0,
@@ -53,11 +53,11 @@ def test_a_dense_model(tmp_path: Path) -> None:
 def test_experts(tmp_path: Path) -> None:
     hp = written(tmp_path, TINY["qwen3moe"])
     assert (hp.n_expert, hp.n_expert_used, hp.n_ff_exp) == (6, 3, 32)
-    assert (hp.head_dim_k, hp.n_rot) == (32, 32)
+    assert (hp.layers[0].head_dim_k, rope_of(hp).n_dims) == (32, 32)
     mixtral = written(tmp_path, TINY["mixtral"])
     assert mixtral.n_ff_exp == 96, "feed_forward_length is the default"
     only_experts = written(tmp_path, TINY["qwen3moe"], without=["qwen3moe.feed_forward_length"])
-    assert only_experts.n_ff == (32, 32)
+    assert [layer.n_ff for layer in only_experts.layers] == [32, 32]
 
 
 def test_keys_and_values_of_a_layer(tmp_path: Path) -> None:
@@ -67,15 +67,15 @@ def test_keys_and_values_of_a_layer(tmp_path: Path) -> None:
         "llama.attention.head_count_kv": [4, 1],
     }
     hp = written(tmp_path, TINY["llama"], metadata=keys)
-    assert [hp.n_embd_k(0), hp.n_embd_k(1)] == [128, 32]
-    assert [hp.n_embd_v(0), hp.n_embd_v(1)] == [32, 8]
+    assert [layer.n_embd_k for layer in hp.layers] == [128, 32]
+    assert [layer.n_embd_v for layer in hp.layers] == [32, 8]
 
 
 def test_defaults(tmp_path: Path) -> None:
     without = ["llama.attention.head_count_kv", "llama.rope.freq_base", "llama.vocab_size"]
     hp = written(tmp_path, TINY["llama"], without=without, vocab=False)
-    assert hp.n_head_kv == (4, 4)
-    assert hp.rope == PLAIN
+    assert [layer.n_head_kv for layer in hp.layers] == [4, 4]
+    assert rope_of(hp) == PLAIN
     assert hp.n_vocab == N_VOCAB, "the rows of token_embd.weight"
 
 
@@ -101,14 +101,12 @@ def test_n_vocab_is_the_number_of_tokens(tmp_path: Path) -> None:
                 "scaling.yarn_beta_fast": 16.0,
                 "scaling.yarn_beta_slow": 2.0,
             },
-            RopeScaling(10000.0, 0.25, 0.25, 0.5, 16.0, 2.0, 64),
+            Rope(16, 10000.0, 0.25, 0.25, 0.5, 16.0, 2.0, 64),
         ),
     ],
 )
-def test_rope_scaling(
-    rope: dict[str, int | float | str], expected: RopeScaling, tmp_path: Path
-) -> None:
-    assert written(tmp_path, replace(TINY["llama"], rope=rope)).rope == expected
+def test_rope_scaling(rope: dict[str, int | float | str], expected: Rope, tmp_path: Path) -> None:
+    assert rope_of(written(tmp_path, replace(TINY["llama"], rope=rope))) == expected
 
 
 # --- errors ---
@@ -196,6 +194,6 @@ def test_yarn_does_not_shrink_a_context(tmp_path: Path) -> None:
 
 
 def test_unknown_scaling(tmp_path: Path) -> None:
-    rope = {"scaling.type": "longrope"}
-    with pytest.raises(UnsupportedModelError, match=r"'longrope'.*none, linear, yarn"):
+    rope = {"scaling.type": "dynamic"}
+    with pytest.raises(UnsupportedModelError, match=r"'dynamic'.*none, linear, yarn, longrope"):
         written(tmp_path, replace(TINY["llama"], rope=rope))

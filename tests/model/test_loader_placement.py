@@ -13,7 +13,7 @@ from lamella.base.errors import RequestError, UnsupportedModelError
 from lamella.graph import GGMLType, Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.arch import ARCHITECTURES
+from lamella.model.arch import open_architecture
 from lamella.model.gguf import open_gguf
 from lamella.model.params import PlacementParams
 from lamella.model.placement import (
@@ -97,11 +97,10 @@ def homes(
 ) -> dict[str, Home]:
     """Return the homes of all weights of a model with all optional weights."""
     write_model(tiny, tmp_path / "m.gguf")
-    arch = ARCHITECTURES[tiny.arch]
     with open_gguf(tmp_path / "m.gguf") as file:
-        hp = arch.hparams(file)
-    types = {s: type if len(s.ne) > 1 else GGMLType.F32 for s in arch.tensors(hp)}
-    return place(tmp_path / "m.gguf", hp, types, params)
+        arch = open_architecture(file)
+    types = {s: type if len(s.ne) > 1 else GGMLType.F32 for s in arch.weights()}
+    return place(tmp_path / "m.gguf", arch.hp, types, params)
 
 
 def test_weights_follow_their_layer_and_the_embedding_stays(tmp_path: Path) -> None:

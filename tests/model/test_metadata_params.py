@@ -9,8 +9,9 @@ import pytest
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import ModelFileError, RequestError
+from lamella.model.arch import open_architecture
 from lamella.model.gguf import open_gguf
-from lamella.model.hparams import RopeScaling, read_hparams
+from lamella.model.hparams import Rope
 from lamella.model.metadata_params import MetadataParams, metadata_overrides, parse_metadata
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import OpenParams
@@ -23,9 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rope(model: Path, params: MetadataParams) -> RopeScaling:
+def rope(model: Path, params: MetadataParams) -> Rope:
     with open_gguf(model, overrides=metadata_overrides(params)) as file:
-        return read_hparams(file).rope
+        found = open_architecture(file).hp.layers[0].rope
+    assert found is not None
+    return found
 
 
 def test_rope_options_replace_the_file_s_values(model: Path) -> None:
@@ -48,7 +51,7 @@ def test_rope_options_replace_the_file_s_values(model: Path) -> None:
             yarn_beta_slow=2,
         ),
     )
-    assert yarn == RopeScaling(10000.0, 0.5, 0.5, 1.5, 16.0, 2.0, 77)
+    assert yarn == Rope(16, 10000.0, 0.5, 0.5, 1.5, 16.0, 2.0, 77)
 
 
 def test_llama_cpp_s_words_for_the_file_s_values(model: Path) -> None:
@@ -82,7 +85,7 @@ def test_other_keys(model: Path) -> None:
         stored = dict(file.metadata)
     with open_gguf(model, overrides=metadata_overrides(MetadataParams(override_kv=pairs))) as file:
         metadata = file.metadata
-        assert read_hparams(file).n_ctx_train == 4096
+        assert open_architecture(file).hp.n_ctx_train == 4096
         assert (metadata.bool("new.flag"), metadata.str("a.b")) == (True, "c:d")
         assert metadata.float("new.float") == 0.5
         assert [*metadata] == [*stored, "new.flag", "a.b", "new.float"]
@@ -96,7 +99,7 @@ def test_an_override_of_a_wrong_type(model: Path) -> None:
         open_gguf(model, overrides=wrong) as file,
         pytest.raises(ModelFileError, match="length' is the STRING 'x', must be an integer"),
     ):
-        read_hparams(file)
+        open_architecture(file)
 
 
 @pytest.mark.parametrize(

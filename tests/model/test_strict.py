@@ -121,7 +121,7 @@ def test_a_node_that_reads_uninitialized_memory_is_named(
         logits = graph.outputs.logits
         stray = Tensor(GGMLType.F32, logits.ne, name="stray")
         wrong = ops.add(logits, stray).named("wrong").set_output()
-        return DecodeGraph(graph.params, graph.inputs, wrong)
+        return DecodeGraph(args[0].arch, graph.params, graph.inputs, wrong)
 
     sound = decode(opened(), 5)
     monkeypatch.setattr("lamella.model.context.build_graph", reads_too_much)

@@ -1,0 +1,114 @@
+"""The input tensors of a model's graph, and the keys and values that it reads and writes.
+
+Knows no memory and no weights. Tested by tests/model/test_arch_forward.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from ...graph import GGMLType, Op, Tensor, ops
+from ..layer_memory import LayerMemory, group_indices, groups_of
+
+ALIGNED: Final = 16  # elements, so that every input begins at a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """The inputs of one group of layers, see `model/layer_memory.py`.
+
+    Attributes:
+        pages: I32 [n_pages, n_seqs] page table.
+        cells: I32 [n_tokens] cell of the pool that each token's keys and values are written to.
+        begin: I32 [n_tokens] first position that each token sees.
+    """
+
+    pages: Tensor
+    cells: Tensor
+    begin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """The input tensors of a graph, written before each computation.
+
+    All are views of `whole`, so that a device receives them in one copy.
+
+    Attributes:
+        tokens: I32 [n_tokens] token ids.
+        pos: I32 [n_tokens] position of each token.
+        end: I32 [n_tokens] end of the positions that each token sees.
+        seq: I32 [n_tokens] column of each token's sequence in page tables.
+        out_ids: I32 [n_outputs] indices of the tokens with logits as outputs.
+        attn_scale: F32 [1, 1, n_tokens] factor of each token's queries, see `Temperature`.
+        groups: inputs of each group of layers.
+        group_of: for each layer, the index of its group; None: it has no memory.
+    """
+
+    whole: Tensor
+    tokens: Tensor
+    pos: Tensor
+    end: Tensor
+    seq: Tensor
+    out_ids: Tensor
+    attn_scale: Tensor
+    groups: tuple[GroupInputs, ...]
+    group_of: tuple[int | None, ...]
+
+    @classmethod
+    def new(
+        cls,
+        n_tokens: int,
+        n_outputs: int,
+        n_pages: int,
+        n_seqs: int,
+        memory: Sequence[LayerMemory],
+    ) -> GraphInputs:
+        """Return unallocated inputs of these sizes."""
+        n_groups = len(groups_of(memory))
+        one = (n_tokens,)
+        shapes: dict[str, tuple[int, ...]]
+        shapes = {"tokens": one, "pos": one, "end": one, "seq": one, "out_ids": (n_outputs,)}
+        shapes["attn_scale"] = (1, 1, n_tokens)
+        of_group: dict[str, tuple[int, ...]] = {
+            "pages": (n_pages, n_seqs),
+            "cells": one,
+            "begin": one,
+        }
+        every = [*shapes.items(), *(item for _ in range(n_groups) for item in of_group.items())]
+        sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for _, ne in every]
+        whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
+        begins = accumulate(sizes, initial=0)
+        views = [
+            _view(whole, name, ne, 4 * begin)
+            for (name, ne), begin in zip(every, begins, strict=False)
+        ]
+        shared = dict(zip(shapes, views, strict=False))
+        rest = views[len(shapes) :]
+        groups = tuple(GroupInputs(*rest[i : i + 3]) for i in range(0, len(rest), 3))
+        return cls(whole, **shared, groups=groups, group_of=group_indices(memory))
+
+    def group(self, il: int) -> GroupInputs:
+        """Return the inputs of the group whose memory layer `il` uses."""
+        i = self.group_of[il]
+        assert i is not None, f"layer {il} has no memory"
+        return self.groups[i]
+
+
+def _view(whole: Tensor, name: str, ne: tuple[int, ...], offset: int) -> Tensor:
+    view = ops.view(whole, ne, offset=offset)
+    if name == "attn_scale":  # the same bytes as floats
+        view = Tensor(GGMLType.F32, ne, op=Op.VIEW, src=(whole,), view_src=whole, view_offs=offset)
+    return view.named(f"inp_{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """One layer's keys and values, in the pool of its group."""
+
+    k: Tensor  # [n_embd_k, n_cells]
+    v: Tensor  # [n_embd_v, n_cells]
