@@ -8,7 +8,7 @@ except to find the vocabulary size. Tested by tests/model/test_arch_hparams.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -115,6 +115,10 @@ class HParams:
     def with_layers(self, change: Callable[[int, Layer], Layer]) -> HParams:
         """Return the same shape with other layers; `change` gets each layer's index and shape."""
         return replace(self, layers=tuple(change(il, x) for il, x in enumerate(self.layers)))
+
+    def with_windows(self, windows: Sequence[Window | None]) -> HParams:
+        """Return the same shape with a window, or none, for each layer."""
+        return self.with_layers(lambda il, layer: replace(layer, window=windows[il]))
 
 
 def read_hparams(

@@ -76,8 +76,7 @@ class Keys:
 
     def factor(self, key: str, default: float) -> float:
         """Return a finite number above 0. As in llama.cpp, 0 means that the key is not set."""
-        value = self.number(key, default)
-        return self.positive(key) if value else default
+        return self.positive(key) if self.number(key, 0.0) else default
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""

@@ -7,6 +7,7 @@ tests/model/test_arch_forward.py.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -15,14 +16,15 @@ from ..gguf import GGUFFile
 from ..keys import Keys
 from .base import Architecture
 from .inputs import GraphInputs, KVLayer
-from .llama import Llama
-from .qwen2 import Qwen2
-from .qwen3 import Qwen3
-from .qwen3moe import Qwen3MoE
 from .weights import Part, WeightSpec
 
-ARCHITECTURES: Final[dict[str, type[Architecture]]] = {
-    arch.name: arch for arch in (Llama, Qwen2, Qwen3, Qwen3MoE)
+# the module and the class of each architecture, by its name in files; imported when it is needed
+ARCHITECTURES: Final[dict[str, str]] = {
+    "gemma2": "gemma2.Gemma2",
+    "llama": "llama.Llama",
+    "qwen2": "qwen2.Qwen2",
+    "qwen3": "qwen3.Qwen3",
+    "qwen3moe": "qwen3moe.Qwen3MoE",
 }
 
 
@@ -36,7 +38,10 @@ def find_architecture(name: str, path: Path) -> type[Architecture]:
         raise UnsupportedModelError(
             f"{path}: architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[name]
+    module, _, kind = ARCHITECTURES[name].partition(".")
+    found: type[Architecture] = getattr(import_module(f".{module}", __name__), kind)
+    assert issubclass(found, Architecture), f"{found} is no architecture"
+    return found
 
 
 def open_architecture(file: GGUFFile) -> Architecture:

@@ -1,4 +1,4 @@
-"""The interface of an architecture, and the decoder shared by llama and its relatives.
+"""The interface of an architecture: its hyperparameters, its weights, its graph.
 
 Knows no devices and no memory. Tested by tests/model/test_arch_forward.py and
 tests/model/test_arch_weights.py.
@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import GraphError, ModelFileError
-from ...graph import GGMLType, RopeMode, Tensor
+from ...graph import GGMLType, Tensor
 from ..hparams import HParams, read_hparams
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, Norm
-from .experts import Router, moe
+from .build import GraphBuild, Norm
 from .inputs import GraphInputs, KVLayer
-from .weights import Bias, DeclaredWeights, LoadedWeights, WeightSpec
+from .weights import DeclaredWeights, LoadedWeights, WeightSpec
 
 F32Array = npt.NDArray[np.float32]
 
@@ -117,69 +116,3 @@ class Architecture(ABC):
     def describe(self, n_ctx: int) -> str:
         """Return a line about how a context of this size is computed; "" if there is no choice."""
         return ""
-
-
-class Decoder(Architecture):
-    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and its relatives.
-
-    A subclass replaces the parts in which it differs.
-    """
-
-    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
-    qkv_bias: ClassVar[Bias] = Bias.NONE
-    bias: ClassVar[Bias] = Bias.NONE  # of the attention's output and of the feed-forward matrices
-    output_bias: ClassVar[Bias] = Bias.NONE
-    router: Router = Router()
-
-    def forward(self, g: GraphBuild) -> Tensor:
-        x = self.embed(g)
-        for il in range(self.hp.n_layer):
-            x = self.layer(g.layer(il), x)
-        return self.logits(g, x)
-
-    def embed(self, g: GraphBuild) -> Tensor:
-        """Return the first layer's input, [n_embd, n_tokens]."""
-        return g.embed()
-
-    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
-        """Return a layer's output of its input x. The last layer's has the outputs' rows only."""
-        y = self.attention(b, b.norm(x, "attn_norm"))
-        y, x = b.outputs(y, x)
-        x = b.add(y, x, "ffn_inp")
-        return b.add(self.ffn(b, b.norm(x, "ffn_norm")), x, "l_out")
-
-    def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
-        """Return the attention of a layer's tokens x [n_embd, n_tokens], projected."""
-        q, k, v = b.qkv(x, self.qkv_bias)
-        q, k = self.rotated(b, q, k)
-        return self.project(b, b.attend(q, k, v))
-
-    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys [head_dim, n_head, n_tokens] of rows [n, n_tokens]."""
-        return self.rope(b, b.heads(q), "Qcur"), self.rope(b, b.heads(k), "Kcur")
-
-    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
-        """Return heads x with their positions."""
-        return b.rope(x, name, self.rope_mode)
-
-    def project(self, b: LayerBuild, x: Tensor) -> Tensor:
-        """Return the product of attention's result with its output matrix, [n_embd, n_tokens]."""
-        return b.named(b.linear(x, "attn_output", self.hp.n_embd, self.bias), "attn_out")
-
-    def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
-        """Return the feed-forward part of x [n_embd, n_tokens]."""
-        if self.hp.n_expert:
-            return moe(b, x, self.router)
-        return b.gated(x, b.shape.n_ff, bias=self.bias)
-
-    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        """Return the logits of the last layer's output x [n_embd, n_outputs]."""
-        return g.logits(x, self.output_bias)
-
-
-class QKNorm(Decoder):
-    """A decoder that normalizes each head's queries and keys before their rotation."""
-
-    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = b.norm(b.heads(q), "attn_q_norm"), b.norm(b.heads(k), "attn_k_norm")
-        return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")

@@ -14,6 +14,7 @@ from typing import Final
 
 from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
+from ..hparams import HParams
 from ..keys import Keys
 from .build import Gated, LayerBuild
 from .weights import Bias, Part
@@ -50,6 +51,65 @@ class Router:
     logit_bias: Bias = Bias.NONE
     n_group: int = 1
     n_group_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a model.
+
+    Attributes:
+        router: how a token chooses its experts.
+        n_dense: the first layers have none.
+        step: they are in every step-th layer.
+        n_ff_shared: the width of an expert that all tokens use besides; 0: there is none.
+        shared_gate: its result is multiplied by sigmoid(ffn_gate_inp_shexp · x).
+        act: of gate and up.
+        bias: of the experts' matrices.
+    """
+
+    router: Router
+    n_dense: int = 0
+    step: int = 1
+    n_ff_shared: int = 0
+    shared_gate: bool = False
+    act: Gated = ops.swiglu
+    bias: Bias = Bias.NONE
+
+    def are_in(self, il: int) -> bool:
+        """True if layer `il` has experts."""
+        return il >= self.n_dense and (il + 1) % self.step == 0
+
+    def build(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the sum of the experts' results of x [n_embd, n_tokens]."""
+        y = moe(b, x, self.router, self.act, bias=self.bias)
+        if not self.n_ff_shared:
+            return y
+        shared = shared_expert(b, x, self.n_ff_shared, self.act, gate=self.shared_gate)
+        return b.add(y, shared, "ffn_out")
+
+
+def read_experts(
+    keys: Keys,
+    hp: HParams,
+    gating: Gating = Gating.SOFTMAX,
+    *,
+    renorm: bool = False,
+    shared_gate: bool = False,
+) -> Experts | None:
+    """Return the experts that a file's keys describe; None if it has none.
+
+    `gating` and `renorm` are defaults of keys.
+    """
+    if not hp.n_expert:
+        return None
+    n_shared = keys.count("expert_shared_count", 0, low=0)
+    return Experts(
+        router=read_router(keys, gating, renorm=renorm),
+        n_dense=keys.count("leading_dense_block_count", 0, low=0),
+        step=keys.count("interleave_moe_layer_step", 1),
+        n_ff_shared=keys.count("expert_shared_feed_forward_length", n_shared * hp.n_ff_exp, low=0),
+        shared_gate=shared_gate,
+    )
 
 
 def read_router(keys: Keys, gating: Gating = Gating.SOFTMAX, *, renorm: bool = False) -> Router:

@@ -7,8 +7,8 @@ scaling is the tensor rope_freqs.weight. Tested by tests/model/test_arch_forward
 from __future__ import annotations
 
 from ...graph import RopeMode, Tensor
-from .base import Decoder
 from .build import LayerBuild
+from .decoder import Decoder
 from .weights import Bias
 
 

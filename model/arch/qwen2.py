@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_forward.py.
 
 from __future__ import annotations
 
-from .base import Decoder
+from .decoder import Decoder
 from .weights import Bias
 
 

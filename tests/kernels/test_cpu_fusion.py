@@ -189,7 +189,7 @@ def logits_of(path: Path, n_threads: int, repack: bool) -> tuple[Array, ...]:
     """The logits of a prompt in chunks and of one more step; then the pool's keys."""
     cpu = CpuDevice(n_threads, repack=repack)
     runner = Runner(load_model(path, Placement(cpu=cpu)))
-    pools = [layer.k.buffer.memory for layer in runner.kv]
+    pools = [layer.k.buffer.memory for layer in runner.kv if layer is not None]
     for pool in pools:
         pool[:] = 0
     tokens = [int(t) for t in np.random.default_rng(1).integers(0, 288, 20)]

@@ -1,0 +1,138 @@
+"""Decoders: what many architectures have in common.
+
+`Decoder` is llama's. The others are structures with several relatives: norms of heads, norms after
+each part, attention and feed-forward side by side. An architecture extends the nearest one, and
+replaces the methods in which it differs. Knows no files.
+Tested by tests/model/test_arch_forward.py and test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...graph import RopeMode, Tensor, ops
+from ..keys import Keys
+from .base import Architecture
+from .build import Gated, GraphBuild, LayerBuild
+from .experts import Experts, Router
+from .weights import Bias
+
+
+class Decoder(Architecture):
+    """Norm, attention, norm, feed-forward: Llama (arXiv 2302.13971) and its relatives.
+
+    Attributes:
+        rope_mode: the pairs of elements that are rotated.
+        qkv_bias: of queries, keys and values.
+        bias: of the attention's output and of the feed-forward matrices.
+        output_bias: of the output matrix.
+        act: of gate and up in the feed-forward part.
+        experts: the experts in place of some layers' feed-forward parts; None: there are none.
+        scale: the factor of attention's scores; None: 1 / sqrt(head size).
+    """
+
+    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
+    qkv_bias: ClassVar[Bias] = Bias.NONE
+    bias: ClassVar[Bias] = Bias.NONE
+    output_bias: ClassVar[Bias] = Bias.NONE
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.act: Gated = ops.swiglu
+        self.scale: float | None = None
+        self.experts = Experts(Router()) if self.hp.n_expert else None
+
+    def forward(self, g: GraphBuild) -> Tensor:
+        x = self.embed(g)
+        for il in range(self.hp.n_layer):
+            x = self.layer(g.layer(il), x)
+        return self.logits(g, x)
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        """Return the first layer's input, [n_embd, n_tokens]."""
+        return g.embed()
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return a layer's output of its input x. The last layer's has the outputs' rows only."""
+        y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
+        x = b.add(y, x, "ffn_inp")
+        return b.add(self.ffn(b, b.norm(x, "ffn_norm")), x, "l_out")
+
+    def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the attention of a layer's tokens x [n_embd, n_tokens], projected."""
+        q, k, v = b.qkv(x, self.qkv_bias)
+        q, k = self.rotated(b, q, k)
+        return self.project(b, self.attend(b, q, k, v))
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys [head_dim, n_head, n_tokens] of rows [n, n_tokens]."""
+        return self.rope(b, b.heads(q), "Qcur"), self.rope(b, b.heads(k), "Kcur")
+
+    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
+        """Return heads x with their positions."""
+        return b.rope(x, name, self.rope_mode)
+
+    def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the weighted values, [head_dim_v * n_head, n_tokens]."""
+        return b.attend(q, k, v, scale=self.scale)
+
+    def project(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the product of attention's result with its output matrix, [n_embd, n_tokens]."""
+        return b.named(b.linear(x, "attn_output", self.hp.n_embd, self.bias), "attn_out")
+
+    def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the feed-forward part of x [n_embd, n_tokens]."""
+        if self.experts is not None and self.experts.are_in(b.il):
+            return self.experts.build(b, x)
+        return self.dense(b, x)
+
+    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return the feed-forward part of a layer without experts."""
+        return b.gated(x, b.shape.n_ff, self.act, self.bias)
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        """Return the logits of the last layer's output x [n_embd, n_outputs]."""
+        return g.logits(x, self.output_bias)
+
+
+class QKNorm(Decoder):
+    """A decoder that normalizes each head's queries and keys before their rotation."""
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = b.norm(b.heads(q), "attn_q_norm"), b.norm(b.heads(k), "attn_k_norm")
+        return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")
+
+
+class WideQKNorm(Decoder):
+    """A decoder that normalizes the queries and the keys of all heads together."""
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().rotated(b, b.norm(q, "attn_q_norm"), b.norm(k, "attn_k_norm"))
+
+
+class SandwichNorms(Decoder):
+    """A decoder with norms before and after each part."""
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
+        x = b.add(b.norm(y, "post_attention_norm"), x, "ffn_inp")
+        y = self.ffn(b, b.norm(x, "ffn_norm"))
+        return b.add(b.norm(y, "post_ffw_norm"), x, "l_out")
+
+
+class PostNorms(Decoder):
+    """A decoder with norms after each part, and none before."""
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y, x = b.outputs(self.attention(b, x), x)
+        x = b.add(b.norm(y, "post_attention_norm"), x, "ffn_inp")
+        return b.add(b.norm(self.ffn(b, x), "post_ffw_norm"), x, "l_out")
+
+
+class Parallel(Decoder):
+    """A decoder whose attention and feed-forward parts have the same input."""
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        n = b.norm(x, "attn_norm")
+        y, n, x = b.outputs(self.attention(b, n), n, x)
+        return b.add(b.add(y, self.ffn(b, n), "ffn_inp"), x, "l_out")

@@ -1,0 +1,109 @@
+"""Every architecture against golden models: log-probabilities of Hugging Face transformers.
+
+The models are tiny and random. A file that is named NAME.gguf has its cases in NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from arch_run import Runner
+
+from lamella.kernels.sim import SimDevice
+from lamella.model.arch import ARCHITECTURES
+from lamella.model.gguf import open_gguf
+from lamella.model.loader import load_model
+from lamella.model.params import PlacementParams
+from lamella.model.placement import Placement
+from lamella.sched import DeviceType
+
+F64Array = npt.NDArray[np.float64]
+SHARED = Path(os.environ.get("LAMELLA_TEST_DATA", Path(__file__).parents[3] / "shared"))
+# LAMELLA_TEST_ARCHS: another folder of golden models
+FOLDER = Path(os.environ.get("LAMELLA_TEST_ARCHS", SHARED / "golden" / "arch"))
+
+LIMIT = 1e-4
+LIMITS = {"tiny-gpt-oss": 2e-3}  # its experts are in MXFP4, for which activations are rounded
+
+
+@cache
+def is_decoder(path: Path) -> bool:
+    """True if the architecture of a golden model is supported, and its cases have logits."""
+    with open_gguf(path) as file:
+        known = file.metadata.str("general.architecture") in ARCHITECTURES
+    return known and "next_token_logprobs" in cases_of(path)[0]
+
+
+@cache
+def cases_of(path: Path) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text())["cases"]
+    return cases
+
+
+GOLDENS = {path.stem: path for path in sorted(FOLDER.glob("*.gguf")) if is_decoder(path)}
+
+Open = Callable[[Path, int, int], Runner]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Open models on the CPU and a simulated GPU, and close them afterwards."""
+    runners: list[Runner] = []
+
+    def start(path: Path, n_gpu_layers: int, n_ctx: int) -> Runner:
+        devices = (SimDevice("SIM0"),) if n_gpu_layers else ()
+        cpu = SimDevice("CPU", DeviceType.CPU)
+        params = PlacementParams(n_gpu_layers=n_gpu_layers)
+        placement = Placement(cpu=cpu, devices=devices, params=params)
+        runners.append(Runner(load_model(path, placement), n_ctx))
+        return runners[-1]
+
+    yield start
+    for runner in runners:
+        runner.close()
+
+
+def log_softmax(x: npt.NDArray[np.float32]) -> F64Array:
+    y = x.astype(np.float64)
+    y -= y.max(axis=-1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
+    return y
+
+
+def divergence(expected: F64Array, actual: F64Array) -> float:
+    return float((np.exp(expected) * (expected - actual)).sum())
+
+
+def test_golden_models_are_there() -> None:
+    if not FOLDER.exists():
+        pytest.skip(f"no golden data: {FOLDER} is absent")
+    assert len(GOLDENS) > 0
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_log_probabilities(name: str, opened: Open) -> None:
+    for case in cases_of(GOLDENS[name]):
+        tokens = case["prompt_tokens"]
+        runner = opened(GOLDENS[name], 0, case.get("n_ctx", len(tokens)))
+        logits = runner.prompt(tokens)
+        expected = np.array(case["next_token_logprobs"])
+        assert divergence(expected, log_softmax(logits[-1])) <= LIMITS.get(name, LIMIT)
+        rows = np.arange(len(tokens))
+        lead = logits.max(axis=-1) - logits[rows, case["argmax_per_position"]]
+        assert lead.max() <= 0.01
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_chunks_and_devices_do_not_change_bits(name: str, opened: Open) -> None:
+    case = cases_of(GOLDENS[name])[1]
+    tokens, n_ctx = case["prompt_tokens"], case.get("n_ctx", 64)
+    whole = opened(GOLDENS[name], 0, n_ctx).prompt(tokens)
+    assert np.array_equal(opened(GOLDENS[name], 2, n_ctx).prompt(tokens, chunk=17), whole)
