@@ -25,7 +25,8 @@ from typing import Any, Final
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gpu_cases import GpuCase, Ints, Tensors, all_cases
-from make_model import SHAPES, write_model
+from make_model import write_model
+from shapes import SHAPES
 
 from lamella.alloc import Buffer, Usage, alloc_tensors, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from make_model import Shape, Type, write_model
+from make_model import Type, write_model
+from shapes import Shape
 
 from lamella.graph import Graph, Op, Tensor
 from lamella.kernels.cpu import CpuDevice

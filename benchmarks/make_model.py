@@ -1,13 +1,14 @@
-"""Writes models of the llama architecture with random weights, for benchmarks.
+"""Writes models with random weights, for benchmarks. shapes.py has their sizes and architectures.
 
     .venv/bin/python benchmarks/make_model.py --shape 1b --type Q4_0 [-o FILE] [--seed 0]
 
 With --header-only, the file ends before the weights, which is enough for `lamella plan`. Every
-matrix has the given type, embeddings and output included (llama-quantize's --pure). If rows are not
-whole blocks, the matrix has the type to which llama.cpp falls back. The vocabulary is a valid SPM
-vocabulary, so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay
-near 1. Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested
-by tests/model/test_make_model.py.
+matrix has the given type, embeddings and output included (llama-quantize's --pure), except routers
+(F32) and the matrices beside MXFP4 experts (Q8_0). If rows are not whole blocks, the matrix has the
+type to which llama.cpp falls back. The vocabulary is a valid SPM vocabulary, so Lamella and
+llama.cpp both load the file. Weights are scaled so that activations stay near 1. Blocks of a tensor
+are drawn from a pool of random blocks, reproducibly for a seed. Tested by
+tests/model/test_make_model.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import argparse
 import itertools
 import string
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from rich.console import Console
 from rich.progress import Progress
+from shapes import SHAPES, Shape, tensors, write_sizes
 
 from lamella.graph.types import GGMLType
 from lamella.kernels.quants import LAYOUTS
@@ -39,39 +40,6 @@ Type = GGMLQuantizationType
 N_POOL: Final = 1 << 14  # units in the pool of a tensor
 UNIT: Final = 32  # elements of a unit, for types of smaller blocks
 N_BYTES: Final = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Sizes of a llama with separate output weights; with experts, of a Mixtral."""
-
-    n_embd: int
-    n_ff: int
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    n_vocab: int = 32000
-    n_ctx: int = 4096  # tokens of the trained context
-    n_expert: int = 0
-    n_expert_used: int = 0
-
-    @property
-    def head_dim(self) -> int:
-        return self.n_embd // self.n_head
-
-
-SHAPES: Final = {
-    "70b": Shape(n_embd=8192, n_ff=28672, n_layer=80, n_head=64, n_head_kv=8, n_vocab=128_000),
-    "8x7b": Shape(
-        **{"n_embd": 4096, "n_ff": 14336, "n_layer": 32, "n_head": 32, "n_head_kv": 8},
-        **{"n_expert": 8, "n_expert_used": 2},
-    ),
-    "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
-    "1b": Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8),
-    "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
-    "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
-    "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),
-}
 
 # types whose blocks are random bits, with the center of their quants: a block of Q4_K is
 # d * scale * (q - 7.5) if dmin is 7.5 d and scales and mins are equally distributed
@@ -93,7 +61,7 @@ FALLBACKS: Final = {
 }
 TYPES: Final = (
     *(Type.F32, Type.F16, Type.BF16),
-    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
+    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4),
     *CENTERS,
 )
 
@@ -101,33 +69,15 @@ TYPES: Final = (
 # --- tensors ---
 
 
-def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and ne of every tensor, in the order of the file."""
-    n_embd, n_ff = shape.n_embd, shape.n_ff
-    n_kv = shape.head_dim * shape.n_head_kv
-    yield "token_embd.weight", (n_embd, shape.n_vocab)
-    for il in range(shape.n_layer):
-        blk = f"blk.{il}."
-        yield blk + "attn_norm.weight", (n_embd,)
-        yield blk + "attn_q.weight", (n_embd, n_embd)
-        yield blk + "attn_k.weight", (n_embd, n_kv)
-        yield blk + "attn_v.weight", (n_embd, n_kv)
-        yield blk + "attn_output.weight", (n_embd, n_embd)
-        yield blk + "ffn_norm.weight", (n_embd,)
-        if shape.n_expert:
-            yield blk + "ffn_gate_inp.weight", (n_embd, shape.n_expert)
-        experts, suffix = ((shape.n_expert,), "_exps") if shape.n_expert else ((), "")
-        yield blk + f"ffn_gate{suffix}.weight", (n_embd, n_ff, *experts)
-        yield blk + f"ffn_up{suffix}.weight", (n_embd, n_ff, *experts)
-        yield blk + f"ffn_down{suffix}.weight", (n_ff, n_embd, *experts)
-    yield "output_norm.weight", (n_embd,)
-    yield "output.weight", (n_embd, shape.n_vocab)
+def type_of(ne: tuple[int, ...], wanted: Type, name: str = "") -> Type:
+    """Return the type of a tensor: F32 for vectors, a fallback for rows of partial blocks.
 
-
-def type_of(ne: tuple[int, ...], wanted: Type) -> Type:
-    """Return the type of a tensor: F32 for vectors, a fallback for rows of partial blocks."""
-    if len(ne) == 1:
+    As in llama-quantize, a router is F32. MXFP4 is the type of experts: other matrices are Q8_0.
+    """
+    if len(ne) == 1 or name.endswith((".bias", "ffn_gate_inp.weight")):
         return Type.F32
+    if wanted is Type.MXFP4 and "_exps" not in name:
+        return Type.Q8_0
     while ne[0] % GGML_QUANT_SIZES[wanted][0]:
         wanted = FALLBACKS.get(wanted, Type.F16)
     return wanted
@@ -192,21 +142,9 @@ def vocabulary(n: int) -> tuple[list[str], list[int]]:
     return tokens, [int(kind) for kind in kinds]
 
 
-def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
-    writer.add_name(name)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    if shape.n_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.n_vocab)
+def _write_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name("random")  # llama.cpp expects certain tokens if it contains "phi3"
+    write_sizes(writer, shape)
     tokens, kinds = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -222,7 +160,6 @@ def write_model(
     type: Type,
     path: Path,
     *,
-    name: str = "random",
     seed: int = 0,
     header_only: bool = False,
 ) -> list[str]:
@@ -231,11 +168,11 @@ def write_model(
     With `header_only`, the tensors' data is omitted. The file is written as a whole: after an
     interruption it does not exist.
     """
-    todo = [(tensor, ne, type_of(ne, type)) for tensor, ne in tensors(shape)]
+    todo = [(tensor, ne, type_of(ne, type, tensor)) for tensor, ne in tensors(shape)]
     part = path.with_name(f"{path.name}.part")
-    writer = gguf.GGUFWriter(part, "llama")
+    writer = gguf.GGUFWriter(part, shape.arch)
     try:
-        _write_metadata(writer, shape, name)
+        _write_metadata(writer, shape)
         _write_header(writer, todo)
         if not header_only:
             _write_tensors(writer, todo, path.name, seed)
@@ -245,8 +182,11 @@ def write_model(
         writer.close()
         part.unlink(missing_ok=True)
         raise
+    block = GGML_QUANT_SIZES[type][0]
     return [
-        f"{tensor} {kind.name}" for tensor, ne, kind in todo if len(ne) > 1 and kind is not type
+        f"{tensor} {kind.name}"
+        for tensor, ne, kind in todo
+        if ne[0] % block and kind is not Type.F32
     ]
 
 
@@ -290,13 +230,11 @@ def main() -> None:
         if value is not None and value < 1:
             parser.error(f"{flag} is {value}: must be at least 1")
     shape = replace(SHAPES[args.shape], **{k: v for k, v in changes.items() if v is not None})
-    name = f"{args.shape}-{args.type}"
-    path = args.output or Path(f"{name}.gguf")
+    path = args.output or Path(f"{args.shape}-{args.type}.gguf")
     fallen = write_model(
         shape,
         Type.__members__[args.type],
         path,
-        name=name,
         seed=args.seed,
         header_only=args.header_only,
     )

@@ -5,10 +5,11 @@
 
 Each engine opens the model in its own process. After a warm-up of each, they take turns: llama.cpp,
 Lamella, llama.cpp, ... A row is a test of a model: the medians of both engines' tokens per second,
-the median of the ratios of adjacent runs, and the target for the ratio. `mem` is the peak memory of
-processes that only load and decode. make_model.py writes models that `--models` does not have. By
-default, only tests with a target are measured; with `--all`, every test of all combinations of the
-given shapes and types. With `--json`, the last line is JSON. Tested by
+the median of the ratios of adjacent runs, and the target for the ratio. An architecture's target is
+for its share of a llama's ratio (`of llama`): the llama of REFERENCES takes turns with it. `mem` is
+the peak memory of processes that only load and decode. make_model.py writes models that `--models`
+does not have. By default, only tests with a target are measured; with `--all`, every test of all
+combinations of the given shapes and types. With `--json`, the last line is JSON. Tested by
 tests/observe/test_vs_llama_cpp.py.
 """
 
@@ -29,7 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from make_model import SHAPES, TYPES, Type, write_model
+from make_model import TYPES, Type, write_model
+from shapes import SHAPES
 
 from lamella.kernels.cpu.device import processor_name
 from lamella.kernels.host import default_threads
@@ -57,7 +59,25 @@ TARGETS: Final = {
     ("1b", "F16"): {"pp": 1.0, "tg": 1.0},
     ("15m", "Q4_0"): {"pp": 1.2, "tg": 1.0, "tg8": 2.0},
     (STORIES, "F32"): {"tg": 0.8},
+    ("gemma3-1b", "Q4_0"): {"pp": 0.95, "tg": 0.95},
+    ("phi3-1b", "Q4_0"): {"pp": 0.95, "tg": 0.95},
+    ("granite-1b", "Q4_0"): {"pp": 0.95, "tg": 0.95},
+    ("gpt-oss-3b", "MXFP4"): {"pp": 0.95, "tg": 0.95},
 }
+# the llama that an architecture's ratio is compared with
+REFERENCES: Final = {
+    "gemma3-1b": "1b",
+    "phi3-1b": "1b",
+    "granite-1b": "1b",
+    "gpt-oss-3b": "moe-3b",
+}
+
+Samples = dict[str, list[float]]  # by engine, in the order of the runs
+
+HEADER: Final = """\
+| model            | test            | llama.cpp |   lamella | ratio | of llama | target | reached |
+| ---------------- | --------------- | --------: | --------: | ----: | -------: | -----: | ------- |
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +89,17 @@ class Row:
     llama_cpp: float
     lamella: float
     ratio: float
+    relative: float | None  # the ratio divided by the reference's
     target: float | None
-    samples: dict[str, list[float]]
+    samples: Samples
 
     @property
     def is_reached(self) -> bool:
         if self.target is None:
             return True
-        return self.ratio <= self.target if self.test == MEMORY else self.ratio >= self.target
+        if self.test == MEMORY:
+            return self.ratio <= self.target
+        return (self.ratio if self.relative is None else self.relative) >= self.target
 
 
 class Worker:
@@ -121,29 +144,32 @@ class Worker:
 
 
 def measure_speed(
-    path: Path, tests: Sequence[BenchTest], n_threads: int, n: int
-) -> Iterator[dict[str, list[float]]]:
-    """Yield the tokens per second of `n` runs for each test, by engine. The engines take turns."""
+    paths: Sequence[Path], tests: Sequence[BenchTest], n_threads: int, n: int
+) -> Iterator[list[Samples]]:
+    """Yield each model's tokens per second in `n` runs of a test. Models and engines take turns."""
     with ExitStack() as stack:
-        workers = {}
-        for engine in ENGINES:
+        workers = []
+        for path, engine in itertools.product(paths, ENGINES):
             worker = stack.enter_context(Worker(engine, path, n_threads, tests))
             worker.answer()
-            workers[engine] = worker
+            workers.append(worker)
         for i, test in enumerate(tests):
-            speeds: dict[str, list[float]] = {e: [] for e in ENGINES}
+            speeds: list[list[float]] = [[] for _ in workers]
             for trial in range(n + 1):  # the first one is the warm-up
-                for engine in ENGINES:
+                for worker, found in zip(workers, speeds, strict=True):
                     time.sleep(PAUSE_S)
-                    seconds = workers[engine].answer(i)["seconds"]
+                    seconds = worker.answer(i)["seconds"]
                     if trial:
-                        speeds[engine].append(test.n_tokens / seconds)
-            yield speeds
+                        found.append(test.n_tokens / seconds)
+            yield [
+                dict(zip(ENGINES, pair, strict=True))
+                for pair in zip(speeds[::2], speeds[1::2], strict=True)
+            ]
 
 
-def measure_memory(path: Path, n_threads: int, n: int) -> dict[str, list[float]]:
+def measure_memory(path: Path, n_threads: int, n: int) -> Samples:
     """Return peak bytes of processes that only load and decode, `n` for each engine."""
-    peaks: dict[str, list[float]] = {e: [] for e in ENGINES}
+    peaks: Samples = {e: [] for e in ENGINES}
     for _ in range(n):
         for engine in ENGINES:
             with Worker(engine, path, n_threads, [MEMORY_TEST]) as worker:
@@ -159,12 +185,14 @@ def models_of(args: argparse.Namespace) -> list[tuple[str, str]]:
     pairs = list(itertools.product(shapes, types))
     if not args.all or not (args.shapes or args.types):
         return [pair for pair in TARGETS if pair in pairs]
-    # the real model usually has one file; other types are measured only if both flags select them
-    return [
-        (shape, type)
-        for shape, type in pairs
-        if shape != STORIES or (shape, type) in TARGETS or (shape in args.shapes and args.types)
-    ]
+    return [pair for pair in pairs if pair in TARGETS or _is_asked_for(*pair, args)]
+
+
+def _is_asked_for(shape: str, type: str, args: argparse.Namespace) -> bool:
+    """Whether to measure a model without targets if only its shape or its type was selected."""
+    if shape == STORIES:  # it usually has one file
+        return shape in args.shapes and bool(args.types)
+    return type != "MXFP4" or SHAPES[shape].n_expert > 0
 
 
 def tests_of(model: tuple[str, str], args: argparse.Namespace) -> list[str]:
@@ -172,36 +200,55 @@ def tests_of(model: tuple[str, str], args: argparse.Namespace) -> list[str]:
     return [name for name in args.tests if args.all or name in TARGETS.get(model, {})]
 
 
-def rows_of(shape: str, type: str, path: Path, args: argparse.Namespace) -> Iterator[Row]:
+def rows_of(shape: str, type: str, args: argparse.Namespace) -> Iterator[Row]:
     """Run the tests of one model and yield their rows."""
     targets = TARGETS.get((shape, type), {})
     chosen = tests_of((shape, type), args)
     names = [name for name in chosen if name != MEMORY]
+    shapes = [shape, REFERENCES[shape]] if shape in REFERENCES else [shape]
+    paths = [find_model(each, type, args.models) for each in shapes]
     if names:
         tests = [TESTS[name] for name in names]
-        found = measure_speed(path, tests, args.threads, args.repetitions)
+        found = measure_speed(paths, tests, args.threads, args.repetitions)
         for name, speeds in zip(names, found, strict=True):
-            yield row_of(f"{shape} {type}", name, speeds, targets.get(name))
+            yield row_of(f"{shape} {type}", name, *speeds, target=targets.get(name))
     if MEMORY in chosen:
-        peaks = measure_memory(path, args.threads, min(args.repetitions, 3))
-        yield row_of(f"{shape} {type}", MEMORY, peaks, targets.get(MEMORY))
+        peaks = measure_memory(paths[0], args.threads, min(args.repetitions, 3))
+        yield row_of(f"{shape} {type}", MEMORY, peaks, target=targets.get(MEMORY))
 
 
-def row_of(model: str, test: str, samples: dict[str, list[float]], target: float | None) -> Row:
-    theirs, ours = (samples[engine] for engine in ENGINES)
-    ratio = statistics.median(b / a for a, b in zip(theirs, ours, strict=True))
-    medians = statistics.median(theirs), statistics.median(ours)
-    return Row(model, test, *medians, ratio, target, samples)
+def row_of(
+    model: str,
+    test: str,
+    samples: Samples,
+    reference: Samples | None = None,
+    *,
+    target: float | None = None,
+) -> Row:
+    """Return the row of a model's samples. `reference` has samples of the reference's turns."""
+    theirs, ours = (statistics.median(samples[engine]) for engine in ENGINES)
+    ratios = ratios_of(samples)
+    relative = None
+    if reference is not None:
+        pairs = zip(ratios, ratios_of(reference), strict=True)
+        relative = statistics.median(ratio / of_reference for ratio, of_reference in pairs)
+    return Row(model, test, theirs, ours, statistics.median(ratios), relative, target, samples)
+
+
+def ratios_of(samples: Samples) -> list[float]:
+    """Return the ratios of adjacent runs."""
+    return [b / a for a, b in zip(*(samples[engine] for engine in ENGINES), strict=True)]
 
 
 def print_row(row: Row) -> None:
     unit = 2**20 if row.test == MEMORY else 1
     name = "peak MiB" if row.test == MEMORY else TESTS[row.test].name
+    relative = "" if row.relative is None else f"{row.relative:.2f}"
     target = "" if row.target is None else f"{row.target:.2f}"
     reached = "" if row.target is None else "yes" if row.is_reached else "no"
     print(
-        f"| {row.model:15} | {name:16} | {row.llama_cpp / unit:9.1f} | {row.lamella / unit:9.1f} "
-        f"| {row.ratio:5.2f} | {target:>6} | {reached:7} |",
+        f"| {row.model:16} | {name:15} | {row.llama_cpp / unit:9.1f} | {row.lamella / unit:9.1f} "
+        f"| {row.ratio:5.2f} | {relative:>8} | {target:>6} | {reached:7} |",
         flush=True,
     )
 
@@ -213,7 +260,7 @@ def find_model(shape: str, type: str, folder: Path) -> Path:
         if shape == STORIES:
             raise SystemExit(f"{path} does not exist: copy this real model there")
         folder.mkdir(parents=True, exist_ok=True)
-        write_model(SHAPES[shape], Type.__members__[type], path, name=path.stem)
+        write_model(SHAPES[shape], Type.__members__[type], path)
     return path
 
 
@@ -224,7 +271,13 @@ def main() -> None:
         return [name for name in text.split(",") if name]
 
     add = parser.add_argument
-    add("--shapes", type=names, default=[], metavar="A,B", help="1b, 0.5b, 110m, 15m, stories260K")
+    add(
+        "--shapes",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="1b, 15m, gemma3-1b, stories260K, ...",
+    )
     add("--types", type=names, default=[], metavar="A,B", help="Q4_0, Q4_K, Q6_K, Q8_0, F16, ...")
     known = [*TESTS, MEMORY]
     add("--tests", type=names, default=known, metavar="A,B", help=", ".join(known))
@@ -247,11 +300,10 @@ def main() -> None:
     if importlib.util.find_spec("llama_cpp") is None:
         raise SystemExit("llama-cpp-python is not installed: pip install -e '.[bench]'")
     print(f"{processor_name()}, {args.threads} threads, medians of {args.repetitions}\n")
-    print(f"| {'model':15} | {'test':16} | llama.cpp |   lamella | ratio | target | reached |")
-    print(f"| {'-' * 15} | {'-' * 16} | --------: | --------: | ----: | -----: | ------- |")
+    print(HEADER, end="")
     rows = []
     for shape, type in models:
-        for row in rows_of(shape, type, find_model(shape, type, args.models), args):
+        for row in rows_of(shape, type, args):
             print_row(row)
             rows.append(row)
     if args.json:

@@ -9,7 +9,7 @@ from typing import Final
 import make_model
 import tiny_models
 from gguf.constants import GGMLQuantizationType
-from make_model import SHAPES, Shape
+from shapes import SHAPES, Shape
 
 from lamella.graph import GGMLType
 

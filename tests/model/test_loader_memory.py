@@ -11,7 +11,8 @@ from pathlib import Path
 
 import make_model
 import pytest
-from make_model import SHAPES, Type
+from make_model import Type
+from shapes import SHAPES
 
 from lamella.base.settings import STRICT
 

@@ -11,7 +11,8 @@ import make_model
 import numpy as np
 import pytest
 from gguf import quants
-from make_model import SHAPES, Shape, Type, data_of, tensors, type_of, vocabulary, write_model
+from make_model import Type, data_of, type_of, vocabulary, write_model
+from shapes import SHAPES, Shape, tensors
 
 from lamella.base.errors import ModelFileError
 from lamella.kernels.cpu.device import CpuDevice
@@ -69,6 +70,12 @@ def test_models_with_experts(tmp_path: Path) -> None:
     model.free()
 
 
+def test_routers_are_floats_and_experts_alone_are_mxfp4() -> None:
+    names = ("ffn_up_exps.weight", "ffn_up_exps.bias", "ffn_gate_inp.weight", "attn_q.weight")
+    found = [type_of((64, 32), Type.MXFP4, name).name for name in names]
+    assert found == ["MXFP4", "F32", "F32", "Q8_0"]
+
+
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     files = [tmp_path / name for name in "abc"]
     for file, seed in zip(files, (1, 1, 2), strict=True):
@@ -115,7 +122,9 @@ def test_shapes_match_their_names() -> None:
         for name, shape in SHAPES.items()
     }
     dense = {"70b": 70549, "8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
-    assert millions == dense | {"8x7b": 46702}
+    experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475}
+    others = {"gemma3-1b": 734, "phi3-1b": 1004, "granite-1b": 1038}
+    assert millions == dense | experts | others
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 

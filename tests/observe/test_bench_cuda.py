@@ -12,13 +12,12 @@ from typing import Any
 import bench_cuda
 import cuda_run
 import gpu_cases
-import make_model
 import numpy as np
 import pytest
 from bench_cuda import Bench, Ceilings, measure_ceilings, milliseconds
 from cuda_grid import GridCompiler, GridDriver, needs_compiler
 from gpu_cases import GpuCase, Ints, Tensors, all_cases
-from make_model import Shape
+from shapes import SHAPES, Shape
 
 from lamella.alloc import Usage
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
@@ -244,7 +243,7 @@ def test_the_program_prints_a_table_and_json(
     shape = Shape(n_embd=64, n_ff=96, n_layer=2, n_head=4, n_head_kv=2, n_vocab=300)
     tests = (BenchTest(n_prompt=40), BenchTest(n_gen=2, n_seq=3))
     monkeypatch.setattr(bench_cuda, "MODELS", tmp_path / "models")
-    monkeypatch.setitem(make_model.SHAPES, "toy", shape)
+    monkeypatch.setitem(SHAPES, "toy", shape)
     monkeypatch.setattr(bench_cuda, "MODEL_TESTS", tests)
     run_main(monkeypatch, registry, "swiglu 14336x1$", "--trials", "1", "--models", "toy:Q8_0")
     out = capsys.readouterr().out

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import engines
 import numpy as np
 import pytest
 import vs_llama_cpp
-from make_model import SHAPES, TYPES, Shape, Type, write_model
-from vs_llama_cpp import ENGINES, MEMORY, TARGETS, TESTS, Worker
+from make_model import TYPES, Type, write_model
+from shapes import SHAPES, Shape
+from vs_llama_cpp import ENGINES, MEMORY, REFERENCES, TARGETS, TESTS, Worker
 
 from lamella.observe.bench import BenchTest
 
@@ -164,14 +166,23 @@ def test_wrong_flags(
 def test_a_row_reaches_its_target(
     test: str, ours: float, target: float | None, reached: bool
 ) -> None:
-    row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, target)
+    row = vs_llama_cpp.row_of("m", test, {"llama.cpp": [100.0], "lamella": [ours]}, target=target)
     assert row.is_reached == reached
 
 
 def test_a_ratio_is_the_median_of_adjacent_runs() -> None:
     # the machine was slow during the second pair of runs
     samples = {"llama.cpp": [100.0, 10.0, 100.0], "lamella": [200.0, 20.0, 190.0]}
-    assert vs_llama_cpp.row_of("m", "pp", samples, None).ratio == 2.0
+    assert vs_llama_cpp.row_of("m", "pp", samples, target=None).ratio == 2.0
+
+
+def test_a_ratio_is_compared_with_the_reference_at_the_same_time() -> None:
+    samples = {"llama.cpp": [10.0, 5.0, 10.0], "lamella": [19.0, 19.0, 19.0]}
+    reference = {"llama.cpp": [100.0, 50.0, 100.0], "lamella": [200.0, 200.0, 100.0]}
+    row = vs_llama_cpp.row_of("m", "pp", samples, reference, target=0.95)
+    assert (row.ratio, row.relative) == (1.9, 0.95)
+    assert row.is_reached
+    assert not replace(row, relative=0.94).is_reached
 
 
 def test_rows_with_targets_can_be_measured() -> None:
@@ -179,6 +190,8 @@ def test_rows_with_targets_can_be_measured() -> None:
         assert shape in (*SHAPES, vs_llama_cpp.STORIES)
         assert type in [t.name for t in TYPES]
         assert set(target) <= {*TESTS, MEMORY}
+    assert set(REFERENCES) <= {shape for shape, _ in TARGETS}
+    assert set(REFERENCES.values()) <= set(SHAPES)
 
 
 STORY = (vs_llama_cpp.STORIES, "F32")
@@ -193,7 +206,8 @@ TARGET_TYPES = ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "F32"]
         (["1b"], ["Q4_0", "Q5_0"], False, [("1b", "Q4_0")]),
         (["15m"], ["Q4_0", "Q5_0"], True, [("15m", "Q4_0"), ("15m", "Q5_0")]),
         (["0.5b"], [], True, [("0.5b", type) for type in TARGET_TYPES]),
-        ([], ["Q5_0"], True, [("1b", "Q5_0"), ("15m", "Q5_0")]),
+        ([], ["Q5_0"], True, [(shape, "Q5_0") for shape in ("1b", "15m", *REFERENCES)]),
+        (["15m", "moe-3b"], ["MXFP4"], True, [("moe-3b", "MXFP4")]),
         ([vs_llama_cpp.STORIES], [], True, [STORY]),
         ([vs_llama_cpp.STORIES], ["Q8_0"], True, [(vs_llama_cpp.STORIES, "Q8_0")]),
     ],

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_model import SHAPES, Type
+from make_model import Type
 from make_model import write_model as make_model
 from open_params import open_params
 from planning import CONFIGURATIONS, N_CTX, N_LAYER, plan_of, sim, write_deep
+from shapes import SHAPES
 from tiny_models import TINY, write_model
 
 from lamella.base.errors import DoesNotFitError, RequestError

@@ -1,0 +1,213 @@
+"""Shapes of random models: sizes, tensors and metadata of each architecture that is measured.
+
+A shape does not know its weights or types. make_model.py writes its file, and is tested with it by
+tests/model/test_make_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import gguf
+
+Named = tuple[str, tuple[int, ...]]  # name and ne of a tensor
+
+PHI3_ORIGINAL_CTX: Final = 4096  # tokens; up to here, phi3 divides its angles by the short factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a model. With experts, `n_ff` is the size of one. `n_swa` is the window."""
+
+    arch: str = "llama"
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head: int = 0  # 0: n_embd / n_head
+    n_vocab: int = 32000
+    n_ctx: int = 4096  # tokens of the trained context
+    n_swa: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    tied: bool = False  # True: the output weights are the embeddings
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd_head or self.n_embd // self.n_head
+
+
+_GPT_OSS: Final = Shape(
+    arch="gpt-oss",
+    n_embd=2880,
+    n_ff=2880,
+    n_layer=4,
+    n_ctx=131072,
+    n_head=64,
+    n_head_kv=8,
+    n_embd_head=64,
+    n_swa=128,
+    n_expert=32,
+    n_expert_used=4,
+)
+_1B: Final = Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8)
+
+SHAPES: Final = {
+    "70b": Shape(n_embd=8192, n_ff=28672, n_layer=80, n_head=64, n_head_kv=8, n_vocab=128_000),
+    "8x7b": Shape(
+        n_embd=4096,
+        n_ff=14336,
+        n_layer=32,
+        n_head=32,
+        n_head_kv=8,
+        n_expert=8,
+        n_expert_used=2,
+    ),
+    "8b": Shape(n_embd=4096, n_ff=14336, n_layer=32, n_head=32, n_head_kv=8, n_vocab=128_000),
+    "1b": _1B,
+    "0.5b": Shape(n_embd=896, n_ff=4864, n_layer=24, n_head=14, n_head_kv=2),
+    "110m": Shape(n_embd=768, n_ff=2048, n_layer=12, n_head=12, n_head_kv=12),
+    "15m": Shape(n_embd=288, n_ff=768, n_layer=6, n_head=6, n_head_kv=6),
+    # gemma-3-1b with a smaller vocabulary
+    "gemma3-1b": Shape(
+        arch="gemma3",
+        n_embd=1152,
+        n_ff=6912,
+        n_layer=26,
+        n_head=4,
+        n_head_kv=1,
+        n_embd_head=256,
+        n_ctx=32768,
+        n_swa=512,
+        tied=True,
+    ),
+    # Phi-3-mini-128k with half the width
+    "phi3-1b": Shape(
+        arch="phi3",
+        n_embd=1536,
+        n_ff=4096,
+        n_layer=32,
+        n_head=16,
+        n_head_kv=16,
+        n_ctx=131072,
+        n_swa=262144,
+    ),
+    # granite-3.3-2b with 16 layers of 40
+    "granite-1b": replace(_1B, arch="granite", n_ctx=131072, tied=True),
+    # gpt-oss-20b with 4 layers of 24; the llama (a Mixtral) of its sizes
+    "gpt-oss-3b": _GPT_OSS,
+    "moe-3b": replace(_GPT_OSS, arch="llama", n_swa=0),
+}
+
+
+# --- tensors ---
+
+
+def tensors(shape: Shape) -> Iterator[Named]:
+    """Yield name and ne of every tensor, in the order of the file."""
+    yield "token_embd.weight", (shape.n_embd, shape.n_vocab)
+    if shape.arch == "phi3":
+        for factors in ("long", "short"):
+            yield f"rope_factors_{factors}.weight", (shape.head_dim // 2,)
+    for il in range(shape.n_layer):
+        for name, ne in (*_attention(shape), *_feed_forward(shape)):
+            yield f"blk.{il}.{name}", ne
+    yield "output_norm.weight", (shape.n_embd,)
+    if not shape.tied:
+        yield "output.weight", (shape.n_embd, shape.n_vocab)
+
+
+def _attention(shape: Shape) -> Iterator[Named]:
+    n_embd, head_dim = shape.n_embd, shape.head_dim
+    n_q, n_kv = head_dim * shape.n_head, head_dim * shape.n_head_kv
+    yield "attn_norm.weight", (n_embd,)
+    if shape.arch == "phi3":
+        yield "attn_qkv.weight", (n_embd, n_q + 2 * n_kv)
+    else:
+        yield "attn_q.weight", (n_embd, n_q)
+        yield "attn_k.weight", (n_embd, n_kv)
+        yield "attn_v.weight", (n_embd, n_kv)
+    yield "attn_output.weight", (n_q, n_embd)
+    if shape.arch == "gemma3":
+        yield "attn_q_norm.weight", (head_dim,)
+        yield "attn_k_norm.weight", (head_dim,)
+        yield "post_attention_norm.weight", (n_embd,)
+    if shape.arch == "gpt-oss":
+        for name, n in (("q", n_q), ("k", n_kv), ("v", n_kv), ("output", n_embd)):
+            yield f"attn_{name}.bias", (n,)
+        yield "attn_sinks.weight", (shape.n_head,)
+
+
+def _feed_forward(shape: Shape) -> Iterator[Named]:
+    n_embd, n_ff = shape.n_embd, shape.n_ff
+    norm = "post_attention_norm" if shape.arch == "gpt-oss" else "ffn_norm"
+    yield f"{norm}.weight", (n_embd,)
+    matrices = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+    if shape.arch == "phi3":
+        matrices = {"ffn_up": (n_embd, 2 * n_ff), "ffn_down": (n_ff, n_embd)}
+    if not shape.n_expert:
+        yield from ((f"{name}.weight", ne) for name, ne in matrices.items())
+    else:
+        yield from _experts(shape, matrices)
+    if shape.arch == "gemma3":
+        yield "post_ffw_norm.weight", (n_embd,)
+
+
+def _experts(shape: Shape, matrices: dict[str, tuple[int, int]]) -> Iterator[Named]:
+    biased, n_expert = shape.arch == "gpt-oss", shape.n_expert
+    yield "ffn_gate_inp.weight", (shape.n_embd, n_expert)
+    if biased:
+        yield "ffn_gate_inp.bias", (n_expert,)
+    for name, (n_in, n_out) in matrices.items():
+        yield f"{name}_exps.weight", (n_in, n_out, n_expert)
+        if biased:
+            yield f"{name}_exps.bias", (n_out, n_expert)
+
+
+# --- metadata ---
+
+
+def write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Write the keys of the sizes and those that only the architecture has."""
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    if shape.n_embd_head:
+        writer.add_key_length(shape.n_embd_head)
+        writer.add_value_length(shape.n_embd_head)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+    if shape.n_swa:
+        writer.add_sliding_window(shape.n_swa)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.n_vocab)
+    _write_keys(writer, shape)
+
+
+def _write_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Write the keys of an architecture, with the values of the published model."""
+    freq_base = {"gemma3": 1e6, "gpt-oss": 150_000.0, "granite": 1e7}.get(shape.arch, 10_000.0)
+    writer.add_rope_freq_base(freq_base)
+    if shape.arch == "gemma3":
+        writer.add_rope_freq_base_swa(10_000.0)
+    elif shape.arch == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(PHI3_ORIGINAL_CTX)
+        writer.add_rope_scaling_attn_factors(1.19)
+    elif shape.arch == "granite":
+        writer.add_embedding_scale(12.0)
+        writer.add_residual_scale(0.22)
+        writer.add_attention_scale(1 / shape.head_dim)
+        writer.add_logit_scale(8.0)
+    elif shape.arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(shape.n_ff)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
