@@ -167,14 +167,15 @@ def read_hparams(
 
 
 def read_windows(
-    keys: Keys, n_layer: int, period: int = 0, *, chunked: bool = False
+    keys: Keys, n_layer: int, period: int = 0, *, n_swa: int = 0, chunked: bool = False
 ) -> tuple[Window | None, ...]:
     """Return the window of each layer; None: the layer sees all earlier positions.
 
     The file's `sliding_window_pattern` is a flag for each layer, or a period: every last layer of a
     period has no window. `period` is used if the file has none; with 0, all layers have windows.
+    `n_swa` is the window of files that have no such key.
     """
-    n_swa = keys.count("attention.sliding_window", 0, low=0)
+    n_swa = keys.count("attention.sliding_window", n_swa, low=0)
     pattern = "attention.sliding_window_pattern"
     if n_swa == 0:
         return (None,) * n_layer

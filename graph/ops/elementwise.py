@@ -110,6 +110,11 @@ def gelu(a: Tensor) -> Tensor:
     return unary(a, UnaryOp.GELU)
 
 
+def gelu_erf(a: Tensor) -> Tensor:
+    """GELU, exact."""
+    return unary(a, UnaryOp.GELU_ERF)
+
+
 def relu(a: Tensor) -> Tensor:
     """max(x, 0)."""
     return unary(a, UnaryOp.RELU)

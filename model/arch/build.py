@@ -442,6 +442,11 @@ def as_logits(x: Tensor) -> Tensor:
     return x.named("result_output").set_output()
 
 
+def relu_sqr(x: Tensor) -> Tensor:
+    """Return the square of max(x, 0) (arXiv 2109.08668)."""
+    return ops.sqr(ops.relu(x))
+
+
 def softcapped(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap)."""
     return ops.scale(ops.unary(ops.scale(x, 1.0 / cap), UnaryOp.TANH), cap)

@@ -26,6 +26,7 @@ class Decoder(Architecture):
         qkv_bias: of queries, keys and values.
         bias: of the attention's output and of the feed-forward matrices.
         output_bias: of the output matrix.
+        ffn_norm: the tensor of the norm before the feed-forward part.
         act: of gate and up in the feed-forward part.
         experts: the experts in place of some layers' feed-forward parts; None: there are none.
         scale: the factor of attention's scores; None: 1 / sqrt(head size).
@@ -35,6 +36,7 @@ class Decoder(Architecture):
     qkv_bias: ClassVar[Bias] = Bias.NONE
     bias: ClassVar[Bias] = Bias.NONE
     output_bias: ClassVar[Bias] = Bias.NONE
+    ffn_norm: ClassVar[str] = "ffn_norm"
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
@@ -56,21 +58,25 @@ class Decoder(Architecture):
         """Return a layer's output of its input x. The last layer's has the outputs' rows only."""
         y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
         x = b.add(y, x, "ffn_inp")
-        return b.add(self.ffn(b, b.norm(x, "ffn_norm")), x, "l_out")
+        return b.add(self.ffn(b, b.norm(x, self.ffn_norm)), x, "l_out")
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the attention of a layer's tokens x [n_embd, n_tokens], projected."""
-        q, k, v = b.qkv(x, self.qkv_bias)
+        q, k, v = self.qkv(b, x)
         q, k = self.rotated(b, q, k)
         return self.project(b, self.attend(b, q, k, v))
+
+    def qkv(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of x, rows of [n, n_tokens]."""
+        return b.qkv(x, self.qkv_bias)
 
     def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys [head_dim, n_head, n_tokens] of rows [n, n_tokens]."""
         return self.rope(b, b.heads(q), "Qcur"), self.rope(b, b.heads(k), "Kcur")
 
     def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
-        """Return heads x with their positions."""
-        return b.rope(x, name, self.rope_mode)
+        """Return heads x with their positions. Files may have factors of frequencies."""
+        return b.rope(x, name, self.rope_mode, b.rope_factors())
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the weighted values, [head_dim_v * n_head, n_tokens]."""

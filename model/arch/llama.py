@@ -6,8 +6,7 @@ scaling is the tensor rope_freqs.weight. Tested by tests/model/test_arch_forward
 
 from __future__ import annotations
 
-from ...graph import RopeMode, Tensor
-from .build import LayerBuild
+from ...graph import RopeMode
 from .decoder import Decoder
 from .weights import Bias
 
@@ -19,6 +18,3 @@ class Llama(Decoder):
     rope_mode = RopeMode.NORMAL
     qkv_bias = Bias.OPTIONAL
     bias = Bias.OPTIONAL
-
-    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
-        return b.rope(x, name, self.rope_mode, b.rope_factors())

@@ -54,7 +54,7 @@ def test_layers_and_ops(tmp_path: Path) -> None:
         ("qwen2", "blk.0.ffn_down.bias", None),
         ("qwen3", "blk.0.attn_q.bias", None),
         ("qwen3", "blk.0.attn_q_norm.weight", True),
-        ("qwen3", "blk.0.rope_freqs.weight", None),
+        ("qwen3", "blk.0.rope_freqs.weight", False),
         ("qwen3moe", "blk.0.ffn_gate_inp.weight", True),
         ("qwen3moe", "blk.0.ffn_gate.weight", None),
     ],
