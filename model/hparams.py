@@ -91,7 +91,13 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class HParams:
-    """The shape of a model. `eps` is added to the variances of norms."""
+    """The shape of a model.
+
+    Attributes:
+        eps: is added to the variances of norms.
+        n_layer_nextn: further layers of the file, which predict more than the next token (arXiv
+            2404.19737). They are not used.
+    """
 
     arch: str
     n_ctx_train: int
@@ -102,6 +108,7 @@ class HParams:
     n_expert: int = 0  # 0: no mixture of experts
     n_expert_used: int = 0
     n_ff_exp: int = 0
+    n_layer_nextn: int = 0
 
     @property
     def n_layer(self) -> int:
@@ -137,7 +144,9 @@ def read_hparams(
         UnsupportedModelError: an unsupported rope scaling.
     """
     low = 0 if lacks_parts else 1
-    n_layer = keys.count("block_count", high=MAX_LAYERS)
+    n_block = keys.count("block_count", high=MAX_LAYERS)
+    n_nextn = keys.count("nextn_predict_layers", 0, low=0, high=n_block - 1)
+    n_layer = n_block - n_nextn
     n_embd = keys.count("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_layer, low=low)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head, low=low)
@@ -163,17 +172,24 @@ def read_hparams(
         n_expert=n_expert,
         n_expert_used=n_expert_used,
         n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral has only feed_forward_length
+        n_layer_nextn=n_nextn,
     )
 
 
 def read_windows(
-    keys: Keys, n_layer: int, period: int = 0, *, n_swa: int = 0, chunked: bool = False
+    keys: Keys,
+    n_layer: int,
+    period: int = 0,
+    *,
+    n_swa: int = 0,
+    chunked: bool = False,
+    full_first: bool = False,
 ) -> tuple[Window | None, ...]:
     """Return the window of each layer; None: the layer sees all earlier positions.
 
     The file's `sliding_window_pattern` is a flag for each layer, or a period: every last layer of a
-    period has no window. `period` is used if the file has none; with 0, all layers have windows.
-    `n_swa` is the window of files that have no such key.
+    period has no window, or every first one with `full_first`. `period` is used if the file has
+    none; with 0, all layers have windows. `n_swa` is the window of files that have no such key.
     """
     n_swa = keys.count("attention.sliding_window", n_swa, low=0)
     pattern = "attention.sliding_window_pattern"
@@ -183,7 +199,8 @@ def read_windows(
         has_window = keys.flags(pattern, n_layer)
     else:
         every = keys.count(pattern, period, low=0)
-        has_window = tuple(not every or (il + 1) % every != 0 for il in range(n_layer))
+        full = 0 if full_first else every - 1
+        has_window = tuple(not every or il % every != full for il in range(n_layer))
     return tuple(Window(n_swa, chunked) if has else None for has in has_window)
 
 

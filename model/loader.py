@@ -169,7 +169,7 @@ def place_model(
     """
     arch = open_architecture(file)
     specs = arch.weights()
-    found = find_weights(file, specs)
+    found = find_weights(file, specs, arch.ignores)
     homes = place(file.path, arch.hp, {w.spec: w.type for w in found}, placement)
     model = LoadedModel(file, arch, homes, placement, memory)
     model.specs = {spec.name: spec for spec in specs}
@@ -183,8 +183,12 @@ def place_model(
 # --- weights in the file ---
 
 
-def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeight]:
+def find_weights(
+    file: GGUFFile, specs: Iterable[WeightSpec], ignores: Callable[[str], bool]
+) -> list[FoundWeight]:
     """Return the file's weights for `specs`. Optional ones may be absent.
+
+    `ignores` returns True for tensors that are not used.
 
     Raises:
         ModelFileError: weights are missing or have a wrong shape; names them.
@@ -211,7 +215,7 @@ def find_weights(file: GGUFFile, specs: Iterable[WeightSpec]) -> list[FoundWeigh
     if misshaped:
         raise ModelFileError(f"{file.path}: tensors have wrong shapes: {_list(misshaped)}")
     used = {info.name for weight in found for info in weight.parts}
-    unknown = [name for name in file.tensors if name not in used]
+    unknown = [name for name in file.tensors if name not in used and not ignores(name)]
     if unknown:
         raise UnsupportedModelError(
             f"{file.path}: the architecture does not have these tensors: {_list(unknown)}"

@@ -69,6 +69,12 @@ class Architecture(ABC):
         )
         self.temperature: Temperature | None = None
 
+    def ignores(self, tensor: str) -> bool:
+        """True if the model does not use this tensor of its file: one of `n_layer_nextn`."""
+        n_layer = self.hp.n_layer
+        unused = range(n_layer, n_layer + self.hp.n_layer_nextn)
+        return any(tensor.startswith(f"blk.{il}.") for il in unused)
+
     @abstractmethod
     def forward(self, g: GraphBuild) -> Tensor:
         """Build the graph of a step. Return its logits [n_vocab, n_outputs], flagged as output."""

@@ -110,6 +110,17 @@ def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "m.gguf")
 
 
+def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
+    extra = {"blk.2.attn_norm.weight": zeros(64), "blk.2.nextn.eh_proj.weight": zeros(64, 128)}
+    write_model(TINY["llama"], tmp_path / "m.gguf", replace=extra, metadata=keys)
+    load(tmp_path / "m.gguf")
+    extra["blk.3.attn_norm.weight"] = zeros(64)
+    write_model(TINY["llama"], tmp_path / "m.gguf", replace=extra, metadata=keys)
+    with pytest.raises(UnsupportedModelError, match=r"these tensors: blk\.3\.attn_norm\.weight$"):
+        load(tmp_path / "m.gguf")
+
+
 SINGLE = {f"blk.0.ffn_up.{e}.weight": zeros(96, 64) for e in range(4)}
 
 
