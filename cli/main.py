@@ -71,6 +71,7 @@ COMMANDS: Final = {
     "explain": "show each split and node of a model's graph, its device and the reason",
     "profile": "show where a model spends its time: by op, node and device",
     "bench": "measure a model's speed, with the tests of llama-bench",
+    "archs": "list the architectures of models that Lamella runs",
     "doctor": "show and test the devices that Lamella can use on this machine",
 }
 
@@ -104,7 +105,7 @@ CACHE_HELP: Final = (
 )
 ALIASES: Final = {"list": ["ls"]}
 USAGE: Final = {
-    **{"doctor": "", "list": "[PART] ", "pull": "MODEL ", "rm": "MODEL ... "},
+    **{"doctor": "", "list": "[PART] ", "archs": "[PART] ", "pull": "MODEL ", "rm": "MODEL ... "},
     **{"run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "},
 }
 

@@ -13,6 +13,20 @@ from ..base.errors import ModelFileError
 from .gguf import Array, GGUFFile
 
 MAX_COUNT: Final = 2**31 - 1
+# keys that change nothing in the texts of a decoder
+UNUSED: Final = frozenset(
+    {
+        "vocab_size",  # the vocabulary has its size
+        "tensor_data_layout",
+        "attention.causal",
+        "pooling_type",
+        "rope.dimension_sections",  # positions of a text are equal in all sections
+        "rope.scaling.finetuned",
+        "n_deepstack_layers",
+        "nextn_predict_layers",
+    }
+)
+UNUSED_PARTS: Final = ("vision.", "audio.", "classifier.", "dense_")
 
 
 class Keys:
@@ -27,10 +41,25 @@ class Keys:
         self.file = file
         self.metadata = file.metadata
         self.arch = file.metadata.str("general.architecture")
+        self._read: set[str] = set()
 
     def full(self, key: str) -> str:
         """Return a key with its prefix."""
+        self._read.add(key)
         return f"{self.arch}.{key}"
+
+    def unread(self) -> list[str]:
+        """Return the architecture's keys in the file that nothing has read, in their order.
+
+        Those of `UNUSED` are left out.
+        """
+        prefix = f"{self.arch}."
+        found = [key.removeprefix(prefix) for key in self.metadata if key.startswith(prefix)]
+        return [
+            prefix + key
+            for key in found
+            if key not in self._read and key not in UNUSED and not key.startswith(UNUSED_PARTS)
+        ]
 
     def __contains__(self, key: str) -> bool:
         return self.full(key) in self.metadata

@@ -72,7 +72,7 @@ def _plan(trials: Trials, placement: Placement, params: OpenParams) -> ModelPlan
         made.plan,
         choice=choice_line(made),
         is_reduced=choice != trials.first,
-        notes=tuple(choice_notes(made)),
+        notes=(*made.plan.notes, *choice_notes(made)),
     )
 
 

@@ -135,7 +135,7 @@ class ModelPlan:
         no_pipeline: why ubatches run one after the other; "" if they overlap.
         choice: one line about the values that fitting chose; "" if there was nothing to choose.
         is_reduced: the choice is less than what would run without a limit of memory.
-        notes: lines that warn of the choice.
+        notes: lines about the model and the choice.
     """
 
     params: OpenParams
@@ -255,6 +255,7 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         prefill=_graph_plan(prefill, context.n_ubatch, measured),
         overrides=_override_plans(model),
         no_pipeline=context.no_pipeline,
+        notes=tuple(model.arch.notes(context.n_ctx)),
     )
 
 

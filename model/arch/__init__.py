@@ -7,6 +7,7 @@ tests/model/test_arch_forward.py.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -32,11 +33,15 @@ def find_architecture(name: str, path: Path) -> type[Architecture]:
     """Return the architecture with this name. `path` is the model's file, for messages.
 
     Raises:
-        UnsupportedModelError: no architecture has this name; lists the supported ones.
+        UnsupportedModelError: no architecture has this name. The message has the nearest name and
+            lists the supported ones.
     """
     if name not in ARCHITECTURES:
+        near = get_close_matches(name, ARCHITECTURES, 1)
         raise UnsupportedModelError(
-            f"{path}: architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"{path}: architecture {name!r} is not supported"
+            f"{f'; the nearest name is {near[0]!r}' if near else ''}"
+            f"; supported: {', '.join(ARCHITECTURES)}"
         )
     module, _, kind = ARCHITECTURES[name].partition(".")
     found: type[Architecture] = getattr(import_module(f".{module}", __name__), kind)

@@ -68,6 +68,7 @@ class Architecture(ABC):
             keys, eps, moe=self.needs_experts, lacks_parts=self.lacks_parts
         )
         self.temperature: Temperature | None = None
+        self._keys = keys
 
     def ignores(self, tensor: str) -> bool:
         """True if the model does not use this tensor of its file: one of `n_layer_nextn`."""
@@ -119,6 +120,12 @@ class Architecture(ABC):
         """
         return None
 
-    def describe(self, n_ctx: int) -> str:
-        """Return a line about how a context of this size is computed; "" if there is no choice."""
-        return ""
+    def notes(self, n_ctx: int) -> list[str]:
+        """Return lines for people about how a context of this size is computed."""
+        unread = self._keys.unread()
+        if not unread:
+            return []
+        return [
+            f"nothing reads these keys of the file: {', '.join(unread)}; if they change how the "
+            "model computes, its texts are wrong"
+        ]

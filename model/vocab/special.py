@@ -57,6 +57,10 @@ _EOG_TEXTS: Final = [
     "<|tool_response>",
     "[e~[",
 ]
+# in these formats <|end|> ends one message of a turn, and a token of each pair ends the turn
+# (harmony of gpt-oss, Solar Open)
+_MESSAGE_END: Final = b"<|end|>"
+_TURN_ENDS: Final = ((b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>"))
 
 
 def special_tokens(
@@ -98,6 +102,8 @@ def special_tokens(
     for id in (*ends, *fill):
         types[id] = TokenType.CONTROL
     ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
+    if any(set(pair) <= set(id_of) for pair in _TURN_ENDS):
+        ends = [id for id in ends if tokens[id] != _MESSAGE_END]
     special = SpecialTokens(
         bos=ids["bos"],
         eos=ids["eos"],

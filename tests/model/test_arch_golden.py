@@ -18,7 +18,7 @@ import pytest
 from arch_run import Runner
 
 from lamella.kernels.sim import SimDevice
-from lamella.model.arch import ARCHITECTURES
+from lamella.model.arch import ARCHITECTURES, open_architecture
 from lamella.model.gguf import open_gguf
 from lamella.model.loader import load_model
 from lamella.model.params import PlacementParams
@@ -99,6 +99,12 @@ def test_log_probabilities(name: str, opened: Open) -> None:
         rows = np.arange(len(tokens))
         lead = logits.max(axis=-1) - logits[rows, case["argmax_per_position"]]
         assert lead.max() <= 0.01
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_all_keys_are_read(name: str) -> None:
+    with open_gguf(GOLDENS[name]) as file:
+        assert open_architecture(file).notes(n_ctx=512) == []
 
 
 @pytest.mark.parametrize("name", GOLDENS)

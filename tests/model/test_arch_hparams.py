@@ -109,6 +109,29 @@ def test_rope_scaling(rope: dict[str, int | float | str], expected: Rope, tmp_pa
     assert rope_of(written(tmp_path, replace(TINY["llama"], rope=rope))) == expected
 
 
+# --- keys that nothing reads ---
+
+
+def test_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "llama.attention.new_trick": 3,
+        "llama.vision.block_count": 2,
+        "llama.rope.dimension_sections": [4, 2, 2, 0],
+        "other.key": 1,
+    }
+    write_model(TINY["llama"], tmp_path / "m.gguf", metadata=keys)
+    with open_gguf(tmp_path / "m.gguf") as file:
+        (note,) = open_architecture(file).notes(n_ctx=256)
+    assert "these keys of the file: llama.attention.new_trick; if" in note
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_all_keys_are_read(name: str, tmp_path: Path) -> None:
+    write_model(TINY[name], tmp_path / "m.gguf")
+    with open_gguf(tmp_path / "m.gguf") as file:
+        assert open_architecture(file).notes(n_ctx=256) == []
+
+
 # --- errors ---
 
 

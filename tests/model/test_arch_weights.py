@@ -79,3 +79,5 @@ def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
     known = ", ".join(ARCHITECTURES)
     with pytest.raises(UnsupportedModelError, match=rf"m\.gguf.*'toy'.*supported: {known}"):
         find_architecture("toy", Path("m.gguf"))
+    with pytest.raises(UnsupportedModelError, match=r"'qwen33'.*the nearest name is 'qwen3'"):
+        find_architecture("qwen33", Path("m.gguf"))

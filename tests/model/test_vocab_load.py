@@ -42,6 +42,15 @@ def test_special_ids_of_the_file() -> None:
     assert v.eog == {2, A + 1, A + 2, A + 3}  # 2 is "</s>"
 
 
+@pytest.mark.parametrize("pair", [("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")])
+def test_the_end_of_a_message_does_not_end_a_turn_of_several(pair: tuple[str, str]) -> None:
+    """<|end|> ends the analysis of gpt-oss, and its answer follows."""
+    v = vocab(("<|end|>", 0, CTRL), *((text, 0, CTRL) for text in pair))
+    assert v.eog == {2, A + 1, A + 2}
+    alone = vocab(("<|end|>", 0, CTRL), (pair[0], 0, CTRL))
+    assert alone.eog == {2, A, A + 1}
+
+
 def test_default_ids_outside_the_vocabulary_are_ignored() -> None:
     v = load_vocab(metadata([("a", 0, N)], add_bos_token=False, unknown_token_id=0))
     assert (v.bos, v.eos, v.unk, v.eog) == (None, None, 0, frozenset())
