@@ -204,6 +204,37 @@ def read_windows(
     return tuple(Window(n_swa, chunked) if has else None for has in has_window)
 
 
+def with_swa(
+    keys: Keys, hp: HParams, windows: Sequence[Window | None], base: float | None = None
+) -> HParams:
+    """Return the same shape with windows, and with the sizes and the rotation of such layers.
+
+    They are those of the other layers, except for the keys that end in `_swa`. With `base`, their
+    rotation is not scaled to a longer context, and `base` is used if the file has no own one.
+    """
+    return hp.with_layers(
+        lambda il, x: x if windows[il] is None else _swa_layer(keys, x, windows[il], base)
+    )
+
+
+def _swa_layer(keys: Keys, layer: Layer, window: Window | None, base: float | None) -> Layer:
+    head_dim = keys.count("attention.key_length_swa", layer.head_dim_k)
+    rope = layer.rope
+    if rope is not None:
+        rope = replace(
+            rope if base is None else rope.plain(),
+            n_dims=read_n_rot(keys, "rope.dimension_count_swa", head_dim, rope.n_dims),
+            freq_base=_freq_base(keys, "rope.freq_base_swa", base or rope.freq_base),
+        )
+    return replace(
+        layer,
+        head_dim_k=head_dim,
+        head_dim_v=keys.count("attention.value_length_swa", layer.head_dim_v),
+        rope=rope,
+        window=window,
+    )
+
+
 def _head_dims(keys: Keys, n_embd: int, n_head: int) -> tuple[int, int]:
     wanted = ("attention.key_length", "attention.value_length")
     if n_embd % n_head and not all(key in keys for key in wanted):
@@ -251,47 +282,52 @@ def read_rope(keys: Keys, head_dim: int) -> Rope:
     factor = _rope_factor(keys)
     if kind == "yarn" and factor < 1:
         keys.fail("rope.scaling.factor", factor, "YaRN extends a context: must be at least 1")
-    freq_base = keys.positive("rope.freq_base", 10000.0)
-    if freq_base <= 1:
-        keys.fail("rope.freq_base", freq_base, "must be above 1")
+    ext_factor, attn_factor = _yarn(keys, factor) if kind == "yarn" else (0.0, 1.0)
     return Rope(
         n_dims=read_n_rot(keys, "rope.dimension_count", head_dim),
-        freq_base=freq_base,
+        freq_base=_freq_base(keys, "rope.freq_base", 10000.0),
         freq_scale=1.0 / factor if kind in ("linear", "yarn") else 1.0,
-        ext_factor=_ext_factor(keys) if kind == "yarn" else 0.0,
-        attn_factor=_attn_factor(keys, factor if kind == "yarn" else 1.0),
+        ext_factor=ext_factor,
+        attn_factor=attn_factor * keys.positive("rope.scaling.attn_factor", 1.0),
         beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
     )
 
 
-def read_n_rot(keys: Keys, key: str, head_dim: int) -> int:
-    """Return the number of a head's elements that are rotated."""
-    n_rot = keys.count(key, head_dim)
+def _freq_base(keys: Keys, key: str, default: float) -> float:
+    freq_base = keys.positive(key, default)
+    if freq_base <= 1:
+        keys.fail(key, freq_base, "must be above 1")
+    return freq_base
+
+
+def read_n_rot(keys: Keys, key: str, head_dim: int, default: int | None = None) -> int:
+    """Return the number of a head's elements that are rotated, all by default."""
+    n_rot = keys.count(key, min(default or head_dim, head_dim))
     if n_rot % 2 or n_rot > head_dim:
         keys.fail(key, n_rot, f"must be even and at most the head size {head_dim}")
     return n_rot
 
 
-def _ext_factor(keys: Keys) -> float:
-    """The share of YaRN's extrapolation. 0 is valid: positions are only interpolated."""
-    key = "rope.scaling.yarn_ext_factor"
-    if key in keys and keys.number(key) == 0.0:
-        return 0.0
-    return keys.positive(key, 1.0)
+def _yarn(keys: Keys, factor: float) -> tuple[float, float]:
+    """Return ext_factor and attn_factor of YaRN (arXiv 2309.00071), see `ops.rope`.
 
-
-def _attn_factor(keys: Keys, factor: float) -> float:
-    """The factor of rotated queries and keys, besides the one that YaRN always has.
-
-    A file with `yarn_log_multiplier` m has YaRN's 1 + 0.1 ln(factor) divided by 1 + 0.1 m
-    ln(factor), as in DeepSeek's and Mistral's models.
+    The op multiplies queries and keys by 1 + 0.1 ln(factor). A file may have another value, as
+    `yarn_attn_factor`, or as a multiplier m that divides it by 1 + 0.1 m ln(factor) (DeepSeek,
+    Mistral). `yarn_ext_factor` may be 0: positions are only interpolated, and the op does not
+    multiply.
     """
-    key = "rope.scaling.attn_factor"
-    own = keys.positive("rope.scaling.yarn_attn_factor" if key not in keys else key, 1.0)
+    ext = keys.number("rope.scaling.yarn_ext_factor", 1.0)
+    if ext < 0:
+        keys.fail("rope.scaling.yarn_ext_factor", ext, "must be at least 0")
+    own = 1.0 + 0.1 * math.log(factor) if ext else 1.0
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
-    return own / (1.0 + 0.1 * multiplier * math.log(factor))
+    if multiplier < 0:
+        keys.fail("rope.scaling.yarn_log_multiplier", multiplier, "must be at least 0")
+    if "rope.scaling.yarn_attn_factor" in keys:
+        return ext, keys.positive("rope.scaling.yarn_attn_factor") / own
+    return ext, 1.0 / (1.0 + 0.1 * multiplier * math.log(factor)) if ext else 1.0
 
 
 def _rope_factor(keys: Keys) -> float:

@@ -21,7 +21,9 @@ from .weights import Part, WeightSpec
 
 # the module and the class of each architecture, by its name in files; imported when it is needed
 ARCHITECTURES: Final[dict[str, str]] = {
+    "gemma": "gemma.Gemma",
     "gemma2": "gemma2.Gemma2",
+    "gemma3": "gemma3.Gemma3",
     "llama": "llama.Llama",
     "qwen2": "qwen2.Qwen2",
     "qwen3": "qwen3.Qwen3",

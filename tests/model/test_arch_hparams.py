@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lamella.base.errors import ModelFileError, UnsupportedModelError
 from lamella.model.arch import open_architecture
 from lamella.model.gguf import open_gguf
 from lamella.model.hparams import HParams, Layer, Rope
+from lamella.model.layer_memory import Window
 
 
 def hparams(path: Path) -> HParams:
@@ -107,6 +109,64 @@ def test_n_vocab_is_the_number_of_tokens(tmp_path: Path) -> None:
 )
 def test_rope_scaling(rope: dict[str, int | float | str], expected: Rope, tmp_path: Path) -> None:
     assert rope_of(written(tmp_path, replace(TINY["llama"], rope=rope))) == expected
+
+
+M = 1.0 + 0.1 * math.log(4.0)  # the op multiplies queries and keys by it, for a factor of 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "multiplied"),
+    [
+        ({}, M),
+        ({"yarn_attn_factor": 1.5}, 1.5),
+        ({"yarn_attn_factor": 1.5, "yarn_log_multiplier": 1.0}, 1.5),
+        ({"yarn_log_multiplier": 1.0}, 1.0),
+        ({"yarn_log_multiplier": 0.5}, M / (1.0 + 0.05 * math.log(4.0))),
+        ({"attn_factor": 0.5}, 0.5 * M),
+        ({"attn_factor": 0.5, "yarn_log_multiplier": 1.0}, 0.5),
+    ],
+)
+def test_yarn_scales_queries_and_keys(
+    keys: dict[str, float], multiplied: float, tmp_path: Path
+) -> None:
+    rope = {**YARN, **{f"scaling.{key}": value for key, value in keys.items()}}
+    found = rope_of(written(tmp_path, replace(TINY["llama"], rope=rope)))
+    assert found.attn_factor * M == pytest.approx(multiplied)
+
+
+def test_yarn_without_extrapolation(tmp_path: Path) -> None:
+    only = {**YARN, "scaling.yarn_ext_factor": 0.0, "scaling.yarn_log_multiplier": 1.0}
+    found = rope_of(written(tmp_path, replace(TINY["llama"], rope=only)))
+    assert (found.ext_factor, found.attn_factor, found.freq_scale) == (0.0, 1.0, 0.25)
+
+
+def test_longrope_scales_no_frequency(tmp_path: Path) -> None:
+    keys: dict[str, int | float | str]
+    keys = {"scaling.type": "longrope", "scaling.factor": 4.0, "scaling.attn_factor": 1.25}
+    found = rope_of(written(tmp_path, replace(TINY["llama"], rope=keys)))
+    assert found == replace(PLAIN, attn_factor=1.25)
+
+
+def test_layers_with_windows_have_own_sizes_and_rope(tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "general.architecture": "gemma3",
+        "gemma3.attention.sliding_window": 32,
+        "gemma3.attention.sliding_window_pattern": 2,
+        "gemma3.attention.key_length_swa": 8,
+        "gemma3.attention.value_length_swa": 4,
+        "gemma3.rope.scaling.factor": 8.0,
+        "gemma3.rope.freq_base": 1e6,
+    }
+    gemma3 = replace(TINY["llama"], arch="gemma3")
+    hp = written(tmp_path, gemma3, metadata=keys)
+    first, last = hp.layers
+    assert (first.head_dim_k, first.head_dim_v, first.window) == (8, 4, Window(32))
+    assert first.rope == replace(PLAIN, n_dims=8)
+    assert (last.head_dim_k, last.window) == (16, None)
+    assert last.rope == replace(PLAIN, freq_base=1e6, freq_scale=1 / 8)
+    keys |= {"gemma3.rope.freq_base_swa": 500.0, "gemma3.rope.dimension_count_swa": 4}
+    first = written(tmp_path, gemma3, metadata=keys).layers[0]
+    assert first.rope == replace(PLAIN, n_dims=4, freq_base=500.0)
 
 
 # --- keys that nothing reads ---
