@@ -39,6 +39,12 @@ class LoadOptions(TypedDict, total=False):
     """type of cached keys: f16, bf16, f32, q8_0 (default: f16)"""
     type_v: str
     """type of cached values (default: f16)"""
+    swa_full: bool
+    """layers with a sliding window keep all tokens; off: those of the window (default: False)"""
+    swa_prefix: int
+    """tokens that layers with a sliding window keep for shared prefixes, besides those of
+    running requests; a prefix needs its last window (default: 4096)
+    """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""
     n_threads: int | None

@@ -64,7 +64,6 @@ MODEL: Final = (
     no_effect("--prio N", NICE),
     no_effect("--prio-batch N", NICE),
     no_effect("--poll-batch <0|1>", "--poll is for prompts too"),
-    no_effect("--swa-full", "no supported architecture has a sliding window"),
     only(
         *("on auto", "-fa --flash-attn [on|off|auto]"),
         "attention is always computed without storing its scores",

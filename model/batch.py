@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .kv_pages import KVSequence
+from .kv_sequence import KVSequence
 
 I32Array = npt.NDArray[np.int32]
 

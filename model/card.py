@@ -61,7 +61,7 @@ def model_card(context: Context) -> ModelCard:
         n_params=sum(t.n_elements for t in weights),
         n_bytes_read=int(n_read),
         n_mul_adds=int(n_mul_adds),
-        n_bytes_kv=sum(layer.k.nb[1] + layer.v.nb[1] for layer in context.kv.layers),
+        n_bytes_kv=sum(layer.k.nb[1] + layer.v.nb[1] for layer in context.kv.layers if layer),
         is_quantized=type not in FLOATS,
     )
 

@@ -13,7 +13,7 @@ thread-safe. Knows no text, no sampling and no requests. Tested by tests/model/t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 
 import numpy as np
@@ -31,8 +31,9 @@ from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes, Scheduler
 from .batch import Batch, UBatch, cut_batch
 from .graphs import DecodeGraph, GraphParams, bucket, build_graph
-from .kv_memory import KVMemory
-from .kv_pages import KVSequence, PagePool
+from .kv_groups import make_pool
+from .kv_memory import KVMemory, MemoryGroup
+from .kv_sequence import KVSequence
 from .loader import LoadedModel
 from .outputs import Row, top_size, top_sizes
 from .params import ContextParams
@@ -83,8 +84,8 @@ class Context:
         self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
         self.n_seq_max = self.params.n_parallel
         self.n_vocab = model.hp.n_vocab
-        self.pool = PagePool(self.n_ctx)
-        self.kv = KVMemory(model, self.params, self.pool.n_cells_total)
+        self.pool = make_pool(model.hp.memory, self.params, self.n_ctx, self.n_ubatch)
+        self.kv = KVMemory(model, self.params, self.pool)
         self._top_sizes = top_sizes(model.homes["output.weight"].device, self.n_vocab)
         self.n_graphs_built = 0
         self.n_reused = 0
@@ -165,6 +166,11 @@ class Context:
                 if n < 2 * n_decode:
                     self._graph_for(GraphParams(n, n, bucket(n, n_seqs)))
 
+    @property
+    def groups(self) -> Sequence[MemoryGroup]:
+        """The groups of layers, each with its pool."""
+        return self.kv.groups
+
     # --- decoding ---
 
     def append(self, seq: KVSequence, n: int) -> None:
@@ -241,10 +247,13 @@ class Context:
     def _compute(self, ubatch: UBatch, n_top: int = 0) -> DecodeGraph:
         """Compute a ubatch and return its graph, which holds the outputs.
 
+        Its sequences get pages in the pools of layers with windows, and give others back.
         In a pipeline, a ubatch without outputs may still run on return.
         """
         scheduler = self._open_scheduler()
         try:
+            if self.pool.gives_back:
+                _prepare(ubatch)
             graph = self._graph_for(self._params_of(ubatch, n_top))
             if STRICT() and not self.in_flight:
                 scheduler.poison()
@@ -400,6 +409,14 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _prepare(ubatch: UBatch) -> None:
+    """Get the pages of the sequences of a ubatch in pools with windows."""
+    begins = dict[int, int]()
+    for run in ubatch.runs:
+        begin = begins.setdefault(id(run.seq), run.pos)
+        run.seq.prepare(begin, run.pos + len(run.tokens))
 
 
 def _buckets(limit: int) -> list[int]:

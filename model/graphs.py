@@ -21,7 +21,7 @@ from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import Scheduler
 from .arch import Architecture, GraphInputs, KVLayer
 from .batch import UBatch
-from .kv_pages import PagePool
+from .kv_sequence import KVPool
 from .layer_memory import groups_of
 from .loader import LoadedModel
 from .outputs import Outputs
@@ -95,25 +95,25 @@ class DecodeGraph:
         All of them are written each time: the last computation may have reused their memory.
         """
         tokens, pos, ends, seq, out_ids, attn_scale, groups = self._arrays
-        for table, _, _ in groups:
+        for g, (table, _, _) in enumerate(groups):
             for row, sequence in enumerate(ubatch.seqs):
-                pages = sequence.page_numbers()
-                table[row, : len(pages)] = pages
+                pages = sequence.pages[g]
+                table[row, pages.first : pages.end] = pages.page_numbers()
         rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
         at, outputs = 0, 0
         for run in ubatch.runs:
             n = len(run.tokens)
             if n == 1:  # decoding: writing a scalar is faster than writing a slice
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
-                for _, cells, _ in groups:
-                    cells[at] = run.seq.cell(run.pos)
+                for pages, (_, cells, _) in zip(run.seq.pages, groups, strict=True):
+                    cells[at] = pages.cell(run.pos)
             else:
                 end = at + n
                 tokens[at:end] = run.tokens
                 pos[at:end] = range(run.pos, run.pos + n)
                 seq[at:end] = rows[id(run.seq)]
-                for _, cells, _ in groups:
-                    cells[at:end] = run.seq.cells(run.pos, run.pos + n)
+                for pages, (_, cells, _) in zip(run.seq.pages, groups, strict=True):
+                    cells[at:end] = pages.cells(run.pos, run.pos + n)
             at += n
             if run.n_outputs == 1:
                 out_ids[outputs] = at - 1
@@ -155,13 +155,13 @@ def _in_place(tensor: Tensor) -> I32Array:
 
 
 def build_graph(
-    model: LoadedModel, kv: Sequence[KVLayer | None], params: GraphParams, pool: PagePool
+    model: LoadedModel, kv: Sequence[KVLayer | None], params: GraphParams, pool: KVPool
 ) -> DecodeGraph:
     """Build the model's graph for ubatches of up to `params`."""
     # the page table has one more row, for the sequence of the padding tokens
     inputs = GraphInputs.new(
-        params.n_tokens, params.n_outputs, pool.n_pages, params.n_seqs + 1, model.hp.memory
+        params.n_tokens, params.n_outputs, pool.width, params.n_seqs + 1, model.hp.memory
     )
-    n_ctx = pool.n_pages * pool.page_size
+    n_ctx = pool.width * pool.page_size
     logits = model.arch.build(model.weights, inputs, kv, page_size=pool.page_size, n_ctx=n_ctx)
     return DecodeGraph(model.arch, params, inputs, logits)

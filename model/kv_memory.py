@@ -1,12 +1,13 @@
-"""The memory of a `PagePool`: the keys and values of each layer, on the layer's device.
+"""The memory of a `KVPool`: the keys and values of each layer, on the layer's device.
 
-`kv_pages` decides which cells a sequence uses; this has their bytes. Knows no sequences and no
-graphs. Tested by tests/model/test_context.py.
+`kv_sequence` decides which cells a sequence uses; this has their bytes. Knows no sequences and no
+graphs. Tested by tests/model/test_context.py and test_context_groups.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
 from ..alloc.tallocr import alloc_tensors
@@ -14,34 +15,67 @@ from ..base.errors import RequestError
 from ..graph.tensor import Tensor
 from ..sched.backend import Device
 from .arch import KVLayer
-from .hparams import HParams
-from .kv_pages import CellCopy
+from .kv_pages import PagePool
+from .kv_sequence import CellCopy, KVPool
+from .layer_memory import LayerMemory, groups_of
 from .loader import LoadedModel
 from .params import ContextParams
 from .strict import clear_pool
 
 
-class KVMemory:
-    """Keys and values of `n_cells` tokens in every layer. `alloc` allocates them.
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """The layers that share a pool, and their keys and values.
 
     Attributes:
-        layers: K [n_embd_k, n_cells] and V [n_embd_v, n_cells] of each layer.
+        name: "full", or the window: "window 512".
+        pool: the pages of the group.
+        layers: K [n_embd_k, n_cells] and V [n_embd_v, n_cells] of each layer, by its index.
+    """
+
+    name: str
+    pool: PagePool
+    layers: dict[int, KVLayer]
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(layer.k.nb[1] + layer.v.nb[1] for layer in self.layers.values())
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all cells, those of the scratch page included."""
+        return self.pool.n_cells_total * self.cell_bytes
+
+
+class KVMemory:
+    """Keys and values of each layer, with the cells of its group's pool. `alloc` allocates them.
+
+    Attributes:
+        groups: the groups of layers, in the order of the pools.
+        layers: the keys and values that each layer uses. A layer that shares memory has those of
+            their owner, a layer without memory has None.
         buffers: the allocated memory.
 
     Raises:
         RequestError: a type whose blocks do not divide a token's keys or values.
     """
 
-    def __init__(self, model: LoadedModel, params: ContextParams, n_cells: int) -> None:
-        hp = model.hp
-        _check_types(hp, params)
+    def __init__(self, model: LoadedModel, params: ContextParams, pool: KVPool) -> None:
+        memory = model.hp.memory
+        _check_types(memory, params)
         self._model = model
-        self.layers: list[KVLayer] = []
         self.buffers: list[Buffer] = []
-        for il in range(hp.n_layer):
-            k = Tensor(params.type_k, (hp.layers[il].n_embd_k, n_cells), name=f"cache_k_l{il}")
-            v = Tensor(params.type_v, (hp.layers[il].n_embd_v, n_cells), name=f"cache_v_l{il}")
-            self.layers.append(KVLayer(k, v))
+        self.groups: tuple[MemoryGroup, ...] = tuple(
+            MemoryGroup(
+                group.name, own, {il: _layer(il, memory[il], params, own) for il in group.layers}
+            )
+            for group, own in zip(groups_of(memory), pool.pools, strict=True)
+        )
+        owned = {il: layer for group in self.groups for il, layer in group.layers.items()}
+        self.layers: Sequence[KVLayer | None] = [
+            owned.get(il if layer.layer is None else layer.layer) for il, layer in enumerate(memory)
+        ]
 
     def alloc(self) -> None:
         """Allocate the keys and values of each layer on their device.
@@ -50,7 +84,8 @@ class KVMemory:
             OutOfMemoryError: a device has too little memory; `free` frees what was allocated.
         """
         homes = dict[Device, list[Tensor]]()
-        for il, layer in enumerate(self.layers):
+        owned = {il: layer for group in self.groups for il, layer in group.layers.items()}
+        for il, layer in sorted(owned.items()):
             homes.setdefault(self._model.kv_home(il), []).extend((layer.k, layer.v))
         for device, tensors in homes.items():
             memory = self._model.memory
@@ -58,9 +93,9 @@ class KVMemory:
         clear_pool(self.buffers)
 
     def copy_cells(self, copies: Iterable[CellCopy]) -> None:
-        """Copy cells of all layers. No computation that writes the pool may be in flight."""
+        """Copy cells of all layers of a group. No computation that writes them may be in flight."""
         for copy in copies:
-            for layer in self.layers:
+            for layer in self.groups[copy.group].layers.values():
                 for t in (layer.k, layer.v):
                     size = t.nb[1]
                     cells = tensor_get(t, copy.src_cell * size, copy.n * size)
@@ -72,13 +107,21 @@ class KVMemory:
             buffer.free()
 
 
-def _check_types(hp: HParams, params: ContextParams) -> None:
+def _layer(il: int, memory: LayerMemory, params: ContextParams, pool: PagePool) -> KVLayer:
+    n_cells = pool.n_cells_total
+    return KVLayer(
+        Tensor(params.type_k, (memory.n_embd_k, n_cells), name=f"cache_k_l{il}"),
+        Tensor(params.type_v, (memory.n_embd_v, n_cells), name=f"cache_v_l{il}"),
+    )
+
+
+def _check_types(memory: Sequence[LayerMemory], params: ContextParams) -> None:
     """Raise RequestError if a type's block size does not divide a token's keys or values."""
-    all_k: Sequence[int] = [m.n_embd_k for m in hp.memory]
-    all_v: Sequence[int] = [m.n_embd_v for m in hp.memory]
+    all_k, all_v = [m.n_embd_k for m in memory], [m.n_embd_v for m in memory]
     for name, type, sizes in (("type_k", params.type_k, all_k), ("type_v", params.type_v, all_v)):
-        if any(n % type.block_size for n in sizes):
+        wrong = next((n for n in sizes if n % type.block_size), None)
+        if wrong is not None:
             raise RequestError(
                 f"{name} is {type.name}: its blocks of {type.block_size} do not divide a token's "
-                f"{sizes[0]} elements in this model; use F16"
+                f"{wrong} elements in this model; use F16"
             )

@@ -1,9 +1,14 @@
-"""The prefix cache: a tree of the KV pool's pages, searched by tokens.
+"""The prefix cache: a tree of the pools' pages, searched by tokens.
 
-A node is a page and the tokens whose keys and values it holds. Its parent is the page before it, so
-the path to a node is a prefix. Prefixes with equal beginnings share nodes. Only a leaf may be a
-partly filled page. The tree holds a reference to each page. A page that no sequence has counts as
-free: the pool evicts the least recently used pages first, and a page only after its children.
+A node stands for the tokens of one page. It has their page in every pool without a window, and
+maybe in pools with one. Its parent is the page before it, so the path to a node is a prefix.
+Prefixes with equal beginnings share nodes. Only a leaf may be a partly filled page. A prefix is
+reused up to the greatest length that every pool can serve: a pool with a window needs the pages of
+the last window only.
+
+The tree holds a reference to each page. A page that no sequence has counts as free. Each pool
+evicts its own pages, the least recently used first. If a page without a window goes, its node goes
+too, with all pages, and all nodes after it.
 
 Equal tokens at equal positions have keys and values of equal bits, unless a device takes large
 batches over from another one. So reuse does not change results. Knows no tensors and no requests.
@@ -14,25 +19,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
-from .kv_pages import KVSequence, PagePool
+from .kv_pages import I32Array
+from .kv_sequence import KVPool, KVSequence
 
 TOKEN_BYTES: Final = 4
 
 
 class Node:
-    """A page in the tree: its tokens as bytes, and the pages that follow it."""
+    """The tokens of one page, as bytes, with their page in each pool and the nodes that follow.
 
-    __slots__ = ("children", "key", "keys", "page", "parent")
+    A page 0 means that the pool has none. A node without a parent is not in the tree.
+    """
 
-    def __init__(self, parent: Node | None, key: bytes, page: int) -> None:
+    __slots__ = ("children", "end", "key", "keys", "pages", "parent")
+
+    def __init__(self, parent: Node | None, key: bytes, n_pools: int) -> None:
         self.parent = parent
         self.key = key
-        self.page = page
+        self.end: int = len(key) // TOKEN_BYTES + (parent.end if parent else 0)
+        self.pages = [0] * n_pools
         self.children: dict[bytes, Node] = {}
         self.keys: list[bytes] = []  # the children's keys, sorted; none is a prefix of another
 
@@ -45,103 +57,238 @@ class Node:
 
 
 class PrefixTree:
-    """The prefixes cached in a pool. A pool has one tree at most."""
+    """The prefixes cached in the pools. They have one tree at most."""
 
-    def __init__(self, pool: PagePool) -> None:
-        assert pool.evict is None, "the pool has a prefix tree already"
+    def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._n_bytes = TOKEN_BYTES * pool.page_size  # of a full page's key
-        self._root = Node(None, b"", 0)
-        # the least recently used first. Using a page uses those before it as well, so a page comes
-        # after its children.
+        self._root = Node(None, b"", len(pool.pools))
+        # The least recently used first: all nodes, and those with a page in each pool with a
+        # window. Using a page uses those before it as well, so a node comes after its children.
         self._by_age: OrderedDict[Node, None] = OrderedDict()
-        pool.evict = self._evict
+        self._in_window = dict[int, OrderedDict[Node, None]]()
+        self._whole = list[int]()  # the pools without a window
+        self._unsure = list[Node]()  # whose pages are not computed yet
+        for g, own in enumerate(pool.pools):
+            assert own.evict is None, "the pool has a prefix tree already"
+            if own.window is None:
+                self._whole.append(g)
+                own.evict = partial(self._evict_nodes, g)
+            else:
+                self._in_window[g] = OrderedDict()
+                own.evict = partial(self._evict_pages, g)
 
     def __len__(self) -> int:
-        """The number of pages in the tree."""
+        """The number of nodes in the tree."""
         return len(self._by_age)
 
     def find(self, tokens: Sequence[int]) -> KVSequence:
-        """Return a new sequence that shares the longest cached prefix of `tokens`, maybe empty.
+        """Return a new sequence that shares the longest usable prefix of `tokens`, maybe empty.
 
         Its last page may be shared in part; see `KVSequence.append`.
         """
         raw = _raw(tokens)
-        node, pages, begin = self._root, [], 0
+        node, path, begin = self._root, list[Node](), 0
         while child := node.children.get(raw[begin : begin + self._n_bytes]):
             node = child
-            pages.append(child.page)
+            path.append(child)
             begin += len(child.key)
         last, n_more = node.closest(raw[begin : begin + self._n_bytes])
         if last is not None:
-            pages.append(last.page)
-        self._touch(last or node)
-        return self._pool.sequence_of(np.array(pages, np.int32), begin // TOKEN_BYTES + n_more)
+            path.append(last)
+        n = self._usable(path, begin // TOKEN_BYTES + n_more)
+        path = path[: self._pool.page_count(n)]
+        pages = [self._pages(path, g, n) for g in range(len(self._pool.pools))]
+        seq = self._pool.sequence_of(n, pages)
+        self._touch(path[-1] if path else self._root, seq)
+        return seq
 
-    def insert(self, tokens: Sequence[int], seq: KVSequence, *, ended: bool) -> None:
+    def insert(
+        self,
+        tokens: Sequence[int],
+        seq: KVSequence,
+        *,
+        ended: bool,
+        after: Node | None = None,
+        in_flight: bool = False,
+    ) -> Node:
         """Add the pages of `seq`, whose first positions hold the keys and values of `tokens`.
 
         With `ended`, the sequence is freed next, and all pages are added. Without it, only full
         pages are added, up to the first page whose tokens the tree has in another page. So a page
-        in use always has its parent in use, which eviction needs.
+        in use always has its parent in use. Missing pages in pools with a window are added to all
+        nodes.
+
+        Args:
+            after: what an earlier call for the same sequence returned. Pages up to there are not
+                looked at again.
+            in_flight: the keys and values are not computed yet; `confirm` or `discard` comes later.
+
+        Returns:
+            The last node of the path, for `after`.
         """
         assert len(tokens) <= seq.length, f"{len(tokens)} tokens, {seq.length} positions"
-        raw, node = _raw(tokens), self._root
-        for i, page in enumerate(seq.page_numbers().tolist()):
-            key = raw[self._n_bytes * i : self._n_bytes * (i + 1)]
-            if not key or (len(key) < self._n_bytes and not ended):
+        node = after if after is not None and after.parent is not None else self._root
+        raw = _raw(tokens[node.end :])
+        for begin in range(0, len(raw), self._n_bytes):
+            key = raw[begin : begin + self._n_bytes]
+            if len(key) < self._n_bytes and not ended:
                 break
-            child = self._add(node, key, page)
-            if child.page != page and not ended:
-                break
+            child = self._child(node, key)
+            is_new = child is None
+            if child is None:
+                if not (ended or self._is_of(node, seq)):
+                    break
+                child = self._add(node, key, seq)
+            if (self._fill(child, key, seq) or is_new) and in_flight:
+                self._unsure.append(child)
             node = child
-        self._touch(node)
+        if ended:
+            self._touch(node, seq)
+        self._prune(node)
+        return node
 
-    def _add(self, parent: Node, key: bytes, page: int) -> Node:
-        """Return the child whose key begins with `key`, or a new child for it.
+    def confirm(self) -> None:
+        """Nothing is in flight any more: all keys and values are computed."""
+        self._unsure.clear()
 
-        A child whose key is a prefix of `key` is replaced.
-        """
+    def discard(self) -> None:
+        """Work in flight failed: remove the nodes whose keys and values it computed."""
+        for node in self._unsure:
+            if node.parent is not None:
+                self._remove(node)
+        self._unsure.clear()
+
+    def is_unsure(self, seq: KVSequence) -> bool:
+        """True if a sequence shares pages that work in flight computes."""
+        return any(
+            0 != node.pages[g] == pages.page(self._index(node))
+            for node in self._unsure
+            for g, pages in enumerate(seq.pages)
+        )
+
+    def _index(self, node: Node) -> int:
+        return self._pool.page_count(node.end) - 1
+
+    def _usable(self, path: Sequence[Node], n: int) -> int:
+        """Return the greatest length up to `n` that every pool can serve."""
+        while n_pages := max((self._last_missing(path, g, n) for g in self._in_window), default=0):
+            n = (n_pages - 1) * self._pool.page_size
+        return n
+
+    def _last_missing(self, path: Sequence[Node], g: int, n: int) -> int:
+        """Return the number of pages up to the last one that pool `g` lacks; 0 if none."""
+        first = self._pool.first_page(self._pool.pools[g], n)
+        for i in range(self._pool.page_count(n), first, -1):
+            if not path[i - 1].pages[g]:
+                return i
+        return 0
+
+    def _pages(self, path: Sequence[Node], g: int, n: int) -> I32Array:
+        first = self._pool.first_page(self._pool.pools[g], n)
+        return np.array([node.pages[g] for node in path[first:]], np.int32)
+
+    def _child(self, parent: Node, key: bytes) -> Node | None:
+        """Return the child whose key begins with `key`, if there is one."""
         i = bisect_left(parent.keys, key)
         if i < len(parent.keys) and parent.keys[i].startswith(key):
             return parent.children[parent.keys[i]]
+        return None
+
+    def _is_of(self, node: Node, seq: KVSequence) -> bool:
+        """True if a node has the pages of a sequence in the pools without a window."""
+        if node is self._root:
+            return True
+        i = self._index(node)
+        return all(node.pages[g] == seq.pages[g].page(i) for g in self._whole)
+
+    def _add(self, parent: Node, key: bytes, seq: KVSequence) -> Node:
+        """Return a new child. A child whose key is a prefix of `key` is removed."""
+        i = bisect_left(parent.keys, key)
         if i > 0 and key.startswith(parent.keys[i - 1]):
             self._remove(parent.children[parent.keys[i - 1]])
             i -= 1
-        node = Node(parent, key, page)
+        node = Node(parent, key, len(self._pool.pools))
         parent.keys.insert(i, key)
         parent.children[key] = node
         self._by_age[node] = None
-        self._pool.cache(page)
+        for g in self._whole:
+            self._cache(node, g, seq)
         return node
 
+    def _fill(self, node: Node, key: bytes, seq: KVSequence) -> bool:
+        """Add the pages that a node lacks in pools with a window. Return True if there were any.
+
+        The sequence has tokens of `key` only, which may be fewer than the node's.
+        """
+        found = False
+        for g, ages in self._in_window.items():
+            if not node.pages[g] and len(key) == len(node.key) and self._cache(node, g, seq):
+                ages[node] = None
+                found = True
+        return found
+
+    def _cache(self, node: Node, g: int, seq: KVSequence) -> bool:
+        page = seq.pages[g].page(self._index(node))
+        if page:
+            self._pool.pools[g].cache(page)
+            node.pages[g] = page
+        return page != 0
+
     def _remove(self, node: Node) -> None:
+        """Remove a node and all nodes after it."""
         assert node.parent is not None, "the root is not a page"
-        assert not node.children, f"page {node.page} has children"
         del node.parent.keys[bisect_left(node.parent.keys, node.key)]
         del node.parent.children[node.key]
-        del self._by_age[node]
-        self._pool.uncache(node.page)
+        rest = [node]
+        while rest:
+            node = rest.pop()
+            rest += node.children.values()
+            node.parent = None
+            del self._by_age[node]
+            for ages in self._in_window.values():
+                ages.pop(node, None)
+            for pool, page in zip(self._pool.pools, node.pages, strict=True):
+                if page:
+                    pool.uncache(page)
 
-    def _touch(self, node: Node | None) -> None:
-        while node is not None and node.parent is not None:
+    def _prune(self, node: Node) -> None:
+        """Remove a node without pages and children, and those before it that become such nodes."""
+        while node.parent is not None and not node.children and not any(node.pages):
+            parent = node.parent
+            self._remove(node)
+            node = parent
+
+    def _touch(self, node: Node, seq: KVSequence) -> None:
+        """Mark the path to a node as used, and the pages of `seq` on it in pools with a window."""
+        while node.parent is not None:
             self._by_age.move_to_end(node)
+            for g, ages in self._in_window.items():
+                if node.pages[g] and node.pages[g] == seq.pages[g].page(self._index(node)):
+                    ages.move_to_end(node)
             node = node.parent
 
-    def _evict(self, n: int) -> None:
-        """Free `n` pages that only the tree refers to, the least recently used first.
+    def _evict_nodes(self, g: int, n: int) -> None:
+        """Free `n` or more pages of a pool without a window, the least recently used first.
 
-        A page comes after its children in `_by_age`, and is in use if a child is. So a page is
-        removed after its children.
+        They are in the tree only. So are those of the nodes after them.
         """
-        victims: list[Node] = []
-        for node in self._by_age:
-            if self._pool.is_evictable(node.page):
-                victims.append(node)
-                if len(victims) == n:
-                    break
-        for node in victims:
-            self._remove(node)
+        for node in self._idle(self._by_age, g, n):
+            if node.parent is not None:
+                self._remove(node)
+
+    def _evict_pages(self, g: int, n: int) -> None:
+        """Free `n` pages of a pool with a window. Their nodes stay."""
+        for node in self._idle(self._in_window[g], g, n):
+            del self._in_window[g][node]
+            self._pool.pools[g].uncache(node.pages[g])
+            node.pages[g] = 0
+            self._prune(node)
+
+    def _idle(self, nodes: Iterable[Node], g: int, n: int) -> list[Node]:
+        """Return the first `n` nodes whose page in pool `g` no sequence has."""
+        pool = self._pool.pools[g]
+        return list(islice((node for node in nodes if pool.is_evictable(node.pages[g])), n))
 
 
 def _raw(tokens: Sequence[int]) -> bytes:

@@ -328,6 +328,19 @@ class ContextParams(Options):
         help="type of cached values",
         default_text="f16",
     )
+    swa_full: bool = option(
+        False,
+        "--swa-full",
+        help="layers with a sliding window keep all tokens; off: those of the window",
+    )
+    swa_prefix: int = option(
+        4096,
+        "--swa-prefix",
+        low=0,
+        high=INT32_MAX,
+        help="tokens that layers with a sliding window keep for shared prefixes, besides those of "
+        "running requests; a prefix needs its last window",
+    )
     n_parallel: int = option(
         N_PARALLEL,
         *("-np", "--parallel"),

@@ -21,7 +21,8 @@ from ..base.errors import RequestError
 from ..model.batch import Batch
 from ..model.card import ModelCard, model_card
 from ..model.context import Context
-from ..model.kv_pages import PAGE_SIZE, KVSequence
+from ..model.kv_pages import PAGE_SIZE
+from ..model.kv_sequence import KVSequence
 from ..runtime.open import opened
 from ..runtime.params import OpenParams
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..model.batch import Batch
 from ..model.context import Context, F32Array
-from ..model.kv_pages import KVSequence
+from ..model.kv_sequence import KVSequence
 from ..sched.profile import CopyTime, Profiler, SplitTime
 from .bench import BenchTest
 

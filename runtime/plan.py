@@ -294,7 +294,8 @@ def _bytes_kv(measured: MeasuredModel) -> dict[str, int]:
     """Bytes of keys and values per token on each device, by its name."""
     kv = dict.fromkeys((device.name for device in measured.model.devices), 0)
     for il, layer in enumerate(measured.context.kv.layers):
-        kv[measured.model.kv_home(il).name] += layer.k.nb[1] + layer.v.nb[1]
+        if layer is not None:
+            kv[measured.model.kv_home(il).name] += layer.k.nb[1] + layer.v.nb[1]
     return kv
 
 

@@ -65,7 +65,7 @@ def must_wait(
 def prefix_is_coming(
     job: JobState, n_shared: int, running: Iterable[JobState], page_size: int
 ) -> bool:
-    """True if a running job will evaluate the next full page of this job's prefix.
+    """True if a running job has yet to evaluate the next full page of this job's prefix.
 
     Waiting costs one step at most, because prompts are evaluated one after the other.
     """
@@ -73,6 +73,7 @@ def prefix_is_coming(
     return job.params.cache_prompt and any(
         not other.decoding
         and other.params.cache_prompt
+        and other.n_done < end
         and len(other.tokens) >= end < len(job.tokens)
         and other.tokens[:end] == job.tokens[:end]
         for other in running

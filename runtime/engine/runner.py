@@ -20,8 +20,8 @@ from ...base.errors import BackendError, CancelledError, ClosedError, LamellaErr
 from ...base.log import get_logger
 from ...model.batch import Batch
 from ...model.context import Context
-from ...model.kv_pages import KVSequence
 from ...model.kv_prefix import PrefixTree
+from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row
 from ...model.sampling import Logprobs, model_logprobs, sampler_logprobs
 from ...model.vocab import Vocab
@@ -70,7 +70,7 @@ class Runner:
         self.counters = Counters()
         self.running: list[Ticket] = []
         self.prefixes = PrefixTree(context.pool)
-        self.n_ctx = min(context.n_ctx, context.pool.n_pages * context.pool.page_size)
+        self.n_ctx = context.n_ctx
         self._context = context
         self._vocab = vocab
         self._queue = queue
@@ -93,8 +93,11 @@ class Runner:
 
     def make_room(self, n_tokens: int) -> None:
         """Preempt jobs until a new sequence of `n_tokens` fits, or no job is left."""
-        seq = self._context.pool.new_sequence()
-        while self.running and not seq.can_append(n_tokens):
+        pool = self._context.pool
+        seq = pool.new_sequence()
+        while self.running and not (
+            seq.can_append(n_tokens) and pool.has_room(len(self.running) + 1)
+        ):
             self._preempt(policy.victim(self.running))
 
     def drain(self) -> None:
@@ -123,7 +126,8 @@ class Runner:
     def _admit(self) -> None:
         """Start jobs from the front of the queue.
 
-        A job takes all pages of its prompt at once.
+        A job takes all pages of its prompt at once, except in pools with windows: these have pages
+        for every step of `n_parallel` jobs.
         """
         context, size = self._context, self._context.pool.page_size
         while len(self.running) < self._n_parallel:
@@ -136,11 +140,15 @@ class Runner:
             if policy.must_wait(ticket, seq.length, fits, self.running, size):
                 seq.free()
                 return
-            self._queue.take_first()
-            if seq.last_is_shared:
+            if self._in_flight and seq.last_is_shared:
+                seq.free()
                 self._synchronize()  # work in flight may write the page to be copied
+                continue  # if it failed, the shared prefix is shorter now
+            self._queue.take_first()
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter())
+            if self.prefixes.is_unsure(seq):
+                self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
 
     def _shared_prefix(self, ticket: Ticket) -> KVSequence:
@@ -151,7 +159,10 @@ class Runner:
             return pool.new_sequence()
         seq = self.prefixes.find(ticket.tokens[:-1])
         fits = seq.can_append(len(ticket.tokens) + 1 - seq.length)
-        seq.truncate(policy.shared_length(seq.length, fits, pool.page_size))
+        n = policy.shared_length(seq.length, fits, pool.page_size)
+        if n < seq.length:
+            seq.free()
+            seq = self.prefixes.find(ticket.tokens[:n])
         return seq
 
     # --- a step ---
@@ -205,6 +216,10 @@ class Runner:
         self._in_flight = [t for t in self._in_flight if in_flight and t not in plan.outputs]
         self.counters.stepped(len(self.running))
         for ticket in plan.prefilled:
+            self._share_prefix(ticket, ended=False)  # later jobs can share these tokens now
+        if not in_flight:
+            self.prefixes.confirm()
+        for ticket in plan.prefilled:
             self._prefilled(ticket)
         for ticket, row in zip(plan.outputs, rows, strict=True):
             if not ticket.settled:
@@ -233,8 +248,6 @@ class Runner:
         n_before = ticket.n_predicted
         if n_before == 0:
             self._begin_predicting(ticket)
-        if not ticket.decoding:
-            self._share_prefix(ticket, ended=False)  # later jobs can share the prompt now
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self._vocab.eog and not ticket.params.ignore_eos:
@@ -271,11 +284,16 @@ class Runner:
             try:
                 self._context.synchronize()
                 self._in_flight = []
+                self.prefixes.confirm()
             except Exception as e:
                 self._fail_in_flight(e)
 
     def _fail_in_flight(self, error: Exception) -> None:
-        """Fail all jobs with tokens in flight: the error does not name the job that caused it."""
+        """Fail all jobs with tokens in flight: the error does not name the job that caused it.
+
+        Jobs that share pages of these tokens are in flight too.
+        """
+        self.prefixes.discard()
         lost, self._in_flight = self._in_flight, []
         self._fail(lost, error)
 
@@ -317,8 +335,13 @@ class Runner:
     def _share_prefix(self, ticket: Ticket, *, ended: bool) -> None:
         """Let later jobs share a job's evaluated tokens, until their pages are needed."""
         if ticket.seq is not None and ticket.is_sound and ticket.params.cache_prompt:
-            tokens = ticket.tokens[: ticket.n_evaluated]
-            self.prefixes.insert(tokens, ticket.seq, ended=ended)
+            ticket.shared = self.prefixes.insert(
+                ticket.tokens[: ticket.n_evaluated],
+                ticket.seq,
+                ended=ended,
+                after=ticket.shared,
+                in_flight=ticket in self._in_flight,
+            )
 
 
 def _logprobs(ticket: Ticket, row: Row, token: int) -> Logprobs:

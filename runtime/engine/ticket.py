@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ...model.kv_pages import KVSequence
+from ...model.kv_prefix import Node
+from ...model.kv_sequence import KVSequence
 from ...model.sampling import Sampler
 from .job import Job, Result, StopType, Timings
 
@@ -30,6 +31,7 @@ class Ticket:
         "sampler",
         "seq",
         "settled",
+        "shared",
         "sink",
         "t_end",
         "t_first",
@@ -49,6 +51,7 @@ class Ticket:
         self.n_prompt = len(job.prompt)
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
         self.seq: KVSequence | None = None  # None while the job waits
+        self.shared: Node | None = None  # the last page that later jobs can share
         self.n_cached = 0  # prompt tokens that the pool held at the first start
         self.n_done = 0  # evaluated tokens; not updated while decoding
         self.decoding = False  # all tokens but the last one are evaluated
@@ -81,7 +84,7 @@ class Ticket:
         """Free the pages. Tokens, sampler and times stay for a restart."""
         if self.seq is not None:
             self.seq.free()
-        self.seq = None
+        self.seq = self.shared = None
         self.decoding = False
         self.n_done = 0
 

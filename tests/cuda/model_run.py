@@ -16,7 +16,7 @@ from placed import placed
 from lamella.kernels.cpu import CpuDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
-from lamella.model.kv_pages import KVSequence
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
 from lamella.sched.backend import Device

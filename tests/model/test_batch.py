@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from lamella.model.batch import Batch, cut_batch
-from lamella.model.kv_pages import KVSequence, PagePool
+from lamella.model.kv_sequence import KVPool, KVSequence
 
 
 def sequences(n: int, length: int) -> list[KVSequence]:
-    pool = PagePool(n * (length + 32))
+    pool = KVPool(n * (length + 32))
     seqs = [pool.new_sequence() for _ in range(n)]
     for seq in seqs:
         seq.append(length)

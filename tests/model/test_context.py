@@ -23,7 +23,7 @@ from lamella.kernels.cpu.compiler import jit
 from lamella.kernels.devices import find_devices
 from lamella.model.batch import Batch
 from lamella.model.context import Context
-from lamella.model.kv_pages import KVSequence
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement

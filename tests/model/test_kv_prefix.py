@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lamella.base.errors import OutOfMemoryError
-from lamella.model.kv_pages import KVSequence, PagePool
 from lamella.model.kv_prefix import PrefixTree
+from lamella.model.kv_sequence import KVPool, KVSequence
 
 SIZE = 4
 
@@ -19,9 +19,9 @@ class World:
     """A pool whose cells hold tokens in place of keys and values."""
 
     def __init__(self, n_pages: int = 16) -> None:
-        self.pool = PagePool(n_pages * SIZE, page_size=SIZE)
+        self.pool = KVPool(n_pages * SIZE, page_size=SIZE)
         self.tree = PrefixTree(self.pool)
-        self.content = np.full(self.pool.n_cells_total, -1)
+        self.content = np.full(self.pool.pools[0].n_cells_total, -1)
 
     def find(self, tokens: Sequence[int]) -> KVSequence:
         seq = self.tree.find(tokens)
@@ -33,12 +33,12 @@ class World:
         begin = seq.length
         if begin == len(tokens):
             return
-        for src, dst, n in seq.append(len(tokens) - begin):
+        for _, src, dst, n in seq.append(len(tokens) - begin):
             self.content[dst : dst + n] = self.content[src : src + n]
-        self.content[seq.cells(begin, len(tokens))] = tokens[begin:]
+        self.content[seq.pages[0].cells(begin, len(tokens))] = tokens[begin:]
 
     def held(self, seq: KVSequence) -> list[int]:
-        return [int(token) for token in self.content[seq.cells(0, seq.length)]]
+        return [int(token) for token in self.content[seq.pages[0].cells(0, seq.length)]]
 
     def run(self, *tokens: int) -> int:
         """Evaluate a prompt as an engine does. Return the number of reused tokens."""
@@ -197,7 +197,7 @@ def test_random_sequences_of_requests(seed: int) -> None:
             seq.free()
         for seq, tokens in running:
             assert w.held(seq) == tokens
-        used = {int(page) for seq, _ in running for page in seq.page_numbers()}
+        used = {int(page) for seq, _ in running for page in seq.pages[0].page_numbers()}
         assert w.pool.n_free == w.pool.n_pages - len(used)
     for seq, _ in running:
         seq.free()

@@ -18,7 +18,7 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimBuffer, SimDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
-from lamella.model.kv_pages import KVSequence
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.outputs import F32Array, Row, TopLogits, top_size
 from lamella.model.params import ContextParams

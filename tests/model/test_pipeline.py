@@ -24,7 +24,7 @@ from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
-from lamella.model.kv_pages import KVSequence
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
 from lamella.model.pipeline import why_no_pipeline

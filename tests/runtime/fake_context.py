@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.batch import Batch
 from lamella.model.context import Context
-from lamella.model.kv_pages import KVSequence, PagePool
+from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.outputs import F32Array, Row, TopLogits
 from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
@@ -87,8 +87,8 @@ class FakeContext:
         self.n_ubatch = n_ubatch
         self.n_seq_max = 64
         self.n_vocab = N_VOCAB
-        self.pool = PagePool(n_ctx, page_size=page_size)
-        self.content = np.full(self.pool.n_cells_total, -1, np.int64)
+        self.pool = KVPool(n_ctx, page_size=page_size)
+        self.content = np.full(self.pool.pools[0].n_cells_total, -1, np.int64)
         self.tops = tops
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
@@ -98,7 +98,7 @@ class FakeContext:
         return {}
 
     def append(self, seq: KVSequence, n: int) -> None:
-        for src, dst, n_cells in seq.append(n):
+        for _, src, dst, n_cells in seq.append(n):
             self.content[dst : dst + n_cells] = self.content[src : src + n_cells]
 
     def decode_rows(self, batch: Batch) -> list[Row]:
@@ -109,16 +109,19 @@ class FakeContext:
 
     def decode(self, batch: Batch) -> F32Array:
         self.steps.append(
-            [(int(r.seq.cells(0, 1)[0]), r.pos, len(r.tokens), r.n_outputs) for r in batch.runs]
+            [
+                (int(r.seq.pages[0].cells(0, 1)[0]), r.pos, len(r.tokens), r.n_outputs)
+                for r in batch.runs
+            ]
         )
         self.on_decode(len(self.steps))
         for run in batch.runs:
-            self.content[run.seq.cells(run.pos, run.pos + len(run.tokens))] = run.tokens
+            self.content[run.seq.pages[0].cells(run.pos, run.pos + len(run.tokens))] = run.tokens
         rows = []
         for run in batch.runs:
             end = run.pos + len(run.tokens)
             for n in range(end - run.n_outputs + 1, end + 1):
-                rows.append(fake_logits(self.content[run.seq.cells(0, n)]))
+                rows.append(fake_logits(self.content[run.seq.pages[0].cells(0, n)]))
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
 
 
@@ -144,7 +147,7 @@ class PipelineContext(FakeContext):
             raise BackendError("work in flight failed")
 
     def decode(self, batch: Batch) -> F32Array:
-        now = [(r.seq.cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
+        now = [(r.seq.pages[0].cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
         self.pending += [(cells, list(tokens)) for cells, tokens in now]
         try:
             if batch.n_outputs:

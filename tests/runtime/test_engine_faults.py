@@ -20,7 +20,7 @@ from fake_context import (
 )
 
 from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
-from lamella.model.kv_pages import KVSequence
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.outputs import Row
 from lamella.model.sampling import Logprobs, Sampler
 from lamella.runtime.engine.engine import Engine

@@ -1,0 +1,46 @@
+"""The pools of a model's groups of layers, and their sizes.
+
+A pool of layers without a window has n_ctx cells, which all sequences share. A pool of layers with
+a window has pages for n_parallel sequences: those of a window and of a ubatch each. To these
+come pages for the prefix cache. Knows no tensors. Tested by tests/model/test_kv_groups.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .kv_pages import PAGE_SIZE, PagePool
+from .kv_sequence import KVPool
+from .layer_memory import Group, LayerMemory, groups_of
+from .params import ContextParams
+
+
+def make_pool(
+    memory: Sequence[LayerMemory], params: ContextParams, n_ctx: int, n_ubatch: int
+) -> KVPool:
+    """Return the pools of a model, in the order of `groups_of(memory)`.
+
+    Raises:
+        RequestError: `n_ctx` is below 1, or the cells exceed an int32.
+    """
+    pools = [_pool_of(group, params, n_ctx, n_ubatch) for group in groups_of(memory)]
+    return KVPool(n_ctx, pools, n_seqs=params.n_parallel)
+
+
+def _pool_of(group: Group, params: ContextParams, n_ctx: int, n_ubatch: int) -> PagePool:
+    if group.window is None or params.swa_full:
+        return PagePool(n_ctx)
+    n_cells = window_cells(group.window.n_swa, params, n_ubatch)
+    if n_cells >= n_ctx:  # a sequence may as well keep all pages
+        return PagePool(n_ctx)
+    return PagePool(n_cells, window=group.window)
+
+
+def window_cells(n_swa: int, params: ContextParams, n_ubatch: int) -> int:
+    """Return the cells of a pool with a window.
+
+    A ubatch of a sequence reads or writes n_swa - 1 + n_ubatch positions at most. They may begin
+    and end inside a page. A copy of a shared page needs a page too.
+    """
+    n_pages = -(-(n_swa + max(n_ubatch, PAGE_SIZE)) // PAGE_SIZE) + 1
+    return (params.n_parallel * n_pages + -(-params.swa_prefix // PAGE_SIZE)) * PAGE_SIZE
