@@ -279,8 +279,18 @@ def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
         case Op.ROPE:
             heads = Tensor(GGMLType.F32, (2 * n_in, 1, n))
             return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=2 * n_in)
+        case Op.FLASH_ATTN_EXT:
+            return _attention(hp, weight)
         case Op.ADD_ID:
             ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
             return ops.add_id(Tensor(GGMLType.F32, (n_in, *ids.ne[:2])), weight, ids)
         case _:
             raise AssertionError(f"no architecture reads a weight with {op.name}")
+
+
+def _attention(hp: HParams, sinks: Tensor) -> Tensor:
+    """Return attention of one token to a page of one cell, with sinks."""
+    layer, one = hp.layers[0], Tensor(GGMLType.I32, (1,))
+    q = Tensor(GGMLType.F32, (layer.head_dim_k, sinks.ne[0], 1))
+    k, v = (Tensor(GGMLType.F16, (n, 1)) for n in (layer.head_dim_k, layer.head_dim_v))
+    return ops.flash_attn_ext(q, k, v, one, one, one, one, one, sinks, page_size=1, scale=1.0)

@@ -65,6 +65,7 @@ class Experts:
         shared_gate: its result is multiplied by sigmoid(ffn_gate_inp_shexp · x).
         act: of gate and up.
         bias: of the experts' matrices.
+        weigh_input: weights are factors of the experts' input, not of their results.
     """
 
     router: Router
@@ -74,6 +75,7 @@ class Experts:
     shared_gate: bool = False
     act: Gated = ops.swiglu
     bias: Bias = Bias.NONE
+    weigh_input: bool = False
 
     def are_in(self, il: int) -> bool:
         """True if layer `il` has experts."""
@@ -81,7 +83,7 @@ class Experts:
 
     def build(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the sum of the experts' results of x [n_embd, n_tokens]."""
-        y = moe(b, x, self.router, self.act, bias=self.bias)
+        y = moe(b, x, self.router, self.act, bias=self.bias, weigh_input=self.weigh_input)
         if not self.n_ff_shared:
             return y
         shared = shared_expert(b, x, self.n_ff_shared, self.act, gate=self.shared_gate)

@@ -104,7 +104,8 @@ def test_log_probabilities(name: str, opened: Open) -> None:
 @pytest.mark.parametrize("name", GOLDENS)
 def test_all_keys_are_read(name: str) -> None:
     with open_gguf(GOLDENS[name]) as file:
-        assert open_architecture(file).notes(n_ctx=512) == []
+        notes = open_architecture(file).notes(n_ctx=512)
+        assert not [note for note in notes if note.startswith("nothing reads")]
 
 
 @pytest.mark.parametrize("name", GOLDENS)

@@ -1,0 +1,50 @@
+"""Factors of rope frequencies for short and for long contexts (LongRoPE, arXiv 2402.13753).
+
+Files have two tensors of factors. A context that is larger than the original one uses the long
+factors, from its first token on. Tested by tests/model/test_arch_longrope.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...graph import Tensor
+from ..keys import Keys
+from .build import LayerBuild
+from .decoder import Decoder
+
+LONG: Final = "rope_factors_long.weight"
+SHORT: Final = "rope_factors_short.weight"
+
+
+class LongRope(Decoder):
+    """A decoder whose files may have long and short factors.
+
+    Attributes:
+        n_ctx_orig: the largest context that uses the short factors; None: the file has no factors.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        has_factors = LONG in keys.file.tensors and SHORT in keys.file.tensors
+        key = "rope.scaling.original_context_length"
+        n_ctx_orig = keys.count(key, self.hp.n_ctx_train)
+        self.n_ctx_orig: int | None = n_ctx_orig if has_factors else None
+
+    def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
+        if self.n_ctx_orig is None:
+            return super().rope(b, x, name)
+        short, long = b.rope_factors(SHORT), b.rope_factors(LONG)
+        return b.rope(x, name, self.rope_mode, long if b.g.n_ctx > self.n_ctx_orig else short)
+
+    def max_default_ctx(self) -> int | None:
+        return self.n_ctx_orig
+
+    def notes(self, n_ctx: int) -> list[str]:
+        if self.n_ctx_orig is None:
+            return super().notes(n_ctx)
+        kind, than = ("long", "more") if n_ctx > self.n_ctx_orig else ("short", "not more")
+        return [
+            f"rope has the {kind} factors: the context has {than} than {self.n_ctx_orig} tokens",
+            *super().notes(n_ctx),
+        ]

@@ -1,0 +1,31 @@
+"""mistral3: Ministral 3. Llama whose queries grow with their position.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor, ops
+from ..keys import Keys
+from .base import Temperature
+from .build import LayerBuild
+from .llama import Llama
+from .longrope import LongRope
+
+
+class Mistral3(LongRope, Llama):
+    """arXiv 2601.08584."""
+
+    name = "mistral3"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        scale = keys.number("attention.temperature_scale", 0.0)
+        if scale:
+            length = keys.count("rope.scaling.original_context_length", self.hp.n_ctx_train)
+            self.temperature = Temperature(scale, length)
+
+    def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.temperature is not None:
+            q = ops.mul(q, b.g.inputs.attn_scale)
+        return super().attend(b, q, k, v)

@@ -1,0 +1,24 @@
+"""phi2: Phi-1 to Phi-2. Attention and feed-forward part share a LayerNorm; all have biases.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor, ops
+from .build import LayerBuild, Norm
+from .decoder import Parallel
+from .weights import Bias
+
+
+class Phi2(Parallel):
+    """arXiv 2309.05463."""
+
+    name = "phi2"
+    norm = Norm.LAYER
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.REQUIRED
+    output_bias = Bias.REQUIRED
+
+    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return b.mlp(x, b.shape.n_ff, ops.gelu, self.bias)
