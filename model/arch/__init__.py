@@ -21,18 +21,34 @@ from .weights import Part, WeightSpec
 
 # the module and the class of each architecture, by its name in files; imported when it is needed
 ARCHITECTURES: Final[dict[str, str]] = {
+    "chatglm": "chatglm.ChatGLM",
+    "dots1": "dots1.Dots1",
+    "ernie4_5": "ernie4_5.Ernie45",
+    "ernie4_5-moe": "ernie4_5.Ernie45MoE",
     "gemma": "gemma.Gemma",
     "gemma2": "gemma2.Gemma2",
     "gemma3": "gemma3.Gemma3",
+    "glm4": "glm4.GLM4",
+    "glm4moe": "glm4moe.GLM4MoE",
     "gpt-oss": "gpt_oss.GptOss",
+    "granite": "granite.Granite",
+    "granitemoe": "granite.GraniteMoE",
+    "hunyuan-dense": "hunyuan.HunyuanDense",
+    "hunyuan-moe": "hunyuan.HunyuanMoE",
     "llama": "llama.Llama",
     "llama4": "llama4.Llama4",
+    "minimax-m2": "minimax_m2.MiniMaxM2",
     "mistral3": "mistral3.Mistral3",
+    "olmoe": "olmoe.OLMoE",
     "phi2": "phi2.Phi2",
     "phi3": "phi3.Phi3",
     "qwen2": "qwen2.Qwen2",
+    "qwen2moe": "qwen2moe.Qwen2MoE",
+    "qwen2vl": "qwen2vl.Qwen2VL",
     "qwen3": "qwen3.Qwen3",
     "qwen3moe": "qwen3moe.Qwen3MoE",
+    "qwen3vl": "qwen3vl.Qwen3VL",
+    "qwen3vlmoe": "qwen3vl.Qwen3VLMoE",
 }
 
 

@@ -104,14 +104,25 @@ def read_experts(
     """
     if not hp.n_expert:
         return None
-    n_shared = keys.count("expert_shared_count", 0, low=0)
     return Experts(
         router=read_router(keys, gating, renorm=renorm),
         n_dense=keys.count("leading_dense_block_count", 0, low=0),
         step=keys.count("interleave_moe_layer_step", 1),
-        n_ff_shared=keys.count("expert_shared_feed_forward_length", n_shared * hp.n_ff_exp, low=0),
+        n_ff_shared=_n_ff_shared(keys, hp),
         shared_gate=shared_gate,
     )
+
+
+def _n_ff_shared(keys: Keys, hp: HParams) -> int:
+    """Return the width of the shared expert; 0: there is none.
+
+    It is the width of its tensors, as converters write different keys.
+    """
+    n_shared = keys.count("expert_shared_count", 0, low=0)
+    n_ff = keys.count("expert_shared_feed_forward_length", n_shared * hp.n_ff_exp, low=0)
+    names = (f"blk.{il}.ffn_down_shexp.weight" for il in range(hp.n_layer))
+    found = next((keys.file.tensors[name] for name in names if name in keys.file.tensors), None)
+    return n_ff if found is None else found.ne[0]
 
 
 def read_router(keys: Keys, gating: Gating = Gating.SOFTMAX, *, renorm: bool = False) -> Router:

@@ -1,0 +1,32 @@
+"""ernie4_5, ernie4_5-moe: ERNIE 4.5. Llama's layers; experts chosen by probability and a bias.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import RopeMode
+from ..keys import Keys
+from .decoder import Decoder
+from .experts import read_experts
+from .weights import Bias
+
+
+class Ernie45(Decoder):
+    """https://yiyan.baidu.com/blog/publication/ERNIE_Technical_Report.pdf"""
+
+    name = "ernie4_5"
+    rope_mode = RopeMode.NORMAL
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
+
+
+class Ernie45MoE(Ernie45):
+    """https://yiyan.baidu.com/blog/publication/ERNIE_Technical_Report.pdf"""
+
+    name = "ernie4_5-moe"
+    needs_experts = True
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.experts = read_experts(keys, self.hp, renorm=True)

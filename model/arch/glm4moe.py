@@ -1,0 +1,31 @@
+"""glm4moe: GLM-4.5, 4.6 and 4.5-Air, Solar Open. Experts as in DeepSeek-V3.
+
+The norm of heads and the biases are optional. Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor
+from ..keys import Keys
+from .build import LayerBuild
+from .decoder import Decoder
+from .experts import Gating, read_experts
+from .weights import Bias
+
+
+class GLM4MoE(Decoder):
+    """arXiv 2508.06471."""
+
+    name = "glm4moe"
+    needs_experts = True
+    qkv_bias = Bias.OPTIONAL
+    ffn_norm = "post_attention_norm"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q = b.norm(b.heads(q), "attn_q_norm", optional=True)
+        k = b.norm(b.heads(k), "attn_k_norm", optional=True)
+        return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")

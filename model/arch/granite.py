@@ -1,0 +1,52 @@
+"""granite, granitemoe: Granite 3 and 4. Four factors: embeddings, attention, residual, logits.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...graph import RopeMode, Tensor, ops
+from ..keys import Keys
+from .build import GraphBuild, LayerBuild, as_logits
+from .decoder import Decoder
+from .experts import read_experts
+from .weights import Bias
+
+
+class Granite(Decoder):
+    """https://github.com/ibm-granite; the factors are those of muP, arXiv 2203.03466."""
+
+    name = "granite"
+    rope_mode = RopeMode.NORMAL
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.embedding_scale = keys.factor("embedding_scale", 1.0)
+        self.residual_scale = keys.factor("residual_scale", 1.0)
+        self.logit_scale = keys.positive("logit_scale")
+        self.scale = keys.factor("attention.scale", 0.0) or None
+        self.experts = read_experts(keys, self.hp, renorm=True)
+        if not keys.flag("rope.scaling.finetuned", True):
+            self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        return ops.scale(g.embed(), self.embedding_scale)
+
+    def project(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return ops.scale(super().project(b, x), self.residual_scale)
+
+    def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return ops.scale(super().ffn(b, x), self.residual_scale)
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return as_logits(ops.scale(g.output(g.output_norm(x)), 1.0 / self.logit_scale))
+
+
+class GraniteMoE(Granite):
+    """https://github.com/ibm-granite"""
+
+    name = "granitemoe"

@@ -1,0 +1,26 @@
+"""minimax-m2: MiniMax-M2. Norms of all heads together; a part of a head is rotated.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..keys import Keys
+from .decoder import WideQKNorm
+from .experts import Gating, read_experts
+from .weights import Bias
+
+
+class MiniMaxM2(WideQKNorm):
+    """https://github.com/MiniMax-AI/MiniMax-M2"""
+
+    name = "minimax-m2"
+    needs_experts = True
+    qkv_bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = replace(self.hp, n_ff_exp=self.hp.layers[0].n_ff)
+        self.experts = read_experts(keys, self.hp, Gating.SIGMOID, renorm=True)
