@@ -30,17 +30,17 @@ UNUSED_PARTS: Final = ("vision.", "audio.", "classifier.", "dense_")
 
 
 class Keys:
-    """The keys of a file's architecture.
+    """The keys of a file's architecture, or those with another prefix.
 
     Every method raises ModelFileError if the key is missing and has no default, or if its value has
     the wrong type or is out of range. Defaults are not checked.
     """
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, prefix: str = "") -> None:
         self.path = file.path
         self.file = file
         self.metadata = file.metadata
-        self.arch = file.metadata.str("general.architecture")
+        self.arch = prefix or file.metadata.str("general.architecture")
         self._read: set[str] = set()
 
     def full(self, key: str) -> str:

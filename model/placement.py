@@ -264,6 +264,7 @@ def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
     """Return a sample node that reads the weight with `op`."""
     n_in, n = weight.ne[0], N_TOKENS_TRIED
     x = Tensor(GGMLType.F32, (n_in, n))
+    rows = Tensor(GGMLType.F32, (*weight.ne[:2], n))  # a vector, or one for each head
     match op:
         case Op.GET_ROWS:
             return ops.get_rows(weight, Tensor(GGMLType.I32, (n,)))
@@ -273,9 +274,9 @@ def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
             ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
             return ops.mul_mat_id(weight, Tensor(GGMLType.F32, (n_in, 1, n)), ids)
         case Op.MUL:
-            return ops.mul(x, weight)
+            return ops.mul(rows, weight)
         case Op.ADD:
-            return ops.add(x, weight)
+            return ops.add(rows, weight)
         case Op.ROPE:
             heads = Tensor(GGMLType.F32, (2 * n_in, 1, n))
             return ops.rope(heads, Tensor(GGMLType.I32, (n,)), weight, n_dims=2 * n_in)

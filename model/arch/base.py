@@ -120,6 +120,10 @@ class Architecture(ABC):
         """
         return None
 
+    def max_ctx(self) -> int | None:
+        """Return the number of positions that the model has embeddings of; None: no limit."""
+        return None
+
     def notes(self, n_ctx: int) -> list[str]:
         """Return lines for people about how a context of this size is computed."""
         unread = self._keys.unread()

@@ -97,6 +97,18 @@ class GraphBuild:
         table = self.required("token_embd.weight", ne, None, Op.GET_ROWS)
         return ops.get_rows(table, self.inputs.tokens).named("inp_embd")
 
+    def add_positions(self, x: Tensor, *, optional: bool = False) -> Tensor:
+        """Return x [n_embd, n_tokens] plus the learned embeddings of the tokens' positions.
+
+        The table has n_ctx_train positions. If it is `optional` and absent, return x.
+        """
+        ne = (self.hp.n_embd, self.hp.n_ctx_train)
+        name = "position_embd.weight"
+        table = self.weight(name, ne, None, Op.GET_ROWS, required=not optional)
+        if table is None:
+            return x
+        return ops.add(x, ops.get_rows(table, self.inputs.pos)).named("inp_pos_embd")
+
     def output_norm(self, x: Tensor) -> Tensor:
         """Return the norm before the output matrix."""
         return self.norm(x, "output_norm", self.hp.n_layer).named("result_norm")

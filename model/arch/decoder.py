@@ -8,6 +8,7 @@ Tested by tests/model/test_arch_forward.py and test_arch_golden.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from ...graph import RopeMode, Tensor, ops
@@ -109,6 +110,19 @@ class QKNorm(Decoder):
         return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")
 
 
+class QKNormOfEachHead(Decoder):
+    """A decoder that normalizes each head's queries and keys with weights of that head.
+
+    Files may lack these norms.
+    """
+
+    def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = b.heads(q), b.heads(k)
+        q = b.norm(q, "attn_q_norm", ne=q.ne[:2], optional=True)
+        k = b.norm(k, "attn_k_norm", ne=k.ne[:2], optional=True)
+        return self.rope(b, q, "Qcur"), self.rope(b, k, "Kcur")
+
+
 class WideQKNorm(Decoder):
     """A decoder that normalizes the queries and the keys of all heads together."""
 
@@ -142,3 +156,34 @@ class Parallel(Decoder):
         n = b.norm(x, "attn_norm")
         y, n, x = b.outputs(self.attention(b, n), n, x)
         return b.add(b.add(y, self.ffn(b, n), "ffn_inp"), x, "l_out")
+
+
+class ClampedQKV(Decoder):
+    """A decoder that limits queries, keys and values to -clamp .. clamp; 0: no limit."""
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.clamp = keys.factor("attention.clamp_kqv", 0.0)
+
+    def qkv(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().qkv(b, x)
+        if not self.clamp:
+            return q, k, v
+        q, k, v = (ops.clamp(y, -self.clamp, self.clamp) for y in (q, k, v))
+        return q, k, v
+
+
+class ALiBi(Decoder):
+    """A decoder without rotation, whose scores fall with the distance (arXiv 2108.12409).
+
+    Attributes:
+        max_bias: the exponents of the heads' slopes are multiples of it.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.max_bias = 8.0
+        self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+
+    def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return b.attend(q, k, v, scale=self.scale, max_bias=self.max_bias)

@@ -1,0 +1,19 @@
+"""arcee: AFM 4.5B. A feed-forward part without gate: down(relu(up(x)) ** 2).
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor
+from .build import LayerBuild, relu_sqr
+from .llama import Llama
+
+
+class Arcee(Llama):
+    """arcee.ai; the activation is that of arXiv 2109.08668."""
+
+    name = "arcee"
+
+    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return b.mlp(x, b.shape.n_ff, relu_sqr, self.bias)

@@ -1,0 +1,24 @@
+"""cohere2: Command R7B and A. Layers with a window have rope, those without have none.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..hparams import read_windows
+from ..keys import Keys
+from .command_r import CommandR
+
+
+class Cohere2(CommandR):
+    """arXiv 2504.00698."""
+
+    name = "cohere2"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer, period=4)).with_layers(
+            lambda _, layer: replace(layer, rope=layer.rope if layer.window else None)
+        )

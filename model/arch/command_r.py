@@ -1,0 +1,31 @@
+"""command-r: Command R and R+, Aya. Attention and feed-forward side by side, and a logit scale.
+
+R+ normalizes queries and keys.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import RopeMode, Tensor, ops
+from ..keys import Keys
+from .build import GraphBuild, Norm, as_logits
+from .decoder import Parallel, QKNormOfEachHead
+from .weights import Bias
+
+
+class CommandR(QKNormOfEachHead, Parallel):
+    """docs.cohere.com; the parallel layer is that of arXiv 2204.02311."""
+
+    name = "command-r"
+    norm = Norm.LAYER
+    rope_mode = RopeMode.NORMAL
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.logit_scale = keys.factor("logit_scale", 1.0)
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return as_logits(ops.scale(g.output(g.output_norm(x)), self.logit_scale))

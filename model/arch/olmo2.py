@@ -1,0 +1,22 @@
+"""olmo2: OLMo 2, and OLMo 3, which has windows. Norms are after each part.
+
+YaRN is for layers without windows only. Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ..hparams import read_windows, with_swa
+from ..keys import Keys
+from .decoder import PostNorms, WideQKNorm
+
+
+class Olmo2(WideQKNorm, PostNorms):
+    """arXiv 2501.00656, 2512.13961."""
+
+    name = "olmo2"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        windows = read_windows(keys, self.hp.n_layer, period=4)
+        base = keys.positive("rope.freq_base", 10000.0)
+        self.hp = with_swa(keys, self.hp, windows, base)

@@ -1,0 +1,23 @@
+"""smollm3: SmolLM 3. Every fourth layer has no rope.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..keys import Keys
+from .llama import Llama
+
+
+class SmolLM3(Llama):
+    """NoPE in some layers: arXiv 2501.18795."""
+
+    name = "smollm3"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = self.hp.with_layers(
+            lambda il, layer: replace(layer, rope=None) if (il + 1) % 4 == 0 else layer
+        )

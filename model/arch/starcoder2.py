@@ -1,0 +1,42 @@
+"""starcoder2: StarCoder 2. LayerNorm, biases everywhere, no gate, and a window in all layers.
+
+Files have no key for the window; all released models have the same one.
+codeshell: CodeShell has no window.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...graph import Tensor, ops
+from ..hparams import read_windows
+from ..keys import Keys
+from .build import LayerBuild, Norm
+from .decoder import Decoder
+from .weights import Bias
+
+N_SWA: Final = 4096
+
+
+class CodeShell(Decoder):
+    """arXiv 2403.15747."""
+
+    name = "codeshell"
+    norm = Norm.LAYER
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
+
+    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return b.mlp(x, b.shape.n_ff, ops.gelu, self.bias)
+
+
+class StarCoder2(CodeShell):
+    """arXiv 2402.19173."""
+
+    name = "starcoder2"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer, n_swa=N_SWA))
