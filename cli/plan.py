@@ -92,7 +92,7 @@ def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
     for device in plan.devices:
         if device.name in given:
             speeds[device.name] = Speed(given[device.name], "given")
-        elif not device.n_bytes_read and not device.n_bytes_kv:
+        elif not device.n_bytes_read and not device.kv_reads:
             speeds[device.name] = Speed(None, "reads nothing")
         else:
             speeds[device.name] = _measure(devices[device.name], plan)
@@ -129,6 +129,7 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "n_seq_max": plan.n_seq_max,
         "fits": plan.fits,
         "devices": [_device(plan, device, speeds) for device in plan.devices],
+        "groups": [asdict(group) for group in plan.groups],
         "decode": _graph(plan.decode),
         "prefill": _graph(plan.prefill),
         "kv_bytes_per_token": plan.n_bytes_kv,
@@ -163,6 +164,7 @@ def _device(plan: ModelPlan, device: DevicePlan, speeds: Speeds) -> dict[str, An
         "shortfall": device.shortfall,
         "read_bytes_per_token": device.n_bytes_read,
         "kv_bytes_per_token": device.n_bytes_kv,
+        "kv_read_bytes_full": device.n_bytes_kv_read(plan.n_ctx),
         "bandwidth": speed.bytes_per_s,
         "bandwidth_source": speed.source,
         "decode_ceiling": ceiling([device], speeds, 0),

@@ -43,7 +43,7 @@ def ceiling(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> flo
     """
     seconds = 0.0
     for device in devices:
-        n_bytes = device.n_bytes_read + n_before * device.n_bytes_kv
+        n_bytes = device.n_bytes_read + device.n_bytes_kv_read(n_before)
         speed = speeds[device.name].bytes_per_s
         if n_bytes and speed is None:
             return None
@@ -134,9 +134,9 @@ def _graphs(plan: ModelPlan) -> Table:
 def _speed(plan: ModelPlan, speeds: Speeds) -> Table:
     """Upper limits of the generation speed, for each device and for all devices in turn."""
     full = f"tokens/s at {plan.n_ctx}"
-    names = ("decode", "weights/token", "KV/token", "bandwidth", "tokens/s", full)
+    names = ("decode", "weights/token", f"KV at {plan.n_ctx}", "bandwidth", "tokens/s", full)
     table = _table(names)
-    rows = [(d.name, [d]) for d in plan.devices if d.n_bytes_read or d.n_bytes_kv]
+    rows = [(d.name, [d]) for d in plan.devices if d.n_bytes_read or d.kv_reads]
     if len(rows) > 1:
         rows.append(("all devices", list(plan.devices)))
     for name, devices in rows:
@@ -144,7 +144,7 @@ def _speed(plan: ModelPlan, speeds: Speeds) -> Table:
         table.add_row(
             name,
             _size(sum(d.n_bytes_read for d in devices)),
-            _size(sum(d.n_bytes_kv for d in devices)),
+            _size(sum(d.n_bytes_kv_read(plan.n_ctx) for d in devices)),
             "" if speed is None else f"{speed / GB:.1f} GB/s",
             *(_rate(devices, speeds, n) for n in (0, plan.n_ctx)),
         )
@@ -163,9 +163,8 @@ def _facts(plan: ModelPlan, speeds: Speeds) -> Table:
 
 
 def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
-    pool = sum(memory.kv for device in plan.devices for memory in device.memory)
     return {
-        "KV": [f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"],
+        "KV": list(_groups(plan)),
         "bandwidth": [f"{name} {speed.source}" for name, speed in speeds.items() if speed.source],
         "pipeline": _pipeline(plan),
         "displaced": summary(plan.displaced),
@@ -178,6 +177,21 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
         "note": list(plan.notes),
         **_caveats(plan),
     }
+
+
+def _groups(plan: ModelPlan) -> Iterator[str]:
+    """The keys and values in total, and those of each group of layers if there are several."""
+    pool = sum(memory.kv for device in plan.devices for memory in device.memory)
+    yield f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"
+    if len(plan.groups) == 1 and not plan.groups[0].is_fixed:
+        return
+    for group in plan.groups:
+        shared = f", used by {_plural(group.n_shared, 'more layer')}" if group.n_shared else ""
+        fixed = " for any context" if group.is_fixed else ""
+        yield (
+            f"{group.name}: {_plural(group.n_layers, 'layer')}{shared}, {group.n_ctx} tokens"
+            f"{fixed}, {size_text(group.n_bytes)}"
+        )
 
 
 def _pipeline(plan: ModelPlan) -> list[str]:
@@ -194,7 +208,7 @@ def _size(n: int) -> str:
 def _rate(devices: Iterable[DevicePlan], speeds: Speeds, n_before: int) -> str:
     """A ceiling as text: "-" if there is nothing to read, "?" if a bandwidth is unknown."""
     devices = list(devices)
-    if not any(d.n_bytes_read or n_before * d.n_bytes_kv for d in devices):
+    if not any(d.n_bytes_read or d.n_bytes_kv_read(n_before) for d in devices):
         return "-"
     tokens_per_s = ceiling(devices, speeds, n_before)
     return "?" if tokens_per_s is None else f"{tokens_per_s:.1f}"

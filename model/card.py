@@ -12,6 +12,7 @@ from typing import Final
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
 from .context import Context
+from .kv_memory import KVRead
 from .loader import LoadedModel
 
 EMBEDDINGS: Final = "token_embd.weight"
@@ -28,7 +29,8 @@ class ModelCard:
         n_params: elements of all weights; tied weights count once.
         n_bytes_read: bytes of weights that a step of one token reads.
         n_mul_adds: multiply-adds in the matrix products of one token.
-        n_bytes_kv: bytes of keys and values of one token.
+        n_bytes_kv: bytes of keys and values that are stored for one token.
+        kv_reads: the keys and values that each layer reads for one token.
         is_quantized: matrix products are computed with integers.
     """
 
@@ -38,6 +40,7 @@ class ModelCard:
     n_bytes_read: int
     n_mul_adds: int
     n_bytes_kv: int
+    kv_reads: tuple[KVRead, ...]
     is_quantized: bool
 
 
@@ -61,7 +64,8 @@ def model_card(context: Context) -> ModelCard:
         n_params=sum(t.n_elements for t in weights),
         n_bytes_read=int(n_read),
         n_mul_adds=int(n_mul_adds),
-        n_bytes_kv=sum(layer.k.nb[1] + layer.v.nb[1] for layer in context.kv.layers if layer),
+        n_bytes_kv=sum(group.cell_bytes for group in context.groups),
+        kv_reads=tuple(read for _, read in context.kv.reads()),
         is_quantized=type not in FLOATS,
     )
 

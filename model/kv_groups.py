@@ -28,19 +28,19 @@ def make_pool(
 
 
 def _pool_of(group: Group, params: ContextParams, n_ctx: int, n_ubatch: int) -> PagePool:
-    if group.window is None or params.swa_full:
-        return PagePool(n_ctx)
-    n_cells = window_cells(group.window.n_swa, params, n_ubatch)
-    if n_cells >= n_ctx:  # a sequence may as well keep all pages
+    n_cells = most_cells(group, params, n_ubatch)
+    if n_cells is None or n_cells >= n_ctx:  # a sequence may as well keep all pages
         return PagePool(n_ctx)
     return PagePool(n_cells, window=group.window)
 
 
-def window_cells(n_swa: int, params: ContextParams, n_ubatch: int) -> int:
-    """Return the cells of a pool with a window.
+def most_cells(group: Group, params: ContextParams, n_ubatch: int) -> int | None:
+    """Return the cells of a group's pool if the context is larger than that; None: no limit.
 
     A ubatch of a sequence reads or writes n_swa - 1 + n_ubatch positions at most. They may begin
     and end inside a page. A copy of a shared page needs a page too.
     """
-    n_pages = -(-(n_swa + max(n_ubatch, PAGE_SIZE)) // PAGE_SIZE) + 1
+    if group.window is None or params.swa_full:
+        return None
+    n_pages = -(-(group.window.n_swa + max(n_ubatch, PAGE_SIZE)) // PAGE_SIZE) + 1
     return (params.n_parallel * n_pages + -(-params.swa_prefix // PAGE_SIZE)) * PAGE_SIZE

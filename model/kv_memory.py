@@ -6,8 +6,9 @@ graphs. Tested by tests/model/test_context.py and test_context_groups.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..alloc.buffer import Buffer, Usage, tensor_get, tensor_set
 from ..alloc.tallocr import alloc_tensors
@@ -46,6 +47,18 @@ class MemoryGroup:
     def n_bytes(self) -> int:
         """Bytes of all cells, those of the scratch page included."""
         return self.pool.n_cells_total * self.cell_bytes
+
+
+class KVRead(NamedTuple):
+    """The keys and values that a layer reads for one token: `cell_bytes` for each position, of the
+    last `n_swa` or of all."""
+
+    cell_bytes: int
+    n_swa: int | None
+
+    def n_bytes(self, n_before: float) -> float:
+        """Return the bytes read with `n_before` earlier positions."""
+        return self.cell_bytes * (n_before if self.n_swa is None else min(n_before, self.n_swa))
 
 
 class KVMemory:
@@ -100,6 +113,17 @@ class KVMemory:
                     size = t.nb[1]
                     cells = tensor_get(t, copy.src_cell * size, copy.n * size)
                     tensor_set(t, cells, copy.dst_cell * size)
+
+    def reads(self) -> Iterator[tuple[Device, KVRead]]:
+        """Yield what attention of each layer reads, and the device that has it.
+
+        Layers that share memory read it too.
+        """
+        for il, (layer, memory) in enumerate(zip(self.layers, self._model.hp.memory, strict=True)):
+            if layer is not None:
+                n_swa = None if memory.window is None else memory.window.n_swa
+                device = self._model.kv_home(il if memory.layer is None else memory.layer)
+                yield device, KVRead(layer.k.nb[1] + layer.v.nb[1], n_swa)
 
     def free(self) -> None:
         """Free all buffers. May be called again."""

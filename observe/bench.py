@@ -81,7 +81,8 @@ def rate_ceiling(
 
     def seconds(n_tokens: int, n_before: float, n_steps: int = 1) -> float:
         n_reads = -(-n_tokens // n_ubatch)
-        read = n_reads * card.n_bytes_read + test.n_seq * n_before * card.n_bytes_kv
+        n_bytes_kv = sum(layer.n_bytes(n_before) for layer in card.kv_reads)
+        read = n_reads * card.n_bytes_read + test.n_seq * n_bytes_kv
         return n_steps * max(read / bytes_per_s, n_tokens * card.n_mul_adds / mul_adds_per_s)
 
     total = 0.0

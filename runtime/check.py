@@ -119,12 +119,17 @@ def _savings(plan: ModelPlan, device: DevicePlan, uses: Mapping[str, int]) -> It
 
 def _smaller_kv(plan: ModelPlan, device: DevicePlan, n_bytes: int) -> Iterator[Saving]:
     """Remedies for a device whose keys and values take `n_bytes`."""
-    n_ctx = (plan.n_ctx - device.shortfall // device.n_bytes_kv - 1) // PAGE_SIZE * PAGE_SIZE
-    n_ctx = max(n_ctx, SMALL_CTX)
-    if n_ctx < plan.n_ctx:
-        saved = (plan.n_ctx - n_ctx) * device.n_bytes_kv
-        yield Saving("a smaller context", f"-c {n_ctx}", saved)
+    n_window = device.n_bytes_kv_window
+    if device.n_bytes_kv:
+        n_ctx = (plan.n_ctx - device.shortfall // device.n_bytes_kv - 1) // PAGE_SIZE * PAGE_SIZE
+        n_ctx = max(n_ctx, SMALL_CTX)
+        if n_ctx < plan.n_ctx:
+            saved = (plan.n_ctx - n_ctx) * device.n_bytes_kv
+            yield Saving("a smaller context", f"-c {n_ctx}", saved)
     context = plan.params.context
+    if n_window and context.swa_prefix:
+        saved = n_window * (context.swa_prefix // PAGE_SIZE * PAGE_SIZE)
+        yield Saving("no shared prefixes in layers with windows", "--swa-prefix 0", saved)
     now = _element_size(context.type_k) + _element_size(context.type_v)
     saved = int(n_bytes * (1 - 2 * _element_size(GGMLType.Q8_0) / now))
     if saved > 0:

@@ -70,7 +70,7 @@ def _context(made: Chosen) -> Iterator[str]:
     line = f"context {n_ctx} of {n_train} trained{reason}"
     if made.plan.fits:
         n_bytes = sum(device.needed for device in made.plan.devices)
-        n_bytes += (n_train - n_ctx) * made.plan.n_bytes_kv
+        n_bytes += sum(group.n_more_bytes(n_train) for group in made.plan.groups)
         line += f": -c 0 for all of it, needs {size_text(n_bytes)}"
     yield line
 

@@ -13,6 +13,7 @@ Tested by tests/runtime/test_plan_exact.py.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ from ..alloc.memory import MeasuredMemory
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
 from ..model.gguf import GGUFFile
+from ..model.kv_groups import most_cells
+from ..model.kv_memory import KVRead
+from ..model.layer_memory import group_indices, groups_of
 from ..model.loader import LoadedModel, place_model
 from ..model.params import ContextParams
 from ..model.placement import Placement
@@ -67,7 +71,9 @@ class DevicePlan:
         margin: bytes that the device's driver will take.
         caveats: of the device, by their labels.
         n_bytes_read: bytes of weights that the device reads for one token.
-        n_bytes_kv: bytes of keys and values that it reads for each earlier token.
+        n_bytes_kv: bytes of keys and values on it for each token of the context.
+        n_bytes_kv_window: bytes on it for each token in pools that do not grow with the context.
+        kv_reads: the keys and values that its layers read for one token.
     """
 
     name: str
@@ -80,6 +86,12 @@ class DevicePlan:
     memory: tuple[MemoryPlan, ...]
     n_bytes_read: int
     n_bytes_kv: int
+    n_bytes_kv_window: int
+    kv_reads: tuple[KVRead, ...]
+
+    def n_bytes_kv_read(self, n_before: int) -> int:
+        """Bytes of keys and values that a token with `n_before` earlier ones reads on it."""
+        return int(sum(layer.n_bytes(n_before) for layer in self.kv_reads))
 
     @property
     def needed(self) -> int:
@@ -100,6 +112,39 @@ class OverridePlan:
     buffer_type: str
     n_weights: int
     n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """The keys and values of a group of layers.
+
+    Attributes:
+        name: "full", or the window: "window 512".
+        n_layers: layers with keys and values of their own.
+        n_shared: layers that use those of another layer.
+        n_ctx: tokens that its pool has room for.
+        n_max: the most tokens that it has room for, however large the context; None: no limit.
+        n_bytes: of the pool, the scratch page included.
+        cell_bytes: of one token.
+    """
+
+    name: str
+    n_layers: int
+    n_shared: int
+    n_ctx: int
+    n_max: int | None
+    n_bytes: int
+    cell_bytes: int
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if a larger context does not need a larger pool."""
+        return self.n_max is not None and self.n_ctx >= self.n_max
+
+    def n_more_bytes(self, n_ctx: int) -> int:
+        """Bytes to add for a larger context."""
+        n_cells = n_ctx if self.n_max is None else min(n_ctx, self.n_max)
+        return max(0, n_cells - self.n_ctx) * self.cell_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +175,7 @@ class ModelPlan:
             counts as a layer.
         n_ctx, n_ctx_train, n_ubatch, n_seq_max: cells of the pool, and sizes of a step.
         devices: the CPU is the last one.
+        groups: the layers' keys and values.
         decode, prefill: the graph of one token, and that of a whole ubatch.
         overrides: in the order in which they are tried.
         no_pipeline: why ubatches run one after the other; "" if they overlap.
@@ -152,6 +198,7 @@ class ModelPlan:
     n_ubatch: int
     n_seq_max: int
     devices: tuple[DevicePlan, ...]
+    groups: tuple[GroupPlan, ...]
     decode: GraphPlan
     prefill: GraphPlan
     overrides: tuple[OverridePlan, ...]
@@ -162,7 +209,7 @@ class ModelPlan:
 
     @property
     def n_bytes_kv(self) -> int:
-        """Bytes of keys and values per token."""
+        """Bytes of keys and values for each token of the context."""
         return sum(device.n_bytes_kv for device in self.devices)
 
     @property
@@ -251,6 +298,7 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         n_ubatch=context.n_ubatch,
         n_seq_max=context.n_seq_max,
         devices=plan_devices(measured),
+        groups=_group_plans(context),
         decode=_graph_plan(decode, 1, measured),
         prefill=_graph_plan(prefill, context.n_ubatch, measured),
         overrides=_override_plans(model),
@@ -286,17 +334,37 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
         # the device's own memory first
         tuple(sorted(memory, key=lambda m: (m.buffer_type != device.name, m.buffer_type))),
         bytes_read(measured.model)[device.name],
-        _bytes_kv(measured)[device.name],
+        _bytes_kv(measured, device, has_window=False),
+        _bytes_kv(measured, device, has_window=True),
+        tuple(read for owner, read in measured.context.kv.reads() if owner is device),
     )
 
 
-def _bytes_kv(measured: MeasuredModel) -> dict[str, int]:
-    """Bytes of keys and values per token on each device, by its name."""
-    kv = dict.fromkeys((device.name for device in measured.model.devices), 0)
-    for il, layer in enumerate(measured.context.kv.layers):
-        if layer is not None:
-            kv[measured.model.kv_home(il).name] += layer.k.nb[1] + layer.v.nb[1]
-    return kv
+def _bytes_kv(measured: MeasuredModel, device: Device, *, has_window: bool) -> int:
+    """Bytes of keys and values for each token on a device, in pools with or without a window."""
+    return sum(
+        layer.k.nb[1] + layer.v.nb[1]
+        for group in measured.context.groups
+        for il, layer in group.layers.items()
+        if (group.pool.window is not None) is has_window and measured.model.kv_home(il) is device
+    )
+
+
+def _group_plans(context: Context) -> tuple[GroupPlan, ...]:
+    memory = context.model.hp.memory
+    indices, groups = Counter(group_indices(memory)), groups_of(memory)
+    return tuple(
+        GroupPlan(
+            group.name,
+            len(group.layers),
+            indices[i] - len(group.layers),
+            group.pool.n_pages * group.pool.page_size,
+            most_cells(groups[i], context.params, context.n_ubatch),
+            group.n_bytes,
+            group.cell_bytes,
+        )
+        for i, group in enumerate(context.groups)
+    )
 
 
 def _override_plans(model: LoadedModel) -> tuple[OverridePlan, ...]:

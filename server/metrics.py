@@ -133,13 +133,18 @@ def _graphs(model: Instance) -> Iterator[Metric]:
 
 
 def _memory(model: Instance) -> Iterator[Metric]:
-    pool = model.context.pool
-    yield GaugeMetricFamily(
+    free = GaugeMetricFamily(
         "lamella_kv_pages_free",
-        "Pages that no request uses; they may hold cached prefixes",
-        pool.n_free,
+        "Pages that no request uses, by group of layers; they may hold cached prefixes",
+        labels=("group",),
     )
-    yield GaugeMetricFamily("lamella_kv_pages", "Pages of the KV pool", pool.n_pages)
+    pages = GaugeMetricFamily(
+        "lamella_kv_pages", "Pages of keys and values, by group of layers", labels=("group",)
+    )
+    for group in model.context.groups:
+        free.add_metric((group.name,), group.pool.n_free)
+        pages.add_metric((group.name,), group.pool.n_pages)
+    yield from (free, pages)
     yield _buffers(model.context.buffer_bytes())
 
 

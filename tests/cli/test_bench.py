@@ -13,6 +13,7 @@ from lamella.base.errors import BackendError
 from lamella.cli import bench, bench_table
 from lamella.kernels.cpu.ceiling import Ceiling
 from lamella.model.card import ModelCard
+from lamella.model.kv_memory import KVRead
 from lamella.observe.bench import Bench, BenchTest
 
 CEILING = Ceiling(bytes_per_s=40e9, near_bytes_per_s=200e9, int8_per_s=900e9, f32_per_s=200e9)
@@ -23,6 +24,7 @@ CARD = ModelCard(
     n_bytes_read=584_000_000,
     n_mul_adds=1_000_000_000,
     n_bytes_kv=32768,
+    kv_reads=(KVRead(32768, None),),
     is_quantized=True,
 )
 

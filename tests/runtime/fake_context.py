@@ -20,6 +20,7 @@ import numpy.typing as npt
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.batch import Batch
 from lamella.model.context import Context
+from lamella.model.kv_memory import MemoryGroup
 from lamella.model.kv_sequence import KVPool, KVSequence
 from lamella.model.outputs import F32Array, Row, TopLogits
 from lamella.model.sampling import Logprobs, Sampler, SamplingParams
@@ -93,6 +94,10 @@ class FakeContext:
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
+
+    @property
+    def groups(self) -> Sequence[MemoryGroup]:
+        return (MemoryGroup("full", self.pool.pools[0], {}),)
 
     def buffer_bytes(self) -> dict[tuple[str, str], int]:
         return {}

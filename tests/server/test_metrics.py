@@ -76,8 +76,8 @@ def test_names_of_metrics(server: RunningServer) -> None:
         "llamacpp:n_busy_slots_per_decode",
         "lamella_graphs_built_total",
         "lamella_graphs_reused_total",
-        "lamella_kv_pages",
-        "lamella_kv_pages_free",
+        "lamella_kv_pages{group=full}",
+        "lamella_kv_pages_free{group=full}",
     }
     started = int(server.get("/metrics").headers["process-start-time-unix"])
     assert before - WAIT_S <= started <= before
@@ -92,8 +92,8 @@ def test_types(server: RunningServer) -> None:
 
 def test_counters_begin_at_zero(server: RunningServer) -> None:
     found = scrape(server)
-    pages = found.pop("lamella_kv_pages")
-    assert pages == found.pop("lamella_kv_pages_free") == 128
+    pages = found.pop("lamella_kv_pages{group=full}")
+    assert pages == found.pop("lamella_kv_pages_free{group=full}") == 128
     assert set(found.values()) == {0.0}
 
 
@@ -110,7 +110,7 @@ def test_counters_after_requests(server: RunningServer) -> None:
     assert found["llamacpp:n_busy_slots_per_decode"] == 1
     assert found["llamacpp:prompt_seconds_total"] > 0
     assert found["llamacpp:tokens_predicted_seconds_total"] > 0
-    assert found["lamella_kv_pages_free"] == 128
+    assert found["lamella_kv_pages_free{group=full}"] == 128
 
 
 def test_rates_since_the_last_request(server: RunningServer) -> None:
@@ -159,11 +159,11 @@ def test_running_and_waiting_requests() -> None:
         after = scrape(server)
     assert found["llamacpp:requests_processing"] == 1
     assert found["llamacpp:requests_deferred"] == 2
-    assert found["lamella_kv_pages_free"] < 128
+    assert found["lamella_kv_pages_free{group=full}"] < 128
     assert found["llamacpp:n_decode_total"] == 0
     assert after["llamacpp:requests_processing"] == after["llamacpp:requests_deferred"] == 0
     assert after["llamacpp:tokens_predicted_total"] == 6
-    assert after["lamella_kv_pages_free"] == 128
+    assert after["lamella_kv_pages_free{group=full}"] == 128
 
 
 def test_predicted_tokens_count_after_a_disconnect() -> None:
@@ -231,7 +231,7 @@ def test_a_real_model(tmp_path: Path) -> None:
     )
     assert built + reused == after["llamacpp:n_decode_total"] == 6
     assert reused >= 4
-    assert after["lamella_kv_pages"] == 2
+    assert after["lamella_kv_pages{group=full}"] == 2
 
 
 def test_bytes_of_allocated_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
