@@ -133,14 +133,15 @@ class Keys:
                 self.fail(key, list(values), f"all must be {low} to {MAX_COUNT}")
         return values[:n_layer]
 
-    def numbers(self, key: str, n_layer: int) -> tuple[float, ...]:
-        """Return a finite number for each layer."""
+    def numbers(self, key: str, n_layer: int, *, infinite: bool = False) -> tuple[float, ...]:
+        """Return a number for each layer: a finite one, or with `infinite` any but NaN."""
         if not self.is_array(key):
             return (self.number(key),) * n_layer
         values = tuple(self.metadata.floats(self.full(key)))
         self._require_all(key, len(values), n_layer)
-        if not all(map(math.isfinite, values[:n_layer])):
-            self.fail(key, list(values), "all must be finite")
+        allowed = math.isfinite if not infinite else lambda x: not math.isnan(x)
+        if not all(map(allowed, values[:n_layer])):
+            self.fail(key, list(values), f"all must be {'numbers' if infinite else 'finite'}")
         return values[:n_layer]
 
     def flags(self, key: str, n_layer: int) -> tuple[bool, ...]:

@@ -263,13 +263,12 @@ def can_compute(home: Home, hp: HParams, weight: Tensor, op: Op) -> bool:
 def _reader(hp: HParams, weight: Tensor, op: Op) -> Tensor:
     """Return a sample node that reads the weight with `op`."""
     n_in, n = weight.ne[0], N_TOKENS_TRIED
-    x = Tensor(GGMLType.F32, (n_in, n))
     rows = Tensor(GGMLType.F32, (*weight.ne[:2], n))  # a vector, or one for each head
     match op:
         case Op.GET_ROWS:
             return ops.get_rows(weight, Tensor(GGMLType.I32, (n,)))
         case Op.MUL_MAT:
-            return ops.mul_mat(weight, x)
+            return ops.mul_mat(weight, Tensor(GGMLType.F32, (n_in, n, *weight.ne[2:])))
         case Op.MUL_MAT_ID:
             ids = Tensor(GGMLType.I32, (hp.n_expert_used, n))
             return ops.mul_mat_id(weight, Tensor(GGMLType.F32, (n_in, 1, n)), ids)

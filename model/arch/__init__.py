@@ -36,6 +36,8 @@ ARCHITECTURES: Final[dict[str, str]] = {
     "gemma": "gemma.Gemma",
     "gemma2": "gemma2.Gemma2",
     "gemma3": "gemma3.Gemma3",
+    "gemma3n": "gemma3n.Gemma3n",
+    "gemma4": "gemma4.Gemma4",
     "glm4": "glm4.GLM4",
     "glm4moe": "glm4moe.GLM4MoE",
     "gpt-oss": "gpt_oss.GptOss",

@@ -296,20 +296,21 @@ class LayerBuild:
     # --- attention ---
 
     def qkv(self, x: Tensor, bias: Bias = Bias.NONE) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of x: [head_dim * n_head, n_tokens].
+        """Return the queries, keys and values of x: [head_dim * n_head, n_tokens]."""
+        q, k, v = (self.project(x, kind, bias) for kind in "qkv")
+        return q, k, self.named(v, "Vcur")
+
+    def project(self, x: Tensor, kind: str, bias: Bias = Bias.NONE) -> Tensor:
+        """Return the queries ("q"), keys ("k") or values ("v") of x, [head_dim * n_head, n_tokens].
 
         A file may have the three matrices in one tensor, `attn_qkv`.
         """
         shape = self.shape
         n_q = shape.head_dim_k * shape.n_head
         sizes = {"q": n_q, "k": shape.n_embd_k, "v": shape.n_embd_v}
-        n_rows, begin, found = sum(sizes.values()), 0, []
-        for kind, n in sizes.items():
-            part_of = ("attn_qkv", begin, n_rows)
-            found.append(self.linear(x, f"attn_{kind}", n, bias, part_of=part_of))
-            begin += n
-        q, k, v = found
-        return q, k, self.named(v, "Vcur")
+        begin = {"q": 0, "k": n_q, "v": n_q + shape.n_embd_k}[kind]
+        part_of = ("attn_qkv", begin, sum(sizes.values()))
+        return self.linear(x, f"attn_{kind}", sizes[kind], bias, part_of=part_of)
 
     def heads(self, x: Tensor, head_dim: int | None = None) -> Tensor:
         """Reshape x [head_dim * n_head, n_tokens] to [head_dim, n_head, n_tokens]."""

@@ -165,11 +165,11 @@ def moe(
         routed: the router's input, x by default.
         bias: of the experts' matrices.
         weigh_input: weights are factors of x, not of the experts' results.
-        scaled: each expert's result has a factor, `ffn_down_exps.scale`.
+        scaled: each expert's result may have a factor, `ffn_down_exps.scale`.
     """
     chosen, weights = _route(b, x if routed is None else routed, router)
     if scaled:
-        weights = ops.mul(weights, _scales(b, chosen))
+        weights = _scaled(b, weights, chosen)
     rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
     if weigh_input:
         repeated = ops.repeat(rows, (x.ne[0], chosen.ne[0], x.ne[1]))
@@ -303,13 +303,15 @@ def _fused(kind: str, n_ff: int, what: str) -> list[Sequence[Part]]:
     return [[Part(f"ffn_gate_up_exps.{what}", 0 if kind == "gate" else n_ff, n_ff, 2 * n_ff)]]
 
 
-def _scales(b: LayerBuild, chosen: Tensor) -> Tensor:
-    """Return the factors of the chosen experts' results, [1, n_used, n_tokens]."""
+def _scaled(b: LayerBuild, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Return weights [1, n_used, n_tokens] times the chosen experts' factors, if there are any."""
     n_expert = b.hp.n_expert
-    scales = b.required("ffn_down_exps.scale", (n_expert,), Op.MUL)
+    scales = b.weight("ffn_down_exps.scale", (n_expert,))
+    if scales is None:
+        return weights
     table, ids = ops.reshape(scales, (1, n_expert)), ops.cont(chosen)
     found = ops.get_rows(table, ops.reshape(ids, (ids.n_elements,)))
-    return ops.reshape(found, (1, *chosen.ne[:2]))
+    return ops.mul(weights, ops.reshape(found, (1, *chosen.ne[:2])))
 
 
 def _sum(x: Tensor) -> Tensor:
