@@ -62,7 +62,7 @@ def test_the_machine_and_its_cpu() -> None:
         assert text in first
     assert cpu.startswith("CPU       ")
     assert " thread" in cpu and cpu.endswith(" free")
-    assert "packs weights of Q4_0 " in packs
+    assert "packs Q4_0 " in packs
     assert "kernel cache: /" in keeps
     assert cuda == f"CUDA      not used: {REASON}"
     found = rows(done.stdout)

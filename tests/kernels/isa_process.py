@@ -35,6 +35,7 @@ MORE_TYPES: Final = (
     GGMLType.IQ2_XS,
     GGMLType.TQ1_0,
     GGMLType.MXFP4,
+    GGMLType.NVFP4,
 )
 PLAIN_TYPES: Final = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32, GGMLType.I64)
 TYPES: Final = {

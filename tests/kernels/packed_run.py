@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import reference_run
+from gguf import quants
 from reference_run import Array, F64Array, data, leaf, place, values_of
 
 from lamella.alloc import alloc_tensors
@@ -24,6 +25,12 @@ from lamella.kernels.quants import LAYOUTS
 VALUES: Final = 32  # values of a column that share a scale
 LARGEST_SCALE: Final = 0.1  # of random blocks
 SCALES: Final = frozenset({"d", "dmin", "m"})  # the fields that hold them, as float16
+
+# the field of scales that are not float16, and the values of its 256 bytes
+SCALES_OF_8_BITS: Final = {
+    GGMLType.MXFP4: ("e", 2.0 ** (np.arange(256.0) - 128)),
+    GGMLType.NVFP4: ("d", quants.NVFP4.ue4m3_to_fp32(np.arange(256, dtype=np.uint8))),
+}
 
 F32Array = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -88,6 +95,11 @@ def exact_weights(type: GGMLType, *shape: int) -> Tensor:
 def set_scales(t: Tensor, scales: Callable[[int], Array]) -> None:
     """Replace the scales of whole blocks of quantized weights."""
     blocks = bytes_of(t).reshape(-1, t.type.type_size).view(LAYOUTS[t.type])[:, 0]
+    if t.type in SCALES_OF_8_BITS:
+        name, values = SCALES_OF_8_BITS[t.type]
+        wanted = np.abs(scales(blocks[name].size)).reshape(blocks[name].shape)
+        blocks[name] = np.abs(values - wanted[..., None]).argmin(-1)
+        return
     for name in SCALES.intersection(LAYOUTS[t.type].names or ()):
         blocks[name] = scales(len(blocks))
 

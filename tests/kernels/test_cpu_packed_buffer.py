@@ -315,7 +315,7 @@ def test_matrices_are_packed_and_vectors_are_not(name: str, type: GGMLType, tmp_
     model.free()
 
 
-@each_type((GGMLType.MXFP4, GGMLType.IQ2_XS))
+@each_type((GGMLType.TQ1_0, GGMLType.IQ2_XS))
 def test_types_without_a_format_stay_as_they_are(type: GGMLType, tmp_path: Path) -> None:
     assert type not in FORMATS
     wide = replace(TINY["llama"], n_embd=256, n_ff=256, head_dim=64)  # rows of whole blocks

@@ -26,7 +26,8 @@ LANES = arithmetic.LANES
 WORDS = simd_bytes.WORDS
 GUARD = 0xA5
 
-WIDE, NARROW, NONE = ("avx512bw", "avx2"), ("avx2",), ()
+BEST, WIDE = ("avx512vbmi", "avx512bw", "avx2"), ("avx512bw", "avx2")
+NARROW, NONE = ("avx2",), ()
 # an emitter, its visible features (None: all), required features, the largest unsigned byte
 DOTS: Final[dict[str, tuple[Any, tuple[str, ...] | None, tuple[str, ...], int]]] = {
     "vnni 512": (simd_bytes._dot4_vnni_512, NONE, ("avx512vnni",), 255),
@@ -222,8 +223,8 @@ _store_words: Final = vector_function(
 )
 
 
-def words_from(memory: Bytes, function: Any, *args: int) -> Bytes:
-    """8 rows of 64 bytes: the result of function(address, *args), or of words if it is no load."""
+def words_from(memory: Bytes, function: Any, *args: int, is_load: bool = False) -> Bytes:
+    """8 rows of 64 bytes: the result of function(words, *args), or of function(address)."""
     result, store, load = np.zeros((WORDS, 64), np.uint8), _store_words, simd_bytes.load_words
 
     def loaded(at, to):  # type: ignore[no-untyped-def]
@@ -238,13 +239,9 @@ def words_from(memory: Bytes, function: Any, *args: int) -> Bytes:
     def joined(at, to, place):  # type: ignore[no-untyped-def]
         store(to, function(load(at), load(at + 512), place))
 
-    is_load = function in LOADS
     kernels: list[Callable[..., None]] = [loaded if is_load else mapped, joined, moved]
     run(kernels[len(args)], memory, result, *args)
     return result
-
-
-LOADS: Final = (simd_bytes.load_words, simd_bytes.load_nibbles, simd_bytes.load_bit_planes)
 
 
 @pytest.fixture
@@ -257,17 +254,19 @@ def memory(random: np.random.Generator) -> Iterator[Bytes]:
 
 
 def test_loads_of_words(memory: Bytes) -> None:
-    assert (words_from(memory, simd_bytes.load_words) == memory[:8]).all()
+    assert (words_from(memory, simd_bytes.load_words, is_load=True) == memory[:8]).all()
 
 
 def test_loads_of_nibbles(memory: Bytes) -> None:
     expected = np.concatenate([memory[:4] & 15, memory[:4] >> 4])
-    assert (words_from(memory, simd_bytes.load_nibbles) == expected).all()
+    assert (words_from(memory, simd_bytes.nibbles(), is_load=True) == expected).all()
+    expected = expected[[0, 1, 4, 5, 2, 3, 6, 7]]
+    assert (words_from(memory, simd_bytes.nibbles(run=2), is_load=True) == expected).all()
 
 
 def test_loads_of_bit_planes(memory: Bytes) -> None:
     expected = np.stack([memory[0] >> j & 1 for j in range(8)])
-    assert (words_from(memory, simd_bytes.load_bit_planes) == expected).all()
+    assert (words_from(memory, simd_bytes.load_bit_planes, is_load=True) == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -291,17 +290,18 @@ def test_signed_bytes_as_unsigned_ones(memory: Bytes) -> None:
     assert (words_from(memory, simd_bytes.unsigned) == expected).all()
 
 
-@pytest.mark.parametrize("features", [WIDE, NARROW, NONE], ids=["512", "256", "none"])
+@pytest.mark.parametrize("run", [4, 2])
+@pytest.mark.parametrize("features", [BEST, WIDE, NARROW, NONE], ids=["vbmi", "512", "256", "none"])
 def test_entries_of_a_table(
-    features: tuple[str, ...], memory: Bytes, monkeypatch: pytest.MonkeyPatch
+    features: tuple[str, ...], run: int, memory: Bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require(features)
+    plain = words_from(memory, simd_bytes.nibbles(run=run), is_load=True)
     monkeypatch.setattr(simd_bytes, "has_feature", features.__contains__)
     entries = [-128, 127, 0, -1, 1, 77, -77, 100, -100, 64, -64, 5, -5, 33, -33, 2]
-    index: Bytes = memory & np.uint8(15)
-    index[0, :16] = np.arange(16)
-    found = words_from(index, simd_bytes.look_up(entries))
-    assert (found.view(np.int8) == np.array(entries, np.int8)[index[:8]]).all()
+    found = words_from(memory, simd_bytes.nibbles(entries, run), is_load=True)
+    assert set(plain.ravel()) == set(range(16))
+    assert (found.view(np.int8) == np.array(entries, np.int8)[plain]).all()
 
 
 # --- tiles ---

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import quants
 from numba import cfunc, types
 
 from lamella.kernels.cpu.simd import calls, functions, sync
@@ -183,6 +184,15 @@ def test_every_half_as_a_float() -> None:
     assert (bits_of(vector) == bits_of(one_by_one)).all()
     digits = bits_of(x)[np.isnan(x)].astype(np.uint32) << 13 & 0x7FFFFF
     assert (bits_of(vector)[np.isnan(x)] & 0x7FFFFF == digits | 0x400000).all()  # and quiet
+
+
+@pytest.mark.usefixtures("halves")
+def test_every_scale_of_8_bits() -> None:
+    x, found = np.arange(256, dtype=np.uint8), np.zeros(256, np.float32)
+    by_lanes(access.load_e8m0x16, access.store_f32x16, x, found)
+    assert (found == quants.MXFP4.e8m0_to_fp32_half(x)).all()
+    by_lanes(access.load_ue4m3x16, access.store_f32x16, x, found)
+    assert (found == quants.NVFP4.ue4m3_to_fp32(x)).all()
 
 
 def floats_near_halves() -> F32Array:
@@ -413,6 +423,20 @@ def test_vlog() -> None:
     check_function(functions.vlog, np.log, np.exp(np.linspace(-103, 88, 2**16)), 1.5)
     check_function(functions.vlog, np.log, np.linspace(0.5, 2, 2**16), 1.5)
     check_function(functions.vlog, np.log, np.resize([-1.0, 1e-45, 1.2e-38, -1e-45], LANES), 1.5)
+
+
+def test_vexpm1() -> None:
+    small = np.geomspace(1e-40, 1, 2**12)
+    for values in (np.linspace(-100, 80, 2**16), small, -small, np.full(LANES, -math.inf)):
+        x = values.astype(np.float32)
+        assert ulps(mapped(functions.vexpm1, x), np.expm1(x.astype(np.float64))) <= 2.0
+    assert np.isnan(mapped(functions.vexpm1, np.full(LANES, math.nan))).all()
+
+
+def test_vlog1p() -> None:
+    x = np.geomspace(1e-40, 1e30, 2**16).astype(np.float32)
+    assert ulps(mapped(functions.vlog1p, x), np.log1p(x.astype(np.float64))) <= 4.0
+    assert np.isnan(mapped(functions.vlog1p, np.full(LANES, math.nan))).all()
 
 
 def test_vtanh() -> None:

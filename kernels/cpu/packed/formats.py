@@ -110,6 +110,8 @@ FORMATS: Final[dict[GGMLType, Format]] = {
         _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, d=HALF, qs=WORD),
         _format(GGMLType.Q4_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD),
         _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD, qh=BITS),
+        _format(GGMLType.MXFP4, Kind.OFFSET, 12, e=BYTE, qs=WORD),
+        _format(GGMLType.NVFP4, Kind.OFFSET_16, 12, d=BYTE, qs=WORD),
         _format(GGMLType.Q4_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD),
         _format(GGMLType.Q5_K, Kind.MIN, 0, d=HALF, dmin=HALF, scales=BYTE, qs=WORD, qh=WORD),
         _format(GGMLType.Q6_K, Kind.OFFSET_16, 32, d=HALF, scales=BYTE, ql=WORD, qh=WORD),

@@ -17,17 +17,16 @@ from ..simd.bytes import (
     bits,
     bits_of,
     load_bit_planes,
-    look_up,
     merge,
+    nibbles,
     prefetch,
     unsigned,
     with_bits,
 )
-from ..simd.bytes import load_nibbles as nibbles_at
 from ..simd.bytes import load_words as words_at
 from ..simd.calls import inlined
 from ..simd.ints import load_u8_i32x16, to_f32
-from ..simd.memory import load_f16x16, load_i8x16
+from ..simd.memory import load_e8m0x16, load_f16x16, load_i8x16, load_ue4m3x16
 from ..simd.vectors import splat
 from .formats import FORMATS
 from .tiles import COLUMN_BYTES
@@ -45,6 +44,8 @@ Q5_0: Final = FORMATS[GGMLType.Q5_0].at
 Q5_1: Final = FORMATS[GGMLType.Q5_1].at
 Q8_0: Final = FORMATS[GGMLType.Q8_0].at
 IQ4_NL: Final = FORMATS[GGMLType.IQ4_NL].at
+MXFP4: Final = FORMATS[GGMLType.MXFP4].at
+NVFP4: Final = FORMATS[GGMLType.NVFP4].at
 Q2_K: Final = FORMATS[GGMLType.Q2_K].at
 Q3_K: Final = FORMATS[GGMLType.Q3_K].at
 Q4_K: Final = FORMATS[GGMLType.Q4_K].at
@@ -64,6 +65,7 @@ def step(type: GGMLType) -> Callable[[Step], Step]:
 
 _fetch_words: Final = prefetch(WORDS_BYTES)
 _fetch_half: Final = prefetch(WORDS_BYTES // 2)
+_nibbles_at: Final = nibbles()
 
 
 @inlined
@@ -77,7 +79,7 @@ def load_words(p):
 def load_nibbles(p):
     """Load 4 vectors. Return 8: the low 4 bits of each byte, then the high 4 bits."""
     _fetch_half(p + AHEAD)
-    return nibbles_at(p)
+    return _nibbles_at(p)
 
 
 # --- blocks of 32 ---
@@ -133,15 +135,51 @@ def _q8_0(multiply, size):
     return run
 
 
-_iq4_nl_value: Final = look_up([int(v) + 128 - 256 * (v >= 0) for v in quants.IQ4_NL.kvalues])
+_iq4_nl_values: Final = nibbles([int(v) + 128 - 256 * (v >= 0) for v in quants.IQ4_NL.kvalues])
 
 
 @step(GGMLType.IQ4_NL)
 def _iq4_nl(multiply, size):
     @inlined
     def run(sums, p, columns):
-        words = _iq4_nl_value(load_nibbles(p + IQ4_NL.qs))
+        _fetch_half(p + IQ4_NL.qs + AHEAD)
+        words = _iq4_nl_values(p + IQ4_NL.qs)
         return multiply(sums, words, (load_f16x16(p + IQ4_NL.d),), columns)
+
+    return run
+
+
+_E2M1: Final = [v + FORMATS[GGMLType.MXFP4].offset for v in quants.MXFP4.kvalues]
+_mxfp4_values: Final = nibbles(_E2M1)
+_nvfp4_values: Final = nibbles(_E2M1, run=2)
+
+
+@step(GGMLType.MXFP4)
+def _mxfp4(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        _fetch_half(p + MXFP4.qs + AHEAD)
+        words = _mxfp4_values(p + MXFP4.qs)
+        return multiply(sums, words, (load_e8m0x16(p + MXFP4.e),), columns)
+
+    return run
+
+
+# --- blocks of 64 ---
+
+
+@step(GGMLType.NVFP4)
+def _nvfp4(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        for i in range(2):
+            at, scale = p + NVFP4.qs + WORDS_BYTES // 2 * i, p + NVFP4.d + 32 * i
+            _fetch_half(at + AHEAD)
+            words = _nvfp4_values(at)
+            scales = load_ue4m3x16(scale), load_ue4m3x16(scale + 16)
+            sums = multiply(sums, words, scales, columns)
+            columns += size
+        return sums
 
     return run
 

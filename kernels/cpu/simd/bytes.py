@@ -255,11 +255,35 @@ def _emit_load_words(b: Any, address: Any) -> Any:
     return pack(b, [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS)])
 
 
-def _emit_load_nibbles(b: Any, address: Any) -> Any:
-    at = pointer_to(b, address, _V_I8)
-    vectors = [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS // 2)]
-    low = [b.and_(v, _all(_V_I8, 15)) for v in vectors]
-    return pack(b, low + [b.lshr(v, _all(_V_I8, 4)) for v in vectors])
+def nibbles(entries: Sequence[int] | None = None, run: int = 4) -> Any:
+    """A function that loads 4 vectors and returns 8: the nibbles of their bytes.
+
+    Of each `run` vectors it returns the low 4 bits of all bytes, then the high 4 bits. So a block's
+    values in halves of 4 * run come in order. A nibble is replaced by its entry, if there are some.
+    """
+
+    def emit(b: Any, address: Any) -> Any:
+        at = pointer_to(b, address, _V_I8)
+        vectors = [b.load(b.gep(at, [_I64(i)]), align=1) for i in range(WORDS // 2)]
+        found: list[Any] = []
+        for first in range(0, len(vectors), run):
+            part = vectors[first : first + run]
+            found += [_nibble(b, v, 0, entries) for v in part]
+            found += [_nibble(b, v, 4, entries) for v in part]
+        return pack(b, found)
+
+    return vector_function(words, (_address,), emit)
+
+
+def _nibble(b: Any, v: Any, shift: int, entries: Sequence[int] | None) -> Any:
+    if entries is not None and has_feature("avx512vbmi"):
+        # the index has 6 bits: four equal tables of 16 ignore 2 of them, so it needs no mask
+        table = ir.Constant(_V_I8, list(entries) * 4)
+        pairs = b.lshr(b.bitcast(v, _V_I16), _all(_V_I16, shift))
+        index = b.bitcast(pairs, _V_I8)
+        return call(b, "llvm.x86.avx512.permvar.qi.512", _V_I8, table, index)
+    plain = b.lshr(v, _all(_V_I8, 4)) if shift else b.and_(v, _all(_V_I8, 15))
+    return plain if entries is None else _looked_up(b, entries, plain)
 
 
 def _emit_bits_of(b: Any, words: Any, shift: Any, mask: Any) -> Any:
@@ -313,15 +337,6 @@ def _emit_bit_planes(b: Any, address: Any) -> Any:
     return pack(b, [b.and_(plane, _all(_V_I8, 1)) for plane in planes])
 
 
-def look_up(entries: Sequence[int]) -> Any:
-    """A function that replaces each byte of words, from 0 to 15, by its entry."""
-
-    def emit(b: Any, words: Any) -> Any:
-        return pack(b, [_looked_up(b, entries, v) for v in unpack(b, words)])
-
-    return vector_function(words, (words,), emit)
-
-
 def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
     if has_feature("avx512bw") or has_feature("avx2"):
         n, name = (64, "avx512.pshuf.b.512") if has_feature("avx512bw") else (32, "avx2.pshuf.b")
@@ -336,8 +351,6 @@ def _looked_up(b: Any, entries: Sequence[int], index: Any) -> Any:
 
 
 load_words = vector_function(words, (_address,), _emit_load_words)
-# load 4 vectors; return the low 4 bits of each byte, then the high 4 bits
-load_nibbles = vector_function(words, (_address,), _emit_load_nibbles)
 # each byte shifted right and masked; the mask must have at most 8 - shift bits
 bits_of = vector_function(words, (words, types.int64, types.int64), _emit_bits_of)
 # words with other words, shifted left to a place, merged in; their bits must fit there

@@ -1,4 +1,5 @@
-"""Conversions between float32 and the 16-bit types F16 and BF16, as LLVM IR.
+"""Conversions between float32 and the 16-bit types F16 and BF16, and from scales of 8 bits, as LLVM
+IR.
 
 Does not access memory; `memory` does. Tested by tests/kernels/test_cpu_simd_vectors.py.
 """
@@ -60,6 +61,25 @@ def f16_to_f32(b: Any, bits: Any) -> Any:
     below = b.fsub(digits, lanes_of(f32, 0.5))
     size = b.select(b.icmp_unsigned("<", unsigned, lanes_of(i32, 1 << 27)), below, normal)
     return b.bitcast(b.or_(b.and_(placed, lanes_of(i32, 1 << 31)), b.bitcast(size, i32)), f32)
+
+
+def half_of_e8m0(b: Any, bits: Any) -> Any:
+    """2**(e - 128) of 16 bytes e; subnormal for e < 2 (ggml-impl.h, ggml_e8m0_to_fp32_half)."""
+    e = b.zext(bits, _V_I32)
+    normal = b.shl(b.sub(e, lanes_of(_V_I32, 1)), lanes_of(_V_I32, 23))
+    subnormal = b.shl(b.add(e, lanes_of(_V_I32, 1)), lanes_of(_V_I32, 21))  # larger only if e < 2
+    larger = b.icmp_signed(">", normal, subnormal)
+    return b.bitcast(b.select(larger, normal, subnormal), _V_F32)
+
+
+def half_of_ue4m3(b: Any, bits: Any) -> Any:
+    """Half of 16 floats of 4 bits of exponent and 3 of mantissa; NaN is 0 (ggml-impl.h,
+    ggml_ue4m3_to_fp32)."""
+    nan = b.icmp_unsigned("==", bits, lanes_of(bits.type, 0x7F))
+    number = b.and_(b.select(nan, lanes_of(bits.type, 0), bits), lanes_of(bits.type, 0x7F))
+    # F16 has these bits with an exponent that is 8 more
+    f16 = b.shl(b.zext(number, _V_I16), lanes_of(_V_I16, 7))
+    return b.fmul(f16_to_f32(b, f16), lanes_of(_V_F32, 2.0**7))
 
 
 def f32_to_f16(b: Any, value: Any) -> Any:

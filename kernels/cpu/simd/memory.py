@@ -13,7 +13,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .halves import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
+from .halves import (
+    bf16_to_f32,
+    f16_to_f32,
+    f32_to_bf16,
+    f32_to_f16,
+    half_of_e8m0,
+    half_of_ue4m3,
+)
 from .vectors import LANES, Codegen, call_intrinsic, f32x16, first_lanes, pointer_to
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -77,6 +84,9 @@ load_f32x16 = _loader(_V_F32, f32x16)
 load_f16x16 = _loader(_V_I16, f32x16, f16_to_f32)
 load_bf16x16 = _loader(_V_I16, f32x16, bf16_to_f32)
 load_i8x16 = _loader(_V_I8, f32x16, lambda b, v: b.sitofp(b.sext(v, _V_I32), _V_F32))
+# half of each value
+load_e8m0x16 = _loader(_V_I8, f32x16, half_of_e8m0)
+load_ue4m3x16 = _loader(_V_I8, f32x16, half_of_ue4m3)
 store_f32x16 = _storer(_V_F32, f32x16)
 store_f16x16 = _storer(_V_I16, f32x16, f32_to_f16)
 store_bf16x16 = _storer(_V_I16, f32x16, f32_to_bf16)
