@@ -80,6 +80,14 @@ GRID_INLINE unsigned ballot(bool v) {
     }).out[0];
 }
 GRID_INLINE int popcount(unsigned v) { return __builtin_popcount(v); }
+GRID_INLINE unsigned byte_perm(unsigned low, unsigned high, unsigned at) {
+    const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) {
+        result |= static_cast<unsigned>(both >> (8 * (at >> (4 * i) & 7)) & 255) << (8 * i);
+    }
+    return result;
+}
 
 GRID_INLINE int atomic_add(int *at, int v) {
     int before = *at;

@@ -14,7 +14,8 @@ from unittest.mock import patch
 import cuda_run
 import numpy as np
 import numpy.typing as npt
-from packed_run import bytes_of, random_weights
+from gguf import quants
+from packed_run import SCALES_OF_8_BITS, bytes_of, random_weights
 from reference_run import Array, ids, leaf, locate, normal, place
 
 from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
@@ -33,6 +34,8 @@ SOME = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q6_K)  # one of ea
 
 def lengths(type: GGMLType) -> tuple[int, ...]:
     """Lengths of rows: within a chunk, at its end, with a chunk for each warp, of two rounds."""
+    if type.block_size == 64:
+        return 64, 192, 256, 448, 2368
     return (256, 512, 2560) if type.block_size > BLOCK else (32, 160, 256, 416, 2336)
 
 
@@ -125,7 +128,8 @@ def run_graph(graph: Graph, fuse: bool = True) -> list[str]:
 
 class Blocks(NamedTuple):
     """Weights by blocks of 32: `scale` * (`sub` * integer) and `min`. Integers are [n, blocks, 32],
-    `sub` is [n, blocks, 2], one for 16 integers each."""
+    `sub` is [n, blocks, 2], one for 16 integers each. In NVFP4, `scale` and `min` are the scales of
+    the first and the last 16 integers."""
 
     integers: IntArray
     sub: IntArray
@@ -144,7 +148,9 @@ def unpacked(t: Tensor) -> Blocks:
     raw = bytes_of(t).reshape(-1, t.type.type_size).view(LAYOUTS[t.type])[:, 0]
     n, blocks = t.ne[1], t.ne[0] // BLOCK
     names = LAYOUTS[t.type].names or ()
-    if t.type.block_size > BLOCK:
+    if t.type in SCALES_OF_8_BITS:
+        q, sub, scale, low = _of_e2m1(t.type, raw)
+    elif t.type.block_size > BLOCK:
         q, sub, scale, low = _of_256(raw, names)
     else:
         q, sub, scale, low = _of_32(raw, names)
@@ -170,6 +176,16 @@ def _of_32(raw: Array, names: tuple[str, ...]) -> Parts:
     scale = raw["d"].astype(np.float32)
     low = raw["m"].astype(np.float32) if "m" in names else np.zeros_like(scale)
     return q, np.ones((len(raw), 1, 1), np.int64), scale, low
+
+
+def _of_e2m1(type: GGMLType, raw: Array) -> Parts:
+    name, values = SCALES_OF_8_BITS[type]
+    scale = values.astype(np.float32)[raw[name]].reshape(len(raw), -1)
+    run = 8 if type is GGMLType.NVFP4 else 16
+    q = np.array(quants.MXFP4.kvalues, np.int64)[halves(raw["qs"], run)]
+    if type is GGMLType.MXFP4:
+        return q, np.ones((len(raw), 1, 1), np.int64), scale, np.zeros_like(scale)
+    return q, np.ones((len(raw), 2, 1), np.int64), scale[:, ::2], scale[:, 1::2]
 
 
 def _of_256(raw: Array, names: tuple[str, ...]) -> Parts:
@@ -215,16 +231,19 @@ def columns_of(x: Array) -> tuple[IntArray, F32Array]:
 def twin(t: Tensor, x: Array) -> F32Array:
     """The products of weights [n, k] and columns [m, k]: [m, n]."""
     w, (q, a_d) = unpacked(t), columns_of(x)
-    a_sum = q.sum(-1).astype(np.float32)
-    has_min = {"m", "dmin"} & set(LAYOUTS[t.type].names or ())
+    in_16 = t.type is GGMLType.NVFP4
+    has_min = in_16 or {"m", "dmin"} & set(LAYOUTS[t.type].names or ())
     total = np.zeros((len(x), t.ne[1]), np.float32)
     for first in range(0, q.shape[1], CHUNK // BLOCK):
         s = np.zeros_like(total)
         for b in range(first, min(first + CHUNK // BLOCK, q.shape[1])):
             parts = w.integers[:, b].reshape(-1, 2, 16) * w.sub[:, b, :, None]
-            isum = q[:, b] @ parts.reshape(-1, BLOCK).T
+            if in_16:
+                isum, a_sum = (q[:, b].reshape(-1, 2, 16)[:, i] @ parts[:, i].T for i in (0, 1))
+            else:
+                isum, a_sum = q[:, b] @ parts.reshape(-1, BLOCK).T, q[:, b].sum(-1)[:, None]
             s = fma(w.scale[:, b] * a_d[:, b, None], isum.astype(np.float32), s)
             if has_min:
-                s = fma(w.min[:, b] * a_d[:, b, None], a_sum[:, b, None], s)
+                s = fma(w.min[:, b] * a_d[:, b, None], a_sum.astype(np.float32), s)
         total += s
     return total

@@ -24,6 +24,8 @@ TYPES: Final = (
     GGMLType.Q5_0,
     GGMLType.Q5_1,
     GGMLType.Q8_0,
+    GGMLType.MXFP4,
+    GGMLType.NVFP4,
     GGMLType.Q4_K,
     GGMLType.Q5_K,
     GGMLType.Q6_K,
@@ -51,7 +53,7 @@ def _shape(type: GGMLType, n_cols: int) -> BlockShape:
     """The shape whose stages (for each warp) and sums of chunks fill the 64 KiB that every device
     has."""
     chunk = CHUNK // type.block_size * type.type_size
-    row_slot = PIECE * (-(-(chunk + PIECE - 2) // PIECE) | 1)
+    row_slot = PIECE * (-(-(chunk + PIECE - 1) // PIECE) | 1)
     if n_cols > 1:
         warps, n_sums = 4, 8
     else:

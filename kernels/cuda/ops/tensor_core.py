@@ -9,6 +9,7 @@ Tested by tests/kernels/test_cuda_quantized.py and test_cuda_tensor_core.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Final, NamedTuple
 
 from ....graph.op import GluParams, Op
@@ -19,7 +20,7 @@ from ...plan.chains import GateUp
 from ...plan.node_params import glu_scalars
 from ..table import CudaCall, CudaKernel, CudaSource
 from . import quantized
-from .activations import BLOCK, CHUNK, can_prepare_q8, prepared_q8
+from .activations import CHUNK, can_prepare_q8, prepared_q8
 
 GROUP_THREADS: Final = 256  # threads of a block of src/group_by_expert.cu
 ENOUGH_BLOCKS: Final = 120  # blocks that fill a large GPU
@@ -31,7 +32,10 @@ MOST_BLOCKS: Final = 65535  # in the grid's dimensions y (columns) and z (matric
 STEP: Final = CHUNK // 2  # values
 PIECE: Final = 16  # bytes
 HEADED_PIECES: Final = {GGMLType.Q4_K: 7, GGMLType.Q5_K: 9, GGMLType.Q6_K: 10}
-WITH_MIN: Final = (GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K)
+WITH_MIN: Final = (
+    *(GGMLType.Q4_1, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K),
+    GGMLType.NVFP4,  # its second 16 values take the place of the minima
+)
 
 
 class Tile(NamedTuple):
@@ -180,8 +184,8 @@ def _row_slot(type: GGMLType) -> int:
     """Bytes of a row of weights in a stage. The row may begin anywhere in its first piece."""
     if type in HEADED_PIECES:
         return PIECE * (HEADED_PIECES[type] | 1)
-    alignment = 4 if type.type_size % 4 == 0 else 2
-    step = STEP // BLOCK * type.type_size
+    alignment = gcd(4, type.type_size)
+    step = STEP // type.block_size * type.type_size
     return PIECE * (_ceil(step + PIECE - alignment, PIECE) | 1)
 
 

@@ -8,8 +8,11 @@
 //
 // A type reads one chunk of a row from `Bytes`:
 //     BYTES             bytes of a chunk
-//     VALUES            values of one GGUF block, 32 or 256
+//     VALUES            values of one GGUF block, 32, 64 or 256
 //     HAS_MIN           whether there is a w_min
+//     IN_16             whether values 0..15 and 16..31 have scales of their own: then `accumulate`
+//                       gets the product of the second 16 and their scale as a_sum and w_min, and
+//                       HAS_MIN is true
 //     OFFSET            to subtract from the integers that `words` gives
 //     words(at, b, t, low, high)   values 4t..4t+3 and 16+4t..16+4t+3 of block b, as bytes:
 //                       the mma_s8_k32 operands of thread t of a quad, t = 0..3
@@ -18,7 +21,7 @@
 // Layouts: kernels/quants/layouts.py.
 #pragma once
 
-#include "device.cuh"
+#include "small_floats.cuh"
 
 constexpr int BLOCK = 32;          // values
 constexpr int CHUNK = 256;         // values
@@ -52,7 +55,7 @@ DEVICE float accumulate(float s, float isum, float a_d, float a_sum, float w_sca
 
 // --- bytes ---
 
-// Bytes at a multiple of 2; of 4 if ALIGNED. Every field's offset is even.
+// Bytes at a multiple of 2, or of 4 if ALIGNED; offsets are even. `any_word` and `byte` need neither.
 template <bool ALIGNED> struct Bytes {
     const char *from;
 
@@ -64,6 +67,15 @@ template <bool ALIGNED> struct Bytes {
         return half(offset) | half(offset + 2) << 16;
     }
     DEVICE float f16(int offset) const { return f16_to_f32(static_cast<u16>(half(offset))); }
+    DEVICE u32 byte(int offset) const { return *reinterpret_cast<const u8 *>(from + offset); }
+    // Reads up to 3 bytes before and after the word.
+    DEVICE u32 any_word(int offset) const {
+        const u64 at = ALIGNED ? static_cast<u64>(offset) : reinterpret_cast<u64>(from + offset);
+        const int shift = static_cast<int>(at & 3);
+        const u32 *words = reinterpret_cast<const u32 *>(from + offset - shift);
+        if (shift == 0) return words[0];
+        return static_cast<u32>((static_cast<u64>(words[1]) << 32 | words[0]) >> (8 * shift));
+    }
 };
 
 // --- types of 32 values: d, m if MIN, fifth bits if FIFTH, then 4 bits of each value in halves ---
@@ -75,6 +87,7 @@ template <bool MIN, bool FIFTH, int CENTER> struct Nibbles {
     static constexpr int BLOCK_BYTES = QS + 16;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
     static constexpr bool HAS_MIN = MIN;
+    static constexpr bool IN_16 = false;
     static constexpr bool HAS_SUB_SCALES = false;
     static constexpr int OFFSET = CENTER;
 
@@ -109,6 +122,7 @@ struct Q8_0 {
     static constexpr int BLOCK_BYTES = 34;
     static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
     static constexpr bool HAS_MIN = false;
+    static constexpr bool IN_16 = false;
     static constexpr bool HAS_SUB_SCALES = false;
     static constexpr int OFFSET = 0;
 
@@ -124,6 +138,54 @@ struct Q8_0 {
     }
 };
 
+// --- types of 4-bit floats: E2M1 doubled, so that all are integers ---
+
+struct MXFP4 {
+    static constexpr int VALUES = 32;
+    static constexpr int BLOCK_BYTES = 17;
+    static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
+    static constexpr bool HAS_MIN = false;
+    static constexpr bool IN_16 = false;
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int OFFSET = 0;
+
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        e2m1_values(at.any_word(b * BLOCK_BYTES + 1 + 4 * t), low, high);
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &w_scale, float &w_min) {
+        w_scale = half_of_e8m0(at.byte(b * BLOCK_BYTES));
+        w_min = 0.0f;
+    }
+};
+
+struct NVFP4 {
+    static constexpr int VALUES = 64;
+    static constexpr int BLOCK_BYTES = 18;  // of 32 values
+    static constexpr int BYTES = CHUNK_BLOCKS * BLOCK_BYTES;
+    static constexpr bool HAS_MIN = true;
+    static constexpr bool IN_16 = true;
+    static constexpr bool HAS_SUB_SCALES = false;
+    static constexpr int OFFSET = 0;
+
+    // Where block b's GGUF block begins.
+    static DEVICE int begin(int b) { return b / 2 * 2 * BLOCK_BYTES; }
+
+    // 16 values are 8 bytes, the low nibbles first.
+    template <class B> static DEVICE void words(B at, int b, int t, u32 &low, u32 &high) {
+        const int first = begin(b) + 4 + 16 * (b & 1), word = 4 * (t & 1), shift = 4 * (t >> 1);
+        const u32 values = (at.word(first + word) >> shift) & 0x0f0f0f0f;
+        const u32 others = (at.word(first + 8 + word) >> shift) & 0x0f0f0f0f;
+        e2m1_values(values | others << 4, low, high);
+    }
+
+    template <class B> static DEVICE void scales(B at, int b, float &first, float &second) {
+        const u32 both = at.half(begin(b) + 2 * (b & 1));
+        first = half_of_ue4m3(both & 255);
+        second = half_of_ue4m3(both >> 8);
+    }
+};
+
 // --- types of 256 values ---
 
 // d, dmin, scales and mins of 6 bits, fifth bits if FIFTH, 4 bits of each value in halves of 64
@@ -134,6 +196,7 @@ template <bool FIFTH> struct Sixes {
     static constexpr int QS = FIFTH ? 48 : 16;
     static constexpr int BYTES = QS + CHUNK / 2;
     static constexpr bool HAS_MIN = true;
+    static constexpr bool IN_16 = false;
     static constexpr bool HAS_SUB_SCALES = false;
     static constexpr int OFFSET = 0;
 
@@ -179,6 +242,7 @@ struct Q6_K {
     static constexpr int D = 208;
     static constexpr int BYTES = 210;
     static constexpr bool HAS_MIN = false;
+    static constexpr bool IN_16 = false;
     static constexpr bool HAS_SUB_SCALES = true;
     static constexpr int OFFSET = 32;
 

@@ -1,6 +1,7 @@
 // Single elements of quantized rows as float32, for GET_ROWS and copies. Values have the bits of
 // `gguf.quants`. Matrix products read whole blocks instead (blocks.cuh).
 #pragma once
+#include "small_floats.cuh"
 #include "units.cuh"
 
 DEVICE float f16_at(const u8 *at) { return f16_to_f32(*reinterpret_cast<const u16 *>(at)); }
@@ -42,6 +43,27 @@ struct Q8_0 {
     static constexpr int SIZE = 32, BYTES = 34;
     static DEVICE float load(const u8 *block, int i) {
         return f16_at(block) * static_cast<i8>(block[2 + i]);
+    }
+};
+
+DEVICE int e2m1(int nibble) {
+    u32 low, high;
+    e2m1_values(nibble, low, high);
+    return static_cast<i8>(low & 255);
+}
+
+struct MXFP4 {
+    static constexpr int SIZE = 32, BYTES = 17;
+    static DEVICE float load(const u8 *block, int i) {
+        return half_of_e8m0(block[0]) * e2m1(nibble(block + 1, i));
+    }
+};
+
+struct NVFP4 {
+    static constexpr int SIZE = 64, BYTES = 36;
+    static DEVICE float load(const u8 *block, int i) {
+        const int byte = block[4 + i / 16 * 8 + i % 8];
+        return half_of_ue4m3(block[i / 16]) * e2m1(i % 16 < 8 ? byte & 15 : byte >> 4);
     }
 };
 
@@ -108,6 +130,8 @@ DEVICE void load_any(int type, const char *row, u32 i, i64 nb0, int n, float (&v
         case TYPE_Q5_0: load_quantized<Q5_0>(row, i, n, v); break;
         case TYPE_Q5_1: load_quantized<Q5_1>(row, i, n, v); break;
         case TYPE_Q8_0: load_quantized<Q8_0>(row, i, n, v); break;
+        case TYPE_MXFP4: load_quantized<MXFP4>(row, i, n, v); break;
+        case TYPE_NVFP4: load_quantized<NVFP4>(row, i, n, v); break;
         case TYPE_Q4_K: load_quantized<Q4_K>(row, i, n, v); break;
         case TYPE_Q5_K: load_quantized<Q5_K>(row, i, n, v); break;
         case TYPE_Q6_K: load_quantized<Q6_K>(row, i, n, v); break;

@@ -50,6 +50,8 @@ template <typename T> DEVICE T shfl(T v, int lane) { return __shfl_sync(~0u, v, 
 template <typename T> DEVICE T shfl_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
 DEVICE int popcount(u32 v) { return __popc(v); }
+// Four bytes of `low` (0..3) and `high` (4..7), at the low 3 bits of the low four nibbles of `at`.
+DEVICE u32 byte_perm(u32 low, u32 high, u32 at) { return __byte_perm(low, high, at); }
 
 DEVICE int atomic_add(int *at, int v) { return atomicAdd(at, v); }
 DEVICE bool atomic_claim(u64 *at, u64 v) { return atomicCAS(at, 0ull, v) == 0ull; }  // if it was 0

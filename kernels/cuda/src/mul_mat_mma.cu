@@ -241,9 +241,18 @@ template <class T> struct Weights {
         }
     }
 
-    // The exact integer products of block i with a tile's columns.
-    DEVICE void multiply(int (&product)[4], int i, const u32 *columns) const {
-        if constexpr (T::HAS_SUB_SCALES) {
+    // The exact integer products of block i with a tile's columns. `sums`: the columns' sums; they
+    // become the products of the second 16 values if those have their own scales.
+    DEVICE void multiply(int (&product)[4], float (&sums)[4], int i, const u32 *columns) const {
+        if constexpr (T::IN_16) {
+            int high[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int j = 0; j < 4; j++) product[j] = 0;
+            mma_s8_k16(product, {operand[i][0], operand[i][1]}, columns[0]);
+            mma_s8_k16(high, {operand[i][2], operand[i][3]}, columns[1]);
+#pragma unroll
+            for (int j = 0; j < 4; j++) sums[j] = static_cast<float>(high[j]);
+        } else if constexpr (T::HAS_SUB_SCALES) {
             int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
             mma_s8_k16(low, {operand[i][0], operand[i][1]}, columns[0]);
             mma_s8_k16(high, {operand[i][2], operand[i][3]}, columns[1]);
@@ -318,12 +327,15 @@ DEVICE void add_blocks(float (&s)[N_OUT], const Step &step, int first) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 int product[4];
-                w[m].multiply(product, i, values + 2 * i);
+                float sums[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[j] = columns.sum[i][j % 2];
+                w[m].multiply(product, sums, i, values + 2 * i);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float &sum = s[4 * (m * NT + n) + j];
                     sum = accumulate<Type>(sum, static_cast<float>(product[j]),
-                                           columns.scale[i][j % 2], columns.sum[i][j % 2],
+                                           columns.scale[i][j % 2], sums[j],
                                            w[m].scale[i][j / 2], w[m].min[i][j / 2]);
                 }
             }

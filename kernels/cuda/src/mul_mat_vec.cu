@@ -19,7 +19,7 @@ constexpr int OWN = N_COLS == 1 ? 1 : 2;  // rows and columns of a thread's sums
 
 // A stage has rows, then columns. Each is an odd number of 16 bytes, so 8 are in different banks.
 constexpr int PIECE = 16;
-constexpr int ROW_PIECES = ((Type::BYTES + PIECE - 2 + PIECE - 1) / PIECE) | 1;
+constexpr int ROW_PIECES = ((Type::BYTES + PIECE - 1 + PIECE - 1) / PIECE) | 1;
 constexpr int ROW_SLOT = PIECE * ROW_PIECES;
 constexpr int SCALES = CHUNK, SUMS = CHUNK + 4 * CHUNK_BLOCKS;  // within a column
 constexpr int COLUMN_SLOT = CHUNK + 8 * CHUNK_BLOCKS + PIECE;
@@ -170,14 +170,30 @@ struct Operands {
     const char *matrices;      // this lane's row of the first load_matrix_x4
 };
 
-// Multiply block b with two registers of columns, in integers. `sums`: the columns' sums.
+// Multiply block b with two registers of columns, in integers. `sums`: the columns' sums. `a_sum`
+// becomes these, or the product of the second 16 values if those have their own scales.
 template <class W, class B>
-DEVICE void multiply_block(int (&isum)[OWN][OWN], const B (&rows)[2], const B (&own_rows)[OWN],
-                           int b, const u32 (&column)[2], const int (&sums)[OWN]) {
+DEVICE void multiply_block(int (&isum)[OWN][OWN], int (&a_sum)[OWN][OWN], const B (&rows)[2],
+                           const B (&own_rows)[OWN], int b, const u32 (&column)[2],
+                           const int (&sums)[OWN]) {
     const int t = lane_id() % 4;
     const bool second = OWN == 1 && t % 2 == 1;
     u32 w[4];
-    if constexpr (W::HAS_SUB_SCALES) {
+#pragma unroll
+    for (int i = 0; i < OWN * OWN; i++) a_sum[i / OWN][i % OWN] = sums[i % OWN];
+    if constexpr (W::IN_16) {
+        W::words(rows[0], b, t, w[0], w[2]);
+        W::words(rows[1], b, t, w[1], w[3]);
+        int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+        mma_s8_k16(low, {w[0], w[1]}, column[0]);
+        mma_s8_k16(high, {w[2], w[3]}, column[1]);
+#pragma unroll
+        for (int i = 0; i < OWN * OWN; i++) {
+            const int r = i / OWN, c = i % OWN, d = second ? 2 : 2 * r + c;
+            isum[r][c] = low[d];
+            a_sum[r][c] = high[d];
+        }
+    } else if constexpr (W::HAS_SUB_SCALES) {
         W::fourfold(rows[0], b, t, w[0], w[2]);
         W::fourfold(rows[1], b, t, w[1], w[3]);
         int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
@@ -242,17 +258,17 @@ DEVICE void add_blocks(float (&s)[OWN][OWN], const Operands &of, int n_blocks) {
             const int b = first + i;
             if (!WHOLE && b >= n_blocks) return;
             const u32 column[2] = {columns[i / 2][i % 2 * 2], columns[i / 2][i % 2 * 2 + 1]};
-            int isum[OWN][OWN], a_sum[OWN];
+            int isum[OWN][OWN], a_sum[OWN][OWN], own_sums[OWN];
 #pragma unroll
-            for (int c = 0; c < OWN; c++) a_sum[c] = sums[c][i];
-            multiply_block<Type>(isum, rows, own_rows, b, column, a_sum);
+            for (int c = 0; c < OWN; c++) own_sums[c] = sums[c][i];
+            multiply_block<Type>(isum, a_sum, rows, own_rows, b, column, own_sums);
 #pragma unroll
             for (int j = 0; j < OWN * OWN; j++) {
                 const int r = j / OWN, c = j % OWN;
                 float w_scale, w_min;
                 Type::scales(own_rows[r], b, w_scale, w_min);
                 s[r][c] = accumulate<Type>(s[r][c], static_cast<float>(isum[r][c]), scales[c][i],
-                                           static_cast<float>(a_sum[c]), w_scale, w_min);
+                                           static_cast<float>(a_sum[r][c]), w_scale, w_min);
             }
         }
     }

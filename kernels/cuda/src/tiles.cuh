@@ -18,12 +18,14 @@ DEVICE int misalignment(u64 address) { return static_cast<int>(address % PIECE);
 
 // --- weights ---
 
-// Blocks of 32 values: the blocks of a step are contiguous.
+// Blocks of 32 or 64 values: the blocks of a step are contiguous.
 template <class Type> struct Staging {
     static constexpr bool ENDS_ANYWHERE = true;  // K may end within a step
-    static constexpr bool ALIGNED = Type::BLOCK_BYTES % 4 == 0;
+    static constexpr int GGUF_BYTES = Type::BYTES / (CHUNK / Type::VALUES);
+    static constexpr int ALIGNMENT = GGUF_BYTES % 4 == 0 ? 4 : GGUF_BYTES % 2 == 0 ? 2 : 1;
+    static constexpr bool ALIGNED = ALIGNMENT == 4;
     static constexpr int STEP_BYTES = Type::BYTES / 2;
-    static constexpr int PIECES = pieces(STEP_BYTES + PIECE - (ALIGNED ? 4 : 2));
+    static constexpr int PIECES = pieces(STEP_BYTES + PIECE - ALIGNMENT);
 
     // Where a step's bytes begin in a row.
     static DEVICE i64 begin(int step) { return static_cast<i64>(step) * STEP_BYTES; }

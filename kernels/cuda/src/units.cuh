@@ -17,6 +17,8 @@ enum TypeId {
     TYPE_Q6_K = 14,
     TYPE_I32 = 26,
     TYPE_BF16 = 30,
+    TYPE_MXFP4 = 39,
+    TYPE_NVFP4 = 40,
 };
 
 constexpr int UNIT = 4;
