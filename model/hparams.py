@@ -127,6 +127,17 @@ class HParams:
         """Return the same shape with a window, or none, for each layer."""
         return self.with_layers(lambda il, layer: replace(layer, window=windows[il]))
 
+    def with_rope_in_windows(self) -> HParams:
+        """Return the same shape without rope in layers that see all earlier positions.
+
+        A model without windows keeps its rope.
+        """
+        if all(layer.window is None for layer in self.layers):
+            return self
+        return self.with_layers(
+            lambda _, layer: replace(layer, rope=None) if layer.window is None else layer
+        )
+
 
 def read_hparams(
     keys: Keys, eps_key: str, *, moe: bool = False, lacks_parts: bool = False

@@ -56,7 +56,7 @@ class Architecture(ABC):
     """
 
     name: ClassVar[str]
-    norm: ClassVar[Norm] = Norm.RMS
+    norm: Norm = Norm.RMS
     needs_experts: ClassVar[bool] = False
     lacks_parts: ClassVar[bool] = False  # layers may lack attention or the feed-forward part
 

@@ -5,8 +5,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..hparams import read_windows
 from ..keys import Keys
 from .command_r import CommandR
@@ -19,6 +17,5 @@ class Cohere2(CommandR):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer, period=4)).with_layers(
-            lambda _, layer: replace(layer, rope=layer.rope if layer.window else None)
-        )
+        windows = read_windows(keys, self.hp.n_layer, period=4)
+        self.hp = self.hp.with_windows(windows).with_rope_in_windows()

@@ -8,10 +8,11 @@ Tested by tests/model/test_arch_forward.py and test_arch_golden.py.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
-from ...graph import RopeMode, Tensor, ops
+from ...graph import Op, RopeMode, Tensor, ops
 from ..keys import Keys
 from .base import Architecture
 from .build import Gated, GraphBuild, LayerBuild
@@ -187,3 +188,24 @@ class ALiBi(Decoder):
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return b.attend(q, k, v, scale=self.scale, max_bias=self.max_bias)
+
+
+class GatedAttention(Decoder):
+    """A decoder that multiplies attention's result by a function of the layer's input."""
+
+    def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(b, x)
+        q, k = self.rotated(b, q, k)
+        return self.project(b, self.gate(b, x, self.attend(b, q, k, v)))
+
+    @abstractmethod
+    def gate(self, b: LayerBuild, x: Tensor, y: Tensor) -> Tensor:
+        """Return the result y of attention times the gate of its input x [n_embd, n_tokens]."""
+
+
+class Sinks(Decoder):
+    """A decoder with a score per head that joins the softmax's denominator (arXiv 2309.17453)."""
+
+    def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sinks = b.required("attn_sinks.weight", (b.shape.n_head,), Op.FLASH_ATTN_EXT)
+        return b.attend(q, k, v, scale=self.scale, sinks=sinks)

@@ -16,7 +16,7 @@ from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
 from ..hparams import HParams
 from ..keys import Keys
-from .build import Gated, LayerBuild
+from .build import Gated, LayerBuild, softcapped
 from .weights import Bias, Part
 
 LEAST: Final = 1e-20
@@ -40,6 +40,7 @@ class Router:
         bias: the presence of `exp_probs_b`, which is added to the probabilities for the choice
             only (arXiv 2408.15664).
         logit_bias: the presence of a bias of the router's matrix.
+        softcap: logits become softcap * tanh(logits / softcap); 0: they do not.
         n_group, n_group_used: the experts are divided into groups. Those of the best groups are
             chosen from; a group's score is the sum of its two best experts (arXiv 2412.19437).
     """
@@ -49,6 +50,7 @@ class Router:
     scale: float = 1.0
     bias: Bias = Bias.NONE
     logit_bias: Bias = Bias.NONE
+    softcap: float = 0.0
     n_group: int = 1
     n_group_used: int = 1
 
@@ -203,6 +205,8 @@ def _route(b: LayerBuild, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Return (experts [n_used, n_tokens], the best first; weights [1, n_used, n_tokens])."""
     n_expert, n_used, n_tokens = b.hp.n_expert, b.hp.n_expert_used, x.ne[1]
     logits = b.linear(x, "ffn_gate_inp", n_expert, router.logit_bias)
+    if router.softcap:
+        logits = softcapped(logits, router.softcap)
     probs = b.named(_probabilities(b.named(logits, "ffn_moe_logits"), router), "ffn_moe_probs")
     chosen = ops.argsort_top_k(_selection(b, probs, router), n_used)
     chosen = b.named(chosen, "ffn_moe_topk")

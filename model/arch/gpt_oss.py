@@ -1,21 +1,20 @@
-"""gpt-oss: experts with biases and a limited activation, sinks, and windows in every other layer.
+"""gpt-oss: gpt-oss 20B and 120B. Experts with biases, sinks, and windows in every other layer.
 
 Tested by tests/model/test_arch_golden.py.
 """
 
 from __future__ import annotations
 
-from ...graph import Op, Tensor, ops
+from ...graph import ops
 from ..hparams import read_windows, with_swa
 from ..keys import Keys
-from .build import LayerBuild
-from .decoder import Decoder
+from .decoder import Sinks
 from .experts import Experts, Gating, Router
 from .weights import Bias
 
 
-class GptOss(Decoder):
-    """arXiv 2508.10925. A sink is a score per head that joins the softmax's denominator."""
+class GptOss(Sinks):
+    """arXiv 2508.10925."""
 
     name = "gpt-oss"
     needs_experts = True
@@ -32,7 +31,3 @@ class GptOss(Decoder):
             act=ops.swiglu_oai,
             bias=Bias.REQUIRED,
         )
-
-    def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sinks = b.required("attn_sinks.weight", (b.shape.n_head,), Op.FLASH_ATTN_EXT)
-        return b.attend(q, k, v, sinks=sinks)

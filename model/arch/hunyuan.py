@@ -46,5 +46,4 @@ class HunyuanMoE(Hunyuan):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = replace(self.hp, n_ff_exp=self.hp.layers[0].n_ff)
         self.experts = read_experts(keys, self.hp, renorm=True)

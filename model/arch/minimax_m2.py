@@ -5,8 +5,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..keys import Keys
 from .decoder import WideQKNorm
 from .experts import Gating, read_experts
@@ -22,5 +20,4 @@ class MiniMaxM2(WideQKNorm):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = replace(self.hp, n_ff_exp=self.hp.layers[0].n_ff)
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID, renorm=True)

@@ -1,4 +1,4 @@
-"""qwen3: the query and key of each head are normalized, and there are no biases.
+"""qwen3: Qwen 3. The query and key of each head are normalized, and there are no biases.
 
 Tested by tests/model/test_arch_forward.py.
 """

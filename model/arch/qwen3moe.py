@@ -1,4 +1,4 @@
-"""qwen3moe: Qwen3 with a mixture of experts in every layer.
+"""qwen3moe: Qwen 3 30B-A3B and 235B-A22B. A mixture of experts in every layer.
 
 Tested by tests/model/test_arch_forward.py.
 """

@@ -1,0 +1,37 @@
+"""afmoe: Arcee Trinity. Gated attention, norms before and after each part, windows and experts.
+
+Layers with a window have rope, those without have none. Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...graph import Tensor, ops
+from ...graph.op import UnaryOp
+from ..hparams import read_windows, with_swa
+from ..keys import Keys
+from .build import GraphBuild, LayerBuild
+from .decoder import GatedAttention, QKNorm, SandwichNorms
+from .experts import Gating, read_experts
+from .weights import Bias
+
+
+class AFMoE(GatedAttention, QKNorm, SandwichNorms):
+    """arXiv 2602.17004; gated attention: arXiv 2505.06708."""
+
+    name = "afmoe"
+    needs_experts = True
+    qkv_bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        windows = read_windows(keys, self.hp.n_layer, period=4)
+        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        return ops.scale(g.embed(), math.sqrt(self.hp.n_embd))
+
+    def gate(self, b: LayerBuild, x: Tensor, y: Tensor) -> Tensor:
+        return ops.mul(y, ops.unary(b.linear(x, "attn_gate", y.ne[0]), UnaryOp.SIGMOID))

@@ -1,0 +1,46 @@
+"""cohere2moe: Cohere's mixtures of experts. Cohere 2's layers, the first of them dense.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...graph import Tensor, ops
+from ..hparams import read_rope
+from ..keys import Keys
+from .build import LayerBuild, Norm
+from .cohere2 import Cohere2
+from .experts import Gating, read_experts
+
+
+class Cohere2MoE(Cohere2):
+    """https://huggingface.co/CohereLabs
+
+    Dense layers have rope even if they have no window. The shared expert and the chosen ones are
+    averaged. The norm is an RMS norm if the file has its epsilon.
+    """
+
+    name = "cohere2moe"
+    needs_experts = True
+
+    def __init__(self, keys: Keys) -> None:
+        if keys.number("attention.layer_norm_rms_epsilon", 0.0):
+            self.norm = Norm.RMS
+        super().__init__(keys)
+        experts = read_experts(keys, self.hp, Gating.SIGMOID)
+        assert experts is not None
+        if experts.router.gating is Gating.SOFTMAX:  # of the chosen experts only
+            experts = replace(experts, router=replace(experts.router, renorm=True))
+        self.experts = experts
+        rope = read_rope(keys, self.hp.layers[0].head_dim_k)
+        self.hp = self.hp.with_layers(
+            lambda il, layer: replace(layer, rope=rope) if il < experts.n_dense else layer
+        )
+
+    def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y = super().ffn(b, x)
+        experts = self.experts
+        averaged = experts is not None and experts.are_in(b.il) and experts.n_ff_shared
+        return ops.scale(y, 0.5) if averaged else y

@@ -1,0 +1,27 @@
+"""exaone-moe: K-EXAONE. Layers with a window have rope, those without have none. DeepSeek-V3's
+experts.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ..hparams import read_windows, with_swa
+from ..keys import Keys
+from .decoder import QKNorm
+from .experts import Gating, read_experts
+from .weights import Bias
+
+
+class ExaoneMoE(QKNorm):
+    """arXiv 2601.01739."""
+
+    name = "exaone-moe"
+    needs_experts = True
+    qkv_bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        windows = read_windows(keys, self.hp.n_layer, period=4, n_swa=128)
+        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)

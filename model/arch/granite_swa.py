@@ -1,0 +1,28 @@
+"""granite_swa: Granite with windows and sinks, dense or with experts.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..hparams import read_windows
+from ..keys import Keys
+from .decoder import Sinks
+from .granite import Granite
+
+
+class GraniteSWA(Sinks, Granite):
+    """https://github.com/ibm-granite; sinks: arXiv 2309.17453."""
+
+    name = "granite_swa"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer))
+        if keys.is_array("attention.rope_pattern"):
+            rotated = keys.flags("attention.rope_pattern", self.hp.n_layer)
+            self.hp = self.hp.with_layers(
+                lambda il, layer: layer if rotated[il] else replace(layer, rope=None)
+            )

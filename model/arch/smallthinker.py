@@ -1,0 +1,34 @@
+"""smallthinker: SmallThinker. The router reads the layer's input, before its attention.
+
+Layers with a window have rope, those without have none. Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor, ops
+from ..hparams import read_windows, with_swa
+from ..keys import Keys
+from .build import LayerBuild
+from .decoder import Decoder
+from .experts import Gating, moe, read_router
+from .weights import Bias
+
+
+class SmallThinker(Decoder):
+    """arXiv 2507.20984."""
+
+    name = "smallthinker"
+    needs_experts = True
+    qkv_bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        windows = read_windows(keys, self.hp.n_layer, period=4, full_first=True)
+        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.router = read_router(keys, Gating.SIGMOID, renorm=True)
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
+        h = b.add(y, x, "ffn_inp")
+        y = moe(b, b.norm(h, "ffn_norm"), self.router, ops.reglu, routed=x)
+        return b.add(y, h, "l_out")
