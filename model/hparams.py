@@ -49,7 +49,8 @@ class Layer:
     """The shape of one layer.
 
     Attributes:
-        n_head, n_head_kv: heads of queries, and of keys and values; 0: a layer without attention.
+        n_head, n_head_kv: heads of queries, and of keys and values; 0: a layer without attention,
+            or with a matrix in its place.
         head_dim_k, head_dim_v: elements of a head of queries and keys, and of values.
         n_ff: width of the dense feed-forward part; 0: a layer without one.
         rope: its rotary embedding; None: it has none.
@@ -83,7 +84,7 @@ class Layer:
             return LayerMemory(
                 Kind.SHARED, self.n_embd_k, self.n_embd_v, self.window, self.kv_layer
             )
-        if not self.n_head:
+        if not self.n_head_kv:
             return LayerMemory(Kind.NONE)
         kind = Kind.FULL if self.window is None else Kind.WINDOW
         return LayerMemory(kind, self.n_embd_k, self.n_embd_v, self.window)
@@ -162,7 +163,7 @@ def read_hparams(
     n_head = keys.per_layer("attention.head_count", n_layer, low=low)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head, low=low)
     for n, n_kv in zip(n_head, n_head_kv, strict=True):
-        if n and (n_kv == 0 or n % n_kv):
+        if n and (n % n_kv if n_kv else not lacks_parts):
             keys.fail("attention.head_count_kv", n_kv, f"must divide the {n} heads")
     if not any(n_head):
         keys.fail("attention.head_count", 0, "a layer must have heads")

@@ -27,7 +27,7 @@ class Granite(Decoder):
         super().__init__(keys)
         self.embedding_scale = keys.factor("embedding_scale", 1.0)
         self.residual_scale = keys.factor("residual_scale", 1.0)
-        self.logit_scale = keys.positive("logit_scale")
+        self.logit_scale = keys.factor("logit_scale", 1.0)
         self.scale = keys.factor("attention.scale", 0.0) or None
         self.experts = read_experts(keys, self.hp, renorm=True)
         if not keys.flag("rope.scaling.finetuned", True):

@@ -1,0 +1,17 @@
+"""refact: Refact 1.6B. A llama with ALiBi.
+
+Tested by tests/model/test_arch_golden.py.
+"""
+
+from __future__ import annotations
+
+from .decoder import ALiBi
+from .weights import Bias
+
+
+class Refact(ALiBi):
+    """huggingface.co/smallcloudai/Refact-1_6B-fim."""
+
+    name = "refact"
+    qkv_bias = Bias.OPTIONAL
+    bias = Bias.OPTIONAL
