@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from ..base.errors import DoesNotFitError, PlacementError, RequestError
@@ -22,6 +23,7 @@ from ..runtime.plan import MeasuredModel, ModelPlan
 from ..sched.explain import draw, explain, lines
 from .explain_page import page
 from .flags import add_model_flags, open_params
+from .plan_table import group_text
 
 log = get_logger("explain")
 
@@ -62,14 +64,17 @@ def main(args: argparse.Namespace) -> int:
     explanation = explain(scheduled)
     name = measured.model.path.name
     if args.html is not None:
-        _write(args.html, page(explanation, name, what))
+        groups_text = "; ".join(f"KV of {group_text(group)}" for group in plan.groups)
+        _write(args.html, page(explanation, name, what, groups_text))
     if args.json:
-        head = {"model": name, "graph": what, "n_tokens": n}
+        groups = [asdict(group) for group in plan.groups]
+        head = {"model": name, "graph": what, "n_tokens": n, "groups": groups}
         sys.stdout.write(json.dumps({**head, **explanation.as_json()}) + "\n")
     elif args.dot:
         sys.stdout.write(draw(scheduled))
     elif args.html is None:
         sys.stdout.write(f"{name}, {what}\n")
+        sys.stdout.writelines(f"KV of {group_text(group)}\n" for group in plan.groups)
         sys.stdout.writelines(f"{line}\n" for line in lines(explanation))
     if args.html is not None:
         stream = sys.stderr if args.json or args.dot else sys.stdout

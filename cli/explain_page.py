@@ -16,10 +16,11 @@ from ..sched.explain.record import Explanation
 SCRIPTS: Final = ("graph", "state", "canvas", "lanes", "memory", "panel", "main")
 
 
-def page(explanation: Explanation, title: str, subtitle: str) -> str:
+def page(explanation: Explanation, title: str, subtitle: str, note: str = "") -> str:
     """The page as text. `title` is, for example, the model's name, `subtitle` the graph's."""
     parts = files(__package__) / "page"
-    data = {"title": title, "subtitle": subtitle, "explanation": explanation.as_json()}
+    what = f"{subtitle}; {note}" if note else subtitle
+    data = {"title": title, "subtitle": what, "explanation": explanation.as_json()}
     filled = {
         "TITLE": html.escape(f"{title}: {subtitle}"),
         "STYLE": (parts / "explain.css").read_text("utf-8"),

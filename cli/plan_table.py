@@ -5,7 +5,7 @@ Formats plans, and computes the upper limits of their speed. Tested by tests/cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rich.console import Console, RenderableType
@@ -16,7 +16,7 @@ from ..alloc.buffer import UNLIMITED
 from ..base.units import size_text
 from ..model.pipeline import ONE_DEVICE
 from ..runtime.displaced import summary
-from ..runtime.plan import DevicePlan, ModelPlan
+from ..runtime.plan import DevicePlan, GroupPlan, ModelPlan
 from .bench_table import count_text
 
 WIDTH: Final = 100
@@ -185,13 +185,28 @@ def _groups(plan: ModelPlan) -> Iterator[str]:
     yield f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"
     if len(plan.groups) == 1 and not plan.groups[0].is_fixed:
         return
-    for group in plan.groups:
-        shared = f", used by {_plural(group.n_shared, 'more layer')}" if group.n_shared else ""
-        fixed = " for any context" if group.is_fixed else ""
-        yield (
-            f"{group.name}: {_plural(group.n_layers, 'layer')}{shared}, {group.n_ctx} tokens"
-            f"{fixed}, {size_text(group.n_bytes)}"
-        )
+    yield from map(group_text, plan.groups)
+
+
+def group_text(group: GroupPlan) -> str:
+    """A group of layers, its tokens and bytes."""
+    shared = f", used by {_plural(group.n_shared, 'more layer')}" if group.n_shared else ""
+    fixed = " for any context" if group.is_fixed else ""
+    return (
+        f"{group.name}: {_plural(len(group.layers), 'layer')} ({_ranges(group.layers)}){shared}, "
+        f"{group.n_ctx} tokens{fixed}, {size_text(group.n_bytes)}"
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text: "0-4, 6"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 def _pipeline(plan: ModelPlan) -> list[str]:

@@ -120,7 +120,7 @@ class GroupPlan:
 
     Attributes:
         name: "full", or the window: "window 512".
-        n_layers: layers with keys and values of their own.
+        layers: those with keys and values of their own, in order.
         n_shared: layers that use those of another layer.
         n_ctx: tokens that its pool has room for.
         n_max: the most tokens that it has room for, however large the context; None: no limit.
@@ -129,7 +129,7 @@ class GroupPlan:
     """
 
     name: str
-    n_layers: int
+    layers: tuple[int, ...]
     n_shared: int
     n_ctx: int
     n_max: int | None
@@ -356,7 +356,7 @@ def _group_plans(context: Context) -> tuple[GroupPlan, ...]:
     return tuple(
         GroupPlan(
             group.name,
-            len(group.layers),
+            tuple(group.layers),
             indices[i] - len(group.layers),
             group.pool.n_pages * group.pool.page_size,
             most_cells(groups[i], context.params, context.n_ubatch),

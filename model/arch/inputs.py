@@ -69,17 +69,15 @@ class GraphInputs:
         memory: Sequence[LayerMemory],
     ) -> GraphInputs:
         """Return unallocated inputs of these sizes."""
-        n_groups = len(groups_of(memory))
         one = (n_tokens,)
         shapes: dict[str, tuple[int, ...]]
         shapes = {"tokens": one, "pos": one, "end": one, "seq": one, "out_ids": (n_outputs,)}
         shapes["attn_scale"] = (1, 1, n_tokens)
-        of_group: dict[str, tuple[int, ...]] = {
-            "pages": (n_pages, n_seqs),
-            "cells": one,
-            "begin": one,
-        }
-        every = [*shapes.items(), *(item for _ in range(n_groups) for item in of_group.items())]
+        every = list(shapes.items())
+        for group in groups_of(memory):
+            name = group.name.replace(" ", "_")
+            every += ((f"pages_{name}", (n_pages, n_seqs)), (f"cells_{name}", one))
+            every.append((f"begin_{name}", one))
         sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for _, ne in every]
         whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
         begins = accumulate(sizes, initial=0)

@@ -36,8 +36,9 @@ def test_a_decode_step_as_text(model: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "tiny.gguf, decode step"
-    assert re.fullmatch(r"graph: \d+ nodes, 1 split, 0 copies of 0 bytes", lines[1])
-    assert lines[3].startswith("split 0: CPU, nodes 0..")
+    assert lines[1] == "KV of full: 2 layers (0-1), 256 tokens, 72.00 KiB"
+    assert re.fullmatch(r"graph: \d+ nodes, 1 split, 0 copies of 0 bytes", lines[2])
+    assert lines[4].startswith("split 0: CPU, nodes 0..")
     (norm,) = [line for line in lines if " attn_norm-0 " in line and "MUL " in line]
     assert norm.endswith("1.wgt1 its weights blk.0.attn_norm.weight are on CPU")
     assert max(map(len, lines)) <= COLUMNS
@@ -179,7 +180,7 @@ def test_help() -> None:
 def test_lamella_debug_logs_the_same_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAMELLA_NO_JIT", "1")
     flags = ("-m", model, *SPLIT, "-c", 64, "-ub", 16)
-    text = lamella("explain", *flags).stdout.split("\n", 1)[1].rstrip("\n")
+    text = lamella("explain", *flags).stdout.split("\n", 2)[2].rstrip("\n")  # without its head
     monkeypatch.setenv("LAMELLA_DEBUG", "3")
     done = lamella("run", *flags, "-p", "a", "-n", 2, "--temp", 0)
     assert done.returncode == 0
