@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..alloc.buffer import Usage
-from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
+from ..base.errors import ClosedError, LamellaError, OutOfMemoryError, RequestError
 from ..base.log import get_logger
 from ..base.settings import NO_REUSE, STRICT
 from ..graph.op import Op
@@ -52,6 +52,7 @@ class Context:
     A model in measured memory needs `MeasuredBackend`s; then nothing is compiled or allocated.
 
     Attributes:
+        n_ctx_seq: the most positions of one sequence.
         n_graphs_built: ubatches that needed a new graph.
         n_reused: ubatches that reused a graph.
         no_pipeline: the reason that ubatches run one after the other; "" if they are pipelined.
@@ -81,6 +82,7 @@ class Context:
         self.params = params or ContextParams()
         self.model = model
         self.n_ctx = self.params.size(model.hp.n_ctx_train)
+        self.n_ctx_seq = min(self.n_ctx, model.arch.max_ctx() or self.n_ctx)
         self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
         self.n_seq_max = self.params.n_parallel
         self.n_vocab = model.hp.n_vocab
@@ -177,9 +179,13 @@ class Context:
         """Reserve the next `n` positions of a sequence.
 
         Raises:
+            RequestError: the model has no embeddings of so many positions.
             OutOfMemoryError: the pool has too few free pages; nothing has changed.
             BackendError: a ubatch in flight failed; nothing has changed.
         """
+        end, most = seq.length + n, self.model.arch.max_ctx()
+        if most is not None and end > most:
+            raise RequestError(f"a sequence of {end} tokens: the model has {most} positions")
         if self.in_flight and seq.last_is_shared:
             self.synchronize()  # a ubatch in flight may write the cells to copy
         self.kv.copy_cells(seq.append(n))

@@ -121,15 +121,20 @@ class Architecture(ABC):
         return None
 
     def max_ctx(self) -> int | None:
-        """Return the number of positions that the model has embeddings of; None: no limit."""
+        """Return the most positions of a sequence: the model has embeddings of so many.
+
+        None: there is no limit.
+        """
         return None
 
     def notes(self, n_ctx: int) -> list[str]:
         """Return lines for people about how a context of this size is computed."""
-        unread = self._keys.unread()
-        if not unread:
-            return []
-        return [
-            f"nothing reads these keys of the file: {', '.join(unread)}; if they change how the "
-            "model computes, its texts are wrong"
-        ]
+        notes, most, unread = [], self.max_ctx(), self._keys.unread()
+        if most is not None and n_ctx > most:
+            notes.append(f"a request has at most {most} tokens: the model has so many positions")
+        if unread:
+            notes.append(
+                f"nothing reads these keys of the file: {', '.join(unread)}; if they change how "
+                "the model computes, its texts are wrong"
+            )
+        return notes

@@ -70,7 +70,7 @@ class Runner:
         self.counters = Counters()
         self.running: list[Ticket] = []
         self.prefixes = PrefixTree(context.pool)
-        self.n_ctx = context.n_ctx
+        self.n_ctx = context.n_ctx_seq
         self._context = context
         self._vocab = vocab
         self._queue = queue

@@ -17,11 +17,14 @@ import numpy.typing as npt
 import pytest
 from arch_run import Runner
 
+from lamella.base.errors import RequestError
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import ARCHITECTURES, open_architecture
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
+from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import load_model
-from lamella.model.params import PlacementParams
+from lamella.model.params import ContextParams, PlacementParams
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
@@ -114,3 +117,18 @@ def test_chunks_and_devices_do_not_change_bits(name: str, opened: Open) -> None:
     tokens, n_ctx = case["prompt_tokens"], case.get("n_ctx", 64)
     whole = opened(GOLDENS[name], 0, n_ctx).prompt(tokens)
     assert np.array_equal(opened(GOLDENS[name], 2, n_ctx).prompt(tokens, chunk=17), whole)
+
+
+def test_a_sequence_has_at_most_the_positions_of_the_model() -> None:
+    """GPT-2 has learned embeddings of 512 positions."""
+    if "tiny-gpt2" not in GOLDENS:
+        pytest.skip("no golden data of gpt2")
+    model = load_model(GOLDENS["tiny-gpt2"], Placement(cpu=SimDevice("CPU", DeviceType.CPU)))
+    with Context(model, ContextParams(n_ctx=1024, n_parallel=2)) as context:
+        assert (context.n_ctx, context.n_ctx_seq) == (1024, 512)
+        assert "at most 512" in model.arch.notes(1024)[0]
+        sequence = KVSequence(context.pool)
+        context.append(sequence, 512)
+        with pytest.raises(RequestError, match=r"513 tokens.*512 positions"):
+            context.append(sequence, 1)
+    model.free()

@@ -84,7 +84,7 @@ class FakeContext:
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
-        self.n_ctx = n_ctx
+        self.n_ctx = self.n_ctx_seq = n_ctx
         self.n_ubatch = n_ubatch
         self.n_seq_max = 64
         self.n_vocab = N_VOCAB
