@@ -2,7 +2,7 @@
 
 A pool of layers without a window has n_ctx cells, which all sequences share. A pool of layers with
 a window has pages for n_parallel sequences: those of a window and of a ubatch each. To these
-come pages for the prefix cache. Knows no tensors. Tested by tests/model/test_kv_groups.py.
+come pages for the prefix cache. Knows no tensors. Tested by tests/model/test_context_groups.py.
 """
 
 from __future__ import annotations
@@ -35,12 +35,19 @@ def _pool_of(group: Group, params: ContextParams, n_ctx: int, n_ubatch: int) -> 
 
 
 def most_cells(group: Group, params: ContextParams, n_ubatch: int) -> int | None:
-    """Return the cells of a group's pool if the context is larger than that; None: no limit.
+    """Return the cells of a group's pool if the context is larger than that; None: no limit."""
+    if group.window is None or params.swa_full:
+        return None
+    return window_cells(group.window.n_swa, params, n_ubatch)
+
+
+def window_cells(
+    n_swa: int, params: ContextParams, n_ubatch: int, page_size: int = PAGE_SIZE
+) -> int:
+    """Return the cells of a pool with a window.
 
     A ubatch of a sequence reads or writes n_swa - 1 + n_ubatch positions at most. They may begin
     and end inside a page. A copy of a shared page needs a page too.
     """
-    if group.window is None or params.swa_full:
-        return None
-    n_pages = -(-(group.window.n_swa + max(n_ubatch, PAGE_SIZE)) // PAGE_SIZE) + 1
-    return (params.n_parallel * n_pages + -(-params.swa_prefix // PAGE_SIZE)) * PAGE_SIZE
+    n_pages = -(-(n_swa + max(n_ubatch, page_size)) // page_size) + 1
+    return (params.n_parallel * n_pages + -(-params.swa_prefix // page_size)) * page_size

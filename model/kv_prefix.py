@@ -114,10 +114,8 @@ class PrefixTree:
     ) -> Node:
         """Add the pages of `seq`, whose first positions hold the keys and values of `tokens`.
 
-        With `ended`, the sequence is freed next, and all pages are added. Without it, only full
-        pages are added, up to the first page whose tokens the tree has in another page. So a page
-        in use always has its parent in use. Missing pages in pools with a window are added to all
-        nodes.
+        With `ended`, the sequence is freed next, and a partly filled page is added too. Tokens that
+        the tree has already keep their pages. They get those that they lack in pools with a window.
 
         Args:
             after: what an earlier call for the same sequence returned. Pages up to there are not
@@ -134,15 +132,11 @@ class PrefixTree:
             key = raw[begin : begin + self._n_bytes]
             if len(key) < self._n_bytes and not ended:
                 break
-            child = self._child(node, key)
-            is_new = child is None
-            if child is None:
-                if not (ended or self._is_of(node, seq)):
-                    break
-                child = self._add(node, key, seq)
-            if (self._fill(child, key, seq) or is_new) and in_flight:
-                self._unsure.append(child)
-            node = child
+            known = self._child(node, key)
+            node = known or self._add(node, key, seq)
+            is_filled = self._fill(node, key, seq)
+            if in_flight and (is_filled or known is None):
+                self._unsure.append(node)
         if ended:
             self._touch(node, seq)
         self._prune(node)
@@ -194,13 +188,6 @@ class PrefixTree:
         if i < len(parent.keys) and parent.keys[i].startswith(key):
             return parent.children[parent.keys[i]]
         return None
-
-    def _is_of(self, node: Node, seq: KVSequence) -> bool:
-        """True if a node has the pages of a sequence in the pools without a window."""
-        if node is self._root:
-            return True
-        i = self._index(node)
-        return all(node.pages[g] == seq.pages[g].page(i) for g in self._whole)
 
     def _add(self, parent: Node, key: bytes, seq: KVSequence) -> Node:
         """Return a new child. A child whose key is a prefix of `key` is removed."""
@@ -269,10 +256,7 @@ class PrefixTree:
             node = node.parent
 
     def _evict_nodes(self, g: int, n: int) -> None:
-        """Free `n` or more pages of a pool without a window, the least recently used first.
-
-        They are in the tree only. So are those of the nodes after them.
-        """
+        """Free `n` or more pages of a pool without a window, the least recently used first."""
         for node in self._idle(self._by_age, g, n):
             if node.parent is not None:
                 self._remove(node)

@@ -4,53 +4,96 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import product
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 
 from lamella.base.errors import OutOfMemoryError
-from lamella.model.kv_prefix import PrefixTree
+from lamella.model.kv_groups import window_cells
+from lamella.model.kv_pages import PagePool
+from lamella.model.kv_prefix import Node, PrefixTree
 from lamella.model.kv_sequence import KVPool, KVSequence
+from lamella.model.layer_memory import Window
+from lamella.model.params import ContextParams
 
 SIZE = 4
 
 
 class World:
-    """A pool whose cells hold tokens in place of keys and values."""
+    """Pools whose cells hold tokens in place of keys and values.
 
-    def __init__(self, n_pages: int = 16) -> None:
-        self.pool = KVPool(n_pages * SIZE, page_size=SIZE)
+    There is a pool without a window if `n_pages` is not 0, and one for each of `windows`, large
+    enough for `n_seqs` sequences and `swa_prefix` tokens.
+    """
+
+    def __init__(
+        self,
+        n_pages: int = 16,
+        windows: Sequence[Window] = (),
+        *,
+        n_seqs: int = 4,
+        swa_prefix: int = 0,
+        n_ubatch: int = 5,
+    ) -> None:
+        self.n_ubatch = n_ubatch
+        params = ContextParams(n_parallel=n_seqs, swa_prefix=swa_prefix)
+        pools = [PagePool(n_pages * SIZE, page_size=SIZE)] if n_pages else []
+        for window in windows:
+            n_cells = window_cells(window.n_swa, params, n_ubatch, SIZE)
+            pools.append(PagePool(n_cells, window=window, page_size=SIZE))
+        self.pool = KVPool((n_pages or 40) * SIZE, pools, page_size=SIZE)
         self.tree = PrefixTree(self.pool)
-        self.content = np.full(self.pool.pools[0].n_cells_total, -1)
+        self.contents = [np.full(pool.n_cells_total, -1) for pool in pools]
+        self.cursors = WeakKeyDictionary[KVSequence, Node]()
 
     def find(self, tokens: Sequence[int]) -> KVSequence:
         seq = self.tree.find(tokens)
-        assert self.held(seq) == list(tokens[: seq.length])
+        assert self.held(seq, tokens) == list(tokens[: seq.length])
         return seq
 
-    def extend(self, seq: KVSequence, tokens: Sequence[int]) -> None:
-        """Append the tokens that the sequence does not have yet."""
+    def extend(self, seq: KVSequence, tokens: Sequence[int], *, share: bool = False) -> None:
+        """Append and evaluate the tokens that the sequence does not have yet."""
         begin = seq.length
         if begin == len(tokens):
             return
-        for _, src, dst, n in seq.append(len(tokens) - begin):
-            self.content[dst : dst + n] = self.content[src : src + n]
-        self.content[seq.pages[0].cells(begin, len(tokens))] = tokens[begin:]
+        for g, src, dst, n in seq.append(len(tokens) - begin):
+            self.contents[g][dst : dst + n] = self.contents[g][src : src + n]
+        for at in range(begin, len(tokens), self.n_ubatch):
+            end = min(at + self.n_ubatch, len(tokens))
+            seq.prepare(at, end)
+            for pages, content in zip(seq.pages, self.contents, strict=True):
+                content[pages.cells(at, end)] = tokens[at:end]
+            if share:
+                self.share(seq, tokens[:end])
 
-    def held(self, seq: KVSequence) -> list[int]:
-        return [int(token) for token in self.content[seq.pages[0].cells(0, seq.length)]]
+    def share(self, seq: KVSequence, tokens: Sequence[int], *, ended: bool = False) -> None:
+        after = self.cursors.get(seq)
+        self.cursors[seq] = self.tree.insert(tokens, seq, ended=ended, after=after)
+
+    def held(self, seq: KVSequence, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens in a sequence's cells; those of `tokens` that no window sees."""
+        found = list(tokens[: seq.length])
+        for pages, content in zip(seq.pages, self.contents, strict=True):
+            begin = self.pool.first_page(pages.pool, seq.length) * SIZE
+            begin = min(begin, seq.length)
+            seen = [int(token) for token in content[pages.cells(begin, seq.length)]]
+            if seen != found[begin:]:
+                return seen
+        return found
 
     def run(self, *tokens: int) -> int:
         """Evaluate a prompt as an engine does. Return the number of reused tokens."""
         seq = self.find(tokens[:-1])
         n = seq.length
-        self.extend(seq, tokens)
-        assert self.held(seq) == list(tokens)
+        self.extend(seq, tokens, share=True)
+        assert self.held(seq, tokens) == list(tokens)
         self.end(seq, tokens)
         return n
 
     def end(self, seq: KVSequence, tokens: Sequence[int]) -> None:
-        self.tree.insert(tokens, seq, ended=True)
+        self.share(seq, tokens, ended=True)
         seq.free()
 
 
@@ -90,10 +133,10 @@ def test_full_pages_of_a_running_sequence_are_found() -> None:
     assert second.length == 8
     w.extend(second, [*range(8), 50])
     w.extend(first, range(20))  # neither sequence writes to pages of the other
-    assert w.held(second) == [*range(8), 50]
-    assert w.held(first) == [*range(20)]
+    assert w.held(second, [*range(8), 50]) == [*range(8), 50]
+    assert w.held(first, [*range(20)]) == [*range(20)]
     first.free()
-    assert w.held(second) == [*range(8), 50]
+    assert w.held(second, [*range(8), 50]) == [*range(8), 50]
     assert w.pool.n_free == w.pool.n_pages - 3
 
 
@@ -130,7 +173,7 @@ def test_pages_of_running_sequences_never_follow_each_other() -> None:
     w.tree.insert(range(16), second, ended=False)
     first.free()
     w.run(*range(100, 120))  # needs the pages of the first prompt
-    assert w.held(second) == [*range(16)]
+    assert w.held(second, [*range(16)]) == [*range(16)]
     w.end(second, range(16))
     assert w.pool.n_free == 9
 
@@ -150,7 +193,7 @@ def test_a_page_in_use_is_never_evicted() -> None:
     assert not seq.can_append(1)
     with pytest.raises(OutOfMemoryError):
         w.pool.new_sequence().append(1)
-    assert w.held(seq) == [*range(8)]
+    assert w.held(seq, [*range(8)]) == [*range(8)]
     seq.free()
     w.extend(other, range(50, 66))
     assert len(w.tree) == 0
@@ -162,26 +205,131 @@ def test_a_long_prompt_of_many_pages() -> None:
     assert w.run(*range(18_001), 5) == 18_001
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_sequences_of_requests(seed: int) -> None:
+# --- windows ---
+
+
+def test_a_prefix_needs_the_pages_of_its_last_window_only() -> None:
+    w = World(40, [Window(8)], n_seqs=1, swa_prefix=8 * SIZE)
+    w.run(*range(60))
+    own = w.pool.pools[1]
+    assert own.n_pages < 60 // SIZE  # the first pages of the window's pool were evicted
+    assert len(w.tree) == 15
+    assert w.run(*range(40), 500) == 40
+    assert w.run(*range(59), 501) == 59
+    assert w.run(*range(4), 502) == 0
+    assert w.run(*range(4), 503) == 4
+
+
+def test_pages_of_windows_are_evicted_one_by_one() -> None:
+    """A prefix without its last window is evaluated again, which adds the pages again."""
+    w = World(60, [Window(8)], n_seqs=1, swa_prefix=6 * SIZE)
+    w.run(*range(30))
+    w.run(*range(100, 160))  # takes all pages of the window's pool
+    assert len(w.tree) == 8 + 15
+    assert w.run(*range(30)) == 0
+    assert w.run(*range(30)) == 29
+    assert len(w.tree) == 8 + 15
+
+
+def test_shared_prompts_stay_while_they_are_used() -> None:
+    """The last window of a system prompt stays, although many chats go through the pool."""
+    w = World(200, [Window(8), Window(12, chunked=True)], n_seqs=2, swa_prefix=40)
+    system = [*range(50)]
+    assert w.run(*system, 1000) == 0
+    for chat in range(20):
+        assert w.run(*system, *[1001 + chat] * (5 + chat)) >= 48
+
+
+def test_the_smallest_pool_has_a_page_for_a_copy() -> None:
+    w = World(16, [Window(3)], n_seqs=1, n_ubatch=1)
+    w.run(*range(5))
+    assert w.run(*range(5), 9) == 5  # positions 3 and 4 are in two pages, and the second is copied
+
+
+def test_pages_of_failed_work_leave_the_tree() -> None:
+    w = World(40, [Window(8)])
+    w.run(*range(10))
+    seq = w.find(range(30))
+    assert not w.tree.is_unsure(seq)
+    w.extend(seq, range(30))
+    w.tree.insert(range(30), seq, ended=False, in_flight=True)
+    other = w.find(range(30))
+    assert other.length == 28
+    assert w.tree.is_unsure(other)
+    assert not w.tree.is_unsure(w.find(range(8)))
+    w.tree.discard()
+    assert longest(w.tree, [*range(30)]) == 8  # full pages that were there before
+    assert not w.tree.is_unsure(other)
+    for pages in (seq, other):
+        pages.free()
+
+
+def test_confirmed_pages_stay() -> None:
+    w = World(40, [Window(8)])
+    seq = w.find([])
+    w.extend(seq, range(30))
+    w.tree.insert(range(30), seq, ended=False, in_flight=True)
+    w.tree.confirm()
+    w.tree.discard()
+    seq.free()
+    assert longest(w.tree, [*range(30)]) == 28
+
+
+@pytest.mark.parametrize("windows", [(), (Window(8),)])
+def test_a_long_prompt_is_inserted_without_a_walk_from_the_root(
+    windows: Sequence[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work of a chunk does not depend on the length of the prompt before it."""
+    w = World(5000, windows, swa_prefix=100)
+    seq = w.find([])
+    seen, child_of = list[Node](), w.tree._child
+
+    def watched(node: Node, key: bytes) -> Node | None:
+        seen.append(node)
+        return child_of(node, key)
+
+    monkeypatch.setattr(w.tree, "_child", watched)
+    w.extend(seq, range(4000), share=True)
+    assert len(seen) == 4000 // SIZE
+
+
+WORLDS = {
+    "full": (),
+    "1": (Window(1),),
+    "7": (Window(7),),
+    "chunks": (Window(6, chunked=True),),
+    "several": (Window(3), Window(14), Window(5, chunked=True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "has_full"), [*product(WORLDS, [True]), *product([*WORLDS][1:], [False])]
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_sequences_of_requests(name: str, has_full: bool, seed: int) -> None:
     chance = random.Random(seed)
-    w = World(n_pages=chance.choice([6, 12, 40]))
+    windows = WORLDS[name]
+    n_pages, n_seqs = chance.choice([6, 12, 40]) if has_full else 0, chance.randrange(2, 9)
+    n_ubatch, swa_prefix = chance.choice([1, 5]), chance.choice([0, 10, 60])
+    w = World(n_pages, windows, n_seqs=n_seqs, swa_prefix=swa_prefix, n_ubatch=n_ubatch)
     running: list[tuple[KVSequence, list[int]]] = []
     prompts: list[list[int]] = [[]]
     for _ in range(300):
         what = chance.random()
-        if what < 0.4:
+        if what < 0.4 and len(running) < n_seqs:
             begin = chance.choice(prompts)
             tokens = begin[: chance.randrange(len(begin) + 1)]
             tokens += [chance.randrange(3) for _ in range(chance.randrange(1, 9))]
-            most = longest(w.tree, tokens[:-1])
+            aligned, most = usable(w.tree, tokens[:-1])
             seq = w.find(tokens[:-1])
-            assert seq.length == most
+            assert seq.length == most if not windows else aligned <= seq.length <= most
             if not seq.can_append(len(tokens) - seq.length):
+                n_pages = w.pool.page_count(len(tokens))
+                assert n_pages > w.pool.width or n_pages >= w.pool.pools[0].n_free
+                assert has_full or n_pages > w.pool.width  # pools with windows have room
                 seq.free()
                 continue
-            w.extend(seq, tokens)
-            w.tree.insert(tokens, seq, ended=False)
+            w.extend(seq, tokens, share=chance.random() < 0.8)
             running.append((seq, tokens))
             prompts = [*prompts[-8:], tokens]
         elif running and what < 0.8:
@@ -193,27 +341,47 @@ def test_random_sequences_of_requests(seed: int) -> None:
             seq, tokens = running.pop(chance.randrange(len(running)))
             n = chance.randrange(len(tokens) + 1) if chance.random() < 0.2 else len(tokens)
             if chance.random() < 0.8:
-                w.tree.insert(tokens[:n], seq, ended=True)
+                w.share(seq, tokens[:n], ended=True)
             seq.free()
         for seq, tokens in running:
-            assert w.held(seq) == tokens
-        used = {int(page) for seq, _ in running for page in seq.pages[0].page_numbers()}
-        assert w.pool.n_free == w.pool.n_pages - len(used)
+            assert w.held(seq, tokens) == tokens
+        for g, pool in enumerate(w.pool.pools):
+            used = {int(page) for seq, _ in running for page in seq.pages[g].page_numbers()}
+            assert pool.n_free == pool.n_pages - len(used)
     for seq, _ in running:
         seq.free()
     assert w.pool.n_free == w.pool.n_pages
-    everything = w.pool.new_sequence()
-    everything.append(w.pool.n_pages * SIZE)
+    for pool in w.pool.pools:
+        pool.take(pool.n_pages)
     assert len(w.tree) == 0
 
 
 def longest(tree: PrefixTree, tokens: list[int]) -> int:
-    """Return the longest cached prefix of `tokens`, found by a search of the whole tree."""
-    found, open_paths = 0, [(tree._root, tuple[int, ...]())]
+    """Return the longest usable prefix of `tokens`, found by a search of the whole tree."""
+    return usable(tree, tokens)[1]
+
+
+def usable(tree: PrefixTree, tokens: list[int]) -> tuple[int, int]:
+    """Return the longest usable prefix in whole pages, and the longest of all."""
+    aligned = most = 0
+    open_paths = [(tree._root, list[Node]())]
     while open_paths:
-        node, path = open_paths.pop()
-        path += tuple(np.frombuffer(node.key, np.int32).tolist())
-        same = [a == b for a, b in zip(path, tokens, strict=False)]
-        found = max(found, same.index(False) if False in same else len(same))
+        node, before = open_paths.pop()
+        path = [*before, node] if node.key else before
+        known = [int(t) for step in path for t in np.frombuffer(step.key, np.int32)]
+        same = [a == b for a, b in zip(known, tokens, strict=False)]
+        n = same.index(False) if False in same else len(same)
+        found = [i for i in range(n + 1) if is_usable(tree._pool, path, i)]
+        most = max(most, *found)
+        aligned = max(aligned, *(i for i in found if i % SIZE == 0))
         open_paths += [(child, path) for child in node.children.values()]
-    return found
+    return aligned, most
+
+
+def is_usable(pool: KVPool, path: list[Node], n: int) -> bool:
+    """True if every pool has the pages that length `n` needs."""
+    return all(
+        path[i].pages[g]
+        for g, own in enumerate(pool.pools)
+        for i in range(pool.first_page(own, n), pool.page_count(n))
+    )

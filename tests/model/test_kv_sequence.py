@@ -1,15 +1,19 @@
-"""The KV pool's bookkeeping: exact sharing, copies before writes, edge cases, random operations."""
+"""The bookkeeping of sequences: exact sharing, copies before writes, windows, random operations."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from lamella.base.errors import ClosedError, OutOfMemoryError, RequestError
+from lamella.model.kv_groups import window_cells
+from lamella.model.kv_pages import PageList, PagePool
 from lamella.model.kv_sequence import CellCopy, KVPool, KVSequence
+from lamella.model.layer_memory import Window
+from lamella.model.params import ContextParams
 
 
 def sequence(pool: KVPool, n: int) -> KVSequence:
@@ -204,13 +208,86 @@ def test_empty_forks_and_full_pools() -> None:
     assert pool.n_free == 0
 
 
-class Model:
-    """A simple model of the pool: sequences are lists, cells are a dict."""
+# --- windows ---
 
-    def __init__(self, seed: int) -> None:
+WINDOWS = {
+    "1": (Window(1),),
+    "3": (Window(3),),
+    "10": (Window(10),),
+    "chunks": (Window(6, chunked=True),),
+    "several": (Window(2), Window(9), Window(5, chunked=True)),
+}
+
+
+def window_pool(
+    n_ctx: int, windows: Sequence[Window], n_seqs: int, page_size: int, n_ubatch: int = 5
+) -> KVPool:
+    """Return a pool without a window, and one for each window with the smallest size."""
+    params = ContextParams(n_parallel=n_seqs, swa_prefix=0)
+    pools = [PagePool(n_ctx, page_size=page_size)]
+    for window in windows:
+        n_cells = window_cells(window.n_swa, params, n_ubatch, page_size)
+        pools.append(PagePool(n_cells, window=window, page_size=page_size))
+    return KVPool(n_ctx, pools, n_seqs=n_seqs, page_size=page_size)
+
+
+def test_pages_before_the_window_are_given_back() -> None:
+    pool = window_pool(64, [Window(6)], 1, 4)
+    seq = pool.new_sequence()
+    seq.append(30)
+    assert (len(seq.pages[0]), len(seq.pages[1])) == (8, 0)
+    held = []
+    for pos in range(30):
+        seq.prepare(pos, pos + 1)
+        held.append((seq.pages[1].first, seq.pages[1].end))
+    # position 13 sees 8 to 13, which are pages 2 and 3
+    assert held[:4] == [(0, 1)] * 4
+    assert held[13] == (2, 4)
+    assert held[29] == (6, 8)
+    assert pool.pools[1].n_free == pool.pools[1].n_pages - 2
+
+
+def test_positions_without_a_page_are_refused() -> None:
+    pool = window_pool(64, [Window(6)], 2, 4)
+    seq = pool.new_sequence()
+    seq.append(30)
+    seq.prepare(0, 5)
+    seq.prepare(25, 30)
+    for use in (seq.fork, seq.truncate, lambda n: seq.prepare(n, n + 1)):
+        with pytest.raises(RequestError, match="pages of its window 6 were given back"):
+            use(20)
+    assert seq.length == 30
+    assert seq.fork(26).length == 26
+    seq.truncate(0)
+    assert pool.pools[1].n_free == pool.pools[1].n_pages - 2  # those of the fork
+
+
+def test_only_the_page_table_limits_sequences_of_windows() -> None:
+    params = ContextParams(n_parallel=1, swa_prefix=0)
+    own = PagePool(window_cells(6, params, 1, 4), window=Window(6), page_size=4)
+    pool = KVPool(100, [own], page_size=4)
+    seq = pool.new_sequence()
+    assert seq.can_append(100)
+    assert not seq.can_append(101)
+    with pytest.raises(OutOfMemoryError):
+        seq.append(101)
+    seq.append(100)
+    for pos in range(100):
+        seq.prepare(pos, pos + 1)
+    seq.free()
+    assert pool.n_free == pool.n_pages
+
+
+class Model:
+    """A simple model of the pools: sequences are lists, cells of each pool are a dict."""
+
+    def __init__(self, seed: int, windows: Sequence[Window] = ()) -> None:
         self.random = random.Random(seed)
-        self.pool = KVPool(self.random.randint(1, 60), page_size=self.random.choice([1, 3, 4]))
-        self.content: dict[int, int] = {}
+        self.n_seqs = self.random.randint(1, 6) if windows else 1000
+        self.n_ubatch = self.random.choice([1, 5])
+        n_ctx, page_size = self.random.randint(1, 60), self.random.choice([1, 3, 4])
+        self.pool = window_pool(n_ctx, windows, self.n_seqs, page_size, self.n_ubatch)
+        self.contents: list[dict[int, int]] = [{} for _ in self.pool.pools]
         self.live: list[tuple[KVSequence, list[int]]] = []
         self.n_written = 0
 
@@ -222,33 +299,61 @@ class Model:
         self.check()
 
     def new(self) -> None:
-        self.live.append((self.pool.new_sequence(), []))
+        if len(self.live) < self.n_seqs:
+            self.live.append((self.pool.new_sequence(), []))
 
     def append(self) -> None:
         seq, tokens = self.random.choice(self.live)
-        n = self.random.choice([0, 1, 1, 2, 5, 9])
+        n = self.random.choice([0, 1, 1, 2, 5, 9, 20])
         if not seq.can_append(n):
             with pytest.raises(OutOfMemoryError):
                 seq.append(n)
             return
         for copy in seq.append(n):
+            content = self.contents[copy.group]
             for i in range(copy.n):
-                self.content[copy.dst_cell + i] = self.content[copy.src_cell + i]
-        for cell in seq.pages[0].cells(seq.length - n, seq.length).tolist():
-            self.n_written += 1
-            self.content[cell] = self.n_written
-            tokens.append(self.n_written)
+                content[copy.dst_cell + i] = content[copy.src_cell + i]
+        while len(tokens) < seq.length:
+            self.evaluate(seq, tokens, min(seq.length - len(tokens), self.n_ubatch))
+
+    def evaluate(self, seq: KVSequence, tokens: list[int], n: int) -> None:
+        begin = len(tokens)
+        tokens += range(self.n_written, self.n_written + n)
+        self.n_written += n
+        seq.prepare(begin, begin + n)  # the pools are always large enough
+        for pages, content in zip(seq.pages, self.contents, strict=True):
+            cells = pages.cells(begin, begin + n).tolist()
+            content.update(zip(cells, tokens[begin:], strict=True))
+            self.check_seen(pages, content, tokens, begin)
 
     def fork(self) -> None:
         seq, tokens = self.random.choice(self.live)
-        n = self.random.randint(0, len(tokens))
-        self.live.append((seq.fork(n), tokens[:n]))
+        n = self.cut(seq, tokens)
+        if len(self.live) < self.n_seqs and self.can_cut(seq, n):
+            self.live.append((seq.fork(n), tokens[:n]))
 
     def truncate(self) -> None:
         seq, tokens = self.random.choice(self.live)
-        n = self.random.randint(0, len(tokens))
-        seq.truncate(n)
-        del tokens[n:]
+        n = self.cut(seq, tokens)
+        if self.can_cut(seq, n):
+            seq.truncate(n)
+            del tokens[n:]
+        else:
+            with pytest.raises(RequestError):
+                seq.truncate(n)
+
+    def cut(self, seq: KVSequence, tokens: list[int]) -> int:
+        nearby = max(len(tokens) - self.random.randint(0, 6), 0)
+        return self.random.choice([nearby, self.random.randint(0, len(tokens))])
+
+    def can_cut(self, seq: KVSequence, n: int) -> bool:
+        """True if every pool has the pages of the window at length `n`."""
+        size = self.pool.page_size
+        return all(
+            pages.page(i)
+            for pages in seq.pages
+            for i in range(first_seen(pages, n) // size, -(-n // size))
+        )
 
     def free(self) -> None:
         seq, _ = self.live.pop(self.random.randrange(len(self.live)))
@@ -256,22 +361,47 @@ class Model:
 
     def check(self) -> None:
         size = self.pool.page_size
-        used = set()
-        for seq, tokens in self.live:
-            table = seq.pages[0].page_numbers().tolist()
-            assert seq.length == len(tokens)
-            assert len(table) == -(-len(tokens) // size)  # no more than needed, so no leak
-            assert [self.content[c] for c in cells(seq)] == tokens
-            used |= set(table)
-        assert 0 not in used
-        assert self.pool.n_free == self.pool.n_pages - len(used)
+        for g, (pool, content) in enumerate(zip(self.pool.pools, self.contents, strict=True)):
+            used = set()
+            for seq, tokens in self.live:
+                pages = seq.pages[g]
+                assert seq.length == len(tokens)
+                if pool.window is None:
+                    assert len(pages) == -(-len(tokens) // size)  # no more than needed, so no leak
+                else:
+                    assert len(pages) <= pool.n_pages // self.n_seqs
+                self.check_seen(pages, content, tokens, len(tokens))
+                used |= set(pages.page_numbers().tolist())
+            assert 0 not in used
+            assert pool.n_free == pool.n_pages - len(used)
+
+    def check_seen(
+        self, pages: PageList, content: dict[int, int], tokens: list[int], pos: int
+    ) -> None:
+        """Check the positions before `pos` that a token there sees."""
+        begin = first_seen(pages, pos)
+        found = [content[c] for c in pages.cells(begin, pos).tolist()]
+        assert found == tokens[begin:pos]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_operations_keep_the_cells_of_every_sequence(seed: int) -> None:
-    model = Model(seed)
+def first_seen(pages: PageList, pos: int) -> int:
+    return 0 if pages.pool.window is None else pages.pool.window.begin(pos)
+
+
+def run_model(model: Model) -> None:
     for _ in range(150):
         model.step()
     for seq, _ in model.live:
         seq.free()
     assert model.pool.n_free == model.pool.n_pages
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_keep_the_cells_of_every_sequence(seed: int) -> None:
+    run_model(Model(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", WINDOWS)
+def test_random_operations_keep_the_cells_of_every_window(name: str, seed: int) -> None:
+    run_model(Model(seed, WINDOWS[name]))

@@ -1,4 +1,4 @@
-"""Tiny models whose layers have windows, shaped like Gemma 3: most layers have one."""
+"""Tiny models whose layers have windows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from lamella.model.layer_memory import Window
 from lamella.model.loader import LoadedModel
 
 
-def write_window_model(path: Path, *, n_layer: int = 6, n_swa: int = 512, period: int = 6) -> None:
-    """Write a model in which every last layer of a period has no window."""
-    tiny = Tiny(arch="gemma2", n_layer=n_layer, tied=True, n_ctx=1 << 17, head_dim=16)
+def write_window_model(path: Path, *, n_layer: int = 6, n_swa: int = 512) -> None:
+    """Write a Gemma 3: every sixth layer has no window."""
+    tiny = Tiny(arch="gemma3", n_layer=n_layer, tied=True, n_ctx=1 << 17, qk_norm=True)
     ones = np.ones(tiny.n_embd, np.float32)
     names = ("post_attention_norm", "post_ffw_norm")
     write_model(
         tiny,
         path,
         replace={f"blk.{il}.{name}.weight": ones for il in range(n_layer) for name in names},
-        metadata={
-            "gemma2.attention.sliding_window": n_swa,
-            "gemma2.attention.sliding_window_pattern": period,
-        },
+        metadata={"gemma3.attention.sliding_window": n_swa},
     )
 
 

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,13 @@ import numpy.typing as npt
 from lamella.base.errors import BackendError, LamellaError
 from lamella.model.batch import Batch
 from lamella.model.context import Context
+from lamella.model.kv_groups import window_cells
 from lamella.model.kv_memory import MemoryGroup
+from lamella.model.kv_pages import PagePool
 from lamella.model.kv_sequence import KVPool, KVSequence
+from lamella.model.layer_memory import Window
 from lamella.model.outputs import F32Array, Row, TopLogits
+from lamella.model.params import ContextParams
 from lamella.model.sampling import Logprobs, Sampler, SamplingParams
 from lamella.model.vocab import Vocab
 from lamella.runtime.engine.engine import Engine
@@ -73,14 +77,31 @@ def fake_logits(history: npt.NDArray[np.int64]) -> F32Array:
     return rng.standard_normal(N_VOCAB).astype(np.float32) * 2
 
 
+class Write(NamedTuple):
+    """The cells of a run in each pool, and the tokens for them."""
+
+    cells: list[npt.NDArray[np.int32]]
+    tokens: list[int]
+
+
 class FakeContext:
     """A fake context. It calls `on_decode` with the step's number, from 1 on, before each decode.
 
     With `tops` it returns only the largest logits if they are enough, like a context on a device.
+    It has a pool without a window, and one for each of `windows` that is just large enough for
+    `n_seqs` sequences and `swa_prefix` tokens.
     """
 
     def __init__(
-        self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4, tops: bool = False
+        self,
+        n_ctx: int = 512,
+        *,
+        n_ubatch: int = 16,
+        page_size: int = 4,
+        tops: bool = False,
+        windows: Sequence[Window] = (),
+        n_seqs: int = 6,
+        swa_prefix: int = 0,
     ) -> None:
         self.n_graphs_built = self.n_reused = 0
         self.in_flight = False
@@ -88,8 +109,13 @@ class FakeContext:
         self.n_ubatch = n_ubatch
         self.n_seq_max = 64
         self.n_vocab = N_VOCAB
-        self.pool = KVPool(n_ctx, page_size=page_size)
-        self.content = np.full(self.pool.pools[0].n_cells_total, -1, np.int64)
+        params = ContextParams(n_parallel=n_seqs, swa_prefix=swa_prefix)
+        pools = [PagePool(n_ctx, page_size=page_size)]
+        for window in windows:
+            n_cells = window_cells(window.n_swa, params, n_ubatch, page_size)
+            pools.append(PagePool(n_cells, window=window, page_size=page_size))
+        self.pool = KVPool(n_ctx, pools, n_seqs=n_seqs if windows else None, page_size=page_size)
+        self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
@@ -97,14 +123,15 @@ class FakeContext:
 
     @property
     def groups(self) -> Sequence[MemoryGroup]:
-        return (MemoryGroup("full", self.pool.pools[0], {}),)
+        return tuple(MemoryGroup(str(own.window or "full"), own, {}) for own in self.pool.pools)
 
     def buffer_bytes(self) -> dict[tuple[str, str], int]:
         return {}
 
     def append(self, seq: KVSequence, n: int) -> None:
-        for _, src, dst, n_cells in seq.append(n):
-            self.content[dst : dst + n_cells] = self.content[src : src + n_cells]
+        for g, src, dst, n_cells in seq.append(n):
+            content = self.contents[g]
+            content[dst : dst + n_cells] = content[src : src + n_cells]
 
     def decode_rows(self, batch: Batch) -> list[Row]:
         n_tops = [r.n_top for r in batch.runs for _ in range(r.n_outputs)]
@@ -120,22 +147,46 @@ class FakeContext:
             ]
         )
         self.on_decode(len(self.steps))
-        for run in batch.runs:
-            self.content[run.seq.pages[0].cells(run.pos, run.pos + len(run.tokens))] = run.tokens
+        self.write(self.prepared(batch))
         rows = []
         for run in batch.runs:
             end = run.pos + len(run.tokens)
             for n in range(end - run.n_outputs + 1, end + 1):
-                rows.append(fake_logits(self.content[run.seq.pages[0].cells(0, n)]))
+                rows.append(fake_logits(self.history(run.seq, n)))
         return np.array(rows, np.float32).reshape(len(rows), N_VOCAB)
+
+    def prepared(self, batch: Batch) -> list[Write]:
+        """Prepare the sequences of a batch. Return what it writes."""
+        writes = []
+        for run in batch.runs:
+            end = run.pos + len(run.tokens)
+            run.seq.prepare(run.pos, end)
+            cells = [pages.cells(run.pos, end) for pages in run.seq.pages]
+            writes.append(Write(cells, list(run.tokens)))
+        return writes
+
+    def write(self, writes: Sequence[Write]) -> None:
+        for cells, tokens in writes:
+            for content, own in zip(self.contents, cells, strict=True):
+                content[own] = tokens
+
+    def history(self, seq: KVSequence, n: int) -> npt.NDArray[np.int64]:
+        """Return the first `n` tokens; wrong ones if a window sees other tokens."""
+        found: npt.NDArray[np.int64] = self.contents[0][seq.pages[0].cells(0, n)]
+        for content, pages in zip(self.contents[1:], seq.pages[1:], strict=True):
+            assert pages.pool.window is not None
+            begin = pages.pool.window.begin(n - 1)
+            if (content[pages.cells(begin, n)] != found[begin:]).any():
+                return found + 1
+        return found
 
 
 class PipelineContext(FakeContext):
     """A context that computes batches without outputs later. `fails` decides if that fails."""
 
-    def __init__(self, n_ctx: int = 512, *, n_ubatch: int = 16, page_size: int = 4) -> None:
-        super().__init__(n_ctx, n_ubatch=n_ubatch, page_size=page_size)
-        self.pending: list[tuple[npt.NDArray[np.int32], list[int]]] = []  # cells, tokens
+    def __init__(self, n_ctx: int = 512, **options: Any) -> None:
+        super().__init__(n_ctx, **options)
+        self.pending: list[Write] = []
         self.fails: Callable[[], bool] = lambda: False
 
     def append(self, seq: KVSequence, n: int) -> None:
@@ -145,15 +196,14 @@ class PipelineContext(FakeContext):
 
     def synchronize(self) -> None:
         pending, self.pending, self.in_flight = self.pending, [], False
-        for cells, tokens in pending:
-            self.content[cells] = tokens
+        self.write(pending)
         if pending and self.fails():
             self._spoil(pending)
             raise BackendError("work in flight failed")
 
     def decode(self, batch: Batch) -> F32Array:
-        now = [(r.seq.pages[0].cells(r.pos, r.pos + len(r.tokens)), r.tokens) for r in batch.runs]
-        self.pending += [(cells, list(tokens)) for cells, tokens in now]
+        now = self.prepared(batch)
+        self.pending += now
         try:
             if batch.n_outputs:
                 self.synchronize()
@@ -167,9 +217,8 @@ class PipelineContext(FakeContext):
             self._spoil(now)  # not computed yet
         return rows
 
-    def _spoil(self, work: Sequence[tuple[npt.NDArray[np.int32], list[int]]]) -> None:
-        for cells, _ in work:
-            self.content[cells] = -2
+    def _spoil(self, work: Sequence[Write]) -> None:
+        self.write([Write(cells, [-2] * len(tokens)) for cells, tokens in work])
 
 
 def _largest(logits: F32Array, n: int) -> TopLogits:

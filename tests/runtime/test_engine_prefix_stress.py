@@ -4,7 +4,7 @@ step all cached pages have the right content, and no page is lost."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -13,6 +13,7 @@ from fake_context import PipelineContext, Recorder, expected, job, make_engine, 
 
 from lamella.base.errors import BackendError, CancelledError
 from lamella.model.kv_prefix import Node
+from lamella.model.layer_memory import Window
 from lamella.runtime.engine.engine import Engine
 from lamella.runtime.engine.job import Result
 
@@ -27,28 +28,38 @@ def nodes_of(engine: Engine) -> list[Node]:
 
 
 def check_pool(engine: Engine, context: PipelineContext) -> None:
-    """Check the cells of the prefix tree, and the pool's reference counts against all users."""
-    pool, nodes = context.pool.pools[0], nodes_of(engine)
+    """Check the cells of the prefix tree, and the pools' reference counts against all users."""
+    tree, nodes = engine._runner.prefixes, nodes_of(engine)
+    assert set(tree._by_age) == set(nodes)
+    for node in nodes:
+        assert node.keys == sorted(node.children)
+        assert len(node.key) == 4 * context.pool.page_size or not node.children
+    for g in range(len(context.pool.pools)):
+        check_pages(engine, context, nodes, g)
+
+
+def check_pages(engine: Engine, context: PipelineContext, nodes: list[Node], g: int) -> None:
+    """Check the pages of one pool."""
+    pool, tree = context.pool.pools[g], engine._runner.prefixes
     n_refs = np.zeros(pool.n_pages + 1, np.int64)
     for ticket in engine._runner.running:
         assert ticket.seq is not None
-        n_refs[ticket.seq.pages[0].page_numbers()] += 1
+        n_refs[ticket.seq.pages[g].page_numbers()] += 1
     in_use = n_refs > 0
-    late = {int(cell) for cells, _ in context.pending for cell in cells}
-    unsure = set(engine._runner.prefixes._unsure)
-    for node in nodes:
+    late = {int(cell) for cells, _ in context.pending for cell in cells[g]}
+    with_page = [node for node in nodes if node.pages[g]]
+    if pool.window is None:
+        assert with_page == nodes
+    else:
+        assert set(tree._in_window[g]) == set(with_page)
+    for node in with_page:
         tokens = np.frombuffer(node.key, np.int32)
-        cells = node.pages[0] * pool.page_size + np.arange(len(tokens))
-        if node not in unsure:
-            assert (context.content[cells] == tokens).all()
+        cells = node.pages[g] * pool.page_size + np.arange(len(tokens))
+        if node not in tree._unsure:
+            assert (context.contents[g][cells] == tokens).all()
             assert late.isdisjoint(cells.tolist())
-        assert node.keys == sorted(node.children)
-        assert len(tokens) == pool.page_size or not node.children
-        for child in node.children.values():
-            assert in_use[node.pages[0]] or not in_use[child.pages[0]]
-        n_refs[node.pages[0]] += 1
-    assert set(engine._runner.prefixes._by_age) == set(nodes)
-    assert len(nodes) == len({node.pages[0] for node in nodes})
+        n_refs[node.pages[g]] += 1
+    assert len(with_page) == len({node.pages[g] for node in with_page})
     assert (n_refs == pool._n_refs).all()
     assert pool.n_free == pool.n_pages - np.count_nonzero(in_use)
 
@@ -56,12 +67,14 @@ def check_pool(engine: Engine, context: PipelineContext) -> None:
 class RandomRun:
     """One engine, its jobs, and random events."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, windows: Sequence[Window] = ()) -> None:
         self.rng = rng = random.Random(seed)
         self.context = PipelineContext(
             rng.choice([8, 24, 33, 64, 96]),
             n_ubatch=rng.choice([1, 2, 5, 16, 64]),
             page_size=rng.choice([1, 2, 3, 4, 8]),
+            windows=windows,
+            swa_prefix=rng.choice([0, 10, 30, 100]) if windows else 0,
         )
         self.engine = make_engine(self.context, n_parallel=rng.choice([1, 2, 3, 6]))
         self.p_fail, self.p_cancel = rng.choice([0, 0.02]), rng.choice([0, 0.1])
@@ -149,5 +162,20 @@ def test_cached_pages_are_right_and_none_is_lost(seed: int) -> None:
     RandomRun(seed).run()
 
 
+WINDOWS = [
+    (Window(1),),
+    (Window(6),),
+    (Window(25),),
+    (Window(8, chunked=True),),
+    (Window(5), Window(12), Window(7, chunked=True)),
+]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_pages_of_windows_are_right_and_none_is_lost(seed: int) -> None:
+    RandomRun(seed, WINDOWS[seed % len(WINDOWS)]).run()
+
+
 def test_random_runs_share_prefixes() -> None:
     assert sum(RandomRun(seed).run() for seed in range(100, 110)) > 200
+    assert sum(RandomRun(seed, WINDOWS[1]).run() for seed in range(100, 110)) > 200
