@@ -159,12 +159,6 @@ def _scale(sums, factor, size):
 
 
 @inlined
-def _seen(scores, begin, end):
-    """Scores, but minus infinity outside of lanes `begin` to `end` - 1."""
-    return join(splat(-math.inf), join(scores, splat(-math.inf), end), begin)
-
-
-@inlined
 def _weigh(p, query, first, begin, end, size):
     """Turn products into weights, relative to the largest score.
 
@@ -174,8 +168,11 @@ def _weigh(p, query, first, begin, end, size):
     if float_param(p, SOFTCAP) > 0 or float_param(p, MAX_BIAS) > 0:
         _bend(p, query, first)
         factor = splat(1.0)
-    low = _seen(load_f32x16(weights) * factor, begin, end)
-    high = _seen(load_f32x16(weights + VECTOR) * factor, begin - LANES, end - LANES)
+    low = join(load_f32x16(weights) * factor, splat(-math.inf), end)
+    high = join(load_f32x16(weights + VECTOR) * factor, splat(-math.inf), end - LANES)
+    if begin > 0:
+        low = join(splat(-math.inf), low, begin)
+        high = join(splat(-math.inf), high, begin - LANES)
     largest, before = hmax(vmax(low, high)), load_f32(sums + LARGEST)
     if largest > before + SLACK:
         store_f32x16(sums + LARGEST, splat(largest))
@@ -279,16 +276,16 @@ def attend_block(p, query, count, first, n, k, v, temp):
         _weigh(p, one, first, own[0], own[1], v_step)
     if count < TILE or begin >= end:
         begin = end = n  # each query adds all of its positions by itself
-    for i in range(count):
-        one = query + i * step
-        own = _own(one, first, n)
-        _add_one(one, own[0], min(begin, own[1]), v, v_step)
+    if begin > 0:
+        for i in range(count):
+            own = _own(query + i * step, first, n)
+            _add_one(query + i * step, own[0], min(begin, own[1]), v, v_step)
     if count == TILE:
         _add_tile(query, step, begin, end, v, v_step)
-    for i in range(count):
-        one = query + i * step
-        own = _own(one, first, n)
-        _add_one(one, max(end, own[0]), own[1], v, v_step)
+    if end < n:
+        for i in range(count):
+            own = _own(query + i * step, first, n)
+            _add_one(query + i * step, max(end, own[0]), own[1], v, v_step)
 
 
 # --- partitions and results ---
