@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from op_cases import OpCase, numbers, rows, weights
@@ -56,27 +56,35 @@ def _experts() -> Iterator[OpCase]:
 
 
 def _attention() -> Iterator[OpCase]:
+    all, some = 0, 700  # positions that a token attends to
     kinds = [(64, F16), (80, F16), (128, F16), (256, F16), (128, Q8_0), (128, F32)]
-    for (head_dim, type), n in product(kinds, (1, 24, 300)):
+    for (head_dim, type), n, n_swa in product(kinds, (1, 24, 300), (all, some)):
+        name = f"window {n_swa} of {DEPTH}" if n_swa else f"{DEPTH}"
         yield OpCase(
-            f"flash_attn_ext {head_dim} {type.name} {DEPTH}x{n}",
-            lambda t, d=head_dim, type=type, n=n: _attend(t, d, type, n),  # type: ignore[misc]
+            f"flash_attn_ext {head_dim} {type.name} {name}x{n}",
+            partial(_attend, head_dim=head_dim, type=type, n=n, n_swa=n_swa),
             axis=2,
             n_tokens=n,
             limit=1e-10,
         )
 
 
-def _attend(t: Tokens, head_dim: int, type: GGMLType, n: int) -> Tensor:
-    """The last tokens of a sequence; every fifth token is one of the first of another sequence."""
+def _attend(t: Tokens, head_dim: int, type: GGMLType, n: int, n_swa: int) -> Tensor:
+    """The last tokens of a sequence; every fifth token is one of the first of another sequence.
+
+    Heads have sinks if there is a window.
+    """
     n_pages = DEPTH // 32 + 1
     other = np.arange(n) % 5 == 4
     pos = np.where(other, 0, DEPTH - n) + np.arange(n)
     k, v = (weights(type, 2 * n_pages * 32, 8 * head_dim, seed=seed) for seed in (1, 2))
     pages = np.random.default_rng(1).permutation(2 * n_pages).reshape(2, n_pages)
     q = leaf(numbers(n, 32, head_dim)[t])
-    tokens = (ids(pages), *map(ids, (other[t], pos[t], 0 * pos[t], pos[t] + 1)))
-    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=head_dim**-0.5)
+    begin = np.maximum(0, pos + 1 - (n_swa or len(pos) + DEPTH))
+    tokens = (other[t], pos[t], begin[t], pos[t] + 1)
+    args = (q, k, v, ids(pages), *map(ids, tokens))
+    params: dict[str, Any] = {"sinks": leaf(np.arange(32) - 20) if n_swa else None, "n_swa": n_swa}
+    return ops.flash_attn_ext(*args, page_size=32, scale=head_dim**-0.5, **params)
 
 
 def _rows() -> Iterator[OpCase]:

@@ -459,6 +459,9 @@ def attention_cases() -> Iterator[OpCase]:
         "alibi": {"max_bias": 8.0},
         "softcap": {"softcap": 2.0},
         "both": {"max_bias": 4.0, "softcap": 1.5},
+        "window": {"n_swa": 20},
+        "window sinks softcap": {"n_swa": 33, "sinks": True, "softcap": 2.0},
+        "not causal": {"end": 90},
     }
     for name, params in kinds.items():
         yield OpCase(
@@ -476,26 +479,51 @@ def attention_cases() -> Iterator[OpCase]:
             limit=1e-10,
             timed=True,
         )
+        yield OpCase(
+            f"flash_attn_ext window 512 of 4096x{n}",
+            lambda t, n=n: _long_attention(t, 512),  # type: ignore[misc]
+            axis=2,
+            n_tokens=n,
+            limit=1e-10,
+            timed=True,
+        )
 
 
-def _attention(t: Tokens, head_dim: int, k: GGMLType, v: GGMLType, **params: Any) -> Tensor:
+def _attention(
+    t: Tokens,
+    head_dim: int,
+    k: GGMLType,
+    v: GGMLType,
+    *,
+    end: int | None = None,
+    sinks: bool = False,
+    n_swa: int = 0,
+    **params: Any,
+) -> Tensor:
     n_kv = 4  # heads; 8 share them
     q = leaf(numbers(5, 8, head_dim)[t])
     pools = [
         leaf(normal(6 * 32, n_kv * head_dim, seed=5 + i), type) for i, type in enumerate((k, v))
     ]
-    pos = PLACES[t]
-    tokens = (ids(TABLE), *map(ids, (SEQUENCE[t], pos, 0 * pos, pos + 1)))
-    return ops.flash_attn_ext(q, *pools, *tokens, page_size=32, scale=head_dim**-0.5, **params)
+    tokens = (SEQUENCE[t], PLACES[t], *_spans(PLACES[t], end, n_swa))
+    args = (q, *pools, ids(TABLE), *map(ids, tokens))
+    params |= {"scale": head_dim**-0.5, "sinks": leaf(np.arange(8) - 4) if sinks else None}
+    return ops.flash_attn_ext(*args, page_size=32, n_swa=n_swa, **params)
 
 
-def _long_attention(t: Tokens) -> Tensor:
+def _spans(pos: Array, end: int | None, n_swa: int) -> tuple[Array, Array]:
+    """The begin and end of each token's positions: a window of `n_swa`, or all before `end`."""
+    begin = np.maximum(0, pos + 1 - n_swa) if n_swa else 0 * pos
+    return begin, pos + 1 if end is None else np.full_like(pos, end)
+
+
+def _long_attention(t: Tokens, n_swa: int = 0) -> Tensor:
     q = leaf(numbers(64, 32, 64)[t])
     k, v = weights(F16, 4096, 8 * 64), weights(F16, 4096, 8 * 64, seed=2)
     pages = ids(np.random.default_rng(1).permutation(128)[None])
     pos = np.arange(4032, 4096)[t]
-    tokens = (pages, *map(ids, (0 * pos, pos, 0 * pos, pos + 1)))
-    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125)
+    tokens = (pages, *map(ids, (0 * pos, pos, *_spans(pos, None, n_swa))))
+    return ops.flash_attn_ext(q, k, v, *tokens, page_size=32, scale=0.125, n_swa=n_swa)
 
 
 @cache

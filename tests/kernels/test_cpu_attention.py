@@ -41,7 +41,7 @@ def test_every_pair_of_types_is_supported() -> None:
         assert len(KERNELS.calls_of(node)) == 1
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [1, 8, 12, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256, 512])
 @each_type((F16, Q8_0))
 def test_head_dims(head_dim: int, type: GGMLType) -> None:
     n = 32 // math.gcd(head_dim, 32)  # rows are whole blocks, heads need not be

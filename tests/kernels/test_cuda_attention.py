@@ -54,6 +54,7 @@ def check_f32(*args: Any, **params: Any) -> Array:
         Shape(3, 1, 40, 24),  # not whole steps of the tensor core
         Shape(4, 2, 48, 80, Q8_0, Q8_0),  # heads begin and end within blocks
         Shape(1, 1, 256, 256, Q8_0, F16),  # two slices of values
+        Shape(3, 1, 192, 192),
         *(Shape(n, 1) for n in (4, 7, 8, 20, 80)),  # heads that share; 80 need several blocks
     ],
     ids=str,
