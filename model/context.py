@@ -81,7 +81,7 @@ class Context:
     ) -> None:
         self.params = params or ContextParams()
         self.model = model
-        self.n_ctx = self.params.size(model.hp.n_ctx_train)
+        self.n_ctx = self.params.size(model.hp.n_ctx_train, model.arch.max_default_ctx())
         self.n_ctx_seq = min(self.n_ctx, model.arch.max_ctx() or self.n_ctx)
         self.n_ubatch = min(self.params.n_batch, self.params.n_ubatch, self.n_ctx)
         self.n_seq_max = self.params.n_parallel
@@ -339,7 +339,7 @@ class Context:
         return sum(scheduler.buffer_sizes()) + sum(scheduler.work_sizes())
 
     def _build(self, params: GraphParams) -> DecodeGraph:
-        return build_graph(self.model, self.kv.layers, params, self.pool)
+        return build_graph(self.model, self.kv.layers, params, self.pool, self.n_ctx)
 
     def _set_threads(self, n_tokens: int) -> None:
         """Set the number of threads that the backends' next plans may use."""

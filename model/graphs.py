@@ -155,13 +155,16 @@ def _in_place(tensor: Tensor) -> I32Array:
 
 
 def build_graph(
-    model: LoadedModel, kv: Sequence[KVLayer | None], params: GraphParams, pool: KVPool
+    model: LoadedModel,
+    kv: Sequence[KVLayer | None],
+    params: GraphParams,
+    pool: KVPool,
+    n_ctx: int,
 ) -> DecodeGraph:
-    """Build the model's graph for ubatches of up to `params`."""
+    """Build the model's graph for ubatches of up to `params`, in a context of `n_ctx` tokens."""
     # the page table has one more row, for the sequence of the padding tokens
     inputs = GraphInputs.new(
         params.n_tokens, params.n_outputs, pool.width, params.n_seqs + 1, model.hp.memory
     )
-    n_ctx = pool.width * pool.page_size
     logits = model.arch.build(model.weights, inputs, kv, page_size=pool.page_size, n_ctx=n_ctx)
     return DecodeGraph(model.arch, params, inputs, logits)

@@ -351,8 +351,12 @@ class ContextParams(Options):
         help="maximum number of requests decoded together",
     )
 
-    def size(self, n_ctx_train: int) -> int:
-        """Return the context size, in tokens, for a model that was trained with `n_ctx_train`."""
+    def size(self, n_ctx_train: int, max_default: int | None = None) -> int:
+        """Return the context size, in tokens, for a model that was trained with `n_ctx_train`.
+
+        `max_default` is the largest size that may be chosen without the user, if there is a limit.
+        """
         if self.n_ctx is None:
-            return min(n_ctx_train, max(DEFAULT_CTX * self.n_parallel, self.fit_ctx))
+            wanted = max(DEFAULT_CTX * self.n_parallel, self.fit_ctx)
+            return min(n_ctx_train, wanted, n_ctx_train if max_default is None else max_default)
         return self.n_ctx or n_ctx_train

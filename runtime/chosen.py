@@ -37,11 +37,12 @@ class Chosen:
 
 
 def choice_line(made: Chosen) -> str:
-    """The choice in one line; "" if there was nothing to choose."""
+    """The choice and the context's effect in one line; "" if there is neither."""
     reduced = list(_reduced(made))
     if reduced:
         reduced[-1] += _why_reduced(made)
-    return "; ".join([*_context(made), *reduced])
+    effect = [made.plan.effect] if made.plan.effect else []
+    return "; ".join([*_context(made), *effect, *reduced])
 
 
 def choice_notes(made: Chosen) -> Iterator[str]:

@@ -179,7 +179,8 @@ class ModelPlan:
         decode, prefill: the graph of one token, and that of a whole ubatch.
         overrides: in the order in which they are tried.
         no_pipeline: why ubatches run one after the other; "" if they overlap.
-        choice: one line about the values that fitting chose; "" if there was nothing to choose.
+        effect: what the size of the context changes in the computation; "" if nothing.
+        choice: one line about the values that fitting chose, and the effect; "" if there is none.
         is_reduced: the choice is less than what would run without a limit of memory.
         notes: lines about the model and the choice.
     """
@@ -203,6 +204,7 @@ class ModelPlan:
     prefill: GraphPlan
     overrides: tuple[OverridePlan, ...]
     no_pipeline: str
+    effect: str = ""
     choice: str = ""
     is_reduced: bool = False
     notes: tuple[str, ...] = ()
@@ -303,6 +305,7 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         prefill=_graph_plan(prefill, context.n_ubatch, measured),
         overrides=_override_plans(model),
         no_pipeline=context.no_pipeline,
+        effect=model.arch.describe(context.n_ctx),
         notes=tuple(model.arch.notes(context.n_ctx)),
     )
 

@@ -66,11 +66,12 @@ class Trials:
     """
 
     def __init__(self, file: GGUFFile, placement: Placement, params: OpenParams) -> None:
-        hp, rules = open_architecture(file).hp, params.placement
+        arch, rules = open_architecture(file), params.placement
+        hp = arch.hp
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
         self.n_ctx_train = hp.n_ctx_train
         self.first = Choice(
-            params.context.size(hp.n_ctx_train),
+            params.context.size(hp.n_ctx_train, arch.max_default_ctx()),
             _up_to(hp.n_layer + 1, rules.n_gpu_layers) if placement.devices else 0,
             _up_to(hp.n_layer, rules.n_cpu_moe or 0),
             rules.op_offload is not False,

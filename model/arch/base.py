@@ -127,8 +127,12 @@ class Architecture(ABC):
         """
         return None
 
+    def describe(self, n_ctx: int) -> str:
+        """Return what this size of the context changes in the computation; "" if nothing."""
+        return ""
+
     def notes(self, n_ctx: int) -> list[str]:
-        """Return lines for people about how a context of this size is computed."""
+        """Return lines that warn people of how a context of this size is computed."""
         notes, most, unread = [], self.max_ctx(), self._keys.unread()
         if most is not None and n_ctx > most:
             notes.append(f"a request has at most {most} tokens: the model has so many positions")

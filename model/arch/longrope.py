@@ -40,11 +40,9 @@ class LongRope(Decoder):
     def max_default_ctx(self) -> int | None:
         return self.n_ctx_orig
 
-    def notes(self, n_ctx: int) -> list[str]:
+    def describe(self, n_ctx: int) -> str:
         if self.n_ctx_orig is None:
-            return super().notes(n_ctx)
-        kind, than = ("long", "more") if n_ctx > self.n_ctx_orig else ("short", "not more")
-        return [
-            f"rope has the {kind} factors: the context has {than} than {self.n_ctx_orig} tokens",
-            *super().notes(n_ctx),
-        ]
+            return super().describe(n_ctx)
+        if n_ctx > self.n_ctx_orig:
+            return f"long factors of rope, for contexts above {self.n_ctx_orig}"
+        return f"short factors of rope, for contexts up to {self.n_ctx_orig}"

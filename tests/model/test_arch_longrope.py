@@ -51,11 +51,11 @@ def test_the_context_chooses_the_factors(n_ctx: int, used: F32Array, tmp_path: P
 def test_the_default_context_uses_the_short_factors(tmp_path: Path) -> None:
     arch = arch_of(written(tmp_path / "m.gguf"))
     assert arch.max_default_ctx() == N_CTX_ORIG
-    assert arch.notes(64) == ["rope has the short factors: the context has not more than 64 tokens"]
-    assert arch.notes(65) == ["rope has the long factors: the context has more than 64 tokens"]
+    assert arch.describe(64) == "short factors of rope, for contexts up to 64"
+    assert arch.describe(65) == "long factors of rope, for contexts above 64"
 
 
 def test_a_file_without_factors(tmp_path: Path) -> None:
     write_model(TINY, tmp_path / "m.gguf")
     arch = arch_of(tmp_path / "m.gguf")
-    assert (arch.max_default_ctx(), arch.notes(256)) == (None, [])
+    assert (arch.max_default_ctx(), arch.describe(256)) == (None, "")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from make_model import Type
 from make_model import write_model as make_model
@@ -185,6 +186,20 @@ def test_the_context_is_never_smaller_than_fit_ctx(deep: Path, fit_ctx: int) -> 
         DoesNotFitError, match=r"SIM0 lacks .*what may help: .*more memory for SIM0"
     ):
         enforce(plan)
+
+
+def test_the_default_context_does_not_change_the_factors_of_rope(tmp_path: Path) -> None:
+    """Otherwise the text would depend on free memory."""
+    tiny = replace(
+        TINY["llama"], arch="phi3", n_ctx=40000, rope={"scaling.original_context_length": 2048}
+    )
+    factors = {f"rope_factors_{kind}.weight": np.ones(8, np.float32) for kind in ("long", "short")}
+    write_model(tiny, tmp_path / "m.gguf", replace=factors)
+    plan = plan_of(tmp_path / "m.gguf", n_ctx=None, fit_ctx=4096)
+    assert plan.n_ctx == 2048
+    assert plan.choice.endswith("; short factors of rope, for contexts up to 2048")
+    plan = plan_of(tmp_path / "m.gguf", n_ctx=2049)
+    assert plan.choice == "long factors of rope, for contexts above 2048"
 
 
 @pytest.mark.parametrize(("n_parallel", "n_ctx"), [(1, 8192), (3, 24576), (64, 40000)])
