@@ -84,6 +84,7 @@ ARCHITECTURES: Final[dict[str, str]] = {
     "pangu-embedded": "pangu_embedded.PanguEmbedded",
     "phi2": "phi2.Phi2",
     "phi3": "phi3.Phi3",
+    "phimoe": "phimoe.PhiMoE",
     "plamo": "plamo.PLaMo",
     "plm": "plm.PLM",
     "qwen": "qwen.Qwen",

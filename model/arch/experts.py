@@ -54,6 +54,14 @@ class Router:
     n_group: int = 1
     n_group_used: int = 1
 
+    def route(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts for x [n_embd, n_tokens].
+
+        Returns:
+            (experts [n_used, n_tokens], the best first; weights [1, n_used, n_tokens]).
+        """
+        return _route(b, x, self)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -169,7 +177,7 @@ def moe(
         weigh_input: weights are factors of x, not of the experts' results.
         scaled: each expert's result may have a factor, `ffn_down_exps.scale`.
     """
-    chosen, weights = _route(b, x if routed is None else routed, router)
+    chosen, weights = router.route(b, x if routed is None else routed)
     if scaled:
         weights = _scaled(b, weights, chosen)
     rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
@@ -202,7 +210,6 @@ def shared_expert(
 
 
 def _route(b: LayerBuild, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-    """Return (experts [n_used, n_tokens], the best first; weights [1, n_used, n_tokens])."""
     n_expert, n_used, n_tokens = b.hp.n_expert, b.hp.n_expert_used, x.ne[1]
     logits = b.linear(x, "ffn_gate_inp", n_expert, router.logit_bias)
     if router.softcap:
