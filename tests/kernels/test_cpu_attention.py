@@ -91,6 +91,16 @@ def test_partitions_are_divided_only_for_few_tokens_of_long_sequences() -> None:
     assert records == {1: True, 16: True, 17: False, 0: False}
 
 
+def test_a_window_limits_scratch_memory_and_the_estimate_of_work() -> None:
+    shape = Shape(8, 2, 16, 16)
+    calls = {n: KERNELS.calls_of(build(shape, [0], [9], n_swa=n))[0] for n in (0, 2, 300, 600)}
+    n_bytes = {n: call.scratch for n, call in calls.items()}
+    # 1664 positions are four partitions; of 300, two may see a part, of 600 three
+    assert n_bytes[300] * 5 == n_bytes[0] * 2
+    assert n_bytes[600] * 5 == n_bytes[0] * 3
+    assert [n for n, call in calls.items() if call.one_thread] == [2]
+
+
 def test_a_plan_may_be_run_again_with_other_positions() -> None:
     shape = Shape(4, 1, 16, 16)
     node = build(shape, [0, 1], [1600, 1100])
