@@ -100,25 +100,8 @@ def flash_attn_ext(
         F32 [head_dim_v, n_head, n_tokens].
     """
     op = "flash_attn_ext"
-    require_type(op, "q", q, GGMLType.F32)
-    for what, pool in (("k", k), ("v", v)):
-        kinds = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
-        require_type(op, what, pool, *kinds)
-        require(pool.ne[2] == 1 and pool.ne[3] == 1, op, f"{what} must be a matrix", pool)
-    head_dim, n_head, n_tokens = q.ne[:3]
-    rule = "q must have three dimensions, ne[0] and ne[1] above 0"
-    require(q.ne[3] == 1 and head_dim > 0 and n_head > 0, op, rule, q)
-    n_head_kv = k.ne[0] // head_dim
-    shared = k.ne[0] % head_dim == 0 and n_head_kv > 0 and n_head % n_head_kv == 0
-    require(shared, op, "k.ne[0] must be q.ne[0] times a divisor of n_head", q, k)
-    require(
-        v.ne[0] > 0 and v.ne[0] % n_head_kv == 0,
-        op,
-        f"v must have {n_head_kv} heads, like k",
-        k,
-        v,
-    )
-    require(k.ne[1] == v.ne[1], op, "k and v must have the same number of cells", k, v)
+    n_head_kv = _n_head_kv(op, q, k, v)
+    n_head, n_tokens = q.ne[1:3]
     whole = page_size > 0 and k.ne[1] % page_size == 0
     require(whole, op, f"the number of cells must be a multiple of page_size {page_size}", k)
     require_type(op, "pages", pages, GGMLType.I32)
@@ -137,6 +120,25 @@ def flash_attn_ext(
     params = AttnParams(float(scale), float(max_bias), float(softcap), page_size, n_swa)
     ne = (v.ne[0] // n_head_kv, n_head, n_tokens)
     return Tensor(GGMLType.F32, ne, op=Op.FLASH_ATTN_EXT, params=params, src=src)
+
+
+def _n_head_kv(op: str, q: Tensor, k: Tensor, v: Tensor) -> int:
+    """The number of heads of keys and values. Rejects queries and pools that do not fit."""
+    require_type(op, "q", q, GGMLType.F32)
+    for what, pool in (("k", k), ("v", v)):
+        kinds = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0)
+        require_type(op, what, pool, *kinds)
+        require(pool.ne[2] == 1 and pool.ne[3] == 1, op, f"{what} must be a matrix", pool)
+    head_dim, n_head = q.ne[:2]
+    rule = "q must have three dimensions, ne[0] and ne[1] above 0"
+    require(q.ne[3] == 1 and head_dim > 0 and n_head > 0, op, rule, q)
+    n = k.ne[0] // head_dim
+    shared = k.ne[0] % head_dim == 0 and n > 0 and n_head % n == 0
+    require(shared, op, "k.ne[0] must be q.ne[0] times a divisor of n_head", q, k)
+    rule = f"v must have {n} heads, like k"
+    require(v.ne[0] > 0 and v.ne[0] % n == 0, op, rule, k, v)
+    require(k.ne[1] == v.ne[1], op, "k and v must have the same number of cells", k, v)
+    return n
 
 
 def _require_matrix(op: str, a: Tensor, b: Tensor) -> None:
