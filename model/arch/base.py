@@ -71,10 +71,14 @@ class Architecture(ABC):
         self._keys = keys
 
     def ignores(self, tensor: str) -> bool:
-        """True if the model does not use this tensor of its file: one of `n_layer_nextn`."""
+        """True if the model does not use this tensor of its file.
+
+        These are the layers of `n_layer_nextn`, and factors of quantized activations.
+        """
         n_layer = self.hp.n_layer
         unused = range(n_layer, n_layer + self.hp.n_layer_nextn)
-        return any(tensor.startswith(f"blk.{il}.") for il in unused)
+        in_unused = any(tensor.startswith(f"blk.{il}.") for il in unused)
+        return in_unused or tensor.endswith(".input_scale")
 
     @abstractmethod
     def forward(self, g: GraphBuild) -> Tensor:

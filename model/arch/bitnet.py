@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ...graph import Tensor, ops
+from ...graph import Tensor
 from .build import LayerBuild
 from .decoder import Decoder
 
@@ -15,22 +15,9 @@ class BitNet(Decoder):
 
     name = "bitnet"
 
-    def qkv(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().qkv(b, x)
-        return scaled(b, q, "attn_q"), scaled(b, k, "attn_k"), scaled(b, v, "attn_v")
-
     def project(self, b: LayerBuild, x: Tensor) -> Tensor:
-        return scaled(b, super().project(b, b.norm(x, "attn_sub_norm")), "attn_output")
+        return super().project(b, b.norm(x, "attn_sub_norm"))
 
     def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
-        gate, up = (
-            scaled(b, b.linear(x, name, b.shape.n_ff), name) for name in ("ffn_gate", "ffn_up")
-        )
-        hidden = b.norm(self.act(gate, up), "ffn_sub_norm")
-        return scaled(b, b.down(hidden), "ffn_down")
-
-
-def scaled(b: LayerBuild, y: Tensor, name: str) -> Tensor:
-    """Return y times the factor of the matrix `name`, if the file has it."""
-    factor = b.weight(f"{name}.scale", (1,))
-    return y if factor is None else ops.mul(y, factor)
+        gate, up = (b.linear(x, name, b.shape.n_ff) for name in ("ffn_gate", "ffn_up"))
+        return b.down(b.norm(self.act(gate, up), "ffn_sub_norm"))

@@ -120,8 +120,7 @@ class GraphBuild:
         """
         n_layer = self.hp.n_layer
         files = ((Part("output.weight"),), (Part("token_embd.weight"),))
-        ne = (self.hp.n_embd, self.hp.n_vocab)
-        y = ops.mul_mat(self.required("output.weight", ne, n_layer, Op.MUL_MAT, files=files), x)
+        y = self.linear(x, "output", self.hp.n_vocab, n_layer, files=files)
         return self.add_bias(y, "output", n_layer, bias)
 
     def logits(self, x: Tensor, bias: Bias = Bias.NONE) -> Tensor:
@@ -165,18 +164,12 @@ class GraphBuild:
         name: str,
         n_out: int,
         layer: int | None,
-        bias: Bias = Bias.NONE,
         *,
-        files: Callable[[str], tuple[tuple[Part, ...], ...]] = lambda _: (),
+        files: tuple[tuple[Part, ...], ...] = (),
     ) -> Tensor:
-        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out], plus its bias.
-
-        `files` returns the sources of the weight and of the bias, from "weight" and "bias".
-        """
-        matrix = self.required(
-            f"{name}.weight", (x.ne[0], n_out), layer, Op.MUL_MAT, files=files("weight")
-        )
-        return self.add_bias(ops.mul_mat(matrix, x), name, layer, bias, files=files("bias"))
+        """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out]."""
+        ne = (x.ne[0], n_out)
+        return ops.mul_mat(self.required(f"{name}.weight", ne, layer, Op.MUL_MAT, files=files), x)
 
     def add_bias(
         self,
@@ -278,10 +271,17 @@ class LayerBuild:
         bias: Bias = Bias.NONE,
         *,
         part_of: tuple[str, int, int] | None = None,
+        scaled: bool = True,
     ) -> Tensor:
         """Return x [n_in, n_tokens] times the matrix `name` [n_in, n_out], plus its bias.
 
-        `part_of` (tensor, begin, n_rows): files may have the matrix as rows of a larger one.
+        Args:
+            x: rows.
+            name: without the layer.
+            n_out: columns of the result.
+            bias: its presence.
+            part_of: (tensor, begin, n_rows); files may have the matrix as rows of a larger one.
+            scaled: the product may have a factor, as in files with NVFP4 matrices.
         """
 
         def files(kind: str) -> tuple[tuple[Part, ...], ...]:
@@ -291,7 +291,12 @@ class LayerBuild:
             part = Part(f"{tensor}.{kind}", begin, n_out, n_rows)
             return self.parts([f"{name}.{kind}"], [part])
 
-        return self.g.linear(x, f"blk.{self.il}.{name}", n_out, self.il, bias, files=files)
+        full = f"blk.{self.il}.{name}"
+        y = self.g.linear(x, full, n_out, self.il, files=files("weight"))
+        factor = self.weight(f"{name}.scale", (1,)) if scaled else None
+        if factor is not None:
+            y = ops.mul(y, factor)
+        return self.g.add_bias(y, full, self.il, bias, files=files("bias"))
 
     # --- attention ---
 

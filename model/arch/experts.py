@@ -163,7 +163,6 @@ def moe(
     routed: Tensor | None = None,
     bias: Bias = Bias.NONE,
     weigh_input: bool = False,
-    scaled: bool = False,
 ) -> Tensor:
     """Return the weighted sum of down(act(gate(x), up(x))) by each token's chosen experts.
 
@@ -175,11 +174,9 @@ def moe(
         routed: the router's input, x by default.
         bias: of the experts' matrices.
         weigh_input: weights are factors of x, not of the experts' results.
-        scaled: each expert's result may have a factor, `ffn_down_exps.scale`.
     """
     chosen, weights = router.route(b, x if routed is None else routed)
-    if scaled:
-        weights = _scaled(b, weights, chosen)
+    weights = _scaled(b, weights, "down", chosen)
     rows = ops.reshape(x, (x.ne[0], 1, x.ne[1]))
     if weigh_input:
         repeated = ops.repeat(rows, (x.ne[0], chosen.ne[0], x.ne[1]))
@@ -211,7 +208,7 @@ def shared_expert(
 
 def _route(b: LayerBuild, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     n_expert, n_used, n_tokens = b.hp.n_expert, b.hp.n_expert_used, x.ne[1]
-    logits = b.linear(x, "ffn_gate_inp", n_expert, router.logit_bias)
+    logits = b.linear(x, "ffn_gate_inp", n_expert, router.logit_bias, scaled=False)
     if router.softcap:
         logits = softcapped(logits, router.softcap)
     probs = b.named(_probabilities(b.named(logits, "ffn_moe_logits"), router), "ffn_moe_probs")
@@ -295,6 +292,8 @@ def _matrices(b: LayerBuild, kind: str, x: Tensor, chosen: Tensor, bias: Bias) -
         x,
         chosen,
     )
+    if kind != "down":  # the factors of down are in the weights
+        y = _scaled(b, y, kind, chosen)
     if bias is not Bias.NONE:
         files = b.parts([f"{name}.bias"], *_fused(kind, n_ff, "bias"))
         y = ops.add_id(
@@ -314,15 +313,15 @@ def _fused(kind: str, n_ff: int, what: str) -> list[Sequence[Part]]:
     return [[Part(f"ffn_gate_up_exps.{what}", 0 if kind == "gate" else n_ff, n_ff, 2 * n_ff)]]
 
 
-def _scaled(b: LayerBuild, weights: Tensor, chosen: Tensor) -> Tensor:
-    """Return weights [1, n_used, n_tokens] times the chosen experts' factors, if there are any."""
+def _scaled(b: LayerBuild, y: Tensor, kind: str, chosen: Tensor) -> Tensor:
+    """Return y [n, n_used, n_tokens] times the factors of the chosen experts, if there are any."""
     n_expert = b.hp.n_expert
-    scales = b.weight("ffn_down_exps.scale", (n_expert,))
+    scales = b.weight(f"ffn_{kind}_exps.scale", (n_expert,))
     if scales is None:
-        return weights
+        return y
     table, ids = ops.reshape(scales, (1, n_expert)), ops.cont(chosen)
     found = ops.get_rows(table, ops.reshape(ids, (ids.n_elements,)))
-    return ops.mul(weights, ops.reshape(found, (1, *chosen.ne[:2])))
+    return ops.mul(y, ops.reshape(found, (1, *chosen.ne[:2])))
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -66,5 +66,5 @@ class Gemma4(PerLayer):
         routed = ops.scale(b.g.normed(x), n_embd**-0.5)
         routed = ops.mul(routed, b.required("ffn_gate_inp.scale", (n_embd,)))
         x = b.norm(x, "pre_ffw_norm_2")
-        y = moe(b, x, Router(), self.act, routed=routed, scaled=True)
+        y = moe(b, x, Router(), self.act, routed=routed)
         return ops.add(b.norm(dense, "post_ffw_norm_1"), b.norm(y, "post_ffw_norm_2"))

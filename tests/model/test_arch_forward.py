@@ -112,6 +112,24 @@ def test_quantized_weights_and_experts_in_separate_tensors(tmp_path: Path, run: 
     assert_logits(actual, forward(TINY["mixtral"], weights, tokens))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_factors_of_matrices(name: str, tmp_path: Path, run: Run) -> None:
+    """Files with NVFP4 matrices have factors of their products."""
+    n = max(TINY[name].n_expert, 1)
+    factors = np.linspace(0.5, 2, n, dtype=np.float32)
+    kinds = ["attn_q", "attn_output"]
+    kinds += ["ffn_up_exps", "ffn_down_exps"] if n > 1 else ["ffn_gate", "ffn_down"]
+    scaled = {f"blk.1.{kind}": factors if "exps" in kind else factors[:1] for kind in kinds}
+    files = {f"{weight}.scale": factor for weight, factor in scaled.items()}
+    files["blk.0.attn_q.input_scale"] = factors[:1]  # nothing uses it
+    weights = write_model(TINY[name], tmp_path / "m.gguf", replace=files)
+    for weight, factor in scaled.items():
+        weights[f"{weight}.weight"] = (weights[f"{weight}.weight"].T * factor).T
+    tokens = tokens_of(6, seed=5)
+    actual = run(tmp_path / "m.gguf").prompt(tokens)
+    assert_logits(actual, forward(TINY[name], weights, tokens))
+
+
 def test_layers_of_different_shapes(tmp_path: Path, run: Run) -> None:
     """Head counts and widths can be arrays. Here all elements are equal."""
     keys = {"feed_forward_length": 96, "attention.head_count": 4, "attention.head_count_kv": 2}
