@@ -160,6 +160,7 @@ WRONG = [
     wrong(ROWS, "xielu", "turned a[64, 8]", 1, 1, 0.5, -1e-6),
     *mapped("silu"),
     *mapped("gelu"),
+    *mapped("gelu_erf"),
     *mapped("relu"),
     *gated("glu", GluOp.GEGLU_ERF, by="geglu_erf"),
     wrong("swapped needs", "glu", "a[4]", "b[4]", GluOp.SWIGLU, swapped=True, by="swiglu"),

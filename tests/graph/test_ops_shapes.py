@@ -93,6 +93,7 @@ RIGHT = [
     ),
     right("UNARY[8] F32", "silu", "a[8]", params=UnaryParams(UnaryOp.SILU)),
     right("UNARY[8] F32", "gelu", "a[8]", params=UnaryParams(UnaryOp.GELU)),
+    right("UNARY[8] F32", "gelu_erf", "a[8]", params=UnaryParams(UnaryOp.GELU_ERF)),
     right("UNARY[8] F32", "relu", "a[8]", params=UnaryParams(UnaryOp.RELU)),
     right(
         "UNARY[8] F32",
