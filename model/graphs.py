@@ -85,7 +85,7 @@ class DecodeGraph:
             _in_place(inputs.end)[0],
             _in_place(inputs.seq)[0],
             _in_place(inputs.out_ids)[0],
-            None if self.temperature is None else _in_place(inputs.attn_scale)[0],
+            None if self.temperature is None else _in_place(inputs.attn_scale).ravel(),
             [(_in_place(p), _in_place(c)[0], _in_place(b)[0]) for p, c, b in groups],
         )
 
@@ -150,7 +150,7 @@ class _Arrays(NamedTuple):
 def _in_place(tensor: Tensor) -> I32Array:
     buffer = buffer_of(tensor)
     assert isinstance(buffer, HostBuffer), f"input {tensor!r} is not in host memory"
-    data: I32Array = buffer.array(tensor)[0, 0].view(np.int32)
+    data: I32Array = buffer.array(tensor)[0].reshape(-1, tensor.ne[0]).view(np.int32)
     return data
 
 

@@ -10,9 +10,13 @@ import numpy.typing as npt
 from arch_run import Runner
 from tiny_models import Tiny, write_model
 
+from lamella.graph import GGMLType
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch.base import Temperature
+from lamella.model.batch import Batch
+from lamella.model.context import Context
 from lamella.model.loader import load_model
+from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.sched import DeviceType
 
@@ -99,6 +103,21 @@ def test_tokens_attend_to_their_chunk(tmp_path: Path) -> None:
     logits = runner.prompt(tokens, chunk=11)
     runner.close()
     np.testing.assert_allclose(logits, forward(weights, tokens), atol=2e-4, rtol=1e-4)
+
+
+def test_a_context_writes_the_factors_of_queries(tmp_path: Path) -> None:
+    written(tmp_path / "m.gguf")
+    model = load_model(tmp_path / "m.gguf", Placement(cpu=SimDevice("CPU", DeviceType.CPU)))
+    model.arch.temperature = Temperature(0.5, 4)
+    params = ContextParams(n_ctx=32, type_k=GGMLType.F32, type_v=GGMLType.F32)
+    with Context(model, params) as context:
+        batch, sequence = Batch(), context.pool.new_sequence()
+        context.append(sequence, 20)
+        batch.add(list(range(20)), sequence, 0, n_outputs=20)
+        logits = context.decode(batch)
+    runner = Runner(model)
+    assert np.array_equal(runner.prompt(range(20)), logits)
+    runner.close()
 
 
 def test_queries_grow_with_their_position() -> None:
