@@ -18,6 +18,9 @@ UNUSED: Final = frozenset(
     {
         "vocab_size",  # the vocabulary has its size
         "tensor_data_layout",
+        "attention.layer_norm_epsilon",  # files may have it beside that of the model's norm
+        "attention.layer_norm_rms_epsilon",
+        "use_parallel_residual",  # an architecture without this choice
         "attention.causal",
         "pooling_type",
         "rope.dimension_sections",  # positions of a text are equal in all sections

@@ -91,10 +91,15 @@ class GraphBuild:
 
     # --- input and output ---
 
-    def embed(self) -> Tensor:
-        """Return the embeddings of the tokens, [n_embd, n_tokens]."""
+    def embed(self, *, tied: bool = False) -> Tensor:
+        """Return the embeddings of the tokens, [n_embd, n_tokens].
+
+        If `tied`, a file without embeddings uses the output matrix.
+        """
         ne = (self.hp.n_embd, self.hp.n_vocab)
-        table = self.required("token_embd.weight", ne, None, Op.GET_ROWS)
+        names = ("token_embd.weight", "output.weight")
+        files = tuple((Part(name),) for name in names[: 1 + tied])
+        table = self.required(names[0], ne, None, Op.GET_ROWS, files=files)
         return ops.get_rows(table, self.inputs.tokens).named("inp_embd")
 
     def add_positions(self, x: Tensor, *, optional: bool = False) -> Tensor:

@@ -1,7 +1,7 @@
 """starcoder2: StarCoder 2. LayerNorm, biases everywhere, no gate, and a window in all layers.
 
 Files have no key for the window; all released models have the same one.
-codeshell: CodeShell has no window.
+codeshell: CodeShell has no window. Its files may lack token_embd.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from ...graph import Tensor, ops
 from ..hparams import read_windows
 from ..keys import Keys
-from .build import LayerBuild, Norm
+from .build import GraphBuild, LayerBuild, Norm
 from .decoder import Decoder
 from .weights import Bias
 
@@ -27,6 +27,9 @@ class CodeShell(Decoder):
     norm = Norm.LAYER
     qkv_bias = Bias.OPTIONAL
     bias = Bias.OPTIONAL
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        return g.embed(tied=True)
 
     def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
         return b.mlp(x, b.shape.n_ff, ops.gelu, self.bias)
