@@ -1,7 +1,7 @@
 """A mixture of experts: the choice of experts for each token, and their weighted sum.
 
 Tensors have llama.cpp's names (llama-graph.cpp, build_moe_ffn). Knows no architecture.
-Tested by tests/model/test_arch_forward.py.
+Tested by tests/model/test_arch_experts.py.
 """
 
 from __future__ import annotations
