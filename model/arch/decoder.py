@@ -15,7 +15,7 @@ from typing import ClassVar
 from ...graph import Op, RopeMode, Tensor, ops
 from ..keys import Keys
 from .base import Architecture
-from .build import Gated, GraphBuild, LayerBuild
+from .build import Gated, GraphBuild, LayerBuild, as_logits
 from .experts import Experts, Router
 from .weights import Bias
 
@@ -157,6 +157,18 @@ class Parallel(Decoder):
         n = b.norm(x, "attn_norm")
         y, n, x = b.outputs(self.attention(b, n), n, x)
         return b.add(b.add(y, self.ffn(b, n), "ffn_inp"), x, "l_out")
+
+
+class NormsWithoutWeights(Decoder):
+    """A decoder whose norms before each part, and before the output, have no weights."""
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y, x = b.outputs(self.attention(b, b.g.normed(x)), x)
+        x = b.add(y, x, "ffn_inp")
+        return b.add(self.ffn(b, b.g.normed(x)), x, "l_out")
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return as_logits(g.output(g.normed(x), self.output_bias))
 
 
 class ClampedQKV(Decoder):

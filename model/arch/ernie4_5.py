@@ -1,5 +1,7 @@
 """ernie4_5, ernie4_5-moe: ERNIE 4.5. Llama's layers; experts chosen by probability and a bias.
 
+paddleocr: the text model of PaddleOCR-VL rotates halves of a head, see qwen2vl.
+
 Tested by tests/model/test_arch_golden.py.
 """
 
@@ -30,3 +32,10 @@ class Ernie45MoE(Ernie45):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.experts = read_experts(keys, self.hp, renorm=True)
+
+
+class PaddleOCR(Ernie45):
+    """arXiv 2510.14528."""
+
+    name = "paddleocr"
+    rope_mode = RopeMode.NEOX
