@@ -384,7 +384,7 @@ def packed_cases() -> Iterator[OpCase]:
             ),
             limit=1e-14,
         )
-    for type in (F16, GGMLType.Q4_0, Q8_0, GGMLType.Q4_K, GGMLType.Q6_K):
+    for type in (F16, GGMLType.Q4_0, GGMLType.MXFP4, Q8_0, GGMLType.Q4_K, GGMLType.Q6_K):
         for n in (1, 8, 128):
             yield OpCase(
                 f"mul_mat packed {type.name} 2048x2048x{n}",

@@ -30,7 +30,7 @@ from lamella.kernels.cpu.packed.tiles import WIDTHS
 from lamella.kernels.cpu.plan import CpuPlan
 
 QUANTIZED = [t for t in FORMATS if t.is_quantized]
-COLUMNS = (1, 2, 3, 4, 5, 8, 13, 16, 17, 33)
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 17, 33)
 ALL = 64  # columns
 ROWS = (1, 15, 16, 17, 48, 200, 230, 317)  # the last two end within a run of several groups
 LIMIT = 1e-10  # of the twin's mean square error

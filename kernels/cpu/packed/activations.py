@@ -33,9 +33,13 @@ SMALLEST: Final = 1e-30  # the smallest scale; the inverse of a smaller one may 
 
 @inlined
 def width_of(n):
-    """The width of the next tile if `n` columns are left: the widest tile that is full."""
+    """The width of the next tile if `n` columns are left.
+
+    It is the widest tile that lacks at most one column. The last column is then there twice, which
+    takes less time than several narrow tiles.
+    """
     for width in WIDTHS:
-        if n >= width:
+        if n >= width - 1:
             return width
     return 1
 
@@ -83,7 +87,7 @@ def quantize_columns(p, ith, nth):
     while c < n:
         width = 1 if alone != 0 else width_of(n - c)
         for i in range(width):
-            x = row(p, 2, c + i)
+            x = row(p, 2, min(c + i, n - 1))
             for block in range(begin, end):
                 columns = tile + COLUMN_BYTES * width * block
                 _quantize(x + 4 * VALUES * block, columns, i, width, words, offset)
@@ -100,7 +104,7 @@ def tile_columns(p, ith, nth):
     while c < n:
         width = 1 if alone != 0 else width_of(n - c)
         for i in range(width):
-            x = row(p, 2, c + i)
+            x = row(p, 2, min(c + i, n - 1))
             for j in range(begin, end):
                 store_f32(tile + 4 * (width * j + i), load_f32(x + 4 * j))
         tile += 4 * width * k
@@ -122,5 +126,5 @@ def prepared_columns(form: Format, x: Tensor, *, alone: bool = False) -> Prepare
         made = CpuCall(tile_columns, (alone,), one_thread=small)
     else:
         made = CpuCall(quantize_columns, (form.kind.value, form.offset, alone), one_thread=small)
-    size = x.n_rows * column_bytes(form, x.ne[0])
+    size = (x.n_rows + (not alone)) * column_bytes(form, x.ne[0])
     return PreparedSource(x, (made.kernel, made.params), size, [made])

@@ -92,7 +92,7 @@ def mul_mat_gated_packed(p, ith, nth):
             width = width_of(m - c)
             _multiply(p, 1, group, count, tile, width, results, gate)
             _multiply(p, 3, group, count, tile, width, results, up)
-            for i in range(width):
+            for i in range(min(width, m - c)):
                 at, out = CHUNK_ROW * i, row(p, 0, c + i) + 4 * ROWS * group
                 size = min(ROWS * count, n - ROWS * group)
                 call_at(int_param(p, GATED_ROW), (gate + at, up + at, out, size, p))

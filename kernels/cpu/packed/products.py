@@ -86,7 +86,7 @@ def mul_mat_packed(p, ith, nth):
         while c < m:
             width = width_of(m - c)
             for i in range(width):
-                store_i64(results + 8 * i, row(p, 0, c + i))
+                store_i64(results + 8 * i, row(p, 0, min(c + i, m - 1)))
             rows, offset = n - ROWS * group, 4 * ROWS * group
             args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
             call_at(micro_of(p, width), args)
@@ -108,9 +108,9 @@ def gather_columns(p, ith, nth):
     for e in range(ne(p, 1, 2)):
         at, end = load_i32(begins + 4 * e), load_i32(begins + 4 * e + 4)
         while at < end:
-            width, tile = width_of(end - at), shared_work(p) + at * size
+            width, tile = width_of(end - at), shared_work(p) + (at + e) * size
             for i in range(width):
-                pair = load_i32(pairs + 4 * (at + i))
+                pair = load_i32(pairs + 4 * min(at + i, end - 1))
                 column = columns + (pair // n_used * x + pair % n_used % x) * size
                 if int_param(p, IS_FLOAT) != 0:
                     _place_floats(column, tile, i, width, ne(p, 1, 0), ith, nth)
@@ -158,10 +158,10 @@ def mul_mat_id_packed(p, ith, nth):
             while at < end:
                 width = width_of(end - at)
                 for i in range(width):
-                    pair = load_i32(pairs + 4 * (at + i))
+                    pair = load_i32(pairs + 4 * min(at + i, end - 1))
                     store_i64(results + 8 * i, row_at(p, 0, pair % n_used, pair // n_used, 0))
                 w = weights + group * int_param(p, GROUP_BYTES)
-                tile = shared_work(p) + at * int_param(p, COLUMN)
+                tile = shared_work(p) + (at + e) * int_param(p, COLUMN)
                 count, rows, offset = min(chunk, last - group), n - ROWS * group, 4 * ROWS * group
                 args = (w, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
                 call_at(micro_of(p, width), args)
@@ -211,7 +211,8 @@ def _mul_mat_id(node: Tensor) -> Sequence[CpuCall]:
     form, small = FORMATS[a.type], is_small(node)
     params, columns = product_params(form, a), prepared_columns(form, b, alone=True)
     sources = [groups_of_experts(node), columns]
-    scratch = ids.n_elements * column_bytes(form, a.ne[0])
+    # a tile of each expert may have a column more
+    scratch = (ids.n_elements + a.ne[2]) * column_bytes(form, a.ne[0])
     return [
         CpuCall(gather_columns, params, small, scratch=scratch, prepared=sources),
         CpuCall(mul_mat_id_packed, params, small, RESULTS_BYTES, scratch, prepared=sources[:1]),
