@@ -22,7 +22,7 @@ from ..sched.scheduler import Scheduler
 from .arch import Architecture, GraphInputs, KVLayer
 from .batch import UBatch
 from .kv_sequence import KVPool
-from .layer_memory import groups_of
+from .layer_memory import Window, groups_of
 from .loader import LoadedModel
 from .outputs import Outputs
 
@@ -78,7 +78,6 @@ class DecodeGraph:
     def _arrays(self) -> _Arrays:
         """The inputs' data in place. The graph must be scheduled."""
         inputs = self.inputs
-        groups = [(g.pages, g.cells, g.begin) for g in inputs.groups]
         return _Arrays(
             _in_place(inputs.tokens)[0],
             _in_place(inputs.pos)[0],
@@ -86,7 +85,12 @@ class DecodeGraph:
             _in_place(inputs.seq)[0],
             _in_place(inputs.out_ids)[0],
             None if self.temperature is None else _in_place(inputs.attn_scale).ravel(),
-            [(_in_place(p), _in_place(c)[0], _in_place(b)[0]) for p, c, b in groups],
+            [
+                _GroupArrays(
+                    _in_place(g.pages), _in_place(g.cells)[0], _in_place(g.begin)[0], window
+                )
+                for g, window in zip(inputs.groups, self.windows, strict=True)
+            ],
         )
 
     def set_inputs(self, ubatch: UBatch) -> None:
@@ -95,25 +99,19 @@ class DecodeGraph:
         All of them are written each time: the last computation may have reused their memory.
         """
         tokens, pos, ends, seq, out_ids, attn_scale, groups = self._arrays
-        for g, (table, _, _) in enumerate(groups):
-            for row, sequence in enumerate(ubatch.seqs):
-                pages = sequence.pages[g]
-                table[row, pages.first : pages.end] = pages.page_numbers()
         rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
         at, outputs = 0, 0
         for run in ubatch.runs:
             n = len(run.tokens)
-            if n == 1:  # decoding: writing a scalar is faster than writing a slice
+            if n == 1:  # decoding: writing scalars is faster than writing slices
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
-                for pages, (_, cells, _) in zip(run.seq.pages, groups, strict=True):
-                    cells[at] = pages.cell(run.pos)
+                ends[at] = run.pos + 1
             else:
                 end = at + n
                 tokens[at:end] = run.tokens
                 pos[at:end] = range(run.pos, run.pos + n)
                 seq[at:end] = rows[id(run.seq)]
-                for pages, (_, cells, _) in zip(run.seq.pages, groups, strict=True):
-                    cells[at:end] = pages.cells(run.pos, run.pos + n)
+                ends[at:end] = range(run.pos + 1, run.pos + n + 1)
             at += n
             if run.n_outputs == 1:
                 out_ids[outputs] = at - 1
@@ -123,20 +121,49 @@ class DecodeGraph:
         out_ids[outputs:] = 0
         if at < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
-            for array in (tokens, pos, *(cells for _, cells, _ in groups)):
-                array[at:] = 0
+            tokens[at:] = pos[at:] = 0
+            ends[at:] = 1
             seq[at:] = self.params.n_seqs
-            for table, _, _ in groups:
-                table[self.params.n_seqs, 0] = 0
-        np.add(pos, 1, out=ends)
-        for window, (_, _, begins) in zip(self.windows, groups, strict=True):
-            begins[:] = 0 if window is None else window.begin(pos)
+        for g, group in enumerate(groups):
+            group.set(ubatch, g)
         if self.temperature is not None and attn_scale is not None:
             attn_scale[:] = self.temperature.of(pos).view(np.int32)
 
 
+class _GroupArrays(NamedTuple):
+    """The data of a group's inputs: int32 [rows, n], then [n], and the window of its layers."""
+
+    table: I32Array
+    cells: I32Array
+    begin: I32Array
+    window: Window | None
+
+    def set(self, ubatch: UBatch, g: int) -> None:
+        """Write the pages, cells and begins of group `g`. Padding tokens are in the last row."""
+        table, cells, begin, window = self
+        for row, sequence in enumerate(ubatch.seqs):
+            pages = sequence.pages[g]
+            table[row, pages.first : pages.end] = pages.page_numbers()
+        table[-1, 0] = 0  # the scratch page
+        at = 0
+        for run in ubatch.runs:
+            n = len(run.tokens)
+            if n == 1:
+                cells[at] = run.seq.pages[g].cell(run.pos)
+                if window is not None:
+                    begin[at] = window.begin(run.pos)
+            else:
+                end = run.pos + n
+                cells[at : at + n] = run.seq.pages[g].cells(run.pos, end)
+                if window is not None:
+                    begin[at : at + n] = window.begin(np.arange(run.pos, end, dtype=np.int32))
+            at += n
+        cells[at:] = 0
+        begin[at if window is not None else 0 :] = 0
+
+
 class _Arrays(NamedTuple):
-    """The data of a graph's inputs, int32 [n]; for each group [rows, n] and twice [n]."""
+    """The data of a graph's inputs, int32 [n]."""
 
     tokens: I32Array
     pos: I32Array
@@ -144,7 +171,7 @@ class _Arrays(NamedTuple):
     seq: I32Array
     out_ids: I32Array
     attn_scale: I32Array | None  # the bytes of floats
-    groups: list[tuple[I32Array, I32Array, I32Array]]
+    groups: list[_GroupArrays]
 
 
 def _in_place(tensor: Tensor) -> I32Array:

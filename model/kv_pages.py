@@ -166,8 +166,9 @@ class PageList:
     def cell(self, pos: int) -> int:
         """Return the cell of a position."""
         size = self.pool.page_size
-        assert self.first <= pos // size < self.end, f"position {pos} has no page"
-        return int(self._table[pos // size]) * size + pos % size
+        index = pos // size
+        assert self.first <= index < self.end, f"position {pos} has no page"
+        return self._table.item(index) * size + pos % size
 
     def cells(self, begin: int, end: int) -> I32Array:
         """Return the cell of each position in begin..end-1: int32 [end - begin], a new array."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from placed import placed
 from tiny_models import N_VOCAB, Tiny, write_model
-from window_models import set_windows
+from window_models import set_windows, write_window_model
 
 from lamella.base.errors import OutOfMemoryError, RequestError
 from lamella.kernels.cpu import CpuDevice
+from lamella.kernels.sim import SimDevice
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.kv_groups import make_pool
@@ -22,6 +26,7 @@ from lamella.model.layer_memory import Window
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
+from lamella.sched.backend import Device
 
 Open = Callable[..., Context]
 WINDOWS = (Window(40), None, Window(40), Window(48, chunked=True))
@@ -172,3 +177,30 @@ def test_shared_layers_use_the_memory_of_their_owner(
     kv.alloc()
     assert sum(buffer.size for buffer in kv.buffers) == sum(group.n_bytes for group in kv.groups)
     kv.free()
+
+
+def test_pages_given_back_in_flight_change_no_bit(tmp_path: Path) -> None:
+    """Devices compute several ubatches at once, while their pages go to other sequences."""
+    path = tmp_path / "tiny.gguf"
+    write_window_model(path, n_layer=4, n_swa=40)
+    rng = random.Random(2)
+
+    def bits(devices: Sequence[Device], **options: object) -> list[bytes]:
+        params = ContextParams(n_ctx=N_CTX, n_ubatch=8, n_parallel=2, swa_prefix=0)
+        place = placed(CpuDevice(1), devices, tensor_split=(1.0,) * len(devices))
+        with (
+            load_model(path, place) as model,
+            Context(model, params.change(**options)) as context,
+        ):
+            assert bool(context.no_pipeline) is (len(devices) < 2)
+            seqs, found = [context.pool.new_sequence() for _ in range(2)], []
+            for n, m in ((100, 90), (30, 70), (1, 60), (50, 1), (17, 20)):
+                for seq, k in zip(seqs, (n, m), strict=True):
+                    extend(context, seq, TEXT[:k], 0)
+                seqs[1].free()
+                seqs[1] = seqs[0].fork()
+                found += [extend(context, seq, [4], 1) for seq in seqs]
+            return found
+
+    slow = [SimDevice(f"SIM{i}", delay=lambda: rng.choice((0.0, 0.002))) for i in (0, 1)]
+    assert bits(slow) == bits([SimDevice("SIM0")], swa_full=True)

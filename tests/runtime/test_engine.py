@@ -21,6 +21,7 @@ from fake_context import (
 
 from lamella.base.errors import RequestError
 from lamella.model.context import Context
+from lamella.model.layer_memory import Window
 from lamella.model.sampling import Logprobs, SamplingParams
 from lamella.runtime.engine.job import Job, StopType, Timings
 
@@ -193,6 +194,28 @@ def test_a_call_gets_pages_in_a_full_pool() -> None:
 def test_an_invalid_n_parallel(n_parallel: int) -> None:
     with pytest.raises(RequestError, match=f"n_parallel {n_parallel}: must be 1 to 64"):
         make_engine(FakeContext(), n_parallel=n_parallel)
+
+
+def test_a_call_takes_the_place_of_a_job_in_pools_with_windows() -> None:
+    """These have pages for two sequences only."""
+    context = FakeContext(n_ctx=400, n_ubatch=8, windows=(Window(9),), n_seqs=2)
+    sinks = [Recorder() for _ in range(2)]
+    jobs = [job(sink, 7, 8, i, seed=i, n_predict=60) for i, sink in enumerate(sinks, 3)]
+
+    def evaluate(context: Context) -> int:
+        seq = context.pool.new_sequence()
+        context.append(seq, 40)
+        for pos in range(0, 40, 8):
+            seq.prepare(pos, pos + 8)
+        seq.free()
+        return engine.n_running
+
+    with running(context, *jobs, n_parallel=2) as engine:
+        for _ in range(10):
+            assert engine.call(evaluate, n_tokens=40) < 2
+        for i, sink in enumerate(sinks, 3):
+            sink.result()
+            assert sink.tokens == expected((7, 8, i), sampling(i), 60)
 
 
 def test_timings_have_llama_servers_fields() -> None:

@@ -45,6 +45,13 @@ PAGE = 4
         (prompt(9), 0, True, [prompt(9)], True),
         (prompt(9), 4, True, [prompt(9, 4)], True),
         (prompt(9), 6, True, [prompt(9, 6)], True),  # the page is shared in part
+        (
+            prompt(9),
+            0,
+            True,
+            [prompt(9, 4)],
+            False,
+        ),  # evaluated, but evicted
         (prompt(9), 8, True, [prompt(9)], False),  # the next page has only the last token
         (prompt(4), 0, True, [prompt(4)], False),
         (prompt(5), 0, True, [prompt(4)], True),
