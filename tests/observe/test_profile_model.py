@@ -125,7 +125,8 @@ def test_sums_of_bytes_and_products_by_hand(tmp_path: Path) -> None:
     # positions 3 and 4: four and five cells; each pair costs head_dim for score and for sum
     assert attention.n_mul_adds == 2 * (4 + 5) * 4 * 2 * 16
     small = attention.n_bytes - (4 + 5) * n_kv
-    assert small == 2 * 2 * (4 * 64 + 4 * 64 + 3 * 4)  # queries, results, page, sequence, position
+    # queries, results; page, sequence, position, begin, end
+    assert small == 2 * 2 * (4 * 64 + 4 * 64 + 5 * 4)
 
 
 def test_the_cost_of_a_node_with_several_calls_counts_once(tmp_path: Path) -> None:
