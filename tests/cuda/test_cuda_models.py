@@ -4,6 +4,7 @@ every batch, chunk and size of graph."""
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from model_run import (
     some_tokens,
 )
 from tiny_models import TINY as ARCHITECTURES
+from window_models import write_window_model
 
 from lamella.base.errors import BackendError
 from lamella.base.settings import NO_FUSION
@@ -228,3 +230,21 @@ def test_a_bad_token_is_an_error_and_the_context_goes_on(gpus: Gpus, files: Mode
             with pytest.raises(BackendError, match=rf"get_rows .*: index {bad} must"):
                 logits_of(context, [1, 2, bad, 3])
         assert logits_of(context, tokens).tobytes() == before.tobytes()
+
+
+def test_pages_behind_a_window_are_never_read(gpus: Gpus, tmp_path: Path) -> None:
+    """A pool of few pages gives the bits of a pool that keeps all, and values near the CPU's."""
+    path = tmp_path / "window.gguf"
+    write_window_model(path, n_layer=2, n_swa=40)
+    params: dict[str, Any] = {"n_ctx": 512, "n_parallel": 1, "swa_prefix": 0}
+    with (
+        opened(path, **params) as on_cpu,
+        opened(path, gpus.devices[:1], **params) as context,
+        opened(path, gpus.devices[:1], swa_full=True, **params) as whole,
+    ):
+        assert context.pool.gives_back
+        assert not whole.pool.gives_back
+        tokens, chunks = some_tokens(context, 200), (61, 1, 1, 64, 1, 64)
+        logits = logits_of(context, tokens, *chunks)
+        assert logits.tobytes() == logits_of(whole, tokens, *chunks).tobytes()
+        assert divergence(logits, logits_of(on_cpu, tokens, *chunks)) <= MOST_DIVERGENCE
