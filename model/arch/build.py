@@ -227,14 +227,20 @@ class LayerBuild:
     # --- weights ---
 
     def weight(
-        self, name: str, ne: tuple[int, ...], op: Op = Op.MUL, *, tensor: str = ""
+        self,
+        name: str,
+        ne: tuple[int, ...],
+        op: Op = Op.MUL,
+        *,
+        tensor: str = "",
+        files: tuple[tuple[Part, ...], ...] = (),
     ) -> Tensor | None:
-        """Return an optional weight of this layer.
+        """Return an optional weight of this layer. `files` are its sources, see `WeightSpec`.
 
         `tensor` is a tensor of the file that all layers use; each layer has its own weight, as
         layers may be on different devices.
         """
-        files = ((Part(tensor),),) if tensor else ()
+        files = ((Part(tensor),),) if tensor else files
         full = f"blk.{self.il}.{name}"
         return self.g.weight(full, ne, self.il, op, files=files, required=False)
 
@@ -286,7 +292,8 @@ class LayerBuild:
             n_out: columns of the result.
             bias: its presence.
             part_of: (tensor, begin, n_rows); files may have the matrix as rows of a larger one.
-            scaled: the product may have a factor, as in files with NVFP4 matrices.
+            scaled: the product may have a factor, as in files with NVFP4 matrices. Rows of a
+                larger matrix have its factor.
         """
 
         def files(kind: str) -> tuple[tuple[Part, ...], ...]:
@@ -298,7 +305,9 @@ class LayerBuild:
 
         full = f"blk.{self.il}.{name}"
         y = self.g.linear(x, full, n_out, self.il, files=files("weight"))
-        factor = self.weight(f"{name}.scale", (1,)) if scaled else None
+        whole = [] if part_of is None else [[f"{part_of[0]}.scale"]]
+        sources = self.parts([f"{name}.scale"], *whole)
+        factor = self.weight(f"{name}.scale", (1,), files=sources) if scaled else None
         if factor is not None:
             y = ops.mul(y, factor)
         return self.g.add_bias(y, full, self.il, bias, files=files("bias"))

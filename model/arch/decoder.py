@@ -34,7 +34,7 @@ class Decoder(Architecture):
         scale: the factor of attention's scores; None: 1 / sqrt(head size).
     """
 
-    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
+    rope_mode: RopeMode = RopeMode.NEOX
     qkv_bias: ClassVar[Bias] = Bias.NONE
     bias: ClassVar[Bias] = Bias.NONE
     output_bias: ClassVar[Bias] = Bias.NONE

@@ -316,7 +316,9 @@ def _fused(kind: str, n_ff: int, what: str) -> list[Sequence[Part]]:
 def _scaled(b: LayerBuild, y: Tensor, kind: str, chosen: Tensor) -> Tensor:
     """Return y [n, n_used, n_tokens] times the factors of the chosen experts, if there are any."""
     n_expert = b.hp.n_expert
-    scales = b.weight(f"ffn_{kind}_exps.scale", (n_expert,))
+    name = f"ffn_{kind}_exps.scale"
+    whole = [] if kind == "down" else [["ffn_gate_up_exps.scale"]]
+    scales = b.weight(name, (n_expert,), Op.GET_ROWS, files=b.parts([name], *whole))
     if scales is None:
         return y
     table, ids = ops.reshape(scales, (1, n_expert)), ops.cont(chosen)

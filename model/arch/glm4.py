@@ -1,18 +1,26 @@
-"""glm4: GLM-4-0414 and GLM-Z1. Norms before and after each part; half of a head is rotated.
+"""glm4: GLM-4-0414 and GLM-Z1, and the text model of GLM-4.1V. Norms before and after each part.
 
-Tested by tests/model/test_arch_golden.py.
+Half of a head is rotated. Tested by tests/model/test_arch_golden.py.
 """
 
 from __future__ import annotations
 
 from ...graph import RopeMode
+from ..keys import Keys
 from .decoder import SandwichNorms
 from .weights import Bias
 
 
 class GLM4(SandwichNorms):
-    """arXiv 2406.12793."""
+    """arXiv 2406.12793; GLM-4.1V: arXiv 2507.01006."""
 
     name = "glm4"
     rope_mode = RopeMode.NORMAL
     qkv_bias = Bias.OPTIONAL
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        if keys.is_array(
+            "rope.dimension_sections"
+        ):  # such files have the rows of Q and K reordered
+            self.rope_mode = RopeMode.NEOX

@@ -130,6 +130,22 @@ def test_factors_of_matrices(name: str, tmp_path: Path, run: Run) -> None:
     assert_logits(actual, forward(TINY[name], weights, tokens))
 
 
+def test_factors_of_larger_matrices(tmp_path: Path, run: Run) -> None:
+    """Queries, keys and values may have one factor, and so may the experts' gate and up."""
+    factors = np.linspace(0.5, 2, TINY["qwen3moe"].n_expert, dtype=np.float32)
+    whole = {"attn_qkv": factors[:1], "ffn_gate_up_exps": factors}
+    parts = {"attn_v": "attn_qkv", "ffn_gate_exps": "ffn_gate_up_exps"}
+    parts |= {"ffn_up_exps": "ffn_gate_up_exps"}  # norms remove the factors of queries and keys
+    files = {f"blk.0.{name}.scale": factor for name, factor in whole.items()}
+    weights = write_model(TINY["qwen3moe"], tmp_path / "m.gguf", replace=files)
+    for name, larger in parts.items():
+        full = f"blk.0.{name}.weight"
+        weights[full] = (weights[full].T * whole[larger]).T
+    tokens = tokens_of(6, seed=5)
+    actual = run(tmp_path / "m.gguf").prompt(tokens)
+    assert_logits(actual, forward(TINY["qwen3moe"], weights, tokens))
+
+
 def test_layers_of_different_shapes(tmp_path: Path, run: Run) -> None:
     """Head counts and widths can be arrays. Here all elements are equal."""
     keys = {"feed_forward_length": 96, "attention.head_count": 4, "attention.head_count_kv": 2}

@@ -10,7 +10,9 @@ import pytest
 from tiny_models import LINEAR, N_VOCAB, TINY, YARN, Tiny, write_model
 
 from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.graph import RopeMode
 from lamella.model.arch import open_architecture
+from lamella.model.arch.glm4 import GLM4
 from lamella.model.gguf import open_gguf
 from lamella.model.hparams import HParams, Layer, Rope
 from lamella.model.layer_memory import Window
@@ -167,6 +169,17 @@ def test_layers_with_windows_have_own_sizes_and_rope(tmp_path: Path) -> None:
     keys |= {"gemma3.rope.freq_base_swa": 500.0, "gemma3.rope.dimension_count_swa": 4}
     first = written(tmp_path, gemma3, metadata=keys).layers[0]
     assert first.rope == replace(PLAIN, n_dims=4, freq_base=500.0)
+
+
+def test_glm4_with_sections_of_positions_has_its_rows_reordered(tmp_path: Path) -> None:
+    tiny = replace(TINY["llama"], arch="glm4")
+    for sections, mode in ((None, RopeMode.NORMAL), ([4, 2, 2, 0], RopeMode.NEOX)):
+        keys: dict[str, object] = {"glm4.rope.dimension_sections": sections} if sections else {}
+        write_model(tiny, tmp_path / "m.gguf", metadata=keys)
+        with open_gguf(tmp_path / "m.gguf") as file:
+            arch = open_architecture(file)
+        assert isinstance(arch, GLM4)
+        assert arch.rope_mode is mode
 
 
 # --- keys that nothing reads ---

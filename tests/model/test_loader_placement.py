@@ -117,14 +117,14 @@ def test_unsupported_weights_go_to_the_cpu(tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {Op.MUL_MAT_ID})
     found = homes(TINY["mixtral"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
     on_cpu = {name for name, home in found.items() if home.device is CPU}
-    assert on_cpu == {n for n in found if "_exps" in n or n == "token_embd.weight"}
+    assert on_cpu == {n for n in found if "_exps.weight" in n or n == "token_embd.weight"}
 
 
 @pytest.mark.parametrize("op", [Op.MUL, Op.ADD, Op.ROPE, Op.MUL_MAT])
 def test_support_is_checked_with_the_op_of_each_weight(op: Op, tmp_path: Path) -> None:
     weak = SimDevice("SIM0", ops=set(Op) - {op})
     found = homes(TINY["llama-3.1"], tmp_path, Placement(cpu=CPU, devices=(weak,)))
-    kinds = {"norm": Op.MUL, "bias": Op.ADD, "rope_freqs": Op.ROPE}
+    kinds = {"norm": Op.MUL, "scale": Op.MUL, "bias": Op.ADD, "rope_freqs": Op.ROPE}
     for name, home in found.items():
         its = next((o for kind, o in kinds.items() if kind in name), Op.MUL_MAT)
         on_cpu = its is op or name == "token_embd.weight"
@@ -222,7 +222,8 @@ def test_experts_of_the_first_layers_stay_on_the_cpu(
     params = Placement(cpu=CPU, devices=(GPU,), overrides=overrides)
     found = homes(TINY[name], tmp_path, params)
     kinds = ("gate", "up", "down") if name != "llama" else ()
-    experts = {f"blk.{il}.ffn_{kind}_exps.weight" for il in layers for kind in kinds}
+    names = [f"ffn_{kind}_exps.{part}" for kind in kinds for part in ("weight", "scale")]
+    experts = {f"blk.{il}.{name}" for il in layers for name in names}
     on_cpu = {weight for weight, home in found.items() if home.device is CPU}
     assert on_cpu == experts | {"token_embd.weight"}
 
