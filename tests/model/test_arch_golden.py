@@ -112,8 +112,8 @@ def test_all_keys_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_chunks_and_devices_do_not_change_bits(name: str, opened: Open) -> None:
-    case = cases_of(GOLDENS[name])[1]
-    tokens, n_ctx = case["prompt_tokens"], case.get("n_ctx", 64)
+    case = cases_of(GOLDENS[name])[:2][-1]
+    tokens, n_ctx = case["prompt_tokens"][:64], case.get("n_ctx", 64)
     whole = opened(GOLDENS[name], 0, n_ctx).prompt(tokens)
     assert np.array_equal(opened(GOLDENS[name], 2, n_ctx).prompt(tokens, chunk=17), whole)
 
