@@ -7,10 +7,9 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
-from ..hparams import read_windows
+from ..hparams import read_windows, with_swa
 from ..keys import Keys
 from .decoder import PostNorms, QKNorm
 
@@ -27,7 +26,4 @@ class Exaone4(QKNorm, PostNorms):
         n_layer = self.hp.n_layer
         n_swa = 4096 if n_layer == N_LAYER_32B else 0
         windows = read_windows(keys, n_layer, period=4, n_swa=n_swa)
-        if any(windows):
-            self.hp = self.hp.with_windows(windows).with_layers(
-                lambda _, layer: replace(layer, rope=layer.rope if layer.window else None)
-            )
+        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
