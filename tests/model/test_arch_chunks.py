@@ -109,7 +109,7 @@ def test_a_context_writes_the_factors_of_queries(tmp_path: Path) -> None:
     written(tmp_path / "m.gguf")
     model = load_model(tmp_path / "m.gguf", Placement(cpu=SimDevice("CPU", DeviceType.CPU)))
     model.arch.temperature = Temperature(0.5, 4)
-    params = ContextParams(n_ctx=32, type_k=GGMLType.F32, type_v=GGMLType.F32)
+    params = ContextParams(n_ctx=32, n_parallel=1, type_k=GGMLType.F32, type_v=GGMLType.F32)
     with Context(model, params) as context:
         batch, sequence = Batch(), context.pool.new_sequence()
         context.append(sequence, 20)
