@@ -151,7 +151,7 @@ def assert_works(backend: CudaBackend) -> None:
 
 def test_all_common_weight_types_are_supported(gpus: Gpus) -> None:
     x = rows([0, 1], 256)
-    types = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16"]
-    for type in types:
+    types = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 MXFP4 Q4_K Q5_K Q6_K F32 F16 BF16"
+    for type in types.split():
         weights = reference_run.leaf(np.ones((4, 256)), GGMLType[type])
         assert gpus.first.supports_op(ops.mul_mat(weights, x)), type
