@@ -71,10 +71,13 @@ def test_a_full_pool_preempts_and_evicts_without_a_change_of_tokens(path: Path) 
         assert [sink.tokens for sink in sinks] == expected * 2
 
 
-@pytest.mark.parametrize("placement", ["cpu", "sim+cpu", "two"])
-def test_cached_prefixes_change_no_bit(tmp_path: Path, placement: str) -> None:
+@pytest.mark.parametrize(
+    ("placement", "n_layer"),
+    [("cpu", 6), ("sim+cpu", 6), ("two", 6), ("cpu", 2)],  # two layers: windows only
+)
+def test_cached_prefixes_change_no_bit(tmp_path: Path, placement: str, n_layer: int) -> None:
     path = tmp_path / "tiny.gguf"
-    write_window_model(path, n_swa=40)
+    write_window_model(path, n_layer=n_layer, n_swa=40)
     prompts = [SYSTEM[:n] + more for n in (181, 164, 165, 63, 32) for more in ([], [9, 8, 7])]
     params = PLACEMENTS[placement].change(path=path, n_ctx=512, n_ubatch=32)
     with open_instance(params.change(n_parallel=2, swa_prefix=64)) as instance:
