@@ -132,4 +132,4 @@ def work_size(steps: Steps[CpuCall], n_threads: int) -> int:
 
 def _thread_work(steps: Steps[CpuCall]) -> int:
     """Bytes of a thread's own scratch memory, in whole cache lines, which threads do not share."""
-    return max((-(-step.call.work // LINE) * LINE for step in steps.steps), default=0)
+    return max((-(-call.work // LINE) * LINE for call in steps.calls()), default=0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...graph.graph import Graph
 from ...graph.op import VIEW_OPS, Op
@@ -125,22 +125,34 @@ def _gather_products(nodes: list[Tensor]) -> None:
 # --- once addresses are known ---
 
 
-def fused_calls(
-    graph: Graph, fusers: Fusers[CallT], address_of: AddressOf
-) -> tuple[dict[Tensor, Sequence[CallT]], set[Tensor]]:
-    """Return the calls of the chains that are safe at these addresses, by the last node of each.
-    Also return the other nodes of these chains, which need no calls."""
+class FusedCalls(NamedTuple, Generic[CallT]):
+    """The chains of a graph at some addresses.
+
+    Attributes:
+        calls: the calls of the chains that are safe there, by the last node of each.
+        inner: the other nodes of these chains, which need no calls.
+        unsafe: the calls of the other chains. At other addresses they may be safe.
+    """
+
+    calls: dict[Tensor, Sequence[CallT]]
+    inner: set[Tensor]
+    unsafe: list[CallT]
+
+
+def fused_calls(graph: Graph, fusers: Fusers[CallT], address_of: AddressOf) -> FusedCalls[CallT]:
+    """Return the calls of a graph's chains."""
     nodes = graph.nodes
     place = {node: i for i, node in enumerate(nodes)}
-    fused: dict[Tensor, Sequence[CallT]] = {}
-    inner: set[Tensor] = set()
+    found = FusedCalls[CallT]({}, set(), [])
     for chain, calls in find_chains(graph, fusers):
         first, last = place[chain.nodes[0]], place[chain.nodes[-1]]
         between = [n for n in nodes[first:last] if n not in chain.nodes]
         if _is_safe(chain, calls, between, address_of):
-            fused[chain.nodes[-1]] = calls
-            inner.update(chain.nodes[:-1])
-    return fused, inner
+            found.calls[chain.nodes[-1]] = calls
+            found.inner.update(chain.nodes[:-1])
+        else:
+            found.unsafe.extend(calls)
+    return found
 
 
 def _is_safe(

@@ -21,7 +21,7 @@ from ...graph.graph import Graph
 from ...graph.tensor import Tensor
 from ...sched.backend import KeepAlive
 from .calls import CallT
-from .fusion import Fusers, fused_calls, optimize
+from .fusion import FusedCalls, Fusers, fused_calls, optimize
 from .op_table import OpTable
 from .steps import AddressOf, Steps
 
@@ -52,10 +52,13 @@ class KernelSet(Generic[CallT]):
         `graph.use_counts` must be those of the whole graph, not of the split: a chain does not
         write a result that has no other reader.
         """
-        fused, inner = ({}, set()) if NO_FUSION() else fused_calls(graph, self.fusers, address_of)
-        steps = Steps[CallT](address_of)
+        if NO_FUSION():
+            fused = FusedCalls[CallT]({}, set(), [])
+        else:
+            fused = fused_calls(graph, self.fusers, address_of)
+        steps = Steps[CallT](address_of, fused.unsafe)
         for node in graph.nodes:
-            if node not in inner:
-                for call in fused.get(node) or self.calls_of(node):
+            if node not in fused.inner:
+                for call in fused.calls.get(node) or self.calls_of(node):
                     steps.add(node, call)
         return steps

@@ -8,7 +8,7 @@ Knows addresses, but no ops. Tested by tests/kernels/test_cpu_plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple
@@ -62,9 +62,13 @@ class ScratchLayout(NamedTuple):
 
 @dataclass(slots=True)
 class Steps(Generic[CallT]):
-    """Builds the steps of a plan, call after call."""
+    """Builds the steps of a plan, call after call.
+
+    `others` are calls that the graph needs at other addresses. Scratch memory has room for them.
+    """
 
     address_of: AddressOf
+    others: Sequence[CallT] = ()
     steps: list[Step[CallT]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(MAX_PREPARED)])
 
@@ -80,13 +84,18 @@ class Steps(Generic[CallT]):
         reads += [_slot_range(i) for i in slots]
         self._append(Step(node, call, tensors, slots, reads, writes))
 
+    def calls(self) -> Iterator[CallT]:
+        """Yield the calls of all steps, and `others`."""
+        yield from (step.call for step in self.steps)
+        yield from self.others
+
     def scratch_layout(self, alignment: int) -> ScratchLayout:
         """The places of scratch memory and slots, at multiples of `alignment` bytes."""
 
         def aligned(n: int) -> int:
             return -(-n // alignment) * alignment
 
-        shared = max((aligned(step.call.scratch) for step in self.steps), default=0)
+        shared = max((aligned(call.scratch) for call in self.calls()), default=0)
         ends = list(accumulate((aligned(slot.size) for slot in self.slots), initial=shared))
         return ScratchLayout(ends[:-1], ends[-1])
 

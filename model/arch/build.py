@@ -360,6 +360,11 @@ class LayerBuild:
         )
         return self.named(y, name)
 
+    def tempered(self, q: Tensor) -> Tensor:
+        """Return queries [head_dim, n_head, n_tokens] times their tokens' `Temperature`."""
+        scale = self.g.inputs.attn_scale
+        return ops.mul(q, ops.reshape(scale, (1, 1, scale.ne[0])))
+
     def rope_factors(self, tensor: str = "rope_freqs.weight") -> Tensor | None:
         """Return the file's factors of rope frequencies, [n_dims / 2]; None if it has none."""
         rope = self.shape.rope

@@ -44,7 +44,7 @@ class GraphInputs:
         end: I32 [n_tokens] end of the positions that each token sees.
         seq: I32 [n_tokens] column of each token's sequence in page tables.
         out_ids: I32 [n_outputs] indices of the tokens with logits as outputs.
-        attn_scale: F32 [1, 1, n_tokens] factor of each token's queries, see `Temperature`.
+        attn_scale: F32 [n_tokens] factor of each token's queries, see `Temperature`.
         groups: inputs of each group of layers.
         group_of: for each layer, the index of its group; None: it has no memory.
     """
@@ -72,7 +72,7 @@ class GraphInputs:
         one = (n_tokens,)
         shapes: dict[str, tuple[int, ...]]
         shapes = {"tokens": one, "pos": one, "end": one, "seq": one, "out_ids": (n_outputs,)}
-        shapes["attn_scale"] = (1, 1, n_tokens)
+        shapes["attn_scale"] = one
         every = list(shapes.items())
         for group in groups_of(memory):
             name = group.name.replace(" ", "_")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ...graph import Tensor, ops
+from ...graph import Tensor
 from ..hparams import read_windows, with_swa
 from ..keys import Keys
 from .base import Temperature
@@ -50,5 +50,5 @@ class Llama4(Llama):
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.temperature is not None and b.shape.rope is None:
-            q = ops.mul(q, b.g.inputs.attn_scale)
+            q = b.tempered(q)
         return super().attend(b, q, k, v)

@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ...graph import Tensor, ops
+from ...graph import Tensor
 from ..keys import Keys
 from .base import Temperature
 from .build import LayerBuild
@@ -27,5 +27,5 @@ class Mistral3(LongRope, Llama):
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.temperature is not None:
-            q = ops.mul(q, b.g.inputs.attn_scale)
+            q = b.tempered(q)
         return super().attend(b, q, k, v)
