@@ -318,7 +318,7 @@ def _scaled(b: LayerBuild, y: Tensor, kind: str, chosen: Tensor) -> Tensor:
     n_expert = b.hp.n_expert
     name = f"ffn_{kind}_exps.scale"
     whole = [] if kind == "down" else [["ffn_gate_up_exps.scale"]]
-    scales = b.weight(name, (n_expert,), Op.GET_ROWS, files=b.parts([name], *whole))
+    scales = b.weight(name, (n_expert,), files=b.parts([name], *whole))
     if scales is None:
         return y
     table, ids = ops.reshape(scales, (1, n_expert)), ops.cont(chosen)
