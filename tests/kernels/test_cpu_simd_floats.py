@@ -43,7 +43,7 @@ def hsums(products: F32Array) -> F32Array:
 
 
 @SUMS
-@pytest.mark.parametrize(("n_x", "n_y"), [(4, 4), (1, 16)])
+@pytest.mark.parametrize(("n_x", "n_y"), [(4, 4), (2, 8), (1, 16)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
     dots, store = simd_float.dots(n_x, n_y, n_sums), access.store_f32x16
@@ -61,7 +61,9 @@ def test_dots(n_x: int, n_y: int, n: int, n_sums: int) -> None:
 
 
 @SUMS
-@pytest.mark.parametrize(("n_w", "n_v"), [(4, 4), (4, 2), (4, 1), (1, 4), (1, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("n_w", "n_v"), [(4, 4), (4, 2), (4, 1), (2, 4), (2, 1), (1, 4), (1, 3), (1, 1)]
+)
 @pytest.mark.parametrize("n", [1, 2, 31])
 def test_rows_are_added(n_w: int, n_v: int, n: int, n_sums: int) -> None:
     add_rows = simd_float.add_rows(n_w, n_v, n_sums)
@@ -91,6 +93,19 @@ def test_groups_of_four_lanes_are_transposed() -> None:
         store(to + 192, rows[3])
 
     x, result = normal(4, 4, 4), normal(4, 4, 4, seed=1)
+    run(kernel, x, result)
+    assert (result == x.transpose(1, 0, 2)).all()
+
+
+def test_halves_of_two_vectors() -> None:
+    halves, load, store = simd_float.halves, access.load_f32x16, access.store_f32x16
+
+    def kernel(x, to):  # type: ignore[no-untyped-def]
+        rows = halves((load(x), load(x + 64)))
+        store(to, rows[0])
+        store(to + 64, rows[1])
+
+    x, result = normal(2, 2, 8), normal(2, 2, 8, seed=1)
     run(kernel, x, result)
     assert (result == x.transpose(1, 0, 2)).all()
 

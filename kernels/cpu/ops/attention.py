@@ -186,7 +186,7 @@ def _attend(p, seq, first, end, kv, end_kv, n_queries, scratch):
             load_block(p, 3, head, ne(p, 0, 0), n, runs, v + skip * v_step, n_ahead, next_runs)
             i = 0
             while i < n_queries:
-                count = TILE if n_queries - i >= TILE else 1
+                count = TILE if n_queries - i >= TILE else min(2, n_queries - i)
                 attend_block(p, query, count, begin, skip + n, k, v, scratch + DOTS)
                 query += count * size
                 i += count

@@ -1,8 +1,8 @@
 """The state of a query, which is a head of a token, and its updates by blocks of positions.
 
 The updates are those of online softmax (arXiv 2205.14135): scores, exponentials relative to the
-largest score so far, weighted values. The order of all sums is the same for one query and for a
-tile of four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
+largest score so far, weighted values. The order of all sums is the same for one query and for
+tiles of two and four. Knows no pages. Tested by tests/kernels/test_cpu_attention.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from ..params import data, float_param, int_param, nb, ne, row_at
 from ..simd.calls import inlined
-from ..simd.floats import add_rows, dots, transposed
+from ..simd.floats import add_rows, dots, halves, transposed
 from ..simd.functions import vexp, vtanh
 from ..simd.memory import (
     load_f32,
@@ -60,10 +60,13 @@ SLACK: Final = 8.0
 LOWEST: Final = -3.4028234663852886e38  # below every score; finite, so that it can be subtracted
 
 _dots_4x4 = dots(TILE, 4)
+_dots_2x8 = dots(2, 8)
 _dots_1x16 = dots(1, LANES)
 _add_4x4 = add_rows(TILE, 4)
 _add_4x2 = add_rows(TILE, 2)
 _add_4x1 = add_rows(TILE, 1)
+_add_2x4 = add_rows(2, 4)
+_add_2x1 = add_rows(2, 1)
 _add_1x4 = add_rows(1, 4)
 _add_1x3 = add_rows(1, 3)
 _add_1x1 = add_rows(1, 1)
@@ -194,6 +197,19 @@ def _multiply_one(query, at, n, k, k_step):
 
 
 @inlined
+def _multiply_two(query, step, at, n, k, k_step):
+    """Products of two queries with `n` keys."""
+    size, n_vectors = LANES // 2 * k_step, k_step // VECTOR
+    for j in range(0, n, LANES):
+        keys, to = k + j * k_step, query + WEIGHTS + 4 * j
+        low = _dots_2x8((query + at, step, keys, k_step, n_vectors))
+        high = _dots_2x8((query + at, step, keys + size, k_step, n_vectors))
+        rows = halves((low, high))
+        store_f32x16(to, rows[0])
+        store_f32x16(to + step, rows[1])
+
+
+@inlined
 def _multiply_tile(query, step, at, n, k, k_step, temp):
     """Products of four queries with `n` keys. `temp`: memory for them in another order."""
     for j in range(0, n, 4):
@@ -229,6 +245,21 @@ def _add_one(query, begin, end, v, size):
 
 
 @inlined
+def _add_two(query, step, begin, end, v, size):
+    """Add the weighted values of positions `begin` to `end` - 1 of the block, for two queries."""
+    y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
+    if n <= 0:
+        return
+    d = 0
+    while d + 4 * VECTOR <= size:
+        _add_2x4((y + d, w, step, v + d, size, n))
+        d += 4 * VECTOR
+    while d < size:
+        _add_2x1((y + d, w, step, v + d, size, n))
+        d += VECTOR
+
+
+@inlined
 def _add_tile(query, step, begin, end, v, size):
     """Add the weighted values of positions `begin` to `end` - 1 of the block, for four queries."""
     y, w, v, n = query + SUMS + VALUES, query + WEIGHTS + 4 * begin, v + begin * size, end - begin
@@ -255,7 +286,7 @@ def _own(query, first, n):
 
 @inlined
 def attend_block(p, query, count, first, n, k, v, temp):
-    """Process `n` positions, whose keys and values are at k and v, for one query or four."""
+    """Process `n` positions, whose keys and values are at k and v, for one, two or four queries."""
     step, k_step, v_step = query_size(p), k_size(p), v_size(p)
     at = step - k_step
     begin, end, most = 0, n, 0  # `begin` to `end`: the positions that all queries attend to
@@ -268,13 +299,15 @@ def attend_block(p, query, count, first, n, k, v, temp):
         return
     if count == TILE:
         _multiply_tile(query, step, at, most, k, k_step, temp)
+    elif count == 2:
+        _multiply_two(query, step, at, most, k, k_step)
     else:
         _multiply_one(query, at, most, k, k_step)
     for i in range(count):
         one = query + i * step
         own = _own(one, first, n)
         _weigh(p, one, first, own[0], own[1], v_step)
-    if count < TILE or begin >= end:
+    if count == 1 or begin >= end:
         begin = end = n  # each query adds all of its positions by itself
     if begin > 0:
         for i in range(count):
@@ -282,6 +315,8 @@ def attend_block(p, query, count, first, n, k, v, temp):
             _add_one(query + i * step, own[0], min(begin, own[1]), v, v_step)
     if count == TILE:
         _add_tile(query, step, begin, end, v, v_step)
+    elif count == 2:
+        _add_two(query, step, begin, end, v, v_step)
     if end < n:
         for i in range(count):
             own = _own(query + i * step, first, n)

@@ -29,6 +29,7 @@ _ZERO: Final = ir.Constant(_V_F32, None)
 # vectors that a loop adds to: 16 if there are 32 registers of 16 floats, else as few as possible
 N_SUMS: Final = 16 if has_feature("avx512f") else 4
 
+_two: Final = types.UniTuple(f32x16, 2)
 _four: Final = types.UniTuple(f32x16, 4)
 
 
@@ -205,6 +206,13 @@ def _emit_transposed(b: Any, values: Any) -> Any:
     return pack(b, [_shuffled(b, x, y, lanes) for (x, y), lanes in pairs])
 
 
+def _emit_halves(b: Any, values: Any) -> Any:
+    v, w = unpack(b, values)
+    return pack(b, [_shuffled(b, v, w, _groups(*g)) for g in ((0, 1, 4, 5), (2, 3, 6, 7))])
+
+
+# the low halves of two vectors, and their high halves
+halves = vector_function(_two, (_two,), _emit_halves)
 # transpose four vectors of four groups of four lanes: vector i gets group i of each
 transposed = vector_function(_four, (_four,), _emit_transposed)
 # prefetch a cache line; any address is valid
