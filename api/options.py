@@ -41,9 +41,10 @@ class LoadOptions(TypedDict, total=False):
     """type of cached values (default: f16)"""
     swa_full: bool
     """layers with a sliding window keep all tokens; off: those of the window (default: False)"""
-    swa_prefix: int
+    swa_prefix: int | None
     """tokens that layers with a sliding window keep for shared prefixes, besides those of
-    running requests; a prefix needs its last window (default: 4096)
+    running requests; a prefix needs its last window (default: 1024 for each of -np, and at
+    least a window)
     """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""

@@ -8,11 +8,14 @@ come pages for the prefix cache. Knows no tensors. Tested by tests/model/test_co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from .kv_pages import PAGE_SIZE, PagePool
 from .kv_sequence import KVPool
 from .layer_memory import Group, LayerMemory, groups_of
 from .params import ContextParams
+
+PREFIX_EACH: Final = 1024  # default cells for the prefix cache, for each parallel sequence
 
 
 def make_pool(
@@ -50,4 +53,12 @@ def window_cells(
     and end inside a page. A copy of a shared page needs a page too.
     """
     n_pages = -(-(n_swa + max(n_ubatch, page_size)) // page_size) + 1
-    return (params.n_parallel * n_pages + -(-params.swa_prefix // page_size)) * page_size
+    n_prefix = prefix_cells(n_swa, params)
+    return (params.n_parallel * n_pages + -(-n_prefix // page_size)) * page_size
+
+
+def prefix_cells(n_swa: int, params: ContextParams) -> int:
+    """Return the cells that a pool with a window has for the prefix cache."""
+    if params.swa_prefix is not None:
+        return params.swa_prefix
+    return max(n_swa, PREFIX_EACH * params.n_parallel)

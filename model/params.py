@@ -333,13 +333,14 @@ class ContextParams(Options):
         "--swa-full",
         help="layers with a sliding window keep all tokens; off: those of the window",
     )
-    swa_prefix: int = option(
-        4096,
+    swa_prefix: int | None = option(
+        None,
         "--swa-prefix",
         low=0,
         high=INT32_MAX,
         help="tokens that layers with a sliding window keep for shared prefixes, besides those of "
         "running requests; a prefix needs its last window",
+        default_text="1024 for each of -np, and at least a window",
     )
     n_parallel: int = option(
         N_PARALLEL,

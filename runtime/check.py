@@ -15,6 +15,7 @@ from ..base.errors import DoesNotFitError
 from ..base.log import get_logger
 from ..base.units import size_text
 from ..graph.types import GGMLType
+from ..model.kv_groups import PREFIX_EACH
 from ..model.kv_pages import PAGE_SIZE
 from .displaced import refuse, summary
 from .plan import DevicePlan, ModelPlan
@@ -127,8 +128,8 @@ def _smaller_kv(plan: ModelPlan, device: DevicePlan, n_bytes: int) -> Iterator[S
             saved = (plan.n_ctx - n_ctx) * device.n_bytes_kv
             yield Saving("a smaller context", f"-c {n_ctx}", saved)
     context = plan.params.context
-    if n_window and context.swa_prefix:
-        saved = n_window * (context.swa_prefix // PAGE_SIZE * PAGE_SIZE)
+    if n_window and context.swa_prefix is None:
+        saved = n_window * PREFIX_EACH * plan.n_seq_max
         yield Saving("no shared prefixes in layers with windows", "--swa-prefix 0", saved)
     now = _element_size(context.type_k) + _element_size(context.type_v)
     saved = int(n_bytes * (1 - 2 * _element_size(GGMLType.Q8_0) / now))
