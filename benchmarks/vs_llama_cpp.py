@@ -189,7 +189,7 @@ def models_of(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _is_asked_for(shape: str, type: str, args: argparse.Namespace) -> bool:
-    """Whether to measure a model without targets if only its shape or its type was selected."""
+    """Return True if a model without targets is measured: if its shape or type was selected."""
     if shape == STORIES:  # it usually has one file
         return shape in args.shapes and bool(args.types)
     return type != "MXFP4" or SHAPES[shape].n_expert > 0
