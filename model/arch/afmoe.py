@@ -14,7 +14,6 @@ from ..keys import Keys
 from .build import GraphBuild, LayerBuild
 from .decoder import GatedAttention, QKNorm, SandwichNorms
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class AFMoE(GatedAttention, QKNorm, SandwichNorms):
@@ -22,7 +21,6 @@ class AFMoE(GatedAttention, QKNorm, SandwichNorms):
 
     name = "afmoe"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

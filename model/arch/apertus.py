@@ -13,15 +13,12 @@ from ...graph import Tensor, ops
 from ..keys import Keys
 from .build import LayerBuild
 from .decoder import QKNorm
-from .weights import Bias
 
 
 class Apertus(QKNorm):
     """arXiv 2509.14233; xIELU: arXiv 2411.13010."""
 
     name = "apertus"
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

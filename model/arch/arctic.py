@@ -8,7 +8,6 @@ from __future__ import annotations
 from ...graph import RopeMode, Tensor
 from .build import LayerBuild
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Arctic(Decoder):
@@ -17,7 +16,6 @@ class Arctic(Decoder):
     name = "arctic"
     needs_experts = True
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)

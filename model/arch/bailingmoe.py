@@ -9,7 +9,6 @@ from ..keys import Keys
 from .decoder import QKNorm
 from .deepseek import DeepSeek
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class BailingMoE(DeepSeek):
@@ -23,7 +22,6 @@ class BailingMoE2(QKNorm):
 
     name = "bailingmoe2"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

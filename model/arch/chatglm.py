@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...graph import RopeMode
 from .decoder import Decoder
-from .weights import Bias
 
 
 class ChatGLM(Decoder):
@@ -16,4 +15,3 @@ class ChatGLM(Decoder):
 
     name = "chatglm"
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL

@@ -11,7 +11,6 @@ from ...graph import RopeMode, Tensor, ops
 from ..keys import Keys
 from .build import GraphBuild, Norm, as_logits
 from .decoder import Parallel, QKNormOfEachHead
-from .weights import Bias
 
 
 class CommandR(QKNormOfEachHead, Parallel):
@@ -20,8 +19,6 @@ class CommandR(QKNormOfEachHead, Parallel):
     name = "command-r"
     norm = Norm.LAYER
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

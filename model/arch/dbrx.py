@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from .build import Norm
 from .decoder import ClampedQKV
-from .weights import Bias
 
 
 class DBRX(ClampedQKV):
@@ -16,5 +15,4 @@ class DBRX(ClampedQKV):
     name = "dbrx"
     norm = Norm.LAYER
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
     ffn_norm = "attn_output_norm"

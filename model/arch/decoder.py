@@ -25,7 +25,7 @@ class Decoder(Architecture):
 
     Attributes:
         rope_mode: the pairs of elements that are rotated.
-        qkv_bias: of queries, keys and values.
+        qkv_bias: of queries, keys and values. By default, a file may have biases.
         bias: of the attention's output and of the feed-forward matrices.
         output_bias: of the output matrix.
         ffn_norm: the tensor of the norm before the feed-forward part.
@@ -35,8 +35,8 @@ class Decoder(Architecture):
     """
 
     rope_mode: RopeMode = RopeMode.NEOX
-    qkv_bias: ClassVar[Bias] = Bias.NONE
-    bias: ClassVar[Bias] = Bias.NONE
+    qkv_bias: ClassVar[Bias] = Bias.OPTIONAL
+    bias: ClassVar[Bias] = Bias.OPTIONAL
     output_bias: ClassVar[Bias] = Bias.NONE
     ffn_norm: ClassVar[str] = "ffn_norm"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..keys import Keys
 from .decoder import QKNorm
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class Dots1(QKNorm):
@@ -16,7 +15,6 @@ class Dots1(QKNorm):
 
     name = "dots1"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

@@ -11,7 +11,6 @@ from ...graph import RopeMode
 from ..keys import Keys
 from .decoder import Decoder
 from .experts import read_experts
-from .weights import Bias
 
 
 class Ernie45(Decoder):
@@ -19,8 +18,6 @@ class Ernie45(Decoder):
 
     name = "ernie4_5"
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
 
 class Ernie45MoE(Ernie45):

@@ -6,12 +6,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Exaone(Decoder):
     """arXiv 2408.03541, 2412.04862."""
 
     name = "exaone"
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL

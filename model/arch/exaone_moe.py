@@ -10,7 +10,6 @@ from ..hparams import read_windows, with_swa
 from ..keys import Keys
 from .decoder import QKNorm
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class ExaoneMoE(QKNorm):
@@ -18,7 +17,6 @@ class ExaoneMoE(QKNorm):
 
     name = "exaone-moe"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ...graph import RopeMode
 from ..keys import Keys
 from .decoder import SandwichNorms
-from .weights import Bias
 
 
 class GLM4(SandwichNorms):
@@ -16,7 +15,6 @@ class GLM4(SandwichNorms):
 
     name = "glm4"
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

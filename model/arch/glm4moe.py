@@ -10,7 +10,6 @@ from ..keys import Keys
 from .build import LayerBuild
 from .decoder import Decoder
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class GLM4MoE(Decoder):
@@ -18,7 +17,6 @@ class GLM4MoE(Decoder):
 
     name = "glm4moe"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
     ffn_norm = "post_attention_norm"
 
     def __init__(self, keys: Keys) -> None:

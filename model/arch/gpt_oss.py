@@ -18,7 +18,6 @@ class GptOss(Sinks):
 
     name = "gpt-oss"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
     bias = Bias.REQUIRED
     ffn_norm = "post_attention_norm"
 

@@ -12,7 +12,6 @@ from ..keys import Keys
 from .build import GraphBuild, LayerBuild, as_logits
 from .decoder import Decoder
 from .experts import read_experts
-from .weights import Bias
 
 
 class Granite(Decoder):
@@ -20,8 +19,6 @@ class Granite(Decoder):
 
     name = "granite"
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

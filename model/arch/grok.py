@@ -13,7 +13,6 @@ from ..keys import Keys
 from .build import GraphBuild, LayerBuild, as_logits, softcapped
 from .decoder import Decoder
 from .experts import read_experts
-from .weights import Bias
 
 
 class Grok(Decoder):
@@ -21,7 +20,6 @@ class Grok(Decoder):
 
     name = "grok"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

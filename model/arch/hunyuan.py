@@ -12,13 +12,10 @@ from ..keys import Keys
 from .build import LayerBuild
 from .decoder import Decoder
 from .experts import read_experts
-from .weights import Bias
 
 
 class Hunyuan(Decoder):
     """arXiv 2411.02265."""
-
-    qkv_bias = Bias.OPTIONAL
 
     def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().rotated(b, q, k)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from ..keys import Keys
 from .decoder import QKNorm
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class HyV3(QKNorm):
@@ -21,7 +20,6 @@ class HyV3(QKNorm):
 
     name = "hy_v3"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

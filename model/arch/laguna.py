@@ -13,7 +13,6 @@ from ..keys import Keys
 from .build import LayerBuild
 from .decoder import GatedAttention, QKNorm
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class Laguna(GatedAttention, QKNorm):
@@ -21,7 +20,6 @@ class Laguna(GatedAttention, QKNorm):
 
     name = "laguna"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

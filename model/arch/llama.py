@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...graph import RopeMode
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Llama(Decoder):
@@ -16,5 +15,3 @@ class Llama(Decoder):
 
     name = "llama"
     rope_mode = RopeMode.NORMAL
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL

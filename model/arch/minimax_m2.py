@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..keys import Keys
 from .decoder import WideQKNorm
 from .experts import Gating, read_experts
-from .weights import Bias
 
 
 class MiniMaxM2(WideQKNorm):
@@ -16,7 +15,6 @@ class MiniMaxM2(WideQKNorm):
 
     name = "minimax-m2"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

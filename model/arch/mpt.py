@@ -11,7 +11,6 @@ from ...graph import Tensor, ops
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, Norm
 from .decoder import ALiBi, ClampedQKV
-from .weights import Bias
 
 
 class MPT(ALiBi, ClampedQKV):
@@ -19,8 +18,6 @@ class MPT(ALiBi, ClampedQKV):
 
     name = "mpt"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from ...graph import Tensor
 from .build import LayerBuild, Norm, relu_sqr
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Nemotron(Decoder):
@@ -18,8 +17,6 @@ class Nemotron(Decoder):
 
     name = "nemotron"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
         return b.mlp(x, b.shape.n_ff, relu_sqr, self.bias)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..keys import Keys
 from .decoder import WideQKNorm
 from .experts import read_experts
-from .weights import Bias
 
 
 class OLMoE(WideQKNorm):
@@ -16,7 +15,6 @@ class OLMoE(WideQKNorm):
 
     name = "olmoe"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from .build import Norm
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Orion(Decoder):
@@ -15,4 +14,3 @@ class Orion(Decoder):
 
     name = "orion"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL

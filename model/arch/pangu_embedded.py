@@ -13,6 +13,4 @@ class PanguEmbedded(Decoder):
     """arXiv 2505.22375."""
 
     name = "pangu-embedded"
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
     output_bias = Bias.OPTIONAL

@@ -16,7 +16,6 @@ class Phi2(Parallel):
 
     name = "phi2"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL
     bias = Bias.REQUIRED
     output_bias = Bias.REQUIRED
 

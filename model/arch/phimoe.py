@@ -27,7 +27,6 @@ class PhiMoE(Phi3):
 
     name = "phimoe"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
     bias = Bias.REQUIRED
     output_bias = Bias.REQUIRED
 

@@ -6,11 +6,9 @@ Tested by tests/model/test_arch_forward.py.
 from __future__ import annotations
 
 from .decoder import Decoder
-from .weights import Bias
 
 
 class Qwen2(Decoder):
     """arXiv 2407.10671."""
 
     name = "qwen2"
-    qkv_bias = Bias.REQUIRED

@@ -6,12 +6,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from .decoder import ALiBi
-from .weights import Bias
 
 
 class Refact(ALiBi):
     """huggingface.co/smallcloudai/Refact-1_6B-fim."""
 
     name = "refact"
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL

@@ -11,7 +11,6 @@ from ..keys import Keys
 from .build import LayerBuild
 from .decoder import Decoder
 from .experts import Gating, moe, read_router
-from .weights import Bias
 
 
 class SmallThinker(Decoder):
@@ -19,7 +18,6 @@ class SmallThinker(Decoder):
 
     name = "smallthinker"
     needs_experts = True
-    qkv_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

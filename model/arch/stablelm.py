@@ -10,7 +10,6 @@ from __future__ import annotations
 from ...graph import Tensor
 from .build import LayerBuild, Norm
 from .decoder import QKNormOfEachHead
-from .weights import Bias
 
 
 class StableLM(QKNormOfEachHead):
@@ -18,7 +17,6 @@ class StableLM(QKNormOfEachHead):
 
     name = "stablelm"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         n = b.norm(x, "attn_norm")

@@ -15,7 +15,6 @@ from ..hparams import read_windows
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, Norm
 from .decoder import Decoder
-from .weights import Bias
 
 N_SWA: Final = 4096
 
@@ -25,8 +24,6 @@ class CodeShell(Decoder):
 
     name = "codeshell"
     norm = Norm.LAYER
-    qkv_bias = Bias.OPTIONAL
-    bias = Bias.OPTIONAL
 
     def embed(self, g: GraphBuild) -> Tensor:
         return g.embed(tied=True)

@@ -50,9 +50,9 @@ def test_layers_and_ops(tmp_path: Path) -> None:
     [
         ("llama", "blk.0.attn_q.bias", False),
         ("llama", "blk.0.ffn_down.bias", False),
-        ("qwen2", "blk.0.attn_q.bias", True),
-        ("qwen2", "blk.0.ffn_down.bias", None),
-        ("qwen3", "blk.0.attn_q.bias", None),
+        ("qwen2", "blk.0.attn_q.bias", False),
+        ("qwen2", "blk.0.ffn_down.bias", False),
+        ("qwen3", "blk.0.attn_output.bias", False),
         ("qwen3", "blk.0.attn_q_norm.weight", True),
         ("qwen3", "blk.0.rope_freqs.weight", False),
         ("qwen3moe", "blk.0.ffn_gate_inp.weight", True),
