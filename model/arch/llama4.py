@@ -34,7 +34,8 @@ class Llama4(Llama):
         if any(windows):
             hp = with_swa(keys, hp, windows)
             hp = hp.with_layers(lambda il, x: x if (il + 1) % PERIOD else replace(x, rope=None))
-            self.temperature = Temperature(0.1, CHUNK, offset=1)
+            if hp.n_layer >= PERIOD:  # a layer without rope
+                self.temperature = Temperature(0.1, CHUNK, offset=1)
         self.hp = hp
         self.normed = hp.n_expert != 128  # Maverick's queries and keys are not normalized
         self.experts = Experts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,19 @@ def test_a_context_writes_the_factors_of_queries(tmp_path: Path) -> None:
     runner = Runner(model)
     assert np.array_equal(runner.prompt(range(20)), logits)
     runner.close()
+
+
+def test_a_model_without_a_full_layer(tmp_path: Path) -> None:
+    """Such a graph has no factors of queries, so a context has none to write."""
+    keys = {"interleave_moe_layer_step": 4, "expert_count": 4, "expert_used_count": 2}
+    path, tiny = tmp_path / "m.gguf", replace(TINY, n_layer=3, n_expert=0)  # no layer has experts
+    write_model(tiny, path, metadata={f"llama4.{key}": value for key, value in keys.items()})
+    model = load_model(tmp_path / "m.gguf", Placement(cpu=SimDevice("CPU", DeviceType.CPU)))
+    with Context(model, ContextParams(n_ctx=32, n_parallel=1)) as context:
+        batch, sequence = Batch(), context.pool.new_sequence()
+        context.append(sequence, 3)
+        batch.add([1, 2, 3], sequence, 0)
+        assert np.isfinite(context.decode(batch)).all()
 
 
 def test_queries_grow_with_their_position() -> None:
