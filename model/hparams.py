@@ -8,7 +8,7 @@ except to find the vocabulary size. Tested by tests/model/test_arch_hparams.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -124,20 +124,19 @@ class HParams:
         """Return the same shape with other layers; `change` gets each layer's index and shape."""
         return replace(self, layers=tuple(change(il, x) for il, x in enumerate(self.layers)))
 
-    def with_windows(self, windows: Sequence[Window | None]) -> HParams:
-        """Return the same shape with a window, or none, for each layer."""
-        return self.with_layers(lambda il, layer: replace(layer, window=windows[il]))
+    def with_rope_in(self, layers: Container[int]) -> HParams:
+        """Return the same shape with rope in these layers only."""
+        return self.with_layers(
+            lambda il, layer: layer if il in layers else replace(layer, rope=None)
+        )
 
     def with_rope_in_windows(self) -> HParams:
-        """Return the same shape without rope in layers that see all earlier positions.
+        """Return the same shape with rope in layers with a window only.
 
         A model without windows keeps its rope.
         """
-        if all(layer.window is None for layer in self.layers):
-            return self
-        return self.with_layers(
-            lambda _, layer: replace(layer, rope=None) if layer.window is None else layer
-        )
+        windows = [il for il, layer in enumerate(self.layers) if layer.window is not None]
+        return self.with_rope_in(windows) if windows else self
 
 
 def read_hparams(
@@ -188,55 +187,56 @@ def read_hparams(
     )
 
 
-def read_windows(
+# --- windows ---
+
+
+def with_windows(
     keys: Keys,
-    n_layer: int,
+    hp: HParams,
     period: int = 0,
     *,
     n_swa: int = 0,
     chunked: bool = False,
     full_first: bool = False,
-) -> tuple[Window | None, ...]:
-    """Return the window of each layer; None: the layer sees all earlier positions.
+    rope: Callable[[Rope], Rope] = lambda rope: rope,
+) -> HParams:
+    """Return the same shape with the file's windows, and with the sizes and rope of such layers.
 
-    The file's `sliding_window_pattern` is a flag for each layer, or a period: every last layer of a
-    period has no window, or every first one with `full_first`. `period` is used if the file has
-    none; with 0, all layers have windows. `n_swa` is the window of files that have no such key.
+    Sizes and rope are those of the other layers, except for the file's keys that end in `_swa`.
+
+    Args:
+        keys: of the file. `attention.sliding_window_pattern` is a flag for each layer, or a period:
+            the last layer of each period has no window.
+        hp: the shape without windows.
+        period: of files without that key; 0: all layers have windows.
+        n_swa: the size of the window of files that have no key for it; 0: no layer has a window.
+        chunked: see `Window`.
+        full_first: the first layer of a period has no window, not the last.
+        rope: changes the rotation of layers with a window.
     """
-    n_swa = keys.count("attention.sliding_window", n_swa, low=0)
+    window = Window(keys.count("attention.sliding_window", n_swa, low=0), chunked)
+    if window.n_swa == 0:
+        return hp
     pattern = "attention.sliding_window_pattern"
-    if n_swa == 0:
-        return (None,) * n_layer
     if keys.is_array(pattern):
-        has_window = keys.flags(pattern, n_layer)
+        has_window = keys.flags(pattern, hp.n_layer)
     else:
         every = keys.count(pattern, period, low=0)
         full = 0 if full_first else every - 1
-        has_window = tuple(not every or il % every != full for il in range(n_layer))
-    return tuple(Window(n_swa, chunked) if has else None for has in has_window)
-
-
-def with_swa(
-    keys: Keys, hp: HParams, windows: Sequence[Window | None], base: float | None = None
-) -> HParams:
-    """Return the same shape with windows, and with the sizes and the rotation of such layers.
-
-    They are those of the other layers, except for the keys that end in `_swa`. With `base`, their
-    rotation is not scaled to a longer context, and `base` is used if the file has no own one.
-    """
+        has_window = tuple(not every or il % every != full for il in range(hp.n_layer))
     return hp.with_layers(
-        lambda il, x: x if windows[il] is None else _swa_layer(keys, x, windows[il], base)
+        lambda il, layer: _with_window(keys, layer, window, rope) if has_window[il] else layer
     )
 
 
-def _swa_layer(keys: Keys, layer: Layer, window: Window | None, base: float | None) -> Layer:
-    head_dim = keys.count("attention.key_length_swa", layer.head_dim_k)
-    rope = layer.rope
+def _with_window(keys: Keys, layer: Layer, window: Window, change: Callable[[Rope], Rope]) -> Layer:
+    head_dim, rope = keys.count("attention.key_length_swa", layer.head_dim_k), layer.rope
     if rope is not None:
+        rope = change(rope)
         rope = replace(
-            rope if base is None else rope.plain(),
+            rope,
             n_dims=read_n_rot(keys, "rope.dimension_count_swa", head_dim, rope.n_dims),
-            freq_base=_freq_base(keys, "rope.freq_base_swa", base or rope.freq_base),
+            freq_base=_freq_base(keys, "rope.freq_base_swa", rope.freq_base),
         )
     return replace(
         layer,

@@ -9,7 +9,7 @@ import math
 
 from ...graph import Tensor, ops
 from ...graph.op import UnaryOp
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild
 from .decoder import GatedAttention, QKNorm, SandwichNorms
@@ -24,8 +24,7 @@ class AFMoE(GatedAttention, QKNorm, SandwichNorms):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
 
     def embed(self, g: GraphBuild) -> Tensor:

@@ -7,7 +7,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from ...graph import Tensor
@@ -27,7 +26,7 @@ class Baichuan(Llama):
         super().__init__(keys)
         self.max_bias = 8.0 if self.hp.n_layer == N_LAYER_13B else 0.0
         if self.max_bias:
-            self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+            self.hp = self.hp.with_rope_in(())
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return b.attend(q, k, v, max_bias=self.max_bias)

@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .command_r import CommandR
 
@@ -17,5 +17,4 @@ class Cohere2(CommandR):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()

@@ -9,7 +9,6 @@ Tested by tests/model/test_arch_forward.py and test_arch_golden.py.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import ClassVar
 
 from ...graph import Op, RopeMode, Tensor, ops
@@ -196,7 +195,7 @@ class ALiBi(Decoder):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.max_bias = 8.0
-        self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+        self.hp = self.hp.with_rope_in(())
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return b.attend(q, k, v, scale=self.scale, max_bias=self.max_bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .decoder import PostNorms, QKNorm
 
@@ -23,7 +23,5 @@ class Exaone4(QKNorm, PostNorms):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        n_layer = self.hp.n_layer
-        n_swa = 4096 if n_layer == N_LAYER_32B else 0
-        windows = read_windows(keys, n_layer, period=4, n_swa=n_swa)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        n_swa = 4096 if self.hp.n_layer == N_LAYER_32B else 0
+        self.hp = with_windows(keys, self.hp, period=4, n_swa=n_swa).with_rope_in_windows()

@@ -6,7 +6,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .decoder import QKNorm
 from .experts import Gating, read_experts
@@ -20,6 +20,5 @@ class ExaoneMoE(QKNorm):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4, n_swa=128)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, n_swa=128).with_rope_in_windows()
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID)

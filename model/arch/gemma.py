@@ -6,9 +6,11 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 from ...graph import Tensor, ops
+from ..hparams import Rope
 from ..keys import Keys
 from .build import GraphBuild, as_logits, softcapped
 from .decoder import Decoder
@@ -40,3 +42,8 @@ class Gemma(Decoder):
         """
         n_head = self.hp.layers[0].n_head
         return 1 / math.sqrt(self.hp.n_embd // n_head) if self.hp.n_layer == largest else None
+
+
+def local_rope(rope: Rope) -> Rope:
+    """Return the rotation of layers with a window (Gemma 3): a base of its own, not scaled."""
+    return replace(rope.plain(), freq_base=10000.0)

@@ -6,7 +6,7 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import LayerBuild
 from .decoder import SandwichNorms
@@ -21,8 +21,7 @@ class Gemma2(SandwichNorms, Gemma):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=2, n_swa=4096)
-        self.hp = with_swa(keys, self.hp, windows)
+        self.hp = with_windows(keys, self.hp, period=2, n_swa=4096)
         self.attn_cap = keys.positive("attn_logit_softcapping", 50.0)
         self.scale = self.scale_of(largest=46)
 

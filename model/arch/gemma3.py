@@ -5,10 +5,10 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .decoder import QKNorm, SandwichNorms
-from .gemma import Gemma
+from .gemma import Gemma, local_rope
 
 
 class Gemma3(QKNorm, SandwichNorms, Gemma):
@@ -18,6 +18,5 @@ class Gemma3(QKNorm, SandwichNorms, Gemma):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=6)
-        self.hp = with_swa(keys, self.hp, windows, base=10000.0)
+        self.hp = with_windows(keys, self.hp, period=6, rope=local_rope)
         self.scale = self.scale_of(largest=62)

@@ -7,8 +7,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...graph import Tensor, ops
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, Norm
@@ -26,7 +24,7 @@ class GPT2(Decoder):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+        self.hp = self.hp.with_rope_in(())
 
     def embed(self, g: GraphBuild) -> Tensor:
         return g.add_positions(g.embed())

@@ -6,7 +6,7 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import ops
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .decoder import Sinks
 from .experts import Experts, Gating, Router
@@ -23,8 +23,7 @@ class GptOss(Sinks):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=2)
-        self.hp = with_swa(keys, self.hp, windows)
+        self.hp = with_windows(keys, self.hp, period=2)
         self.experts = Experts(
             Router(Gating.CHOSEN, renorm=False, logit_bias=Bias.REQUIRED),
             act=ops.swiglu_oai,

@@ -5,8 +5,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...graph import RopeMode, Tensor, ops
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, as_logits
@@ -28,7 +26,7 @@ class Granite(Decoder):
         self.scale = keys.factor("attention.scale", 0.0) or None
         self.experts = read_experts(keys, self.hp, renorm=True)
         if not keys.flag("rope.scaling.finetuned", True):
-            self.hp = self.hp.with_layers(lambda _, layer: replace(layer, rope=None))
+            self.hp = self.hp.with_rope_in(())
 
     def embed(self, g: GraphBuild) -> Tensor:
         return ops.scale(g.embed(), self.embedding_scale)

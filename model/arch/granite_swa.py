@@ -5,9 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..hparams import read_windows
+from ..hparams import with_windows
 from ..keys import Keys
 from .decoder import Sinks
 from .granite import Granite
@@ -20,9 +18,7 @@ class GraniteSWA(Sinks, Granite):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer))
+        self.hp = with_windows(keys, self.hp)
         if keys.is_array("attention.rope_pattern"):
-            rotated = keys.flags("attention.rope_pattern", self.hp.n_layer)
-            self.hp = self.hp.with_layers(
-                lambda il, layer: layer if rotated[il] else replace(layer, rope=None)
-            )
+            has_rope = keys.flags("attention.rope_pattern", self.hp.n_layer)
+            self.hp = self.hp.with_rope_in([il for il, has in enumerate(has_rope) if has])

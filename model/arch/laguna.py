@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ...graph.op import UnaryOp
-from ..hparams import read_windows, with_swa
+from ..hparams import Rope, with_windows
 from ..keys import Keys
 from .build import LayerBuild
 from .decoder import GatedAttention, QKNorm
@@ -23,8 +23,7 @@ class Laguna(GatedAttention, QKNorm):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4, full_first=True)
-        self.hp = with_swa(keys, self.hp, windows, base=keys.positive("rope.freq_base", 10000.0))
+        self.hp = with_windows(keys, self.hp, period=4, full_first=True, rope=Rope.plain)
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
         gate = keys.file.tensors.get("blk.0.attn_gate.weight")
         self.gate_per_head = gate is None or gate.ne[1] == self.hp.layers[0].n_head

@@ -6,11 +6,10 @@ test_arch_chunks.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from ...graph import Tensor
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .base import Temperature
 from .build import LayerBuild
@@ -29,15 +28,13 @@ class Llama4(Llama):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        hp = self.hp
-        windows = read_windows(keys, hp.n_layer, PERIOD, n_swa=CHUNK, chunked=True)
-        if any(windows):
-            hp = with_swa(keys, hp, windows)
-            hp = hp.with_layers(lambda il, x: x if (il + 1) % PERIOD else replace(x, rope=None))
+        hp = with_windows(keys, self.hp, PERIOD, n_swa=CHUNK, chunked=True)
+        if any(layer.window for layer in hp.layers):
+            hp = hp.with_rope_in([il for il in range(hp.n_layer) if (il + 1) % PERIOD])
             if hp.n_layer >= PERIOD:  # a layer without rope
                 self.temperature = Temperature(0.1, CHUNK, offset=1)
         self.hp = hp
-        self.normed = hp.n_expert != 128  # Maverick's queries and keys are not normalized
+        self.qk_norm = hp.n_expert != 128  # Maverick's queries and keys are not normalized
         self.experts = Experts(
             read_router(keys, Gating.SIGMOID),
             step=keys.count("interleave_moe_layer_step"),
@@ -47,7 +44,7 @@ class Llama4(Llama):
 
     def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:
         y = super().rope(b, x, name)
-        return b.g.normed(y) if self.normed and b.shape.rope else y
+        return b.g.normed(y) if self.qk_norm and b.shape.rope else y
 
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.temperature is not None and b.shape.rope is None:

@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..hparams import read_windows, with_swa
+from ..hparams import Rope, with_windows
 from ..keys import Keys
 from .qwen3moe import Qwen3MoE
 
@@ -17,5 +17,4 @@ class Mellum(Qwen3MoE):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4)
-        self.hp = with_swa(keys, self.hp, windows, base=keys.positive("rope.freq_base", 10000.0))
+        self.hp = with_windows(keys, self.hp, period=4, rope=Rope.plain)

@@ -11,7 +11,7 @@ from typing import Final
 
 from ...graph import RopeMode, Tensor, ops
 from ...graph.op import UnaryOp
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, as_logits, softcapped
 from .decoder import GatedAttention, QKNorm
@@ -27,8 +27,7 @@ class MuseGlimmer(GatedAttention, QKNorm):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()
         self.logit_scale = keys.positive("logit_scale")
         self.final_cap = keys.factor("final_logit_softcapping", 0.0)
 

@@ -5,7 +5,7 @@ YaRN is for layers without windows only. Tested by tests/model/test_arch_golden.
 
 from __future__ import annotations
 
-from ..hparams import read_windows, with_swa
+from ..hparams import Rope, with_windows
 from ..keys import Keys
 from .decoder import PostNorms, WideQKNorm
 
@@ -17,6 +17,4 @@ class Olmo2(WideQKNorm, PostNorms):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4)
-        base = keys.positive("rope.freq_base", 10000.0)
-        self.hp = with_swa(keys, self.hp, windows, base)
+        self.hp = with_windows(keys, self.hp, period=4, rope=Rope.plain)

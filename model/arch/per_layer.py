@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from ...graph import Op, Tensor, ops
-from ..hparams import HParams, Layer, read_windows, with_swa
+from ..hparams import HParams, Layer, with_windows
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild
-from .gemma import Gemma
+from .gemma import Gemma, local_rope
 
 UNSHARED: Final = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 
@@ -34,7 +34,7 @@ class PerLayer(Gemma):
     def read_layers(self, keys: Keys, *, period: int, n_shared: int, n_input: int) -> None:
         """Read the windows, and what the layers share and get. Numbers are defaults of keys."""
         n_layer = self.hp.n_layer
-        hp = with_swa(keys, self.hp, read_windows(keys, n_layer, period), base=10000.0)
+        hp = with_windows(keys, self.hp, period, rope=local_rope)
         n = keys.count("attention.shared_kv_layers", n_shared, low=0, high=n_layer - 1)
         self.hp = _with_shared_kv(keys, hp, n_layer - n)
         self.n_input = keys.count("embedding_length_per_layer_input", n_input, low=0)

@@ -5,7 +5,7 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..hparams import read_windows
+from ..hparams import with_windows
 from ..keys import Keys
 from .longrope import LongRope
 
@@ -17,4 +17,4 @@ class Phi3(LongRope):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer))
+        self.hp = with_windows(keys, self.hp)

@@ -6,7 +6,7 @@ Layers with a window have rope, those without have none. Tested by tests/model/t
 from __future__ import annotations
 
 from ...graph import Tensor, ops
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import LayerBuild
 from .decoder import Decoder
@@ -21,8 +21,7 @@ class SmallThinker(Decoder):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        windows = read_windows(keys, self.hp.n_layer, period=4, full_first=True)
-        self.hp = with_swa(keys, self.hp, windows).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, full_first=True).with_rope_in_windows()
         self.router = read_router(keys, Gating.SIGMOID, renorm=True)
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..keys import Keys
 from .llama import Llama
 
@@ -18,6 +16,4 @@ class SmolLM3(Llama):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_layers(
-            lambda il, layer: replace(layer, rope=None) if (il + 1) % 4 == 0 else layer
-        )
+        self.hp = self.hp.with_rope_in([il for il in range(self.hp.n_layer) if (il + 1) % 4])

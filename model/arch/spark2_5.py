@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ...graph.op import GluOp, UnaryOp
-from ..hparams import read_windows, with_swa
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import LayerBuild
 from .decoder import GatedAttention
@@ -21,7 +21,7 @@ class Spark25(GatedAttention):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.act = geglu_erf
-        self.hp = with_swa(keys, self.hp, read_windows(keys, self.hp.n_layer))
+        self.hp = with_windows(keys, self.hp)
 
     def gate(self, b: LayerBuild, x: Tensor, y: Tensor) -> Tensor:
         gates = ops.unary(b.linear(x, "attn_gate", b.shape.n_head), UnaryOp.SIGMOID)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...graph import Tensor, ops
-from ..hparams import read_windows
+from ..hparams import with_windows
 from ..keys import Keys
 from .build import GraphBuild, LayerBuild, Norm
 from .decoder import Decoder
@@ -39,4 +39,4 @@ class StarCoder2(CodeShell):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = self.hp.with_windows(read_windows(keys, self.hp.n_layer, n_swa=N_SWA))
+        self.hp = with_windows(keys, self.hp, n_swa=N_SWA)

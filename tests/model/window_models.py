@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,4 +29,4 @@ def write_window_model(path: Path, *, n_layer: int = 6, n_swa: int = 512) -> Non
 def set_windows(model: LoadedModel, *windows: Window | None) -> None:
     """Give the layers of a loaded model these windows."""
     arch: Architecture = model.arch
-    arch.hp = model.hp = model.hp.with_windows(windows)
+    arch.hp = model.hp = model.hp.with_layers(lambda il, layer: replace(layer, window=windows[il]))
