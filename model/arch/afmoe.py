@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 from ...graph import Tensor, ops
-from ...graph.op import UnaryOp
 from ..hparams import with_windows
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
 from .decoder import GatedAttention, QKNorm, SandwichNorms
 from .experts import Gating, read_experts
 
@@ -29,6 +28,3 @@ class AFMoE(GatedAttention, QKNorm, SandwichNorms):
 
     def embed(self, g: GraphBuild) -> Tensor:
         return ops.scale(g.embed(), math.sqrt(self.hp.n_embd))
-
-    def gate(self, b: LayerBuild, x: Tensor, y: Tensor) -> Tensor:
-        return ops.mul(y, ops.unary(b.linear(x, "attn_gate", y.ne[0]), UnaryOp.SIGMOID))

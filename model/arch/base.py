@@ -82,7 +82,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def forward(self, g: GraphBuild) -> Tensor:
-        """Build the graph of a step. Return its logits [n_vocab, n_outputs], flagged as output."""
+        """Build the graph of a step. Return its logits, [n_vocab, n_outputs]."""
 
     def build(
         self,
@@ -93,9 +93,12 @@ class Architecture(ABC):
         page_size: int,
         n_ctx: int,
     ) -> Tensor:
-        """Build the graph of a step with a model's weights, see `GraphBuild`."""
-        loaded = LoadedWeights(weights)
-        return self.forward(GraphBuild(self.hp, loaded, inputs, kv, page_size, n_ctx, self.norm))
+        """Build the graph of a step with a model's weights, see `GraphBuild`.
+
+        Return its logits [n_vocab, n_outputs], flagged as output.
+        """
+        g = GraphBuild(self.hp, LoadedWeights(weights), inputs, kv, page_size, n_ctx, self.norm)
+        return self.forward(g).named("result_output").set_output()
 
     def weights(self) -> list[WeightSpec]:
         """Return all weights, optional ones included: those that `forward` uses.

@@ -128,10 +128,6 @@ class GraphBuild:
         y = self.linear(x, "output", self.hp.n_vocab, n_layer, files=files)
         return self.add_bias(y, "output", n_layer, bias)
 
-    def logits(self, x: Tensor, bias: Bias = Bias.NONE) -> Tensor:
-        """Return logits [n_vocab, n_outputs] of x [n_embd, n_outputs]: norm and output matrix."""
-        return as_logits(self.output(self.output_norm(x), bias))
-
     # --- blocks ---
 
     def norm(
@@ -316,10 +312,10 @@ class LayerBuild:
 
     def qkv(self, x: Tensor, bias: Bias = Bias.NONE) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of x: [head_dim * n_head, n_tokens]."""
-        q, k, v = (self.project(x, kind, bias) for kind in "qkv")
+        q, k, v = (self.one_of_qkv(x, kind, bias) for kind in "qkv")
         return q, k, self.named(v, "Vcur")
 
-    def project(self, x: Tensor, kind: str, bias: Bias = Bias.NONE) -> Tensor:
+    def one_of_qkv(self, x: Tensor, kind: str, bias: Bias = Bias.NONE) -> Tensor:
         """Return the queries ("q"), keys ("k") or values ("v") of x, [head_dim * n_head, n_tokens].
 
         A file may have the three matrices in one tensor, `attn_qkv`.
@@ -474,16 +470,13 @@ class LayerBuild:
         return self.named(y, f"ffn_out{suffix}")
 
 
-def as_logits(x: Tensor) -> Tensor:
-    """Mark x [n_vocab, n_outputs] as the graph's logits."""
-    return x.named("result_output").set_output()
-
-
 def relu_sqr(x: Tensor) -> Tensor:
     """Return the square of max(x, 0) (arXiv 2109.08668)."""
     return ops.sqr(ops.relu(x))
 
 
 def softcapped(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap)."""
+    """Return cap * tanh(x / cap); x itself if `cap` is 0."""
+    if not cap:
+        return x
     return ops.scale(ops.unary(ops.scale(x, 1.0 / cap), UnaryOp.TANH), cap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...graph import RopeMode, Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, Norm, as_logits
+from .build import GraphBuild, Norm
 from .decoder import Parallel, QKNormOfEachHead
 
 
@@ -25,4 +25,4 @@ class CommandR(QKNormOfEachHead, Parallel):
         self.logit_scale = keys.factor("logit_scale", 1.0)
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        return as_logits(ops.scale(g.output(g.output_norm(x)), self.logit_scale))
+        return ops.scale(super().logits(g, x), self.logit_scale)

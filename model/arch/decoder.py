@@ -8,13 +8,13 @@ Tested by tests/model/test_arch_forward.py and test_arch_golden.py.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar
 
 from ...graph import Op, RopeMode, Tensor, ops
+from ...graph.op import UnaryOp
 from ..keys import Keys
 from .base import Architecture
-from .build import Gated, GraphBuild, LayerBuild, as_logits
+from .build import Gated, GraphBuild, LayerBuild
 from .experts import Experts, Router
 from .weights import Bias
 
@@ -98,8 +98,12 @@ class Decoder(Architecture):
         return b.gated(x, b.shape.n_ff, self.act, self.bias)
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        """Return the logits of the last layer's output x [n_embd, n_outputs]."""
-        return g.logits(x, self.output_bias)
+        """Return the logits [n_vocab, n_outputs] of the last layer's x [n_embd, n_outputs]."""
+        return g.output(self.output_norm(g, x), self.output_bias)
+
+    def output_norm(self, g: GraphBuild, x: Tensor) -> Tensor:
+        """Return the norm of the last layer's output x, [n_embd, n_outputs]."""
+        return g.output_norm(x)
 
 
 class QKNorm(Decoder):
@@ -135,9 +139,13 @@ class SandwichNorms(Decoder):
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
-        x = b.add(b.norm(y, "post_attention_norm"), x, "ffn_inp")
+        x = b.add(self.post_norm(b, y, "post_attention_norm"), x, "ffn_inp")
         y = self.ffn(b, b.norm(x, "ffn_norm"))
-        return b.add(b.norm(y, "post_ffw_norm"), x, "l_out")
+        return b.add(self.post_norm(b, y, "post_ffw_norm"), x, "l_out")
+
+    def post_norm(self, b: LayerBuild, y: Tensor, name: str) -> Tensor:
+        """Return the norm of a part's result y [n_embd, n_tokens]. `name` is its tensor's."""
+        return b.norm(y, name)
 
 
 class PostNorms(Decoder):
@@ -166,8 +174,8 @@ class NormsWithoutWeights(Decoder):
         x = b.add(y, x, "ffn_inp")
         return b.add(self.ffn(b, b.g.normed(x)), x, "l_out")
 
-    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        return as_logits(g.output(g.normed(x), self.output_bias))
+    def output_norm(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return g.normed(x)
 
 
 class ClampedQKV(Decoder):
@@ -202,16 +210,29 @@ class ALiBi(Decoder):
 
 
 class GatedAttention(Decoder):
-    """A decoder that multiplies attention's result by a function of the layer's input."""
+    """A decoder that multiplies attention's result by gates of its input (arXiv 2505.06708).
+
+    Attributes:
+        gate_act: the activation of gates.
+        gate_per_head: each head has one gate; otherwise, each of its elements.
+    """
+
+    gate_act: ClassVar[UnaryOp] = UnaryOp.SIGMOID
+    gate_per_head: bool = False
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
         q, k, v = self.qkv(b, x)
         q, k = self.rotated(b, q, k)
         return self.project(b, self.gate(b, x, self.attend(b, q, k, v)))
 
-    @abstractmethod
     def gate(self, b: LayerBuild, x: Tensor, y: Tensor) -> Tensor:
-        """Return the result y of attention times the gate of its input x [n_embd, n_tokens]."""
+        """Return y [head_dim_v * n_head, n_tokens] times the gates of x [n_embd, n_tokens]."""
+        n_gates = b.shape.n_head if self.gate_per_head else y.ne[0]
+        gates = ops.unary(b.linear(x, "attn_gate", n_gates), self.gate_act)
+        if not self.gate_per_head:
+            return ops.mul(y, gates)
+        heads = b.heads(y, b.shape.head_dim_v)
+        return ops.reshape(ops.mul(heads, ops.reshape(gates, (1, *gates.ne[:2]))), y.ne)
 
 
 class Sinks(Decoder):

@@ -209,9 +209,8 @@ def shared_expert(
 def _route(b: LayerBuild, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     n_expert, n_used, n_tokens = b.hp.n_expert, b.hp.n_expert_used, x.ne[1]
     logits = b.linear(x, "ffn_gate_inp", n_expert, router.logit_bias, scaled=False)
-    if router.softcap:
-        logits = softcapped(logits, router.softcap)
-    probs = b.named(_probabilities(b.named(logits, "ffn_moe_logits"), router), "ffn_moe_probs")
+    logits = b.named(softcapped(logits, router.softcap), "ffn_moe_logits")
+    probs = b.named(_probabilities(logits, router), "ffn_moe_probs")
     chosen = ops.argsort_top_k(_selection(b, probs, router), n_used)
     chosen = b.named(chosen, "ffn_moe_topk")
     weights = ops.get_rows(ops.reshape(probs, (1, n_expert, n_tokens)), chosen)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ...graph import Tensor, ops
 from ..hparams import Rope
 from ..keys import Keys
-from .build import GraphBuild, as_logits, softcapped
+from .build import GraphBuild, softcapped
 from .decoder import Decoder
 
 
@@ -32,8 +32,7 @@ class Gemma(Decoder):
         return ops.scale(g.embed(), math.sqrt(self.hp.n_embd))
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        y = g.output(g.output_norm(x))
-        return as_logits(softcapped(y, self.final_cap) if self.final_cap else y)
+        return softcapped(super().logits(g, x), self.final_cap)
 
     def scale_of(self, largest: int) -> float | None:
         """Return the factor of scores. In models of `largest` layers, 1 / sqrt(n_embd / n_head).

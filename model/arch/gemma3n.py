@@ -17,6 +17,7 @@ from ..keys import Keys
 from .build import GraphBuild, LayerBuild
 from .per_layer import PerLayer
 
+MAX_STREAMS: Final = 64  # a file with more is broken; models have 4
 LEAST_SQUARE: Final = 1e-5  # of a stream's elements, on average
 SPARSITY: Final = 1.6448536  # of the first ten layers of files without the key: 95% are 0
 
@@ -36,10 +37,10 @@ class Gemma3n(PerLayer):
         super().__init__(keys)
         n_layer = self.hp.n_layer
         self.read_layers(keys, period=5, n_shared=max(n_layer - 20, 0), n_input=256)
-        self.n_stream = keys.count("altup.num_inputs", 4, low=2)
+        self.n_stream = keys.count("altup.num_inputs", 4, low=2, high=MAX_STREAMS)
         self.active = keys.count("altup.active_idx", 0, low=0, high=self.n_stream - 1)
         down = keys.file.tensors.get("blk.0.laurel_l.weight")
-        self.n_rank = down.ne[1] if down is not None else 64
+        self.n_rank = down.ne[-1] if down is not None else 64
         key = "activation_sparsity_scale"
         self.cutoffs = tuple(SPARSITY if il < 10 else -math.inf for il in range(n_layer))
         if key in keys:

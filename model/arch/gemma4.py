@@ -51,7 +51,7 @@ class Gemma4(PerLayer):
     def keys_values(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor]:
         if b.il not in self.only_keys:
             return super().keys_values(b, x)
-        k = b.heads(b.project(x, "k"))
+        k = b.heads(b.one_of_qkv(x, "k"))
         return k, k
 
     def rope(self, b: LayerBuild, x: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...graph import RopeMode, Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, as_logits
+from .build import GraphBuild, LayerBuild
 from .decoder import Decoder
 from .experts import read_experts
 
@@ -38,7 +38,7 @@ class Granite(Decoder):
         return ops.scale(super().ffn(b, x), self.residual_scale)
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        return as_logits(ops.scale(g.output(g.output_norm(x)), 1.0 / self.logit_scale))
+        return ops.scale(super().logits(g, x), 1.0 / self.logit_scale)
 
 
 class GraniteMoE(Granite):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, as_logits, softcapped
+from .build import GraphBuild, LayerBuild, softcapped
 from .decoder import Decoder
 from .experts import read_experts
 
@@ -54,5 +54,4 @@ class Grok(Decoder):
         return ops.scale(ops.add(self.dense(b, x), y), math.sqrt(0.5)) if self.has_dense else y
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        x = ops.scale(g.output(g.output_norm(x)), self.logit_scale)
-        return as_logits(softcapped(x, self.final_cap) if self.final_cap else x)
+        return softcapped(ops.scale(super().logits(g, x), self.logit_scale), self.final_cap)

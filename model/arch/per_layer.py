@@ -48,7 +48,7 @@ class PerLayer(Gemma):
     # --- attention ---
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
-        q = self.rope(b, b.norm(b.heads(b.project(x, "q")), "attn_q_norm"), "Qcur")
+        q = self.rope(b, b.norm(b.heads(b.one_of_qkv(x, "q")), "attn_q_norm"), "Qcur")
         if b.shape.kv_layer is not None:
             return self.project(b, b.attend(q, None, None, scale=self.scale))
         k, v = self.keys_values(b, x)
@@ -58,7 +58,7 @@ class PerLayer(Gemma):
 
     def keys_values(self, b: LayerBuild, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values before their norms, [head_dim, n_head_kv, n_tokens]."""
-        return b.heads(b.project(x, "k")), b.heads(b.project(x, "v"), b.shape.head_dim_v)
+        return b.heads(b.one_of_qkv(x, "k")), b.heads(b.one_of_qkv(x, "v"), b.shape.head_dim_v)
 
     # --- inputs of layers ---
 

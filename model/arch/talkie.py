@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, as_logits
+from .build import GraphBuild, LayerBuild
 from .decoder import NormsWithoutWeights
 
 
@@ -36,4 +36,4 @@ class Talkie(NormsWithoutWeights):
         return b.norm(q, "attn_q_norm", ne=(1, b.shape.n_head)), b.g.normed(k)
 
     def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
-        return as_logits(ops.scale(g.output(g.normed(x)), self.logit_scale))
+        return ops.scale(super().logits(g, x), self.logit_scale)
