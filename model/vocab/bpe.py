@@ -62,13 +62,9 @@ class BpeEncoder:
         """
         texts = [token.decode(errors="replace") for token in tokens]
         self.pieces = [_piece(text, token) for text, token in zip(texts, tokens, strict=True)]
-        ids: dict[str, int] = {}
-        never_encoded = (TokenType.CONTROL, TokenType.UNKNOWN)
-        for id, (text, type) in enumerate(zip(texts, types, strict=True)):
-            if type not in never_encoded and "\N{REPLACEMENT CHARACTER}" not in text:
-                ids.setdefault(text, id)
+        ids = ids_of_texts(texts, types)
         self._missing = {byte for character, byte in BYTES.items() if character not in ids}
-        model = BPE(ids, _pairs(merges, ids), ignore_merges=pre.ignore_merges)
+        model = BPE(ids, pairs_of(merges, ids), ignore_merges=pre.ignore_merges)
         self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         as_characters = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,17 +87,27 @@ class BpeEncoder:
                 f"the text has the byte 0x{min(missing):02X}, for which the vocabulary has no token"
             )
         ids: list[int] = []
-        for part in _parts(text):
+        for part in parts_of(text):
             ids += self._tokenizer.encode(part, add_special_tokens=False).ids
         return ids
 
 
-def _parts(text: str) -> Iterator[str]:
+def ids_of_texts(texts: Sequence[str], types: Sequence[int]) -> dict[str, int]:
+    """Return the ids of the tokens that a text may become, the first of equal ones."""
+    ids: dict[str, int] = {}
+    never_encoded = (TokenType.CONTROL, TokenType.UNKNOWN)
+    for id, (text, type) in enumerate(zip(texts, types, strict=True)):
+        if type not in never_encoded and "\N{REPLACEMENT CHARACTER}" not in text:
+            ids.setdefault(text, id)
+    return ids
+
+
+def parts_of(text: str) -> Iterator[str]:
     """Split a text into parts for one library call each.
 
     A call holds the interpreter lock, needs a hundred bytes per character, and fails for a word of
     millions of characters. A part ends between a letter or digit and a space or newline, where
-    every pre-tokenizer ends a word. In a text without such places it ends anywhere.
+    nearly every pre-tokenizer ends a word. In a text without such places it ends anywhere.
     """
     begin = 0
     while len(text) - begin > N_PART:
@@ -126,7 +132,7 @@ def _piece(text: str, token: bytes) -> bytes:
         return token
 
 
-def _pairs(merges: Sequence[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+def pairs_of(merges: Sequence[str], ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return the merges whose parts and result are tokens, as the library can fail at others."""
     pairs = []
     for merge in dict.fromkeys(merges):  # keeps the first of equal merges

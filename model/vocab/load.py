@@ -14,10 +14,11 @@ import numpy as np
 from ...base.errors import ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
 from .bpe import BpeEncoder
+from .char_bpe import CharBpeEncoder
 from .metadata import VocabMetadata, key
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
-from .vocab import TokenType, Vocab, ids_of_types
+from .vocab import Encoder, TokenType, Vocab, ids_of_types
 from .words import PRE_TOKENIZERS
 
 log = get_logger("vocab")
@@ -73,7 +74,15 @@ def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
 
 
 def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
-    name = metadata.str(key("pre"), "")
+    return _bpe(metadata, tokens, types, metadata.str(key("pre"), ""))
+
+
+def _load_gemma4(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    return _bpe(metadata, tokens, types, "gemma4")
+
+
+def _bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int], name: str) -> Vocab:
+    """Load a BPE vocabulary with the pre-tokenizer of this name, "" if the file has none."""
     if not name:
         log.warning("%s is missing: using the pre-tokenizer 'default'", key("pre"))
     pre = PRE_TOKENIZERS.get(name or "default")
@@ -86,13 +95,13 @@ def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
     has_bos = "bos" in default_ids or metadata.int(key("bos_token_id"), None) is not None
     add_bos = pre.add_bos and has_bos
     special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=add_bos)
-    return Vocab(
-        tokens,
-        types,
-        BpeEncoder(tokens, types, metadata.strings(key("merges")), pre),
-        special,
-        add_space_prefix=False,
+    merges = metadata.strings(key("merges"))
+    encoder: Encoder = (
+        BpeEncoder(tokens, types, merges, pre)
+        if pre.byte_encode
+        else CharBpeEncoder(tokens, types, merges)
     )
+    return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
 class VocabKind(NamedTuple):
@@ -104,7 +113,11 @@ class VocabKind(NamedTuple):
 
 
 # by the value of `tokenizer.ggml.model`
-KINDS: Final = {"llama": VocabKind("SPM", 1, _load_spm), "gpt2": VocabKind("BPE", 2, _load_bpe)}
+KINDS: Final = {
+    "llama": VocabKind("SPM", 1, _load_spm),
+    "gpt2": VocabKind("BPE", 2, _load_bpe),
+    "gemma4": VocabKind("BPE", 2, _load_gemma4),
+}
 
 
 def _check_length(name: str, n: int, n_tokens: int) -> None:

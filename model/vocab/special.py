@@ -61,6 +61,8 @@ _EOG_TEXTS: Final = [
 # (harmony of gpt-oss, Solar Open)
 _MESSAGE_END: Final = b"<|end|>"
 _TURN_ENDS: Final = ((b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>"))
+# Gemma 4 has this token, and "</s>" is a tag of HTML there
+_NOT_SPM_END: Final = b"<|tool_response>"
 
 
 def special_tokens(
@@ -98,6 +100,8 @@ def special_tokens(
             ids[name] = found[0]
             types[found[0]] = TokenType.CONTROL
     ends = [id_of[text.encode()] for text in _EOG_TEXTS if text.encode() in id_of]
+    if _NOT_SPM_END in id_of:
+        ends = [id for id in ends if tokens[id] != b"</s>"]
     fill = [id_of[text.encode()] for text in _FILL_TEXTS if text.encode() in id_of]
     for id in (*ends, *fill):
         types[id] = TokenType.CONTROL

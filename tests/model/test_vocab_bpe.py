@@ -10,7 +10,7 @@ from vocab_makers import CTRL, UNK, USER, N, Token, bpe, texts
 
 from lamella.base.errors import ModelFileError, RequestError
 from lamella.model.vocab import TokenType
-from lamella.model.vocab.bpe import BYTES, BpeEncoder, _parts
+from lamella.model.vocab.bpe import BYTES, BpeEncoder, parts_of
 from lamella.model.vocab.words import PRE_TOKENIZERS, PreTokenizer
 
 CHARACTERS = {byte: character for character, byte in BYTES.items()}
@@ -142,7 +142,9 @@ def test_bytes_that_utf_8_never_has_may_lack_a_token() -> None:
     assert len(encoder.encode(text)) == len(text.encode())
 
 
-PRE_NAMES = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
+# one name per pre-tokenizer; words of K-EXAONE may contain spaces
+PRE_NAMES = sorted({pre: name for name, pre in PRE_TOKENIZERS.items() if pre.byte_encode}.values())
+PRE_NAMES.remove("exaone-moe")
 
 
 @pytest.mark.parametrize("name", PRE_NAMES)
@@ -154,7 +156,7 @@ def test_a_long_text_is_split_at_the_end_of_a_word(
     encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
     for signs in ("ab    \n\n1'é\u0301二.=\r\t", "aB 1 =+<$|` ' -_()二\n"):
         text = "".join(chance.choices(signs, k=50_000))
-        found = list(_parts(text))
+        found = list(parts_of(text))
         assert len(found) > 120
         assert [w for part in found for w in encoder.words(part)] == encoder.words(text)
 

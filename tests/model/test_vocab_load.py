@@ -42,6 +42,13 @@ def test_special_ids_of_the_file() -> None:
     assert v.eog == {2, A + 1, A + 2, A + 3}  # 2 is "</s>"
 
 
+def test_a_tag_of_html_ends_no_generation_of_gemma_4() -> None:
+    tokens = [("</s>", 0, N), ("<turn|>", 0, N), ("<|tool_response>", 0, N)]
+    v = load_vocab(metadata(tokens, add_bos_token=False, eos_token_id=1, unknown_token_id=0))
+    assert v.eog == {1, 2}
+    assert v.piece(0) == b"</s>"
+
+
 @pytest.mark.parametrize("pair", [("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")])
 def test_the_end_of_a_message_does_not_end_a_turn_of_several(pair: tuple[str, str]) -> None:
     """<|end|> ends the analysis of gpt-oss, and its answer follows."""
