@@ -27,8 +27,7 @@ class PhiMoE(Phi3):
 
     name = "phimoe"
     needs_experts = True
-    bias = Bias.REQUIRED
-    output_bias = Bias.REQUIRED
+    output_bias = Bias.OPTIONAL
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)

@@ -10,6 +10,8 @@ from tiny_models import TINY, shapes, write_model
 from lamella.base.errors import UnsupportedModelError
 from lamella.graph import Op
 from lamella.model.arch import ARCHITECTURES, WeightSpec, find_architecture, open_architecture
+from lamella.model.arch.decoder import Decoder
+from lamella.model.arch.weights import Bias
 from lamella.model.gguf import open_gguf
 
 
@@ -64,6 +66,14 @@ def test_differences_of_architectures(
 ) -> None:
     spec = specs_of(name, tmp_path).get(weight)
     assert (spec and spec.required) is required
+
+
+@pytest.mark.parametrize("name", ["phimoe", "qwen2moe", "qwen3moe", "smollm3", "olmo2", "arcee"])
+def test_biases_are_options_of_transformers(name: str) -> None:
+    found = find_architecture(name, Path("m.gguf"))
+    assert issubclass(found, Decoder)
+    assert {found.qkv_bias, found.bias} == {Bias.OPTIONAL}
+    assert found.output_bias is (Bias.OPTIONAL if name == "phimoe" else Bias.NONE)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
