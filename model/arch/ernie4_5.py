@@ -1,4 +1,4 @@
-"""ernie4_5, ernie4_5-moe: ERNIE 4.5. Llama's layers; experts chosen by probability and a bias.
+"""ernie4_5, ernie4_5-moe: ERNIE 4.5, and PaddleOCR-VL. Llama's layers; a bias chooses experts.
 
 paddleocr: the text model of PaddleOCR-VL rotates halves of a head, see qwen2vl.
 

@@ -17,7 +17,10 @@ from .decoder import Decoder
 
 
 class Gemma(Decoder):
-    """arXiv 2403.08295. `final_cap` is the soft cap of logits; 0: there is none."""
+    """arXiv 2403.08295.
+
+    `final_cap` is the soft cap of logits; 0: there is none.
+    """
 
     name = "gemma"
     default_cap: ClassVar[float] = 0.0

@@ -1,4 +1,4 @@
-"""gpt2: GPT-2. Learned positions, LayerNorm, biases everywhere, no gate.
+"""gpt2: GPT-2, and the first StarCoder. Learned positions, LayerNorm, biases everywhere, no gate.
 
 starcoder: StarCoder has one head of keys and values.
 

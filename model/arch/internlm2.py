@@ -1,4 +1,4 @@
-"""internlm2: InternLM 2 and 2.5. A llama. xverse: XVERSE is one too.
+"""internlm2: InternLM 2 and 2.5, and XVERSE. Both are llamas.
 
 Tested by tests/model/test_arch_golden.py.
 """

@@ -1,4 +1,4 @@
-"""nemotron: Nemotron 4, Minitron. LayerNorm, part of each head rotated, squared ReLU, no gate.
+"""nemotron: Nemotron 4, Minitron, and Jais 2. LayerNorm, partial rotation, squared ReLU.
 
 The files' norm weights contain the model's + 1. jais2: Jais 2 has biases everywhere.
 

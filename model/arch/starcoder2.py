@@ -1,4 +1,4 @@
-"""starcoder2: StarCoder 2. LayerNorm, biases everywhere, no gate, and a window in all layers.
+"""starcoder2: StarCoder 2, and CodeShell. LayerNorm, biases everywhere, no gate, windows.
 
 Files have no key for the window; all released models have the same one.
 codeshell: CodeShell has no window. Its files may lack token_embd.

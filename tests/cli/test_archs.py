@@ -19,7 +19,10 @@ def test_every_architecture_is_listed_with_its_models(capsys: pytest.CaptureFixt
 
 
 def test_each_row_names_models_and_a_source() -> None:
-    assert [row.name for row in rows() if not (row.models and row.source)] == []
+    found = list(rows())
+    assert [row.name for row in found if not (row.models and row.source)] == []
+    assert "StarCoder" in next(row.models for row in found if row.name == "starcoder")
+    assert max(len(row.source) for row in found) < 120
 
 
 def test_a_part_and_json(capsys: pytest.CaptureFixture[str]) -> None:
