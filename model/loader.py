@@ -218,7 +218,8 @@ def find_weights(
     unknown = [name for name in file.tensors if name not in used and not ignores(name)]
     if unknown:
         raise UnsupportedModelError(
-            f"{file.path}: the architecture does not have these tensors: {_list(unknown)}"
+            f"{file.path}: architecture {file.metadata.str('general.architecture')!r} does not have "
+            f"these tensors, and would ignore them: {_list(unknown)}"
         )
     return found
 

@@ -105,7 +105,7 @@ def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf", replace=extra)
     with pytest.raises(
         UnsupportedModelError,
-        match=r"these tensors: blk\.0\.attn_sinks\.weight, blk\.1\.attn_q_norm",
+        match=r"'llama' does not have these tensors, and would ignore them: blk\.0\.attn_sinks\.weight, blk\.1\.attn_q_norm",
     ):
         load(tmp_path / "m.gguf")
 
@@ -117,7 +117,7 @@ def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path) -> None:
     load(tmp_path / "m.gguf")
     extra["blk.3.attn_norm.weight"] = zeros(64)
     write_model(TINY["llama"], tmp_path / "m.gguf", replace=extra, metadata=keys)
-    with pytest.raises(UnsupportedModelError, match=r"these tensors: blk\.3\.attn_norm\.weight$"):
+    with pytest.raises(UnsupportedModelError, match=r"ignore them: blk\.3\.attn_norm\.weight$"):
         load(tmp_path / "m.gguf")
 
 
