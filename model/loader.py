@@ -217,9 +217,10 @@ def find_weights(
     used = {info.name for weight in found for info in weight.parts}
     unknown = [name for name in file.tensors if name not in used and not ignores(name)]
     if unknown:
+        arch = file.metadata.str("general.architecture")
         raise UnsupportedModelError(
-            f"{file.path}: architecture {file.metadata.str('general.architecture')!r} does not have "
-            f"these tensors, and would ignore them: {_list(unknown)}"
+            f"{file.path}: architecture {arch!r} does not have these tensors, and would ignore "
+            f"them: {_list(unknown)}"
         )
     return found
 

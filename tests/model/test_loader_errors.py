@@ -44,7 +44,6 @@ def test_unsupported_architecture(tmp_path: Path) -> None:
         ("llama", "token_embd.weight"),
         ("llama", "output_norm.weight"),
         ("llama", "blk.1.attn_q.weight"),
-        ("qwen2", "blk.0.attn_v.bias"),
         ("qwen3", "blk.1.attn_k_norm.weight"),
         ("mixtral", "blk.0.ffn_gate_inp.weight"),
         ("qwen3moe", "blk.1.ffn_down_exps.weight"),
@@ -105,7 +104,7 @@ def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
     write_model(TINY["llama"], tmp_path / "m.gguf", replace=extra)
     with pytest.raises(
         UnsupportedModelError,
-        match=r"'llama' does not have these tensors, and would ignore them: blk\.0\.attn_sinks\.weight, blk\.1\.attn_q_norm",
+        match=r"'llama' does not have these tensors, .* blk\.0\.attn_sinks\.weight, blk\.1\.attn_q",
     ):
         load(tmp_path / "m.gguf")
 
