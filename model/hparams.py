@@ -318,7 +318,7 @@ def read_n_rot(keys: Keys, key: str, head_dim: int, default: int | None = None) 
     """Return the number of a head's elements that are rotated, all by default."""
     n_rot = keys.count(key, min(default or head_dim, head_dim))
     if n_rot % 2 or n_rot > head_dim:
-        keys.fail(key, n_rot, f"must be even and at most the head size {head_dim}")
+        keys.fail(key, n_rot, f"must be even and at most the head size {head_dim}, its default")
     return n_rot
 
 

@@ -131,20 +131,21 @@ class Keys:
             return (self.count(key, low=low),) * n_layer
         values = tuple(self.metadata.ints(self.full(key)))
         self._require_all(key, len(values), n_layer)
-        for value in values[:n_layer]:
+        for il, value in enumerate(values[:n_layer]):
             if not low <= value <= MAX_COUNT:
-                self.fail(key, list(values), f"all must be {low} to {MAX_COUNT}")
+                self.fail(f"{key}[{il}]", value, f"must be {low} to {MAX_COUNT}")
         return values[:n_layer]
 
     def numbers(self, key: str, n_layer: int, *, infinite: bool = False) -> tuple[float, ...]:
         """Return a number for each layer: a finite one, or with `infinite` any but NaN."""
         if not self.is_array(key):
             return (self.number(key),) * n_layer
-        values = tuple(self.metadata.floats(self.full(key)))
+        values = tuple(self.metadata.floats(self.full(key)).tolist())
         self._require_all(key, len(values), n_layer)
         allowed = math.isfinite if not infinite else lambda x: not math.isnan(x)
-        if not all(map(allowed, values[:n_layer])):
-            self.fail(key, list(values), f"all must be {'numbers' if infinite else 'finite'}")
+        for il, value in enumerate(values[:n_layer]):
+            if not allowed(value):
+                self.fail(f"{key}[{il}]", value, f"must be {'a number' if infinite else 'finite'}")
         return values[:n_layer]
 
     def flags(self, key: str, n_layer: int) -> tuple[bool, ...]:

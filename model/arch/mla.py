@@ -25,6 +25,12 @@ class ExpandedMLA(Decoder):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.kv_lora_rank = keys.count("attention.kv_lora_rank")
+        for layer in self.hp.layers:
+            n_head, n_rot = layer.n_head, 0 if layer.rope is None else layer.rope.n_dims
+            if layer.n_head_kv != n_head:
+                keys.fail("attention.head_count_kv", layer.n_head_kv, f"must be {n_head}, as heads")
+            if not 0 < n_rot < layer.head_dim_k:
+                keys.fail("rope.dimension_count", n_rot, f"must be 1 to {layer.head_dim_k - 1}")
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
         shape, n_rot = b.shape, self.n_rot(b)

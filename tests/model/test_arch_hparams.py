@@ -283,6 +283,31 @@ def test_invalid_expert_counts(metadata: dict[str, object], message: str, tmp_pa
         written(tmp_path, TINY["mixtral"], metadata=metadata)
 
 
+@pytest.mark.parametrize(
+    ("arch", "keys", "message"),
+    [
+        ("gemma3n", {"altup.num_inputs": 2**31 - 1}, r"altup\.num_inputs is 2147483647: must be"),
+        ("plm", {"attention.kv_lora_rank": 8}, r"attention\.head_count_kv is 2: must be 4"),
+        (
+            "plm",
+            {"attention.kv_lora_rank": 8, "attention.head_count_kv": 4, "rope.dimension_count": 16},
+            r"rope\.dimension_count is 16: must be 1 to 15",
+        ),
+    ],
+)
+def test_absurd_values_of_one_architecture(
+    arch: str, keys: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
+    with pytest.raises(ModelFileError, match=message):
+        written(tmp_path, replace(TINY["llama"], arch=arch), metadata=metadata)
+
+
+def test_an_invalid_element_of_an_array_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"llama\.feed_forward_length\[1\] is 0: must be 1 to"):
+        written(tmp_path, TINY["llama"], metadata={"llama.feed_forward_length": [96, 0]})
+
+
 def test_yarn_does_not_shrink_a_context(tmp_path: Path) -> None:
     rope = {**YARN, "scaling.factor": 0.5}
     with pytest.raises(ModelFileError, match=r"rope\.scaling\.factor is 0\.5"):
