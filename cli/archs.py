@@ -48,9 +48,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def rows() -> Iterator[Row]:
-    """Yield all architectures. The texts are those of their modules and classes."""
+    """Yield all architectures.
+
+    A module has a line `NAME: models. Differences.` for each of its architectures. The first line
+    of a class is its source.
+    """
     for name in ARCHITECTURES:
         kind = find_architecture(name, Path())
-        title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
-        models = title.partition(": ")[2].partition(". ")[0].rstrip(".")
-        yield Row(name, models, (kind.__doc__ or "").partition("\n")[0].rstrip("."))
+        lines = (inspect.getdoc(inspect.getmodule(kind)) or "").splitlines()
+        about = next((line for line in lines if line.startswith(f"{name}: ")), "")
+        models = about.partition(": ")[2].partition(". ")[0].rstrip(".")
+        yield Row(name, models, (kind.__doc__ or "").partition("\n")[0])

@@ -16,7 +16,7 @@ from .experts import Gating, read_experts
 
 
 class AFMoE(GatedAttention, QKNorm, SandwichNorms):
-    """arXiv 2602.17004; gated attention: arXiv 2505.06708."""
+    """arXiv 2602.17004"""
 
     name = "afmoe"
     needs_experts = True

@@ -16,7 +16,7 @@ from .decoder import QKNorm
 
 
 class Apertus(QKNorm):
-    """arXiv 2509.14233; xIELU: arXiv 2411.13010."""
+    """arXiv 2509.14233, 2411.13010"""
 
     name = "apertus"
 

@@ -11,7 +11,7 @@ from .llama import Llama
 
 
 class Arcee(Llama):
-    """arcee.ai; the activation is that of arXiv 2109.08668."""
+    """https://huggingface.co/arcee-ai/AFM-4.5B"""
 
     name = "arcee"
 

@@ -18,7 +18,7 @@ N_LAYER_13B: Final = 40
 
 
 class Baichuan(Llama):
-    """arXiv 2309.10305."""
+    """arXiv 2309.10305"""
 
     name = "baichuan"
 

@@ -1,4 +1,6 @@
-"""bailingmoe, bailingmoe2: Ling and Ring. The second has norms of heads and a biased choice.
+"""bailingmoe: Ling and Ring 1. A llama with DeepSeekMoE's experts.
+
+bailingmoe2: Ling and Ring 2. Norms of heads, and experts as in DeepSeek-V3.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -12,13 +14,13 @@ from .experts import Gating, read_experts
 
 
 class BailingMoE(DeepSeek):
-    """arXiv 2503.05139."""
+    """arXiv 2503.05139"""
 
     name = "bailingmoe"
 
 
 class BailingMoE2(QKNorm):
-    """arXiv 2510.22115."""
+    """arXiv 2510.22115"""
 
     name = "bailingmoe2"
     needs_experts = True

@@ -11,7 +11,7 @@ from .decoder import Decoder
 
 
 class BitNet(Decoder):
-    """arXiv 2402.17764, 2504.12285."""
+    """arXiv 2402.17764, 2504.12285"""
 
     name = "bitnet"
 

@@ -12,7 +12,7 @@ from .weights import Bias
 
 
 class Bloom(ALiBi):
-    """arXiv 2211.05100."""
+    """arXiv 2211.05100"""
 
     name = "bloom"
     norm = Norm.LAYER

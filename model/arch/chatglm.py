@@ -11,7 +11,7 @@ from .decoder import Decoder
 
 
 class ChatGLM(Decoder):
-    """arXiv 2406.12793."""
+    """arXiv 2406.12793"""
 
     name = "chatglm"
     rope_mode = RopeMode.NORMAL

@@ -1,4 +1,4 @@
-"""cohere2: Command R7B and A. Layers with a window have rope, those without have none.
+"""cohere2: Command R7B, Command A. Layers with a window have rope, those without have none.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -11,7 +11,7 @@ from .command_r import CommandR
 
 
 class Cohere2(CommandR):
-    """arXiv 2504.00698."""
+    """arXiv 2504.00698"""
 
     name = "cohere2"
 

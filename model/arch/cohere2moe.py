@@ -1,4 +1,4 @@
-"""cohere2moe: Cohere's mixtures of experts. Cohere 2's layers, the first of them dense.
+"""cohere2moe: Command with experts. Cohere 2's layers, the first of them dense.
 
 Tested by tests/model/test_arch_golden.py.
 """

@@ -14,7 +14,10 @@ from .decoder import Parallel, QKNormOfEachHead
 
 
 class CommandR(QKNormOfEachHead, Parallel):
-    """docs.cohere.com; the parallel layer is that of arXiv 2204.02311."""
+    """https://huggingface.co/CohereLabs/c4ai-command-r-v01
+
+    The parallel layer is that of PaLM (arXiv 2204.02311).
+    """
 
     name = "command-r"
     norm = Norm.LAYER

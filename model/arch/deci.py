@@ -14,7 +14,7 @@ from .llama import Llama
 
 
 class Deci(Llama):
-    """arXiv 2411.19146."""
+    """arXiv 2411.19146"""
 
     name = "deci"
     lacks_parts = True

@@ -1,4 +1,4 @@
-"""deepseek: DeepSeekMoE. Llama's attention; many small experts, and some that all tokens use.
+"""deepseek: DeepSeek 1 and DeepSeekMoE. Llama's attention; small experts, some for all tokens.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -11,7 +11,7 @@ from .llama import Llama
 
 
 class DeepSeek(Llama):
-    """arXiv 2401.06066.
+    """arXiv 2401.06066
 
     The weights of the chosen experts are not divided by their sum.
     """

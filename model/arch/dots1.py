@@ -11,7 +11,7 @@ from .experts import Gating, read_experts
 
 
 class Dots1(QKNorm):
-    """arXiv 2506.05767."""
+    """arXiv 2506.05767"""
 
     name = "dots1"
     needs_experts = True

@@ -1,6 +1,7 @@
-"""ernie4_5, ernie4_5-moe: ERNIE 4.5, and PaddleOCR-VL. Llama's layers; a bias chooses experts.
+"""ernie4_5: ERNIE 4.5 without experts. A llama.
 
-paddleocr: the text model of PaddleOCR-VL rotates halves of a head, see qwen2vl.
+ernie4_5-moe: ERNIE 4.5 with experts. A bias takes part in their choice.
+paddleocr: PaddleOCR-VL (text). Rope rotates halves of a head, see qwen2vl.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -32,7 +33,7 @@ class Ernie45MoE(Ernie45):
 
 
 class PaddleOCR(Ernie45):
-    """arXiv 2510.14528."""
+    """arXiv 2510.14528"""
 
     name = "paddleocr"
     rope_mode = RopeMode.NEOX

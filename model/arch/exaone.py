@@ -9,6 +9,6 @@ from .decoder import Decoder
 
 
 class Exaone(Decoder):
-    """arXiv 2408.03541, 2412.04862."""
+    """arXiv 2408.03541, 2412.04862"""
 
     name = "exaone"

@@ -17,7 +17,7 @@ N_LAYER_32B: Final = 64  # old files of this size lack the key of its window
 
 
 class Exaone4(QKNorm, PostNorms):
-    """arXiv 2507.11407."""
+    """arXiv 2507.11407"""
 
     name = "exaone4"
 

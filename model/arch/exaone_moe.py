@@ -13,7 +13,7 @@ from .experts import Gating, read_experts
 
 
 class ExaoneMoE(QKNorm):
-    """arXiv 2601.01739."""
+    """arXiv 2601.01739"""
 
     name = "exaone-moe"
     needs_experts = True

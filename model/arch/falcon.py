@@ -1,4 +1,4 @@
-"""falcon: Falcon 7B, 40B, 180B, and Falcon 2. Attention and feed-forward side by side.
+"""falcon: Falcon 1 and 2. Attention and feed-forward side by side.
 
 Large models have a norm of attention's own.
 
@@ -13,7 +13,7 @@ from .decoder import Decoder
 
 
 class Falcon(Decoder):
-    """arXiv 2311.16867."""
+    """arXiv 2311.16867"""
 
     name = "falcon"
     norm = Norm.LAYER

@@ -17,9 +17,11 @@ from .decoder import Decoder
 
 
 class Gemma(Decoder):
-    """arXiv 2403.08295.
+    """arXiv 2403.08295
 
-    `final_cap` is the soft cap of logits; 0: there is none.
+    Attributes:
+        default_cap: the soft cap of logits for files that have no key for it; 0: there is none.
+        final_cap: the soft cap of logits.
     """
 
     name = "gemma"

@@ -14,7 +14,7 @@ from .gemma import Gemma
 
 
 class Gemma2(SandwichNorms, Gemma):
-    """arXiv 2408.00118."""
+    """arXiv 2408.00118"""
 
     name = "gemma2"
     default_cap = 30.0

@@ -12,7 +12,7 @@ from .gemma import Gemma, local_rope
 
 
 class Gemma3(QKNorm, SandwichNorms, Gemma):
-    """arXiv 2503.19786."""
+    """arXiv 2503.19786"""
 
     name = "gemma3"
 

@@ -23,7 +23,9 @@ SPARSITY: Final = 1.6448536  # of the first ten layers of files without the key:
 
 
 class Gemma3n(PerLayer):
-    """AltUp arXiv 2301.13310; LAuReL arXiv 2411.07501.
+    """https://ai.google.dev/gemma/docs/gemma-3n
+
+    AltUp: arXiv 2301.13310. LAuReL: arXiv 2411.07501.
 
     Attributes:
         n_stream: the number of streams; `active` is the one that layers compute.

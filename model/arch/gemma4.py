@@ -13,7 +13,7 @@ from .per_layer import PerLayer
 
 
 class Gemma4(PerLayer):
-    """https://ai.google.dev/gemma/docs/core, and its code in transformers.
+    """https://ai.google.dev/gemma/docs/core
 
     Attributes:
         only_keys: the layers whose values are their keys, before norm and rope.

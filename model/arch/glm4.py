@@ -1,4 +1,4 @@
-"""glm4: GLM-4-0414 and GLM-Z1, and the text model of GLM-4.1V. Norms before and after each part.
+"""glm4: GLM-4-0414, GLM-Z1, GLM-4.1V (text). Norms before and after each part.
 
 Half of a head is rotated. Tested by tests/model/test_arch_golden.py.
 """
@@ -11,7 +11,7 @@ from .decoder import SandwichNorms
 
 
 class GLM4(SandwichNorms):
-    """arXiv 2406.12793; GLM-4.1V: arXiv 2507.01006."""
+    """arXiv 2406.12793, 2507.01006"""
 
     name = "glm4"
     rope_mode = RopeMode.NORMAL

@@ -1,4 +1,4 @@
-"""glm4moe: GLM-4.5, 4.6 and 4.5-Air, Solar Open. Experts as in DeepSeek-V3.
+"""glm4moe: GLM-4.5, GLM-4.6, Solar Open. Experts as in DeepSeek-V3.
 
 The norm of heads and the biases are optional. Tested by tests/model/test_arch_golden.py.
 """
@@ -13,7 +13,7 @@ from .experts import Gating, read_experts
 
 
 class GLM4MoE(Decoder):
-    """arXiv 2508.06471."""
+    """arXiv 2508.06471"""
 
     name = "glm4moe"
     needs_experts = True

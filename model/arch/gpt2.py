@@ -1,6 +1,6 @@
-"""gpt2: GPT-2, and the first StarCoder. Learned positions, LayerNorm, biases everywhere, no gate.
+"""gpt2: GPT-2. Learned positions, LayerNorm, biases everywhere, no gate.
 
-starcoder: StarCoder has one head of keys and values.
+starcoder: StarCoder. One head of keys and values.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -15,7 +15,7 @@ from .weights import Bias
 
 
 class GPT2(Decoder):
-    """Radford et al. 2019, Language Models are Unsupervised Multitask Learners."""
+    """https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf"""
 
     name = "gpt2"
     norm = Norm.LAYER
@@ -37,6 +37,6 @@ class GPT2(Decoder):
 
 
 class StarCoder(GPT2):
-    """arXiv 2305.06161."""
+    """arXiv 2305.06161"""
 
     name = "starcoder"

@@ -14,7 +14,7 @@ from .weights import Bias
 
 
 class GptOss(Sinks):
-    """arXiv 2508.10925."""
+    """arXiv 2508.10925"""
 
     name = "gpt-oss"
     needs_experts = True

@@ -15,7 +15,7 @@ from .weights import Bias
 
 
 class GPTNeoX(Decoder):
-    """arXiv 2204.06745, 2304.01373."""
+    """arXiv 2204.06745, 2304.01373"""
 
     name = "gptneox"
     norm = Norm.LAYER

@@ -1,4 +1,6 @@
-"""granite, granitemoe: Granite 3 and 4. Four factors: embeddings, attention, residual, logits.
+"""granite: Granite 3 and 4 without experts. Embeddings, attention, parts and logits have factors.
+
+granitemoe: Granite 3 and 4 with experts. Some models also have an expert that all tokens use.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -13,7 +15,10 @@ from .experts import read_experts
 
 
 class Granite(Decoder):
-    """https://github.com/ibm-granite; the factors are those of muP, arXiv 2203.03466."""
+    """https://github.com/ibm-granite
+
+    The factors are those of muP (arXiv 2203.03466).
+    """
 
     name = "granite"
     rope_mode = RopeMode.NORMAL

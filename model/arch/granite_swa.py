@@ -1,4 +1,4 @@
-"""granite_swa: Granite with windows and sinks, dense or with experts.
+"""granite_swa: Granite with windows. Sinks, with or without experts.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -12,7 +12,7 @@ from .granite import Granite
 
 
 class GraniteSWA(Sinks, Granite):
-    """https://github.com/ibm-granite; sinks: arXiv 2309.17453."""
+    """https://github.com/ibm-granite"""
 
     name = "granite_swa"
 

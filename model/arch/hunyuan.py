@@ -1,4 +1,6 @@
-"""hunyuan-dense, hunyuan-moe: Hunyuan. Queries and keys are normalized after their rotation.
+"""hunyuan-dense: Hunyuan 0.5B to 7B. Queries and keys are normalized after their rotation.
+
+hunyuan-moe: Hunyuan Large and A13B. The same with experts.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -15,7 +17,7 @@ from .experts import read_experts
 
 
 class Hunyuan(Decoder):
-    """arXiv 2411.02265."""
+    """arXiv 2411.02265"""
 
     def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().rotated(b, q, k)
@@ -36,7 +38,7 @@ class HunyuanDense(Hunyuan):
 
 
 class HunyuanMoE(Hunyuan):
-    """arXiv 2411.02265."""
+    """arXiv 2411.02265"""
 
     name = "hunyuan-moe"
     needs_experts = True

@@ -1,4 +1,6 @@
-"""internlm2: InternLM 2 and 2.5, and XVERSE. Both are llamas.
+"""internlm2: InternLM 2 and 2.5. A llama.
+
+xverse: XVERSE. A llama.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -9,12 +11,12 @@ from .llama import Llama
 
 
 class InternLM2(Llama):
-    """arXiv 2403.17297."""
+    """arXiv 2403.17297"""
 
     name = "internlm2"
 
 
 class XVERSE(Llama):
-    """huggingface.co/xverse/XVERSE-13B."""
+    """https://huggingface.co/xverse/XVERSE-13B"""
 
     name = "xverse"

@@ -14,7 +14,7 @@ from .weights import Bias
 
 
 class Jais(ALiBi):
-    """arXiv 2308.16149."""
+    """arXiv 2308.16149"""
 
     name = "jais"
     norm = Norm.LAYER

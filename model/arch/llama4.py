@@ -21,7 +21,7 @@ CHUNK: Final = 8192  # no key of a file has it
 
 
 class Llama4(Llama):
-    """https://ai.meta.com/blog/llama-4-multimodal-intelligence, and its code in transformers."""
+    """https://ai.meta.com/blog/llama-4-multimodal-intelligence"""
 
     name = "llama4"
     needs_experts = True

@@ -10,7 +10,7 @@ from .hunyuan import Hunyuan
 
 
 class Maincoder(Hunyuan):
-    """huggingface.co/Maincode/Maincoder-1B."""
+    """https://huggingface.co/Maincode/Maincoder-1B"""
 
     name = "maincoder"
     rope_mode = RopeMode.NORMAL

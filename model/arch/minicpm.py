@@ -16,7 +16,7 @@ N_EMBD_BASE: Final = 256  # the width at which logits have no factor
 
 
 class MiniCPM(Granite, LongRope):
-    """arXiv 2404.06395."""
+    """arXiv 2404.06395"""
 
     name = "minicpm"
 

@@ -13,7 +13,7 @@ from .mla import ExpandedMLA
 
 
 class MiniCPM3(ExpandedMLA, MiniCPM):
-    """github.com/OpenBMB/MiniCPM; latent attention: arXiv 2405.04434."""
+    """https://github.com/OpenBMB/MiniCPM"""
 
     name = "minicpm3"
     rope_mode = RopeMode.NEOX

@@ -14,7 +14,7 @@ from .longrope import LongRope
 
 
 class Mistral3(LongRope, Llama):
-    """arXiv 2601.08584."""
+    """arXiv 2601.08584"""
 
     name = "mistral3"
 

@@ -14,7 +14,7 @@ from .decoder import ALiBi, ClampedQKV
 
 
 class MPT(ALiBi, ClampedQKV):
-    """databricks.com/blog/mpt-7b."""
+    """https://www.databricks.com/blog/mpt-7b"""
 
     name = "mpt"
     norm = Norm.LAYER

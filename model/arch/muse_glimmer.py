@@ -19,7 +19,7 @@ POST_EPS: Final = 1e-8  # of the norms after each part
 
 
 class MuseGlimmer(GatedAttention, QKNorm, SandwichNorms):
-    """Gated attention: arXiv 2505.06708."""
+    """https://github.com/ggml-org/llama.cpp/blob/master/src/models/muse-glimmer.cpp"""
 
     name = "muse-glimmer"
     rope_mode = RopeMode.NORMAL

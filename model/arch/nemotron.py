@@ -1,6 +1,7 @@
-"""nemotron: Nemotron 4, Minitron, and Jais 2. LayerNorm, partial rotation, squared ReLU.
+"""nemotron: Nemotron 4, Minitron. LayerNorm, part of each head rotated, squared ReLU, no gate.
 
-The files' norm weights contain the model's + 1. jais2: Jais 2 has biases everywhere.
+The files' norm weights contain the model's + 1.
+jais2: Jais 2. The same structure.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -13,7 +14,7 @@ from .decoder import Decoder
 
 
 class Nemotron(Decoder):
-    """arXiv 2402.16819, 2407.14679."""
+    """arXiv 2402.16819, 2407.14679"""
 
     name = "nemotron"
     norm = Norm.LAYER
@@ -23,6 +24,6 @@ class Nemotron(Decoder):
 
 
 class Jais2(Nemotron):
-    """huggingface.co/inceptionai/Jais-2-8B-Chat."""
+    """https://huggingface.co/inceptionai/Jais-2-8B-Chat"""
 
     name = "jais2"

@@ -11,7 +11,7 @@ from .decoder import ClampedQKV, NormsWithoutWeights
 
 
 class Olmo(NormsWithoutWeights, ClampedQKV):
-    """arXiv 2402.00838."""
+    """arXiv 2402.00838"""
 
     name = "olmo"
     norm = Norm.LAYER

@@ -1,4 +1,4 @@
-"""olmo2: OLMo 2, and OLMo 3, which has windows. Norms are after each part.
+"""olmo2: OLMo 2 and 3. Norms are after each part; OLMo 3 has windows.
 
 YaRN is for layers without windows only. Tested by tests/model/test_arch_golden.py.
 """
@@ -11,7 +11,7 @@ from .decoder import PostNorms, WideQKNorm
 
 
 class Olmo2(WideQKNorm, PostNorms):
-    """arXiv 2501.00656, 2512.13961."""
+    """arXiv 2501.00656, 2512.13961"""
 
     name = "olmo2"
 

@@ -11,7 +11,7 @@ from .experts import read_experts
 
 
 class OLMoE(WideQKNorm):
-    """arXiv 2409.02060."""
+    """arXiv 2409.02060"""
 
     name = "olmoe"
     needs_experts = True

@@ -9,6 +9,6 @@ from .decoder import QKNorm
 
 
 class OpenELM(QKNorm):
-    """arXiv 2404.14619."""
+    """arXiv 2404.14619"""
 
     name = "openelm"

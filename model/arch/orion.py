@@ -10,7 +10,7 @@ from .decoder import Decoder
 
 
 class Orion(Decoder):
-    """arXiv 2401.12246."""
+    """arXiv 2401.12246"""
 
     name = "orion"
     norm = Norm.LAYER

@@ -10,7 +10,7 @@ from .weights import Bias
 
 
 class PanguEmbedded(Decoder):
-    """arXiv 2505.22375."""
+    """arXiv 2505.22375"""
 
     name = "pangu-embedded"
     output_bias = Bias.OPTIONAL

@@ -12,7 +12,7 @@ from .weights import Bias
 
 
 class Phi2(Parallel):
-    """arXiv 2309.05463."""
+    """arXiv 2309.05463"""
 
     name = "phi2"
     norm = Norm.LAYER

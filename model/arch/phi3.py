@@ -11,7 +11,7 @@ from .longrope import LongRope
 
 
 class Phi3(LongRope):
-    """arXiv 2404.14219."""
+    """arXiv 2404.14219"""
 
     name = "phi3"
 

@@ -23,7 +23,7 @@ STEP: Final = 1e30  # so large that a clamped product is 0 or 1
 
 
 class PhiMoE(Phi3):
-    """arXiv 2404.14219."""
+    """arXiv 2404.14219"""
 
     name = "phimoe"
     needs_experts = True

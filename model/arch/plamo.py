@@ -9,6 +9,6 @@ from .decoder import Parallel
 
 
 class PLaMo(Parallel):
-    """huggingface.co/pfnet/plamo-13b."""
+    """https://huggingface.co/pfnet/plamo-13b"""
 
     name = "plamo"

@@ -11,7 +11,7 @@ from .mla import ExpandedMLA
 
 
 class PLM(ExpandedMLA):
-    """arXiv 2503.12167."""
+    """arXiv 2503.12167"""
 
     name = "plm"
     rope_mode = RopeMode.NORMAL

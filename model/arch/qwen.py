@@ -1,4 +1,4 @@
-"""qwen: the first Qwen. Files give twice the width of its feed-forward part.
+"""qwen: Qwen 1. Files give twice the width of its feed-forward part.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -12,7 +12,7 @@ from .qwen2 import Qwen2
 
 
 class Qwen(Qwen2):
-    """arXiv 2309.16609."""
+    """arXiv 2309.16609"""
 
     name = "qwen"
 

@@ -9,6 +9,6 @@ from .decoder import Decoder
 
 
 class Qwen2(Decoder):
-    """arXiv 2407.10671."""
+    """arXiv 2407.10671"""
 
     name = "qwen2"

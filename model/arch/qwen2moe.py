@@ -13,7 +13,7 @@ from .qwen2 import Qwen2
 
 
 class Qwen2MoE(Qwen2):
-    """arXiv 2407.10671.
+    """arXiv 2407.10671
 
     The weights of the chosen experts are not divided by their sum.
     """

@@ -9,6 +9,6 @@ from .decoder import QKNorm
 
 
 class Qwen3(QKNorm):
-    """arXiv 2505.09388."""
+    """arXiv 2505.09388"""
 
     name = "qwen3"

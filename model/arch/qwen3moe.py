@@ -9,7 +9,7 @@ from .qwen3 import Qwen3
 
 
 class Qwen3MoE(Qwen3):
-    """arXiv 2505.09388."""
+    """arXiv 2505.09388"""
 
     name = "qwen3moe"
     needs_experts = True

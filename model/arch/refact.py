@@ -9,6 +9,6 @@ from .decoder import ALiBi
 
 
 class Refact(ALiBi):
-    """huggingface.co/smallcloudai/Refact-1_6B-fim."""
+    """https://huggingface.co/smallcloudai/Refact-1_6B-fim"""
 
     name = "refact"

@@ -9,7 +9,7 @@ from .decoder import Decoder
 
 
 class SeedOSS(Decoder):
-    """huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct."""
+    """https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct"""
 
     name = "seed_oss"
     ffn_norm = "post_attention_norm"

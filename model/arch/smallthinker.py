@@ -14,7 +14,7 @@ from .experts import Gating, moe, read_router
 
 
 class SmallThinker(Decoder):
-    """arXiv 2507.20984."""
+    """arXiv 2507.20984"""
 
     name = "smallthinker"
     needs_experts = True

@@ -10,7 +10,10 @@ from .llama import Llama
 
 
 class SmolLM3(Llama):
-    """NoPE in some layers: arXiv 2501.18795."""
+    """https://huggingface.co/blog/smollm3
+
+    Layers without rope: arXiv 2501.18795.
+    """
 
     name = "smollm3"
 

@@ -13,7 +13,7 @@ from .decoder import GatedAttention
 
 
 class Spark25(GatedAttention):
-    """github.com/iflytek; gated attention: arXiv 2505.06708."""
+    """https://github.com/iflytek"""
 
     name = "spark2_5"
     gate_per_head = True

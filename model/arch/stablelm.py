@@ -13,7 +13,7 @@ from .decoder import QKNormOfEachHead
 
 
 class StableLM(QKNormOfEachHead):
-    """arXiv 2402.17834."""
+    """arXiv 2402.17834"""
 
     name = "stablelm"
     norm = Norm.LAYER

@@ -1,7 +1,7 @@
-"""starcoder2: StarCoder 2, and CodeShell. LayerNorm, biases everywhere, no gate, windows.
+"""starcoder2: StarCoder 2. LayerNorm, biases everywhere, no gate, windows.
 
 Files have no key for the window; all released models have the same one.
-codeshell: CodeShell has no window. Its files may lack token_embd.
+codeshell: CodeShell. There is no window. Files may lack token_embd.
 
 Tested by tests/model/test_arch_golden.py.
 """
@@ -20,7 +20,7 @@ N_SWA: Final = 4096
 
 
 class CodeShell(Decoder):
-    """arXiv 2403.15747."""
+    """arXiv 2403.15747"""
 
     name = "codeshell"
     norm = Norm.LAYER
@@ -33,7 +33,7 @@ class CodeShell(Decoder):
 
 
 class StarCoder2(CodeShell):
-    """arXiv 2402.19173."""
+    """arXiv 2402.19173"""
 
     name = "starcoder2"
 

@@ -14,7 +14,7 @@ from .decoder import NormsWithoutWeights
 
 
 class Talkie(NormsWithoutWeights):
-    """huggingface.co/talkie-lm."""
+    """https://huggingface.co/talkie-lm"""
 
     name = "talkie"
 
