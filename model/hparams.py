@@ -130,14 +130,6 @@ class HParams:
             lambda il, layer: layer if il in layers else replace(layer, rope=None)
         )
 
-    def with_rope_in_windows(self) -> HParams:
-        """Return the same shape with rope in layers with a window only.
-
-        A model without windows keeps its rope.
-        """
-        windows = [il for il, layer in enumerate(self.layers) if layer.window is not None]
-        return self.with_rope_in(windows) if windows else self
-
 
 def read_hparams(
     keys: Keys, eps_key: str, *, moe: bool = False, lacks_parts: bool = False
@@ -198,6 +190,7 @@ def with_windows(
     n_swa: int = 0,
     chunked: bool = False,
     full_first: bool = False,
+    full_rope: bool = True,
     rope: Callable[[Rope], Rope] = lambda rope: rope,
 ) -> HParams:
     """Return the same shape with the file's windows, and with the sizes and rope of such layers.
@@ -212,6 +205,7 @@ def with_windows(
         n_swa: the size of the window of files that have no key for it; 0: no layer has a window.
         chunked: see `Window`.
         full_first: the first layer of a period has no window, not the last.
+        full_rope: if False, the other layers of a file with windows have no rope.
         rope: changes the rotation of layers with a window.
     """
     window = Window(keys.count("attention.sliding_window", n_swa, low=0), chunked)
@@ -224,6 +218,8 @@ def with_windows(
         every = keys.count(pattern, period, low=0)
         full = 0 if full_first else every - 1
         has_window = tuple(not every or il % every != full for il in range(hp.n_layer))
+    if not full_rope:
+        hp = hp.with_rope_in([il for il, has in enumerate(has_window) if has])
     return hp.with_layers(
         lambda il, layer: _with_window(keys, layer, window, rope) if has_window[il] else layer
     )

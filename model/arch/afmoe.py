@@ -23,7 +23,7 @@ class AFMoE(GatedAttention, QKNorm, SandwichNorms):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, full_rope=False)
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
 
     def embed(self, g: GraphBuild) -> Tensor:

@@ -17,4 +17,4 @@ class Cohere2(CommandR):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, full_rope=False)

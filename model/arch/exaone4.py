@@ -24,4 +24,4 @@ class Exaone4(QKNorm, PostNorms):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         n_swa = 4096 if self.hp.n_layer == N_LAYER_32B else 0
-        self.hp = with_windows(keys, self.hp, period=4, n_swa=n_swa).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, n_swa=n_swa, full_rope=False)

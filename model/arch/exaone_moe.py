@@ -20,5 +20,5 @@ class ExaoneMoE(QKNorm):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = with_windows(keys, self.hp, period=4, n_swa=128).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, n_swa=128, full_rope=False)
         self.experts = read_experts(keys, self.hp, Gating.SIGMOID)

@@ -26,7 +26,7 @@ class MuseGlimmer(GatedAttention, QKNorm, SandwichNorms):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = with_windows(keys, self.hp, period=4).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, full_rope=False)
         self.logit_scale = keys.positive("logit_scale")
         self.final_cap = keys.factor("final_logit_softcapping", 0.0)
 

@@ -21,7 +21,7 @@ class SmallThinker(Decoder):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = with_windows(keys, self.hp, period=4, full_first=True).with_rope_in_windows()
+        self.hp = with_windows(keys, self.hp, period=4, full_first=True, full_rope=False)
         self.router = read_router(keys, Gating.SIGMOID, renorm=True)
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:

@@ -171,6 +171,20 @@ def test_layers_with_windows_have_own_sizes_and_rope(tmp_path: Path) -> None:
     assert first.rope == replace(PLAIN, n_dims=4, freq_base=500.0)
 
 
+@pytest.mark.parametrize(("n_swa", "n_rope"), [(32, 0), (0, 2)])
+def test_full_layers_have_rope_only_without_windows(
+    n_swa: int, n_rope: int, tmp_path: Path
+) -> None:
+    """The key of the window decides, also if the pattern gives no layer a window."""
+    keys: dict[str, object] = {
+        "exaone4.attention.sliding_window": n_swa,
+        "exaone4.attention.sliding_window_pattern": [False, False],
+    }
+    hp = written(tmp_path, replace(TINY["llama"], arch="exaone4"), metadata=keys)
+    assert sum(layer.rope is not None for layer in hp.layers) == n_rope
+    assert not any(layer.window for layer in hp.layers)
+
+
 def test_glm4_with_sections_of_positions_has_its_rows_reordered(tmp_path: Path) -> None:
     tiny = replace(TINY["llama"], arch="glm4")
     for sections, mode in ((None, RopeMode.NORMAL), ([4, 2, 2, 0], RopeMode.NEOX)):
