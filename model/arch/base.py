@@ -73,8 +73,11 @@ class Architecture(ABC):
     def ignores(self, tensor: str) -> bool:
         """True if the model does not use this tensor of its file.
 
-        These are the layers of `n_layer_nextn`, and factors of quantized activations.
+        These are the layers of `n_layer_nextn`, factors of quantized activations, and factors of
+        frequencies if no layer has rope.
         """
+        if tensor == "rope_freqs.weight":
+            return all(layer.rope is None for layer in self.hp.layers)
         n_layer = self.hp.n_layer
         unused = range(n_layer, n_layer + self.hp.n_layer_nextn)
         in_unused = any(tensor.startswith(f"blk.{il}.") for il in unused)

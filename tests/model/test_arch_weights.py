@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,18 @@ def test_differences_of_architectures(
 ) -> None:
     spec = specs_of(name, tmp_path).get(weight)
     assert (spec and spec.required) is required
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_factors_of_rope_are_ignored_without_rope(full: bool, tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "general.architecture": "exaone4",
+        "exaone4.attention.sliding_window": 32,
+        "exaone4.attention.sliding_window_pattern": [False, not full],
+    }
+    write_model(replace(TINY["llama-3.1"], arch="exaone4"), tmp_path / "m.gguf", metadata=keys)
+    with open_gguf(tmp_path / "m.gguf") as file:
+        assert open_architecture(file).ignores("rope_freqs.weight") is full
 
 
 @pytest.mark.parametrize("name", ["phimoe", "qwen2moe", "qwen3moe", "smollm3", "olmo2", "arcee"])
