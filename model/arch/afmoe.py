@@ -11,20 +11,17 @@ from ...graph import Tensor, ops
 from ..hparams import with_windows
 from ..keys import Keys
 from .build import GraphBuild
-from .decoder import GatedAttention, QKNorm, SandwichNorms
-from .experts import Gating, read_experts
+from .decoder import GatedAttention, QKNorm, SandwichNorms, SigmoidExperts
 
 
-class AFMoE(GatedAttention, QKNorm, SandwichNorms):
+class AFMoE(SigmoidExperts, GatedAttention, QKNorm, SandwichNorms):
     """arXiv 2602.17004"""
 
     name = "afmoe"
-    needs_experts = True
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.hp = with_windows(keys, self.hp, period=4, full_rope=False)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
 
     def embed(self, g: GraphBuild) -> Tensor:
         return ops.scale(g.embed(), math.sqrt(self.hp.n_embd))

@@ -7,10 +7,8 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ..keys import Keys
-from .decoder import QKNorm
+from .decoder import QKNorm, SigmoidExperts
 from .deepseek import DeepSeek
-from .experts import Gating, read_experts
 
 
 class BailingMoE(DeepSeek):
@@ -19,12 +17,7 @@ class BailingMoE(DeepSeek):
     name = "bailingmoe"
 
 
-class BailingMoE2(QKNorm):
+class BailingMoE2(SigmoidExperts, QKNorm):
     """arXiv 2510.22115"""
 
     name = "bailingmoe2"
-    needs_experts = True
-
-    def __init__(self, keys: Keys) -> None:
-        super().__init__(keys)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)

@@ -12,10 +12,11 @@ from ..hparams import read_rope
 from ..keys import Keys
 from .build import LayerBuild, Norm
 from .cohere2 import Cohere2
-from .experts import Gating, read_experts
+from .decoder import SigmoidExperts
+from .experts import Gating
 
 
-class Cohere2MoE(Cohere2):
+class Cohere2MoE(SigmoidExperts, Cohere2):
     """https://huggingface.co/CohereLabs
 
     Dense layers have rope even if they have no window. The shared expert and the chosen ones are
@@ -23,14 +24,12 @@ class Cohere2MoE(Cohere2):
     """
 
     name = "cohere2moe"
-    needs_experts = True
 
     def __init__(self, keys: Keys) -> None:
         if keys.number("attention.layer_norm_rms_epsilon", 0.0):
             self.norm = Norm.RMS
         super().__init__(keys)
-        experts = read_experts(keys, self.hp, Gating.SIGMOID)
-        assert experts is not None
+        experts = self.experts
         if experts.router.gating is Gating.SOFTMAX:  # of the chosen experts only
             experts = replace(experts, router=replace(experts.router, renorm=True))
         self.experts = experts
@@ -41,6 +40,5 @@ class Cohere2MoE(Cohere2):
 
     def ffn(self, b: LayerBuild, x: Tensor) -> Tensor:
         y = super().ffn(b, x)
-        experts = self.experts
-        averaged = experts is not None and experts.are_in(b.il) and experts.n_ff_shared
+        averaged = self.experts.are_in(b.il) and self.experts.n_ff_shared
         return ops.scale(y, 0.5) if averaged else y

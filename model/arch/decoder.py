@@ -15,7 +15,7 @@ from ...graph.op import UnaryOp
 from ..keys import Keys
 from .base import Architecture
 from .build import Gated, GraphBuild, LayerBuild
-from .experts import Experts, Router
+from .experts import Experts, Gating, Router, read_experts
 from .weights import Bias
 
 
@@ -241,3 +241,17 @@ class Sinks(Decoder):
     def attend(self, b: LayerBuild, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sinks = b.required("attn_sinks.weight", (b.shape.n_head,), Op.FLASH_ATTN_EXT)
         return b.attend(q, k, v, scale=self.scale, sinks=sinks)
+
+
+class SigmoidExperts(Decoder):
+    """A decoder with experts as in DeepSeek-V3 (arXiv 2412.19437).
+
+    Their scores are sigmoids, and a bias takes part in their choice. Files may have a dense part in
+    the first layers, and an expert that all tokens use.
+    """
+
+    needs_experts = True
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.experts: Experts = read_experts(keys, self.hp, Gating.SIGMOID)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from ..hparams import with_windows
 from ..keys import Keys
-from .decoder import QKNorm
-from .experts import Gating, read_experts
+from .decoder import QKNorm, SigmoidExperts
 
 
-class ExaoneMoE(QKNorm):
+class ExaoneMoE(SigmoidExperts, QKNorm):
     """arXiv 2601.01739"""
 
     name = "exaone-moe"
-    needs_experts = True
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.hp = with_windows(keys, self.hp, period=4, n_swa=128, full_rope=False)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)

@@ -107,13 +107,8 @@ def read_experts(
     *,
     renorm: bool = False,
     shared_gate: bool = False,
-) -> Experts | None:
-    """Return the experts that a file's keys describe; None if it has none.
-
-    `gating` and `renorm` are defaults of keys.
-    """
-    if not hp.n_expert:
-        return None
+) -> Experts:
+    """Return the experts that a file has. `gating` and `renorm` are defaults of its keys."""
     return Experts(
         router=read_router(keys, gating, renorm=renorm),
         n_dense=keys.count("leading_dense_block_count", 0, low=0),

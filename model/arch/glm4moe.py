@@ -6,22 +6,15 @@ The norm of heads and the biases are optional. Tested by tests/model/test_arch_g
 from __future__ import annotations
 
 from ...graph import Tensor
-from ..keys import Keys
 from .build import LayerBuild
-from .decoder import Decoder
-from .experts import Gating, read_experts
+from .decoder import SigmoidExperts
 
 
-class GLM4MoE(Decoder):
+class GLM4MoE(SigmoidExperts):
     """arXiv 2508.06471"""
 
     name = "glm4moe"
-    needs_experts = True
     ffn_norm = "post_attention_norm"
-
-    def __init__(self, keys: Keys) -> None:
-        super().__init__(keys)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
 
     def rotated(self, b: LayerBuild, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q = b.norm(b.heads(q), "attn_q_norm", optional=True)

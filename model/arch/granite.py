@@ -29,7 +29,8 @@ class Granite(Decoder):
         self.residual_scale = keys.factor("residual_scale", 1.0)
         self.logit_scale = keys.factor("logit_scale", 1.0)
         self.scale = keys.factor("attention.scale", 0.0) or None
-        self.experts = read_experts(keys, self.hp, renorm=True)
+        if self.hp.n_expert:
+            self.experts = read_experts(keys, self.hp, renorm=True)
         if not keys.flag("rope.scaling.finetuned", True):
             self.hp = self.hp.with_rope_in(())
 

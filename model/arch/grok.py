@@ -30,7 +30,6 @@ class Grok(Decoder):
         self.logit_scale = keys.factor("logit_scale", 3**-0.5)
         self.final_cap = keys.factor("final_logit_softcapping", 0.0)
         experts = read_experts(keys, self.hp, renorm=True)
-        assert experts is not None
         router = replace(experts.router, softcap=keys.factor("router_logit_softcapping", 0.0))
         self.experts = replace(experts, router=router, act=ops.geglu)
         self.has_dense = "blk.0.ffn_up.weight" in keys.file.tensors  # beside the experts

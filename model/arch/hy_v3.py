@@ -8,23 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..keys import Keys
-from .decoder import QKNorm
-from .experts import Gating, read_experts
+from .decoder import QKNorm, SigmoidExperts
 
 
-class HyV3(QKNorm):
+class HyV3(SigmoidExperts, QKNorm):
     """https://github.com/Tencent-Hunyuan
 
     No key tells how many of the first layers are dense: they lack the router.
     """
 
     name = "hy_v3"
-    needs_experts = True
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
         routers = [f"blk.{il}.ffn_gate_inp.weight" for il in range(self.hp.n_layer)]
         n_dense = next((il for il, name in enumerate(routers) if name in keys.file.tensors), 0)
-        assert self.experts is not None
         self.experts = replace(self.experts, n_dense=n_dense)

@@ -9,20 +9,17 @@ from __future__ import annotations
 from ...graph.op import UnaryOp
 from ..hparams import Rope, with_windows
 from ..keys import Keys
-from .decoder import GatedAttention, QKNorm
-from .experts import Gating, read_experts
+from .decoder import GatedAttention, QKNorm, SigmoidExperts
 
 
-class Laguna(GatedAttention, QKNorm):
+class Laguna(SigmoidExperts, GatedAttention, QKNorm):
     """https://huggingface.co/poolside"""
 
     name = "laguna"
-    needs_experts = True
     gate_act = UnaryOp.SOFTPLUS
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.hp = with_windows(keys, self.hp, period=4, full_first=True, rope=Rope.plain)
-        self.experts = read_experts(keys, self.hp, Gating.SIGMOID)
         gate = keys.file.tensors.get("blk.0.attn_gate.weight")
         self.gate_per_head = gate is None or gate.ne[-1] == self.hp.layers[0].n_head
