@@ -95,7 +95,14 @@ class HParams:
     """The shape of a model.
 
     Attributes:
+        arch: the name of the architecture.
+        n_ctx_train: the context that the model was trained with, in tokens.
+        n_embd: elements of a token's row between layers.
+        n_vocab: the number of tokens.
         eps: is added to the variances of norms.
+        layers: the shape of each layer.
+        n_expert, n_expert_used: experts of a layer, and those that a token uses; 0: there are none.
+        n_ff_exp: the width of an expert.
         n_layer_nextn: further layers of the file, which predict more than the next token (arXiv
             2404.19737). They are not used.
     """
@@ -106,7 +113,7 @@ class HParams:
     n_vocab: int
     eps: float
     layers: tuple[Layer, ...]
-    n_expert: int = 0  # 0: no mixture of experts
+    n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: int = 0
     n_layer_nextn: int = 0

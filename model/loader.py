@@ -226,8 +226,11 @@ def find_weights(
 
 
 def _source(file: GGUFFile, spec: WeightSpec) -> tuple[Part, ...]:
-    """Return the parts that make a weight: the first option whose tensors have the right shapes.
-    If none has, return the preferred one if it exists."""
+    """Return the parts that make a weight, () if the file has none.
+
+    They are the first option whose tensors have the right shapes. If no option has them, they are
+    the preferred option, so that the error names its tensors.
+    """
     options = [ps for ps in spec.files if all(part.tensor in file.tensors for part in ps)]
     fitting = next((ps for ps in options if not _misshaped(file, spec, ps)), None)
     if fitting is None:  # other options may be tensors with another meaning

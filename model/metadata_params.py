@@ -116,7 +116,10 @@ class MetadataParams(Options):
 
 
 def metadata_overrides(params: MetadataParams) -> dict[str, Scalar]:
-    """The values of keys. A key with a dot at its start follows the architecture's name."""
+    """Return the values that replace those of the file, by key.
+
+    A key with a dot at its start follows the architecture's name.
+    """
     scale = params.rope_scale
     if params.rope_freq_scale is not None and params.rope_freq_scale > 0:
         scale = 1 / params.rope_freq_scale

@@ -51,6 +51,9 @@ class Architecture(ABC):
     Attributes:
         name: its `general.architecture` in GGUF files.
         norm: the norm of its layers.
+        needs_experts: a file without experts is invalid.
+        lacks_parts: layers may lack attention or the feed-forward part.
+        path: the model's file, for messages.
         hp: the model's shape. A subclass reads the keys that it alone has into attributes.
         temperature: a factor of queries by position; None: there is none.
     """
@@ -58,7 +61,7 @@ class Architecture(ABC):
     name: ClassVar[str]
     norm: Norm = Norm.RMS
     needs_experts: ClassVar[bool] = False
-    lacks_parts: ClassVar[bool] = False  # layers may lack attention or the feed-forward part
+    lacks_parts: ClassVar[bool] = False
 
     def __init__(self, keys: Keys) -> None:
         """Read the hyperparameters. Raises the errors of `read_hparams`."""
