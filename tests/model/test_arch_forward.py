@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from arch_goldens import divergence, log_softmax
 from arch_run import Runner
 from numpy_forward import F64Array, forward
 from tiny_models import TINY, write_model
@@ -188,17 +189,6 @@ def golden(name: str) -> tuple[Path, list[dict[str, Any]]]:
     if not file.exists():
         pytest.skip(f"no golden data: {file} is absent")
     return DATA / "models" / f"{name}.gguf", json.loads(file.read_text())["cases"]
-
-
-def log_softmax(x: npt.NDArray[np.float32]) -> F64Array:
-    y = x.astype(np.float64)
-    y -= y.max(axis=-1, keepdims=True)
-    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
-    return y
-
-
-def divergence(expected: F64Array, actual: F64Array) -> float:
-    return float((np.exp(expected) * (expected - actual)).sum())
 
 
 SMALL = ["llama3-rope", "llama-linear", "qwen2", "qwen3", "mixtral", "qwen3moe"]
