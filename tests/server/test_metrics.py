@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tiny_models import TINY, write_model
 
 from lamella.alloc.buffer import Buffer, BufferType, Usage
+from lamella.model.layer_memory import Window
 from lamella.runtime.displaced import Displaced
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
@@ -111,6 +113,19 @@ def test_counters_after_requests(server: RunningServer) -> None:
     assert found["llamacpp:prompt_seconds_total"] > 0
     assert found["llamacpp:tokens_predicted_seconds_total"] > 0
     assert found["lamella_kv_pages_free{group=full}"] == 128
+
+
+def test_pages_of_each_group() -> None:
+    context = FakeContext(windows=[Window(8)], n_seqs=2)
+    model = partial(make_model, context, n_parallel=2)
+    with running(model, config=WITH_METRICS) as server:
+        before = scrape(server)
+        server.ok("/completion", prompt="a" * 40, n_predict=5, ignore_eos=True)
+        after = scrape(server)
+    names = [f"lamella_kv_pages{{group={group}}}" for group in ("full", "window 8")]
+    # two windows, ubatches of 16 tokens, and a page each for alignment, of 4 tokens
+    assert [before[name] for name in names] == [128, 14]
+    assert [after[name.replace("pages", "pages_free")] for name in names] == [128, 14]
 
 
 def test_rates_since_the_last_request(server: RunningServer) -> None:
