@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from reference_run import bits, compute, data, ids, leaf, normal
+from reference_run import bits, compute, data, ids, leaf, normal, unary
 
 from lamella.graph import GGMLType, RopeMode, Tensor, UnaryOp, ops
 from lamella.graph.op import INPLACE_OPS
@@ -33,7 +33,7 @@ CASES: dict[str, Case] = {
     "log": ops.log,
     "clamp": lambda a: ops.clamp(a, -0.5, 0.5),
     "fill": lambda a: ops.fill(a, 2.0),
-    **{f"unary {op.name}": partial(ops.unary, op=op) for op in UnaryOp},
+    **{f"unary {op.name}": partial(unary, op=op) for op in UnaryOp},
     "rms_norm": lambda a: ops.rms_norm(a, 1e-6),
     "soft_max": lambda a: ops.soft_max(a, scale=2.0),
     "soft_max masked": lambda a: ops.soft_max(ops.reshape(a, (16, 3, 4)), MASK, 1.0, 8.0),
