@@ -36,7 +36,7 @@ USUAL_TYPES: Final = (
     *(GGMLType.F16, GGMLType.BF16, GGMLType.F32),
 )
 ON_PAGES: Final = frozenset({Op.FLASH_ATTN_EXT, Op.SET_ROWS})
-_LAYER: Final = re.compile(r"-(\d+)$")  # at the end of a node's name, see model/arch/build.py
+_LAYER: Final = re.compile(r"-(\d+)$")  # at the end of a node's name, see model/arch/layer_build.py
 UNNAMED: Final = "node_"
 _EMBEDDING: Final = -1  # stands for a layer: the token embedding has none
 

@@ -11,8 +11,8 @@ from math import exp, log1p
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import QKNorm
+from .layer_build import LayerBuild
 
 
 class Apertus(QKNorm):

@@ -6,7 +6,8 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
-from .build import LayerBuild, relu_sqr
+from .build import relu_sqr
+from .layer_build import LayerBuild
 from .llama import Llama
 
 

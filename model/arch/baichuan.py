@@ -11,7 +11,7 @@ from typing import Final
 
 from ...graph import Tensor
 from ..keys import Keys
-from .build import LayerBuild
+from .layer_build import LayerBuild
 from .llama import Llama
 
 N_LAYER_13B: Final = 40

@@ -6,8 +6,8 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
-from .build import LayerBuild
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 
 class BitNet(Decoder):

@@ -6,8 +6,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor, ops
-from .build import GraphBuild, LayerBuild, Norm
+from .build import GraphBuild, Norm
 from .decoder import ALiBi
+from .layer_build import LayerBuild
 from .weights import Bias
 
 

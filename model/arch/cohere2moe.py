@@ -10,10 +10,11 @@ from dataclasses import replace
 from ...graph import Tensor, ops
 from ..hparams import read_rope
 from ..keys import Keys
-from .build import LayerBuild, Norm
+from .build import Norm
 from .cohere2 import Cohere2
 from .decoder import SigmoidExperts
 from .experts import Gating
+from .layer_build import LayerBuild
 
 
 class Cohere2MoE(SigmoidExperts, Cohere2):

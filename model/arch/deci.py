@@ -9,7 +9,7 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
-from .build import LayerBuild
+from .layer_build import LayerBuild
 from .llama import Llama
 
 

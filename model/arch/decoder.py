@@ -14,8 +14,9 @@ from ...graph import Op, RopeMode, Tensor, ops
 from ...graph.op import UnaryOp
 from ..keys import Keys
 from .base import Architecture
-from .build import Gated, GraphBuild, LayerBuild
+from .build import Gated, GraphBuild
 from .experts import Experts, Gating, Router, read_experts
+from .layer_build import LayerBuild
 from .weights import Bias
 
 
@@ -48,7 +49,7 @@ class Decoder(Architecture):
     def forward(self, g: GraphBuild) -> Tensor:
         x = self.embed(g)
         for il in range(self.hp.n_layer):
-            x = self.layer(g.layer(il), x)
+            x = self.layer(LayerBuild.of(g, il), x)
         return self.logits(g, x)
 
     def embed(self, g: GraphBuild) -> Tensor:

@@ -16,7 +16,8 @@ from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
 from ..hparams import HParams
 from ..keys import Keys
-from .build import Gated, LayerBuild, softcapped
+from .build import Gated, softcapped
+from .layer_build import LayerBuild
 from .weights import Bias, Part
 
 LEAST: Final = 1e-20

@@ -8,8 +8,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor, ops
-from .build import LayerBuild, Norm
+from .build import Norm
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 
 class Falcon(Decoder):

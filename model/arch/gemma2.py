@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...graph import Tensor
 from ..hparams import with_windows
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import SandwichNorms
 from .gemma import Gemma
+from .layer_build import LayerBuild
 
 
 class Gemma2(SandwichNorms, Gemma):

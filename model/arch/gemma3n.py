@@ -14,7 +14,8 @@ from typing import Final
 from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
+from .layer_build import LayerBuild
 from .per_layer import PerLayer
 
 MAX_STREAMS: Final = 64  # a file with more is broken; models have 4
@@ -53,7 +54,7 @@ class Gemma3n(PerLayer):
         inputs = self.inputs(g, x)
         streams = self.split(g, x)
         for il in range(self.hp.n_layer):
-            b = g.layer(il)
+            b = LayerBuild.of(g, il)
             streams = self.step(b, streams, self.input_of(b, inputs))
         return self.logits(g, self.merged(g, streams))
 

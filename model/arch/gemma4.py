@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
 from .experts import Router, moe
+from .layer_build import LayerBuild
 from .per_layer import PerLayer
 
 
@@ -35,7 +36,7 @@ class Gemma4(PerLayer):
         x = self.embed(g)
         inputs = self.inputs(g, x) if self.n_input else None
         for il in range(self.hp.n_layer):
-            b = g.layer(il)
+            b = LayerBuild.of(g, il)
             x = self.layer(b, x)
             if inputs is not None:
                 x = ops.add(x, self.gated_input(b, x, self.input_of(b, inputs)))

@@ -6,8 +6,8 @@ The norm of heads and the biases are optional. Tested by tests/model/test_arch_g
 from __future__ import annotations
 
 from ...graph import Tensor
-from .build import LayerBuild
 from .decoder import SigmoidExperts
+from .layer_build import LayerBuild
 
 
 class GLM4MoE(SigmoidExperts):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, Norm
+from .build import GraphBuild, Norm
 from .decoder import Decoder
+from .layer_build import LayerBuild
 from .weights import Bias
 
 

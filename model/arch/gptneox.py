@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import LayerBuild, Norm
+from .build import Norm
 from .decoder import Decoder
+from .layer_build import LayerBuild
 from .weights import Bias
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from ...graph import RopeMode, Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
 from .decoder import Decoder
 from .experts import read_experts
+from .layer_build import LayerBuild
 
 
 class Granite(Decoder):

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, softcapped
+from .build import GraphBuild, softcapped
 from .decoder import Decoder
 from .experts import read_experts
+from .layer_build import LayerBuild
 
 
 class Grok(Decoder):

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ...graph import Tensor
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import Decoder
 from .experts import read_experts
+from .layer_build import LayerBuild
 
 
 class Hunyuan(Decoder):

@@ -12,8 +12,8 @@ from ...graph import Tensor
 from ..hparams import with_windows
 from ..keys import Keys
 from .base import Temperature
-from .build import LayerBuild
 from .experts import Experts, Gating, read_router
+from .layer_build import LayerBuild
 from .llama import Llama
 
 PERIOD: Final = 4

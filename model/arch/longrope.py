@@ -10,8 +10,8 @@ from typing import Final
 
 from ...graph import Tensor
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 LONG: Final = "rope_factors_long.weight"
 SHORT: Final = "rope_factors_short.weight"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...graph import RopeMode, Tensor
 from ..keys import Keys
-from .build import LayerBuild
+from .layer_build import LayerBuild
 from .minicpm import MiniCPM
 from .mla import ExpandedMLA
 

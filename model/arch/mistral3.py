@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...graph import Tensor
 from ..keys import Keys
 from .base import Temperature
-from .build import LayerBuild
+from .layer_build import LayerBuild
 from .llama import Llama
 from .longrope import LongRope
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 
 class ExpandedMLA(Decoder):

@@ -12,8 +12,9 @@ from typing import Final
 from ...graph import RopeMode, Tensor, ops
 from ..hparams import with_windows
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, softcapped
+from .build import GraphBuild, softcapped
 from .decoder import GatedAttention, QKNorm, SandwichNorms
+from .layer_build import LayerBuild
 
 POST_EPS: Final = 1e-8  # of the norms after each part
 

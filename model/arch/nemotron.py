@@ -9,8 +9,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor
-from .build import LayerBuild, Norm, relu_sqr
+from .build import Norm, relu_sqr
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 
 class Nemotron(Decoder):

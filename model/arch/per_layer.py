@@ -12,8 +12,9 @@ from typing import Final
 from ...graph import Op, Tensor, ops
 from ..hparams import HParams, Layer, with_windows
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
 from .gemma import Gemma, local_rope
+from .layer_build import LayerBuild
 
 UNSHARED: Final = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 

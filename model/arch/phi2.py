@@ -6,8 +6,9 @@ Tested by tests/model/test_arch_golden.py.
 from __future__ import annotations
 
 from ...graph import Tensor, ops
-from .build import LayerBuild, Norm
+from .build import Norm
 from .decoder import Parallel
+from .layer_build import LayerBuild
 from .weights import Bias
 
 

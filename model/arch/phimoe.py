@@ -13,8 +13,9 @@ from typing import Final
 from ...graph import Tensor, ops
 from ...graph.op import UnaryOp
 from ..keys import Keys
-from .build import LayerBuild, Norm
+from .build import Norm
 from .experts import Experts, Router
+from .layer_build import LayerBuild
 from .phi3 import Phi3
 from .weights import Bias
 

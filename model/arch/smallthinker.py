@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...graph import Tensor, ops
 from ..hparams import with_windows
 from ..keys import Keys
-from .build import LayerBuild
 from .decoder import Decoder
 from .experts import Gating, moe, read_router
+from .layer_build import LayerBuild
 
 
 class SmallThinker(Decoder):

@@ -13,8 +13,9 @@ from typing import Final
 from ...graph import Tensor, ops
 from ..hparams import with_windows
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild, Norm
+from .build import GraphBuild, Norm
 from .decoder import Decoder
+from .layer_build import LayerBuild
 
 N_SWA: Final = 4096
 

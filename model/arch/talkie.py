@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ...graph import Tensor, ops
 from ..keys import Keys
-from .build import GraphBuild, LayerBuild
+from .build import GraphBuild
 from .decoder import NormsWithoutWeights
+from .layer_build import LayerBuild
 
 
 class Talkie(NormsWithoutWeights):
@@ -25,7 +26,7 @@ class Talkie(NormsWithoutWeights):
     def forward(self, g: GraphBuild) -> Tensor:
         x = embeddings = g.normed(g.embed())
         for il in range(self.hp.n_layer):
-            b = g.layer(il)
+            b = LayerBuild.of(g, il)
             (skip,) = b.outputs(embeddings)
             factor = b.required("layer_output_scale.weight", (1,))
             x = b.add(self.layer(b, x), ops.mul(skip, factor), "l_skip")

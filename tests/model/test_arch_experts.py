@@ -14,9 +14,10 @@ from lamella.alloc import alloc_tensors, tensor_get, tensor_set
 from lamella.graph import GGMLType, Graph, Tensor, ops
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.arch.build import Gated, GraphBuild, LayerBuild
+from lamella.model.arch.build import Gated, GraphBuild
 from lamella.model.arch.experts import Experts, Gating, Router, moe
 from lamella.model.arch.inputs import GraphInputs
+from lamella.model.arch.layer_build import LayerBuild
 from lamella.model.arch.weights import Bias, LoadedWeights
 from lamella.model.hparams import HParams, Layer
 from lamella.sched import Device, DeviceType, Scheduler
