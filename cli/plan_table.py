@@ -191,7 +191,8 @@ def _groups(plan: ModelPlan) -> Iterator[str]:
 def group_text(group: GroupPlan) -> str:
     """A group of layers, its tokens and bytes."""
     shared = f", used by {_plural(group.n_shared, 'more layer')}" if group.n_shared else ""
-    fixed = " for any context" if group.is_fixed else ""
+    prefix = f", {group.n_prefix} of them for shared prefixes" if group.n_prefix else ""
+    fixed = f" for any context{prefix}" if group.is_fixed else ""
     return (
         f"{group.name}: {_plural(len(group.layers), 'layer')} ({_ranges(group.layers)}){shared}, "
         f"{group.n_ctx} tokens{fixed}, {size_text(group.n_bytes)}"

@@ -24,7 +24,7 @@ from ..alloc.memory import MeasuredMemory
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
 from ..model.gguf import GGUFFile
-from ..model.kv_groups import most_cells
+from ..model.kv_groups import most_cells, prefix_cells
 from ..model.kv_memory import KVRead
 from ..model.layer_memory import group_indices, groups_of
 from ..model.loader import LoadedModel, place_model
@@ -124,6 +124,7 @@ class GroupPlan:
         n_shared: layers that use those of another layer.
         n_ctx: tokens that its pool has room for.
         n_max: the most tokens that it has room for, however large the context; None: no limit.
+        n_prefix: those of them that are for shared prefixes; 0 if it grows with the context.
         n_bytes: of the pool, the scratch page included.
         cell_bytes: of one token.
     """
@@ -133,6 +134,7 @@ class GroupPlan:
     n_shared: int
     n_ctx: int
     n_max: int | None
+    n_prefix: int
     n_bytes: int
     cell_bytes: int
 
@@ -363,6 +365,7 @@ def _group_plans(context: Context) -> tuple[GroupPlan, ...]:
             indices[i] - len(group.layers),
             group.pool.n_pages * group.pool.page_size,
             most_cells(groups[i], context.params, context.n_ubatch),
+            0 if (w := group.pool.window) is None else prefix_cells(w.n_swa, context.params),
             group.n_bytes,
             group.cell_bytes,
         )

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from arch_goldens import log_softmax
 from arch_run import Runner
+from tiny_models import write_keys
 
 from lamella.kernels.sim import SimDevice
 from lamella.model.arch import ARCHITECTURES
@@ -38,18 +39,7 @@ STEP = 32  # between the tokens whose log-probabilities are recorded
 def write_pin(pin: dict[str, Any], path: Path) -> None:
     """Write the model of a pin."""
     writer = gguf.GGUFWriter(path, pin["arch"])
-    for key, value in pin["keys"].items():
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
+    write_keys(writer, pin["keys"])
     for name, ne in pin["tensors"].items():
         writer.add_tensor(name, weights_of(name, ne))
     writer.write_header_to_file()

@@ -209,9 +209,12 @@ def _write_metadata(
         pairs["expert_feed_forward_length"] = tiny.n_ff_exp
     pairs |= {f"rope.{key}": value for key, value in (tiny.rope or {}).items()}
     keys = {f"{tiny.arch}.{key}": value for key, value in pairs.items()} | dict(extra)
+    write_keys(writer, {key: value for key, value in keys.items() if key not in without})
+
+
+def write_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
+    """Write metadata. Whole numbers are UINT32, other numbers FLOAT32."""
     for key, value in keys.items():
-        if key in without:
-            continue
         match value:
             case bool():
                 writer.add_bool(key, value)

@@ -47,8 +47,11 @@ def test_the_plan_of_each_group_is_what_a_context_takes(
 
 
 def test_the_plan_lists_the_groups(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["-dev", "none", "-c", str(N_CTX), "--swa-prefix", "0"]
+    flags = ["-dev", "none", "-c", str(N_CTX), "--swa-prefix", "96"]
     assert main(["plan", str(path), *flags]) == 0
-    text = capsys.readouterr().out
-    assert "window 512: 5 layers (0-4), 4224 tokens for any context" in text
+    text = " ".join(capsys.readouterr().out.split())
+    line = (
+        "window 512: 5 layers (0-4), 4320 tokens for any context, 96 of them for shared prefixes, "
+    )
+    assert line in text
     assert "full: 1 layer (5), 16384 tokens, " in text
