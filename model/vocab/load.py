@@ -19,6 +19,7 @@ from .metadata import VocabMetadata, key
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
 from .vocab import Encoder, TokenType, Vocab, ids_of_types
+from .wordpiece import WordPieceEncoder
 from .words import PRE_TOKENIZERS
 
 log = get_logger("vocab")
@@ -104,6 +105,27 @@ def _bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int], nam
     return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
+def _load_wordpiece(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    texts = {"bos": b"[CLS]", "seperator": b"[SEP]", "eos": b"[SEP]", "unknown": b"[UNK]"}
+    special = special_tokens(
+        metadata,
+        tokens,
+        types,
+        default_ids={name: tokens.index(text) for name, text in texts.items() if text in tokens},
+        add_bos=True,
+        add_eos=True,
+    )
+    lowercase = metadata.bool(key("normalizer.lowercase"), True)
+    encoder = WordPieceEncoder(
+        tokens,
+        types,
+        special.unk,
+        lowercase=lowercase,
+        strip_accents=metadata.bool(key("normalizer.strip_accents"), lowercase),
+    )
+    return Vocab(tokens, types, encoder, special, add_space_prefix=True)
+
+
 class VocabKind(NamedTuple):
     """A kind of vocabulary: its name, llama.cpp's LLAMA_VOCAB_TYPE_* number, and its loader."""
 
@@ -116,6 +138,7 @@ class VocabKind(NamedTuple):
 KINDS: Final = {
     "llama": VocabKind("SPM", 1, _load_spm),
     "gpt2": VocabKind("BPE", 2, _load_bpe),
+    "bert": VocabKind("WPM", 3, _load_wordpiece),
     "gemma4": VocabKind("BPE", 2, _load_gemma4),
 }
 

@@ -33,6 +33,10 @@ _TEXTS: Final = {
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
     "fim_sep": ["<|file_sep|>"],
 }
+# names in the file's keys, spelled as in GGUF
+_NAMES: Final = ("bos", "eos", "unknown", "cls", "seperator", "padding", "mask")
+# files of encoders may name these tokens in BERT's words only
+_ENCODER_NAMES: Final = {"bos": "cls", "eos": "seperator"}
 # tokens of fill-in-the-middle prompts, which become control tokens
 _FILL_TEXTS: Final = [
     *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim▁begin\uff5c>", "<PRE>"),
@@ -61,8 +65,8 @@ _EOG_TEXTS: Final = [
 # (harmony of gpt-oss, Solar Open)
 _MESSAGE_END: Final = b"<|end|>"
 _TURN_ENDS: Final = ((b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>"))
-# Gemma 4 has this token, and "</s>" is a tag of HTML there
-_NOT_SPM_END: Final = b"<|tool_response>"
+# Gemma 4 and PLaMo 2 have these tokens, and "</s>" is a tag of HTML there
+_NOT_SPM_ENDS: Final = {b"<|tool_response>", b"<|plamo:eos|>"}
 
 
 def special_tokens(
@@ -72,6 +76,8 @@ def special_tokens(
     *,
     default_ids: Mapping[str, int],
     add_bos: bool,
+    add_eos: bool = False,
+    add_sep: bool = False,
 ) -> SpecialTokens:
     """Return the special tokens. Tokens found by their texts become control tokens in `types`.
 
@@ -79,20 +85,23 @@ def special_tokens(
         metadata: the file's metadata.
         tokens: the texts of the tokens.
         types: a `TokenType` for each token; changed.
-        default_ids: ids of "bos", "eos" and "unknown" if the file has none. An id outside of the
-            vocabulary is ignored.
+        default_ids: ids by names as in the file's keys, for tokens without an id in the file. An id
+            outside of the vocabulary is ignored.
         add_bos: default of `add_bos_token`.
+        add_eos: default of `add_eos_token`.
+        add_sep: default of `add_sep_token`.
 
     Raises:
         ModelFileError: an id is outside the vocabulary, or a token to add does not exist.
     """
 
-    def stated(name: str) -> int | None:
-        id = _stated_id(metadata, name, len(tokens))
-        default = default_ids.get(name, len(tokens))
-        return default if id is None and default < len(tokens) else id
-
-    ids = {name: stated(name) for name in ("bos", "eos", "unknown", *_TEXTS)}
+    ids = {name: _stated_id(metadata, name, len(tokens)) for name in (*_NAMES, *_TEXTS)}
+    for name, other in _ENCODER_NAMES.items():
+        if ids[name] is None:
+            ids[name] = ids[other]
+    for name, id in default_ids.items():
+        if ids[name] is None and id < len(tokens):
+            ids[name] = id
     id_of = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))
     for name, texts in _TEXTS.items():
         found = [id_of[text.encode()] for text in texts if text.encode() in id_of]
@@ -100,7 +109,7 @@ def special_tokens(
             ids[name] = found[0]
             types[found[0]] = TokenType.CONTROL
     ends = [id_of[text.encode()] for text in _EOG_TEXTS if text.encode() in id_of]
-    if _NOT_SPM_END in id_of:
+    if not _NOT_SPM_ENDS.isdisjoint(id_of):
         ends = [id for id in ends if tokens[id] != b"</s>"]
     fill = [id_of[text.encode()] for text in _FILL_TEXTS if text.encode() in id_of]
     for id in (*ends, *fill):
@@ -114,13 +123,19 @@ def special_tokens(
         eot=ids["eot"],
         unk=ids["unknown"],
         add_bos=metadata.bool(key("add_bos_token"), add_bos),
-        add_eos=metadata.bool(key("add_eos_token"), False),
+        add_eos=metadata.bool(key("add_eos_token"), add_eos),
         eog=frozenset(ends),
+        sep=ids["seperator"],
+        pad=ids["padding"],
+        mask=ids["mask"],
+        add_sep=metadata.bool(key("add_sep_token"), add_sep),
     )
-    for name, add in (("bos", special.add_bos), ("eos", special.add_eos)):
+    adds = {"bos": special.add_bos, "eos": special.add_eos, "seperator": special.add_sep}
+    for name, add in adds.items():
         if add and ids[name] is None:
+            short = name[:3]
             raise ModelFileError(
-                f"{key(f'add_{name}_token')} is true, but the vocabulary has no {name.upper()}"
+                f"{key(f'add_{short}_token')} is true, but the vocabulary has no {short.upper()}"
             )
     return special
 

@@ -46,7 +46,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """The ids of special tokens, and two flags: `tokenize` adds BOS or EOS."""
+    """The ids of special tokens. `tokenize` adds BOS and EOS if their flags are set.
+
+    Of BERT's tokens, CLS is `bos`, and SEP is both `eos` and `sep`. A text pair has `eos` after its
+    first text, and then `sep` if `add_sep` is set.
+    """
 
     bos: int | None
     eos: int | None
@@ -55,6 +59,10 @@ class SpecialTokens:
     add_bos: bool
     add_eos: bool
     eog: frozenset[int]  # tokens that end a generation
+    sep: int | None = None
+    pad: int | None = None
+    mask: int | None = None
+    add_sep: bool = False
 
 
 class Vocab:
@@ -79,7 +87,9 @@ class Vocab:
         """
         self.n_tokens = len(tokens)
         self.bos, self.eos, self.eot, self.unk = special.bos, special.eos, special.eot, special.unk
+        self.sep, self.pad, self.mask = special.sep, special.pad, special.mask
         self.add_bos, self.add_eos = special.add_bos, special.add_eos
+        self.add_sep = special.add_sep
         self.eog = special.eog
         self.add_space_prefix = add_space_prefix
         self._tokens = tokens

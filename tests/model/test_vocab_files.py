@@ -43,6 +43,19 @@ def test_llama_vocabularies_return_the_expected_ids_and_texts(kind: str) -> None
             assert streamed.removeprefix(" " if kind == "spm" else "") == text
 
 
+def test_bert_s_vocabulary_returns_the_expected_ids() -> None:
+    path = SHARED / "vocab" / "ggml-vocab-bert-bge.gguf"
+    with loaded(path) as v:
+        texts = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+        lines = Path(f"{path}.out").read_text("utf-8").split("\n")
+        for text, line in zip(texts, lines, strict=True):
+            ids = v.tokenize(text, add_special=False)
+            assert ids == [int(id) for id in line.split()], text
+            if v.unk not in ids:
+                assert v.tokenize(v.detokenize(ids), add_special=False) == ids
+        assert (v.bos, v.eos, v.sep, v.pad, v.mask, v.unk) == (101, 102, 102, 0, 103, 100)
+
+
 def test_llama_spm_s_special_tokens() -> None:
     with loaded(SHARED / "vocab" / "ggml-vocab-llama-spm.gguf") as v:
         assert (v.n_tokens, v.bos, v.eos, v.unk) == (32000, 1, 2, 0)

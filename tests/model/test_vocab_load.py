@@ -125,8 +125,8 @@ def test_a_token_to_add_must_exist() -> None:
 
 
 def test_other_kinds_of_vocabularies_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'bert', supported .*: 'llama' .*, 'gpt2'"):
-        vocab(model="bert")
+    with pytest.raises(UnsupportedModelError, match=r"'abc', supported .*: 'llama' .*, 'gpt2'"):
+        vocab(model="abc")
 
 
 def test_default_values_of_a_bpe_file() -> None:
