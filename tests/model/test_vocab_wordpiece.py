@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from vocab_makers import CTRL, N, Token, metadata, texts
@@ -13,7 +14,7 @@ from lamella.model.vocab import Vocab, load_vocab
 SPECIAL: list[Token] = [(f"[{name}]", 0, CTRL) for name in ("PAD", "UNK", "CLS", "SEP", "MASK")]
 
 
-def bert(*pieces: str, special: Sequence[Token] = SPECIAL, **values: object) -> Vocab:
+def bert(*pieces: str, special: Sequence[Token] = SPECIAL, **values: Any) -> Vocab:
     """Return a vocabulary of BERT's special tokens, then `pieces`, written as in GGUF files."""
     return load_vocab(
         metadata([*special, *((p, 0.0, N) for p in pieces)], model="bert", scores=None, **values)
