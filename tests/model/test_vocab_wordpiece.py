@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pytest
 from vocab_makers import CTRL, N, Token, metadata, texts
@@ -14,11 +13,16 @@ from lamella.model.vocab import Vocab, load_vocab
 SPECIAL: list[Token] = [(f"[{name}]", 0, CTRL) for name in ("PAD", "UNK", "CLS", "SEP", "MASK")]
 
 
-def bert(*pieces: str, special: Sequence[Token] = SPECIAL, **values: Any) -> Vocab:
+def bert(
+    *pieces: str,
+    special: Sequence[Token] = SPECIAL,
+    normalizer: Mapping[str, bool] = {},
+    **values: object,
+) -> Vocab:
     """Return a vocabulary of BERT's special tokens, then `pieces`, written as in GGUF files."""
-    return load_vocab(
-        metadata([*special, *((p, 0.0, N) for p in pieces)], model="bert", scores=None, **values)
-    )
+    found = metadata([*special, *((p, 0.0, N) for p in pieces)], model="bert", scores=None)
+    found.values |= {f"normalizer.{name}": value for name, value in normalizer.items()} | values
+    return load_vocab(found)
 
 
 def plain(v: Vocab, text: str) -> list[str]:
@@ -42,7 +46,7 @@ def test_a_word_that_is_not_made_of_tokens_is_unknown() -> None:
 
 def test_words_of_more_than_100_characters_are_unknown() -> None:
     """As in the models' training. llama.cpp has no limit."""
-    v = bert("▁a", "a", "▁é", "é", **{"normalizer.strip_accents": False})
+    v = bert("▁a", "a", "▁é", "é", normalizer={"strip_accents": False})
     assert plain(v, "a" * 100) == ["▁a", *["a"] * 99]
     assert plain(v, "a" * 101 + " a") == ["[UNK]", "▁a"]
     assert len(plain(v, "é" * 100)) == 100
@@ -51,9 +55,9 @@ def test_words_of_more_than_100_characters_are_unknown() -> None:
 def test_text_is_in_lower_case_and_without_accents() -> None:
     v = bert("▁e", "▁eau", "▁İ", "▁é", "▁E")
     assert plain(v, "É EAU e\u0301") == ["▁e", "▁eau", "▁e"]
-    accents = bert("▁e", "▁é", "▁É", **{"normalizer.strip_accents": False})
+    accents = bert("▁e", "▁é", "▁É", normalizer={"strip_accents": False})
     assert plain(accents, "É é e") == ["▁é", "▁é", "▁e"]
-    cased = bert("▁e", "▁é", "▁É", "▁E", **{"normalizer.lowercase": False})
+    cased = bert("▁e", "▁é", "▁É", "▁E", normalizer={"lowercase": False})
     assert plain(cased, "É E e") == ["▁É", "▁E", "▁e"]
 
 

@@ -29,7 +29,7 @@ class DictMetadata:
     """Metadata from a dict. Its keys lack the prefix `tokenizer.ggml.`; types are not checked."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
+        self.values = dict(values)
 
     def _get(self, key: str, *default: Any) -> Any:
         name = key.removeprefix("tokenizer.ggml.")
