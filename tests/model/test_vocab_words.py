@@ -77,8 +77,22 @@ def test_a_capital_letter_ends_a_word_in_tekken_and_gpt_4o() -> None:
         ("spark2_5", "a.\n\nb", ["a", ".", "\n", "\n", "b"]),
         ("bloom", "a. b(c)", ["a", ".", " b", "(", "c", ")"]),
         ("viking", "a12. b", ["a", "1", "2", ".", " b"]),
+        ("superbpe", "a 1234567 12², 123456", ["a ", "1", "234", "567", " ", "12²", ", ", "123",
+                                               "456"]),
+        # combining marks are letters
+        ("qwen35", "e\u0301te\u0301 \u0301\u0302.", ["e\u0301te\u0301", " \u0301\u0302", "."]),
+        ("qwen2", "e\u0301te\u0301", ["e", "\u0301te", "\u0301"]),
+        ("granite-embed-multi-97m", "नमस्ते", ["नमस्ते"]),
+        # scripts
+        ("kimi-k2", "Hi你好world々's A1234", ["Hi", "你好", "world", "々", "'s", " A", "123", "4"]),
+        ("youtu", "ab한글\uff0c\uff01「x」ㄅㄆ漢字1a", ["ab", "한글", "\uff0c\uff01「", "x",
+                                                    "」", "ㄅㄆ", "漢字", "1", "a"]),
+        ("chameleon", "a<sentinel:1>IMGIMGABZa\t   b.", ["a", "<", "sentinel", ":", "1", ">",
+                                                         "IMGIMGABZ", "a", "\t", "  ", " b", "."]),
+        ("ufakzeka", "Ankara'da it's", ["Ankara", "'da", " it", "'s"]),
+        ("gpt-2", "Ankara'da", ["Ankara", "'d", "a"]),
     ],
-)
+)  # fmt: skip
 def test_the_words_of_a_short_text(name: str, text: str, expected: list[str]) -> None:
     assert words(name, text) == expected
 
@@ -90,3 +104,20 @@ def test_words_contain_the_whole_text(name: str) -> None:
     text = TEXT + "".join(map(chr, [*range(1, 0x250), 0x200B, 0x3000, 0xE000, 0x1F600, 0x10FFFF]))
     assert "".join(words(name, text)) == text
     assert words(name, "") == []
+
+
+def test_flags_of_pre_tokenizers() -> None:
+    flags = {
+        name: (pre.ignore_merges, pre.add_bos, pre.add_sep) for name, pre in PRE_TOKENIZERS.items()
+    }
+    ignore_merges = {name for name, (ignore, _, _) in flags.items() if ignore}
+    assert ignore_merges == {
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        *("jina-v5-nano", "minicpm5", "youtu", "glm4", "glm5", "tekken", "granite-embed-multi-97m"),
+    }
+    assert {name for name, (_, bos, _) in flags.items() if bos} - ignore_merges == {
+        *("chameleon", "gemma4", "granite-embed-multi-311m"),
+    }
+    assert {name for name, (_, _, sep) in flags.items() if sep} == {
+        *("jina-v1-en", "jina-v2-code", "roberta-bpe"),
+    }
