@@ -10,6 +10,7 @@ A broken file raises ModelFileError, which names the defect and its place.
 from .file import GGUFFile, open_gguf
 from .header import TensorInfo
 from .metadata import Array, Metadata, OverriddenMetadata, Scalar, Value
+from .strings import Strings
 
 __all__ = [
     "open_gguf",
@@ -18,6 +19,7 @@ __all__ = [
     "Metadata",
     "OverriddenMetadata",
     "Array",
+    "Strings",
     "Scalar",
     "Value",
 ]

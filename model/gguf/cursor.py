@@ -12,9 +12,11 @@ import struct
 from mmap import mmap
 from typing import Final, Literal
 
+import numpy as np
 from gguf.constants import GGUFValueType
 
 from ...base.errors import ModelFileError
+from .strings import LENGTH_BYTES, Strings, find_strings
 
 ByteOrder = Literal["<", ">"]
 
@@ -43,6 +45,7 @@ MIN_BYTES: Final = {
 }
 
 _CHUNK_BYTES = 1 << 16  # bools checked at a time
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 class Cursor:
@@ -119,15 +122,14 @@ class Cursor:
         except UnicodeDecodeError:
             raise self.error(f"{what} at byte {begin} is not UTF-8: {shown(raw)}") from None
 
-    def strings(self, n: int) -> list[bytes]:
+    def strings(self, n: int) -> Strings:
         """Return the next `n` strings without moving the cursor. `skip` must have checked them."""
-        length = struct.Struct(self.byte_order + "Q").unpack_from
-        data, pos, found = self.data, self.pos, []
-        for _ in range(n):
-            begin = pos + 8
-            pos = begin + length(data, pos)[0]
-            found.append(data[begin:pos])
-        return found
+        places = find_strings(self.data, self.pos, n, self.byte_order)
+        assert places is not None, "skip checked the strings"
+        n_bytes = int(places[-1]) - LENGTH_BYTES - self.pos
+        data = np.frombuffer(self.data, np.uint8, n_bytes, self.pos) if n else _NO_BYTES
+        places -= self.pos
+        return Strings(data, places[:-1], places[1:] - LENGTH_BYTES)
 
     def value_type(self, what: str) -> GGUFValueType:
         """Read the type in front of a value."""
@@ -175,17 +177,10 @@ class Cursor:
                 self._check_bools(begin, n, what)
 
     def _skip_strings(self, n: int, what: str) -> None:
-        # a fast path, as a vocabulary has up to 400 thousand strings: only reads their lengths
-        length = struct.Struct(self.byte_order + "Q").unpack_from
-        data, pos, last = self.data, self.pos, self.size - 8
-        for _ in range(n):
-            if pos > last:
-                break
-            pos += 8 + length(data, pos)[0]
-        else:
-            if pos <= self.size:
-                self.pos = pos
-                return
+        places = find_strings(self.data, self.pos, n, self.byte_order)
+        if places is not None:
+            self.pos = int(places[-1]) - LENGTH_BYTES
+            return
         for i in range(n):  # a string ends outside the file; this raises the error for it
             self._skip_string(f"{what}[{i}]")
 

@@ -16,6 +16,7 @@ from gguf.constants import GGUFValueType
 
 from ...base.errors import ModelFileError
 from .cursor import NUMBER_CODES, Cursor, shown
+from .strings import Strings
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Array:
         stored = np.frombuffer(cursor.data, dtype, self._n, cursor.pos)
         return stored.astype(dtype.newbyteorder("="), copy=False)
 
-    def bytes_strings(self) -> list[bytes]:
+    def bytes_strings(self) -> Strings:
         """Return strings as the bytes in the file."""
         assert self.type is GGUFValueType.STRING, f"{self!r} has no strings"
         return self._cursor.strings(self._n)
@@ -205,9 +206,9 @@ class Metadata(Mapping[str, Value]):
         return array.strings() if isinstance(array, Array) else array
 
     @overload
-    def bytes_strings(self, key: builtins.str) -> list[bytes]: ...
+    def bytes_strings(self, key: builtins.str) -> Strings: ...
     @overload
-    def bytes_strings(self, key: builtins.str, default: T) -> list[bytes] | T: ...
+    def bytes_strings(self, key: builtins.str, default: T) -> Strings | T: ...
     def bytes_strings(self, key: builtins.str, default: object = _REQUIRED) -> object:
         """Return an array of strings as the bytes in the file, UTF-8 or not."""
         array = self._array(key, (GGUFValueType.STRING,), "an array of strings", default)

@@ -36,7 +36,7 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
     if kind not in KINDS:
         names = ", ".join(f"{name!r} ({known.name})" for name, known in KINDS.items())
         raise UnsupportedModelError(f"{key('model')} is {kind!r}, supported vocabularies: {names}")
-    tokens = metadata.bytes_strings(key("tokens"))
+    tokens = list(metadata.bytes_strings(key("tokens")))
     if not tokens:
         raise ModelFileError(f"{key('tokens')} is empty")
     types = metadata.ints(key("token_type"), None)

@@ -1,0 +1,58 @@
+"""Finds the ids of tokens by their texts.
+
+    index = TextIndex(tokens, encodable(types))    # tokens: see model.gguf.Strings
+    index.find(b"hello")                           # an id, or None
+
+The table is built and searched by kernels, as a vocabulary has up to 260 thousand tokens. Kernels
+get it as `*index.arrays`. Knows no kinds of vocabularies. Tests: tests/model/test_vocab_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...kernels.cpu.vocab.access import Argument
+from ...kernels.cpu.vocab.index import vocab_find, vocab_index
+from ..gguf.strings import Strings
+from .vocab import TokenType
+
+U8Array: TypeAlias = npt.NDArray[np.uint8]
+
+_NEVER_ENCODED: Final = (TokenType.CONTROL, TokenType.UNKNOWN)
+
+
+class TextIndex:
+    """A hash table from texts to ids. The first of equal texts wins. Immutable and thread-safe."""
+
+    def __init__(self, texts: Strings, wanted: U8Array | None = None) -> None:
+        """
+        Args:
+            texts: the texts by id. Empty ones are found, too.
+            wanted: [n], 0 for texts that shall not be found. Default: all are found.
+        """
+        if wanted is None:
+            wanted = np.ones(len(texts), np.uint8)
+        n_slots = 1 << (2 * len(texts)).bit_length()
+        data, begins, ends = texts.data, texts.begins, texts.ends
+        slots, mask = np.empty(n_slots, np.int64), n_slots - 1
+        vocab_index(data, begins, ends, len(texts), wanted, slots, mask)
+        self.arrays: tuple[Argument, ...] = data, begins, ends, slots, mask
+
+    def find(self, text: bytes) -> int | None:
+        """Return the id of a text; None if there is none."""
+        found = np.empty(1, np.int64)
+        vocab_find(np.frombuffer(text, np.uint8), len(text), *self.arrays, found)
+        id = int(found[0])
+        return None if id < 0 else id
+
+    def __contains__(self, text: bytes) -> bool:
+        return self.find(text) is not None
+
+
+def encodable(types: Sequence[int] | npt.NDArray[np.integer]) -> U8Array:
+    """Return 1 for each token that plain text may become, 0 for control and unknown tokens."""
+    return (~np.isin(types, _NEVER_ENCODED)).astype(np.uint8)
