@@ -15,12 +15,12 @@ from numba import types
 from ....graph.tensor import Tensor
 from ...plan.calls import PreparedSource
 from ..compiler.jit import kernel
-from ..params import first_of, int_param, n_rows, ne, prepared, row
-from ..simd.bytes import scaled_to_nearest, sum_lanes
+from ..params import first_of, int_param, n_rows, nb, ne, prepared, row
+from ..simd.bytes import interleave_rows, scaled_to_nearest, sum_lanes
 from ..simd.calls import inlined
 from ..simd.ints import max_abs, store_i32x16_u8
 from ..simd.memory import load_f32, load_f32x16, store_f32, store_i32
-from ..simd.vectors import splat
+from ..simd.vectors import LANES, splat
 from ..table import SMALL, CpuCall
 from .formats import Format
 from .tiles import COLUMN_BYTES, VALUES, WIDTHS, Kind
@@ -29,6 +29,8 @@ f32: Final = types.float32
 
 LARGEST: Final = 127
 SMALLEST: Final = 1e-30  # the smallest scale; the inverse of a smaller one may be infinite
+
+_interleave_words: Final = interleave_rows(4)
 
 
 @inlined
@@ -102,10 +104,14 @@ def tile_columns(p, ith, nth):
     begin, end = first_of(k, ith, nth), first_of(k, ith + 1, nth)
     tile, c = prepared(p, 0), 0
     while c < n:
-        width = 1 if alone != 0 else width_of(n - c)
+        width, first = 1 if alone != 0 else width_of(n - c), begin
+        if width == LANES and c + LANES <= n and ne(p, 2, 2) == ne(p, 2, 3) == 1:
+            while first + 4 <= end:  # 4 values of all 16 columns
+                _interleave_words(row(p, 2, c) + 4 * first, nb(p, 2, 1), tile + 4 * width * first)
+                first += 4
         for i in range(width):
             x = row(p, 2, min(c + i, n - 1))
-            for j in range(begin, end):
+            for j in range(first, end):
                 store_f32(tile + 4 * (width * j + i), load_f32(x + 4 * j))
         tile += 4 * width * k
         c += width

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ....graph.types import GGMLType
 from ..compiler.jit import Kernel, family
 from ..simd.bytes import prefetch, zero_tile
+from ..simd.calls import inlined
 from ..simd.memory import load_bf16x16, load_f16x16, load_f32x16
 from .formats import FORMATS
 from .tiles import (
@@ -20,22 +21,26 @@ from .tiles import (
     ROWS,
     VALUES,
     WIDTHS,
-    add_halves,
+    add_tiles,
     float_products,
+    group_products,
     integer_products,
     store_sums,
 )
 from .unpacking import AHEAD, STEPS
 
 MICRO_ARGS: Final = 7
+WIDE: Final = 8  # columns from which on the loads of columns, not those of weights, are the limit
 
 
 @family
 def micro_kernel(type: GGMLType, width: int) -> Kernel:
     """The kernel for weights of this type and tiles of this width."""
     assert width in WIDTHS, f"no tile has {width} columns"
-    make = _float_kernel if FORMATS[type].kind is None else _integer_kernel
-    run = make(type, width)
+    if FORMATS[type].kind is not None:
+        run = _integer_kernel(type, width)
+    else:
+        run = (_wide_float_kernel if width >= WIDE else _float_kernel)(type, width)
     run.__name__ = f"packed_{type.name.lower()}_x{width}"
     return Kernel(run, MICRO_ARGS)
 
@@ -69,14 +74,14 @@ _LOAD: Final = {
 
 
 def _float_kernel(type: GGMLType, width: int) -> Any:
-    """The function for float weights.
+    """The function for float weights and narrow tiles.
 
     Each result has two sums, of even and of odd values, because an addition waits for the one
     before it. So registers have room for only half of the widest tile, which takes two passes.
     """
     part = min(width, WIDTHS[0] // 2)
     multiply, multiply_last = float_products(part, width, 2), float_products(part, width, 1)
-    zero, add, store = zero_tile(2 * part), add_halves(part), store_sums(part)
+    zero, add, store = zero_tile(2 * part), add_tiles(part), store_sums(part)
     load, record = _LOAD[type], FORMATS[type].record_bytes
     fetch = prefetch(2 * record)
 
@@ -92,7 +97,63 @@ def _float_kernel(type: GGMLType, width: int) -> Any:
                 if n_blocks % 2 != 0:
                     sums = multiply_last(sums, load(p), load(p), at)
                 to, rows = results + 8 * first, n_rows - ROWS * group
-                store(add(sums), to, offset + 4 * ROWS * group, rows)
+                store(add(sums[:part], sums[part:]), to, offset + 4 * ROWS * group, rows)
             weights += record * n_blocks
+
+    return run
+
+
+def _wide_float_kernel(type: GGMLType, width: int) -> Any:
+    """The function for float weights and wide tiles. Pairs of groups share the loads of columns."""
+    pair, single = _float_groups(type, width, 2), _float_groups(type, width, 1)
+    record = FORMATS[type].record_bytes
+
+    def run(weights, n_groups, n_rows, n_blocks, columns, results, offset):
+        size, group = record * n_blocks, 0
+        while group < n_groups:
+            rows, to = n_rows - ROWS * group, offset + 4 * ROWS * group
+            if group + 2 <= n_groups:
+                pair(weights, size, rows, n_blocks, columns, results, to)
+                weights += 2 * size
+                group += 2
+            else:
+                single(weights, size, rows, n_blocks, columns, results, to)
+                group += 1
+
+    return run
+
+
+def _float_groups(type: GGMLType, width: int, n: int) -> Any:
+    """A function for `n` groups, each of `size` bytes.
+
+    The sums are those of `_float_kernel`. To have room in the registers for a part of the tile, all
+    even values come before the odd ones.
+    """
+    part = WIDTHS[0] // 2
+    multiply, zero, add = group_products(n, part), zero_tile(n * part), add_tiles(n * part)
+    store, load, record = store_sums(part), _LOAD[type], FORMATS[type].record_bytes
+
+    @inlined
+    def every_second(p, size, n_values, columns):
+        sums = zero()
+        for _ in range(n_values):
+            if n == 1:
+                sums = multiply(sums, (load(p),), columns)
+            else:
+                sums = multiply(sums, (load(p), load(p + size)), columns)
+            p += 2 * record
+            columns += 8 * width
+        return sums
+
+    @inlined
+    def run(weights, size, n_rows, n_blocks, columns, results, offset):
+        for first in range(0, width, part):
+            at, to = columns + 4 * first, results + 8 * first
+            even = every_second(weights, size, (n_blocks + 1) // 2, at)
+            odd = every_second(weights + record, size, n_blocks // 2, at + 4 * width)
+            sums = add(even, odd)
+            store(sums[:part], to, offset, n_rows)
+            if n == 2:
+                store(sums[part:], to, offset + 4 * ROWS, n_rows - ROWS)
 
     return run

@@ -57,9 +57,10 @@ RESULTS_BYTES: Final = 8 * WIDTHS[0]  # bytes of a thread's scratch: addresses o
 
 @inlined
 def chunk_of(p, n_groups, nth, most_bytes):
-    """The number of groups of a chunk."""
-    most = min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES))
-    return max(1, min(most, n_groups // (CHUNKS_PER_THREAD * nth)))
+    """The number of groups of a chunk: pairs, which some micro-kernels multiply at once, or 1."""
+    most = max(2, min(MOST_AT_ONCE, most_bytes // int_param(p, GROUP_BYTES)))
+    n = min(most, n_groups // (CHUNKS_PER_THREAD * nth))
+    return max(1, n // 2 * 2)
 
 
 @inlined

@@ -179,17 +179,35 @@ def float_products(width: int, stride: int, n: int) -> Any:
     return vector_function(sums, (sums, f32x16, f32x16, types.int64), emit)
 
 
-def add_halves(width: int) -> Any:
-    """A function that adds the second half of `2 * width` vectors to the first."""
+def group_products(n: int, width: int) -> Any:
+    """A function (sums, weights of `n` groups, address of the columns' values) -> sums.
 
-    def emit(b: Any, sums: Any) -> Any:
-        vectors = unpack(b, sums)
-        pairs = zip(vectors[:width], vectors[width:], strict=True)
+    It adds the products of one value for `width` columns. A group's sums follow those of the one
+    before.
+    """
+    sums = types.UniTuple(f32x16, n * width)
+
+    def emit(b: Any, sums: Any, weights: Any, columns: Any) -> Any:
+        result, groups = unpack(b, sums), unpack(b, weights)
+        for c in range(width):
+            value = spread_float(b, columns, 4 * c)
+            for i, w in enumerate(groups):
+                at = width * i + c
+                result[at] = fma(b, w, value, result[at])
+        return pack(b, result)
+
+    return vector_function(sums, (sums, types.UniTuple(f32x16, n), types.int64), emit)
+
+
+def add_tiles(n: int) -> Any:
+    """A function that adds `n` vectors to `n` others."""
+    tile = types.UniTuple(f32x16, n)
+
+    def emit(b: Any, sums: Any, others: Any) -> Any:
+        pairs = zip(unpack(b, sums), unpack(b, others), strict=True)
         return pack(b, [b.fadd(x, y) for x, y in pairs])
 
-    return vector_function(
-        types.UniTuple(f32x16, width), (types.UniTuple(f32x16, 2 * width),), emit
-    )
+    return vector_function(tile, (tile, tile), emit)
 
 
 def store_sums(width: int) -> Any:
