@@ -5,9 +5,9 @@
 With --header-only, the file ends before the weights, which is enough for `lamella plan`. Every
 matrix has the given type, embeddings and output included (llama-quantize's --pure), except routers
 (F32) and the matrices beside MXFP4 experts (Q8_0). If rows are not whole blocks, the matrix has the
-type to which llama.cpp falls back. The vocabulary is a valid SPM vocabulary, so Lamella and
-llama.cpp both load the file. Weights are scaled so that activations stay near 1. Blocks of a tensor
-are drawn from a pool of random blocks, reproducibly for a seed. Tested by
+type to which llama.cpp falls back. The vocabulary is a valid SPM vocabulary, or WordPiece for BERT,
+so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay near 1.
+Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested by
 tests/model/test_make_model.py.
 """
 
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import string
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,7 @@ Type = GGMLQuantizationType
 N_POOL: Final = 1 << 14  # units in the pool of a tensor
 UNIT: Final = 32  # elements of a unit, for types of smaller blocks
 N_BYTES: Final = 256
+N_SPECIAL: Final = 999  # special and unused tokens of a WordPiece vocabulary
 
 # types whose blocks are random bits, with the center of their quants: a block of Q4_K is
 # d * scale * (q - 7.5) if dmin is 7.5 d and scales and mins are equally distributed
@@ -59,6 +61,8 @@ FALLBACKS: Final = {
     Type.Q5_K: Type.Q5_1,
     Type.Q6_K: Type.Q8_0,
 }
+# matrices that converters write as F32
+FLOATS: Final = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 TYPES: Final = (
     *(Type.F32, Type.F16, Type.BF16),
     *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4),
@@ -74,7 +78,7 @@ def type_of(ne: tuple[int, ...], wanted: Type, name: str = "") -> Type:
 
     As in llama-quantize, a router is F32. MXFP4 is the type of experts: other matrices are Q8_0.
     """
-    if len(ne) == 1 or name.endswith((".bias", "ffn_gate_inp.weight")):
+    if len(ne) == 1 or name.endswith((".bias", *FLOATS)):
         return Type.F32
     if wanted is Type.MXFP4 and "_exps" not in name:
         return Type.Q8_0
@@ -134,17 +138,43 @@ def vocabulary(n: int) -> tuple[list[str], list[int]]:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(N_BYTES))]
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     kinds += [gguf.TokenType.BYTE] * N_BYTES
-    letters = string.ascii_lowercase
-    words = ("".join(w) for k in range(1, 5) for w in itertools.product(letters, repeat=k))
-    pieces = itertools.chain(["▁"], (begin + word for word in words for begin in ("▁", "")))
-    tokens += itertools.islice(pieces, n - len(tokens))
+    tokens += itertools.islice(itertools.chain(["▁"], words()), n - len(tokens))
     kinds += [gguf.TokenType.NORMAL] * (n - len(kinds))
     return tokens, [int(kind) for kind in kinds]
+
+
+def words() -> Iterator[str]:
+    """Yield words of one to four letters, each as the first piece of a word and as a later one."""
+    for k in range(1, 5):
+        for letters in itertools.product(string.ascii_lowercase, repeat=k):
+            yield from (begin + "".join(letters) for begin in ("▁", ""))
 
 
 def _write_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_name("random")  # llama.cpp expects certain tokens if it contains "phi3"
     write_sizes(writer, shape)
+    (_write_word_pieces if shape.is_bert else _write_spm)(writer, shape)
+
+
+def _write_word_pieces(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Write a WordPiece vocabulary, whose special tokens are those of BERT."""
+    special = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
+    tokens = [special.get(i, f"[unused{i}]") for i in range(N_SPECIAL)]
+    tokens += itertools.islice(words(), shape.n_vocab - N_SPECIAL)
+    kinds = [gguf.TokenType.CONTROL] * N_SPECIAL
+    kinds += [gguf.TokenType.NORMAL] * (shape.n_vocab - N_SPECIAL)
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(tokens)
+    writer.add_token_types([int(kind) for kind in kinds])
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(100)
+    writer.add_bos_token_id(101)
+    writer.add_eos_token_id(102)
+    writer.add_sep_token_id(102)
+    writer.add_mask_token_id(103)
+
+
+def _write_spm(writer: gguf.GGUFWriter, shape: Shape) -> None:
     tokens, kinds = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

@@ -14,6 +14,7 @@ import gguf
 
 Named = tuple[str, tuple[int, ...]]  # name and ne of a tensor
 
+N_TOKEN_TYPES: Final = 2  # of encoders: sentences A and B
 PHI3_ORIGINAL_CTX: Final = 4096  # tokens; up to here, phi3 divides its angles by the short factors
 
 
@@ -34,10 +35,16 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     tied: bool = False  # True: the output weights are the embeddings
+    pooling: gguf.PoolingType = gguf.PoolingType.NONE  # of an embedding model
 
     @property
     def head_dim(self) -> int:
         return self.n_embd_head or self.n_embd // self.n_head
+
+    @property
+    def is_bert(self) -> bool:
+        """True for encoders with post-norms."""
+        return self.arch in ("bert", "nomic-bert")
 
 
 _GPT_OSS: Final = Shape(
@@ -54,6 +61,18 @@ _GPT_OSS: Final = Shape(
     n_expert_used=4,
 )
 _1B: Final = Shape(n_embd=2048, n_ff=8192, n_layer=16, n_head=32, n_head_kv=8)
+_BERT: Final = Shape(
+    arch="bert",
+    n_embd=768,
+    n_ff=3072,
+    n_layer=12,
+    n_head=12,
+    n_head_kv=12,
+    n_vocab=30522,
+    n_ctx=512,
+    tied=True,
+    pooling=gguf.PoolingType.CLS,
+)
 
 SHAPES: Final = {
     "70b": Shape(n_embd=8192, n_ff=28672, n_layer=80, n_head=64, n_head_kv=8, n_vocab=128_000),
@@ -100,6 +119,36 @@ SHAPES: Final = {
     # gpt-oss-20b with 4 layers of 24; the llama (a Mixtral) of its sizes
     "gpt-oss-3b": _GPT_OSS,
     "moe-3b": replace(_GPT_OSS, arch="llama", n_swa=0),
+    "bge-small": replace(_BERT, n_embd=384, n_ff=1536),
+    "bge-base": _BERT,
+    "bge-large": replace(_BERT, n_embd=1024, n_ff=4096, n_layer=24, n_head=16, n_head_kv=16),
+    "nomic": replace(_BERT, arch="nomic-bert", n_ctx=2048, pooling=gguf.PoolingType.MEAN),
+    # with smaller vocabularies
+    "qwen3-embedding-0.6b": Shape(
+        arch="qwen3",
+        n_embd=1024,
+        n_ff=3072,
+        n_layer=28,
+        n_head=16,
+        n_head_kv=8,
+        n_embd_head=128,
+        n_ctx=32768,
+        tied=True,
+        pooling=gguf.PoolingType.LAST,
+    ),
+    "embeddinggemma-300m": Shape(
+        arch="gemma-embedding",
+        n_embd=768,
+        n_ff=1152,
+        n_layer=24,
+        n_head=3,
+        n_head_kv=1,
+        n_embd_head=256,
+        n_ctx=2048,
+        n_swa=512,
+        tied=True,
+        pooling=gguf.PoolingType.MEAN,
+    ),
 }
 
 
@@ -109,6 +158,9 @@ SHAPES: Final = {
 def tensors(shape: Shape) -> Iterator[Named]:
     """Yield name and ne of every tensor, in the order of the file."""
     yield "token_embd.weight", (shape.n_embd, shape.n_vocab)
+    if shape.is_bert:
+        yield from _bert(shape)
+        return
     if shape.arch == "phi3":
         for factors in ("long", "short"):
             yield f"rope_factors_{factors}.weight", (shape.head_dim // 2,)
@@ -118,6 +170,32 @@ def tensors(shape: Shape) -> Iterator[Named]:
     yield "output_norm.weight", (shape.n_embd,)
     if not shape.tied:
         yield "output.weight", (shape.n_embd, shape.n_vocab)
+
+
+def _bert(shape: Shape) -> Iterator[Named]:
+    """The tensors of an encoder with post-norms, except the embeddings of tokens."""
+    n_embd, n_ff, gated = shape.n_embd, shape.n_ff, shape.arch == "nomic-bert"
+    yield "token_types.weight", (n_embd, N_TOKEN_TYPES)
+    if not gated:
+        yield "position_embd.weight", (n_embd, shape.n_ctx)
+    yield from _norm("token_embd_norm", n_embd)
+    for il in range(shape.n_layer):
+        qkv = ("attn_qkv",) if gated else ("attn_q", "attn_k", "attn_v")
+        matrices = {name: (n_embd, 3 * n_embd // len(qkv)) for name in qkv}
+        matrices |= {"attn_output": (n_embd, n_embd)}
+        matrices |= {"ffn_gate": (n_embd, n_ff)} if gated else {}
+        matrices |= {"ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+        for name, ne in matrices.items():
+            yield f"blk.{il}.{name}.weight", ne
+            if not gated:
+                yield f"blk.{il}.{name}.bias", ne[1:]
+        for name in ("attn_output_norm", "layer_output_norm"):
+            yield from _norm(f"blk.{il}.{name}", n_embd)
+
+
+def _norm(name: str, n: int) -> Iterator[Named]:
+    yield f"{name}.weight", (n,)
+    yield f"{name}.bias", (n,)
 
 
 def _attention(shape: Shape) -> Iterator[Named]:
@@ -131,9 +209,10 @@ def _attention(shape: Shape) -> Iterator[Named]:
         yield "attn_k.weight", (n_embd, n_kv)
         yield "attn_v.weight", (n_embd, n_kv)
     yield "attn_output.weight", (n_q, n_embd)
-    if shape.arch == "gemma3":
+    if shape.arch in ("gemma3", "gemma-embedding", "qwen3"):
         yield "attn_q_norm.weight", (head_dim,)
         yield "attn_k_norm.weight", (head_dim,)
+    if shape.arch in ("gemma3", "gemma-embedding"):
         yield "post_attention_norm.weight", (n_embd,)
     if shape.arch == "gpt-oss":
         for name, n in (("q", n_q), ("k", n_kv), ("v", n_kv), ("output", n_embd)):
@@ -152,7 +231,7 @@ def _feed_forward(shape: Shape) -> Iterator[Named]:
         yield from ((f"{name}.weight", ne) for name, ne in matrices.items())
     else:
         yield from _experts(shape, matrices)
-    if shape.arch == "gemma3":
+    if shape.arch in ("gemma3", "gemma-embedding"):
         yield "post_ffw_norm.weight", (n_embd,)
 
 
@@ -186,17 +265,32 @@ def write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_used_count(shape.n_expert_used)
     if shape.n_swa:
         writer.add_sliding_window(shape.n_swa)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
-    _write_keys(writer, shape)
+    if shape.pooling is not gguf.PoolingType.NONE:
+        writer.add_pooling_type(shape.pooling)
+    if shape.is_bert:
+        writer.add_layer_norm_eps(1e-12)
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(N_TOKEN_TYPES)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+    if shape.arch != "bert":
+        writer.add_rope_dimension_count(shape.head_dim)
+        _write_keys(writer, shape)
 
 
 def _write_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
     """Write the keys of an architecture, with the values of the published model."""
-    freq_base = {"gemma3": 1e6, "gpt-oss": 150_000.0, "granite": 1e7}.get(shape.arch, 10_000.0)
-    writer.add_rope_freq_base(freq_base)
-    if shape.arch == "gemma3":
+    freq_base = {
+        "gemma3": 1e6,
+        "gemma-embedding": 1e6,
+        "gpt-oss": 150_000.0,
+        "granite": 1e7,
+        "nomic-bert": 1000.0,
+        "qwen3": 1e6,
+    }
+    writer.add_rope_freq_base(freq_base.get(shape.arch, 10_000.0))
+    if shape.arch in ("gemma3", "gemma-embedding"):
         writer.add_rope_freq_base_swa(10_000.0)
     elif shape.arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(PHI3_ORIGINAL_CTX)

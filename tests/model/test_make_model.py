@@ -11,7 +11,7 @@ import make_model
 import numpy as np
 import pytest
 from gguf import quants
-from make_model import Type, data_of, type_of, vocabulary, write_model
+from make_model import FLOATS, Type, data_of, type_of, vocabulary, write_model
 from shapes import SHAPES, Shape, tensors
 
 from lamella.base.errors import ModelFileError
@@ -124,7 +124,9 @@ def test_shapes_match_their_names() -> None:
     dense = {"70b": 70549, "8b": 8028, "1b": 1104, "0.5b": 415, "110m": 134, "15m": 24}
     experts = {"8x7b": 46702, "gpt-oss-3b": 3477, "moe-3b": 3475}
     others = {"gemma3-1b": 734, "phi3-1b": 1004, "granite-1b": 1038}
-    assert millions == dense | experts | others
+    encoders = {"bge-small": 33, "bge-base": 108, "bge-large": 334, "nomic": 136}
+    others |= {"qwen3-embedding-0.6b": 473, "embeddinggemma-300m": 126}
+    assert millions == dense | experts | others | encoders
     assert all(shape.n_embd % shape.n_head == 0 for shape in SHAPES.values())
 
 
@@ -162,3 +164,13 @@ def test_the_command_for_a_header_only(tmp_path: Path) -> None:
     assert done.stdout == f"{path}: 0.6 MiB\n"
     with open_gguf(path, header_only=True) as file:
         assert sum(int(np.prod(info.ne)) for info in file.tensors.values()) // 10**6 == 1104
+
+
+def test_encoders_have_the_special_tokens_of_bert(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(SHAPES["bge-small"], Type.Q8_0, path, header_only=True)
+    with open_gguf(path, header_only=True) as file:
+        tokens = file.metadata.strings("tokenizer.ggml.tokens")
+        assert len(tokens) == len(set(tokens)) == SHAPES["bge-small"].n_vocab
+        assert tokens[100:104] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        assert {file.tensors[name].type.name for name in FLOATS[1:]} == {"F32"}
