@@ -95,7 +95,9 @@ def _bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int], nam
     default_ids = {"bos": 11, "eos": 11} if name.startswith("falcon") else {}
     has_bos = "bos" in default_ids or metadata.int(key("bos_token_id"), None) is not None
     add_bos = pre.add_bos and has_bos
-    special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=add_bos)
+    special = special_tokens(
+        metadata, tokens, types, default_ids=default_ids, add_bos=add_bos, add_sep=pre.add_sep
+    )
     merges = metadata.strings(key("merges"))
     encoder: Encoder = (
         BpeEncoder(tokens, types, merges, pre)

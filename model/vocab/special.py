@@ -89,7 +89,7 @@ def special_tokens(
             outside of the vocabulary is ignored.
         add_bos: default of `add_bos_token`.
         add_eos: default of `add_eos_token`.
-        add_sep: default of `add_sep_token`.
+        add_sep: default of `add_sep_token` if the vocabulary has SEP.
 
     Raises:
         ModelFileError: an id is outside the vocabulary, or a token to add does not exist.
@@ -128,7 +128,7 @@ def special_tokens(
         sep=ids["seperator"],
         pad=ids["padding"],
         mask=ids["mask"],
-        add_sep=metadata.bool(key("add_sep_token"), add_sep),
+        add_sep=metadata.bool(key("add_sep_token"), add_sep and ids["seperator"] is not None),
     )
     adds = {"bos": special.add_bos, "eos": special.add_eos, "seperator": special.add_sep}
     for name, add in adds.items():

@@ -11,26 +11,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+import numpy as np
+import numpy.typing as npt
 
 from ...base.errors import RequestError
-from .bpe import ids_of_texts, parts_of
+from ...kernels.cpu.vocab.wordpiece import ENTRY, MARK, vocab_wordpiece
+from ..gguf.strings import Strings
+from .bert_characters import bert_characters
 from .spm import SPACE
+from .table import encodable
+from .trie import Trie
 
 N_WORD_MAX: Final = 100
 """Characters of the longest word that is not unknown: `max_input_chars_per_word` of all models."""
 
-_UNKNOWN: Final = " "  # the library's text for unknown words, which no token has
+_NONE: Final = -1  # the id of unknown words for the kernel
+_WORD: Final = np.frombuffer(bytes(MARK).ljust(ENTRY * (N_WORD_MAX + 1)), np.uint8)
 
 
 class WordPieceEncoder:
     """Encodes as the models' own tokenizers do (`BertTokenizer` of Hugging Face transformers).
 
-    llama.cpp (`llm_tokenizer_wpm_session`) differs: it has no limit for the length of words, it
-    lowers fewer letters, and text can become control tokens.
+    llama.cpp (`llm_tokenizer_wpm_session`) differs: it has no limit for the length of words, its
+    normalization of rare characters differs, and text can become control tokens.
     """
 
     def __init__(
@@ -49,25 +52,14 @@ class WordPieceEncoder:
             unk: the token for words that are not made of tokens.
             lowercase: convert text to lower case.
             strip_accents: remove accents.
+
+        Raises:
+            ModelFileError: the texts of the tokens are too long in total.
         """
         self.pieces = [token.replace(SPACE.encode(), b" ") for token in tokens]
         self._unk = unk
-        self._none = len(tokens)
-        ids = ids_of_texts([token.decode(errors="replace") for token in tokens], types)
-        vocab = {
-            text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}": id
-            for text, id in ids.items()
-        }
-        model = WordPiece(
-            {**vocab, _UNKNOWN: self._none},
-            unk_token=_UNKNOWN,
-            max_input_chars_per_word=N_WORD_MAX,
-        )
-        self._tokenizer = Tokenizer(model)
-        self._tokenizer.normalizer = BertNormalizer(
-            strip_accents=strip_accents, lowercase=lowercase
-        )
-        self._tokenizer.pre_tokenizer = BertPreTokenizer()
+        self._trie = Trie(Strings.of(tokens), encodable(types))
+        self._characters = bert_characters(lowercase, strip_accents)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens and without lone surrogates.
@@ -75,11 +67,23 @@ class WordPieceEncoder:
         Raises:
             RequestError: a word is not made of tokens, and the vocabulary has no unknown token.
         """
-        ids: list[int] = []
-        for part in parts_of(text):
-            ids += self._tokenizer.encode(part, add_special_tokens=False).ids
-        if self._none not in ids:
-            return ids
-        if self._unk is None:
+        raw = np.frombuffer(text.encode(), np.uint8)
+        out = np.empty(3 * len(raw) + 1, np.int32)
+        if not self._encode(raw, out):
+            self._characters.add(text)
+            assert self._encode(raw, out), "all pages are complete"
+        ids = out[1 : 1 + out[0]]
+        if self._unk is None and (ids == _NONE).any():
             raise RequestError("the text has words for which the vocabulary has no tokens")
-        return [self._unk if id == self._none else id for id in ids]
+        found: list[int] = ids.tolist()
+        return found
+
+    def _encode(self, text: npt.NDArray[np.uint8], out: npt.NDArray[np.int32]) -> bool:
+        """Write the number of ids and the ids. Return False if the table lacks a page."""
+        unk = _NONE if self._unk is None else self._unk
+        table, word = self._characters, _WORD.copy()
+        vocab_wordpiece(
+            *(text, len(text), table.entries, table.pages, *self._trie.arrays),
+            *(word, N_WORD_MAX, unk, out),
+        )
+        return bool(out[0] >= 0)

@@ -149,6 +149,14 @@ def test_the_pre_tokenizer_sets_the_default_of_add_bos() -> None:
         bpe(pre="llama-bpe", add_bos_token=True)
 
 
+def test_roberta_s_pairs_have_a_separator_by_default() -> None:
+    more: list[Token] = [("</s>", 0, CTRL)]
+    v = bpe(more=more, pre="roberta-bpe", seperator_token_id=256)
+    assert (v.eos, v.sep, v.add_eos, v.add_sep) == (256, 256, False, True)
+    assert not bpe(more=more, pre="roberta-bpe").add_sep
+    assert not bpe(more=more, pre="gpt-2", seperator_token_id=256).add_sep
+
+
 def test_falcon_has_default_bos_and_eos() -> None:
     v = bpe(pre="falcon3")
     assert (v.bos, v.eos) == (11, 11)
