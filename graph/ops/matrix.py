@@ -92,7 +92,7 @@ def flash_attn_ext(
         sinks: F32 [n_head], a score per head that joins the softmax's denominator (gpt-oss).
         page_size: cells in a page.
         scale: factor of the scores.
-        max_bias: if above 0, ALiBi adds slope(head) * (j - pos[t]) to the scores.
+        max_bias: if above 0, ALiBi subtracts slope(head) * |j - pos[t]| from the scores.
         softcap: if above 0, scores are softcap * tanh(scores * scale / softcap).
         n_swa: if above 0, no span is longer. It determines sizes only, not results.
 

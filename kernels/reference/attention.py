@@ -31,7 +31,7 @@ def _flash_attn_ext(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
         cells = _cells(node, srcs, t, positions)
         k = to_f32(node.src[1].type, srcs[1][0, 0, cells])  # (n_kv, head_dim * n_head_kv)
         v = to_f32(node.src[2].type, srcs[2][0, 0, cells])
-        distances = (positions - srcs[5][0, 0, 0, t]).astype(np.float32)
+        distances = np.abs(positions - srcs[5][0, 0, 0, t]).astype(np.float32)
         result[0, t] = _attend(params_of(node, AttnParams), q[t], k, v, distances, sinks)
     store(node.type, dst, result)
 
@@ -73,7 +73,7 @@ def _attend(
         kv = h // (n_head // n_head_kv)
         scores = _capped(p, dot(keys[kv], q[h]))
         if p.max_bias > 0:
-            scores = scores + slopes[h] * distances
+            scores = scores - slopes[h] * distances
         if sinks is not None:  # as if of one more position, whose value is 0
             scores = np.append(scores, sinks[h])
         result[h] = dot(values[kv], softmax(scores)[:n_kv])

@@ -462,6 +462,7 @@ def attention_cases() -> Iterator[OpCase]:
         "window": {"n_swa": 20},
         "window sinks softcap": {"n_swa": 33, "sinks": True, "softcap": 2.0},
         "not causal": {"end": 90},
+        "not causal alibi": {"end": 90, "max_bias": 8.0},
     }
     for name, params in kinds.items():
         yield OpCase(

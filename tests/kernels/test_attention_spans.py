@@ -66,6 +66,8 @@ def test_windows(on: Backend, type: GGMLType, n: int) -> None:
         pytest.param({"begin": 40, "end": 1100}, id="some positions of a sequence"),
         pytest.param(around(5), id="few around"),
         pytest.param(around(600), id="many around"),
+        pytest.param({**around(40), "max_bias": 8.0}, id="few around, ALiBi"),
+        pytest.param({**around(600), "max_bias": 0.1}, id="many around, ALiBi"),
         pytest.param(chunk(64), id="chunks"),
         pytest.param(chunk(500), id="chunks that are no pages"),
     ],

@@ -48,8 +48,10 @@ def attention(
     scale: float = 0.3,
     slopes: list[float] | None = None,
     softcap: float = 0.0,
+    *,
+    causal: bool = True,
 ) -> F64Array:
-    """Unpaged: each sequence laid out flat, all scores at once, then the causal mask.
+    """Unpaged: each sequence laid out flat, all scores at once, then the causal mask, if any.
 
     q (n_tokens, n_head, head_dim), k and v (n_cells, heads * dims) -> (1, n_tokens, n_head, dims).
     """
@@ -64,8 +66,8 @@ def attention(
         scores = softcap * np.tanh(scores / softcap)
     distance = np.arange(cells.shape[1]) - np.array(POS)[:, None]
     if slopes:
-        scores = scores + np.array(slopes)[:, None] * distance[:, None, :]
-    weights = np.where(distance[:, None, :] > 0, 0.0, np.exp(scores))
+        scores = scores - np.array(slopes)[:, None] * abs(distance)[:, None, :]
+    weights = np.where(causal & (distance[:, None, :] > 0), 0.0, np.exp(scores))
     weights /= weights.sum(axis=-1, keepdims=True)
     result: F64Array = np.einsum("thj,tjhd->thd", weights, values)[None]
     return result
@@ -110,6 +112,10 @@ def test_attention_with_alibi() -> None:
             q, values_of(k)[0, 0], values_of(v)[0, 0], 2, slopes=slopes, softcap=softcap
         )
         assert_close(run(node), expected)
+    pages = np.array(TABLE) % 6  # all positions have one
+    node = node_of(leaf(q), k, v, max_bias=8.0, pages=pages, end=[3 * PAGE] * 5)
+    expected = attention(q, values_of(k)[0, 0], values_of(v)[0, 0], 2, slopes=slopes, causal=False)
+    assert_close(run(node), expected)
 
 
 def test_attention_of_strided_sources() -> None:

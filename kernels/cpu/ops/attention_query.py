@@ -25,7 +25,7 @@ from ..simd.memory import (
     store_f32x16,
     store_i64,
 )
-from ..simd.vectors import LANES, hmax, hsum, join, lane_numbers, splat, vmax, zero
+from ..simd.vectors import LANES, hmax, hsum, join, lane_numbers, splat, vabs, vmax, zero
 from .attention_layout import (
     BEGIN,
     BLOCK,
@@ -149,7 +149,7 @@ def _bend(p, query, first):
             s = s * splat(float_param(p, SCALE))
         if max_bias > 0:
             distance = splat(first + j - load_i64(query + POSITION)) + lane_numbers()
-            s = s + splat(load_f32(query + SLOPE)) * distance
+            s = s - splat(load_f32(query + SLOPE)) * vabs(distance)
         store_f32x16(query + WEIGHTS + 4 * j, s)
 
 

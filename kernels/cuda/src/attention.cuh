@@ -96,7 +96,7 @@ struct Scores {
     DEVICE float of(float product, float slope, int distance) const {
         float s = product * scale;
         if (softcap > 0) s = softcap * tanhf(s);
-        return is_biased ? fmaf(slope, static_cast<float>(distance), s) : s;
+        return is_biased ? fmaf(slope, static_cast<float>(-abs(distance)), s) : s;
     }
 };
 
