@@ -48,6 +48,16 @@ class LoadOptions(TypedDict, total=False):
     """
     n_parallel: int
     """maximum number of requests decoded together (default: 4)"""
+    embeddings: bool | None
+    """compute embeddings, not text (default: on for encoders and for files that name a pooling)"""
+    pooling: str | None
+    """how the tokens' vectors become the text's: none, mean, cls, last, rank; turns on
+    --embeddings (default: the file's; else last for decoders, mean for encoders)
+    """
+    embd_normalize: int
+    """length of embeddings: -1 as computed, 0 largest element 32760, 1 taxicab, 2 euclidean, P:
+    P-norm (default: 2)
+    """
     n_threads: int | None
     """threads of the CPU (default: one per core)"""
     n_threads_batch: int | None

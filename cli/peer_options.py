@@ -240,7 +240,6 @@ REQUEST: Final = (
 
 NO_MEDIA: Final = "models get text only; requests with media are refused"
 MEDIA: Final = "images and audio are not supported yet"
-EMBEDDINGS: Final = "embeddings are not supported yet"
 ROUTER: Final = "a server has one model: start one server per model"
 TOOLS: Final = "the server runs no tools"
 NO_PAGE: Final = "there is no chat page yet"
@@ -253,11 +252,6 @@ SERVE: Final = (
     refused("-r --reverse-prompt TEXT", 'requests set it: "stop": ["text"]'),
     no_effect("-cram --cache-ram N", PAGES),
     no_effect("--cache-idle-slots / --no-cache-idle-slots", PAGES),
-    only("none", "--pooling TYPE", "there are no embeddings", EMBEDDINGS),
-    refused("--embedding --embeddings", EMBEDDINGS),
-    refused("--rerank --reranking", EMBEDDINGS),
-    refused("--embd-gemma-default", EMBEDDINGS),
-    no_effect("--embd-normalize N", "there are no embeddings yet"),
     refused("-mm --mmproj FILE", MEDIA),
     refused("-mmu --mmproj-url URL", MEDIA),
     no_effect("--mmproj-auto / --no-mmproj --no-mmproj-auto", NO_MEDIA),
@@ -293,6 +287,7 @@ SERVE: Final = (
     *(
         refused(usage, PRESET)
         for usage in (
+            "--embd-gemma-default",
             "--fim-qwen-1.5b-default",
             "--fim-qwen-3b-default",
             "--fim-qwen-7b-default",

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..graph.tensor import Tensor
 from ..graph.types import GGMLType
-from .context import Context
+from .graph_context import GraphContext
 from .kv_memory import KVRead
 from .loader import LoadedModel
 
@@ -44,7 +44,7 @@ class ModelCard:
     is_quantized: bool
 
 
-def model_card(context: Context) -> ModelCard:
+def model_card(context: GraphContext) -> ModelCard:
     """Return the costs of a context's model and KV pool."""
     model = context.model
     # keyed by origin: tied weights may have a copy in each kind of memory
@@ -65,7 +65,7 @@ def model_card(context: Context) -> ModelCard:
         n_bytes_read=int(n_read),
         n_mul_adds=int(n_mul_adds),
         n_bytes_kv=sum(group.cell_bytes for group in context.groups),
-        kv_reads=tuple(read for _, read in context.kv.reads()),
+        kv_reads=tuple(read for _, read in context.reads()),
         is_quantized=type not in FLOATS,
     )
 

@@ -47,18 +47,11 @@ def bucket(n: int, limit: int) -> int:
     return min(1 << max(n - 1, 0).bit_length(), limit)
 
 
-class DecodeGraph:
-    """A graph for ubatches of up to `params`, with its inputs and outputs."""
+class StepGraph:
+    """A graph that is scheduled once and computed often."""
 
-    def __init__(
-        self, arch: Architecture, params: GraphParams, inputs: GraphInputs, logits: Tensor
-    ) -> None:
-        self.temperature = arch.temperature
-        self.windows = [group.window for group in groups_of(arch.hp.memory)]
-        self.params = params
-        self.inputs = inputs
-        self.outputs = Outputs(logits, params.n_top)
-        self.graph = Graph(*self.outputs.tensors)
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self.graph = Graph(*outputs)
         self._scheduled: ScheduledGraph | None = None
 
     @property
@@ -74,20 +67,37 @@ class DecodeGraph:
         """Place and compile the graph. Its inputs keep their addresses afterwards."""
         self._scheduled = scheduler.alloc_graph(self.graph, copy_index)
 
+
+class DecodeGraph(StepGraph):
+    """A graph for ubatches of up to `params`, with its inputs and outputs."""
+
+    def __init__(
+        self, arch: Architecture, params: GraphParams, inputs: GraphInputs, logits: Tensor
+    ) -> None:
+        self.temperature = arch.temperature
+        self.windows = [group.window for group in groups_of(arch.hp.memory)]
+        self.params = params
+        self.inputs = inputs
+        self.outputs = Outputs(logits, params.n_top)
+        super().__init__(self.outputs.tensors)
+
     @cached_property
     def _arrays(self) -> _Arrays:
         """The inputs' data in place. The graph must be scheduled."""
         inputs = self.inputs
         return _Arrays(
-            _in_place(inputs.tokens)[0],
-            _in_place(inputs.pos)[0],
-            _in_place(inputs.end)[0],
-            _in_place(inputs.seq)[0],
-            _in_place(inputs.out_ids)[0],
-            None if self.temperature is None else _in_place(inputs.attn_scale).ravel(),
+            in_place(inputs.tokens)[0],
+            in_place(inputs.pos)[0],
+            in_place(inputs.seq)[0],
+            in_place(inputs.out_ids)[0],
+            None if self.temperature is None else in_place(inputs.attn_scale).ravel(),
             [
                 _GroupArrays(
-                    _in_place(g.pages), _in_place(g.cells)[0], _in_place(g.begin)[0], window
+                    in_place(g.pages),
+                    in_place(g.cells)[0],
+                    in_place(g.begin)[0],
+                    in_place(g.end)[0],
+                    window,
                 )
                 for g, window in zip(inputs.groups, self.windows, strict=True)
             ],
@@ -98,20 +108,18 @@ class DecodeGraph:
 
         All of them are written each time: the last computation may have reused their memory.
         """
-        tokens, pos, ends, seq, out_ids, attn_scale, groups = self._arrays
+        tokens, pos, seq, out_ids, attn_scale, groups = self._arrays
         rows = {id(sequence): row for row, sequence in enumerate(ubatch.seqs)}
         at, outputs = 0, 0
         for run in ubatch.runs:
             n = len(run.tokens)
             if n == 1:  # decoding: writing scalars is faster than writing slices
                 tokens[at], pos[at], seq[at] = run.tokens[0], run.pos, rows[id(run.seq)]
-                ends[at] = run.pos + 1
             else:
                 end = at + n
                 tokens[at:end] = run.tokens
                 pos[at:end] = range(run.pos, run.pos + n)
                 seq[at:end] = rows[id(run.seq)]
-                ends[at:end] = range(run.pos + 1, run.pos + n + 1)
             at += n
             if run.n_outputs == 1:
                 out_ids[outputs] = at - 1
@@ -122,7 +130,6 @@ class DecodeGraph:
         if at < self.params.n_tokens:
             # padding: token 0 at position 0 of a sequence whose only page is the scratch page
             tokens[at:] = pos[at:] = 0
-            ends[at:] = 1
             seq[at:] = self.params.n_seqs
         for g, group in enumerate(groups):
             group.set(ubatch, g)
@@ -136,11 +143,12 @@ class _GroupArrays(NamedTuple):
     table: I32Array
     cells: I32Array
     begin: I32Array
+    end: I32Array
     window: Window | None
 
     def set(self, ubatch: UBatch, g: int) -> None:
-        """Write the pages, cells and begins of group `g`. Padding tokens are in the last row."""
-        table, cells, begin, window = self
+        """Write the pages, cells and spans of group `g`. Padding tokens are in the last row."""
+        table, cells, begin, end, window = self
         for row, sequence in enumerate(ubatch.seqs):
             pages = sequence.pages[g]
             table[row, pages.first : pages.end] = pages.page_numbers()
@@ -150,15 +158,18 @@ class _GroupArrays(NamedTuple):
             n = len(run.tokens)
             if n == 1:
                 cells[at] = run.seq.pages[g].cell(run.pos)
+                end[at] = run.pos + 1
                 if window is not None:
                     begin[at] = window.begin(run.pos)
             else:
-                end = run.pos + n
-                cells[at : at + n] = run.seq.pages[g].cells(run.pos, end)
+                after = run.pos + n
+                cells[at : at + n] = run.seq.pages[g].cells(run.pos, after)
+                end[at : at + n] = range(run.pos + 1, after + 1)
                 if window is not None:
-                    begin[at : at + n] = window.begin(np.arange(run.pos, end, dtype=np.int32))
+                    begin[at : at + n] = window.begin(np.arange(run.pos, after, dtype=np.int32))
             at += n
         cells[at:] = 0
+        end[at:] = 1
         begin[at if window is not None else 0 :] = 0
 
 
@@ -167,14 +178,14 @@ class _Arrays(NamedTuple):
 
     tokens: I32Array
     pos: I32Array
-    end: I32Array
     seq: I32Array
     out_ids: I32Array
     attn_scale: I32Array | None  # the bytes of floats
     groups: list[_GroupArrays]
 
 
-def _in_place(tensor: Tensor) -> I32Array:
+def in_place(tensor: Tensor) -> I32Array:
+    """Return the data of an input in host memory, int32 [rows, n]."""
     buffer = buffer_of(tensor)
     assert isinstance(buffer, HostBuffer), f"input {tensor!r} is not in host memory"
     data: I32Array = buffer.array(tensor)[0].reshape(-1, tensor.ne[0]).view(np.int32)

@@ -105,6 +105,7 @@ class HParams:
         n_ff_exp: the width of an expert.
         n_layer_nextn: further layers of the file, which predict more than the next token (arXiv
             2404.19737). They are not used.
+        causal: a token sees no later ones.
     """
 
     arch: str
@@ -117,6 +118,7 @@ class HParams:
     n_expert_used: int = 0
     n_ff_exp: int = 0
     n_layer_nextn: int = 0
+    causal: bool = True
 
     @property
     def n_layer(self) -> int:
@@ -183,6 +185,7 @@ def read_hparams(
         n_expert_used=n_expert_used,
         n_ff_exp=n_ff_exp or (n_ff[0] if n_expert else 0),  # Mixtral has only feed_forward_length
         n_layer_nextn=n_nextn,
+        causal=keys.flag("attention.causal", True),
     )
 
 
@@ -196,6 +199,7 @@ def with_windows(
     *,
     n_swa: int = 0,
     chunked: bool = False,
+    symmetric: bool = False,
     full_first: bool = False,
     full_rope: bool = True,
     rope: Callable[[Rope], Rope] = lambda rope: rope,
@@ -210,12 +214,12 @@ def with_windows(
         hp: the shape without windows.
         period: of files without that key; 0: all layers have windows.
         n_swa: the size of the window of files that have no key for it; 0: no layer has a window.
-        chunked: see `Window`.
+        chunked, symmetric: see `Window`.
         full_first: the first layer of a period has no window, not the last.
         full_rope: if False, the other layers of a file with windows have no rope.
         rope: changes the rotation of layers with a window.
     """
-    window = Window(keys.count("attention.sliding_window", n_swa, low=0), chunked)
+    window = Window(keys.count("attention.sliding_window", n_swa, low=0), chunked, symmetric)
     if window.n_swa == 0:
         return hp
     pattern = "attention.sliding_window_pattern"

@@ -118,6 +118,10 @@ class Keys:
         """Return a text."""
         return self.metadata.str(self.full(key), default)
 
+    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Return an array of texts."""
+        return tuple(self.metadata.strings(self.full(key))) if key in self else default
+
     # --- one value for each layer ---
 
     def per_layer(

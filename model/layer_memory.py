@@ -32,10 +32,17 @@ class Window:
     """The positions that a token sees: the last `n_swa`, its own included.
 
     If `chunked`, positions are divided into chunks of `n_swa` and a token sees its own chunk only.
+    If `symmetric`, it sees `n_swa // 2` positions on each side, for models that are not causal.
     """
 
     n_swa: int
     chunked: bool = False
+    symmetric: bool = False
+
+    @property
+    def n_visible(self) -> int:
+        """The most positions that a token sees."""
+        return self.n_swa // 2 * 2 + 1 if self.symmetric else self.n_swa
 
     @overload
     def begin(self, pos: int) -> int: ...
@@ -48,9 +55,14 @@ class Window:
         """
         if self.chunked:
             return pos // self.n_swa * self.n_swa
+        n_before = self.n_swa // 2 if self.symmetric else self.n_swa - 1
         if isinstance(pos, np.ndarray):
-            return np.maximum(pos - (self.n_swa - 1), 0)
-        return max(pos - (self.n_swa - 1), 0)
+            return np.maximum(pos - n_before, 0)
+        return max(pos - n_before, 0)
+
+    def ends(self, pos: I32Array, ends: I32Array) -> I32Array:
+        """Return the end of the positions that tokens see, within `ends` without a window."""
+        return np.minimum(ends, pos + self.n_swa // 2 + 1) if self.symmetric else ends
 
     def __str__(self) -> str:
         return f"{'chunks' if self.chunked else 'window'} {self.n_swa}"

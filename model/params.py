@@ -15,6 +15,7 @@ from ..base.errors import RequestError
 from ..base.options import Options, Shortcut, option, parse_number, refused, whole
 from ..graph.types import GGMLType
 from ..kernels.host import POLL
+from .pooling import POOLINGS, Pooling
 
 INT32_MAX: Final = 2**31 - 1
 ALL_LAYERS: Final = -1
@@ -129,6 +130,21 @@ def _check_targets(name: str, value: Any) -> tuple[int, ...]:
     if not sizes or wrong is not None:
         raise refused(name, value if wrong is None else wrong, f"0 to {INT32_MAX}")
     return sizes
+
+
+def parse_pooling(text: str) -> Pooling:
+    """Return the pooling of a name. Raises ValueError: lists the names."""
+    if text not in POOLINGS:
+        raise ValueError(f"{text!r} is not one of {', '.join(POOLINGS)}")
+    return POOLINGS[text]
+
+
+def _check_pooling(name: str, value: Any) -> Pooling | None:
+    if value is None or isinstance(value, Pooling):
+        return value
+    if not isinstance(value, str) or value not in POOLINGS:
+        raise refused(name, value, f"one of {', '.join(POOLINGS)}")
+    return POOLINGS[value]
 
 
 def _check_names(name: str, value: Any) -> tuple[str, ...]:
@@ -352,12 +368,53 @@ class ContextParams(Options):
         help="maximum number of requests decoded together",
     )
 
-    def size(self, n_ctx_train: int, max_default: int | None = None) -> int:
+    def size(
+        self, n_ctx_train: int, max_default: int | None = None, n_parallel: int | None = None
+    ) -> int:
         """Return the context size, in tokens, for a model that was trained with `n_ctx_train`.
 
         `max_default` is the largest size that may be chosen without the user, if there is a limit.
+        `n_parallel` replaces the number of sequences that share the context.
         """
         if self.n_ctx is None:
-            wanted = max(DEFAULT_CTX * self.n_parallel, self.fit_ctx)
+            wanted = max(DEFAULT_CTX * (n_parallel or self.n_parallel), self.fit_ctx)
             return min(n_ctx_train, wanted, n_ctx_train if max_default is None else max_default)
         return self.n_ctx or n_ctx_train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingParams(Options):
+    """If a model computes embeddings, and which."""
+
+    title: ClassVar[str] = "embeddings"
+
+    embeddings: bool | None = option(
+        None,
+        *("--embeddings", "--embedding"),
+        off=("--no-embeddings",),
+        help="compute embeddings, not text",
+        default_text="on for encoders and for files that name a pooling",
+    )
+    pooling: Pooling | None = option(
+        None,
+        "--pooling",
+        parse=parse_pooling,
+        check=_check_pooling,
+        metavar="KIND",
+        help=f"how the tokens' vectors become the text's: {', '.join(POOLINGS)}; turns on "
+        "--embeddings",
+        default_text="the file's; else last for decoders, mean for encoders",
+        shortcuts=(
+            Shortcut(
+                ("--rerank", "--reranking"), Pooling.RANK, "score pairs of texts: --pooling rank"
+            ),
+        ),
+    )
+    embd_normalize: int = option(
+        2,
+        "--embd-normalize",
+        low=-1,
+        high=INT32_MAX,
+        help="length of embeddings: -1 as computed, 0 largest element 32760, 1 taxicab, 2 "
+        "euclidean, P: P-norm",
+    )

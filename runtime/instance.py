@@ -1,27 +1,32 @@
-"""An instance: a loaded model, its engine, its vocabulary and its chat template.
+"""An instance: a loaded model, the thread that runs its requests, and its vocabulary.
 
 `runtime/open.py` makes it. Knows no HTTP. Tested by tests/runtime/test_open.py.
 """
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..base.options import refused
 from ..model.chat import ChatTemplate
 from ..model.context import Context
+from ..model.graph_context import GraphContext
+from ..model.pooling import Pooling
 from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
 from .displaced import Displaced
+from .embedder import Embedder
 from .engine.engine import Engine
 from .params import OpenParams, RequestParams
 from .plan import ModelPlan
 
 
-def unload(context: Context) -> None:
+def unload(context: GraphContext) -> None:
     """Free a context and its model."""
     try:
         context.close()
@@ -30,31 +35,36 @@ def unload(context: Context) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Instance:
-    """A loaded model whose engine runs. Several threads may use it.
+class OpenedInstance(ABC):
+    """A loaded model whose thread runs. Several threads may use it.
 
     Attributes:
         params: the options it was opened with, chosen values filled in.
         plan: where it runs, and the memory it needs.
-        engine: runs the requests; it has been started.
-        vocab, chat: turn text and conversations into tokens.
+        vocab: turns text into tokens.
         meta: what /v1/models reports about the model.
         file_meta: the metadata of its file, without arrays.
-        defaults: default values of `RequestParams`; a request may set its own.
     """
 
     params: OpenParams
     plan: ModelPlan
-    engine: Engine
     vocab: Vocab
-    chat: ChatTemplate
     meta: Mapping[str, int | str]
     file_meta: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def context(self) -> Context:
-        return self.engine.context
+    @abstractmethod
+    def worker(self) -> Engine | Embedder:
+        """Runs the requests; it has been started."""
+
+    @property
+    @abstractmethod
+    def n_ctx(self) -> int:
+        """Tokens that one request may use."""
+
+    @property
+    def context(self) -> GraphContext:
+        return self.worker.context
 
     @property
     def path(self) -> Path:
@@ -67,14 +77,48 @@ class Instance:
         return self.params.model.alias or self.path.stem
 
     @property
-    def n_ctx(self) -> int:
-        """Tokens that one request may use."""
-        return self.engine.n_ctx
-
-    @property
     def displaced(self) -> Mapping[str, Sequence[Displaced]]:
         """The displaced nodes of each graph: "decode" and "prefill"."""
         return {"decode": self.plan.decode.displaced, "prefill": self.plan.prefill.displaced}
+
+    def close(self) -> None:
+        """End all generations and free everything. A second call does nothing."""
+        self.worker.close()
+        # a step that is still running, perhaps on this thread, needs its memory until it ends
+        self.worker.when_ended(lambda: unload(self.context))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Instance(OpenedInstance):
+    """A model that generates text.
+
+    Attributes:
+        engine: runs the requests; it has been started.
+        chat: turns conversations into text.
+        defaults: default values of `RequestParams`; a request may set its own.
+    """
+
+    engine: Engine
+    chat: ChatTemplate
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def worker(self) -> Engine:
+        return self.engine
+
+    @property
+    def context(self) -> Context:
+        return self.engine.context
+
+    @property
+    def n_ctx(self) -> int:
+        return self.engine.n_ctx
 
     def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
         """The parameters of a request with these values, and the instance's defaults for the rest.
@@ -107,17 +151,61 @@ class Instance:
                     found.append(pair)
         return found
 
-    def close(self) -> None:
-        """End all generations and free everything. A second call does nothing."""
-        self.engine.close()
-        # a step that is still running, perhaps on this thread, needs its memory until it ends
-        self.engine.when_ended(lambda: unload(self.context))
 
-    def __enter__(self) -> Instance:
-        return self
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbeddingInstance(OpenedInstance):
+    """A model that computes the vectors of texts, or the scores of pairs of texts.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    Attributes:
+        embedder: runs the requests; it has been started.
+        pair_template: the text of a pair, with {query} and {document}; "" if the file has none.
+        labels: the names of a pair's scores.
+    """
+
+    embedder: Embedder
+    pair_template: str = ""
+    labels: Sequence[str] = ()
+
+    @property
+    def worker(self) -> Embedder:
+        return self.embedder
+
+    @property
+    def n_ctx(self) -> int:
+        return self.embedder.n_ctx
+
+    @property
+    def ranks(self) -> bool:
+        """True if it scores pairs of texts; else it computes vectors."""
+        return self.embedder.pooling is Pooling.RANK
+
+    def tokens(self, text: str, *, truncate: bool = False) -> list[int]:
+        """Return the tokens of a text, with those that mark its begin and end.
+
+        `truncate` cuts a long text to the context.
+        """
+        return self._fitting(self.vocab.tokenize(text, parse_special=True), truncate)
+
+    def pair_tokens(self, query: str, document: str, *, truncate: bool = False) -> list[int]:
+        """Return the tokens of a pair of texts, as llama.cpp (format_prompt_rerank)."""
+        if self.pair_template:
+            texts = {"{query}": query, "{document}": document}
+            parts = re.split(r"(\{query\}|\{document\})", self.pair_template)
+            text = "".join(texts.get(part, part) for part in parts)
+            return self.vocab.tokenize(text, add_special=False, parse_special=True)
+        vocab = self.vocab
+        end = [vocab.eos] if vocab.add_eos and vocab.eos is not None else []
+        between = [vocab.sep] if vocab.add_sep and vocab.sep is not None else []
+        first, second = (vocab.tokenize(text, add_special=False) for text in (query, document))
+        begin = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
+        return self._fitting([*begin, *first, *end, *between, *second, *end], truncate)
+
+    def _fitting(self, tokens: list[int], truncate: bool) -> list[int]:
+        """Cut tokens to the context. A token that marks the end stays."""
+        if not truncate or len(tokens) <= self.n_ctx:
+            return tokens
+        n_end = int(self.vocab.add_eos)
+        return tokens[: self.n_ctx - n_end] + tokens[len(tokens) - n_end :]
 
 
 def _id(key: object) -> object:

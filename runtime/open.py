@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from ..base.errors import ModelFileError
+from ..base.errors import ModelFileError, RequestError
 from ..base.log import get_logger
 from ..kernels.devices import unused_reasons
 from ..model.arch import find_architecture, open_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
 from ..model.description import file_type
+from ..model.embed_context import EmbedContext, context_type
 from ..model.gguf import Array, GGUFFile, Metadata, OverriddenMetadata, open_gguf
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
@@ -29,9 +30,10 @@ from ..model.sampling import load_kernels, recommended_sampling, want_kernels
 from ..model.vocab import KINDS, Vocab, load_vocab
 from ..sched.backend import CompileProgress
 from .check import enforce
+from .embedder import Embedder
 from .engine.engine import Engine
 from .fit import plan_model
-from .instance import Instance, unload
+from .instance import EmbeddingInstance, Instance, unload
 from .messages import check_template_options
 from .params import ModelParams, OpenParams
 from .plan import MeasuredModel, ModelPlan, open_planned
@@ -51,17 +53,17 @@ class FileParts(NamedTuple):
     recommended: Mapping[str, Any]
 
 
-def open_instance(
+def open_model(
     params: OpenParams,
     *,
     defaults: Mapping[str, Any] | None = None,
     on_load: OnLoad | None = None,
     on_compile: CompileProgress | None = None,
-) -> Instance:
-    """Load a model and start an engine on it.
+) -> Instance | EmbeddingInstance:
+    """Load a model and start the thread that runs its requests.
 
     Args:
-        params: what to open and how.
+        params: what to open and how. They and the file decide if it computes embeddings.
         defaults: default values of `RequestParams`. They replace the file's recommendations.
         on_load, on_compile: progress callbacks.
 
@@ -77,12 +79,61 @@ def open_instance(
     if not (params.placement.devices or plan.placement.devices):
         for reason in unused_reasons(of_present=True):
             log.info(reason)
-    in_effect = {k: v for k, v in parts.recommended.items() if k not in (defaults or {})}
+    if plan.pooling is None:
+        return _open_engine(plan, parts, defaults or {}, on_load, on_compile)
+    return _open_embedder(plan, parts, on_load)
+
+
+def open_instance(
+    params: OpenParams,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    on_load: OnLoad | None = None,
+    on_compile: CompileProgress | None = None,
+) -> Instance:
+    """Open a model that generates text, see `open_model`.
+
+    Raises:
+        UnsupportedModelError: the model computes embeddings.
+    """
+    if params.embedding.embeddings is None and params.embedding.pooling is None:
+        wanted = params.change(embeddings=False)
+    else:
+        wanted = params
+    opened = open_model(wanted, defaults=defaults, on_load=on_load, on_compile=on_compile)
+    if isinstance(opened, EmbeddingInstance):
+        opened.close()
+        raise RequestError("embeddings are on: this needs a model that generates text")
+    return opened
+
+
+def open_embedding(
+    params: OpenParams,
+    *,
+    on_load: OnLoad | None = None,
+    on_compile: CompileProgress | None = None,
+) -> EmbeddingInstance:
+    """Open a model to compute embeddings, see `open_model`."""
+    wanted = params.change(embeddings=True)
+    opened = open_model(wanted, on_load=on_load, on_compile=on_compile)
+    assert isinstance(opened, EmbeddingInstance), "embeddings are on"
+    return opened
+
+
+def _open_engine(
+    plan: ModelPlan,
+    parts: FileParts,
+    defaults: Mapping[str, Any],
+    on_load: OnLoad | None,
+    on_compile: CompileProgress | None,
+) -> Instance:
+    in_effect = {k: v for k, v in parts.recommended.items() if k not in defaults}
     if in_effect:
         values = ", ".join(f"{field} {value}" for field, value in in_effect.items())
         log.info(f"default sampling, as the model's file recommends: {values}")
     enforce(plan)
     context = load(plan, on_load, for_requests=True)
+    assert isinstance(context, Context), "the plan is for text"
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
         engine = Engine(
@@ -99,9 +150,32 @@ def open_instance(
             chat=parts.chat,
             meta=parts.meta,
             file_meta=parts.file_meta,
-            defaults={**parts.recommended, **(defaults or {})},
+            defaults={**parts.recommended, **defaults},
         )
         engine.start()
+        return instance
+    except BaseException:
+        unload(context)
+        raise
+
+
+def _open_embedder(plan: ModelPlan, parts: FileParts, on_load: OnLoad | None) -> EmbeddingInstance:
+    enforce(plan)
+    context = load(plan, on_load)
+    assert isinstance(context, EmbedContext), "the plan is for embeddings"
+    try:
+        embedder = Embedder(context, plan.params.engine)
+        instance = EmbeddingInstance(
+            params=plan.params,
+            plan=plan,
+            embedder=embedder,
+            vocab=parts.vocab,
+            meta=parts.meta,
+            file_meta=parts.file_meta,
+            pair_template=str(parts.file_meta.get("tokenizer.chat_template.rerank", "")),
+            labels=context.model.arch.labels,
+        )
+        embedder.start()
         return instance
     except BaseException:
         unload(context)
@@ -116,9 +190,12 @@ def opened(
     on_compile: CompileProgress | None = None,
 ) -> Iterator[Context]:
     """A context over a loaded model, without vocabulary and engine. Raises as `open_instance`."""
+    if params.embedding.embeddings is None:
+        params = params.change(embeddings=False)
     plan = plan_model(params, on_compile)
     enforce(plan)
     context = load(plan, on_load)
+    assert isinstance(context, Context), "the plan is for text"
     try:
         yield context
     finally:
@@ -136,7 +213,9 @@ def measure(plan: ModelPlan) -> MeasuredModel:
         return open_planned(file, plan)
 
 
-def load(plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool = False) -> Context:
+def load(
+    plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool = False
+) -> Context | EmbedContext:
     """Load a model as planned, and open a context over it. `unload` frees both. With
     `for_requests`, the kernels of samplers are compiled together with those of the context.
 
@@ -155,7 +234,8 @@ def load(plan: ModelPlan, on_load: OnLoad | None = None, *, for_requests: bool =
     try:
         if for_requests:
             want_kernels()
-        return Context(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
+        kind = context_type(model.arch, params.embedding)
+        return kind(model, params.context, no_pipeline=plan.no_pipeline, reserved=plan.reserved)
     except BaseException:
         model.free()
         raise

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from ..base.options import Options, checked, declarations, group, option, refused
 from ..model.chat_builtin import template_source
 from ..model.metadata_params import MetadataParams
-from ..model.params import INT32_MAX, ContextParams, PlacementParams
+from ..model.params import INT32_MAX, ContextParams, EmbeddingParams, PlacementParams
 from ..model.sampling import SamplingParams
 
 
@@ -95,6 +95,7 @@ class OpenParams(Options):
 
     model: ModelParams = group(ModelParams)
     context: ContextParams = group(ContextParams)
+    embedding: EmbeddingParams = group(EmbeddingParams)
     placement: PlacementParams = group(PlacementParams)
     metadata: MetadataParams = group(MetadataParams)
     engine: EngineParams = group(EngineParams)

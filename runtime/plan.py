@@ -23,13 +23,16 @@ from ..alloc.buffer import Buffer, BufferType, Usage
 from ..alloc.memory import MeasuredMemory
 from ..model.card import bytes_read, model_card
 from ..model.context import Context
+from ..model.embed_context import EmbedContext, context_type
 from ..model.gguf import GGUFFile
+from ..model.graph_context import GraphContext
 from ..model.kv_groups import most_cells, prefix_cells
 from ..model.kv_memory import KVRead
 from ..model.layer_memory import group_indices, groups_of
 from ..model.loader import LoadedModel, place_model
-from ..model.params import ContextParams
+from ..model.params import ContextParams, EmbeddingParams
 from ..model.placement import Placement
+from ..model.pooling import Pooling
 from ..sched.backend import Device
 from ..sched.measured import MeasuredBackend
 from ..sched.scheduled import ScheduledGraph
@@ -185,6 +188,7 @@ class ModelPlan:
         choice: one line about the values that fitting chose, and the effect; "" if there is none.
         is_reduced: the choice is less than what would run without a limit of memory.
         notes: lines about the model and the choice.
+        pooling: of embeddings; None: the model generates text.
     """
 
     params: OpenParams
@@ -210,6 +214,7 @@ class ModelPlan:
     choice: str = ""
     is_reduced: bool = False
     notes: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def n_bytes_kv(self) -> int:
@@ -231,7 +236,7 @@ class MeasuredModel:
     """A model and its context in measured memory, and the buffers that they allocated there."""
 
     model: LoadedModel
-    context: Context
+    context: GraphContext
     buffers: Collection[Buffer]
 
 
@@ -246,22 +251,25 @@ def open_measured(
     file: GGUFFile,
     placement: Placement,
     params: ContextParams,
+    embedding: EmbeddingParams | None = None,
     *,
     no_pipeline: str = "",
     sketch: bool = False,
 ) -> MeasuredModel:
-    """Place a model as `load_model` and `Context` do, but allocate and compile nothing.
+    """Place a model as `load_model` and its context do, but allocate and compile nothing.
 
     Args:
         sketch: measure the largest graph only. This takes a fraction of the time; the real context
             may need more memory.
 
     Raises:
-        As `load_model` and `Context`, but never OutOfMemoryError.
+        As `load_model` and the context, but never OutOfMemoryError.
     """
     memory = MeasuredMemory()
     model, _ = place_model(file, placement, memory)
-    kind = _SketchedContext if sketch else Context
+    kind = context_type(model.arch, embedding or EmbeddingParams())
+    if sketch and kind is Context:
+        kind = _SketchedContext
     context = kind(
         model,
         params,
@@ -273,7 +281,10 @@ def open_measured(
 
 def open_planned(file: GGUFFile, plan: ModelPlan) -> MeasuredModel:
     """Place a model again as planned; see `open_measured`."""
-    return open_measured(file, plan.placement, plan.params.context, no_pipeline=plan.no_pipeline)
+    params = plan.params
+    return open_measured(
+        file, plan.placement, params.context, params.embedding, no_pipeline=plan.no_pipeline
+    )
 
 
 def plan_devices(measured: MeasuredModel) -> tuple[DevicePlan, ...]:
@@ -309,6 +320,7 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         no_pipeline=context.no_pipeline,
         effect=model.arch.describe(context.n_ctx),
         notes=tuple(model.arch.notes(context.n_ctx)),
+        pooling=context.pooling if isinstance(context, EmbedContext) else None,
     )
 
 
@@ -341,7 +353,7 @@ def _device_plan(measured: MeasuredModel, device: Device) -> DevicePlan:
         bytes_read(measured.model)[device.name],
         _bytes_kv(measured, device, has_window=False),
         _bytes_kv(measured, device, has_window=True),
-        tuple(read for owner, read in measured.context.kv.reads() if owner is device),
+        tuple(read for owner, read in measured.context.reads() if owner is device),
     )
 
 
@@ -355,7 +367,7 @@ def _bytes_kv(measured: MeasuredModel, device: Device, *, has_window: bool) -> i
     )
 
 
-def _group_plans(context: Context) -> tuple[GroupPlan, ...]:
+def _group_plans(context: GraphContext) -> tuple[GroupPlan, ...]:
     memory = context.model.hp.memory
     indices, groups = Counter(group_indices(memory)), groups_of(memory)
     return tuple(

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from ..model.arch import open_architecture
+from ..model.embed_context import embeds
 from ..model.gguf import GGUFFile
 from ..model.placement import Placement, layer_devices, moe_overrides
 from ..sched.backend import Device
@@ -71,7 +72,11 @@ class Trials:
         self.n_layer, self.n_expert = hp.n_layer, hp.n_expert
         self.n_ctx_train = hp.n_ctx_train
         self.first = Choice(
-            params.context.size(hp.n_ctx_train, arch.max_default_ctx()),
+            params.context.size(
+                hp.n_ctx_train,
+                arch.max_default_ctx(),
+                n_parallel=1 if embeds(arch, params.embedding) else None,
+            ),
             _up_to(hp.n_layer + 1, rules.n_gpu_layers) if placement.devices else 0,
             _up_to(hp.n_layer, rules.n_cpu_moe or 0),
             rules.op_offload is not False,
@@ -103,8 +108,15 @@ class Trials:
         return self._sketches[key]
 
     def _open(self, choice: Choice, no_pipeline: str, *, sketch: bool) -> MeasuredModel:
-        place, context = self.placement(choice), self._options(choice).context
-        return open_measured(self._file, place, context, no_pipeline=no_pipeline, sketch=sketch)
+        options = self._options(choice)
+        return open_measured(
+            self._file,
+            self.placement(choice),
+            options.context,
+            options.embedding,
+            no_pipeline=no_pipeline,
+            sketch=sketch,
+        )
 
     # --- the options of a choice ---
 

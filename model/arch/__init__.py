@@ -28,6 +28,7 @@ ARCHITECTURES: Final[dict[str, str]] = {
     "baichuan": "baichuan.Baichuan",
     "bailingmoe": "bailingmoe.BailingMoE",
     "bailingmoe2": "bailingmoe.BailingMoE2",
+    "bert": "bert.Bert",
     "bitnet": "bitnet.BitNet",
     "bloom": "bloom.Bloom",
     "chatglm": "chatglm.ChatGLM",

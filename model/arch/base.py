@@ -18,7 +18,9 @@ from ...base.errors import GraphError, ModelFileError
 from ...graph import GGMLType, Tensor
 from ..hparams import HParams, read_hparams
 from ..keys import Keys
+from ..pooling import Pooling
 from .build import GraphBuild, Norm
+from .classifier import classify, read_labels, read_pooling
 from .inputs import GraphInputs, KVLayer
 from .weights import DeclaredWeights, LoadedWeights, WeightSpec
 
@@ -56,9 +58,14 @@ class Architecture(ABC):
         path: the model's file, for messages.
         hp: the model's shape. A subclass reads the keys that it alone has into attributes.
         temperature: a factor of queries by position; None: there is none.
+        has_output: it has an output matrix, so that it can generate text.
+        pooling: how the file makes a text's vector of its tokens' rows; None: it does not say.
+        classifier_pooling: the same of the row that a classifier reads.
+        labels: the names of a classifier's scores.
     """
 
     name: ClassVar[str]
+    has_output: ClassVar[bool] = True
     norm: Norm = Norm.RMS
     needs_experts: ClassVar[bool] = False
     lacks_parts: ClassVar[bool] = False
@@ -71,7 +78,15 @@ class Architecture(ABC):
             keys, eps, moe=self.needs_experts, lacks_parts=self.lacks_parts
         )
         self.temperature: Temperature | None = None
+        self.pooling = read_pooling(keys)
+        self.classifier_pooling = read_pooling(keys, "classifier.pooling_type") or Pooling.CLS
+        self.labels = read_labels(keys)
         self._keys = keys
+
+    @property
+    def generates(self) -> bool:
+        """True if the model can generate text; else it computes embeddings only."""
+        return self.has_output and self.hp.causal
 
     def ignores(self, tensor: str) -> bool:
         """True if the model does not use this tensor of its file.
@@ -88,7 +103,17 @@ class Architecture(ABC):
 
     @abstractmethod
     def forward(self, g: GraphBuild) -> Tensor:
-        """Build the graph of a step. Return its logits, [n_vocab, n_outputs]."""
+        """Build the graph of a step. Return its logits, [n_vocab, n_outputs].
+
+        An encoder has none, and returns its last layer's output, [n_embd, n_outputs].
+        """
+
+    def head(self, g: GraphBuild, x: Tensor, pooling: Pooling) -> Tensor:
+        """Return the vectors or scores [n, n_texts] of pooled rows x [n_embd, n_texts].
+
+        They are x itself, or the classifier's scores for `Pooling.RANK`.
+        """
+        return classify(g, x, len(self.labels)) if pooling is Pooling.RANK else x
 
     def build(
         self,
@@ -106,6 +131,35 @@ class Architecture(ABC):
         g = GraphBuild(self.hp, LoadedWeights(weights), inputs, kv, page_size, n_ctx, self.norm)
         return self.forward(g).named("result_output").set_output()
 
+    def build_embeddings(
+        self,
+        weights: Mapping[str, Tensor],
+        inputs: GraphInputs,
+        kv: Sequence[KVLayer | None],
+        *,
+        page_size: int,
+        n_ctx: int,
+    ) -> Tensor:
+        """Build the graph of a step as `build` does, without the output matrix.
+
+        Return the last layer's normalized output [n_embd, n_outputs], flagged as output.
+        """
+        g = GraphBuild(self.hp, LoadedWeights(weights), inputs, kv, page_size, n_ctx, self.norm)
+        y = self.forward(g)
+        return (g.embeddings[0] if g.embeddings else y).named("result_embd").set_output()
+
+    def build_head(
+        self, weights: Mapping[str, Tensor], x: Tensor, pooling: Pooling
+    ) -> Tensor | None:
+        """Build the graph that follows pooling, see `head`; None if it has no node.
+
+        Return its result, flagged as output.
+        """
+        inputs = GraphInputs.new(1, 1, 1, 1, self.hp.memory)
+        g = GraphBuild(self.hp, LoadedWeights(weights), inputs, (), PAGE_SIZE, 1, self.norm)
+        y = self.head(g, x, pooling)
+        return None if y is x else y.named("result_embd_pooled").set_output()
+
     def weights(self) -> list[WeightSpec]:
         """Return all weights, optional ones included: those that `forward` uses.
 
@@ -118,8 +172,11 @@ class Architecture(ABC):
             KVLayer(*(Tensor(GGMLType.F32, (n, PAGE_SIZE)) for n in (m.n_embd_k, m.n_embd_v)))
             for m in memory
         ]
+        g = GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm)
         try:
-            self.forward(GraphBuild(self.hp, declared, inputs, kv, PAGE_SIZE, 1, self.norm))
+            self.forward(g)
+            for pooling in (Pooling.MEAN, Pooling.RANK):
+                self.head(g, Tensor(GGMLType.F32, (self.hp.n_embd, 1)), pooling)
         except GraphError as e:
             raise ModelFileError(
                 f"{self.path}: the hyperparameters do not fit together: {e}"

@@ -41,6 +41,7 @@ class GraphBuild:
         n_ctx: the size of the context in tokens.
         norm_kind: the norm of the architecture.
         written: for each layer, its keys and values with those of this step.
+        embeddings: the last layer's normalized output, if an output matrix follows it.
     """
 
     hp: HParams
@@ -51,6 +52,7 @@ class GraphBuild:
     n_ctx: int
     norm_kind: Norm = Norm.RMS
     written: dict[int, KVLayer] = field(default_factory=dict)
+    embeddings: list[Tensor] = field(default_factory=list)
 
     @property
     def n_tokens(self) -> int:
@@ -109,6 +111,16 @@ class GraphBuild:
             return x
         return ops.add(x, ops.get_rows(table, self.inputs.pos)).named("inp_pos_embd")
 
+    def add_token_type(self, x: Tensor, n_types: int) -> Tensor:
+        """Return x [n_embd, n_tokens] plus the embedding of the first of `n_types` token types.
+
+        A file may lack it.
+        """
+        ne, name = (self.hp.n_embd, 1), "token_types.weight"
+        files = ((Part(name, 0, 1, n_types),),)
+        found = self.weight(name, ne, None, Op.ADD, files=files, required=False)
+        return x if found is None else ops.add(x, found).named("inp_token_types")
+
     def output_norm(self, x: Tensor) -> Tensor:
         """Return the norm before the output matrix."""
         return self.norm(x, "output_norm", self.hp.n_layer).named("result_norm")
@@ -119,6 +131,7 @@ class GraphBuild:
         A file without an output matrix uses the embedding.
         """
         n_layer = self.hp.n_layer
+        self.embeddings.append(x)
         files = ((Part("output.weight"),), (Part("token_embd.weight"),))
         y = self.linear(x, "output", self.hp.n_vocab, n_layer, files=files)
         return self.add_bias(y, "output", n_layer, bias)

@@ -24,12 +24,13 @@ class GroupInputs:
     Attributes:
         pages: I32 [n_pages, n_seqs] page table.
         cells: I32 [n_tokens] cell of the pool that each token's keys and values are written to.
-        begin: I32 [n_tokens] first position that each token sees.
+        begin, end: I32 [n_tokens] the positions that each token sees: from `begin` to before `end`.
     """
 
     pages: Tensor
     cells: Tensor
     begin: Tensor
+    end: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class GraphInputs:
     Attributes:
         tokens: I32 [n_tokens] token ids.
         pos: I32 [n_tokens] position of each token.
-        end: I32 [n_tokens] end of the positions that each token sees.
         seq: I32 [n_tokens] column of each token's sequence in page tables.
         out_ids: I32 [n_outputs] indices of the tokens with logits as outputs.
         attn_scale: F32 [n_tokens] factor of each token's queries, see `Temperature`.
@@ -52,7 +52,6 @@ class GraphInputs:
     whole: Tensor
     tokens: Tensor
     pos: Tensor
-    end: Tensor
     seq: Tensor
     out_ids: Tensor
     attn_scale: Tensor
@@ -71,13 +70,13 @@ class GraphInputs:
         """Return unallocated inputs of these sizes."""
         one = (n_tokens,)
         shapes: dict[str, tuple[int, ...]]
-        shapes = {"tokens": one, "pos": one, "end": one, "seq": one, "out_ids": (n_outputs,)}
+        shapes = {"tokens": one, "pos": one, "seq": one, "out_ids": (n_outputs,)}
         shapes["attn_scale"] = one
         every = list(shapes.items())
         for group in groups_of(memory):
             name = group.name.replace(" ", "_")
             every += ((f"pages_{name}", (n_pages, n_seqs)), (f"cells_{name}", one))
-            every.append((f"begin_{name}", one))
+            every += ((f"begin_{name}", one), (f"end_{name}", one))
         sizes = [-(-math.prod(ne) // ALIGNED) * ALIGNED for _, ne in every]
         whole = Tensor(GGMLType.I32, (sum(sizes),), name="inputs").set_bundle()
         begins = accumulate(sizes, initial=0)
@@ -87,7 +86,7 @@ class GraphInputs:
         ]
         shared = dict(zip(shapes, views, strict=False))
         rest = views[len(shapes) :]
-        groups = tuple(GroupInputs(*rest[i : i + 3]) for i in range(0, len(rest), 3))
+        groups = tuple(GroupInputs(*rest[i : i + 4]) for i in range(0, len(rest), 4))
         return cls(whole, **shared, groups=groups, group_of=group_indices(memory))
 
     def group(self, il: int) -> GroupInputs:

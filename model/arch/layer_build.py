@@ -236,13 +236,13 @@ class LayerBuild:
             inputs.seq,
             inputs.pos,
             group.begin,
-            inputs.end,
+            group.end,
             sinks,
             page_size=g.page_size,
             scale=1.0 / math.sqrt(shape.head_dim_k) if scale is None else scale,
             max_bias=max_bias,
             softcap=softcap,
-            n_swa=0 if shape.window is None else shape.window.n_swa,
+            n_swa=0 if shape.window is None else shape.window.n_visible,
         )
         x = self.named(x, "fattn")
         return self.named(ops.reshape(x, (x.ne[0] * x.ne[1], x.ne[2])), "kqv_out")

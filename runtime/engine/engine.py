@@ -12,14 +12,12 @@ Tested by tests/runtime/test_engine*.py.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
 from ...base.errors import ClosedError, ContextSizeError, RequestError
-from ...base.log import get_logger
 from ...model.context import Context
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
@@ -29,12 +27,9 @@ from .job import Job
 from .queue import Call, JobQueue
 from .runner import Runner
 from .ticket import Ticket
-
-CLOSE_TIMEOUT_S = 30.0  # time for the running step when the engine is closed
+from .worker import Worker
 
 T = TypeVar("T")
-
-log = get_logger("engine")
 
 
 class Engine:
@@ -55,10 +50,7 @@ class Engine:
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting)
         self._runner = Runner(context, vocab, self._queue, n_parallel)
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # guards the thread's start and end
-        self._ended = False
-        self._at_end: list[Callable[[], None]] = []
+        self._worker = Worker("lamella-engine", self._run)
 
     @property
     def n_ctx(self) -> int:
@@ -90,12 +82,7 @@ class Engine:
         Raises:
             ClosedError: the engine was closed.
         """
-        with self._lock:
-            if self.closed:
-                raise ClosedError("the engine is closed and cannot be started")
-            assert self._thread is None, "the engine was started twice"
-            self._thread = threading.Thread(target=self._run, name="lamella-engine", daemon=True)
-            self._thread.start()
+        self._worker.start()
 
     def submit(self, job: Job) -> Ticket:
         """Queue a job and return its ticket. The sampler is made here, on the caller's thread.
@@ -131,7 +118,7 @@ class Engine:
             ClosedError: the engine is closed, or was closed before the call.
             Exception: any exception of `work`.
         """
-        assert threading.current_thread() is not self._thread, "the engine would wait for itself"
+        assert not self._worker.is_current, "the engine would wait for itself"
         future: Future[T] = Future()
 
         def run() -> None:
@@ -146,26 +133,12 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all jobs, and stop the thread after the running step. May be called twice."""
-        with self._lock:
-            self._queue.close()
-            thread = self._thread
-        if thread is None:
-            self._runner.drain()
-        elif thread is not threading.current_thread():
-            thread.join(CLOSE_TIMEOUT_S)
-            if thread.is_alive():
-                log.error("the engine's step did not end within %g s", CLOSE_TIMEOUT_S)
+        self._worker.end(self._queue.close, self._runner.drain)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` when no step can run any more: now, or on the engine's thread after its
         last step."""
-        with self._lock:
-            thread = self._thread
-            runs = thread is not None and thread.is_alive() and not self._ended
-            if runs:
-                self._at_end.append(callback)
-        if not runs:
-            callback()
+        self._worker.when_ended(callback)
 
     def _check(self, job: Job) -> None:
         n_prompt, n_tokens = len(job.prompt), self.vocab.n_tokens
@@ -178,7 +151,7 @@ class Engine:
             raise ContextSizeError(n_prompt, self.n_ctx)
 
     def _check_room(self) -> None:
-        if not self.closed and self._thread is not None and not self._thread.is_alive():
+        if not self.closed and self._worker.is_lost:
             raise ClosedError("the process was forked: the engine's thread is not in the child")
         self._queue.check_room()
 
@@ -200,7 +173,3 @@ class Engine:
                     runner.fail_all(e)
         finally:
             runner.drain()
-            with self._lock:
-                self._ended = True
-            for callback in self._at_end:
-                callback()

@@ -18,6 +18,7 @@ import lamella
 from lamella.base import errors
 from lamella.base.options import Declared, Options, declarations, groups
 from lamella.graph import GGMLType
+from lamella.model.pooling import Pooling
 from lamella.runtime.params import ALIASES, OpenParams, RequestParams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -140,7 +141,7 @@ def _type_text(hint: Any) -> str:
         return f"Sequence[{_type_text(args[0])}]"
     if hint is types.NoneType:
         return "None"
-    if hint is GGMLType:
+    if hint in (GGMLType, Pooling):
         return "str"
     assert hint in (bool, int, float, str), f"{hint}: how does a caller write such a value?"
     return str(hint.__name__)

@@ -17,7 +17,7 @@ from lamella.base.errors import StrictError
 from lamella.base.settings import STRICT
 from lamella.graph import GGMLType
 from lamella.model.batch import Batch
-from lamella.model.context import _buckets
+from lamella.model.context import Context, _buckets
 from lamella.model.gguf import open_gguf
 from lamella.model.graphs import GraphParams
 from lamella.model.params import ContextParams
@@ -49,6 +49,7 @@ def test_no_graph_needs_more_than_is_reserved(
     params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_parallel=n_seq_max)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):
         context = open_measured(file, place, params).context
+        assert isinstance(context, Context)
         tokens, seqs = _buckets(n_ubatch), _buckets(n_seq_max)
         for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
             if n_outputs <= n and n_seqs <= n:

@@ -30,11 +30,11 @@ NEAR_ROUNDED = 0.05
 
 
 @cache
-def is_decoder(path: Path) -> bool:
-    """True if the architecture of a golden model is supported, and its cases have logits."""
+def is_known(path: Path, result: str) -> bool:
+    """True if the architecture of a golden model is supported, and its cases have this result."""
     with open_gguf(path) as file:
         known = file.metadata.str("general.architecture") in ARCHITECTURES
-    return known and "next_token_logprobs" in cases_of(path)[0]
+    return known and result in cases_of(path)[0]
 
 
 @cache
@@ -44,7 +44,9 @@ def cases_of(path: Path) -> list[dict[str, Any]]:
     return cases
 
 
-GOLDENS = {path.stem: path for path in sorted(FOLDER.glob("*.gguf")) if is_decoder(path)}
+FILES = sorted(FOLDER.glob("*.gguf"))
+GOLDENS = {path.stem: path for path in FILES if is_known(path, "next_token_logprobs")}
+EMBEDDINGS = {path.stem: path for path in FILES if is_known(path, "embedding")}
 
 
 def check_case(name: str, case: dict[str, Any], logits: npt.NDArray[np.float32]) -> None:

@@ -59,14 +59,14 @@ class Runner:
         values = [
             (inputs.tokens, tokens),
             (inputs.pos, pos),
-            (inputs.end, pos + 1),
             (inputs.seq, seq),
             (inputs.out_ids, out_ids),
         ]
         for group, of_group in zip(inputs.groups, groups_of(self.model.hp.memory), strict=True):
             window = of_group.window
             begin = pos * 0 if window is None else window.begin(pos)
-            values += [(group.pages, self.pages), (group.cells, cells), (group.begin, begin)]
+            values += [(group.pages, self.pages), (group.cells, cells)]
+            values += [(group.begin, begin), (group.end, pos + 1)]
         for leaf, value in values:
             tensor_set(leaf, np.asarray(value, np.int32))
         if self.model.arch.temperature is not None:

@@ -398,7 +398,7 @@ def test_a_pending_call_fails_when_the_engine_closes() -> None:
 def test_close_does_not_wait_forever_for_a_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("lamella.runtime.engine.worker.CLOSE_TIMEOUT_S", 0.01)
     context = Gate(1)
     sink = Recorder()
     with running(context) as engine:
@@ -408,12 +408,12 @@ def test_close_does_not_wait_forever_for_a_step(
             engine.close()
         assert "did not end within 0.01 s" in caplog.text
         context.opened.set()
-        monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", WAIT_S)
+        monkeypatch.setattr("lamella.runtime.engine.worker.CLOSE_TIMEOUT_S", WAIT_S)
     assert isinstance(sink.error(), CancelledError)
 
 
 def test_when_ended_waits_for_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamella.runtime.engine.engine.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("lamella.runtime.engine.worker.CLOSE_TIMEOUT_S", 0.01)
     context = Gate(1)
     engine = make_engine(context)
     freed = threading.Event()

@@ -121,6 +121,7 @@ def opened(plan: ModelPlan) -> Iterator[Context]:
     """The context of a plan, in strict mode."""
     with STRICT.set(1):
         context = load(plan)
+        assert isinstance(context, Context)
         try:
             yield context
         finally:

@@ -15,6 +15,7 @@ from tiny_models import N_VOCAB, TINY, Tiny, write_model
 from lamella.base.settings import STRICT
 from lamella.graph import GGMLType
 from lamella.model.batch import Batch
+from lamella.model.context import Context
 from lamella.model.gguf import open_gguf
 from lamella.runtime.check import enforce
 from lamella.runtime.fit import plan_model
@@ -61,6 +62,7 @@ def assert_exact(plan: ModelPlan) -> None:
     """Compare a plan with the allocated memory, before and after prompts of several ubatches."""
     with STRICT.set(1):
         context = load(plan)
+        assert isinstance(context, Context)
         try:
             for _ in range(2):
                 planned = {d.name: d.needed for d in plan.devices[:-1]}

@@ -67,6 +67,7 @@ def test_no_graph_needs_more_than_the_reserved_memory(path: Path, name: str) -> 
     placement = Placement(cpu=cpu, devices=devices, params=params.placement)
     with open_gguf(path, header_only=True) as file, STRICT.set(1):
         context = open_measured(file, placement, params.context).context
+        assert isinstance(context, Context)
         for copy, size in enumerate(all_sizes(context)):
             context._copy = 0 if context.no_pipeline else copy % MAX_COPIES
             context._graph_for(size)

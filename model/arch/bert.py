@@ -1,0 +1,28 @@
+"""bert: BERT, BGE, MiniLM, E5, GTE, XLM-RoBERTa, BGE-M3. Learned positions.
+
+Tested by tests/model/test_arch_embeddings.py.
+"""
+
+from __future__ import annotations
+
+from ...graph import Tensor
+from ..keys import Keys
+from .build import GraphBuild
+from .encoder import Encoder
+
+
+class Bert(Encoder):
+    """arXiv 1810.04805"""
+
+    name = "bert"
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = self.hp.with_rope_in(())
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        x = g.add_token_type(g.embed(), self.n_token_types)
+        return g.norm(g.add_positions(x), "token_embd_norm", 0)
+
+    def max_ctx(self) -> int | None:
+        return self.hp.n_ctx_train

@@ -1,0 +1,55 @@
+"""The keys of pooling, and classifiers: the scores that a reranker computes of a pair of texts.
+
+Names are llama.cpp's (llama-graph.cpp, build_pooling).
+Tested by tests/model/test_arch_classifier.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...graph import Op, Tensor, ops
+from ...graph.op import UnaryOp
+from ..keys import Keys
+from ..pooling import Pooling
+from .build import GraphBuild
+from .weights import Bias
+
+
+def read_pooling(keys: Keys, key: str = "pooling_type") -> Pooling | None:
+    """Return the pooling of a file; None if it has none.
+
+    Raises:
+        ModelFileError: the number of no pooling.
+    """
+    if key not in keys:
+        return None
+    return Pooling(keys.count(key, low=0, high=max(Pooling)))
+
+
+def read_labels(keys: Keys) -> tuple[str, ...]:
+    """Return the names of a classifier's scores; one without a name if the file has none."""
+    return keys.texts("classifier.output_labels", ("",))
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh of x."""
+    return ops.unary(x, UnaryOp.TANH)
+
+
+def classify(
+    g: GraphBuild, x: Tensor, n_labels: int, act: Callable[[Tensor], Tensor] = tanh
+) -> Tensor:
+    """Return the scores [n_labels, n_texts] of pooled rows x [n_embd, n_texts].
+
+    A dense layer with an activation and a norm comes before the output. Files may lack both.
+    """
+    n_embd, n_layer = g.hp.n_embd, g.hp.n_layer
+    dense = g.weight("cls.weight", (n_embd, n_embd), n_layer, Op.MUL_MAT, required=False)
+    if dense is not None:
+        x = act(g.add_bias(ops.mul_mat(dense, x), "cls", n_layer, Bias.OPTIONAL))
+        x = g.norm(x, "cls.norm", n_layer, optional=True)
+    out = g.weight("cls.output.weight", (n_embd, n_labels), n_layer, Op.MUL_MAT, required=False)
+    if out is None:
+        return x
+    return g.add_bias(ops.mul_mat(out, x), "cls.output", n_layer, Bias.OPTIONAL)

@@ -1,0 +1,46 @@
+"""Encoders: each token sees the whole text, and the result is a row for each token.
+
+`Encoder` is BERT's layer, and its relatives extend it. Knows no files and no pooling.
+Tested by tests/model/test_arch_embeddings.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...graph import Tensor, ops
+from ..keys import Keys
+from .build import GraphBuild, Norm
+from .decoder import Decoder
+from .layer_build import LayerBuild
+
+
+class Encoder(Decoder):
+    """Attention, norm, feed-forward, norm: BERT (arXiv 1810.04805) and its relatives.
+
+    Attributes:
+        n_token_types: rows of the table of token types. All tokens have the first type.
+    """
+
+    norm = Norm.LAYER
+    has_output = False
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = replace(self.hp, causal=keys.flag("attention.causal", False))
+        self.n_token_types = keys.metadata.int("tokenizer.ggml.token_type_count", 1) or 1
+
+    def embed(self, g: GraphBuild) -> Tensor:
+        x = g.add_token_type(g.embed(), self.n_token_types)
+        return g.norm(x, "token_embd_norm", 0)
+
+    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
+        y, x = b.outputs(self.attention(b, x), x)
+        x = b.norm(b.add(y, x, "attn_residual"), "attn_output_norm")
+        return b.norm(b.add(self.ffn(b, x), x, "ffn_residual"), "layer_output_norm")
+
+    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return b.mlp(x, b.shape.n_ff, ops.gelu_erf, self.bias)
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return x

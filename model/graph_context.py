@@ -1,0 +1,295 @@
+"""Graph contexts: what all contexts of a model have in common.
+
+A context opens the model's backends, reserves compute memory for its largest graphs, and keeps the
+graphs that it has scheduled. Knows no batches, no sequences and no pool.
+Tested by tests/model/test_context*.py and test_embed_context.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self, TypeVar, cast
+
+from ..alloc.buffer import Buffer, Usage
+from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
+from ..base.log import get_logger
+from ..base.settings import NO_REUSE, STRICT
+from ..sched.backend import Backend, Device
+from ..sched.compute import EvalCallback
+from ..sched.profile import Profiler
+from ..sched.scheduled import ScheduledGraph
+from ..sched.scheduler import ReservedSizes, Scheduler
+from .graphs import StepGraph
+from .kv_memory import KVRead, MemoryGroup
+from .loader import LoadedModel
+from .params import ContextParams
+from .strict import report_unexpected
+
+log = get_logger("context")
+
+G = TypeVar("G", bound=StepGraph)
+
+
+class GraphContext(ABC):
+    """A loaded model with its backends, a scheduler and graphs.
+
+    A model in measured memory needs `MeasuredBackend`s; then nothing is compiled or allocated.
+
+    Attributes:
+        n_ctx: tokens of the context.
+        n_ubatch: the most tokens of a graph.
+        n_seq_max: the most sequences of a graph.
+        n_graphs_built: steps that needed a new graph.
+        n_reused: steps that reused a graph.
+        no_pipeline: the reason that steps run one after the other; "" if they are pipelined.
+        in_flight: a step may still run. If it fails, a later call raises its error.
+    """
+
+    n_ctx: int
+    n_ubatch: int
+    n_seq_max: int
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        params: ContextParams,
+        *,
+        no_pipeline: str,
+        reserved: ReservedSizes | None,
+        open_backend: Callable[[Device], Backend],
+    ) -> None:
+        """
+        Args:
+            model: its placement determines the devices and the thread counts.
+            params: sizes and KV types.
+            no_pipeline: a reason to run steps one after the other; "" allows a pipeline.
+            reserved: sizes that an equal context has reserved; saves measuring them again.
+            open_backend: opens the backend of a device.
+
+        Raises:
+            OutOfMemoryError: memory or compute buffers do not fit; all memory is freed.
+        """
+        self.params = params
+        self.model = model
+        self.n_graphs_built = 0
+        self.n_reused = 0
+        self.closed = False
+        self.no_pipeline = no_pipeline
+        self.in_flight = False
+        self._reserved = reserved
+        self._open_backend = open_backend
+        self._graphs: dict[tuple[Any, int], StepGraph] = {}
+        self._copy = 0  # index of the input copy that the next step uses
+        self._backends: dict[Device, Backend] = {}
+        self._scheduler: Scheduler | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what a context defines ---
+
+    @property
+    @abstractmethod
+    def groups(self) -> Sequence[MemoryGroup]:
+        """The groups of layers with a pool, each with its pool."""
+
+    @property
+    @abstractmethod
+    def memory_buffers(self) -> Sequence[Buffer]:
+        """The memory of sequences."""
+
+    @abstractmethod
+    def reads(self) -> Iterable[tuple[Device, KVRead]]:
+        """Yield what attention of each layer reads of the pools, and the device that has it."""
+
+    @abstractmethod
+    def plan_graph(self, n_tokens: int, n_outputs: int, n_seqs: int = 1) -> ScheduledGraph:
+        """Return the graph for a step of these sizes, as a request with defaults uses it."""
+
+    @abstractmethod
+    def _alloc(self) -> None:
+        """Allocate the memory of sequences."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free the memory of sequences. May be called again."""
+
+    @abstractmethod
+    def _reserved_graphs(self) -> Iterator[tuple[int, StepGraph]]:
+        """Yield graphs that cover the largest memory need, the largest first, and their tokens."""
+
+    @abstractmethod
+    def _warm_up(self) -> None:
+        """Compile graphs that cover all kernels, so that no request waits for a compiler."""
+
+    @abstractmethod
+    def _pin(self, graph: StepGraph) -> None:
+        """Pin nodes to backends before the graph is scheduled."""
+
+    # --- opening ---
+
+    def _open(self) -> None:
+        for device in self.model.devices:
+            self._backends[device] = self._open_backend(device)
+        self._alloc()
+        if not self.no_pipeline:
+            try:
+                self._reserve(parallel=True)
+            except OutOfMemoryError as e:
+                self.no_pipeline = f"the pipeline's compute buffers do not fit: {e}"
+                log.warning(f"ubatches run one after the other: {self.no_pipeline}")
+                self._open_scheduler().free()
+        if self.no_pipeline:
+            self._reserve(parallel=False)
+        if any(backend.compiles for backend in self._backends.values()):
+            self._warm_up()
+
+    def _reserve(self, parallel: bool) -> None:
+        """Open a scheduler with compute memory that is large enough for every later graph."""
+        backends = list(self._backends.values())
+        op_offload = self.model.placement.params.op_offload is not False
+        scheduler = Scheduler(
+            backends, parallel=parallel, op_offload=op_offload, memory=self.model.memory
+        )
+        self._scheduler = scheduler
+        known = self._reserved
+        if known is not None and known.n_copies == scheduler.n_copies:
+            scheduler.reserve_sizes(known)
+            return
+        for n_tokens, graph in self._reserved_graphs():
+            self._pin(graph)
+            self._set_threads(n_tokens)
+            scheduler.reserve(graph.graph)
+
+    # --- graphs ---
+
+    def _cached(self, params: Hashable, n_tokens: int, build: Callable[[], G]) -> G:
+        """Return a scheduled graph: the cached one of these parameters if it can be reused."""
+        scheduler, key = self._open_scheduler(), (params, self._copy)
+        known = self._graphs.get(key)
+        if known is not None and not NO_REUSE():
+            if known.can_reuse(scheduler):
+                self.n_reused += 1
+                return cast(G, known)
+            report_unexpected(f"a graph for {params} was built again")
+        graph = build()
+        scheduler.reset()
+        self._pin(graph)
+        self._set_threads(n_tokens)
+        before = self.n_bytes()
+        graph.schedule(scheduler, self._copy)
+        if self.n_bytes() != before:
+            report_unexpected(f"compute memory grew from {before} to {self.n_bytes()} for {params}")
+        self._graphs[key] = graph
+        self.n_graphs_built += 1
+        return graph
+
+    def _set_threads(self, n_tokens: int) -> None:
+        """Set the number of threads that the backends' next plans may use."""
+        params = self.model.placement.params
+        n = params.n_threads if n_tokens == 1 else params.n_threads_batch
+        for backend in self._backends.values():
+            backend.set_n_threads(n)
+
+    def _run(self, graph: StepGraph, set_inputs: Callable[[], None], *, wait: bool = True) -> None:
+        """Set a graph's inputs and compute it. In a pipeline, it may still run without `wait`."""
+        scheduler = self._open_scheduler()
+        if STRICT() and not self.in_flight:
+            scheduler.poison()
+        scheduler.wait_inputs(graph.scheduled)
+        set_inputs()
+        scheduler.graph_compute_async(graph.scheduled)
+        if wait or self.no_pipeline:
+            self.synchronize()
+        else:
+            self._copy, self.in_flight = (self._copy + 1) % scheduler.n_copies, True
+
+    @contextmanager
+    def _synchronized_on_error(self) -> Iterator[None]:
+        """Wait for all work in flight if the block fails, and raise its error."""
+        try:
+            yield
+        except BaseException:
+            with suppress(LamellaError):  # raise the first error, not its consequences
+                self.synchronize()
+            raise
+
+    def synchronize(self) -> None:
+        """Wait until no step is in flight.
+
+        Raises:
+            BackendError: a device failed; all work in flight is lost.
+        """
+        self._copy, self.in_flight = 0, False  # without a pipeline, all graphs use copy 0
+        self._open_scheduler().synchronize()
+
+    # --- observing ---
+
+    def set_profiler(self, profiler: Profiler | None) -> None:
+        """Measure the time of later computations; None stops. See `sched.profile`."""
+        self._open_scheduler().set_profiler(profiler)
+
+    def set_eval_callback(self, callback: EvalCallback | None) -> None:
+        """Call `callback` for nodes as they are computed; see `Scheduler.set_eval_callback`."""
+        self._open_scheduler().set_eval_callback(callback)
+
+    def buffer_bytes(self) -> dict[tuple[str, str], int]:
+        """Return the allocated bytes of the model and this context, by buffer type and use.
+
+        A use is "weights", "kv", "compute" or "work". Thread-safe. Empty after `close`.
+        """
+        scheduler = self._scheduler
+        if self.closed or scheduler is None:
+            return {}
+        buffers = [*self.model.buffers, *self.memory_buffers, *scheduler.buffers()]
+        found: dict[tuple[str, str], int] = {}
+        for buffer in buffers:
+            use = "kv" if buffer.usage is Usage.ANY else buffer.usage.value
+            key = (buffer.buft.name, use)
+            found[key] = found.get(key, 0) + buffer.size
+        for buft, size in (own for device in self._backends for own in device.backend_memory):
+            key = (buft.name, Usage.WORK.value)
+            found[key] = found.get(key, 0) + size
+        return found
+
+    def reserved(self) -> ReservedSizes:
+        """Return the reserved sizes, for the `reserved` of an equal context."""
+        return self._open_scheduler().reserved()
+
+    def n_bytes(self) -> int:
+        """Return the bytes of compute and scratch memory on all devices."""
+        scheduler = self._open_scheduler()
+        return sum(scheduler.buffer_sizes()) + sum(scheduler.work_sizes())
+
+    # --- closing ---
+
+    def _open_scheduler(self) -> Scheduler:
+        if self.closed or self._scheduler is None:
+            raise ClosedError("the context was used after it was closed")
+        return self._scheduler
+
+    def close(self) -> None:
+        """Free everything but the model. May be called again."""
+        if self.closed:
+            return
+        self.closed = True
+        self._graphs.clear()
+        if self._scheduler is not None:
+            with suppress(LamellaError):  # results in flight are not needed
+                self._scheduler.synchronize()
+        with ExitStack() as stack:  # runs in reverse order, and to the end even if one fails
+            stack.callback(self._free)
+            if self._scheduler is not None:
+                stack.callback(self._scheduler.free)
+            for backend in self._backends.values():
+                stack.callback(backend.free)  # waits for work that uses the memory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,233 @@
+"""The embedder: texts of many requests in one step, on a thread of its own.
+
+A step takes whole texts until it is full. Requests take turns, so ten thousand texts of one do not
+hold up the others. Knows token ids only. Tested by tests/runtime/test_embedder.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ClosedError, OverloadedError
+from ..base.log import get_logger
+from ..model.embed_context import EmbedContext
+from ..model.pooling import Pooling
+from .engine.counters import Counters
+from .engine.worker import Worker
+from .params import EngineParams
+
+I32Array = npt.NDArray[np.int32]
+F32Array = npt.NDArray[np.float32]
+Vectors: TypeAlias = "Future[list[F32Array]]"
+
+log = get_logger("embedder")
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """Texts of one request, and the vectors of the first ones of them."""
+
+    texts: list[I32Array]
+    future: Vectors
+    vectors: list[F32Array] = field(default_factory=list)
+    n_taken: int = 0
+
+
+class Embedder:
+    """Computes vectors on a context, which belongs to its thread from `start` to `close`.
+
+    The other methods may be called from any thread.
+    """
+
+    def __init__(self, context: EmbedContext, params: EngineParams) -> None:
+        self.context = context
+        self.counters = Counters()
+        self._max_waiting = params.max_waiting
+        self._changed = threading.Condition()
+        self._requests: deque[_Request] = deque()  # with texts that no step has taken
+        self._running: list[_Request] = []  # of the running step
+        self._closed = False
+        self._worker = Worker("lamella-embedder", self._run)
+
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens of a text."""
+        return self.context.n_ctx_seq
+
+    @property
+    def pooling(self) -> Pooling:
+        """The pooling of all texts."""
+        return self.context.pooling
+
+    @property
+    def n_out(self) -> int:
+        """Elements of a vector."""
+        return self.context.n_out
+
+    @property
+    def n_parallel(self) -> int:
+        """The most texts of a step."""
+        return self.context.n_seq_max
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests with texts in the running step."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests with texts that wait for a step."""
+        return len(self._requests)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def start(self) -> None:
+        """Start the thread. Texts may be submitted before.
+
+        Raises:
+            ClosedError: the embedder was closed.
+        """
+        self._worker.start()
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> Vectors:
+        """Queue texts, each a list of token ids. Their vectors are the future's result.
+
+        They are not normalized: float32 [n_out] each, [n_tokens, n_embd] for `Pooling.NONE`.
+        Cancelling the future drops the texts that no step has taken.
+
+        Raises:
+            RequestError: an empty text, an invalid token.
+            ContextSizeError: a text is longer than the context.
+            OverloadedError: `max_waiting` requests are already waiting.
+            ClosedError: the embedder is closed.
+        """
+        for text in texts:
+            self.context.check(text)
+        request = _Request([np.asarray(text, np.int32) for text in texts], Future())
+        if not texts:
+            request.future.set_result([])
+            return request.future
+        with self._changed:
+            if self._closed or self._worker.is_lost:
+                raise ClosedError("the embedder is closed")
+            if len(self._requests) >= self._max_waiting:
+                raise OverloadedError(f"{len(self._requests)} requests wait: no more may wait")
+            self._requests.append(request)
+            self._changed.notify()
+        return request.future
+
+    def close(self) -> None:
+        """Fail all requests with ClosedError, and stop the thread after the running step.
+
+        May be called twice.
+        """
+        self._worker.end(self._stop, self._drain)
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when no step can run any more: now, or on the thread after its end."""
+        self._worker.when_ended(callback)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while taken := self._take():
+                self._step(taken)
+        finally:
+            self._drain()
+
+    def _take(self) -> list[_Request]:
+        """Wait for work. Return the requests whose next texts make a step, one for each text.
+
+        Return [] if the embedder is closed.
+        """
+        with self._changed:
+            while True:
+                while not (self._requests or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return []
+                taken = self._fill_step()
+                if taken:
+                    self._running = list(dict.fromkeys(taken))
+                    return taken
+
+    def _fill_step(self) -> list[_Request]:
+        """Take texts of all requests in turn, until a step is full."""
+        taken: list[_Request] = []
+        lengths: list[int] = []
+        while self._requests:
+            request = self._requests[0]
+            if request.future.cancelled():
+                self._requests.popleft()
+                continue
+            lengths.append(len(request.texts[request.n_taken]))
+            if self.context.n_fitting(lengths) < len(lengths):
+                break
+            taken.append(request)
+            request.n_taken += 1
+            self._requests.rotate(-1)
+            if request.n_taken == len(request.texts):
+                self._requests.pop()
+        return taken
+
+    def _step(self, taken: list[_Request]) -> None:
+        """Compute one text of each entry, and settle the requests that have all their vectors."""
+        next_text = {id(request): len(request.vectors) for request in self._running}
+        texts = []
+        for request in taken:
+            texts.append(request.texts[next_text[id(request)]])
+            next_text[id(request)] += 1
+        begin = time.perf_counter()
+        try:
+            vectors = self.context.embed(texts)
+        except Exception as e:  # the requests of this step fail, the others go on
+            log.error("a step failed: %s", e)
+            self._fail(self._running, e)
+        else:
+            self._count(texts, time.perf_counter() - begin)
+            for request, vector in zip(taken, vectors, strict=True):
+                request.vectors.append(vector)
+            for request in self._running:
+                if len(request.vectors) == len(request.texts):
+                    with suppress(InvalidStateError):  # cancelled meanwhile
+                        request.future.set_result(request.vectors)
+        self._running = []
+
+    def _count(self, texts: list[I32Array], seconds: float) -> None:
+        counters = self.counters
+        counters.n_prompt += sum(map(len, texts))
+        counters.prompt_s += seconds
+        counters.n_tokens_max = max(counters.n_tokens_max, *map(len, texts))
+        counters.stepped(len(texts))
+
+    def _fail(self, requests: Sequence[_Request], error: Exception) -> None:
+        with self._changed:
+            for request in requests:
+                with suppress(ValueError):
+                    self._requests.remove(request)
+        for request in requests:
+            with suppress(InvalidStateError):
+                request.future.set_exception(error)
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _drain(self) -> None:
+        """Fail all requests: the embedder is closed."""
+        self._stop()
+        self._fail([*self._running, *self._requests], ClosedError("the embedder was closed"))
