@@ -262,7 +262,7 @@ def step_bucket(n: int, limit: int) -> int:
 
     `limit` is the largest size.
     """
-    step = max(bucket(n, limit) // 8, 1)
+    step = max((1 << (n - 1).bit_length()) // 8, 1)
     return min(-(-n // step) * step, limit)
 
 

@@ -16,7 +16,7 @@ from ..base.options import refused
 from ..model.chat import ChatTemplate
 from ..model.context import Context
 from ..model.graph_context import GraphContext
-from ..model.pooling import Pooling
+from ..model.pooling import F32Array, Pooling, normalized
 from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
 from .displaced import Displaced
@@ -199,6 +199,14 @@ class EmbeddingInstance(OpenedInstance):
         first, second = (vocab.tokenize(text, add_special=False) for text in (query, document))
         begin = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
         return self._fitting([*begin, *first, *end, *between, *second, *end], truncate)
+
+    def normalized(self, vectors: F32Array, norm: int | None = None) -> F32Array:
+        """Return vectors [..., n] of unit length, see `model.pooling.normalized`.
+
+        `norm` is by default the instance's `embd_normalize`.
+        """
+        default = self.params.embedding.embd_normalize
+        return normalized(vectors, default if norm is None else norm)
 
     def _fitting(self, tokens: list[int], truncate: bool) -> list[int]:
         """Cut tokens to the context. A token that marks the end stays."""

@@ -1,7 +1,7 @@
 """The keys of pooling, and classifiers: the scores that a reranker computes of a pair of texts.
 
 Names are llama.cpp's (llama-graph.cpp, build_pooling).
-Tested by tests/model/test_arch_classifier.py.
+Tested by tests/model/test_arch_embeddings.py.
 """
 
 from __future__ import annotations

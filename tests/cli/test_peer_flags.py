@@ -39,6 +39,7 @@ VALUES: Final = {
     "--model-url": "https://huggingface.co/user/model/resolve/main/file.gguf",
     "--override-kv": "llama.context_length=int:64",
     "--override-tensor": "exps=CPU",
+    "--pooling": "mean",
     "--rope-scaling": "yarn",
     "--sampler-seq": "kpmt",
     "--samplers": "top_k;temperature",
@@ -255,12 +256,11 @@ def test_the_variables_of_a_service_for_llama_server(
     assert (found.model, found.alias) == ("/models/m.gguf", "my-model")
     assert (found.host, found.port, found.api_keys) == ("0.0.0.0", 9000, ("secret",))
     assert (found.n_ctx, found.n_gpu_layers, found.n_parallel) == (4096, 99, 2)
-    assert (found.n_threads, found.metrics) == (4, True)
+    assert (found.n_threads, found.metrics, found.embeddings) == (4, True, True)
     without_effect = {line.split()[0] for line in notes(found)}
     assert without_effect == {
         "LLAMA_ARG_FLASH_ATTN",
         "LLAMA_ARG_CONT_BATCHING",
         "LLAMA_ARG_JINJA",
-        "LLAMA_ARG_EMBEDDINGS",
         "LLAMA_ARG_NO_WARMUP",
     }
