@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ def model() -> Iterator[LoadedModel]:
     loaded.free()
 
 
-def context(model: LoadedModel, pooling: Pooling, **params: int) -> EmbedContext:
+def context(model: LoadedModel, pooling: Pooling, **params: Any) -> EmbedContext:
     return EmbedContext(model, ContextParams(**params), EmbeddingParams(pooling=pooling))
 
 
