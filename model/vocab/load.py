@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...base.errors import ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
@@ -18,6 +19,7 @@ from .char_bpe import CharBpeEncoder
 from .metadata import VocabMetadata, key
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
+from .unigram import Normalization, UnigramEncoder
 from .vocab import Encoder, TokenType, Vocab, ids_of_types
 from .wordpiece import WordPieceEncoder
 from .words import PRE_TOKENIZERS
@@ -50,19 +52,28 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
     return KINDS[kind].load(metadata, tokens, types)
 
 
-def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _scores(metadata: VocabMetadata, n_tokens: int) -> npt.NDArray[np.float32]:
     scores = metadata.floats(key("scores"), None)
     if scores is None:
-        scores = np.zeros(len(tokens), np.float32)
-    _check_length("scores", len(scores), len(tokens))
+        return np.zeros(n_tokens, np.float32)
+    _check_length("scores", len(scores), n_tokens)
     if np.isnan(scores).any():
         raise ModelFileError(f"{key('scores')}[{np.isnan(scores).argmax()}] is not a number")
+    return scores
+
+
+def _check_bytes(tokens: Sequence[bytes], types: Sequence[int]) -> None:
     for id in ids_of_types(types, TokenType.BYTE):
         if tokens[id] not in BYTES:
             raise ModelFileError(
                 f"{key('tokens')}[{id}] is {tokens[id][:40]!r}, "
                 "the text of a BYTE token must be from <0x00> to <0xFF>"
             )
+
+
+def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    scores = _scores(metadata, len(tokens))
+    _check_bytes(tokens, types)
     default_ids = {"unknown": 0, "bos": 1, "eos": 2}
     special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=True)
     return Vocab(
@@ -128,6 +139,26 @@ def _load_wordpiece(metadata: VocabMetadata, tokens: Sequence[bytes], types: lis
     return Vocab(tokens, types, encoder, special, add_space_prefix=True)
 
 
+def _load_unigram(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    scores = _scores(metadata, len(tokens))
+    _check_bytes(tokens, types)
+    default_ids = {"padding": 0, "eos": 1, "unknown": 2}
+    special = special_tokens(
+        metadata, tokens, types, default_ids=default_ids, add_bos=False, add_eos=True
+    )
+    charsmap = np.array(metadata.ints(key("precompiled_charsmap"), None) or [], np.int64)
+    add_prefix = metadata.bool(key("add_space_prefix"), False)
+    merge_spaces = metadata.bool(key("remove_extra_whitespaces"), False)
+    normalization = Normalization(
+        charsmap=charsmap.astype(np.uint8).tobytes(),
+        # Vocab adds a space before the text, which is merged with others
+        add_prefix=add_prefix and merge_spaces,
+        merge_spaces=merge_spaces,
+    )
+    encoder = UnigramEncoder(tokens, scores, types, special.unk, normalization)
+    return Vocab(tokens, types, encoder, special, add_space_prefix=add_prefix)
+
+
 class VocabKind(NamedTuple):
     """A kind of vocabulary: its name, llama.cpp's LLAMA_VOCAB_TYPE_* number, and its loader."""
 
@@ -141,6 +172,7 @@ KINDS: Final = {
     "llama": VocabKind("SPM", 1, _load_spm),
     "gpt2": VocabKind("BPE", 2, _load_bpe),
     "bert": VocabKind("WPM", 3, _load_wordpiece),
+    "t5": VocabKind("UGM", 4, _load_unigram),
     "gemma4": VocabKind("BPE", 2, _load_gemma4),
 }
 
