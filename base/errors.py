@@ -149,17 +149,28 @@ class RequestError(LamellaError):
 
 
 class ContextSizeError(RequestError):
-    """A prompt of `n_prompt_tokens` does not fit a context of `n_ctx` tokens."""
+    """A prompt of `n_prompt_tokens` does not fit a context of `n_ctx` tokens.
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
-        super().__init__(n_prompt_tokens, n_ctx)
+    `what` names the prompt, and `shorten` is the remedy.
+    """
+
+    def __init__(
+        self,
+        n_prompt_tokens: int,
+        n_ctx: int,
+        what: str = "the prompt",
+        shorten: str = "shorten it",
+    ) -> None:
+        super().__init__(n_prompt_tokens, n_ctx, what, shorten)
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx
+        self.what = what
+        self.shorten = shorten
 
     def __str__(self) -> str:
         return (
-            f"the prompt has {self.n_prompt_tokens} tokens, the context holds {self.n_ctx}: "
-            "shorten it, or make the context larger (-c) if the model was trained with more"
+            f"{self.what} has {self.n_prompt_tokens} tokens, the context holds {self.n_ctx}: "
+            f"{self.shorten}, or make the context larger (-c) if the model was trained with more"
         )
 
 

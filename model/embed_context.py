@@ -94,16 +94,21 @@ class EmbedContext(GraphContext):
 
     # --- texts ---
 
-    def check(self, text: Sequence[int]) -> None:
-        """Raise RequestError if a text is empty or an id is invalid, ContextSizeError if long."""
+    def check(self, text: Sequence[int], what: str = "the text") -> None:
+        """Check that a text can be computed. `what` is its name in messages.
+
+        Raises:
+            RequestError: it is empty, or an id is invalid.
+            ContextSizeError: it is longer than the context.
+        """
         n_vocab = self.model.hp.n_vocab
         if len(text) == 0:
-            raise RequestError("the text has no tokens: it must have at least 1")
+            raise RequestError(f"{what} has no tokens: it must have at least 1")
         for token in (min(text), max(text)):
             if not 0 <= token < n_vocab:
-                raise RequestError(f"token {token} of the text: must be 0 to {n_vocab - 1}")
+                raise RequestError(f"token {token} of {what}: must be 0 to {n_vocab - 1}")
         if len(text) > self.n_ctx_seq:
-            raise ContextSizeError(len(text), self.n_ctx_seq)
+            raise ContextSizeError(len(text), self.n_ctx_seq, what, "shorten or truncate it")
 
     def n_fitting(self, lengths: Iterable[int]) -> int:
         """Return the number of texts, of these lengths and in this order, that one step takes."""
@@ -187,14 +192,18 @@ class EmbedContext(GraphContext):
         return self._graph_for(self._params(step_bucket(n_tokens, self.n_ubatch), n_seqs)).scheduled
 
     def _reserved_graphs(self) -> Iterator[tuple[int, StepGraph]]:
-        sizes = {(self.n_ubatch, 1), (self.n_step, self.n_seq_max), (1, 1)}
+        sizes = {(self.n_ubatch, 1), *self._usual_sizes()}
         for n_tokens, n_texts in sorted(sizes, reverse=True):
             yield n_tokens, self._build(self._params(n_tokens, n_texts))
         if self._has_head:
             yield self.n_seq_max, self._build_head(self.n_seq_max)
 
+    def _usual_sizes(self) -> Sequence[tuple[int, int]]:
+        """Return the tokens and texts of the smallest step and of a full one."""
+        return (1, 1), (step_bucket(self.n_step, self.n_ubatch), self.n_seq_max)
+
     def _warm_up(self) -> None:
-        for n_tokens, n_texts in ((1, 1), (self.n_step, self.n_seq_max)):
+        for n_tokens, n_texts in self._usual_sizes():
             self._graph_for(self._params(n_tokens, n_texts))
         if self._has_head:
             self._head_for(1)

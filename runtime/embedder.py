@@ -113,8 +113,8 @@ class Embedder:
             OverloadedError: `max_waiting` requests are already waiting.
             ClosedError: the embedder is closed.
         """
-        for text in texts:
-            self.context.check(text)
+        for i, text in enumerate(texts):
+            self.context.check(text, "the text" if len(texts) == 1 else f"text {i}")
         request = _Request([np.asarray(text, np.int32) for text in texts], Future())
         if not texts:
             request.future.set_result([])

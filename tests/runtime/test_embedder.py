@@ -39,9 +39,9 @@ class FakeContext:
         self.steps: list[list[list[int]]] = []
         self.error: Exception | None = None
 
-    def check(self, text: Sequence[int]) -> None:
+    def check(self, text: Sequence[int], what: str) -> None:
         if not text:
-            raise RequestError("no tokens")
+            raise RequestError(f"{what} has no tokens")
         if len(text) > self.n_ctx_seq:
             raise ContextSizeError(len(text), self.n_ctx_seq)
 
@@ -136,7 +136,7 @@ def test_an_error_fails_its_requests_only(embedder: Embedder, fake: FakeContext)
 
 
 def test_invalid_texts_and_a_full_queue(embedder: Embedder) -> None:
-    with pytest.raises(RequestError, match="no tokens"):
+    with pytest.raises(RequestError, match="text 1 has no tokens"):
         embedder.submit([[1], []])
     with pytest.raises(ContextSizeError):
         embedder.submit([[1] * 9])
