@@ -267,11 +267,11 @@ def pooling_of(arch: Architecture, params: EmbeddingParams) -> Pooling:
 
 
 def step_bucket(n: int, limit: int) -> int:
-    """Return the smallest size of a graph that is at least `n`: four sizes for each doubling.
+    """Return the smallest size of a graph that is at least `n`: eight sizes for each doubling.
 
     `limit` is the largest size.
     """
-    step = max((1 << (n - 1).bit_length()) // 8, 1)
+    step = max((1 << (n - 1).bit_length()) // 16, 1)
     return min(-(-n // step) * step, limit)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...alloc.buffer import Bytes
 from ...base.errors import TensorAccessError
 from ...graph.graph import Graph
 from ...graph.tensor import Tensor
@@ -64,11 +65,15 @@ class CpuCompute:
     def compile(
         self, graph: Graph, memory_of: MemoryOf, workspace: Workspace | None = None
     ) -> CpuProgram:
+        addresses: dict[int, tuple[Bytes, int]] = {}  # by id: NumPy takes long for an address
+
         def address_of(node: Tensor, tensor: Tensor) -> int:
             memory = memory_of(node, tensor)
             if tensor.offset + tensor.nbytes > memory.size:
                 raise TensorAccessError(f"{tensor!r} leaves its memory of {memory.size} bytes")
-            return int(memory.ctypes.data) + tensor.offset
+            if id(memory) not in addresses:
+                addresses[id(memory)] = memory, int(memory.ctypes.data)
+            return addresses[id(memory)][1] + tensor.offset
 
         plan = CpuPlan(graph, address_of, self._n_active, self._progress, workspace)
         pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
