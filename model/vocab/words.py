@@ -22,7 +22,7 @@ class PreTokenizer:
     llama.cpp's `clean_spaces` is missing: it removes spaces from detokenized text.
 
     Attributes:
-        patterns: regular expressions in Oniguruma's syntax.
+        patterns: regular expressions in Oniguruma's syntax, see regex/syntax.py.
         ignore_merges: a word that is a token becomes this token without merges.
         add_bos: default of `add_bos_token`.
         add_sep: default of `add_sep_token`.
@@ -101,7 +101,7 @@ _DEEPSEEK_LLM: Final = (
     r"[\r\n]",
     rf"\s?{_CASED}",
     r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
-    r"\s+$",
+    r"\s+\z",
     r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+",
     r"\p{N}+",
 )
@@ -116,7 +116,7 @@ _FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 # groups of three digits from the right, as in 1,234,567
-_THOUSANDS: Final = r"\d{1,3}(?=(?:\d{3})*\b)"
+_THOUSANDS: Final = r"\d{1,3}(?=(?:\d{3})*(?!\w))"
 _SUPER_THOUSANDS: Final = r"\p{N}+?(?=(?:\d{3})+(?!\d))"
 _ALL_THOUSANDS: Final = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 # scripts that are written without spaces between words

@@ -38,6 +38,7 @@ from ..simd.memory import (
     store_i32,
     store_i64,
     store_u8,
+    store_u16,
 )
 
 Argument = npt.NDArray[Any] | int
@@ -103,7 +104,7 @@ def _putter(store: Any, n_bytes: int) -> Any:
 
 # an element of an array of this type
 get_u8, put_u8 = _getter(load_u8, 1), _putter(store_u8, 1)
-get_u16 = _getter(load_u16, 2)
+get_u16, put_u16 = _getter(load_u16, 2), _putter(store_u16, 2)
 get_i32, put_i32 = _getter(load_i32, 4), _putter(store_i32, 4)
 get_i64, put_i64 = _getter(load_i64, 8), _putter(store_i64, 8)
 get_f32, put_f32 = _getter(load_f32, 4), _putter(store_f32, 4)
