@@ -153,7 +153,7 @@ class EmbedContext(GraphContext):
         """Return the results of the graph that follows pooling."""
         results: list[F32Array] = []
         for begin in range(0, len(pooled), self.n_seq_max):
-            results += self._scored(np.stack(pooled[begin : begin + self.n_seq_max]))
+            results.extend(self._scored(np.stack(pooled[begin : begin + self.n_seq_max])))
         return results
 
     def _scored(self, rows: F32Array) -> F32Array:

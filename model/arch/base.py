@@ -60,7 +60,6 @@ class Architecture(ABC):
         temperature: a factor of queries by position; None: there is none.
         has_output: it has an output matrix, so that it can generate text.
         pooling: how the file makes a text's vector of its tokens' rows; None: it does not say.
-        classifier_pooling: the same of the row that a classifier reads.
         labels: the names of a classifier's scores.
     """
 
@@ -79,7 +78,7 @@ class Architecture(ABC):
         )
         self.temperature: Temperature | None = None
         self.pooling = read_pooling(keys)
-        self.classifier_pooling = read_pooling(keys, "classifier.pooling_type") or Pooling.CLS
+        self._classifier_pooling = read_pooling(keys, "classifier.pooling_type")
         self.labels = read_labels(keys)
         self._keys = keys
 
@@ -87,6 +86,14 @@ class Architecture(ABC):
     def generates(self) -> bool:
         """True if the model can generate text; else it computes embeddings only."""
         return self.has_output and self.hp.causal
+
+    @property
+    def classifier_pooling(self) -> Pooling:
+        """The pooling that makes the row which a classifier reads.
+
+        By default, this is the row of the token that sees all others.
+        """
+        return self._classifier_pooling or (Pooling.LAST if self.hp.causal else Pooling.CLS)
 
     def ignores(self, tensor: str) -> bool:
         """True if the model does not use this tensor of its file.

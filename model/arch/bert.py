@@ -1,4 +1,4 @@
-"""bert: BERT, BGE, MiniLM, E5, GTE, XLM-RoBERTa, BGE-M3. Learned positions.
+"""bert: BERT, RoBERTa, BGE, MiniLM, E5, GTE, BGE-M3 and its reranker. Learned positions.
 
 Tested by tests/model/test_arch_embeddings.py.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from ...graph import Tensor
 from ..keys import Keys
 from .build import GraphBuild
-from .encoder import Encoder
+from .encoder import PostNormEncoder
 
 
-class Bert(Encoder):
+class Bert(PostNormEncoder):
     """arXiv 1810.04805"""
 
     name = "bert"

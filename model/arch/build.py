@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ...graph import Op, Tensor, ops
-from ...graph.op import UnaryOp
+from ...graph.op import GluOp, UnaryOp
 from ..hparams import HParams
 from .inputs import GraphInputs, KVLayer
 from .weights import Bias, Part, Weights, WeightSpec
@@ -202,6 +202,11 @@ class GraphBuild:
 def relu_sqr(x: Tensor) -> Tensor:
     """Return the square of max(x, 0) (arXiv 2109.08668)."""
     return ops.sqr(ops.relu(x))
+
+
+def geglu_erf(gate: Tensor, up: Tensor) -> Tensor:
+    """Return GELU(gate) * up, without GELU's approximation by tanh (arXiv 1606.08415)."""
+    return ops.glu(gate, up, GluOp.GEGLU_ERF)
 
 
 def softcapped(x: Tensor, cap: float) -> Tensor:

@@ -1,18 +1,16 @@
 """The keys of pooling, and classifiers: the scores that a reranker computes of a pair of texts.
 
 Names are llama.cpp's (llama-graph.cpp, build_pooling).
-Tested by tests/model/test_arch_embeddings.py.
+Tested by tests/model/test_arch_classifier.py.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
 from ..keys import Keys
 from ..pooling import Pooling
-from .build import GraphBuild
+from .build import Activation, GraphBuild
 from .weights import Bias
 
 
@@ -37,19 +35,27 @@ def tanh(x: Tensor) -> Tensor:
     return ops.unary(x, UnaryOp.TANH)
 
 
-def classify(
-    g: GraphBuild, x: Tensor, n_labels: int, act: Callable[[Tensor], Tensor] = tanh
-) -> Tensor:
+def classify(g: GraphBuild, x: Tensor, n_labels: int, act: Activation = tanh) -> Tensor:
     """Return the scores [n_labels, n_texts] of pooled rows x [n_embd, n_texts].
 
-    A dense layer with an activation and a norm comes before the output. Files may lack both.
+    A dense layer may come before the output. Files may lack both.
     """
     n_embd, n_layer = g.hp.n_embd, g.hp.n_layer
-    dense = g.weight("cls.weight", (n_embd, n_embd), n_layer, Op.MUL_MAT, required=False)
-    if dense is not None:
-        x = act(g.add_bias(ops.mul_mat(dense, x), "cls", n_layer, Bias.OPTIONAL))
-        x = g.norm(x, "cls.norm", n_layer, optional=True)
+    x = dense_layer(g, x, n_embd, act)
     out = g.weight("cls.output.weight", (n_embd, n_labels), n_layer, Op.MUL_MAT, required=False)
     if out is None:
         return x
     return g.add_bias(ops.mul_mat(out, x), "cls.output", n_layer, Bias.OPTIONAL)
+
+
+def dense_layer(g: GraphBuild, x: Tensor, n_out: int, act: Activation = tanh) -> Tensor:
+    """Return act(dense(x)) of x [n_in, n_texts], [n_out, n_texts].
+
+    A norm follows if the file has one. Return x itself if the file lacks the layer.
+    """
+    n_layer = g.hp.n_layer
+    dense = g.weight("cls.weight", (x.ne[0], n_out), n_layer, Op.MUL_MAT, required=False)
+    if dense is None:
+        return x
+    x = act(g.add_bias(ops.mul_mat(dense, x), "cls", n_layer, Bias.OPTIONAL))
+    return g.norm(x, "cls.norm", n_layer, optional=True)

@@ -1,6 +1,6 @@
 """Encoders: each token sees the whole text, and the result is a row for each token.
 
-`Encoder` is BERT's layer, and its relatives extend it. Knows no files and no pooling.
+`Encoder` has norms before each part, `PostNormEncoder` after it. Knows no files and no pooling.
 Tested by tests/model/test_arch_embeddings.py.
 """
 
@@ -16,6 +16,22 @@ from .layer_build import LayerBuild
 
 
 class Encoder(Decoder):
+    """A decoder whose tokens also see later ones, without an output matrix."""
+
+    has_output = False
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.hp = replace(self.hp, causal=keys.flag("attention.causal", False))
+
+    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+        return self.output_norm(g, x)
+
+    def ignores(self, tensor: str) -> bool:
+        return tensor == "output.weight" or super().ignores(tensor)
+
+
+class PostNormEncoder(Encoder):
     """Attention, norm, feed-forward, norm: BERT (arXiv 1810.04805) and its relatives.
 
     Attributes:
@@ -23,11 +39,9 @@ class Encoder(Decoder):
     """
 
     norm = Norm.LAYER
-    has_output = False
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self.hp = replace(self.hp, causal=keys.flag("attention.causal", False))
         self.n_token_types = keys.metadata.int("tokenizer.ggml.token_type_count", 1) or 1
 
     def embed(self, g: GraphBuild) -> Tensor:
@@ -36,11 +50,15 @@ class Encoder(Decoder):
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         y, x = b.outputs(self.attention(b, x), x)
-        x = b.norm(b.add(y, x, "attn_residual"), "attn_output_norm")
+        x = self.attended(b, y, x)
         return b.norm(b.add(self.ffn(b, x), x, "ffn_residual"), "layer_output_norm")
+
+    def attended(self, b: LayerBuild, y: Tensor, x: Tensor) -> Tensor:
+        """Return the feed-forward part's input of attention's result y and the layer's input x."""
+        return b.norm(b.add(y, x, "attn_residual"), "attn_output_norm")
 
     def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
         return b.mlp(x, b.shape.n_ff, ops.gelu_erf, self.bias)
 
-    def logits(self, g: GraphBuild, x: Tensor) -> Tensor:
+    def output_norm(self, g: GraphBuild, x: Tensor) -> Tensor:
         return x

@@ -16,7 +16,7 @@ from ...graph import Op, Tensor, ops
 from ...graph.op import UnaryOp
 from ..hparams import HParams
 from ..keys import Keys
-from .build import Gated, softcapped
+from .build import Activation, Gated, softcapped
 from .layer_build import LayerBuild
 from .weights import Bias, Part
 
@@ -75,6 +75,7 @@ class Experts:
         n_ff_shared: the width of an expert that all tokens use besides; 0: there is none.
         shared_gate: its result is multiplied by sigmoid(ffn_gate_inp_shexp · x).
         act: of gate and up.
+        ungated: the activation of up, in experts without a gate.
         bias: of the experts' matrices.
         weigh_input: weights are factors of the experts' input, not of their results.
     """
@@ -85,6 +86,7 @@ class Experts:
     n_ff_shared: int = 0
     shared_gate: bool = False
     act: Gated = ops.swiglu
+    ungated: Activation | None = None
     bias: Bias = Bias.NONE
     weigh_input: bool = False
 
@@ -94,7 +96,15 @@ class Experts:
 
     def build(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the sum of the experts' results of x [n_embd, n_tokens]."""
-        y = moe(b, x, self.router, self.act, bias=self.bias, weigh_input=self.weigh_input)
+        y = moe(
+            b,
+            x,
+            self.router,
+            self.act,
+            ungated=self.ungated,
+            bias=self.bias,
+            weigh_input=self.weigh_input,
+        )
         if not self.n_ff_shared:
             return y
         shared = shared_expert(b, x, self.n_ff_shared, self.act, gate=self.shared_gate)
@@ -157,6 +167,7 @@ def moe(
     act: Gated = ops.swiglu,
     *,
     routed: Tensor | None = None,
+    ungated: Activation | None = None,
     bias: Bias = Bias.NONE,
     weigh_input: bool = False,
 ) -> Tensor:
@@ -168,6 +179,7 @@ def moe(
         router: how experts are chosen.
         act: of gate and up.
         routed: the router's input, x by default.
+        ungated: the activation of up, in experts without a gate.
         bias: of the experts' matrices.
         weigh_input: weights are factors of x, not of the experts' results.
     """
@@ -177,9 +189,13 @@ def moe(
     if weigh_input:
         repeated = ops.repeat(rows, (x.ne[0], chosen.ne[0], x.ne[1]))
         rows = b.named(ops.mul(repeated, weights), "ffn_moe_weighted")
-    gate = _matrices(b, "gate", rows, chosen, bias)
-    up = _matrices(b, "up", rows, chosen, bias)
-    hidden = b.named(act(gate, up), f"ffn_moe_{act.__name__}")
+    if ungated is None:
+        gate = _matrices(b, "gate", rows, chosen, bias)
+        up = _matrices(b, "up", rows, chosen, bias)
+        hidden = b.named(act(gate, up), f"ffn_moe_{act.__name__}")
+    else:
+        hidden = ungated(_matrices(b, "up", rows, chosen, bias))
+        hidden = b.named(hidden, f"ffn_moe_{ungated.__name__}")
     down = _matrices(b, "down", hidden, chosen, bias)  # [n_embd, n_used, n_tokens]
     if not weigh_input:
         down = b.named(ops.mul(down, weights), "ffn_moe_weighted")

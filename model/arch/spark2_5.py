@@ -5,10 +5,9 @@ Tested by tests/model/test_arch_golden.py.
 
 from __future__ import annotations
 
-from ...graph import Tensor, ops
-from ...graph.op import GluOp
 from ..hparams import with_windows
 from ..keys import Keys
+from .build import geglu_erf
 from .decoder import GatedAttention
 
 
@@ -22,8 +21,3 @@ class Spark25(GatedAttention):
         super().__init__(keys)
         self.act = geglu_erf
         self.hp = with_windows(keys, self.hp)
-
-
-def geglu_erf(gate: Tensor, up: Tensor) -> Tensor:
-    """Return GELU(gate) * up."""
-    return ops.glu(gate, up, GluOp.GEGLU_ERF)

@@ -57,20 +57,22 @@ def test_golden_models_are_there() -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "compiled"])
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_vectors(name: str, opened: Open, compiled: bool) -> None:
-    cases = cases_of(EMBEDDINGS[name])
-    context = opened(EMBEDDINGS[name], cases[0]["pooling"], compiled=compiled)
-    texts = [np.array(case["prompt_tokens"], np.int32) for case in cases]
-    for case, vector in zip(cases, context.embed(texts), strict=True):
-        expected = np.array(case["embedding"], np.float32)
-        assert np.abs(vector - expected).max() <= LIMIT
-        assert cosine(vector, expected) >= COSINE
+    all_cases = cases_of(EMBEDDINGS[name])
+    for pooling in {case["pooling"] for case in all_cases}:
+        cases = [case for case in all_cases if case["pooling"] == pooling]
+        context = opened(EMBEDDINGS[name], pooling, compiled=compiled)
+        texts = [np.array(case["prompt_tokens"], np.int32) for case in cases]
+        for case, vector in zip(cases, context.embed(texts), strict=True):
+            expected = np.array(case["embedding"], np.float32)
+            assert np.abs(vector - expected).max() <= LIMIT
+            assert cosines(vector, expected).min() >= COSINE
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_all_keys_are_read(name: str) -> None:
     with open_gguf(EMBEDDINGS[name]) as file:
         arch = open_architecture(file)
-        assert arch.notes(n_ctx=512) == []
+        assert arch.notes(n_ctx=1) == []
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
@@ -91,5 +93,8 @@ def test_a_text_has_the_same_bits_alone_among_a_thousand_and_split(name: str, op
     assert np.array_equal(split.embed([text[:50]])[0], whole.embed([text[:50]])[0])
 
 
-def cosine(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> float:
-    return float(x @ y / np.sqrt(float(x @ x) * float(y @ y)))
+def cosines(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the cosine of each row of x and y, [..., n]."""
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    found: npt.NDArray[np.float32] = (x * y).sum(axis=-1) / lengths
+    return found

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arch_goldens import GOLDENS
+from arch_goldens import EMBEDDINGS, GOLDENS
 from gguf.constants import GGUFValueType
 from gguf_files import Typed, layout
 
@@ -39,7 +39,7 @@ VALUES = [
 def architectures() -> dict[str, Path]:
     """Return a golden model of each architecture."""
     found: dict[str, Path] = {}
-    for path in GOLDENS.values():
+    for path in (*GOLDENS.values(), *EMBEDDINGS.values()):
         with open_gguf(path) as file:
             found.setdefault(file.metadata.str("general.architecture"), path)
     return found
