@@ -17,10 +17,13 @@ from ...base.log import get_logger
 from .bpe import BpeEncoder
 from .char_bpe import CharBpeEncoder
 from .metadata import VocabMetadata, key
+from .none import NoEncoder
+from .plamo2 import Plamo2Encoder
+from .rwkv import RwkvEncoder
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
 from .unigram import Normalization, UnigramEncoder
-from .vocab import Encoder, TokenType, Vocab, ids_of_types
+from .vocab import Encoder, SpecialTokens, TokenType, Vocab, ids_of_types
 from .wordpiece import WordPieceEncoder
 from .words import PRE_TOKENIZERS
 
@@ -38,6 +41,8 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
     if kind not in KINDS:
         names = ", ".join(f"{name!r} ({known.name})" for name, known in KINDS.items())
         raise UnsupportedModelError(f"{key('model')} is {kind!r}, supported vocabularies: {names}")
+    if KINDS[kind].load is _load_none:
+        return _load_none(metadata, [], [])
     tokens = list(metadata.bytes_strings(key("tokens")))
     if not tokens:
         raise ModelFileError(f"{key('tokens')} is empty")
@@ -159,6 +164,36 @@ def _load_unigram(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[
     return Vocab(tokens, types, encoder, special, add_space_prefix=add_prefix)
 
 
+def _load_rwkv(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    special = special_tokens(metadata, tokens, types, default_ids={}, add_bos=False)
+    encoder = RwkvEncoder(tokens, types, special.unk)
+    return Vocab(tokens, types, encoder, special, add_space_prefix=False)
+
+
+def _load_plamo2(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+    scores = _scores(metadata, len(tokens))
+    _check_bytes(tokens, types)
+    default_ids = {"unknown": 0, "bos": 1, "eos": 2, "padding": 3}
+    special = special_tokens(metadata, tokens, types, default_ids=default_ids, add_bos=False)
+    encoder = Plamo2Encoder(tokens, scores, types)
+    return Vocab(tokens, types, encoder, special, add_space_prefix=False)
+
+
+def _load_none(metadata: VocabMetadata, _tokens: Sequence[bytes], _types: list[int]) -> Vocab:
+    size_key = f"{metadata.str('general.architecture')}.vocab_size"
+    n_tokens = metadata.int(size_key, None)
+    if n_tokens is None or not 0 < n_tokens <= _N_TOKENS_MAX:
+        raise ModelFileError(
+            f"{size_key} is {'missing' if n_tokens is None else n_tokens}, must be 1 to "
+            f"{_N_TOKENS_MAX} as {key('model')} is {metadata.str(key('model'))!r}"
+        )
+    special = SpecialTokens(
+        bos=None, eos=None, eot=None, unk=None, add_bos=False, add_eos=False, eog=frozenset()
+    )
+    types = [int(TokenType.NORMAL)] * n_tokens
+    return Vocab([b""] * n_tokens, types, NoEncoder(n_tokens), special, add_space_prefix=False)
+
+
 class VocabKind(NamedTuple):
     """A kind of vocabulary: its name, llama.cpp's LLAMA_VOCAB_TYPE_* number, and its loader."""
 
@@ -173,8 +208,13 @@ KINDS: Final = {
     "gpt2": VocabKind("BPE", 2, _load_bpe),
     "bert": VocabKind("WPM", 3, _load_wordpiece),
     "t5": VocabKind("UGM", 4, _load_unigram),
+    "rwkv": VocabKind("RWKV", 5, _load_rwkv),
+    "plamo2": VocabKind("PLaMo2", 6, _load_plamo2),
     "gemma4": VocabKind("BPE", 2, _load_gemma4),
+    "none": VocabKind("none", 0, _load_none),
+    "no_vocab": VocabKind("none", 0, _load_none),
 }
+_N_TOKENS_MAX: Final = 1 << 24  # of a file without a vocabulary
 
 
 def _check_length(name: str, n: int, n_tokens: int) -> None:

@@ -6,9 +6,21 @@ import math
 
 import numpy as np
 import pytest
-from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, bpe, metadata, normal, vocab
+from vocab_makers import (
+    BYTE_TOKENS,
+    CTRL,
+    HEAD,
+    USER,
+    DictMetadata,
+    N,
+    Token,
+    bpe,
+    metadata,
+    normal,
+    vocab,
+)
 
-from lamella.base.errors import ModelFileError, UnsupportedModelError
+from lamella.base.errors import ModelFileError, RequestError, UnsupportedModelError
 from lamella.model.vocab import Vocab, load_vocab
 
 A = len(HEAD) + len(BYTE_TOKENS)  # the id of the first token that a test adds
@@ -203,3 +215,19 @@ def test_files_may_have_duplicate_and_empty_tokens() -> None:
     assert v.tokenize("a<s>", parse_special=True)[:2] == [1, A]
     assert v.piece(A + 1) == b""
     assert v.piece(A + 2) == b" a"
+
+
+@pytest.mark.parametrize("model", ["none", "no_vocab"])
+def test_a_model_without_a_vocabulary_takes_ids_only(model: str) -> None:
+    values = {"model": model, "general.architecture": "llama", "llama.vocab_size": 9}
+    v = load_vocab(DictMetadata(values))
+    assert (v.n_tokens, v.bos, v.eos, v.eog) == (9, None, None, frozenset())
+    assert v.detokenize([0, 8]) == ""
+    assert v.tokenize("") == []
+    with pytest.raises(RequestError, match="no vocabulary: send token ids"):
+        v.tokenize("a")
+    with pytest.raises(RequestError, match="0 to 8"):
+        v.detokenize([9])
+    for size in (None, 0, 2**40):
+        with pytest.raises(ModelFileError, match=r"llama.vocab_size is .*, must be 1 to"):
+            load_vocab(DictMetadata(values | {"llama.vocab_size": size}))

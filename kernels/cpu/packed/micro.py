@@ -127,16 +127,20 @@ def _float_groups(type: GGMLType, width: int, n: int) -> Any:
     """A function for `n` groups, each of `size` bytes.
 
     The sums are those of `_float_kernel`. To have room in the registers for a part of the tile, all
-    even values come before the odd ones.
+    even values come before the odd ones. Each step prefetches a part of the next groups.
     """
     part = WIDTHS[0] // 2
     multiply, zero, add = group_products(n, part), zero_tile(n * part), add_tiles(n * part)
     store, load, record = store_sums(part), _LOAD[type], FORMATS[type].record_bytes
+    n_ahead = n * record * part // width  # bytes for each step
+    fetch = prefetch(n_ahead)
 
     @inlined
-    def every_second(p, size, n_values, columns):
+    def every_second(p, size, n_values, columns, ahead):
         sums = zero()
         for _ in range(n_values):
+            fetch(ahead)
+            ahead += n_ahead
             if n == 1:
                 sums = multiply(sums, (load(p),), columns)
             else:
@@ -147,10 +151,13 @@ def _float_groups(type: GGMLType, width: int, n: int) -> Any:
 
     @inlined
     def run(weights, size, n_rows, n_blocks, columns, results, offset):
+        n_even, n_odd, ahead = (n_blocks + 1) // 2, n_blocks // 2, weights + n * size
         for first in range(0, width, part):
             at, to = columns + 4 * first, results + 8 * first
-            even = every_second(weights, size, (n_blocks + 1) // 2, at)
-            odd = every_second(weights + record, size, n_blocks // 2, at + 4 * width)
+            even = every_second(weights, size, n_even, at, ahead)
+            ahead += n_ahead * n_even
+            odd = every_second(weights + record, size, n_odd, at + 4 * width, ahead)
+            ahead += n_ahead * n_odd
             sums = add(even, odd)
             store(sums[:part], to, offset, n_rows)
             if n == 2:
