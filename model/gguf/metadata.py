@@ -177,6 +177,15 @@ class Metadata(Mapping[str, Value]):
         array = self._array(key, _INTEGERS, "an array of integers", default)
         return array.numbers().tolist() if isinstance(array, Array) else array
 
+    @overload
+    def int_array(self, key: builtins.str) -> npt.NDArray[np.integer]: ...
+    @overload
+    def int_array(self, key: builtins.str, default: T) -> npt.NDArray[np.integer] | T: ...
+    def int_array(self, key: builtins.str, default: object = _REQUIRED) -> object:
+        """Return an array of integers, `[n]`, of the width in the file."""
+        array = self._array(key, _INTEGERS, "an array of integers", default)
+        return array.numbers() if isinstance(array, Array) else array
+
     def bools(self, key: builtins.str) -> list[builtins.bool]:
         """Return an array of bools, or of integers, of which 0 is false."""
         types = (GGUFValueType.BOOL, *_INTEGERS)

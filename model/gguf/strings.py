@@ -43,6 +43,10 @@ class Strings(Sequence[bytes]):
         lengths = np.diff(ends, prepend=0)
         return cls(np.frombuffer(b"".join(texts), np.uint8), ends - lengths, ends)
 
+    def copy(self) -> Strings:
+        """Return strings that keep no other bytes of the file in memory."""
+        return Strings(self.data.copy(), self.begins, self.ends)
+
     def __len__(self) -> int:
         return len(self.begins)
 

@@ -1,22 +1,30 @@
-"""BPE encoding: text to token ids by the tokenizers library, from a GGUF file's tokens and merges.
+"""BPE encoding: text to token ids, from a GGUF file's tokens and merges.
 
-Text is split into words (model/vocab/words.py). Each byte of a word becomes a printable character,
-as in GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py). Then neighbors are merged in the
-order of the file's list. Knows no special tokens. Tests: tests/model/test_vocab_bpe.py.
+Text is split into words (model/vocab/splitter.py). Then neighbors are merged in the order of the
+file's list. Most vocabularies merge bytes. Their tokens are written with a printable character for
+each byte, as in GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py). Others, such as
+Gemma 4's, merge characters; a character without a token becomes byte tokens, whose texts are <0x00>
+to <0xFF>. Knows no special tokens. Tests: tests/model/test_vocab_bpe.py and
+tests/model/test_vocab_char_bpe.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Split
-from tokenizers.pre_tokenizers import Sequence as InOrder
+import numpy as np
 
-from ...base.errors import ModelFileError, RequestError
-from .vocab import TokenType
+from ...base.errors import RequestError
+from ...kernels.cpu.vocab.bpe import ALL_WORDS, NEWLINE_WORDS, NO_WORDS, vocab_bpe
+from ...kernels.cpu.vocab.characters import N_CODES, vocab_bytes
+from ..gguf import Strings
+from .merges import MergeTable
+from .splitter import Splitter
+from .spm import BYTES as BYTE_TEXTS
+from .spm import SPACE, SpmPieces
+from .table import TextIndex, U8Array, encodable
+from .vocab import TypeArray
 from .words import PreTokenizer
 
 
@@ -30,9 +38,6 @@ def _bytes_by_character() -> dict[str, int]:
 BYTES: Final = _bytes_by_character()
 """The byte for each character of a token."""
 
-N_PART: Final = 1 << 16
-"""Characters encoded in one call."""
-
 
 class BpeEncoder:
     """Merges neighbors in the order of the list, and equal pairs from left to right.
@@ -43,37 +48,40 @@ class BpeEncoder:
     """
 
     def __init__(
-        self,
-        tokens: Sequence[bytes],
-        types: Sequence[int],
-        merges: Sequence[str],
-        pre: PreTokenizer,
+        self, tokens: Strings, types: TypeArray, merges: Strings, pre: PreTokenizer
     ) -> None:
         """
         Args:
-            tokens: the texts of the tokens, in characters that stand for bytes. The first of equal
-                texts is used. A text that is not UTF-8 is not used.
+            tokens: the texts of the tokens. The first of equal texts is used.
             types: a `TokenType` for each token.
-            merges: pairs of tokens with a space between. Pairs that form no token are ignored.
+            merges: pairs of texts with a space between.
             pre: splits text into words.
 
         Raises:
             ModelFileError: a merge is not a pair.
         """
-        texts = [token.decode(errors="replace") for token in tokens]
-        self.pieces = [_piece(text, token) for text, token in zip(texts, tokens, strict=True)]
-        ids = ids_of_texts(texts, types)
-        self._missing = {byte for character, byte in BYTES.items() if character not in ids}
-        model = BPE(ids, pairs_of(merges, ids), ignore_merges=pre.ignore_merges)
-        self._tokenizer = Tokenizer(model)
-        cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-        as_characters = ByteLevel(add_prefix_space=False, use_regex=False)
-        self._tokenizer.pre_tokenizer = InOrder([*cuts, as_characters])
-
-    def words(self, text: str) -> list[str]:
-        """Return the words of a text, with a character for each byte."""
-        assert self._tokenizer.pre_tokenizer is not None
-        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        self._splitter = Splitter(pre.patterns)
+        self._escape_spaces = pre.escape_spaces
+        wanted = encodable(types)
+        table = MergeTable(tokens, wanted, merges)
+        words = table.index
+        self.pieces: Sequence[bytes]
+        if pre.byte_encode:
+            self.pieces, is_other = _pieces(tokens)
+            if pre.ignore_merges:
+                words = TextIndex(self.pieces, wanted & ~is_other)
+            texts = [character.encode() for character in sorted(BYTES, key=BYTES.__getitem__)]
+        else:
+            self.pieces = SpmPieces(tokens, types)
+            texts = list(BYTE_TEXTS)
+        symbols = np.array([-1 if id is None else id for id in map(table.index.find, texts)])
+        byte_symbols = symbols.astype(np.int32)
+        byte_ids = np.where(byte_symbols < len(tokens), byte_symbols, np.int32(-1))
+        newlines = NEWLINE_WORDS if pre.escape_spaces else NO_WORDS
+        self._tables = (
+            *(int(not pre.byte_encode), ALL_WORDS if pre.ignore_merges else newlines),
+            *(len(tokens), byte_symbols, byte_ids, *words.arrays, *table.arrays),
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens and without lone surrogates.
@@ -81,67 +89,37 @@ class BpeEncoder:
         Raises:
             RequestError: the vocabulary has no token for a byte.
         """
-        missing = self._missing.intersection(text.encode()) if self._missing else None
-        if missing:
-            raise RequestError(
-                f"the text has the byte 0x{min(missing):02X}, for which the vocabulary has no token"
-            )
-        ids: list[int] = []
-        for part in parts_of(text):
-            ids += self._tokenizer.encode(part, add_special_tokens=False).ids
-        return ids
+        if self._escape_spaces:
+            text = text.replace(" ", SPACE)
+        utf8 = np.frombuffer(text.encode(), np.uint8)
+        ends = self._splitter.ends(utf8)
+        n_longest = int(np.diff(ends, prepend=0).max(initial=0))
+        symbols, nexts, prevs = np.empty((3, n_longest), np.int32)
+        values, heap = np.empty(n_longest, np.int64), np.empty(2 * n_longest, np.int64)
+        ids, found = np.empty(len(utf8), np.int32), np.empty(2, np.int64)
+        memory = symbols, values, nexts, prevs, heap
+        vocab_bpe(utf8, ends, len(ends), *self._tables, *memory, ids, found)
+        n_ids, missing = found.tolist()
+        if missing >= 0:
+            raise _no_token(utf8, missing)
+        result: list[int] = ids[:n_ids].tolist()
+        return result
 
 
-def ids_of_texts(texts: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Return the ids of the tokens that a text may become, the first of equal ones."""
-    ids: dict[str, int] = {}
-    never_encoded = (TokenType.CONTROL, TokenType.UNKNOWN)
-    for id, (text, type) in enumerate(zip(texts, types, strict=True)):
-        if type not in never_encoded and "\N{REPLACEMENT CHARACTER}" not in text:
-            ids.setdefault(text, id)
-    return ids
+def _no_token(utf8: U8Array, at: int) -> RequestError:
+    before = utf8[:at].tobytes().decode(errors="ignore")
+    character = utf8.tobytes().decode()[len(before)]
+    return RequestError(
+        f"the vocabulary has no token for the byte 0x{utf8[at]:02X} of the character {character!r}"
+    )
 
 
-def parts_of(text: str) -> Iterator[str]:
-    """Split a text into parts for one library call each.
-
-    A call holds the interpreter lock, needs a hundred bytes per character, and fails for a word of
-    millions of characters. A part ends between a letter or digit and a space or newline, where
-    nearly every pre-tokenizer ends a word. In a text without such places it ends anywhere.
-    """
-    begin = 0
-    while len(text) - begin > N_PART:
-        end = begin + N_PART
-        at = _last_blank(text, begin, end)
-        while at > begin and not text[at - 1].isalnum():
-            at = _last_blank(text, begin, at)
-        end = at if at > begin else end
-        yield text[begin:end]
-        begin = end
-    yield text[begin:]
-
-
-def _last_blank(text: str, begin: int, end: int) -> int:
-    return max(text.rfind(" ", begin, end), text.rfind("\n", begin, end))
-
-
-def _piece(text: str, token: bytes) -> bytes:
-    try:
-        return bytes(map(BYTES.__getitem__, text))
-    except KeyError:  # a token with other characters is plain text
-        return token
-
-
-def pairs_of(merges: Sequence[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the merges whose parts and result are tokens, as the library can fail at others."""
-    pairs = []
-    for merge in dict.fromkeys(merges):  # keeps the first of equal merges
-        left, space, right = merge.partition(" ")
-        if not space:
-            raise ModelFileError(
-                f"tokenizer.ggml.merges[{merges.index(merge)}] is {merge[:40]!r}, "
-                "must be two tokens with a space between them"
-            )
-        if left in ids and right in ids and left + right in ids:
-            pairs.append((left, right))
-    return pairs
+def _pieces(tokens: Strings) -> tuple[Strings, U8Array]:
+    """Return the bytes of the tokens, and 1 for each token with characters that are no bytes."""
+    byte_of = np.full(N_CODES, -1, np.int32)
+    for character, byte in BYTES.items():
+        byte_of[ord(character)] = byte
+    data, ends = np.empty_like(tokens.data), np.empty_like(tokens.ends)
+    is_other = np.empty(len(tokens), np.uint8)
+    vocab_bytes(tokens.data, tokens.begins, tokens.ends, len(tokens), byte_of, data, ends, is_other)
+    return Strings(data, tokens.begins, ends), is_other

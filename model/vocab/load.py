@@ -6,7 +6,7 @@ Tests: tests/model/test_vocab_load.py, tests/model/test_vocab_files.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ...base.errors import ModelFileError, UnsupportedModelError
 from ...base.log import get_logger
+from ..gguf import Strings
 from .bpe import BpeEncoder
-from .char_bpe import CharBpeEncoder
 from .metadata import VocabMetadata, key
 from .none import NoEncoder
 from .plamo2 import Plamo2Encoder
@@ -23,7 +23,7 @@ from .rwkv import RwkvEncoder
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
 from .unigram import Normalization, UnigramEncoder
-from .vocab import Encoder, SpecialTokens, TokenType, Vocab, ids_of_types
+from .vocab import SpecialTokens, TokenType, TypeArray, Vocab, ids_of_types
 from .wordpiece import WordPieceEncoder
 from .words import PRE_TOKENIZERS
 
@@ -42,19 +42,22 @@ def load_vocab(metadata: VocabMetadata) -> Vocab:
         names = ", ".join(f"{name!r} ({known.name})" for name, known in KINDS.items())
         raise UnsupportedModelError(f"{key('model')} is {kind!r}, supported vocabularies: {names}")
     if KINDS[kind].load is _load_none:
-        return _load_none(metadata, [], [])
-    tokens = list(metadata.bytes_strings(key("tokens")))
+        return _load_none(metadata, Strings.of([]), np.empty(0, np.uint8))
+    tokens = metadata.bytes_strings(key("tokens")).copy()
     if not tokens:
         raise ModelFileError(f"{key('tokens')} is empty")
-    types = metadata.ints(key("token_type"), None)
-    types = [int(TokenType.NORMAL)] * len(tokens) if types is None else list(types)
+    types = metadata.int_array(key("token_type"), None)
+    if types is None:
+        types = np.full(len(tokens), TokenType.NORMAL)
     _check_length("token_type", len(types), len(tokens))
-    for id in ids_of_types(types, *set(types) - set(TokenType)):
+    invalid = ~np.isin(types, list(TokenType))
+    if invalid.any():
+        id = int(invalid.argmax())
         raise ModelFileError(
             f"{key('token_type')}[{id}] is {types[id]}, must be one of "
             + ", ".join(f"{type.value} ({type.name})" for type in TokenType)
         )
-    return KINDS[kind].load(metadata, tokens, types)
+    return KINDS[kind].load(metadata, tokens, types.astype(np.uint8))
 
 
 def _scores(metadata: VocabMetadata, n_tokens: int) -> npt.NDArray[np.float32]:
@@ -67,7 +70,7 @@ def _scores(metadata: VocabMetadata, n_tokens: int) -> npt.NDArray[np.float32]:
     return scores
 
 
-def _check_bytes(tokens: Sequence[bytes], types: Sequence[int]) -> None:
+def _check_bytes(tokens: Strings, types: TypeArray) -> None:
     for id in ids_of_types(types, TokenType.BYTE):
         if tokens[id] not in BYTES:
             raise ModelFileError(
@@ -76,7 +79,7 @@ def _check_bytes(tokens: Sequence[bytes], types: Sequence[int]) -> None:
             )
 
 
-def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_spm(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     scores = _scores(metadata, len(tokens))
     _check_bytes(tokens, types)
     default_ids = {"unknown": 0, "bos": 1, "eos": 2}
@@ -90,15 +93,15 @@ def _load_spm(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]
     )
 
 
-def _load_bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_bpe(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     return _bpe(metadata, tokens, types, metadata.str(key("pre"), ""))
 
 
-def _load_gemma4(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_gemma4(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     return _bpe(metadata, tokens, types, "gemma4")
 
 
-def _bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int], name: str) -> Vocab:
+def _bpe(metadata: VocabMetadata, tokens: Strings, types: TypeArray, name: str) -> Vocab:
     """Load a BPE vocabulary with the pre-tokenizer of this name, "" if the file has none."""
     if not name:
         log.warning("%s is missing: using the pre-tokenizer 'default'", key("pre"))
@@ -114,16 +117,11 @@ def _bpe(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int], nam
     special = special_tokens(
         metadata, tokens, types, default_ids=default_ids, add_bos=add_bos, add_sep=pre.add_sep
     )
-    merges = metadata.strings(key("merges"))
-    encoder: Encoder = (
-        BpeEncoder(tokens, types, merges, pre)
-        if pre.byte_encode
-        else CharBpeEncoder(tokens, types, merges)
-    )
+    encoder = BpeEncoder(tokens, types, metadata.bytes_strings(key("merges")), pre)
     return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
-def _load_wordpiece(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_wordpiece(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     texts = {"bos": b"[CLS]", "seperator": b"[SEP]", "eos": b"[SEP]", "unknown": b"[UNK]"}
     special = special_tokens(
         metadata,
@@ -144,18 +142,18 @@ def _load_wordpiece(metadata: VocabMetadata, tokens: Sequence[bytes], types: lis
     return Vocab(tokens, types, encoder, special, add_space_prefix=True)
 
 
-def _load_unigram(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_unigram(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     scores = _scores(metadata, len(tokens))
     _check_bytes(tokens, types)
     default_ids = {"padding": 0, "eos": 1, "unknown": 2}
     special = special_tokens(
         metadata, tokens, types, default_ids=default_ids, add_bos=False, add_eos=True
     )
-    charsmap = np.array(metadata.ints(key("precompiled_charsmap"), None) or [], np.int64)
+    charsmap = metadata.int_array(key("precompiled_charsmap"), None)
     add_prefix = metadata.bool(key("add_space_prefix"), False)
     merge_spaces = metadata.bool(key("remove_extra_whitespaces"), False)
     normalization = Normalization(
-        charsmap=charsmap.astype(np.uint8).tobytes(),
+        charsmap=b"" if charsmap is None else charsmap.astype(np.uint8).tobytes(),
         # Vocab adds a space before the text, which is merged with others
         add_prefix=add_prefix and merge_spaces,
         merge_spaces=merge_spaces,
@@ -164,13 +162,13 @@ def _load_unigram(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[
     return Vocab(tokens, types, encoder, special, add_space_prefix=add_prefix)
 
 
-def _load_rwkv(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_rwkv(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     special = special_tokens(metadata, tokens, types, default_ids={}, add_bos=False)
     encoder = RwkvEncoder(tokens, types, special.unk)
     return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
-def _load_plamo2(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[int]) -> Vocab:
+def _load_plamo2(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
     scores = _scores(metadata, len(tokens))
     _check_bytes(tokens, types)
     default_ids = {"unknown": 0, "bos": 1, "eos": 2, "padding": 3}
@@ -179,7 +177,7 @@ def _load_plamo2(metadata: VocabMetadata, tokens: Sequence[bytes], types: list[i
     return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
-def _load_none(metadata: VocabMetadata, _tokens: Sequence[bytes], _types: list[int]) -> Vocab:
+def _load_none(metadata: VocabMetadata, _tokens: Strings, _types: TypeArray) -> Vocab:
     size_key = f"{metadata.str('general.architecture')}.vocab_size"
     n_tokens = metadata.int(size_key, None)
     if n_tokens is None or not 0 < n_tokens <= _N_TOKENS_MAX:
@@ -190,8 +188,10 @@ def _load_none(metadata: VocabMetadata, _tokens: Sequence[bytes], _types: list[i
     special = SpecialTokens(
         bos=None, eos=None, eot=None, unk=None, add_bos=False, add_eos=False, eog=frozenset()
     )
-    types = [int(TokenType.NORMAL)] * n_tokens
-    return Vocab([b""] * n_tokens, types, NoEncoder(n_tokens), special, add_space_prefix=False)
+    places = np.zeros(n_tokens, np.int64)
+    tokens = Strings(np.empty(0, np.uint8), places, places)
+    types = np.full(n_tokens, TokenType.NORMAL, np.uint8)
+    return Vocab(tokens, types, NoEncoder(n_tokens), special, add_space_prefix=False)
 
 
 class VocabKind(NamedTuple):
@@ -199,7 +199,7 @@ class VocabKind(NamedTuple):
 
     name: str
     number: int
-    load: Callable[[VocabMetadata, Sequence[bytes], list[int]], Vocab]
+    load: Callable[[VocabMetadata, Strings, TypeArray], Vocab]
 
 
 # by the value of `tokenizer.ggml.model`

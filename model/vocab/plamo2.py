@@ -7,7 +7,6 @@ Tests: tests/model/test_vocab_plamo2.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from ..gguf.strings import Strings
 from .spm import BYTES
 from .table import encodable
 from .trie import Trie
-from .vocab import TokenType
+from .vocab import TokenType, TypeArray
 
 _UNITS: Final = 1e4
 
@@ -31,9 +30,7 @@ class Plamo2Encoder:
     can become control tokens.
     """
 
-    def __init__(
-        self, tokens: Sequence[bytes], scores: npt.NDArray[np.float32], types: Sequence[int]
-    ) -> None:
+    def __init__(self, tokens: Strings, scores: npt.NDArray[np.float32], types: TypeArray) -> None:
         """
         Args:
             tokens: the texts of the tokens. The first of equal texts is used.
@@ -43,14 +40,14 @@ class Plamo2Encoder:
         Raises:
             ModelFileError: a byte has no token, or the texts of the tokens are too long in total.
         """
-        is_byte = np.asarray(types) == TokenType.BYTE
+        is_byte = types == TokenType.BYTE
         self.pieces = [BYTES[t] if b else t for t, b in zip(tokens, is_byte, strict=True)]
         ids = {token: id for id, token in enumerate(tokens) if is_byte[id]}
         for text in BYTES:
             if text not in ids:
                 raise ModelFileError(f"tokenizer.ggml.tokens lacks the BYTE token {text.decode()}")
         self._bytes = np.array([ids[text] for text in BYTES], np.int32)
-        self._trie = Trie(Strings.of(tokens), encodable(types) & ~is_byte)
+        self._trie = Trie(tokens, encodable(types) & ~is_byte)
         costs = np.where(np.isfinite(scores), -_UNITS * scores.astype(np.float64), UNUSABLE_COST)
         self._costs = np.rint(costs.clip(-UNUSABLE_COST, UNUSABLE_COST)).astype(np.int64)
 

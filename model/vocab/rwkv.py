@@ -7,7 +7,6 @@ Tests: tests/model/test_vocab_rwkv.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from ...kernels.cpu.vocab.longest import vocab_longest
 from ..gguf.strings import Strings
 from .table import encodable
 from .trie import Trie
+from .vocab import TypeArray
 
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _NAMED: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -26,7 +26,7 @@ _NONE: Final = -1
 class RwkvEncoder:
     """The ids are those of llama.cpp, except that text never becomes control tokens."""
 
-    def __init__(self, tokens: Sequence[bytes], types: Sequence[int], unk: int | None) -> None:
+    def __init__(self, tokens: Strings, types: TypeArray, unk: int | None) -> None:
         """
         Args:
             tokens: the escaped texts of the tokens. The first of equal texts is used.

@@ -6,11 +6,17 @@ Tests: tests/model/test_vocab_load.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from ...base.errors import ModelFileError
+from ..gguf import Strings
 from .metadata import VocabMetadata, key
+from .table import TextIndex
 from .vocab import SpecialTokens, TokenType
 
 # texts by which llama.cpp finds tokens without ids in the file
@@ -71,8 +77,8 @@ _NOT_SPM_ENDS: Final = {b"<|tool_response>", b"<|plamo:eos|>"}
 
 def special_tokens(
     metadata: VocabMetadata,
-    tokens: Sequence[bytes],
-    types: list[int],
+    tokens: Strings,
+    types: npt.NDArray[np.uint8],
     *,
     default_ids: Mapping[str, int],
     add_bos: bool,
@@ -102,7 +108,7 @@ def special_tokens(
     for name, id in default_ids.items():
         if ids[name] is None and id < len(tokens):
             ids[name] = id
-    id_of = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))
+    id_of = _known_ids(tokens)
     for name, texts in _TEXTS.items():
         found = [id_of[text.encode()] for text in texts if text.encode() in id_of]
         if ids[name] is None and found:
@@ -138,6 +144,15 @@ def special_tokens(
                 f"{key(f'add_{short}_token')} is true, but the vocabulary has no {short.upper()}"
             )
     return special
+
+
+def _known_ids(tokens: Strings) -> dict[bytes, int]:
+    """Return the ids of the tokens whose texts have a meaning here, the first of equal ones."""
+    index = TextIndex(tokens)
+    texts = {text.encode() for text in chain(*_TEXTS.values(), _FILL_TEXTS, _EOG_TEXTS)}
+    texts |= {_MESSAGE_END, *chain(*_TURN_ENDS), *_NOT_SPM_ENDS}
+    found = {text: index.find(text) for text in texts}
+    return {text: id for text, id in found.items() if id is not None}
 
 
 def _stated_id(metadata: VocabMetadata, name: str, n_tokens: int) -> int | None:

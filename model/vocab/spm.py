@@ -11,19 +11,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
 from sentencepiece import SentencePieceProcessor
 
 from ...base.errors import ModelFileError, RequestError
-from .vocab import TokenType
+from ..gguf import Strings
+from .vocab import TokenType, TypeArray
 
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
 
 BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
 """The byte for the text of each token of type BYTE."""
+
+
+class SpmPieces(Sequence[bytes]):
+    """The bytes of the text of each token, computed on access."""
+
+    def __init__(self, tokens: Strings, types: TypeArray) -> None:
+        self._tokens, self._types = tokens, types
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, id: int) -> bytes: ...
+    @overload
+    def __getitem__(self, id: slice) -> SpmPieces: ...
+    def __getitem__(self, id: int | slice) -> bytes | SpmPieces:
+        if isinstance(id, slice):
+            return SpmPieces(self._tokens[id], self._types[id])
+        token = self._tokens[id]
+        if self._types[id] == TokenType.BYTE and token in BYTES:
+            return BYTES[token]
+        return token.replace(SPACE.encode(), b" ")
 
 
 class SpmEncoder:
@@ -36,9 +59,9 @@ class SpmEncoder:
 
     def __init__(
         self,
-        tokens: Sequence[bytes],
+        tokens: Strings,
         scores: npt.NDArray[np.float32],
-        types: Sequence[int],
+        types: TypeArray,
         unk: int | None,
     ) -> None:
         """
@@ -52,14 +75,11 @@ class SpmEncoder:
         Raises:
             ModelFileError: sentencepiece refuses the vocabulary.
         """
-        self.pieces = [
-            BYTES[token] if type == TokenType.BYTE else token.replace(SPACE.encode(), b" ")
-            for token, type in zip(tokens, types, strict=True)
-        ]
+        self.pieces = SpmPieces(tokens, types)
         self._unk = unk
         self._none = len(tokens)  # the id of the unknown piece, added after all others
         has_bytes = not BYTES.keys() - set(tokens)
-        pieces = _pieces(tokens, types, has_bytes)
+        pieces = _pieces(tokens, types.tolist(), has_bytes)
         proto = _model_proto(pieces, np.append(scores, np.float32(0)), has_bytes)
         try:
             self._processor = SentencePieceProcessor(model_proto=proto)

@@ -37,10 +37,10 @@ class TextIndex:
         if wanted is None:
             wanted = np.ones(len(texts), np.uint8)
         n_slots = 1 << (2 * len(texts)).bit_length()
-        data, begins, ends = texts.data, texts.begins, texts.ends
+        spans = np.stack((texts.begins, texts.ends), axis=1)
         slots, mask = np.empty(n_slots, np.int64), n_slots - 1
-        vocab_index(data, begins, ends, len(texts), wanted, slots, mask)
-        self.arrays: tuple[Argument, ...] = data, begins, ends, slots, mask
+        vocab_index(texts.data, spans.ravel(), len(texts), wanted, slots, mask)
+        self.arrays: tuple[Argument, ...] = texts.data, spans.ravel(), slots, mask
 
     def find(self, text: bytes) -> int | None:
         """Return the id of a text; None if there is none."""

@@ -8,7 +8,6 @@ Tests: tests/model/test_vocab_unigram.py.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +17,10 @@ import numpy.typing as npt
 from ...base.errors import ModelFileError, RequestError
 from ...kernels.cpu.vocab.unigram import vocab_normalize, vocab_unigram
 from ..gguf.strings import Strings
-from .spm import BYTES, SPACE
+from .spm import SpmPieces
 from .table import U8Array
 from .trie import Trie
-from .vocab import TokenType
+from .vocab import TokenType, TypeArray
 
 _UNKNOWN_PENALTY: Final = 10.0  # sentencepiece's kUnkPenalty
 _SCORE_MAX: Final = 1e30  # sums of so large scores stay finite
@@ -52,9 +51,9 @@ class UnigramEncoder:
 
     def __init__(
         self,
-        tokens: Sequence[bytes],
+        tokens: Strings,
         scores: npt.NDArray[np.float32],
-        types: Sequence[int],
+        types: TypeArray,
         unk: int | None,
         normalization: Normalization,
     ) -> None:
@@ -70,17 +69,13 @@ class UnigramEncoder:
             ModelFileError: the map of characters is invalid, or the texts of the tokens are too
                 long in total.
         """
-        self.pieces = [
-            BYTES[token] if type == TokenType.BYTE else token.replace(SPACE.encode(), b" ")
-            for token, type in zip(tokens, types, strict=True)
-        ]
+        self.pieces = SpmPieces(tokens, types)
         self._unk = unk
         self._none = len(tokens)
-        kinds = np.asarray(types)
-        self._trie = Trie(Strings.of(tokens), np.isin(kinds, _ENCODED).astype(np.uint8))
+        self._trie = Trie(tokens, np.isin(types, _ENCODED).astype(np.uint8))
         known = np.clip(scores.astype(np.float64), -_SCORE_MAX, _SCORE_MAX)
-        lowest = known[kinds == TokenType.NORMAL].min(initial=_SCORE_MAX)
-        known[kinds == TokenType.USER_DEFINED] = 0
+        lowest = known[types == TokenType.NORMAL].min(initial=_SCORE_MAX)
+        known[types == TokenType.USER_DEFINED] = 0
         self._scores = np.append(known, np.float32(lowest - _UNKNOWN_PENALTY))
         self._units, self._replacements = _charsmap(normalization.charsmap)
         self._normalization = normalization

@@ -11,10 +11,16 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from ...base.errors import RequestError
 from ...base.utf8 import check_utf8
+from ..gguf import Strings
+
+TypeArray: TypeAlias = npt.NDArray[np.uint8]  # a TokenType for each token, [n_tokens]
 
 
 class TokenType(IntEnum):
@@ -70,8 +76,8 @@ class Vocab:
 
     def __init__(
         self,
-        tokens: Sequence[bytes],
-        types: Sequence[int],
+        tokens: Strings,
+        types: TypeArray,
         encoder: Encoder,
         special: SpecialTokens,
         *,
@@ -94,16 +100,11 @@ class Vocab:
         self.add_space_prefix = add_space_prefix
         self._tokens = tokens
         self._encoder = encoder
+        self._types = types
+        self._pieces: dict[int, bytes] = {}  # those asked for so far, with control tokens' names
         hidden = ids_of_types(types, TokenType.CONTROL, TokenType.UNKNOWN)
+        self._hidden = frozenset(hidden)
         user_defined = ids_of_types(types, TokenType.USER_DEFINED)
-        self._shown = list(encoder.pieces)  # by id
-        for id in (*hidden, *user_defined):
-            self._shown[id] = tokens[id]
-        for id in ids_of_types(types, TokenType.UNUSED, TokenType.UNDEFINED):
-            self._shown[id] = b""
-        self._plain = list(self._shown)  # with b"" for control and unknown tokens
-        for id in hidden:
-            self._plain[id] = b""
         self._user_defined = _longest_first(tokens, user_defined)
         self._special = _longest_first(tokens, sorted((*hidden, *user_defined)))
 
@@ -158,9 +159,7 @@ class Vocab:
         Raises:
             RequestError: an id is outside the vocabulary.
         """
-        for id in ids:
-            self._check(id)
-        text = b"".join(map((self._shown if special else self._plain).__getitem__, ids))
+        text = b"".join([self.piece(id, special=special) for id in ids])
         if self.add_space_prefix:
             text = text.removeprefix(b" ")
         return text.decode(errors="replace")
@@ -171,8 +170,11 @@ class Vocab:
         Control and unknown tokens are empty without `special`; unused tokens are always empty.
         Raises RequestError if the id is outside the vocabulary.
         """
-        self._check(id)
-        return (self._shown if special else self._plain)[id]
+        piece = self._pieces.get(id)
+        if piece is None:
+            self._check(id)
+            piece = self._pieces[id] = self._shown(id)
+        return b"" if id in self._hidden and not special else piece
 
     def text(self, id: int) -> str:
         """Return a token's text in the file. Raises RequestError if the id is outside it."""
@@ -182,6 +184,13 @@ class Vocab:
     def stream(self, special: bool = False) -> TextDecoder:
         """Return a decoder for ids that continue a text. It keeps a leading space."""
         return TextDecoder(lambda id: self.piece(id, special=special))
+
+    def _shown(self, id: int) -> bytes:
+        type = self._types[id]
+        if type in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        is_text = type in (TokenType.NORMAL, TokenType.BYTE)
+        return self._encoder.pieces[id] if is_text else self._tokens[id]
 
     def _check(self, id: int) -> None:
         if not 0 <= id < self.n_tokens:
@@ -208,10 +217,10 @@ class TextDecoder:
         return self._decoder.decode(b"", final=True)
 
 
-def ids_of_types(types: Sequence[int], *wanted: int) -> list[int]:
+def ids_of_types(types: TypeArray, *wanted: int) -> list[int]:
     """Return the ids of all tokens of these types, in ascending order."""
-    numbers = set(map(int, wanted))
-    return [id for id, type in enumerate(types) if type in numbers]
+    ids: list[int] = np.flatnonzero(np.isin(types, wanted)).tolist()
+    return ids
 
 
 def _longest_first(tokens: Sequence[bytes], ids: Sequence[int]) -> list[tuple[str, int]]:

@@ -8,7 +8,6 @@ Tests: tests/model/test_vocab_wordpiece.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -18,9 +17,10 @@ from ...base.errors import RequestError
 from ...kernels.cpu.vocab.wordpiece import ENTRY, MARK, vocab_wordpiece
 from ..gguf.strings import Strings
 from .bert_characters import bert_characters
-from .spm import SPACE
+from .spm import SpmPieces
 from .table import encodable
 from .trie import Trie
+from .vocab import TypeArray
 
 N_WORD_MAX: Final = 100
 """Characters of the longest word that is not unknown: `max_input_chars_per_word` of all models."""
@@ -38,8 +38,8 @@ class WordPieceEncoder:
 
     def __init__(
         self,
-        tokens: Sequence[bytes],
-        types: Sequence[int],
+        tokens: Strings,
+        types: TypeArray,
         unk: int | None,
         *,
         lowercase: bool,
@@ -56,9 +56,9 @@ class WordPieceEncoder:
         Raises:
             ModelFileError: the texts of the tokens are too long in total.
         """
-        self.pieces = [token.replace(SPACE.encode(), b" ") for token in tokens]
+        self.pieces = SpmPieces(tokens, types)
         self._unk = unk
-        self._trie = Trie(Strings.of(tokens), encodable(types))
+        self._trie = Trie(tokens, encodable(types))
         self._characters = bert_characters(lowercase, strip_accents)
 
     def encode(self, text: str) -> list[int]:

@@ -21,6 +21,7 @@ from corpus import Document, texts, write_whole
 
 from lamella.model.chat import ChatTemplate
 from lamella.model.chat_builtin import CHATML
+from lamella.model.gguf import Strings
 from lamella.model.vocab import SpecialTokens, TokenType, Vocab
 from lamella.model.vocab.spm import SpmEncoder
 
@@ -48,13 +49,14 @@ class Pieces:
 
     def vocab(self) -> Vocab:
         """Return Lamella's vocabulary of these pieces."""
-        encoded = [text.encode() for text in self.texts]
+        tokens = Strings.of([text.encode() for text in self.texts])
+        types = np.array(self.types, np.uint8)
         special = SpecialTokens(
             bos=BOS, eos=EOS, eot=END, unk=UNK, add_bos=True, add_eos=False,
             eog=frozenset((EOS, END)),
         )  # fmt: skip
-        encoder = SpmEncoder(encoded, np.array(self.scores, np.float32), self.types, UNK)
-        return Vocab(encoded, self.types, encoder, special, add_space_prefix=False)
+        encoder = SpmEncoder(tokens, np.array(self.scores, np.float32), types, UNK)
+        return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
 def learn_pieces(documents: Iterable[Document], n_pieces: int) -> Pieces:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from collections.abc import Collection
 
 import pytest
-from vocab_makers import CTRL, UNK, USER, N, Token, bpe, texts
+from vocab_makers import CTRL, UNK, USER, N, Token, bpe, merged, metadata, texts
 
 from lamella.base.errors import ModelFileError, RequestError
-from lamella.model.vocab import TokenType
-from lamella.model.vocab.bpe import BYTES, BpeEncoder, parts_of
-from lamella.model.vocab.words import PRE_TOKENIZERS, PreTokenizer
+from lamella.base.settings import NO_JIT
+from lamella.model.vocab import Vocab, load_vocab
+from lamella.model.vocab.bpe import BYTES
 
 CHARACTERS = {byte: character for character, byte in BYTES.items()}
 
@@ -19,21 +19,6 @@ CHARACTERS = {byte: character for character, byte in BYTES.items()}
 def parts(text: str, *merges: str, **values: object) -> list[str]:
     v = bpe(*merges, **values)  # type: ignore[arg-type]
     return texts(v, v.tokenize(text, add_special=False))
-
-
-def merged(word: str, merges: list[str]) -> list[str]:
-    """Merge by BPE's rule: the pair that is first in the list, equal pairs from left to right."""
-    symbols = list(word)
-    while True:
-        pairs = [
-            (merges.index(f"{a} {b}"), i)
-            for i, (a, b) in enumerate(pairwise(symbols))
-            if f"{a} {b}" in merges
-        ]
-        if not pairs:
-            return symbols
-        i = min(pairs)[1]
-        symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
 
 
 def test_random_merges_follow_the_rule() -> None:
@@ -45,8 +30,8 @@ def test_random_merges_follow_the_rule() -> None:
             merges.append(f"{left} {right}")
             symbols.append(left + right)
         v = bpe(*merges)
-        for _ in range(20):
-            word = "".join(chance.choices("abc", k=chance.randrange(1, 16)))
+        for n in (*range(1, 16), 47, 48, 49, 90):  # long words are merged by another algorithm
+            word = "".join(chance.choices("abc", k=n))
             assert texts(v, v.tokenize(word, add_special=False)) == merged(word, merges)
 
 
@@ -100,9 +85,17 @@ def test_no_space_prefix_is_added() -> None:
 
 
 @pytest.mark.parametrize("merges", [["Ġ Ġ"], ["a b", "ab c"], ["< /", "</ s"], ["q zz"]])
-def test_merges_without_a_token_are_ignored(merges: list[str]) -> None:
+def test_a_merged_text_without_a_token_becomes_bytes(merges: list[str]) -> None:
     text = "  abc</s>"
     assert parts(text, merges=merges) == [CHARACTERS[byte] for byte in text.encode()]
+
+
+def test_merges_may_pass_through_texts_without_a_token() -> None:
+    more: list[Token] = [("abc", 0, N), ("xy", 0, CTRL), ("xyz", 0, N)]
+    merges = ["a b", "ab c", "x y", "xy z", "Ġ a", "Ġa b"]
+    assert parts("abc abd xyz", more=more, merges=merges, pre="superbpe") == [
+        "abc", "Ġ", "a", "b", "d", "Ġ", "xyz",
+    ]  # fmt: skip
 
 
 def test_files_may_have_duplicate_and_empty_tokens_and_merges() -> None:
@@ -126,47 +119,41 @@ def test_an_invalid_merge_is_named(merge: str) -> None:
         bpe(merges=["a b", merge])
 
 
+def without(missing: Collection[int]) -> Vocab:
+    tokens: list[Token] = [(c, 0, N) for c, byte in BYTES.items() if byte not in missing]
+    return load_vocab(metadata(tokens, model="gpt2", pre="gpt-2", merges=[], scores=None))
+
+
 def test_a_byte_without_a_token_is_an_error() -> None:
-    tokens = [character.encode() for character in BYTES if character != "z"]
-    encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
-    assert len(encoder.encode("abc")) == 3
-    with pytest.raises(RequestError, match="the byte 0x7A, for which the vocabulary has no token"):
-        encoder.encode("abz")
+    v = without({ord("z"), 0xA9})
+    assert len(v.tokenize("abc")) == 3
+    for text, name in (("abz", "0x7A of the character 'z'"), ("xéy", "0xA9 of the character 'é'")):
+        with pytest.raises(RequestError, match=f"no token for the byte {name}"):
+            v.tokenize(text)
 
 
 def test_bytes_that_utf_8_never_has_may_lack_a_token() -> None:
-    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
-    tokens = [character.encode() for character, byte in BYTES.items() if byte not in never]
-    encoder = BpeEncoder(tokens, [TokenType.NORMAL] * len(tokens), [], PreTokenizer(()))
+    v = without({0xC0, 0xC1, *range(0xF5, 0x100)})
     text = "".join(map(chr, [*range(0xD800), 0xFFFF, 0x10FFFF]))
-    assert len(encoder.encode(text)) == len(text.encode())
+    assert len(v.tokenize(text)) == len(text.encode())
 
 
-# one name per pre-tokenizer; words of K-EXAONE may contain spaces
-PRE_NAMES = sorted({pre: name for name, pre in PRE_TOKENIZERS.items() if pre.byte_encode}.values())
-for superword in ("exaone-moe", "superbpe"):  # words with spaces
-    PRE_NAMES.remove(superword)
+@pytest.mark.parametrize("text", ["a", "ab", "xy", "二十", " ", "\n"])
+def test_a_word_of_a_million_characters_takes_linear_time(text: str) -> None:
+    v = bpe("a a", "aa aa", "a b", "b a", "ab ab", "Ġ Ġ", "Ċ Ċ", "x y", "xy xy", pre="gpt-2")
+    text *= 10**6 // len(text)
+    ids = v.tokenize(text)
+    assert v.detokenize(ids) == text
 
 
-@pytest.mark.parametrize("name", PRE_NAMES)
-def test_a_long_text_is_split_at_the_end_of_a_word(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 400)
-    chance = random.Random(1)
-    encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
-    for signs in ("ab    \n\n1'é\u0301二.=\r\t", "aB 1 =+<$|` ' -_()二\n"):
-        text = "".join(chance.choices(signs, k=50_000))
-        found = list(parts_of(text))
-        assert len(found) > 120
-        assert [w for part in found for w in encoder.words(part)] == encoder.words(text)
-
-
-def test_a_text_of_one_long_word_is_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamella.model.vocab.bpe.N_PART", 100)
-    for text in (" " * 1001, "a" * 1001, "aé" * 500, "\n" * 100, "", " a" * 50):
-        v = bpe("Ġ Ġ", "ĠĠ ĠĠ", pre="qwen2")
-        assert v.detokenize(v.tokenize(text)) == text
+def test_kernels_run_as_plain_python() -> None:
+    merges = ["Ġ a", "c a", "f Ã", "fÃ ©", "ca fÃ©", "a a", "aa aa", "q q"]
+    text = " a café\n" + "a" * 60
+    ids = bpe(*merges, pre="llama-bpe", add_bos_token=False).tokenize(text)
+    with NO_JIT.set(1):
+        v = bpe(*merges, pre="llama-bpe", add_bos_token=False)
+        assert v.tokenize(text) == ids
+        assert v.detokenize(ids) == text
 
 
 def test_characters_of_bytes_are_those_of_gpt_2() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, metadata, texts
+from vocab_makers import BYTE_TOKENS, CTRL, HEAD, USER, N, Token, merged, metadata, texts
 
 from lamella.base.errors import RequestError
 from lamella.model.vocab import Vocab, load_vocab
@@ -55,5 +57,22 @@ def test_bos_is_added_and_special_tokens_are_found() -> None:
 def test_a_vocabulary_without_byte_tokens_refuses_unknown_characters() -> None:
     v = gemma4(tokens=TOKENS[256:])
     assert texts(v, v.tokenize("hello", add_special=False)) == ["hello"]
-    with pytest.raises(RequestError, match="no token for 'a'"):
+    with pytest.raises(RequestError, match="no token for the byte 0x61 of the character 'a'"):
         v.tokenize("hella")
+
+
+def test_random_merges_follow_the_rule() -> None:
+    """A text is merged in parts, which must not change the result."""
+    chance = random.Random(1)
+    for _ in range(40):
+        symbols, merges = [*"ab▁é😀"], list[str]()
+        for _ in range(chance.randrange(1, 12)):
+            left, right = chance.choice(symbols), chance.choice(symbols)
+            merges.append(f"{left} {right}")
+            symbols.append(left + right)
+        tokens: list[Token] = [(text, 0, N) for text in dict.fromkeys(symbols)]
+        v = gemma4(tokens=tokens, merges=merges)
+        for n in (*range(1, 16), 50, 120):
+            text = "".join(chance.choices("ab é😀", k=n))
+            found = texts(v, v.tokenize(text, add_special=False))
+            assert found == merged(text.replace(" ", "▁"), merges)

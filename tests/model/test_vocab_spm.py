@@ -10,6 +10,7 @@ import pytest
 from vocab_makers import BYTE_TOKENS, CTRL, HEAD, UNUSED, USER, N, Token, normal, texts, vocab
 
 from lamella.base.errors import ModelFileError, RequestError
+from lamella.model.gguf import Strings
 from lamella.model.vocab.spm import SpmEncoder
 
 
@@ -27,7 +28,8 @@ def merged(text: str, scores: dict[str, float]) -> list[str]:
 def encoder(*tokens: Token, unk: int | None = 0) -> SpmEncoder:
     raw = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
     scores = np.array([score for _, score, _ in tokens], np.float32)
-    return SpmEncoder(raw, scores, [type for _, _, type in tokens], unk)
+    types = np.array([type for _, _, type in tokens], np.uint8)
+    return SpmEncoder(Strings.of(raw), scores, types, unk)
 
 
 def random_tokens(rng: random.Random, alphabet: str) -> dict[str, float]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
-from lamella.model.vocab.bpe import BYTES, BpeEncoder
+from lamella.model.vocab.splitter import Splitter
 from lamella.model.vocab.words import PRE_TOKENIZERS
 
 TEXT = "I've  3456 cats, it'S\n\n café-Straße (x=1)!!\n 二十 \t x "
 
 
 def words(name: str, text: str) -> list[str]:
-    encoder = BpeEncoder([], [], [], PRE_TOKENIZERS[name])
-    return [bytes(BYTES[c] for c in word).decode() for word in encoder.words(text)]
+    utf8 = text.encode()
+    ends = Splitter(PRE_TOKENIZERS[name].patterns).ends(np.frombuffer(utf8, np.uint8)).tolist()
+    return [utf8[begin:end].decode() for begin, end in pairwise([0, *ends])]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lamella.base.errors import ModelFileError
+from lamella.model.gguf import Strings
 from lamella.model.vocab import TokenType, Vocab, load_vocab
 from lamella.model.vocab.bpe import BYTES
 
@@ -39,7 +42,14 @@ class DictMetadata:
             raise ModelFileError(f"{key} is missing")
         return default[0]
 
-    int = bool = str = strings = bytes_strings = ints = floats = _get
+    def bytes_strings(self, key: str) -> Strings:
+        return Strings.of([t.encode() if isinstance(t, str) else t for t in self._get(key)])
+
+    def int_array(self, key: str, default: None) -> npt.NDArray[np.int64] | None:
+        values = self._get(key, default)
+        return None if values is None else np.array(values)
+
+    int = bool = str = floats = _get
 
 
 def metadata(tokens: Sequence[Token], /, **values: object) -> DictMetadata:
@@ -72,6 +82,21 @@ def bpe(*merges: str, more: Sequence[Token] = (), **values: object) -> Vocab:
             **{"model": "gpt2", "pre": "gpt-2", "merges": list(merges), "scores": None} | values,
         )
     )
+
+
+def merged(word: str, merges: list[str]) -> list[str]:
+    """Merge by BPE's rule: the pair that is first in the list, equal pairs from left to right."""
+    symbols = list(word)
+    while True:
+        pairs = [
+            (merges.index(f"{a} {b}"), i)
+            for i, (a, b) in enumerate(pairwise(symbols))
+            if f"{a} {b}" in merges
+        ]
+        if not pairs:
+            return symbols
+        i = min(pairs)[1]
+        symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
 
 
 def normal(*texts: str) -> list[Token]:

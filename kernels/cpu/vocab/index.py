@@ -1,9 +1,9 @@
 """A hash table from texts to ids, as kernels: built, searched, and used by other kernels.
 
-The texts are an array of bytes; text `i` has the bytes from `begins[i]` to `ends[i]` (int64s).
-`slots` are 2^k int64s, at least twice as many as texts: -1, or the hash and the id of a text.
-A hash is a polynomial of the bytes modulo 2^31, so that hashes of parts of a text can be derived
-from those of its beginnings. Tested by tests/model/test_vocab_table.py.
+The texts are an array of bytes. `spans` are two int64s per text: where it begins and ends. `slots`
+are 2^k int64s, at least twice as many as texts: -1, or the hash and the id of a text. A hash is a
+polynomial of the bytes modulo 2^31, so that hashes of parts of a text can be derived from those of
+its beginnings. Tested by tests/model/test_vocab_table.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def same_text(data, begin, end, other, other_begin, other_end):
 
 
 @shared
-def find_text(text, begin, end, h, data, begins, ends, slots, mask):
+def find_text(text, begin, end, h, data, spans, slots, mask):
     """The id of the text with hash `h` from `begin` to `end` of `text`; -1 if there is none.
 
     `mask`: the number of slots - 1.
@@ -61,7 +61,8 @@ def find_text(text, begin, end, h, data, begins, ends, slots, mask):
     while entry != EMPTY:
         if entry >> 32 == h:
             id = entry & _ID_MASK
-            if same_text(text, begin, end, data, get_i64(begins, id), get_i64(ends, id)) != 0:
+            at, at_end = get_i64(spans, 2 * id), get_i64(spans, 2 * id + 1)
+            if same_text(text, begin, end, data, at, at_end) != 0:
                 return id
         slot = (slot + 1) & mask
         entry = get_i64(slots, slot)
@@ -69,15 +70,15 @@ def find_text(text, begin, end, h, data, begins, ends, slots, mask):
 
 
 @array_kernel
-def vocab_index(data, begins, ends, n, wanted, slots, mask):
+def vocab_index(data, spans, n, wanted, slots, mask):
     """Build the table of the texts that `wanted` (uint8s) selects. The first of equal ones wins."""
     for slot in range(mask + 1):
         put_i64(slots, slot, EMPTY)
     for id in range(n):
-        begin, end = get_i64(begins, id), get_i64(ends, id)
+        begin, end = get_i64(spans, 2 * id), get_i64(spans, 2 * id + 1)
         if get_u8(wanted, id) != 0:
             h = hash_text(data, begin, end)
-            if find_text(data, begin, end, h, data, begins, ends, slots, mask) < 0:
+            if find_text(data, begin, end, h, data, spans, slots, mask) < 0:
                 slot = slot_of(h, mask)
                 while get_i64(slots, slot) != EMPTY:
                     slot = (slot + 1) & mask
@@ -85,7 +86,7 @@ def vocab_index(data, begins, ends, n, wanted, slots, mask):
 
 
 @array_kernel
-def vocab_find(text, n, data, begins, ends, slots, mask, out):
+def vocab_find(text, n, data, spans, slots, mask, out):
     """Write the id of a text of `n` bytes to `out`, or -1."""
     h = hash_text(text, 0, n)
-    put_i64(out, 0, find_text(text, 0, n, h, data, begins, ends, slots, mask))
+    put_i64(out, 0, find_text(text, 0, n, h, data, spans, slots, mask))
