@@ -6,8 +6,9 @@
     I am the small model that comes with Lamella: I tell stories and answer simple questions.
 
 `load` opens a model. Its methods are `chat` and `complete`, `chat_stream` and `complete_stream`,
-and their twins for coroutines: `achat`, `acomplete`, `achat_stream`, `acomplete_stream`. Every
-error is a `LamellaError`. All of it is in docs/api.md.
+and their twins for coroutines: `achat`, `acomplete`, `achat_stream`, `acomplete_stream`. Embedding
+models have `embed` and `aembed`, rerankers `rerank` and `arerank`. Every error is a `LamellaError`.
+All of it is in docs/api.md.
 """
 
 from typing import TYPE_CHECKING

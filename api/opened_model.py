@@ -19,7 +19,7 @@ from .arguments import check_ids, conversation, template_options, token_ids
 from .base.errors import ClosedError, ContextSizeError, RequestError
 from .model.batch import Batch
 from .model.context import Context
-from .runtime.instance import Instance
+from .runtime.instance import EmbeddingInstance, Instance
 from .runtime.messages import chat_prompt
 from .runtime.plan import ModelPlan
 
@@ -30,8 +30,8 @@ TemplateOptions = Mapping[str, object] | None
 class OpenedModel:
     """The base of `Model`."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance: Instance | None = instance
+    def __init__(self, instance: Instance | EmbeddingInstance) -> None:
+        self._instance: Instance | EmbeddingInstance | None = instance
         self._close = weakref.finalize(self, instance.close)
 
     # --- tokens ---
@@ -68,7 +68,7 @@ class OpenedModel:
             RequestError: no ids, or an id that is not in the vocabulary.
             ContextSizeError: more ids than the context holds.
         """
-        instance = self._open()
+        instance = self._generator()
         tokens = token_ids("logits", ids)
         check_ids("logits", tokens, instance.vocab.n_tokens)
         if len(tokens) > instance.n_ctx:
@@ -87,7 +87,7 @@ class OpenedModel:
         Raises:
             RequestError: invalid messages, or the template refuses them.
         """
-        instance = self._open()
+        instance = self._generator()
         return chat_prompt(
             instance.chat,
             instance.vocab,
@@ -109,7 +109,7 @@ class OpenedModel:
 
     @property
     def n_ctx(self) -> int:
-        """The most tokens that one generation may use, prompt included."""
+        """The most tokens that one generation may use, prompt included; or one text to embed."""
         return self._open().n_ctx
 
     @property
@@ -118,9 +118,21 @@ class OpenedModel:
         return self._open().vocab.n_tokens
 
     @property
+    def n_embd(self) -> int:
+        """Elements of a vector of `embed`, and of a token's row in the model."""
+        return int(self._open().meta["n_embd"])
+
+    @property
+    def pooling(self) -> str | None:
+        """How `embed` makes a vector of the tokens' rows: "mean", "cls", "last" or "none"; "rank"
+        for a reranker. None: the model generates text."""
+        pooling = self._open().plan.pooling
+        return None if pooling is None else pooling.name.lower()
+
+    @property
     def chat_template(self) -> str:
         """The chat template in Jinja: of the file, of `chat_template`, or else ChatML."""
-        return self._open().chat.source
+        return self._generator().chat.source
 
     @property
     def meta(self) -> Mapping[str, bool | int | float | str]:
@@ -141,10 +153,27 @@ class OpenedModel:
         self._instance = None
         self._close()
 
-    def _open(self) -> Instance:
+    def _open(self) -> Instance | EmbeddingInstance:
         if self._instance is None:
             raise ClosedError("the model is closed")
         return self._instance
+
+    def _generator(self) -> Instance:
+        """The instance of a model that generates text. Raises RequestError: another one."""
+        instance = self._open()
+        if isinstance(instance, EmbeddingInstance):
+            raise RequestError(f"this model is loaded for embeddings: {_instead(instance)}")
+        return instance
+
+    def _embedding(self) -> EmbeddingInstance:
+        """The instance of a model that embeds or reranks. Raises RequestError: another one."""
+        instance = self._open()
+        if isinstance(instance, Instance):
+            raise RequestError(
+                "this model is loaded to generate text: for embeddings, load it with "
+                "lamella.load(path, embeddings=True)"
+            )
+        return instance
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +185,14 @@ class OpenedModel:
         if self._instance is None:
             return "<lamella.Model, closed>"
         return f"<lamella.Model {self._instance.path}>"
+
+
+def _instead(instance: EmbeddingInstance) -> str:
+    """What to do with an embedding model if text is wanted."""
+    call = "model.rerank" if instance.ranks else "model.embed"
+    if instance.context.model.arch.generates:
+        return f"call {call}, or load it with lamella.load(path, embeddings=False)"
+    return f"call {call}; it cannot generate text"
 
 
 def _logits(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]:

@@ -1,4 +1,6 @@
-"""The public model: texts, chats and their streams. Its tokens and facts are in `opened_model`.
+"""The public model: texts, chats and their streams.
+
+Its embeddings are in `embeddings`, its tokens and facts in `opened_model`.
 
     with lamella.load("USER/REPO:Q4_K_M") as model:  # or a file
         print(model.chat("Who are you?"))
@@ -22,15 +24,16 @@ from typing import Unpack
 
 from .arguments import Request, chat_request, named, text_request
 from .cli.download import download_bar
-from .cli.start import open_with_progress
+from .cli.start import StartProgress
 from .completion import Completion, Usage
+from .embeddings import EmbeddingMethods
 from .model.find import find_file
 from .model.shipped import shipped_model
-from .opened_model import Messages, OpenedModel, TemplateOptions
+from .opened_model import Messages, TemplateOptions
 from .options import LoadOptions, RequestOptions
 from .runtime.async_text import AsyncGeneration, generate_async
 from .runtime.engine.job import Timings
-from .runtime.open import open_instance
+from .runtime.open import open_model
 from .runtime.params import OpenParams, RequestParams
 from .runtime.text import generate
 from .streams import AsyncTextStream, TextStream
@@ -52,7 +55,7 @@ Prompt = str | Sequence[int]
 Stop = str | Sequence[str] | None
 
 
-class Model(OpenedModel):
+class Model(EmbeddingMethods):
     """A loaded model, returned by `lamella.load`. Close it, or use it in a `with` block. A model
     that is no longer referenced is closed.
 
@@ -60,6 +63,9 @@ class Model(OpenedModel):
     stream of its pieces, and the same two for coroutines. All take the same options, as keyword
     arguments: max_tokens=64, temperature=0.8, top_k=40, seed=-1 ... Unset options have the values
     that the model's file recommends, or else their defaults.
+
+    `embed` returns the vectors of texts, and `rerank` the scores of documents. Models that generate
+    text do neither, and the others generate no text: `load` decides by the file and its options.
 
     Safe to use from several threads and tasks: generations at the same time run in one batch, and
     each gives the text that it gives alone. Prompts share evaluated prefixes (`cache_prompt`); the
@@ -105,7 +111,7 @@ class Model(OpenedModel):
             ClosedError: the model is closed.
         """
         return self._stream(
-            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+            chat_request(self._generator(), messages, system, chat_template_kwargs, stop, options)
         ).result()
 
     @named(RequestOptions, RequestParams)
@@ -127,7 +133,7 @@ class Model(OpenedModel):
         8| plus| |5| is| |1|3|.|
         """
         return self._stream(
-            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+            chat_request(self._generator(), messages, system, chat_template_kwargs, stop, options)
         )
 
     @named(RequestOptions, RequestParams)
@@ -151,7 +157,7 @@ class Model(OpenedModel):
         If the task is cancelled, so is the generation.
         """
         return await self._async_stream(
-            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+            chat_request(self._generator(), messages, system, chat_template_kwargs, stop, options)
         ).result()
 
     @named(RequestOptions, RequestParams)
@@ -174,7 +180,7 @@ class Model(OpenedModel):
         2 plus 3 is 5.
         """
         return self._async_stream(
-            chat_request(self._open(), messages, system, chat_template_kwargs, stop, options)
+            chat_request(self._generator(), messages, system, chat_template_kwargs, stop, options)
         )
 
     # --- texts ---
@@ -201,7 +207,7 @@ class Model(OpenedModel):
             OverloadedError: `max_waiting` generations wait already.
             ClosedError: the model is closed.
         """
-        return self._stream(text_request(self._open(), prompt, stop, options)).result()
+        return self._stream(text_request(self._generator(), prompt, stop, options)).result()
 
     @named(RequestOptions, RequestParams)
     def complete_stream(
@@ -218,14 +224,14 @@ class Model(OpenedModel):
         >>> stream.text
         ', there'
         """
-        return self._stream(text_request(self._open(), prompt, stop, options))
+        return self._stream(text_request(self._generator(), prompt, stop, options))
 
     @named(RequestOptions, RequestParams)
     def generate(
         self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
     ) -> TextStream:
         """The same as `complete_stream`."""
-        return self._stream(text_request(self._open(), prompt, stop, options))
+        return self._stream(text_request(self._generator(), prompt, stop, options))
 
     @named(RequestOptions, RequestParams)
     async def acomplete(
@@ -235,27 +241,29 @@ class Model(OpenedModel):
 
         If the task is cancelled, so is the generation.
         """
-        return await self._async_stream(text_request(self._open(), prompt, stop, options)).result()
+        return await self._async_stream(
+            text_request(self._generator(), prompt, stop, options)
+        ).result()
 
     @named(RequestOptions, RequestParams)
     def acomplete_stream(
         self, prompt: Prompt, *, stop: Stop = None, **options: Unpack[RequestOptions]
     ) -> AsyncTextStream:
         """`complete_stream` for coroutines: `async for piece in model.acomplete_stream("a")`."""
-        return self._async_stream(text_request(self._open(), prompt, stop, options))
+        return self._async_stream(text_request(self._generator(), prompt, stop, options))
 
     # --- streams ---
 
     def _stream(self, request: Request) -> TextStream:
         """Submit a request: errors come before the first piece is read."""
-        instance = self._open()
+        instance = self._generator()
         generation = generate(
             instance.engine, instance.vocab, request.prompt(), request.params, stop=request.stop
         )
         return TextStream(self, generation)
 
     def _async_stream(self, request: Request) -> AsyncTextStream:
-        instance = self._open()
+        instance = self._generator()
 
         def start(loop: asyncio.AbstractEventLoop) -> AsyncGeneration:
             return generate_async(
@@ -303,7 +311,10 @@ def load(
             `n_gpu_layers`: layers on these devices (None: as many as fit, -1: all);
             `n_threads`: CPU threads;
             `type_k`, `type_v`: types of the cached keys and values;
-            `placement`: "strict" raises if a node cannot run on its layer's device.
+            `placement`: "strict" raises if a node cannot run on its layer's device;
+            `embeddings`: True: compute embeddings, with a model that could generate text too
+            (default: encoders and files that name a pooling do);
+            `pooling`: "mean", "cls", "last", "none" or "rank", instead of the file's.
 
     Raises:
         ModelFileError: the file is missing, broken or not supported.
@@ -319,7 +330,10 @@ def load(
     OpenParams.make(options)  # refuses an invalid option before a download
     file = shipped_model() if path is None else _find(path, offline, progress)
     params = OpenParams.make({**options, "path": str(file)})
-    return Model(open_with_progress(params) if progress else open_instance(params))
+    if not progress:
+        return Model(open_model(params))
+    with StartProgress() as bars:
+        return Model(open_model(params, on_load=bars.on_load, on_compile=bars.on_compile))
 
 
 def _find(name: str | os.PathLike[str], offline: bool, progress: bool) -> Path:

@@ -29,7 +29,7 @@ def endless(model: lamella.Model) -> lamella.TextStream:
 
 def becomes_idle(model: lamella.Model) -> bool:
     """True as soon as no generation runs or waits; False after a long time."""
-    engine = model._open().engine
+    engine = model._generator().engine
     end = time.monotonic() + WAIT_S
     while (engine.n_running or engine.n_waiting) and time.monotonic() < end:
         time.sleep(0.001)

@@ -67,6 +67,9 @@ mypy and other type checkers report a misspelled or unknown option, if Lamella i
 | a text | `model.complete` | `model.complete_stream` |
 | messages, for coroutines | `await model.achat` | `async for piece in model.achat_stream` |
 | a text, for coroutines | `await model.acomplete` | `async for piece in model.acomplete_stream` |
+
+Embedding models: `model.embed` and `await model.aembed`. Rerankers: `model.rerank` and
+`await model.arerank`.
 """
 
 GENERATION: Final = "Options of one generation. None means the default."

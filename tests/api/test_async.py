@@ -59,7 +59,7 @@ def test_other_tasks_run_while_one_waits(model: lamella.Model) -> None:
         assert released.wait(WAIT_S), "the event loop was blocked"
 
     async def work() -> None:
-        holder = asyncio.create_task(asyncio.to_thread(model._open().engine.call, hold))
+        holder = asyncio.create_task(asyncio.to_thread(model._generator().engine.call, hold))
         await asyncio.to_thread(held.wait)  # now the engine does nothing
         waiting = asyncio.create_task(model.achat("a", max_tokens=3))
         for _ in range(10):
@@ -78,7 +78,7 @@ def test_cancelling_a_task_cancels_its_generation(model: lamella.Model) -> None:
     async def work() -> None:
         for coroutine in (stream.result(), model.acomplete("a", ignore_eos=True)):
             task = asyncio.create_task(coroutine)
-            while not model._open().engine.n_running:
+            while not model._generator().engine.n_running:
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -177,7 +177,7 @@ def test_closing_the_model_ends_the_tasks(path: Path) -> None:
     async def work() -> None:
         model = lamella.load(path, n_ctx=100_000)
         tasks = [asyncio.create_task(model.achat("a", ignore_eos=True)) for _ in range(6)]
-        engine = model._open().engine
+        engine = model._generator().engine
         while engine.n_running + engine.n_waiting < 6:  # more than run at once
             await asyncio.sleep(0.001)
         await asyncio.to_thread(model.close)

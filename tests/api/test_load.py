@@ -83,9 +83,9 @@ def test_seeds(model: lamella.Model) -> None:
 def test_cached_prefixes_change_nothing(model: lamella.Model) -> None:
     def run(cache_prompt: bool) -> tuple[str, int]:
         """The text, and the number of evaluated prompt tokens."""
-        before = model._open().engine.counters.n_prompt
+        before = model._generator().engine.counters.n_prompt
         pieces = model.generate("a b c d", n_predict=8, seed=1, cache_prompt=cache_prompt)
-        return "".join(pieces), model._open().engine.counters.n_prompt - before
+        return "".join(pieces), model._generator().engine.counters.n_prompt - before
 
     text, n = run(False)
     assert n == len(model.tokenize("a b c d"))

@@ -50,7 +50,7 @@ def test_a_text_is_a_message_of_the_user(model: lamella.Model) -> None:
 @pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER], [USER, REPLY], [PARTS], (USER,)])
 def test_prompts_are_those_of_http(model: lamella.Model, messages: Any) -> None:
     body = parse_body(TemplateBody, json.dumps({"messages": messages}).encode())
-    assert model.apply_chat_template(messages) == chat_prompt(model._open(), body)
+    assert model.apply_chat_template(messages) == chat_prompt(model._generator(), body)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 import lamella
 from lamella.base.options import declarations
+from lamella.embeddings import EmbeddingMethods
 from lamella.opened_model import OpenedModel
 from lamella.options import LoadOptions, RequestOptions
 from lamella.runtime.params import ALIASES, RequestParams
@@ -30,7 +31,7 @@ def test_the_examples_of_the_docstrings() -> None:
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
     n_examples = 0
     with lamella.load() as model:
-        for documented in (lamella, lamella.load, lamella.Model, OpenedModel):
+        for documented in (lamella, lamella.load, lamella.Model, EmbeddingMethods, OpenedModel):
             for example in finder.find(documented, documented.__name__, module=False):
                 example.globs.update(lamella=lamella, model=model)
                 failed, n = runner.run(example)
@@ -72,10 +73,15 @@ def use() -> None:
         n: int = answer.usage.total_tokens
         for piece in model.generate("a", n_predict=4, stop=["b"], logit_bias={5: 1}):
             text: str = piece + str(n)
+        for i, score in model.rerank("a", ["b"], top_n=1):
+            best: float = score + i
+    with lamella.load("encoder.gguf", embeddings=True, pooling="mean") as encoder:
+        print(encoder.embed(["a", [1, 2]], truncate=True) @ encoder.embed([5, 6]), encoder.n_embd)
 
 async def twins(model: lamella.Model) -> str:
     async for piece in model.achat_stream("a", system="b"):
         piece.upper()
+    (await model.aembed("a", dimensions=64)).sum()
     return (await model.acomplete([1, 2], seed=1)).text
 """
 BAD = """

@@ -60,7 +60,7 @@ def generate(path: str) -> dict[str, int]:
     for n_ctx in (None, 0):
         with lamella.load(path, devices=["none"], n_ctx=n_ctx) as model:
             model.complete([5] * N_PROMPT, n_predict=2, ignore_eos=True)
-            report = _report(model._open().context, imports)
+            report = _report(model._generator().context, imports)
     return report
 
 
