@@ -9,7 +9,7 @@ from ..runtime.instance import Instance
 from ..runtime.params import ModelParams
 from ..server.app import run_server
 from ..server.config import ServerConfig
-from ..server.state import LoadProgress
+from ..server.state import LoadProgress, ServedModel
 from .flags import (
     add_flags_of,
     add_model_flags,
@@ -21,7 +21,7 @@ from .flags import (
 )
 from .peer_flags import add_peer_flags
 from .peer_options import SERVE
-from .start import open_with_progress
+from .start import open_served
 
 log = get_logger("server")
 
@@ -45,10 +45,10 @@ def main(args: argparse.Namespace) -> int:
 
     progress = LoadProgress()
 
-    def load() -> Instance:
-        instance = open_with_progress(params, defaults, progress)
-        if instance.chat.warning:
-            log.warning(instance.chat.warning)
-        return instance
+    def load() -> ServedModel:
+        model = open_served(params, defaults, progress)
+        if isinstance(model, Instance) and model.chat.warning:
+            log.warning(model.chat.warning)
+        return model
 
     return run_server(config, load, progress)

@@ -19,8 +19,8 @@ from rich.table import Column
 
 from ..base.log import get_logger
 from ..model.context import Context
-from ..runtime.instance import Instance
-from ..runtime.open import open_instance, opened
+from ..runtime.instance import EmbeddingInstance, Instance
+from ..runtime.open import open_instance, open_model, opened
 from ..runtime.params import OpenParams
 
 log = get_logger("start")
@@ -110,25 +110,31 @@ class Watcher(Protocol):
     def on_compile(self, done: int, total: int, name: str, seconds: float) -> None: ...
 
 
-def open_with_progress(
-    params: OpenParams,
-    defaults: Mapping[str, Any] | None = None,
-    watcher: Watcher | None = None,
-) -> Instance:
-    """Open a model with a progress bar, which `watcher` sees too. Arguments and errors: see
+def open_with_progress(params: OpenParams, defaults: Mapping[str, Any] | None = None) -> Instance:
+    """Open a model that generates text, with a progress bar. Arguments and errors: see
     `open_instance`."""
     with StartProgress() as progress:
-        watchers: list[Watcher] = [progress, *([watcher] if watcher is not None else [])]
+        return open_instance(
+            params, defaults=defaults, on_load=progress.on_load, on_compile=progress.on_compile
+        )
+
+
+def open_served(
+    params: OpenParams, defaults: Mapping[str, Any], watcher: Watcher
+) -> Instance | EmbeddingInstance:
+    """Open a model of any kind with a progress bar, which `watcher` sees too. Errors: see
+    `open_model`."""
+    with StartProgress() as progress:
 
         def on_load(done: int, total: int) -> None:
-            for one in watchers:
+            for one in (progress, watcher):
                 one.on_load(done, total)
 
         def on_compile(done: int, total: int, name: str, seconds: float) -> None:
-            for one in watchers:
+            for one in (progress, watcher):
                 one.on_compile(done, total, name, seconds)
 
-        return open_instance(params, defaults=defaults, on_load=on_load, on_compile=on_compile)
+        return open_model(params, defaults=defaults, on_load=on_load, on_compile=on_compile)
 
 
 @contextmanager

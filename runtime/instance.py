@@ -179,26 +179,44 @@ class EmbeddingInstance(OpenedInstance):
         """True if it scores pairs of texts; else it computes vectors."""
         return self.embedder.pooling is Pooling.RANK
 
-    def tokens(self, text: str, *, truncate: bool = False) -> list[int]:
+    def tokens(self, text: str, *, n_max: int | None = None) -> list[int]:
         """Return the tokens of a text, with those that mark its begin and end.
 
-        `truncate` cuts a long text to the context.
+        `n_max` is the most tokens: a longer text is cut at its end.
         """
-        return self._fitting(self.vocab.tokenize(text, parse_special=True), truncate)
+        return self._cut(self.vocab.tokenize(text, parse_special=True), n_max)
 
-    def pair_tokens(self, query: str, document: str, *, truncate: bool = False) -> list[int]:
-        """Return the tokens of a pair of texts, as llama.cpp (format_prompt_rerank)."""
+    def pair_tokens(self, query: str, document: str, *, n_max: int | None = None) -> list[int]:
+        """Return the tokens of a pair of texts, as llama.cpp (format_prompt_rerank).
+
+        `n_max` is the most tokens: a longer document is cut at its end. More are returned if even
+        the query is too long.
+        """
         if self.pair_template:
-            texts = {"{query}": query, "{document}": document}
-            parts = re.split(r"(\{query\}|\{document\})", self.pair_template)
-            text = "".join(texts.get(part, part) for part in parts)
-            return self.vocab.tokenize(text, add_special=False, parse_special=True)
+            return self._template_tokens(query, document, n_max)
         vocab = self.vocab
         end = [vocab.eos] if vocab.add_eos and vocab.eos is not None else []
         between = [vocab.sep] if vocab.add_sep and vocab.sep is not None else []
         first, second = (vocab.tokenize(text, add_special=False) for text in (query, document))
         begin = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
-        return self._fitting([*begin, *first, *end, *between, *second, *end], truncate)
+        head = [*begin, *first, *end, *between]
+        if n_max is not None:
+            second = second[: max(n_max - len(head) - len(end), 0)]
+        return [*head, *second, *end]
+
+    def _template_tokens(self, query: str, document: str, n_max: int | None) -> list[int]:
+        vocab = self.vocab
+        while True:
+            texts = {"{query}": query, "{document}": document}
+            parts = re.split(r"(\{query\}|\{document\})", self.pair_template)
+            text = "".join(texts.get(part, part) for part in parts)
+            tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+            if n_max is None or len(tokens) <= n_max or not document:
+                return tokens
+            # the document lies inside the template: cut its characters
+            n = max(len(vocab.tokenize(document, add_special=False)), 1)
+            n_left = max(n - (len(tokens) - n_max), 0)
+            document = document[: min(len(document) * n_left // n, len(document) - 1)]
 
     def normalized(self, vectors: F32Array, norm: int | None = None) -> F32Array:
         """Return vectors [..., n] of unit length, see `model.pooling.normalized`.
@@ -208,12 +226,12 @@ class EmbeddingInstance(OpenedInstance):
         default = self.params.embedding.embd_normalize
         return normalized(vectors, default if norm is None else norm)
 
-    def _fitting(self, tokens: list[int], truncate: bool) -> list[int]:
-        """Cut tokens to the context. A token that marks the end stays."""
-        if not truncate or len(tokens) <= self.n_ctx:
+    def _cut(self, tokens: list[int], n_max: int | None) -> list[int]:
+        """Cut tokens to `n_max`. The token that marks the end stays."""
+        if n_max is None or len(tokens) <= n_max:
             return tokens
         n_end = int(self.vocab.add_eos)
-        return tokens[: self.n_ctx - n_end] + tokens[len(tokens) - n_end :]
+        return tokens[: max(n_max - n_end, 0)] + tokens[len(tokens) - n_end :]
 
 
 def _id(key: object) -> object:

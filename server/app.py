@@ -24,8 +24,7 @@ from aiohttp.typedefs import Handler
 from ..base.errors import LamellaError
 from ..base.log import get_logger
 from ..base.log_output import log_in_background
-from ..runtime.instance import Instance
-from . import routes, routes_generate, routes_missing
+from . import routes, routes_embed, routes_generate, routes_missing
 from .config import ServerConfig
 from .cors import preflight, set_cors_headers
 from .http_errors import answer_errors
@@ -34,7 +33,7 @@ from .listening import listen, urls
 from .metrics import Metrics
 from .page import index, static_file
 from .request_log import log_requests
-from .state import STATE, LoadProgress, ServerState
+from .state import STATE, LoadProgress, ServedModel, ServerState
 
 log = get_logger("server")
 
@@ -62,7 +61,12 @@ def create_app(state: ServerState) -> web.Application:
     config = state.config
     app.add_routes(
         web.RouteDef(route.method, config.prefix + route.path, route.handler, route.kwargs)
-        for route in (*routes.ROUTES, *routes_generate.ROUTES, *routes_missing.ROUTES)
+        for route in (
+            *routes.ROUTES,
+            *routes_generate.ROUTES,
+            *routes_embed.ROUTES,
+            *routes_missing.ROUTES,
+        )
     )
     if config.ui or config.static_path:
         for path in {config.prefix or "/", f"{config.prefix}/"}:
@@ -74,7 +78,7 @@ def create_app(state: ServerState) -> web.Application:
 
 async def serve(
     config: ServerConfig,
-    load: Callable[[], Instance],
+    load: Callable[[], ServedModel],
     stop: asyncio.Event,
     announce: Callable[[str], None],
     progress: LoadProgress | None = None,
@@ -103,7 +107,7 @@ async def serve(
 
 
 def run_server(
-    config: ServerConfig, load: Callable[[], Instance], progress: LoadProgress | None = None
+    config: ServerConfig, load: Callable[[], ServedModel], progress: LoadProgress | None = None
 ) -> int:
     """Serve until SIGTERM or SIGINT. Return the exit status. Log the address or an error.
 
@@ -125,7 +129,7 @@ def run_server(
 
 
 async def _until_signal(
-    config: ServerConfig, load: Callable[[], Instance], progress: LoadProgress | None
+    config: ServerConfig, load: Callable[[], ServedModel], progress: LoadProgress | None
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -154,10 +158,10 @@ async def _set_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 async def _close_engine(app: web.Application) -> None:
-    """Close the engine: this cancels running generations, and their handlers end."""
+    """Close the engine or the embedder: this cancels running requests, and their handlers end."""
     model = app[STATE].model
     if model is not None:
-        await asyncio.to_thread(model.engine.close)
+        await asyncio.to_thread(model.worker.close)
 
 
 @web.middleware

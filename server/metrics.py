@@ -19,10 +19,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..runtime.embedder import Embedder
 from ..runtime.engine.counters import Counters
 from ..runtime.engine.engine import Engine
 from ..runtime.instance import Instance
-from .state import ServerState
+from .state import ServedModel, ServerState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -50,12 +51,14 @@ class _State(Collector):
     def collect(self) -> Iterator[Metric]:
         model = self._state.model
         if model is not None:
-            now = replace(model.engine.counters)
+            now = replace(model.worker.counters)
             yield from _totals(now)
             yield from _rates(now, self._before)
-            yield from _requests(model.engine, now)
+            yield from _requests(model.worker, now)
             yield from _graphs(model)
-            yield from _memory(model)
+            if isinstance(model, Instance):
+                yield from _pages(model)
+            yield _buffers(model.context.buffer_bytes())
             self._before = now
 
     def describe(self) -> Iterator[Metric]:
@@ -96,10 +99,10 @@ def _rates(now: Counters, before: Counters) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"llamacpp:{name}", text, value)
 
 
-def _requests(engine: Engine, now: Counters) -> Iterator[Metric]:
+def _requests(worker: Engine | Embedder, now: Counters) -> Iterator[Metric]:
     for name, text, value in (
-        ("requests_processing", "Number of requests processing.", engine.n_running),
-        ("requests_deferred", "Number of requests deferred.", engine.n_waiting),
+        ("requests_processing", "Number of requests processing.", worker.n_running),
+        ("requests_deferred", "Number of requests deferred.", worker.n_waiting),
         ("n_tokens_max", "Largest observed n_tokens.", now.n_tokens_max),
         (
             "n_busy_slots_per_decode",
@@ -113,7 +116,7 @@ def _requests(engine: Engine, now: Counters) -> Iterator[Metric]:
 # --- Lamella's own ---
 
 
-def _graphs(model: Instance) -> Iterator[Metric]:
+def _graphs(model: ServedModel) -> Iterator[Metric]:
     context = model.context
     yield CounterMetricFamily(
         "lamella_graphs_built", "Ubatches that needed a new graph", context.n_graphs_built
@@ -132,7 +135,7 @@ def _graphs(model: Instance) -> Iterator[Metric]:
     yield displaced
 
 
-def _memory(model: Instance) -> Iterator[Metric]:
+def _pages(model: Instance) -> Iterator[Metric]:
     free = GaugeMetricFamily(
         "lamella_kv_pages_free",
         "Pages that no request uses, by group of layers; they may hold cached prefixes",
@@ -145,7 +148,6 @@ def _memory(model: Instance) -> Iterator[Metric]:
         free.add_metric((group.name,), group.pool.n_free)
         pages.add_metric((group.name,), group.pool.n_pages)
     yield from (free, pages)
-    yield _buffers(model.context.buffer_bytes())
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:

@@ -21,8 +21,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..base.units import size_text
+from ..runtime.instance import EmbeddingInstance
 from ..runtime.plan import DevicePlan
 from .http_errors import N_RETRY_SECONDS
+from .page_calls import EMBEDDING, GENERATING, RANKING, Calls
 from .state import STATE, ServerState
 
 VERSION: Final = version("lamella")
@@ -30,29 +32,6 @@ PAGE: Final = Template(Path(__file__).with_name("page.html").read_text(encoding=
 REFRESH: Final = '<meta http-equiv="refresh" content="2">'
 # no script, no resource of any origin
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-ENDPOINTS: Final = (
-    ("GET", "/health", "ready or loading"),
-    ("GET", "/v1/models", "the model and its sizes"),
-    ("GET", "/props", "defaults of requests, chat template"),
-    ("GET", "/slots", "running requests"),
-    ("GET", "/metrics", "metrics for Prometheus, with --metrics"),
-    ("POST", "/v1/chat/completions", "OpenAI chat"),
-    ("POST", "/v1/completions", "OpenAI completion"),
-    ("POST", "/completion", "llama-server's completion"),
-    ("POST", "/tokenize", "text to token ids; detokenize: back"),
-    ("POST", "/apply-template", "the prompt of a chat"),
-)
-CURL: Final = """curl {url}/v1/chat/completions{key} \\
-  -H "Content-Type: application/json" \\
-  -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
-PYTHON: Final = """from openai import OpenAI
-
-client = OpenAI(base_url="{url}/v1", api_key="{key}")
-reply = client.chat.completions.create(
-    model="{model}",
-    messages=[{{"role": "user", "content": "Hello!"}}],
-)
-print(reply.choices[0].message.content)"""
 
 
 async def index(request: web.Request) -> web.StreamResponse:
@@ -113,7 +92,12 @@ def _facts(state: ServerState) -> Iterator[tuple[str, str]]:
     if sizes:
         yield "Size", ", ".join(sizes)
     yield "Context", f"{model.n_ctx:,} tokens"
-    yield "In parallel", f"{model.engine.n_parallel} requests"
+    if isinstance(model, EmbeddingInstance):
+        yield "Pooling", model.embedder.pooling.name.lower()
+        if not model.ranks:
+            yield "Vectors", f"{model.embedder.n_out:,} numbers"
+    else:
+        yield "In parallel", f"{model.engine.n_parallel} requests"
     devices = [_device(device) for device in model.plan.devices if device.n_layers]
     if devices:
         yield "Devices", ", ".join(devices)
@@ -136,13 +120,21 @@ def _state(state: ServerState) -> str:
     return "ready" if state.model is not None else state.progress.text or "loading"
 
 
+def _kind(state: ServerState) -> Calls:
+    """How to call the server."""
+    if not isinstance(state.model, EmbeddingInstance):
+        return GENERATING
+    return RANKING if state.model.ranks else EMBEDDING
+
+
 def _calls(state: ServerState, url: str) -> tuple[str, str]:
     """The commands for curl and Python."""
     has_keys = bool(state.config.keys)
     header = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    calls = _kind(state)
     name = state.model.alias if state.model is not None and not has_keys else "default"
-    python = PYTHON.format(url=url, key="YOUR KEY" if has_keys else "none", model=name)
-    return CURL.format(url=url, key=header), python
+    python = calls.python.format(url=url, key="YOUR KEY" if has_keys else "none", model=name)
+    return calls.curl.format(url=url, key=header), python
 
 
 def _page(state: ServerState, url: str) -> str:
@@ -171,7 +163,8 @@ def _page(state: ServerState, url: str) -> str:
 
 def _endpoints(state: ServerState) -> Iterator[tuple[str, str, str]]:
     """Method, path with the prefix, and description of each endpoint."""
-    return ((method, state.config.prefix + path, text) for method, path, text in ENDPOINTS)
+    prefix = state.config.prefix
+    return ((method, prefix + path, text) for method, path, text in _kind(state).endpoints)
 
 
 def _link(method: str, path: str, host: str) -> str:

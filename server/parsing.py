@@ -52,6 +52,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "mirostat": (0,),
     "modalities": (["text"],),
     "multimodal_data": ([],),
+    "prompt_name": (),
     "n_indent": (0,),
     "preserved_tokens": ([],),
     "reasoning_budget_tokens": (-1,),
@@ -62,6 +63,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "thinking_budget_tokens": (-1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncation_direction": ("right", "Right"),
     "web_search_options": (),
 }
 

@@ -18,6 +18,7 @@ from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Choice
 from .schema import GenerationBody, Part, TemplateBody
+from .state import ServedModel
 
 N_SEEDS: Final = 2**32 - 1  # seeds are modulo 2**32; the last value means "random"
 
@@ -54,7 +55,7 @@ def chat_prompt(model: Instance, body: TemplateBody) -> str:
     )
 
 
-def check_model(model: Instance, name: str) -> None:
+def check_model(model: ServedModel, name: str) -> None:
     """Check the model name of a request. Any name is accepted, except that of another GGUF file.
 
     Raises:

@@ -1,6 +1,7 @@
 """The request log: one line per request, written when the request ends.
 
     POST /v1/chat/completions 200  in   812 (800 cached)  out   64  ttft   31 ms    52 tok/s  stop
+    POST /v1/embeddings       200  in  2912 in 64 texts    412 ms   7068 tok/s
 
 The line says how the request ended: `stop` or `length`, the error's message, that the client
 disconnected, or `timeout` if it did not read the reply. With -v, the bodies of the request and the
@@ -50,6 +51,7 @@ class RequestRecord:
         method, path: of the request; the path without the query.
         choices: the texts that it generates.
         n_each: number of choices per prompt.
+        n_texts, n_text_tokens: texts that get a vector or a score, and their tokens.
         body: of the request, once it is read, if bodies are logged.
         end: how it ended, if the choices do not say it.
     """
@@ -59,6 +61,8 @@ class RequestRecord:
     status: int = 0
     choices: Sequence[Choice] = ()
     n_each: int = 1
+    n_texts: int = 0
+    n_text_tokens: int = 0
     body: bytes = b""
     end: str = ""
     t_start: float = field(default_factory=time.perf_counter)
@@ -115,6 +119,8 @@ class RequestRecord:
                 "ttft_ms": None if self.ttft is None else round(1e3 * self.ttft, 1),
                 "tokens_per_second": None if self.rate is None else round(self.rate, 1),
             }
+        if self.n_texts:
+            found |= {"prompt_tokens": self.n_text_tokens, "texts": self.n_texts}
         return found | {"end": self.reason}
 
     def __str__(self) -> str:
@@ -125,6 +131,12 @@ class RequestRecord:
             parts.append(f"out {self.n_predicted:>4}")
             parts.append("" if self.ttft is None else f"ttft {_duration(self.ttft)}")
             parts.append("" if self.rate is None else f"{self.rate:>5.{self.rate < 10:d}f} tok/s")
+        elif self.n_texts:
+            texts = "1 text" if self.n_texts == 1 else f"{self.n_texts} texts"
+            parts.append(f"in {self.n_text_tokens:>5} in {texts:<10}")
+            parts.append(_duration(self.seconds))
+            rate = self.n_text_tokens / self.seconds if self.seconds > 0 else 0.0
+            parts.append(f"{rate:>5.0f} tok/s")
         else:
             parts.append(_duration(self.seconds))
         parts.append(self.reason)

@@ -11,11 +11,13 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from aiohttp import web
 
-from ..runtime.instance import Instance
+from ..model.vocab import Vocab
+from ..runtime.instance import EmbeddingInstance, Instance
 from .http_errors import ENCODINGS, unavailable
 from .metrics import CONTENT_TYPE, Metrics
 from .parsing import parse_body
@@ -23,14 +25,14 @@ from .prompts import chat_prompt, tokenize_parts
 from .replies import SYSTEM_FINGERPRINT, Json, generation_settings
 from .request_log import record_body
 from .schema import DetokenizeBody, GenerationBody, TemplateBody, TokenizeBody
-from .state import STATE
+from .state import STATE, ServedModel
 
 Result = TypeVar("Result")
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
 
-def loaded_model(request: web.Request) -> Instance:
+def loaded_model(request: web.Request) -> ServedModel:
     """The model. Raises HTTPServiceUnavailable while it is loading."""
     state = request.app[STATE]
     if state.model is None:
@@ -39,11 +41,41 @@ def loaded_model(request: web.Request) -> Instance:
     return state.model
 
 
-async def work_on_body(request: web.Request, work: Callable[[Instance, bytes], Result]) -> Result:
-    """Return `work(model, body)`, called in a thread."""
+def text_model(request: web.Request) -> Instance:
+    """The model, if it generates text. Raises HTTPNotImplemented if it does not."""
+    model = loaded_model(request)
+    if isinstance(model, EmbeddingInstance):
+        raise _other_kind(request, "generates text", model, "computes embeddings", "MODEL")
+    return model
+
+
+def embedding_model(request: web.Request, *, is_rank: bool = False) -> EmbeddingInstance:
+    """The model, if it makes vectors, or scores. Raises HTTPNotImplemented if it does not."""
+    model = loaded_model(request)
+    needs = "ranks texts" if is_rank else "computes embeddings"
+    flags = "RERANKER --rerank" if is_rank else "MODEL --embeddings"
+    if isinstance(model, Instance):
+        raise _other_kind(request, needs, model, "generates text", flags)
+    if model.ranks is not is_rank:
+        does = "ranks texts" if model.ranks else "computes embeddings"
+        raise _other_kind(request, needs, model, does, flags)
+    return model
+
+
+def _other_kind(
+    request: web.Request, needs: str, model: ServedModel, does: str, flags: str
+) -> web.HTTPNotImplemented:
+    return web.HTTPNotImplemented(
+        text=f'{request.method} {request.path} needs a model that {needs}, "{model.alias}" {does}: '
+        f"start another server with lamella serve {flags} --port PORT"
+    )
+
+
+async def work_on_body(request: web.Request, work: Callable[[bytes], Result]) -> Result:
+    """Return `work(body)`, called in a thread."""
     raw = await _read(request)
     record_body(request, raw)
-    return await asyncio.to_thread(work, loaded_model(request), raw)
+    return await asyncio.to_thread(work, raw)
 
 
 async def _read(request: web.Request) -> bytes:
@@ -92,16 +124,14 @@ async def metrics(request: web.Request) -> web.Response:
 async def props(request: web.Request) -> web.Response:
     model = loaded_model(request)
     vocab = model.vocab
-    params = generation_settings(GenerationBody(), model.request_params())
     return json_response(
         {
-            "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
-            "total_slots": model.engine.n_parallel,
+            **(_text_props(model) if isinstance(model, Instance) else _embedding_props(model)),
+            "total_slots": _n_slots(model),
             "model_alias": model.alias,
             "model_path": str(model.path),
             "modalities": {"vision": False, "audio": False, "video": False},
             "media_marker": "",
-            "chat_template": model.chat.source,
             "chat_template_caps": {},
             "bos_token": "" if vocab.bos is None else vocab.text(vocab.bos),
             "eos_token": "" if vocab.eos is None else vocab.text(vocab.eos),
@@ -111,13 +141,47 @@ async def props(request: web.Request) -> web.Response:
     )
 
 
+def _text_props(model: Instance) -> Json:
+    params = generation_settings(GenerationBody(), model.request_params())
+    return {
+        "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
+        "chat_template": model.chat.source,
+    }
+
+
+def _embedding_props(model: EmbeddingInstance) -> Json:
+    return {
+        "default_generation_settings": {
+            "params": {"embd_normalize": model.params.embedding.embd_normalize},
+            "n_ctx": model.n_ctx,
+        },
+        "chat_template": "",
+        **embedding_meta(model),
+    }
+
+
+def embedding_meta(model: EmbeddingInstance) -> Json:
+    """What a client needs to know of an embedding model's output."""
+    labels = {"labels": list(model.labels)} if model.ranks else {}
+    return {
+        "pooling": model.embedder.pooling.name.lower(),
+        "n_embd_out": model.embedder.n_out,
+        **labels,
+    }
+
+
+def _n_slots(model: ServedModel) -> int:
+    """Requests that may run at the same time. The texts of all requests share an embedder."""
+    return model.engine.n_parallel if isinstance(model, Instance) else 1
+
+
 async def slots(request: web.Request) -> web.Response:
     """llama-server's slots: one for each request that may run at the same time."""
     model = loaded_model(request)
     if not request.app[STATE].config.slots:
         raise web.HTTPNotImplemented(text="GET /slots is off: start the server without --no-slots")
-    n_busy = model.engine.n_running
-    n_all = model.engine.n_parallel
+    n_all = _n_slots(model)
+    n_busy = min(model.worker.n_running, n_all)
     if "fail_on_no_slot" in request.query and n_busy >= n_all:
         raise unavailable("no slot is free")
     same = {"n_ctx": model.n_ctx, "speculative": False}
@@ -134,7 +198,7 @@ async def models(request: web.Request) -> web.Response:
         )
     ollama = {"name": model.alias, "model": model.alias, "type": "model", "tags": [""]}
     details = {"format": "gguf", "family": "", "families": [""], "parent_model": ""}
-    openai = {
+    openai: Json = {
         "id": model.alias,
         "aliases": [model.alias],
         "tags": list(request.app[STATE].config.tags),
@@ -143,11 +207,15 @@ async def models(request: web.Request) -> web.Response:
         "owned_by": "lamella",
         "meta": dict(model.meta) | {"n_ctx": model.n_ctx},
     }
+    capability = "completion"
+    if isinstance(model, EmbeddingInstance):
+        capability = "rerank" if model.ranks else "embedding"
+        openai["meta"] = {**openai["meta"], **embedding_meta(model)}
     if "name" in request.match_info:
         return json_response(openai)
     return json_response(
         {
-            "models": [ollama | {"capabilities": ["completion"], "details": details}],
+            "models": [ollama | {"capabilities": [capability], "details": details}],
             "object": "list",
             "data": [openai],
         }
@@ -160,28 +228,28 @@ def json_response(body: object) -> web.Response:
     return web.Response(text=text, content_type="application/json")
 
 
-def _tokenize(model: Instance, raw: bytes) -> Json:
+def _tokenize(vocab: Vocab, raw: bytes) -> Json:
     body = parse_body(TokenizeBody, raw)
     tokens = tokenize_parts(
-        model.vocab, body.content, add_special=body.add_special, parse_special=body.parse_special
+        vocab, body.content, add_special=body.add_special, parse_special=body.parse_special
     )
     if not body.with_pieces:
         return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _piece(model, token)} for token in tokens]}
+    return {"tokens": [{"id": token, "piece": _piece(vocab, token)} for token in tokens]}
 
 
-def _piece(model: Instance, token: int) -> str | list[int]:
+def _piece(vocab: Vocab, token: int) -> str | list[int]:
     """The text of a token; its bytes if they are not valid UTF-8."""
-    piece = model.vocab.piece(token, special=True)
+    piece = vocab.piece(token, special=True)
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
         return list(piece)
 
 
-def _detokenize(model: Instance, raw: bytes) -> Json:
+def _detokenize(vocab: Vocab, raw: bytes) -> Json:
     body = parse_body(DetokenizeBody, raw)
-    return {"content": model.vocab.detokenize(body.tokens, special=True)}
+    return {"content": vocab.detokenize(body.tokens, special=True)}
 
 
 def _apply_template(model: Instance, raw: bytes) -> Json:
@@ -189,15 +257,18 @@ def _apply_template(model: Instance, raw: bytes) -> Json:
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    return json_response(await work_on_body(request, _tokenize))
+    vocab = loaded_model(request).vocab
+    return json_response(await work_on_body(request, partial(_tokenize, vocab)))
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    return json_response(await work_on_body(request, _detokenize))
+    vocab = loaded_model(request).vocab
+    return json_response(await work_on_body(request, partial(_detokenize, vocab)))
 
 
 async def apply_template(request: web.Request) -> web.Response:
-    return json_response(await work_on_body(request, _apply_template))
+    model = text_model(request)
+    return json_response(await work_on_body(request, partial(_apply_template, model)))
 
 
 ROUTES: Final = (

@@ -24,7 +24,7 @@ from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, tokenize_parts
 from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
 from .request_log import record_of
-from .routes import json_response, loaded_model, work_on_body
+from .routes import json_response, text_model, work_on_body
 from .schema import ChatBody, CompletionBody
 from .state import STATE
 from .writing import time_limit
@@ -71,9 +71,10 @@ def _prompts(model: Instance, body: CompletionBody) -> list[Prompt]:
 
 
 async def _generate(prepare: Preparation, request: web.Request) -> web.StreamResponse:
-    bridge = Bridge(loaded_model(request).engine)
+    model = text_model(request)
+    bridge = Bridge(model.engine)
     try:
-        replies = await work_on_body(request, partial(prepare, bridge))
+        replies = await work_on_body(request, partial(prepare, bridge, model))
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         if replies.body.stream:

@@ -28,19 +28,10 @@ class Missing(NamedTuple):
 
 
 MISSING: Final = (
-    Missing(
-        "embeddings",
-        "a server for an embedding model",
-        ("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"),
-    ),
-    Missing(
-        "ranking and scoring of texts",
-        "a server for a ranking model",
-        (
-            *("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"),
-            *("/v1/score", "/score", "/classify", "/pooling"),
-        ),
-    ),
+    Missing("ollama's embeddings", "POST /v1/embeddings", ("/api/embed", "/api/embeddings")),
+    Missing("vLLM's and TEI's scores", "POST /rerank", ("/v1/score", "/score", "/similarity")),
+    Missing("classes of texts", "POST /v1/embeddings", ("/classify", "/pooling")),
+    Missing("other forms of vectors", "POST /embed", ("/embed_all", "/embed_sparse", "/v2/embed")),
     Missing(
         "infill",
         "POST /completion, with the model's tokens for infill in the prompt",

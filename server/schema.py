@@ -45,7 +45,7 @@ Int = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
 NProbs = Annotated[int, Field(ge=0, le=N_PROBS_MAX)]
 
 
-def _parts(value: object) -> Prompt | None:
+def parts_of(value: object) -> Prompt | None:
     """One prompt: a text, or a list of token ids and texts. None if it is neither."""
     match value:
         case str():
@@ -61,12 +61,12 @@ def _parts(value: object) -> Prompt | None:
 
 
 def _prompts(value: object) -> tuple[Prompt, ...]:
-    one = _parts(value)
+    one = parts_of(value)
     if one is not None and value != []:
         return (one,)
     if isinstance(value, list) and len(value) > N_PROMPTS_MAX:
         raise ValueError(f"must be at most {N_PROMPTS_MAX} prompts, each of one type")
-    many = [_parts(element) for element in value] if isinstance(value, list) else []
+    many = [parts_of(element) for element in value] if isinstance(value, list) else []
     prompts = tuple(prompt for prompt in many if prompt is not None)
     if not prompts or len(prompts) < len(many):
         raise ValueError(
@@ -76,7 +76,7 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
 
 
 def _content(value: object) -> Prompt:
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is None:
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
             return tuple(value)

@@ -15,8 +15,10 @@ from typing import Final
 
 from aiohttp import web
 
-from ..runtime.instance import Instance
+from ..runtime.instance import EmbeddingInstance, Instance
 from .config import ServerConfig
+
+ServedModel = Instance | EmbeddingInstance
 
 
 class LoadProgress:
@@ -40,19 +42,19 @@ class ServerState:
     def __init__(
         self,
         config: ServerConfig,
-        model: Instance | None = None,
+        model: ServedModel | None = None,
         progress: LoadProgress | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.progress = progress or LoadProgress()
 
-    async def load(self, load: Callable[[], Instance]) -> None:
+    async def load(self, load: Callable[[], ServedModel]) -> None:
         """Call `load` in a thread of its own. Raises what `load` raises.
 
         The thread is a daemon and belongs to no pool, so a stopping server does not wait for it.
         """
-        loaded: Future[Instance] = Future()
+        loaded: Future[ServedModel] = Future()
         loaded.set_running_or_notify_cancel()
 
         def work() -> None:

@@ -76,14 +76,14 @@ def test_a_server_s_progress_is_that_of_the_start(monkeypatch: pytest.MonkeyPatc
     seen = LoadProgress()
     texts = []
 
-    def open_instance(_: object, *, on_load: Any, on_compile: Any, **options: Any) -> None:
+    def open_model(_: object, *, on_load: Any, on_compile: Any, **options: Any) -> None:
         on_load(1, 2)
         texts.append(seen.text)
         on_compile(3, 35, "add", 0.0)
         texts.append(seen.text)
 
-    monkeypatch.setattr(start, "open_instance", open_instance)
-    start.open_with_progress(OpenParams(), watcher=seen)
+    monkeypatch.setattr(start, "open_model", open_model)
+    start.open_served(OpenParams(), {}, seen)
     assert texts == ["loading weights, 50%", "preparing: compiling kernels, 3 of 35"]
 
 

@@ -26,12 +26,12 @@ from lamella.model.context import Context
 from lamella.model.vocab import Vocab
 from lamella.runtime.displaced import Displaced
 from lamella.runtime.engine.engine import Engine
-from lamella.runtime.instance import Instance
+from lamella.runtime.instance import EmbeddingInstance, Instance
 from lamella.runtime.params import EngineParams
 from lamella.runtime.plan import ModelPlan
 from lamella.server.app import serve
 from lamella.server.config import ServerConfig
-from lamella.server.state import LoadProgress
+from lamella.server.state import LoadProgress, ServedModel
 
 assert VOCAB.n_tokens == len(PIECES)
 
@@ -44,7 +44,7 @@ class HttpVocab(FakeVocab):
     """The fake vocabulary with a BOS. Unknown characters are left out."""
 
     bos, eos, eot, unk = BOS, 2, None, 0
-    add_bos, add_eos = True, False
+    add_bos, add_eos, add_sep, sep = True, False, False, None
 
     def tokenize(self, text: str, add_special: bool = True, **_: bool) -> list[int]:
         tokens = super().tokenize(text)
@@ -132,9 +132,19 @@ class Reply:
 class RunningServer:
     """A server started by `running`."""
 
-    def __init__(self, model: Instance, port: int) -> None:
-        self.model = model
+    def __init__(self, opened: ServedModel, port: int) -> None:
+        self.opened = opened
         self.port = port
+
+    @property
+    def model(self) -> Instance:
+        assert isinstance(self.opened, Instance)
+        return self.opened
+
+    @property
+    def embedding_model(self) -> EmbeddingInstance:
+        assert isinstance(self.opened, EmbeddingInstance)
+        return self.opened
 
     @property
     def url(self) -> str:
@@ -169,14 +179,14 @@ class RunningServer:
 
 @contextmanager
 def running(
-    load: Callable[[], Instance] = make_model,
+    load: Callable[[], ServedModel] = make_model,
     config: ServerConfig | None = None,
     progress: LoadProgress | None = None,
 ) -> Iterator[RunningServer]:
     """A server with a loaded model. Asserts at the end that nothing blocked its event loop."""
-    models: list[Instance] = []
+    models: list[ServedModel] = []
 
-    def load_and_record() -> Instance:
+    def load_and_record() -> ServedModel:
         models.append(load())
         return models[0]
 
@@ -186,7 +196,7 @@ def running(
 
 @contextmanager
 def listening(
-    load: Callable[[], Instance],
+    load: Callable[[], ServedModel],
     config: ServerConfig | None = None,
     progress: LoadProgress | None = None,
 ) -> Iterator[int]:

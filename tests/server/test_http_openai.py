@@ -143,7 +143,7 @@ def test_error_classes(client: OpenAI, server: RunningServer) -> None:
         client.completions.create(model="any", prompt="a" * 5000)
     assert isinstance(too_long.value.body, dict)
     assert too_long.value.body["n_prompt_tokens"] == 5001
-    with pytest.raises(openai.InternalServerError, match="use a server for an embed") as missing:
+    with pytest.raises(openai.InternalServerError, match="lamella serve MODEL --emb") as missing:
         client.embeddings.create(model="any", input="a")
     assert missing.value.status_code == 501
     with pytest.raises(openai.BadRequestError, match='"response_format" is not supported yet'):

@@ -15,7 +15,8 @@ from lamella.runtime.instance import Instance
 from lamella.server import app
 from lamella.server.config import ServerConfig
 from lamella.server.listening import listen as listen_plainly
-from lamella.server.page import ENDPOINTS, POLICY
+from lamella.server.page import POLICY
+from lamella.server.page_calls import GENERATING
 from lamella.server.request_log import RequestRecord
 from lamella.server.state import LoadProgress
 
@@ -54,7 +55,7 @@ def test_the_page_has_no_scripts_and_no_resources(server: RunningServer) -> None
 
 
 def test_links_and_endpoints_exist(server: RunningServer) -> None:
-    for method, path, _ in ENDPOINTS:
+    for method, path, _ in GENERATING.endpoints:
         assert server.call(method, path, b"{}").status in (200, 400, 501), path
 
 
@@ -87,7 +88,7 @@ def test_with_keys_the_page_shows_neither_model_nor_machine() -> None:
 def test_endpoints_have_the_prefix() -> None:
     with running(config=ServerConfig(port=0, api_prefix="/llm")) as server:
         html, text = (server.get("/llm", **h).raw.decode() for h in (HTML, {}))
-        for method, path, _ in ENDPOINTS:
+        for method, path, _ in GENERATING.endpoints:
             assert f"{method:<4} /llm{path} " in text
             assert f"<code>{method} /llm{path}</code>" in html
             assert method == "POST" or f'href="{server.url}/llm{path}"' in html

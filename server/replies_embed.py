@@ -1,0 +1,120 @@
+"""The shapes of replies with vectors and scores: OpenAI's, llama-server's, TEI's and Jina's.
+
+A reply is an iterator of pieces of its JSON text: ten thousand vectors are many megabytes. Field
+names are llama-server's (tools/server/server-common.cpp, format_embeddings_response_oaicompat and
+format_response_rerank), and TEI's (router/src/http/types.rs).
+Tested by tests/server/test_http_embeddings.py and test_http_rerank.py.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from ..base.json_floats import F32Array, json_rows
+from .replies import Json
+
+N_PIECE: Final = 128 * 1024  # bytes of a piece, at least, but for the last one
+
+
+def openai_reply(rows: F32Array, *, is_base64: bool, model: str, n_tokens: int) -> Iterator[bytes]:
+    """POST /v1/embeddings: the vectors [n, n_out] of texts with `n_tokens` tokens."""
+    more: Json = {"encoding_format": "base64"} if is_base64 else {}
+    yield b'{"object": "list", "data": ['
+    for i, text in enumerate(_encoded(rows, is_base64=is_base64)):
+        head = json.dumps({"object": "embedding", "index": i, **more})[:-1].encode()
+        yield b'%s%s, "embedding": %s}' % (b", " if i else b"", head, text)
+    yield b"], " + _dumped({"model": model, "usage": usage(n_tokens)})[1:]
+
+
+def native_reply(vectors: Iterable[F32Array], *, is_base64: bool) -> Iterator[bytes]:
+    """POST /embedding: the vectors [n_vectors, n_out] of each text."""
+    for i, rows in enumerate(vectors):
+        yield b'%s{"index": %d, "embedding": ' % (b", " if i else b"[", i)
+        yield from _listed(_encoded(rows, is_base64=is_base64))
+        yield b"}"
+    yield b"]"
+
+
+def tei_reply(rows: F32Array) -> Iterator[bytes]:
+    """POST /embed: a list of vectors."""
+    return _listed(_encoded(rows, is_base64=False))
+
+
+def rerank_reply(
+    scores: F32Array, n_top: int, texts: Sequence[str] | None, *, model: str, n_tokens: int
+) -> Iterator[bytes]:
+    """POST /rerank: the `n_top` highest scores [n], and their documents if `texts` are given."""
+    yield b'{"model": %s, "object": "list", "results": ' % _dumped(model)
+    yield from _listed(
+        _dumped(
+            {"index": i, "relevance_score": score}
+            | ({} if texts is None else {"document": {"text": texts[i]}})
+        )
+        for i, score in _ranked(scores, n_top)
+    )
+    yield b", " + _dumped({"usage": usage(n_tokens)})[1:]
+
+
+def tei_rerank_reply(scores: F32Array, n_top: int, texts: Sequence[str] | None) -> Iterator[bytes]:
+    """TEI's reply of POST /rerank: a list."""
+    return _listed(
+        _dumped({"index": i, "score": score} | ({} if texts is None else {"text": texts[i]}))
+        for i, score in _ranked(scores, n_top)
+    )
+
+
+def usage(n_tokens: int) -> Json:
+    """The token counts of a request that generates nothing."""
+    return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+
+def sigmoid(logits: F32Array) -> F32Array:
+    """1 / (1 + exp(-x)), without overflow."""
+    found: F32Array = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64))).astype(np.float32)
+    return found
+
+
+def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of at least `N_PIECE`; the last piece may be shorter."""
+    waiting: list[bytes] = []
+    n = 0
+    for text in texts:
+        waiting.append(text)
+        n += len(text)
+        if n >= N_PIECE:
+            yield b"".join(waiting)
+            waiting, n = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _encoded(rows: F32Array, *, is_base64: bool) -> Iterator[bytes]:
+    """Each vector as a JSON value: a list of numbers, or the base64 of little-endian float32."""
+    if is_base64:
+        return (b'"%s"' % b64encode(row.astype("<f4").tobytes()) for row in rows)
+    return (b"[%s]" % text for text in json_rows(rows))
+
+
+def _ranked(scores: F32Array, n_top: int) -> Iterator[tuple[int, float]]:
+    """The indices and values of the highest scores, the highest first; of equal ones in order."""
+    order = np.argsort(-scores, kind="stable")[:n_top]
+    (texts,) = json_rows(scores[None, order])
+    return zip(order.tolist(), map(float, texts.split(b",")), strict=True)
+
+
+def _listed(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """A JSON list with these elements."""
+    separator = b"["
+    for text in texts:
+        yield separator + text
+        separator = b", "
+    yield b"]" if separator == b", " else b"[]"
+
+
+def _dumped(value: object) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()

@@ -1,0 +1,239 @@
+"""The routes that compute vectors and scores: OpenAI's, llama-server's, TEI's and Jina's.
+
+All are one flow: a thread parses the body, makes token ids and submits them to the embedder. Other
+threads make the reply in pieces. When the handler ends, the embedder drops the texts that it has
+not computed, also if the client disconnected.
+Tested by tests/server/test_http_embeddings.py and test_http_rerank.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+from aiohttp import web
+
+from ..base.errors import CancelledError, RequestError
+from ..model.pooling import F32Array, Pooling
+from ..runtime.embedder import Embedder
+from ..runtime.instance import EmbeddingInstance
+from . import replies_embed as replies
+from .embed_inputs import input_tokens, pair_tokens
+from .parsing import parse_body
+from .prompts import check_model
+from .request_log import record_of
+from .routes import embedding_model, work_on_body
+from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
+from .writing import time_limit
+
+Vectors = Sequence[F32Array]  # of each text: [n_out], or [n_tokens, n_out] without pooling
+
+
+class Submission:
+    """The texts of one request in the embedder. `submit` may run in any thread."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._lock = threading.Lock()  # guards the two below
+        self._future: Future[list[F32Array]] | None = None
+        self._closed = False
+
+    def check(self) -> None:
+        """Raises CancelledError after `close`."""
+        if self._closed:
+            raise CancelledError("the client disconnected")
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raises as `Embedder.submit`, and CancelledError after `close`."""
+        with self._lock:
+            self.check()
+            self._future = self._embedder.submit(texts)
+
+    async def vectors(self) -> Vectors:
+        """Wait for the vectors of the submitted texts. Raises the embedder's errors."""
+        assert self._future is not None, "nothing was submitted"
+        return await asyncio.wrap_future(self._future)
+
+    def close(self) -> None:
+        """Drop the texts that are not computed."""
+        with self._lock:
+            self._closed = True
+        if self._future is not None:
+            self._future.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose texts are submitted.
+
+    `reply` makes the JSON of its reply from the vectors and the number of tokens, in a thread.
+    """
+
+    named: Named
+    n_tokens: int
+    reply: Callable[[Vectors, int], Iterator[bytes]]
+
+    def pieces(self, vectors: Vectors) -> Iterator[bytes]:
+        """The reply in pieces. Raises HTTPInternalServerError before the first one."""
+        for i, vector in enumerate(vectors):
+            if not np.isfinite(vector).all():
+                raise web.HTTPInternalServerError(
+                    text=f"the model's vector of {self.named.place(i)} has NaN or infinity"
+                )
+        yield from replies.pieces(self.reply(vectors, self.n_tokens))
+
+
+# parses a body and submits its texts; runs in a thread
+Preparation = Callable[[Submission, EmbeddingInstance, bytes], Prepared]
+
+
+def prepare_openai(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(EmbeddingBody, raw)
+    if not body.input:  # as in llama-server, `content` gets its own reply
+        return _prepare(submission, model, body, partial(_native_reply, model, body))
+    _check_pooled(model)
+    return _prepare(submission, model, body, partial(_openai_reply, model, body))
+
+
+def prepare_native(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(EmbeddingBody, raw)
+    return _prepare(submission, model, body, partial(_native_reply, model, body))
+
+
+def prepare_tei(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(TeiEmbedBody, raw)
+    _check_pooled(model)
+    return _prepare(submission, model, body, partial(_tei_reply, model, body))
+
+
+def prepare_rerank(submission: Submission, model: EmbeddingInstance, raw: bytes) -> Prepared:
+    body = parse_body(RerankBody, raw)
+    check_model(model, body.model)
+    texts = pair_tokens(model, body, submission.check)
+    submission.submit(texts)
+    return Prepared(body.named, sum(map(len, texts)), partial(_rerank_reply, model, body))
+
+
+def _prepare(
+    submission: Submission,
+    model: EmbeddingInstance,
+    body: InputsBody,
+    reply: Callable[[Vectors, int], Iterator[bytes]],
+) -> Prepared:
+    check_model(model, body.model)
+    _check_dimensions(model, body.dimensions)
+    texts = input_tokens(model, body, submission.check)
+    submission.submit(texts)
+    return Prepared(body.named, sum(map(len, texts)), reply)
+
+
+def _check_pooled(model: EmbeddingInstance) -> None:
+    if model.embedder.pooling is Pooling.NONE:
+        raise RequestError(
+            "this server makes a vector for each token (--pooling none): call POST /embedding, or "
+            "start the server with another --pooling"
+        )
+
+
+def _check_dimensions(model: EmbeddingInstance, n: int | None) -> None:
+    n_out = model.embedder.n_out
+    if n is not None and n > n_out:
+        raise RequestError(f'"dimensions" must be at most {n_out}, found {n}')
+    if n is not None and model.embedder.pooling is Pooling.NONE:
+        raise RequestError('"dimensions" needs pooling, this server has --pooling none')
+
+
+def _rows(model: EmbeddingInstance, body: InputsBody, vectors: Vectors) -> F32Array:
+    """The vectors [n_texts, n_out], cut to `dimensions` and then normalized."""
+    return model.normalized(np.stack(vectors)[:, : body.dimensions], body.norm)
+
+
+def _openai_reply(
+    model: EmbeddingInstance, body: EmbeddingBody, vectors: Vectors, n_tokens: int
+) -> Iterator[bytes]:
+    rows = _rows(model, body, vectors)
+    name = body.model or model.alias
+    return replies.openai_reply(rows, is_base64=body.is_base64, model=name, n_tokens=n_tokens)
+
+
+def _native_reply(
+    model: EmbeddingInstance, body: EmbeddingBody, vectors: Vectors, _: int
+) -> Iterator[bytes]:
+    if model.embedder.pooling is not Pooling.NONE:
+        vectors = list(_rows(model, body, vectors)[:, None])
+    return replies.native_reply(vectors, is_base64=body.is_base64)
+
+
+def _tei_reply(
+    model: EmbeddingInstance, body: TeiEmbedBody, vectors: Vectors, _: int
+) -> Iterator[bytes]:
+    return replies.tei_reply(_rows(model, body, vectors))
+
+
+def _rerank_reply(
+    model: EmbeddingInstance, body: RerankBody, vectors: Vectors, n_tokens: int
+) -> Iterator[bytes]:
+    """llama-server's scores are the model's; TEI's are from 0 to 1, unless `raw_scores` is true."""
+    scores = np.stack(vectors)[:, 0]
+    is_raw = not body.is_tei if body.raw_scores is None else body.raw_scores
+    if not is_raw:
+        scores = replies.sigmoid(scores)
+    n_top = body.top_n or len(scores)
+    if body.is_tei:
+        return replies.tei_rerank_reply(scores, n_top, body.texts if body.return_text else None)
+    texts = body.documents if body.return_documents else None
+    name = body.model or model.alias
+    return replies.rerank_reply(scores, n_top, texts, model=name, n_tokens=n_tokens)
+
+
+async def _embed(prepare: Preparation, request: web.Request) -> web.StreamResponse:
+    is_rank = prepare is prepare_rerank
+    model = embedding_model(request, is_rank=is_rank)
+    submission = Submission(model.embedder)
+    try:
+        prepared = await work_on_body(request, partial(prepare, submission, model))
+        record = record_of(request)
+        record.n_texts, record.n_text_tokens = len(prepared.named.inputs), prepared.n_tokens
+        vectors = await submission.vectors()
+        return await _answer(request, prepared.pieces(vectors))
+    finally:
+        submission.close()
+
+
+async def _answer(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
+    """The reply. A long one is written here, piece by piece, so that memory holds few of them."""
+    first = await asyncio.to_thread(next, pieces)
+    second = await asyncio.to_thread(next, pieces, b"")
+    if not second:
+        return web.Response(body=first, content_type="application/json", charset="utf-8")
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    await response.prepare(request)
+    await _write(request, response, first)
+    while second:
+        await _write(request, response, second)
+        second = await asyncio.to_thread(next, pieces, b"")
+    return response
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    async with time_limit(request):
+        await response.write(data)
+
+
+def _route(prepare: Preparation, *paths: str) -> list[web.RouteDef]:
+    handler = partial(_embed, prepare)
+    return [web.post(path, handler) for path in paths]
+
+
+ROUTES: Final = (
+    *_route(prepare_openai, "/v1/embeddings"),
+    *_route(prepare_native, "/embeddings", "/embedding"),
+    *_route(prepare_tei, "/embed"),
+    *_route(prepare_rerank, "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"),
+)
