@@ -1,25 +1,26 @@
 """Chat templates: render messages to the text that a model was trained to continue.
 
-A template is the user's, the one in the model's file, or ChatML. It is written in Jinja, and
-rendered as Hugging Face transformers does. model/chat_sandbox.py bounds its time and memory. Knows
-no tokens and no requests. Tests: tests/model/test_chat_*.py.
+A template is the user's, the one in the model's file, or a default (chat_default.py). It is written
+in Jinja, and rendered as Hugging Face transformers does. model/chat_sandbox.py bounds its time and
+memory. Knows no tokens and no requests. Tests: tests/model/test_chat_*.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 from ..base.errors import RequestError
 from .chat_builtin import CHATML, TEMPLATES, template_source
+from .chat_default import default_template
 from .chat_sandbox import compile_template, render
 from .gguf import Metadata
 
 _KEY: Final = "tokenizer.chat_template"
 NO_TEMPLATE: Final = (
     "this model has no chat template: it was probably trained to continue texts, not to chat. "
-    "Chats use chatml; --chat-template chooses another template"
+    "Chats use {}; --chat-template chooses another template"
 )
 
 
@@ -123,15 +124,21 @@ class _BrokenTemplate(ChatTemplate):
         raise RequestError(self.warning)
 
 
-def model_template(metadata: Metadata, **options: Any) -> ChatTemplate:
-    """The chat template in a model's file, or ChatML. A broken one raises when it is used.
+def model_template(
+    metadata: Metadata, special_names: Collection[str] = (), **options: Any
+) -> ChatTemplate:
+    """The chat template in a model's file, or a default. A broken one raises when it is used.
 
-    `options` are those of `ChatTemplate`.
+    Args:
+        metadata: the file's metadata.
+        special_names: the texts of control and user-defined tokens, which choose the default.
+        options: those of `ChatTemplate`.
     """
     source = metadata.str(_KEY, "") or metadata.str(f"{_KEY}.tool_use", "")
     if not source:
-        chat = ChatTemplate(None, **options)
-        chat.warning = NO_TEMPLATE
+        name, reason = default_template(metadata, special_names)
+        chat = ChatTemplate(name, **options)
+        chat.warning = NO_TEMPLATE.format(f"{name}, {reason}" if reason else name)
         return chat
     try:
         return ChatTemplate(TEMPLATES.get(source, source), **options)

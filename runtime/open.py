@@ -281,7 +281,7 @@ def _chat_template(params: ModelParams, file: GGUFFile, vocab: Vocab) -> ChatTem
     }
     if params.chat_template:
         return ChatTemplate(params.chat_template, **options)
-    return model_template(file.metadata, **options)
+    return model_template(file.metadata, vocab.special_names, **options)
 
 
 def _meta(file: GGUFFile, vocab: Vocab) -> Mapping[str, int | str]:

@@ -181,6 +181,11 @@ class Vocab:
         self._check(id)
         return self._tokens[id].decode(errors="replace")
 
+    @property
+    def special_names(self) -> frozenset[str]:
+        """The texts of control, unknown and user-defined tokens, which `parse_special` finds."""
+        return frozenset(name for name, _ in self._special)
+
     def stream(self, special: bool = False) -> TextDecoder:
         """Return a decoder for ids that continue a text. It keeps a leading space."""
         return TextDecoder(lambda id: self.piece(id, special=special))

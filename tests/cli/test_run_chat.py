@@ -70,7 +70,7 @@ def test_a_system_prompt_makes_it_a_chat(base: Path) -> None:
     assert len(found[0]) < len(found[1]) < len(found[2])
     for more in (["-st"], ["-sys", "b"]):
         done = lamella("run", base, "-p", "a", *more, *flags)
-        assert done.stderr.count(NO_TEMPLATE) == 1
+        assert done.stderr.count(NO_TEMPLATE.format("chatml")) == 1
     done = lamella("run", base, "-no-cnv", "-p", "a", "-sys", "b")
     assert done.returncode == 1
     assert "-sys is for chats and cannot be combined with -no-cnv" in done.stderr
