@@ -195,14 +195,14 @@ def _listed(texts: object) -> tuple[list[object], bool]:
 
 def _submit(instance: EmbeddingInstance, items: Sequence[object], truncate: bool) -> Vectors:
     """Queue texts. Raises RequestError: a text is invalid; names it."""
-    texts = []
+    texts, n_max = [], instance.n_ctx if truncate else None
     for i, item in enumerate(items):
         what = "the text" if len(items) == 1 else f"text {i}"
         if isinstance(item, str):
             check_utf8(what, item)
-            texts.append(instance.tokens(item, truncate=truncate))
+            texts.append(instance.tokens(item, n_max=n_max))
         else:
-            texts.append(token_ids(what, item)[: instance.n_ctx if truncate else None])
+            texts.append(token_ids(what, item)[:n_max])
     return instance.embedder.submit(texts)
 
 
@@ -213,10 +213,10 @@ def _submit_pairs(
     if isinstance(documents, str) or not isinstance(documents, Iterable):
         raise RequestError(f"documents: {shortened(documents)} is not a list of texts")
     _check_text("the query", query)
-    texts = []
+    texts, n_max = [], instance.n_ctx if truncate else None
     for i, document in enumerate(documents):
         _check_text(f"document {i}", document)
-        texts.append(instance.pair_tokens(query, document, truncate=truncate))
+        texts.append(instance.pair_tokens(query, document, n_max=n_max))
     return instance.embedder.submit(texts)
 
 
