@@ -20,9 +20,8 @@ class Bert(PostNormEncoder):
         super().__init__(keys)
         self.hp = self.hp.with_rope_in(())
 
-    def embed(self, g: GraphBuild) -> Tensor:
-        x = g.add_token_type(g.embed(), self.n_token_types)
-        return g.norm(g.add_positions(x), "token_embd_norm", 0)
+    def embeddings(self, g: GraphBuild) -> Tensor:
+        return g.add_positions(super().embeddings(g))
 
     def max_ctx(self) -> int | None:
         return self.hp.n_ctx_train

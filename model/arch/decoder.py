@@ -58,9 +58,13 @@ class Decoder(Architecture):
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return a layer's output of its input x. The last layer's has the outputs' rows only."""
-        y, x = b.outputs(self.attention(b, b.norm(x, "attn_norm")), x)
+        y, x = b.outputs(self.attention(b, self.attn_norm(b, x)), x)
         x = b.add(y, x, "ffn_inp")
         return b.add(self.ffn(b, b.norm(x, self.ffn_norm)), x, "l_out")
+
+    def attn_norm(self, b: LayerBuild, x: Tensor) -> Tensor:
+        """Return attention's input of a layer's input x [n_embd, n_tokens]."""
+        return b.norm(x, "attn_norm")
 
     def attention(self, b: LayerBuild, x: Tensor) -> Tensor:
         """Return the attention of a layer's tokens x [n_embd, n_tokens], projected."""

@@ -36,6 +36,7 @@ class PostNormEncoder(Encoder):
 
     Attributes:
         n_token_types: rows of the table of token types. All tokens have the first type.
+        is_gated: the feed-forward part has a gate.
     """
 
     norm = Norm.LAYER
@@ -43,10 +44,14 @@ class PostNormEncoder(Encoder):
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
         self.n_token_types = keys.metadata.int("tokenizer.ggml.token_type_count", 1) or 1
+        self.is_gated = False
 
     def embed(self, g: GraphBuild) -> Tensor:
-        x = g.add_token_type(g.embed(), self.n_token_types)
-        return g.norm(x, "token_embd_norm", 0)
+        return g.norm(self.embeddings(g), "token_embd_norm", 0)
+
+    def embeddings(self, g: GraphBuild) -> Tensor:
+        """Return the sum of all embeddings of the tokens, [n_embd, n_tokens]."""
+        return g.add_token_type(g.embed(), self.n_token_types)
 
     def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
         y, x = b.outputs(self.attention(b, x), x)
@@ -58,6 +63,8 @@ class PostNormEncoder(Encoder):
         return b.norm(b.add(y, x, "attn_residual"), "attn_output_norm")
 
     def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
+        if self.is_gated:
+            return super().dense(b, x)
         return b.mlp(x, b.shape.n_ff, ops.gelu_erf, self.bias)
 
     def output_norm(self, g: GraphBuild, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ class JinaBertV2(ALiBi, PostNormEncoder):
 
     def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
+        self.act = geglu_erf
         tensors, n_ff = keys.file.tensors, self.hp.layers[0].n_ff
         up = tensors.get("blk.0.ffn_up.weight")
         is_double = up is not None and up.ne[1:] == (2 * n_ff,)
@@ -39,11 +40,6 @@ class JinaBertV2(ALiBi, PostNormEncoder):
         again = b.add(y, x, "attn_residual_2")
         normed = b.norm(again, "attn_norm_2", optional=True)
         return y if normed is again else normed
-
-    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
-        if not self.is_gated:
-            return super().dense(b, x)
-        return b.gated(x, b.shape.n_ff, geglu_erf, self.bias)
 
     def head(self, g: GraphBuild, x: Tensor, pooling: Pooling) -> Tensor:
         return dense_layer(g, x, 1) if pooling is Pooling.RANK else x

@@ -20,7 +20,9 @@ from .layer_build import LayerBuild
 
 ACTIVATIONS: Final[dict[str, Gated]] = {
     **dict.fromkeys(("gelu", "geglu"), geglu_erf),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ops.geglu),
     **dict.fromkeys(("silu", "swish", "swiglu"), ops.swiglu),
+    "reglu": ops.reglu,
 }
 
 
@@ -41,11 +43,8 @@ class ModernBert(Encoder):
     def embed(self, g: GraphBuild) -> Tensor:
         return g.norm(g.embed(), "token_embd_norm", 0)
 
-    def layer(self, b: LayerBuild, x: Tensor) -> Tensor:
-        n = b.norm(x, "attn_norm", optional=b.il == 0)
-        y, x = b.outputs(self.attention(b, n), x)
-        x = b.add(y, x, "ffn_inp")
-        return b.add(self.ffn(b, b.norm(x, "ffn_norm")), x, "l_out")
+    def attn_norm(self, b: LayerBuild, x: Tensor) -> Tensor:
+        return b.norm(x, "attn_norm", optional=b.il == 0)
 
     def head(self, g: GraphBuild, x: Tensor, pooling: Pooling) -> Tensor:
         return classify(g, x, len(self.labels), ops.gelu_erf) if pooling is Pooling.RANK else x

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...graph import Tensor, ops
+from ...graph import ops
 from ..keys import Keys
 from .encoder import PostNormEncoder
 from .experts import Experts, Router
-from .layer_build import LayerBuild
 
 
 class NomicBert(PostNormEncoder):
@@ -21,8 +20,9 @@ class NomicBert(PostNormEncoder):
 
     name = "nomic-bert"
 
-    def dense(self, b: LayerBuild, x: Tensor) -> Tensor:
-        return b.gated(x, b.shape.n_ff, self.act, self.bias)
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self.is_gated = True
 
 
 class NomicBertMoE(PostNormEncoder):
