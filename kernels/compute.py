@@ -69,6 +69,9 @@ class Compute(Protocol):
         is None, the program allocates its own.
         """
 
+    def lower_priority(self) -> None:
+        """Lower the priority of background threads: see `Backend.lower_priority`."""
+
     def close(self) -> None:
         """Stop background threads. A second call does nothing."""
 

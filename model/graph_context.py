@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, cast
 from ..alloc.buffer import Buffer, Usage
 from ..base.errors import ClosedError, LamellaError, OutOfMemoryError
 from ..base.log import get_logger
+from ..base.priority import lower_priority
 from ..base.settings import NO_REUSE, STRICT
 from ..sched.backend import Backend, Device
 from ..sched.compute import EvalCallback
@@ -217,6 +218,12 @@ class GraphContext(ABC):
             with suppress(LamellaError):  # raise the first error, not its consequences
                 self.synchronize()
             raise
+
+    def lower_priority(self) -> None:
+        """Lower the priority of the calling thread, which computes, and of its helpers."""
+        lower_priority()
+        for backend in self._backends.values():
+            backend.lower_priority()
 
     def synchronize(self) -> None:
         """Wait until no step is in flight.

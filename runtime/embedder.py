@@ -142,6 +142,7 @@ class Embedder:
     # --- the thread ---
 
     def _run(self) -> None:
+        self.context.lower_priority()  # embeddings are bulk work
         try:
             while taken := self._take():
                 self._step(taken)

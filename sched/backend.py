@@ -256,6 +256,13 @@ class Backend(ABC):
         """
         self.n_threads = n
 
+    def lower_priority(self) -> None:
+        """Let other programs go first on busy cores: lower the priority of the backend's threads.
+
+        A backend without threads has nothing to lower.
+        """
+        return
+
     def workspace(self, size: int) -> Buffer:
         """Scratch memory of `size` bytes or more. Plans run one after another, so they share it; a
         plan with smaller scratch memory keeps that."""

@@ -79,6 +79,11 @@ class CpuCompute:
         pool = self._pool = self._pool or ThreadPool(self.n_threads, self._poll)
         return CpuProgram(plan, pool)
 
+    def lower_priority(self) -> None:
+        """Let other programs go first on busy cores."""
+        if self._pool is not None:
+            self._pool.lower_priority()
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()

@@ -152,6 +152,9 @@ class CpuBackend(Backend):
         super().set_n_threads(n)
         self._compute.set_n_threads(n)
 
+    def lower_priority(self) -> None:
+        self._compute.lower_priority()
+
     def graph_compute(self, graph: Graph) -> None:
         self.graph_plan_create(graph)()
 

@@ -26,6 +26,7 @@ from numba import types
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, ClosedError
+from ...base.priority import lower_priority
 from ..host import POLL
 from .compiler.jit import Kernel
 from .compiler.native import native
@@ -293,6 +294,11 @@ class ThreadPool:
                 assert times.size == n_entries + 1, f"{times.size} times, {n_entries} entries"
                 timed = native(RUN_TIMED)
                 timed(self._address, plan_address, n_entries, n, times.ctypes.data)
+
+    def lower_priority(self) -> None:
+        """Let other programs go first on busy cores; see `base.priority`."""
+        for thread in self._threads:
+            lower_priority(thread.native_id)
 
     def close(self) -> None:
         """Stop the threads after a run in flight. A second call does nothing."""

@@ -72,5 +72,8 @@ class ReferenceCompute:
             ]
         )
 
+    def lower_priority(self) -> None:
+        """There are no threads."""
+
     def close(self) -> None:
         pass

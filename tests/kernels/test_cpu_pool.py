@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import toy_kernels
 from toy_kernels import Job, Words, words
 
 from lamella.base.errors import BackendError, ClosedError
+from lamella.base.priority import NICE
 from lamella.kernels.cpu import pool as pool_module
 from lamella.kernels.cpu.pool import ThreadPool
 
@@ -378,3 +380,13 @@ pools[1].run(0, 0)
 @pytest.mark.parametrize("way", ENDS)
 def test_a_process_ends_without_closing(way: str) -> None:
     assert_ends_well(HEADER + ENDS[way])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_low_priority() -> None:
+    with contextlib.closing(ThreadPool(3)) as pool:
+        before = [os.getpriority(os.PRIO_PROCESS, t.native_id or 0) for t in pool._threads]
+        pool.lower_priority()
+        after = [os.getpriority(os.PRIO_PROCESS, t.native_id or 0) for t in pool._threads]
+    assert after == [max(NICE, nice) for nice in before]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before[0]

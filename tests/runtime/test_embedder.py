@@ -47,6 +47,9 @@ class FakeContext:
 
     n_fitting = EmbedContext.n_fitting
 
+    def lower_priority(self) -> None:
+        pass
+
     def embed(self, texts: Sequence[npt.NDArray[np.int32]]) -> list[F32Array]:
         assert self.gate.acquire(timeout=WAIT_S)
         self.steps.append([text.tolist() for text in texts])
