@@ -48,7 +48,13 @@ class BpeEncoder:
     """
 
     def __init__(
-        self, tokens: Strings, types: TypeArray, merges: Strings, pre: PreTokenizer
+        self,
+        tokens: Strings,
+        types: TypeArray,
+        merges: Strings,
+        pre: PreTokenizer,
+        *,
+        lowercase: bool = False,
     ) -> None:
         """
         Args:
@@ -56,12 +62,14 @@ class BpeEncoder:
             types: a `TokenType` for each token.
             merges: pairs of texts with a space between.
             pre: splits text into words.
+            lowercase: texts are converted to lower case.
 
         Raises:
             ModelFileError: a merge is not a pair.
         """
         self._splitter = Splitter(pre.patterns)
-        self._escape_spaces = pre.escape_spaces
+        self._escape_spaces, self._skip_unknown = pre.escape_spaces, pre.skip_unknown
+        self._lowercase = lowercase
         wanted = encodable(types)
         table = MergeTable(tokens, wanted, merges)
         words = table.index
@@ -87,10 +95,12 @@ class BpeEncoder:
         """Return the ids of a text without special tokens and without lone surrogates.
 
         Raises:
-            RequestError: the vocabulary has no token for a byte.
+            RequestError: the vocabulary has no token for a byte, and bytes are not skipped.
         """
         if self._escape_spaces:
             text = text.replace(" ", SPACE)
+        if self._lowercase:
+            text = "".join(map(str.lower, text))  # a final sigma is like others
         utf8 = np.frombuffer(text.encode(), np.uint8)
         ends = self._splitter.ends(utf8)
         n_longest = int(np.diff(ends, prepend=0).max(initial=0))
@@ -100,7 +110,7 @@ class BpeEncoder:
         memory = symbols, values, nexts, prevs, heap
         vocab_bpe(utf8, ends, len(ends), *self._tables, *memory, ids, found)
         n_ids, missing = found.tolist()
-        if missing >= 0:
+        if missing >= 0 and not self._skip_unknown:
             raise _no_token(utf8, missing)
         result: list[int] = ids[:n_ids].tolist()
         return result

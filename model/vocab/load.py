@@ -101,6 +101,10 @@ def _load_gemma4(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> 
     return _bpe(metadata, tokens, types, "gemma4")
 
 
+def _load_whitespace(metadata: VocabMetadata, tokens: Strings, types: TypeArray) -> Vocab:
+    return _bpe(metadata, tokens, types, "whitespace")
+
+
 def _bpe(metadata: VocabMetadata, tokens: Strings, types: TypeArray, name: str) -> Vocab:
     """Load a BPE vocabulary with the pre-tokenizer of this name, "" if the file has none."""
     if not name:
@@ -117,7 +121,9 @@ def _bpe(metadata: VocabMetadata, tokens: Strings, types: TypeArray, name: str) 
     special = special_tokens(
         metadata, tokens, types, default_ids=default_ids, add_bos=add_bos, add_sep=pre.add_sep
     )
-    encoder = BpeEncoder(tokens, types, metadata.bytes_strings(key("merges")), pre)
+    merges = metadata.bytes_strings(key("merges"))
+    lowercase = metadata.bool(key("normalizer.lowercase"), False)
+    encoder = BpeEncoder(tokens, types, merges, pre, lowercase=lowercase)
     return Vocab(tokens, types, encoder, special, add_space_prefix=False)
 
 
@@ -211,6 +217,7 @@ KINDS: Final = {
     "rwkv": VocabKind("RWKV", 5, _load_rwkv),
     "plamo2": VocabKind("PLaMo2", 6, _load_plamo2),
     "gemma4": VocabKind("BPE", 2, _load_gemma4),
+    "whitespace": VocabKind("BPE", 2, _load_whitespace),
     "none": VocabKind("none", 0, _load_none),
     "no_vocab": VocabKind("none", 0, _load_none),
 }

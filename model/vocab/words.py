@@ -3,8 +3,14 @@
 A pre-tokenizer has a name, `tokenizer.ggml.pre`, and regular expressions that are applied one after
 the other. Each match is a word, and so is each text between matches. The names and flags are those
 of llama.cpp (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`). The expressions are those of the
-models' tokenizer.json; llama.cpp has approximations for tekken, gpt-4o, granite-embed-multi-97m,
-kimi-k2 and tiny_aya. Tests: tests/model/test_vocab_words.py.
+models' tokenizer.json. llama.cpp's words differ for
+
+- code points that are new in Unicode 16,
+- capital letters within words (tekken, gpt-4o, granite-embed-multi-97m, kimi-k2, tiny_aya, youtu),
+- spaces outside of ASCII (deepseek-llm, deepseek-coder), and digits outside of ASCII (superbpe),
+- signs or spaces before numbers (afmoe).
+
+Tests: tests/model/test_vocab_words.py.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ class PreTokenizer:
         add_sep: default of `add_sep_token`.
         byte_encode: tokens consist of characters that stand for bytes; False: of plain characters.
         escape_spaces: a space is U+2581 in tokens.
+        skip_unknown: characters without tokens, such as spaces, are skipped.
     """
 
     patterns: tuple[str, ...]
@@ -36,6 +43,7 @@ class PreTokenizer:
     add_sep: bool = False
     byte_encode: bool = True
     escape_spaces: bool = False
+    skip_unknown: bool = False
 
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -319,7 +327,7 @@ _NAMES: Final[Mapping[PreTokenizer, Mapping[str, str]]] = {
     PreTokenizer((_LINES,), byte_encode=False, escape_spaces=True): {
         "sarvam-moe": "sarvamai/sarvam-30b",
     },
-    PreTokenizer((r"\S+",), byte_encode=False): {
+    PreTokenizer((r"\S+",), byte_encode=False, skip_unknown=True): {
         "whitespace": "jinaai/jina-embeddings-v2-base-zh",
     },
 }

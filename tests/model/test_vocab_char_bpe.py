@@ -76,3 +76,13 @@ def test_random_merges_follow_the_rule() -> None:
             text = "".join(chance.choices("ab é😀", k=n))
             found = texts(v, v.tokenize(text, add_special=False))
             assert found == merged(text.replace(" ", "▁"), merges)
+
+
+def test_a_whitespace_vocabulary_skips_spaces_and_characters_without_a_token() -> None:
+    own = {"model": "whitespace", "pre": "whitespace", "merges": MERGES}
+    tokens: list[Token] = [*HEAD, *((text, 0.0, N) for text in [*"helo你", *MADE])]
+    v = load_vocab(metadata(tokens, **own))
+    ids = v.tokenize("hello \u3000\n你hell!o  Hello", add_special=False)
+    assert texts(v, ids) == ["hello", "你", "hell", "o", "e", "ll", "o"]
+    v = load_vocab(metadata(tokens, **own, **{"normalizer.lowercase": True}))
+    assert texts(v, v.tokenize("HELLO", add_special=False)) == ["hello"]
