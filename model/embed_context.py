@@ -75,7 +75,8 @@ class EmbedContext(GraphContext):
         if row_pooling is Pooling.RANK:
             row_pooling = arch.classifier_pooling
         self._row_pooling = row_pooling
-        self._has_head = self.pooling is not Pooling.NONE and _has_head(model, self.pooling)
+        n_head = 0 if self.pooling is Pooling.NONE else _n_head(model, self.pooling)
+        self._has_head = n_head > 0
         if self.pooling is Pooling.RANK and not self._has_head:
             raise RequestError(f"{model.path}: pooling is rank, but the model has no classifier")
         self.n_ctx = params.size(model.hp.n_ctx_train, arch.max_default_ctx(), n_parallel=1)
@@ -83,7 +84,7 @@ class EmbedContext(GraphContext):
         self.n_step = min(params.n_batch, params.n_ubatch, self.n_ctx)
         self.n_ubatch = max(self.n_ctx_seq, self.n_step)
         self.n_seq_max = min(N_TEXTS, self.n_step)
-        self.n_out = model.hp.n_embd
+        self.n_out = n_head or model.hp.n_embd
         super().__init__(
             model,
             params,
@@ -275,9 +276,11 @@ def step_bucket(n: int, limit: int) -> int:
     return min(-(-n // step) * step, limit)
 
 
-def _has_head(model: LoadedModel, pooling: Pooling) -> bool:
+def _n_head(model: LoadedModel, pooling: Pooling) -> int:
+    """Return the elements of a result of the graph that follows pooling; 0: there is none."""
     row = Tensor(GGMLType.F32, (model.hp.n_embd, 1))
-    return model.arch.build_head(model.weights, row, pooling) is not None
+    result = model.arch.build_head(model.weights, row, pooling)
+    return 0 if result is None else result.ne[0]
 
 
 def _read(tensor: Tensor, n_rows: int) -> F32Array:

@@ -28,7 +28,9 @@ class GemmaEmbedding(Encoder, Gemma3):
         }
 
     def head(self, g: GraphBuild, x: Tensor, pooling: Pooling) -> Tensor:
+        if pooling is Pooling.RANK:
+            return super().head(g, x, pooling)
         for name, ne in self.dense_sizes.items():
             weight = g.weight(f"{name}.weight", ne, self.hp.n_layer, Op.MUL_MAT, required=False)
             x = x if weight is None else ops.mul_mat(weight, x)
-        return super().head(g, x, pooling)
+        return x

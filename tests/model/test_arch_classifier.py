@@ -31,7 +31,9 @@ def embedded(path: Path, pooling: Pooling) -> F32Array:
     """Return the vector of TEXT."""
     model = load_model(path, Placement(cpu=SimDevice("CPU", DeviceType.CPU)))
     with model, EmbedContext(model, None, EmbeddingParams(pooling=pooling)) as context:
-        return context.embed([TEXT])[0]
+        found = context.embed([TEXT])[0]
+        assert found.shape == (context.n_out,)
+    return found
 
 
 class Classifier:
@@ -97,8 +99,9 @@ def test_matrices_after_pooling(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_without_a_classifier_has_no_scores(tmp_path: Path) -> None:
-    write_pin(PINS["eurobert"], tmp_path / "m.gguf")
+@pytest.mark.parametrize("name", ["eurobert", "embeddinggemma-dense"])
+def test_a_model_without_a_classifier_has_no_scores(name: str, tmp_path: Path) -> None:
+    write_pin(PINS[name], tmp_path / "m.gguf")
     with pytest.raises(RequestError, match="has no classifier"):
         embedded(tmp_path / "m.gguf", Pooling.RANK)
 
