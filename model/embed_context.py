@@ -78,7 +78,10 @@ class EmbedContext(GraphContext):
         n_head = 0 if self.pooling is Pooling.NONE else _n_head(model, self.pooling)
         self._has_head = n_head > 0
         if self.pooling is Pooling.RANK and not self._has_head:
-            raise RequestError(f"{model.path}: pooling is rank, but the model has no classifier")
+            raise RequestError(
+                f"{model.path}: pooling is rank, but the model has no classifier: the file lacks "
+                "cls.weight and cls.output.weight, which converters write for rerankers only"
+            )
         self.n_ctx = params.size(model.hp.n_ctx_train, arch.max_default_ctx(), n_parallel=1)
         self.n_ctx_seq = min(self.n_ctx, arch.max_ctx() or self.n_ctx)
         self.n_step = min(params.n_batch, params.n_ubatch, self.n_ctx)
