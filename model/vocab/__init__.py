@@ -11,7 +11,8 @@ docstrings name the differences.
 
 from .load import KINDS, load_vocab
 from .metadata import VocabMetadata
-from .vocab import Encoder, SpecialTokens, TextDecoder, TokenType, Vocab
+from .token_types import TokenType
+from .vocab import Encoder, SpecialTokens, TextDecoder, Vocab
 
 __all__ = [
     "KINDS",

@@ -24,7 +24,7 @@ from .splitter import Splitter
 from .spm import BYTES as BYTE_TEXTS
 from .spm import SPACE, SpmPieces
 from .table import TextIndex, U8Array, encodable
-from .vocab import TypeArray
+from .token_types import TypeArray
 from .words import PreTokenizer
 
 

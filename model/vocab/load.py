@@ -22,8 +22,9 @@ from .plamo2 import Plamo2Encoder
 from .rwkv import RwkvEncoder
 from .special import special_tokens
 from .spm import BYTES, SpmEncoder
+from .token_types import TokenType, TypeArray, ids_of_types
 from .unigram import Normalization, UnigramEncoder
-from .vocab import SpecialTokens, TokenType, TypeArray, Vocab, ids_of_types
+from .vocab import SpecialTokens, Vocab
 from .wordpiece import WordPieceEncoder
 from .words import PRE_TOKENIZERS
 

@@ -17,8 +17,8 @@ from ...kernels.cpu.vocab.plamo2 import UNUSABLE_COST, vocab_plamo2
 from ..gguf.strings import Strings
 from .spm import BYTES
 from .table import encodable
+from .token_types import TokenType, TypeArray
 from .trie import Trie
-from .vocab import TokenType, TypeArray
 
 _UNITS: Final = 1e4
 

@@ -15,8 +15,8 @@ from ...base.errors import RequestError
 from ...kernels.cpu.vocab.longest import vocab_longest
 from ..gguf.strings import Strings
 from .table import encodable
+from .token_types import TypeArray
 from .trie import Trie
-from .vocab import TypeArray
 
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _NAMED: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}

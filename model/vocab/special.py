@@ -17,7 +17,8 @@ from ...base.errors import ModelFileError
 from ..gguf import Strings
 from .metadata import VocabMetadata, key
 from .table import TextIndex
-from .vocab import SpecialTokens, TokenType
+from .token_types import TokenType
+from .vocab import SpecialTokens
 
 # texts by which llama.cpp finds tokens without ids in the file
 _TEXTS: Final = {

@@ -19,7 +19,7 @@ from sentencepiece import SentencePieceProcessor
 
 from ...base.errors import ModelFileError, RequestError
 from ..gguf import Strings
-from .vocab import TokenType, TypeArray
+from .token_types import TokenType, TypeArray
 
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
 

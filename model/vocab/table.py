@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...kernels.cpu.vocab.access import Argument
 from ...kernels.cpu.vocab.index import vocab_find, vocab_index
 from ..gguf.strings import Strings
-from .vocab import TokenType
+from .token_types import TokenType
 
 U8Array: TypeAlias = npt.NDArray[np.uint8]
 

@@ -19,8 +19,8 @@ from ...kernels.cpu.vocab.unigram import vocab_normalize, vocab_unigram
 from ..gguf.strings import Strings
 from .spm import SpmPieces
 from .table import U8Array
+from .token_types import TokenType, TypeArray
 from .trie import Trie
-from .vocab import TokenType, TypeArray
 
 _UNKNOWN_PENALTY: Final = 10.0  # sentencepiece's kUnkPenalty
 _SCORE_MAX: Final = 1e30  # sums of so large scores stay finite

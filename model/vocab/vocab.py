@@ -10,29 +10,13 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Protocol, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 from ...base.errors import RequestError
 from ...base.utf8 import check_utf8
 from ..gguf import Strings
-
-TypeArray: TypeAlias = npt.NDArray[np.uint8]  # a TokenType for each token, [n_tokens]
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; sentencepiece has the same numbers from 1 to 6."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+from .names import Names
+from .token_types import TokenType, TypeArray, ids_of_types
 
 
 class Encoder(Protocol):
@@ -105,8 +89,8 @@ class Vocab:
         hidden = ids_of_types(types, TokenType.CONTROL, TokenType.UNKNOWN)
         self._hidden = frozenset(hidden)
         user_defined = ids_of_types(types, TokenType.USER_DEFINED)
-        self._user_defined = _longest_first(tokens, user_defined)
-        self._special = _longest_first(tokens, sorted((*hidden, *user_defined)))
+        self._user_defined = Names(tokens, user_defined)
+        self._special = Names(tokens, sorted((*hidden, *user_defined)))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -128,7 +112,7 @@ class Vocab:
         if add_special and self.add_bos and self.bos is not None:
             ids.append(self.bos)
         prefix = " " if self.add_space_prefix else ""  # at the start and after special tokens
-        for part in _partition(text, self._special if parse_special else self._user_defined):
+        for part in (self._special if parse_special else self._user_defined).partition(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
@@ -184,7 +168,7 @@ class Vocab:
     @property
     def special_names(self) -> frozenset[str]:
         """The texts of control, unknown and user-defined tokens, which `parse_special` finds."""
-        return frozenset(name for name, _ in self._special)
+        return self._special.names
 
     def stream(self, special: bool = False) -> TextDecoder:
         """Return a decoder for ids that continue a text. It keeps a leading space."""
@@ -220,48 +204,3 @@ class TextDecoder:
     def flush(self) -> str:
         """End the text: return U+FFFD for an incomplete character, else "". Resets the decoder."""
         return self._decoder.decode(b"", final=True)
-
-
-def ids_of_types(types: TypeArray, *wanted: int) -> list[int]:
-    """Return the ids of all tokens of these types, in ascending order."""
-    ids: list[int] = np.flatnonzero(np.isin(types, wanted)).tolist()
-    return ids
-
-
-def _longest_first(tokens: Sequence[bytes], ids: Sequence[int]) -> list[tuple[str, int]]:
-    names = []
-    for id in sorted(ids, key=lambda id: -len(tokens[id])):
-        name = tokens[id].decode(errors="replace")
-        if name and name.encode() == tokens[id]:  # an invalid UTF-8 name cannot occur in a text
-            names.append((name, id))
-    return names
-
-
-def _partition(text: str, special: Sequence[tuple[str, int]]) -> list[str | int]:
-    """Split a text into special tokens and the text between them.
-
-    `special` is ordered by descending length: a longer name takes precedence anywhere in the text.
-    """
-    taken = bytearray(len(text))  # 1 for characters of tokens found so far
-    found: list[tuple[int, int, int]] = []
-    for name, id in special:
-        begin = text.find(name)
-        while begin >= 0:
-            end = begin + len(name)
-            overlap = taken.find(1, begin, end)
-            if overlap < 0:
-                taken[begin:end] = b"\1" * len(name)
-                found.append((begin, end, id))
-            else:
-                end = taken.find(0, overlap)
-            begin = text.find(name, end) if end >= 0 else -1
-    parts: list[str | int] = []
-    at = 0
-    for begin, end, id in sorted(found):
-        if begin > at:
-            parts.append(text[at:begin])
-        parts.append(id)
-        at = end
-    if at < len(text):
-        parts.append(text[at:])
-    return parts

@@ -19,8 +19,8 @@ from ..gguf.strings import Strings
 from .bert_characters import bert_characters
 from .spm import SpmPieces
 from .table import encodable
+from .token_types import TypeArray
 from .trie import Trie
-from .vocab import TypeArray
 
 N_WORD_MAX: Final = 100
 """Characters of the longest word that is not unknown: `max_input_chars_per_word` of all models."""

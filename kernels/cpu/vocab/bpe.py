@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from .access import array_kernel, get_i32, get_i64, get_u8, put_i32, put_i64, shared
+from .heap import heapify, pop, push
 from .index import find_text, hash_byte, hash_text
 from .merges import NO_PAIR, may_merge, merge_of
 
@@ -23,32 +24,6 @@ _NEWLINE: Final = 0x0A
 NO_WORDS: Final = 0
 ALL_WORDS: Final = 1
 NEWLINE_WORDS: Final = 2  # those of newlines only
-
-
-@shared
-def _sift_down(heap, size, at):
-    entry = get_i64(heap, at)
-    child = 2 * at + 1
-    while child < size:
-        least = get_i64(heap, child)
-        if child + 1 < size and get_i64(heap, child + 1) < least:
-            child += 1
-            least = get_i64(heap, child)
-        if least >= entry:
-            break
-        put_i64(heap, at, least)
-        at = child
-        child = 2 * at + 1
-    put_i64(heap, at, entry)
-
-
-@shared
-def _push(heap, size, entry):
-    at = size
-    while at > 0 and get_i64(heap, (at - 1) >> 1) > entry:
-        put_i64(heap, at, get_i64(heap, (at - 1) >> 1))
-        at = (at - 1) >> 1
-    put_i64(heap, at, entry)
 
 
 @shared
@@ -92,26 +67,23 @@ def _merge_long(n, symbols, values, nexts, prevs, pairs, pairs_mask, heap):
         if value != NO_PAIR:
             put_i64(heap, size, (value >> 32 << 32) | i)
             size += 1
-    for i in range(size // 2 - 1, -1, -1):
-        _sift_down(heap, size, i)
+    heapify(heap, size)
     while size > 0:
-        entry = get_i64(heap, 0)
+        entry = pop(heap, size)
         size -= 1
-        put_i64(heap, 0, get_i64(heap, size))
-        _sift_down(heap, size, 0)
         at = entry & _LOW
         value = get_i64(values, at)
         if value >> 32 == entry >> 32:  # else another merge came first
             _join(at, value, n, symbols, values, nexts, prevs, pairs, pairs_mask)
             value = get_i64(values, at)
             if value != NO_PAIR:
-                _push(heap, size, (value >> 32 << 32) | at)
+                push(heap, size, (value >> 32 << 32) | at)
                 size += 1
             if at > 0:
                 before = get_i32(prevs, at)
                 value = get_i64(values, before)
                 if value != NO_PAIR:
-                    _push(heap, size, (value >> 32 << 32) | before)
+                    push(heap, size, (value >> 32 << 32) | before)
                     size += 1
 
 
