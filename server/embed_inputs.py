@@ -49,7 +49,8 @@ def pair_tokens(model: EmbeddingInstance, body: RerankBody, check: Check) -> lis
     for i, (document,) in enumerate(named.inputs):
         check()
         tokens = model.pair_tokens(body.query, str(document), n_max=n_max)
-        _check_size(model, f'"query" with {named.place(i)}', tokens)
+        shorten = SHORTEN if n_max is None else "shorten the query"  # documents were cut
+        _check_size(model, f'"query" with {named.place(i)}', tokens, shorten)
         found.append(tokens)
     return found
 
@@ -67,9 +68,7 @@ def _text_tokens(
     else:
         _check_ids(model.vocab.n_tokens, place, parts)
         tokens = tokenize_parts(model.vocab, parts)[:n_max]
-    if not tokens:
-        raise RequestError(f"{place} is empty: it must have at least one token")
-    _check_size(model, place, tokens)
+    _check_size(model, place, tokens, SHORTEN)
     return tokens
 
 
@@ -79,9 +78,11 @@ def _check_ids(n_vocab: int, place: str, parts: Prompt) -> None:
             raise RequestError(f"{place} has the token id {part!s:.20}: must be 0 to {n_vocab - 1}")
 
 
-def _check_size(model: EmbeddingInstance, place: str, tokens: Sequence[int]) -> None:
+def _check_size(model: EmbeddingInstance, place: str, tokens: Sequence[int], shorten: str) -> None:
+    if not tokens:
+        raise RequestError(f"{place} is empty: it must have at least one token")
     if len(tokens) > model.n_ctx:
-        raise ContextSizeError(len(tokens), model.n_ctx, place, SHORTEN)
+        raise ContextSizeError(len(tokens), model.n_ctx, place, shorten)
 
 
 def _check_memory(model: EmbeddingInstance, named: Named, n_vectors: int) -> None:

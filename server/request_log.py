@@ -135,8 +135,8 @@ class RequestRecord:
             texts = "1 text" if self.n_texts == 1 else f"{self.n_texts} texts"
             parts.append(f"in {self.n_text_tokens:>5} in {texts:<10}")
             parts.append(_duration(self.seconds))
-            rate = self.n_text_tokens / self.seconds if self.seconds > 0 else 0.0
-            parts.append(f"{rate:>5.0f} tok/s")
+            if not self.end and self.seconds > 0:
+                parts.append(f"{self.n_text_tokens / self.seconds:>5.0f} tok/s")
         else:
             parts.append(_duration(self.seconds))
         parts.append(self.reason)

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from aiohttp import web
 
-from ..base.errors import CancelledError, RequestError
+from ..base.errors import CancelledError, ClosedError, RequestError
 from ..model.pooling import F32Array, Pooling
 from ..runtime.embedder import Embedder
 from ..runtime.instance import EmbeddingInstance
@@ -45,9 +45,11 @@ class Submission:
         self._closed = False
 
     def check(self) -> None:
-        """Raises CancelledError after `close`."""
+        """Raises CancelledError after `close`, ClosedError if the embedder is closed."""
         if self._closed:
             raise CancelledError("the client disconnected")
+        if self._embedder.closed:
+            raise ClosedError("the server is stopping")
 
     def submit(self, texts: Sequence[Sequence[int]]) -> None:
         """Raises as `Embedder.submit`, and CancelledError after `close`."""
@@ -179,10 +181,13 @@ def _tei_reply(
 def _rerank_reply(
     model: EmbeddingInstance, body: RerankBody, vectors: Vectors, n_tokens: int
 ) -> Iterator[bytes]:
-    """llama-server's scores are the model's; TEI's are from 0 to 1, unless `raw_scores` is true."""
+    """llama-server's scores are the model's; TEI's are from 0 to 1, unless `raw_scores` is true.
+
+    A model with several labels has probabilities already (Qwen3-Reranker): the first is the score.
+    """
     scores = np.stack(vectors)[:, 0]
     is_raw = not body.is_tei if body.raw_scores is None else body.raw_scores
-    if not is_raw:
+    if not is_raw and model.embedder.n_out == 1:
         scores = replies.sigmoid(scores)
     n_top = body.top_n or len(scores)
     if body.is_tei:

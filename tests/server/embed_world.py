@@ -28,10 +28,10 @@ class FakeEmbedContext:
     """Computes hashes. `on_embed` is called with the texts of each step."""
 
     def __init__(
-        self, pooling: Pooling = Pooling.MEAN, *, n_out: int = N_OUT, n_ctx: int = N_CTX
+        self, pooling: Pooling = Pooling.MEAN, *, n_out: int | None = None, n_ctx: int = N_CTX
     ) -> None:
         self.pooling = pooling
-        self.n_out = 1 if pooling is Pooling.RANK else n_out
+        self.n_out = n_out if n_out is not None else 1 if pooling is Pooling.RANK else N_OUT
         self.n_ctx_seq = n_ctx
         self.n_seq_max = 4
         self.n_graphs_built = self.n_reused = 0
@@ -40,6 +40,9 @@ class FakeEmbedContext:
     def check(self, text: Sequence[int], _: str) -> None:
         if len(text) > self.n_ctx_seq:
             raise ContextSizeError(len(text), self.n_ctx_seq)
+
+    def lower_priority(self) -> None:
+        pass
 
     def n_fitting(self, lengths: Sequence[int]) -> int:
         return min(len(lengths), self.n_seq_max)

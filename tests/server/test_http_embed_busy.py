@@ -155,3 +155,14 @@ def test_a_stopping_server_answers() -> None:
             assert gated.in_step.wait(WAIT_S)
             threading.Timer(0.2, gated.go_on.set).start()
         assert reply.result().error["type"] == "unavailable_error"
+
+
+def test_a_stopping_server_ends_tokenizing() -> None:
+    vocab = GatedVocab()
+    with ThreadPoolExecutor(1) as pool:
+        with running(lambda: make_embedder(vocab=vocab)) as server:
+            reply = pool.submit(server.post, "/v1/embeddings", {"input": ["a"] * 1000})
+            assert vocab.begun.wait(WAIT_S)
+            threading.Timer(0.2, vocab.go_on.set).start()
+        assert reply.result().error["type"] == "unavailable_error"
+        assert vocab.n_texts == 1

@@ -77,12 +77,20 @@ def test_probabilities_in_the_other_shape(server: RunningServer) -> None:
     assert [one["relevance_score"] for one in reply] == [one["score"] for one in tei]
 
 
+def test_probabilities_of_several_labels_stay() -> None:
+    with running(lambda: make_embedder(pooling=Pooling.RANK, n_out=2)) as server:
+        reply = server.ok("/rerank", query="x", texts=DOCUMENTS)
+        assert reply == server.ok("/rerank", query="x", texts=DOCUMENTS, raw_scores=True)
+
+
 def test_a_pair_that_is_too_long(server: RunningServer) -> None:
     body = {"query": "x", "documents": ["a", "b" * N_CTX]}
     error = server.post("/rerank", body).error
     assert error["type"] == "exceed_context_size_error"
     assert error["message"].startswith('"query" with "documents[1]" has ')
     assert server.ok("/rerank", **body, truncate=True)["usage"]["total_tokens"] < 2 * N_CTX
+    error = server.post("/rerank", {**body, "query": "x" * N_CTX, "truncate": True}).error
+    assert ": shorten the query, or make" in error["message"]
 
 
 @pytest.mark.parametrize("path", ALIASES)
