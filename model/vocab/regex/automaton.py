@@ -88,17 +88,8 @@ class _Places:
                 self._before[step.to[0]] = self._before.get(step.to[0], 0) | 1 << i
         starts = (graph.start, *(condition.start for condition in graph.conditions))
         self._ways = {place: graph.ways(place) for place in (*self._before, *starts)}
-        self._reach = {
-            place: sum({1 << way.to for way in ways}) for place, ways in self._ways.items()
-        }
-        self._rows = {graph.start: START}
-        found = [graph.start]
-        for place in found:  # grows
-            for way in self._ways[place]:
-                for to in self._steps[way.to].to:
-                    if to not in self._rows:
-                        self._rows[to] = len(found)
-                        found.append(to)
+        found = self._found(graph.start)
+        self._rows = {place: row for row, place in enumerate(found, START)}
         self.n_rows = len(found)
         single = {place for place in found[1:] if self._steps[place].chars}
         self.fixed = [(self._rows[p], self._rows[self._steps[p].to[0]]) for p in single]
@@ -109,27 +100,45 @@ class _Places:
         for place, before in tuple(self._before.items()):
             if self._steps[place].chars and before == 1 << (place + 1):
                 self._chain |= self._before.pop(place)
-        self._undecided = {*self._before, *self._branching}
+        undecided = (*self._before, *self._branching, *starts)
+        reached = {way.to for place in undecided for way in self._ways[place]}
+        self._relevant = sum(1 << to for to in reached)
+        self._decided: dict[int, tuple[int, list[int]]] = {}  # results of `at`
+
+    def _found(self, start: int) -> list[int]:
+        """The places of a match, `start` first."""
+        found = {start: None}
+        todo = [start]
+        for place in todo:  # grows
+            behind = [to for way in self._ways[place] for to in self._steps[way.to].to]
+            todo += [to for to in dict.fromkeys(behind) if to not in found]
+            found |= dict.fromkeys(behind)
+        return [*found]
 
     def at(self, live: int) -> tuple[int, list[int]]:
         """Return the characters that may precede a live set, and the choices of `branching`."""
+        relevant = live & self._relevant
+        if relevant not in self._decided:
+            self._decided[relevant] = self._decide(relevant)
+        before, choices = self._decided[relevant]
+        return before | live << 1 & self._chain, choices
+
+    def _decide(self, live: int) -> tuple[int, list[int]]:
         holds: dict[Condition, bool] = {}
         for condition in self._conditions:
             matches = self._first(condition.start, live, holds) is not None
             holds[condition] = matches != condition.negative
-        firsts = {place: self._first(place, live, holds) for place in self._undecided}
-        before = live << 1 & self._chain
+        before = 0
         for place, characters in self._before.items():
-            if firsts[place]:
+            if self._first(place, live, holds):
                 before |= characters
-        return before, [self._choice(firsts[place]) for place in self._branching]
+        return before, [self._choice(self._first(place, live, holds)) for place in self._branching]
 
     def _first(self, place: int, live: int, holds: dict[Condition, bool]) -> Way | None:
         """The first way from a place that leads to a match."""
-        if live & self._reach[place]:
-            for way in self._ways[place]:
-                if live >> way.to & 1 and all(holds[condition] for condition in way.conditions):
-                    return way
+        for way in self._ways[place]:
+            if live >> way.to & 1 and all(holds[condition] for condition in way.conditions):
+                return way
         return None
 
     def _choice(self, way: Way | None) -> int:
