@@ -17,6 +17,9 @@ from lamella.model.vocab import Vocab, load_vocab
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("LAMELLA_TEST_DATA", ROOT.parent / "shared"))
+# llama.cpp's models/ggml-vocab-*.gguf with their .inp and .out, if this is set
+LLAMA_CPP = os.environ.get("LAMELLA_TEST_VOCABS")
+LLAMA_CPP_FILES = sorted(Path(LLAMA_CPP).glob("ggml-vocab-*.gguf.out")) if LLAMA_CPP else []
 
 
 @contextmanager
@@ -41,6 +44,16 @@ def test_llama_vocabularies_return_the_expected_ids_and_texts(kind: str) -> None
             stream = v.stream()
             streamed = "".join(map(stream.push, ids)) + stream.flush()
             assert streamed.removeprefix(" " if kind == "spm" else "") == text
+
+
+@pytest.mark.parametrize("out", LLAMA_CPP_FILES, ids=lambda out: out.name.removesuffix(".gguf.out"))
+def test_vocabularies_of_llama_cpp_return_the_expected_ids(out: Path) -> None:
+    with loaded(out.with_suffix("")) as v:
+        texts = out.with_suffix(".inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+        lines = out.read_text("utf-8").split("\n")
+        assert not any(lines[len(texts) :])
+        for text, line in zip(texts, lines[: len(texts)], strict=True):
+            assert v.tokenize(text, add_special=False) == [int(id) for id in line.split()], text
 
 
 def test_bert_s_vocabulary_returns_the_expected_ids() -> None:
