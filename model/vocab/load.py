@@ -7,6 +7,7 @@ Tests: tests/model/test_vocab_load.py, tests/model/test_vocab_files.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -122,6 +123,9 @@ def _bpe(metadata: VocabMetadata, tokens: Strings, types: TypeArray, name: str) 
     special = special_tokens(
         metadata, tokens, types, default_ids=default_ids, add_bos=add_bos, add_sep=pre.add_sep
     )
+    if name == "gemma4" and special.bos is not None and not special.add_bos:
+        log.warning("%s is false: Gemma 4 needs BOS, which is added", key("add_bos_token"))
+        special = replace(special, add_bos=True)
     merges = metadata.bytes_strings(key("merges"))
     lowercase = metadata.bool(key("normalizer.lowercase"), False)
     encoder = BpeEncoder(tokens, types, merges, pre, lowercase=lowercase)

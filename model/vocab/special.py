@@ -17,7 +17,7 @@ from ...base.errors import ModelFileError
 from ..gguf import Strings
 from .metadata import VocabMetadata, key
 from .table import TextIndex
-from .token_types import TokenType
+from .token_types import TokenType, TypeArray, ids_of_types
 from .vocab import SpecialTokens
 
 # texts by which llama.cpp finds tokens without ids in the file
@@ -75,6 +75,11 @@ _TURN_ENDS: Final = ((b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>"))
 # Gemma 4 and PLaMo 2 have these tokens, and "</s>" is a tag of HTML there
 _NOT_SPM_ENDS: Final = {b"<|tool_response>", b"<|plamo:eos|>"}
 
+# in tokenizer.json of RoBERTa, XLM-RoBERTa and ModernBERT these have `lstrip`
+_MASK_TEXTS: Final = (b"<mask>", b"[MASK]")
+# all special tokens of Phi-3 but these have `rstrip`
+_PHI3_OTHERS: Final = (b"<unk>", b"<s>", b"<|endoftext|>")
+
 
 def special_tokens(
     metadata: VocabMetadata,
@@ -124,6 +129,7 @@ def special_tokens(
     ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
     if any(set(pair) <= set(id_of) for pair in _TURN_ENDS):
         ends = [id for id in ends if tokens[id] != _MESSAGE_END]
+    lstrip, rstrip = _stripping_tokens(metadata, id_of, types)
     special = SpecialTokens(
         bos=ids["bos"],
         eos=ids["eos"],
@@ -136,6 +142,9 @@ def special_tokens(
         pad=ids["padding"],
         mask=ids["mask"],
         add_sep=metadata.bool(key("add_sep_token"), add_sep and ids["seperator"] is not None),
+        lstrip=lstrip,
+        rstrip=rstrip,
+        suppressed=_suppressed_tokens(metadata, len(tokens)),
     )
     adds = {"bos": special.add_bos, "eos": special.add_eos, "seperator": special.add_sep}
     for name, add in adds.items():
@@ -147,11 +156,35 @@ def special_tokens(
     return special
 
 
+def _stripping_tokens(
+    metadata: VocabMetadata, id_of: Mapping[bytes, int], types: TypeArray
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the tokens that remove spaces before them, and those that remove spaces after them.
+
+    GGUF files do not have this flag of tokenizer.json, so names decide, as in llama.cpp.
+    """
+    masks: list[int] = []
+    if "bert" in metadata.str("general.architecture", ""):
+        masks = [id_of[text] for text in _MASK_TEXTS if text in id_of]
+    name = metadata.str("general.name", "").lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset(masks), frozenset()
+    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    other = {id_of.get(text) for text in _PHI3_OTHERS}
+    return frozenset(masks), frozenset(ids_of_types(types, *kinds)) - other
+
+
+def _suppressed_tokens(metadata: VocabMetadata, n_tokens: int) -> frozenset[int]:
+    """Return the tokens that the file forbids to generate, without ids outside the vocabulary."""
+    ids = metadata.int_array(key("suppress_tokens"), None)
+    return frozenset() if ids is None else frozenset(ids[(ids >= 0) & (ids < n_tokens)].tolist())
+
+
 def _known_ids(tokens: Strings) -> dict[bytes, int]:
     """Return the ids of the tokens whose texts have a meaning here, the first of equal ones."""
     index = TextIndex(tokens)
     texts = {text.encode() for text in chain(*_TEXTS.values(), _FILL_TEXTS, _EOG_TEXTS)}
-    texts |= {_MESSAGE_END, *chain(*_TURN_ENDS), *_NOT_SPM_ENDS}
+    texts |= {_MESSAGE_END, *chain(*_TURN_ENDS), *_NOT_SPM_ENDS, *_MASK_TEXTS, *_PHI3_OTHERS}
     found = {text: index.find(text) for text in texts}
     return {text: id for text, id in found.items() if id is not None}
 

@@ -10,13 +10,19 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ...base.errors import RequestError
 from ...base.utf8 import check_utf8
 from ..gguf import Strings
 from .names import Names
 from .token_types import TokenType, TypeArray, ids_of_types
+
+# characters of Unicode's property White_Space, as in Hugging Face's tokenizers
+_BLANKS: Final = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 
 
 class Encoder(Protocol):
@@ -53,6 +59,9 @@ class SpecialTokens:
     pad: int | None = None
     mask: int | None = None
     add_sep: bool = False
+    lstrip: frozenset[int] = frozenset()  # tokens that remove the spaces before them
+    rstrip: frozenset[int] = frozenset()  # tokens that remove the spaces after them
+    suppressed: frozenset[int] = frozenset()  # tokens that a generation never has
 
 
 class Vocab:
@@ -80,7 +89,8 @@ class Vocab:
         self.sep, self.pad, self.mask = special.sep, special.pad, special.mask
         self.add_bos, self.add_eos = special.add_bos, special.add_eos
         self.add_sep = special.add_sep
-        self.eog = special.eog
+        self.eog, self.suppressed = special.eog, special.suppressed
+        self._lstrip, self._rstrip = special.lstrip, special.rstrip
         self.add_space_prefix = add_space_prefix
         self._tokens = tokens
         self._encoder = encoder
@@ -112,7 +122,8 @@ class Vocab:
         if add_special and self.add_bos and self.bos is not None:
             ids.append(self.bos)
         prefix = " " if self.add_space_prefix else ""  # at the start and after special tokens
-        for part in (self._special if parse_special else self._user_defined).partition(text):
+        names = self._special if parse_special else self._user_defined
+        for part in self._stripped(names.partition(text)):
             if isinstance(part, int):
                 ids.append(part)
             else:
@@ -173,6 +184,21 @@ class Vocab:
     def stream(self, special: bool = False) -> TextDecoder:
         """Return a decoder for ids that continue a text. It keeps a leading space."""
         return TextDecoder(lambda id: self.piece(id, special=special))
+
+    def _stripped(self, parts: list[str | int]) -> list[str | int]:
+        """Return the parts of a text without the spaces that special tokens remove."""
+        if not self._lstrip and not self._rstrip:
+            return parts
+        left, right = [None, *parts][:-1], [*parts, None][1:]
+        found: list[str | int] = []
+        for before, part, after in zip(left, parts, right, strict=True):
+            kept = part
+            if isinstance(kept, str):
+                kept = kept.lstrip(_BLANKS) if before in self._rstrip else kept
+                kept = kept.rstrip(_BLANKS) if after in self._lstrip else kept
+            if kept != "":
+                found.append(kept)
+        return found
 
     def _shown(self, id: int) -> bytes:
         type = self._types[id]

@@ -157,10 +157,13 @@ class Engine:
 
     def _sampling(self, job: Job) -> SamplingParams:
         sampling = job.params.sampling
-        if not job.params.generation.ignore_eos:
+        never = self.vocab.suppressed
+        if job.params.generation.ignore_eos:
+            never |= self.vocab.eog
+        if not never:
             return sampling
-        never = tuple((token, -math.inf) for token in sorted(self.vocab.eog))
-        return replace(sampling, logit_bias=sampling.logit_bias + never)
+        bans = tuple((token, -math.inf) for token in sorted(never))
+        return replace(sampling, logit_bias=sampling.logit_bias + bans)
 
     def _run(self) -> None:
         """The thread."""

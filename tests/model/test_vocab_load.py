@@ -231,3 +231,45 @@ def test_a_model_without_a_vocabulary_takes_ids_only(model: str) -> None:
     for size in (None, 0, 2**40):
         with pytest.raises(ModelFileError, match=r"llama.vocab_size is .*, must be 1 to"):
             load_vocab(DictMetadata(values | {"llama.vocab_size": size}))
+
+
+@pytest.mark.parametrize(("arch", "space"), [("nomic-bert-moe", []), ("llama", [A + 1])])
+def test_the_mask_of_encoders_removes_spaces_before_it(arch: str, space: list[int]) -> None:
+    tokens: list[Token] = [("<mask>", 0, CTRL), *normal("▁", "a"), ("<a>", 0, USER)]
+    keys = {"general.architecture": arch, "add_space_prefix": False, "add_bos_token": False}
+    v = vocab(*tokens, **keys)
+    mask, a = A, A + 2
+    ids = v.tokenize("a \n<mask> <mask>a <a>", parse_special=True)
+    newline = [] if not space else [A + 1, 3 + 10]
+    assert ids == [a, *newline, mask, *space, mask, a, A + 1, A + 3]
+    assert v.tokenize(" <mask>", parse_special=True) == [*space, mask]
+    assert v.tokenize("", parse_special=True) == []
+    assert v.tokenize("<mask> a", parse_special=True) == [mask, A + 1, a]
+
+
+def test_phi_3_s_special_tokens_remove_spaces_after_them() -> None:
+    tokens: list[Token] = [("<|user|>", 0, CTRL), ("<|endoftext|>", 0, CTRL), *normal("▁", "a")]
+    keys = {"add_space_prefix": False, "add_bos_token": False}
+    user, end, space, a = range(A, A + 4)
+    text = "<|user|>\n a<|endoftext|> a</s>\u3000<s> a <|user|> "
+    ids = [user, a, end, space, a, 2, 1, space, a, space, user]
+    for name in ("Phi-3.5-mini", "microsoft phi3"):
+        v = vocab(*tokens, **keys, **{"general.name": name})
+        assert v.tokenize(text, parse_special=True) == ids
+    other = vocab(*tokens, **keys, **{"general.name": "Phi-4"})
+    assert other.tokenize("<|user|> a", parse_special=True) == [user, space, a]
+
+
+def test_gemma_4_always_has_bos(caplog: pytest.LogCaptureFixture) -> None:
+    tokens: list[Token] = [("<bos>", 0, CTRL), *normal("▁", "a"), *BYTE_TOKENS]
+    values: dict[str, object] = {"model": "gemma4", "merges": [], "scores": None}
+    v = load_vocab(metadata(tokens, **values, bos_token_id=0, add_bos_token=False))
+    assert v.tokenize("a") == [0, 2]
+    assert "add_bos_token is false: Gemma 4 needs BOS" in caplog.text
+    assert load_vocab(metadata(tokens, **values, add_bos_token=False)).tokenize("a") == [2]
+
+
+def test_tokens_that_the_file_forbids_to_generate() -> None:
+    assert vocab(*normal("a")).suppressed == frozenset()
+    ids = np.array([-1, 5, A, A + 1, 5], np.int32)
+    assert vocab(*normal("a"), suppress_tokens=ids).suppressed == {5, A}

@@ -54,6 +54,7 @@ class FakeDecoder:
 class FakeVocab:
     n_tokens = N_VOCAB
     eog = frozenset({EOS})
+    suppressed: frozenset[int] = frozenset()
 
     def tokenize(self, text: str, **_: bool) -> list[int]:
         return [PIECES.index(bytes([c])) for c in text.encode() if bytes([c]) in PIECES]

@@ -10,6 +10,7 @@ from fake_context import (
     EOS,
     Clock,
     FakeContext,
+    FakeVocab,
     Recorder,
     expected,
     job,
@@ -43,6 +44,16 @@ def test_the_end_token_counts_but_is_not_passed_on() -> None:
     assert EOS not in sink.tokens
     assert result.stop_type == StopType.EOS
     assert result.n_predicted == len(sink.tokens) + 1
+
+
+def test_tokens_that_the_file_forbids_are_never_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    often = expected((7, 8, 9), sampling(5), 30)[0]
+    monkeypatch.setattr(FakeVocab, "suppressed", frozenset({often, EOS}))
+    sink = Recorder()
+    with running(FakeContext(), job(sink, seed=5, n_predict=30)):
+        result = sink.result()
+    assert (len(sink.tokens), result.stop_type) == (30, StopType.LIMIT)
+    assert often not in sink.tokens
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3, 8])
