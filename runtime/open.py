@@ -136,6 +136,7 @@ def _open_engine(
     assert isinstance(context, Context), "the plan is for text"
     try:
         load_kernels(on_compile)  # no request shall wait for their compilation
+        parts.vocab.load_kernels(on_compile)
         engine = Engine(
             context,
             parts.vocab,
@@ -164,6 +165,7 @@ def _open_embedder(plan: ModelPlan, parts: FileParts, on_load: OnLoad | None) ->
     context = load(plan, on_load)
     assert isinstance(context, EmbedContext), "the plan is for embeddings"
     try:
+        parts.vocab.load_kernels()
         embedder = Embedder(context, plan.params.engine)
         instance = EmbeddingInstance(
             params=plan.params,

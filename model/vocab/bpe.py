@@ -16,8 +16,10 @@ from typing import Final
 import numpy as np
 
 from ...base.errors import RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.bpe import ALL_WORDS, NEWLINE_WORDS, NO_WORDS, vocab_bpe
 from ...kernels.cpu.vocab.characters import N_CODES, vocab_bytes
+from ...kernels.cpu.vocab.split import vocab_split
 from ..gguf import Strings
 from .merges import MergeTable
 from .splitter import Splitter
@@ -46,6 +48,8 @@ class BpeEncoder:
     becomes control or unknown tokens, and words.py splits some texts differently. Text is not
     normalized, as in llama.cpp.
     """
+
+    kernels: tuple[Kernel, ...] = (vocab_bpe, vocab_split)
 
     def __init__(
         self,

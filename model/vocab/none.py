@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...base.errors import RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 
 
 class NoEncoder:
     """Encodes no text. The texts of all tokens are empty."""
+
+    kernels: tuple[Kernel, ...] = ()
 
     def __init__(self, n_tokens: int) -> None:
         self.pieces: Sequence[bytes] = [b""] * n_tokens

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import ModelFileError
+from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.plamo2 import UNUSABLE_COST, vocab_plamo2
 from ..gguf.strings import Strings
 from .spm import BYTES
@@ -29,6 +30,8 @@ class Plamo2Encoder:
     llama.cpp (`llm_tokenizer_plamo2`) differs: it removes a byte order mark at the start, and text
     can become control tokens.
     """
+
+    kernels: tuple[Kernel, ...] = (vocab_plamo2,)
 
     def __init__(self, tokens: Strings, scores: npt.NDArray[np.float32], types: TypeArray) -> None:
         """

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from ...base.errors import RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.longest import vocab_longest
 from ..gguf.strings import Strings
 from .table import encodable
@@ -25,6 +26,8 @@ _NONE: Final = -1
 
 class RwkvEncoder:
     """The ids are those of llama.cpp, except that text never becomes control tokens."""
+
+    kernels: tuple[Kernel, ...] = (vocab_longest,)
 
     def __init__(self, tokens: Strings, types: TypeArray, unk: int | None) -> None:
         """

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sentencepiece import SentencePieceProcessor
 
 from ...base.errors import ModelFileError, RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 from ..gguf import Strings
 from .token_types import TokenType, TypeArray
 
@@ -56,6 +57,8 @@ class SpmEncoder:
     (`llm_tokenizer_spm_session`), with two differences: text never becomes control or unknown
     tokens, and unused tokens are replaced by the tokens that they are merged from.
     """
+
+    kernels: tuple[Kernel, ...] = ()
 
     def __init__(
         self,

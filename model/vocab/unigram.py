@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import ModelFileError, RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.unigram import vocab_normalize, vocab_unigram
 from ..gguf.strings import Strings
 from .spm import SpmPieces
@@ -48,6 +49,8 @@ class UnigramEncoder:
     The ids are those of llama.cpp (`llm_tokenizer_ugm_session`), except that text never becomes
     unused tokens.
     """
+
+    kernels: tuple[Kernel, ...] = (vocab_normalize, vocab_unigram)
 
     def __init__(
         self,

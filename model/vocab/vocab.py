@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ...base.errors import RequestError
+from ...base.settings import NO_JIT
 from ...base.utf8 import check_utf8
+from ...kernels.cpu.compiler.jit import Kernel, load_all, want
+from ...kernels.cpu.vocab.names import vocab_names
+from ...sched.backend import CompileProgress
 from ..gguf import Strings
 from .names import Names
 from .token_types import TokenType, TypeArray, ids_of_types
@@ -31,6 +35,10 @@ class Encoder(Protocol):
     @property
     def pieces(self) -> Sequence[bytes]:
         """The bytes of text of each token, by id."""
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """The kernels that `encode` calls."""
 
     def encode(self, text: str, /) -> list[int]:
         """Return the ids of a text without special tokens and without lone surrogates.
@@ -94,6 +102,9 @@ class Vocab:
         self.add_space_prefix = add_space_prefix
         self._tokens = tokens
         self._encoder = encoder
+        self.kernels = (*encoder.kernels, vocab_names)  # those that `tokenize` calls
+        if not NO_JIT():
+            want(self.kernels)
         self._types = types
         self._pieces: dict[int, bytes] = {}  # those asked for so far, with control tokens' names
         hidden = ids_of_types(types, TokenType.CONTROL, TokenType.UNKNOWN)
@@ -131,6 +142,14 @@ class Vocab:
         if add_special and self.add_eos and self.eos is not None:
             ids.append(self.eos)
         return ids
+
+    def load_kernels(self, progress: CompileProgress | None = None) -> None:
+        """Compile or load the kernels of `tokenize`, so that no request waits for them.
+
+        Does nothing with LAMELLA_NO_JIT. Raises BackendError if a kernel cannot be compiled.
+        """
+        if not NO_JIT():
+            load_all(self.kernels, progress)
 
     def without_bos(self, text: str) -> str:
         """Return a text without its leading BOS if `tokenize` adds one.

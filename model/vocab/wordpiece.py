@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import RequestError
+from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.wordpiece import ENTRY, MARK, vocab_wordpiece
 from ..gguf.strings import Strings
 from .bert_characters import bert_characters
@@ -35,6 +36,8 @@ class WordPieceEncoder:
     llama.cpp (`llm_tokenizer_wpm_session`) differs: it has no limit for the length of words, its
     normalization of rare characters differs, and text can become control tokens.
     """
+
+    kernels: tuple[Kernel, ...] = (vocab_wordpiece,)
 
     def __init__(
         self,
