@@ -19,6 +19,7 @@ from ..base.errors import RequestError
 from ..base.log import get_logger
 from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
+from .long_json import parse_json
 from .schema import PARAMS, Body
 
 log = get_logger("server")
@@ -70,6 +71,13 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
+
+
 def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
     """The body of a request, parsed and checked.
 
@@ -91,7 +99,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode(errors="surrogateescape")
         check_utf8("the body", text)
-        body = json.loads(text, parse_constant=_no_number)
+        body = parse_json(text, _DECODER)
         if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
             _check_strings(body)
     except RecursionError:
@@ -113,12 +121,10 @@ def _check_strings(body: object) -> None:
         return
     for name, value in body.items():
         check_utf8("a name in the body", name)
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        check_utf8(f'"{name}"', text)
-
-
-def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
+        # one element at a time: each call holds the interpreter's lock
+        for element in value if isinstance(value, list) else [value]:
+            text = element if isinstance(element, str) else json.dumps(element, ensure_ascii=False)
+            check_utf8(f'"{name}"', text)
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:

@@ -1,0 +1,102 @@
+"""Long JSON texts: the same values as `json.loads`, and an error for the same texts."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from lamella.server import long_json
+from lamella.server.long_json import parse_json
+
+DECODER = json.JSONDecoder()
+SCALARS: tuple[Any, ...] = (
+    1,
+    -2.5,
+    1e30,
+    "a",
+    'q"\\\n',
+    "é",
+    "\u2028",
+    True,
+    None,
+    "",
+    [],
+    {},
+    "]",
+    "1,2",
+)
+BREAKERS = ("", ",", "]", "}", '"', "1", "[", " ", "-")
+
+
+@pytest.fixture(autouse=True)
+def all_texts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_json, "N_LONG", 0)
+
+
+def value(rng: random.Random, depth: int) -> Any:
+    n = rng.randrange(5)
+    match rng.randrange(4) if depth else 0:
+        case 1:
+            return [value(rng, depth - 1) for _ in range(n)]
+        case 2:
+            return {f"k{i}": value(rng, depth - 1) for i in range(n)}
+        case 3:
+            return [rng.randrange(-9, 999) for _ in range(n * 3)]
+    return rng.choice(SCALARS)
+
+
+def test_the_same_values() -> None:
+    rng = random.Random(1)
+    for i in range(400):
+        wanted = {"a": value(rng, 4), "b": value(rng, 3)}
+        indent = rng.choice([None, 1])
+        text = " \n" + json.dumps(wanted, indent=indent, ensure_ascii=i % 2 == 0) + "\t"
+        assert parse_json(text, DECODER) == wanted
+
+
+def test_the_same_errors() -> None:
+    rng = random.Random(2)
+    for _ in range(1500):
+        text = list(json.dumps({"a": value(rng, 3), "b": [1, 2, 3]}))
+        for _ in range(rng.randrange(1, 3)):
+            text[rng.randrange(len(text))] = rng.choice(
+                ["", ",", "]", "}", '"', "1", "[", " ", "-"]
+            )
+        broken = "".join(text)
+        try:
+            wanted = json.loads(broken)
+        except json.JSONDecodeError:
+            with pytest.raises(json.JSONDecodeError):
+                parse_json(broken, DECODER)
+        else:
+            assert parse_json(broken, DECODER) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "[", "{", '{"a"', '{"a":', '{"a":1', "[1,", "[1,]", "1 2"]
+)
+def test_texts_that_end_early(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        parse_json(text, DECODER)
+
+
+def test_duplicate_names() -> None:
+    assert parse_json('{"a": [1], "a": [2, 3]}', DECODER) == {"a": [2, 3]}
+
+
+def test_long_lists_of_numbers_are_parsed_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = list(range(100_000))
+    calls = []
+    decode = json.JSONDecoder.decode
+
+    def counted(self: json.JSONDecoder, text: str) -> Any:
+        calls.append(len(text))
+        return decode(self, text)
+
+    monkeypatch.setattr(json.JSONDecoder, "decode", counted)
+    assert parse_json(json.dumps({"prompt": numbers}), DECODER) == {"prompt": numbers}
+    assert 1 < len(calls) < 20
+    assert max(calls) <= long_json.N_RUN + 2
