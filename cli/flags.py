@@ -148,12 +148,14 @@ def add_model_flags(
     *,
     without: Collection[str] = (),
     defaults: Mapping[str, object] | None = None,
+    own: Collection[str] = (),
 ) -> None:
     """Add the argument MODEL and the flags of all groups of `OpenParams`.
 
     Args:
         parser: the parser of a command.
         without, defaults: see `add_options`.
+        own: flags of the command that other programs use otherwise.
     """
     group = parser.add_argument_group(ModelParams.title)
     add_model_argument(group)
@@ -164,7 +166,7 @@ def add_model_flags(
             add_options(parser, kind, without=without, defaults=defaults)
     add_device_list_flag(parser)
     add_log_flags(parser)
-    add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS)
+    add_peer_flags(parser, peer_options.MODEL + peer_options.OTHERS, own=own)
 
 
 def add_template_flags(group: argparse._ArgumentGroup) -> None:

@@ -47,6 +47,7 @@ EPILOG: Final = """examples:
   lamella run USER/REPO-GGUF "Why is the sky blue?"
   lamella run model.gguf -p "Once upon a time" -n 64
   lamella serve model.gguf --port 8080
+  lamella embed encoder.gguf -f texts.txt -o vectors.npy
   lamella pull USER/REPO-GGUF:Q8_0
   lamella plan model.gguf --device sim:24GiB
   lamella explain model.gguf --html page.html
@@ -62,6 +63,7 @@ for wrong flags, 3 for a model that does not fit or breaks strict placement, 130
 COMMANDS: Final = {
     "run": "answer a question or continue a text",
     "chat": "chat with a model in the terminal",
+    "embed": "compute the vectors of texts, or rank documents for a query",
     "serve": "serve a model over HTTP, with the APIs of llama-server and OpenAI",
     "pull": "download a model",
     "list": "show the downloaded models",
@@ -93,7 +95,7 @@ OTHER_COMMANDS: Final = {
     "complete": "use `lamella run`",
     "perplexity": "use llama.cpp's llama-perplexity",
     "tokenize": "POST /tokenize of `lamella serve`, or Model.tokenize in Python",
-    "embed": "embeddings are not supported yet",
+    **dict.fromkeys(("embedding", "embeddings", "rerank"), "use `lamella embed`"),
     "collect-env": "use `lamella doctor`",
     "run-batch": "send requests to `lamella serve`, which decodes them together",
     "quantize": "use llama.cpp's llama-quantize",
@@ -106,7 +108,7 @@ CACHE_HELP: Final = (
 ALIASES: Final = {"list": ["ls"]}
 USAGE: Final = {
     **{"doctor": "", "list": "[PART] ", "archs": "[PART] ", "pull": "MODEL ", "rm": "MODEL ... "},
-    **{"run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] "},
+    **{"run": "[MODEL [PROMPT]] ", "chat": "[MODEL [MESSAGE]] ", "embed": "[MODEL [TEXT]] "},
 }
 
 

@@ -6,7 +6,7 @@ cli/peer_options.py declares them. Knows no flag. Tested by tests/cli/test_peer_
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..base.options import truth
@@ -35,12 +35,16 @@ class PeerAction(argparse.Action):
         setattr(namespace, self.dest, Note(name, self.row.why))
 
 
-def add_peer_flags(parser: argparse.ArgumentParser, rows: Iterable[PeerOption]) -> None:
-    """Add flags of llama.cpp. `--help` does not show them."""
+def add_peer_flags(
+    parser: argparse.ArgumentParser, rows: Iterable[PeerOption], *, own: Collection[str] = ()
+) -> None:
+    """Add flags of llama.cpp. `--help` does not show them. `own`: flags of the command itself."""
     for row in rows:
         on, _, off = row.usage.partition(" / ")
         names = [word for word in on.split() if word.startswith("-")]
         values = on.split()[len(names) :]
+        if not set(own).isdisjoint(names):
+            continue
         how: dict[str, Any] = {
             **{"action": PeerAction, "row": row, "help": argparse.SUPPRESS},
             **{"dest": f"{names[-1]} of llama.cpp", "default": argparse.SUPPRESS},

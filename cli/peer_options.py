@@ -341,3 +341,10 @@ CONVERSATION: Final = (
     refused("-r --reverse-prompt TEXT", "`lamella run -r` stops at a text"),
     no_effect("--display-prompt / --no-display-prompt", "the prompt is never printed"),
 )  # fmt: skip
+
+EMBED: Final = (
+    refused("--cls-separator TEXT", "use --query TEXT, and give a document a line"),
+    refused("--attention TYPE", "the file says if tokens see later ones"),
+    no_effect("--verbose-prompt", "only vectors are printed"),
+    no_effect("--embedding --embeddings", "`lamella embed` always computes embeddings"),
+)
