@@ -79,6 +79,50 @@ def is_row_weighted(chain: NormMul) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class NormMulAdd(NodeChain):
+    """`add` = the product of a NormMul plus one row, the bias."""
+
+    product: NormMul
+    add: Tensor
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return *self.product.nodes, self.add
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The result, then those of the NormMul without its own result, then the bias."""
+        mul, *others = self.product.tensors
+        return self.add, *(self.add if t is mul else t for t in others), self.add.src[1]
+
+    @property
+    def n_written(self) -> int:
+        return self.product.n_written
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedMatMul(NodeChain):
+    """`last` = a MUL_MAT plus one row, the bias; if there is a `unary`, its function of that."""
+
+    product: Tensor
+    add: Tensor
+    unary: Tensor | None = None
+
+    @property
+    def last(self) -> Tensor:
+        return self.unary or self.add
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return (self.product, self.add, *([] if self.unary is None else [self.unary]))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The result, the weights, the columns, the bias."""
+        return self.last, *self.product.src, self.add.src[1]
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSetRows(NodeChain):
     """`set_rows` writes the heads that `rope` rotated: a row for each token."""
 
@@ -125,7 +169,7 @@ class GateUp(NodeChain):
 
 
 def matches(graph: Graph) -> Iterator[Iterator[NodeChain]]:
-    """For each node, the chains that end there, the longest first.
+    """For each node, the chains that end there.
 
     Each result inside a chain has one reader and is no output. The sum of a NormMul may have more
     readers.
@@ -166,6 +210,46 @@ def _match_add_norm_mul(mul: Tensor, uses: _Uses) -> NormMul | None:
     return NormMul(chain.norm, mul, add, keeps_sum=not uses.is_inner(add))
 
 
+def _is_biased(add: Tensor) -> bool:
+    """True if an ADD adds one row of a leaf to every row."""
+    x, bias = add.src
+    is_row = bias.op is Op.NONE and bias.ne == (add.ne[0], 1, 1, 1)
+    return is_row and all(t.type is GGMLType.F32 and t.has_contiguous_rows for t in (add, x, bias))
+
+
+def _match_add_norm_mul_add(add: Tensor, uses: _Uses) -> NormMulAdd | None:
+    return _biased_norm(add, uses, _match_add_norm_mul)
+
+
+def _match_norm_mul_add(add: Tensor, uses: _Uses) -> NormMulAdd | None:
+    return _biased_norm(add, uses, _match_norm_mul)
+
+
+def _biased_norm(
+    add: Tensor, uses: _Uses, match: Callable[[Tensor, _Uses], NormMul | None]
+) -> NormMulAdd | None:
+    mul = add.src[0]
+    if mul.op is not Op.MUL or not uses.is_inner(mul) or not _is_biased(add):
+        return None
+    product = match(mul, uses)
+    return None if product is None else NormMulAdd(product, add)
+
+
+def _match_biased(add: Tensor, uses: _Uses) -> BiasedMatMul | None:
+    product = add.src[0]
+    if product.op is not Op.MUL_MAT or not uses.is_inner(product) or not _is_biased(add):
+        return None
+    return BiasedMatMul(product, add)
+
+
+def _match_biased_unary(unary: Tensor, uses: _Uses) -> BiasedMatMul | None:
+    add = unary.src[0]
+    if add.op is not Op.ADD or not uses.is_inner(add) or not unary.has_contiguous_rows:
+        return None
+    chain = _match_biased(add, uses)
+    return None if chain is None else BiasedMatMul(chain.product, add, unary)
+
+
 def _match_rope_set_rows(set_rows: Tensor, uses: _Uses) -> RopeSetRows | None:
     rows = set_rows.src[0]
     if rows.op is not Op.RESHAPE or not uses.is_inner(rows):
@@ -194,6 +278,8 @@ def _match_gate_up(glu: Tensor, uses: _Uses) -> GateUp | None:
 
 _MATCHES: Final[dict[Op, Sequence[Callable[[Tensor, _Uses], NodeChain | None]]]] = {
     Op.MUL: (_match_add_norm_mul, _match_norm_mul),
+    Op.ADD: (_match_add_norm_mul_add, _match_norm_mul_add, _match_biased),
+    Op.UNARY: (_match_biased_unary,),
     Op.SET_ROWS: (_match_rope_set_rows,),
     Op.GLU: (_match_gate_up,),
 }

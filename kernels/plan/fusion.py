@@ -65,17 +65,19 @@ class Fusers(Generic[CallT]):
 
 
 def find_chains(graph: Graph, fusers: Fusers[CallT]) -> list[tuple[NodeChain, Sequence[CallT]]]:
-    """The chains of a graph that have a fuser, with their calls. No node is in two chains."""
+    """The chains of a graph that have a fuser, with their calls, in the order of their last nodes.
+
+    No node is in two chains. Longer chains come first, then earlier ones.
+    """
     taken: set[Tensor] = set()
-    found: list[tuple[NodeChain, Sequence[CallT]]] = []
-    for chains in matches(graph):
-        for chain in chains:
-            calls = fusers.calls(chain) if taken.isdisjoint(chain.nodes) else None
-            if calls is not None:
-                taken.update(chain.nodes)
-                found.append((chain, calls))
-                break
-    return found
+    found: dict[Tensor, tuple[NodeChain, Sequence[CallT]]] = {}
+    chains = [chain for chains in matches(graph) for chain in chains]
+    for chain in sorted(chains, key=lambda chain: -len(chain.nodes)):
+        calls = fusers.calls(chain) if taken.isdisjoint(chain.nodes) else None
+        if calls is not None:
+            taken.update(chain.nodes)
+            found[chain.nodes[-1]] = chain, calls
+    return [found[node] for node in graph.nodes if node in found]
 
 
 # --- before memory is planned ---

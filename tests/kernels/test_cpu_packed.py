@@ -23,8 +23,9 @@ from packed_run import (
 from reference_run import GUARD, Array, data, each_type, ids, leaf, locate, normal
 
 from lamella.base.errors import BackendError
-from lamella.graph import GGMLType, GluOp, Graph, Tensor, ops
+from lamella.graph import GGMLType, GluOp, Graph, Tensor, UnaryOp, ops
 from lamella.kernels.cpu.kernel_set import KERNELS
+from lamella.kernels.cpu.packed.biased import BIASED_ROWS
 from lamella.kernels.cpu.packed.formats import FORMATS
 from lamella.kernels.cpu.packed.tiles import WIDTHS
 from lamella.kernels.cpu.plan import CpuPlan
@@ -369,6 +370,52 @@ def test_gated_units_that_are_not_fused() -> None:
         return Graph(ops.swiglu(gate, up))
 
     assert_gated_bits(of_experts, 2, "swiglu_float")
+
+
+# --- biases ---
+
+ACTIVATIONS = (None, *BIASED_ROWS)
+
+
+def biased(a: Tensor, x: Array, op: UnaryOp | None) -> Graph:
+    total = ops.add(ops.mul_mat(a, leaf(x)), leaf(normal(a.ne[1], seed=3)))
+    return Graph(total if op is None else ops.unary(total, op))
+
+
+def assert_biased_bits(make: Callable[[], Graph], n_threads: int, n_kernels: int) -> None:
+    """Check that so many kernels compute the graph, with the bits of single kernels."""
+    single, fused = make(), make()
+    assert len(run_graph(single, 1, fuse=False)) == 1 + len(single.nodes)  # and one for columns
+    assert len(run_graph(fused, n_threads)) == 1 + n_kernels
+    assert data(single.nodes[-1]).tobytes() == data(fused.nodes[-1]).tobytes()
+
+
+@pytest.mark.parametrize("op", ACTIVATIONS, ids=lambda op: op.name if op else "none")
+@each_type([GGMLType.F16, GGMLType.F32, GGMLType.Q8_0])
+def test_biases_have_the_bits_of_single_ops(type: GGMLType, op: UnaryOp | None) -> None:
+    for n, m in ((1, 1), (17, 5), (40, 31), (600, 1), (1100, 16)):
+        a = packed(random_weights(type, n, 64))
+        for n_threads in (1, 3):
+            x = normal(m, 64, seed=1)
+            assert_biased_bits(lambda a=a, x=x: biased(a, x, op), n_threads, 1)  # type: ignore[misc]
+
+
+def test_biases_that_are_not_fused() -> None:
+    plain = random_weights(GGMLType.Q8_0, 40, 64)
+    a, x = packed(plain), normal(3, 64)
+    assert_biased_bits(lambda: biased(a, x, UnaryOp.TANH), 2, 2)
+
+    def residual() -> Graph:
+        return Graph(ops.add(ops.mul_mat(a, leaf(x)), leaf(normal(3, 40))))
+
+    def read_twice() -> Graph:
+        total = ops.add(ops.mul_mat(a, leaf(x)), leaf(normal(40)))
+        return Graph(ops.add(ops.gelu_erf(total), total))
+
+    assert_biased_bits(residual, 2, 2)
+    assert_biased_bits(read_twice, 2, 3)
+    graph = biased(plain, x, None)
+    assert "biased" not in " ".join(run_graph(graph))
 
 
 # --- columns are prepared once for all their readers ---

@@ -86,6 +86,41 @@ def test_a_sum_that_only_its_norm_reads_is_not_written(on: Backend, n: int) -> N
     assert (graph.nodes[0].buffer == 0xA5).all()
 
 
+@each_norm
+@pytest.mark.parametrize("n", [1, 17, 288, 2050])
+def test_a_norm_its_weight_and_bias(norm: Norm, n: int) -> None:
+    def make() -> list[Tensor]:
+        x, weight, bias = (leaf(normal(*s, seed=n)) for s in ((2, 3, n), (n,), (n,)))
+        return [ops.add(ops.mul(norm(x, 1e-5), weight), bias)]
+
+    kernel = "rms_norm_mul_add_f32" if norm is ops.rms_norm else "norm_mul_add_f32"
+    assert_same_bits(CPU, make, kernel)
+
+
+@each_norm
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_sum_its_norm_weight_and_bias(norm: Norm, is_read: bool) -> None:
+    def make() -> list[Tensor]:
+        a, b, weight, bias = (leaf(normal(*s, seed=1)) for s in ((5, 80), (5, 80), (80,), (80,)))
+        total = ops.add(a, b)
+        result = ops.add(ops.mul(norm(total, 1e-5), weight), bias)
+        return [result, total.set_output()] if is_read else [result]
+
+    kernel = "add_rms_norm_mul_add_f32" if norm is ops.rms_norm else "add_norm_mul_add_f32"
+    assert_same_bits(CPU, make, kernel)
+
+
+@each_backend
+def test_norms_without_a_row_as_bias(on: Backend) -> None:
+    x, weight = leaf(normal(3, 32)), leaf(normal(32))
+    product = ops.mul(ops.norm(x, 1e-5), weight)
+    for other in (leaf(normal(3, 32)), leaf(normal(3, 1)), ops.sqr(leaf(normal(32)))):
+        names = run(on, ops.add(product, other))
+        assert {"norm_mul_f32", "add_float"} <= set(names)
+    total = ops.add(product, leaf(normal(32)))
+    assert run(on, total, product.set_output()) == ["norm_mul_f32", "add_float"]
+
+
 @each_backend
 def test_norms_of_strided_rows(on: Backend) -> None:
     def make() -> list[Tensor]:

@@ -37,6 +37,7 @@ from lamella.kernels.cpu.compiler.jit import KERNELS
 from lamella.kernels.cpu.kernel_set import KERNELS as CPU_KERNELS
 from lamella.kernels.cpu.ops.fused_norms import ADD_NORM_MUL, NORM_MUL
 from lamella.kernels.cpu.ops.fused_rope import ROPE_SET_ROWS
+from lamella.kernels.cpu.packed.biased import BIASED_ROW, BIASED_ROWS
 from lamella.kernels.cpu.packed.gate_up import GATED_ROWS, mul_mat_gated_packed
 from lamella.kernels.cpu.packed.moves import PACK_ROWS, UNPACK_ROWS
 from lamella.kernels.cpu.table import OPS as CPU_OPS
@@ -202,6 +203,7 @@ def test_every_cpu_op_and_kernel_has_a_case() -> None:
     unused -= {k.name for kernels in chains for k in kernels.values()}
     # kernels of packed weights: tests/kernels/test_cpu_packed.py, test_cpu_packed_buffer.py
     unused -= {k.name for k in (*GATED_ROWS.values(), mul_mat_gated_packed)}
+    unused -= {k.name for k in (*BIASED_ROWS.values(), BIASED_ROW)}
     unused -= {PACK_ROWS.name, UNPACK_ROWS.name}
     # kernels of samplers: tests/model/test_sampling_native.py
     assert not {name for name in unused if not name.startswith(("test_", "sample_", "ceiling_"))}

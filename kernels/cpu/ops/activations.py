@@ -100,20 +100,21 @@ def swiglu_oai(x, y, scalars):
     return gate / (splat(1.0) + vexp(alpha * splat(-1.0) * gate)) * (value + splat(1.0))
 
 
-UNARY: Final = {
-    UnaryOp.SILU: map_kernel("silu_float", inlined(lambda x, s: silu(x))),
-    UnaryOp.GELU: map_kernel("gelu_float", inlined(lambda x, s: gelu(x))),
-    UnaryOp.GELU_QUICK: map_kernel("gelu_quick_float", inlined(lambda x, s: gelu_quick(x))),
-    UnaryOp.GELU_ERF: map_kernel("gelu_erf_float", inlined(lambda x, s: gelu_erf(x))),
-    UnaryOp.RELU: map_kernel("relu_float", inlined(lambda x, s: relu(x))),
-    UnaryOp.SIGMOID: map_kernel("sigmoid_float", inlined(lambda x, s: sigmoid(x))),
-    UnaryOp.TANH: map_kernel("tanh_float", inlined(lambda x, s: vtanh(x))),
-    UnaryOp.EXP: map_kernel("exp_float", inlined(lambda x, s: vexp(x))),
-    UnaryOp.NEG: map_kernel("neg_float", inlined(lambda x, s: x * splat(-1.0))),
-    UnaryOp.ABS: map_kernel("abs_float", inlined(lambda x, s: vabs(x))),
-    UnaryOp.SOFTPLUS: map_kernel("softplus_float", inlined(lambda x, s: softplus(x))),
-    UnaryOp.XIELU: map_kernel("xielu_float", xielu),
+UNARY_FUNCTIONS: Final = {  # of the operand, and the op's parameters as vectors
+    UnaryOp.SILU: inlined(lambda x, s: silu(x)),
+    UnaryOp.GELU: inlined(lambda x, s: gelu(x)),
+    UnaryOp.GELU_QUICK: inlined(lambda x, s: gelu_quick(x)),
+    UnaryOp.GELU_ERF: inlined(lambda x, s: gelu_erf(x)),
+    UnaryOp.RELU: inlined(lambda x, s: relu(x)),
+    UnaryOp.SIGMOID: inlined(lambda x, s: sigmoid(x)),
+    UnaryOp.TANH: inlined(lambda x, s: vtanh(x)),
+    UnaryOp.EXP: inlined(lambda x, s: vexp(x)),
+    UnaryOp.NEG: inlined(lambda x, s: x * splat(-1.0)),
+    UnaryOp.ABS: inlined(lambda x, s: vabs(x)),
+    UnaryOp.SOFTPLUS: inlined(lambda x, s: softplus(x)),
+    UnaryOp.XIELU: xielu,
 }
+UNARY: Final = {op: map_kernel(f"{op.name.lower()}_float", f) for op, f in UNARY_FUNCTIONS.items()}
 
 GATED: Final = {  # functions of the gate, the other operand, and the op's parameters as vectors
     GluOp.REGLU: inlined(lambda x, y, s: relu(x) * y),

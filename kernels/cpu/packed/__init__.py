@@ -6,6 +6,6 @@ with activations that are quantized once for all readers. Importing this fills t
 ops.
 """
 
-from . import gate_up, moves, products
+from . import biased, gate_up, moves, products
 
-__all__ = ["gate_up", "moves", "products"]
+__all__ = ["biased", "gate_up", "moves", "products"]

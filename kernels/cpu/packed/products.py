@@ -51,6 +51,7 @@ GROUP_BYTES: Final = N_BLOCKS + 1
 COLUMN: Final = GROUP_BYTES + 1  # bytes of a column in its tile
 IS_FLOAT: Final = COLUMN + 1
 EXPERT_BYTES: Final = IS_FLOAT + 1
+FINISH: Final = EXPERT_BYTES + 1  # of a MUL_MAT: the kernel that adds a bias, or 0
 
 RESULTS_BYTES: Final = 8 * WIDTHS[0]  # bytes of a thread's scratch: addresses of a tile's results
 
@@ -73,7 +74,7 @@ def micro_of(p, width):
 
 @kernel
 def mul_mat_packed(p, ith, nth):
-    """Packed rows [k, n] times columns [k, ...]: [n, ...]."""
+    """Packed rows [k, n] times columns [k, ...]: [n, ...]; with FINISH, tensor 3 is a bias [n]."""
     n, m = ne(p, 1, 1), n_rows(p, 2)
     n_groups = (n + ROWS - 1) // ROWS
     chunk = chunk_of(p, n_groups, nth, CHUNK_BYTES)
@@ -91,6 +92,10 @@ def mul_mat_packed(p, ith, nth):
             rows, offset = n - ROWS * group, 4 * ROWS * group
             args = (weights, count, rows, int_param(p, N_BLOCKS), tile, results, offset)
             call_at(micro_of(p, width), args)
+            if int_param(p, FINISH) != 0:
+                for i in range(min(width, m - c)):
+                    to, bias = row(p, 0, c + i) + offset, data(p, 3) + offset
+                    call_at(int_param(p, FINISH), (to, bias, min(rows, ROWS * count)))
             tile += width * int_param(p, COLUMN)
             c += width
         item = take(p, n_chunks, nth)
@@ -200,10 +205,15 @@ def is_small(node: Tensor) -> bool:
 
 @implements_packed(Op.MUL_MAT, supports=can_multiply_matrix)
 def _mul_mat(node: Tensor) -> Sequence[CpuCall]:
+    return [mul_mat_call(node)]
+
+
+def mul_mat_call(node: Tensor, finish: Param = 0) -> CpuCall:
+    """The call of a MUL_MAT. `finish` is the kernel that adds a bias, or 0."""
     a, b = node.src
     form = FORMATS[a.type]
-    params, columns = product_params(form, a), prepared_columns(form, b)
-    return [CpuCall(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])]
+    params, columns = [*product_params(form, a), finish], prepared_columns(form, b)
+    return CpuCall(mul_mat_packed, params, is_small(node), RESULTS_BYTES, prepared=[columns])
 
 
 @implements_packed(Op.MUL_MAT_ID, supports=_can_multiply)
