@@ -39,9 +39,10 @@ class BertCharacters:
     def add(self, text: str) -> None:
         """Complete the pages that a text needs."""
         code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        for page in np.unique(code_points // kernel.PAGE).tolist():
-            if not self.pages[page]:
-                self._complete(page)
+        needed = np.zeros_like(self.pages)
+        needed[code_points // kernel.PAGE] = 1
+        for page in np.flatnonzero(needed > self.pages).tolist():
+            self._complete(page)
 
     def _complete(self, page: int) -> None:
         for code_point in range(page * kernel.PAGE, (page + 1) * kernel.PAGE):

@@ -15,7 +15,7 @@ from ...kernels.cpu.vocab.trie import N_NODES_MAX, vocab_trie
 from ..gguf.strings import Strings
 from .table import U8Array
 
-_BYTES_PER_NODE: Final = 2  # of many tokens: most share their first bytes with others
+_BYTES_PER_NODE: Final = 3  # of many tokens: most share their first bytes with others
 
 
 class Trie:

@@ -47,7 +47,7 @@ class UnigramEncoder:
     """Encodes as sentencepiece does. Scores are summed in float64, as in Hugging Face's tokenizers.
 
     The ids are those of llama.cpp (`llm_tokenizer_ugm_session`), except that text never becomes
-    unused tokens.
+    unused tokens. Hugging Face's tokenizers also lose some accents after replaced characters.
     """
 
     kernels: tuple[Kernel, ...] = (vocab_normalize, vocab_unigram)
