@@ -41,7 +41,7 @@ N_STOP_SECONDS: Final = 4.0  # the process must end within 5
 N_HANDLER_SECONDS: Final = 1.0  # part of these: time for handlers to finish
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-# paths that need no key; the page shows nothing about the model if there are keys
+# paths that need no key with GET; the page shows nothing about the model if there are keys
 PUBLIC_PATHS: Final = frozenset({"/health", "/v1/health", "", "/"})
 
 
@@ -171,8 +171,9 @@ async def _admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     state = request.app[STATE]
     if request.method == "OPTIONS":
         return preflight(request, state.config)
-    is_file = request.match_info.handler is static_file
-    if not is_file and request.path.removeprefix(state.config.prefix) not in PUBLIC_PATHS:
+    is_page = request.path.removeprefix(state.config.prefix) in PUBLIC_PATHS
+    is_public = is_page and request.method in ("GET", "HEAD")
+    if not is_public and request.match_info.handler is not static_file:
         routes.loaded_model(request)
         if state.config.keys:
             _check_key(request, state.config.keys)

@@ -28,7 +28,7 @@ from .embed_inputs import input_tokens, pair_tokens
 from .parsing import parse_body
 from .prompts import check_model
 from .request_log import record_of
-from .routes import embedding_model, work_on_body
+from .routes import embedding_model, loaded_model, work_on_body
 from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
 from .writing import time_limit
 
@@ -211,6 +211,13 @@ async def _embed(prepare: Preparation, request: web.Request) -> web.StreamRespon
         submission.close()
 
 
+async def _tei(request: web.Request) -> web.StreamResponse:
+    """TEI's POST /, which clients of Hugging Face call: vectors or scores, as the model makes."""
+    model = loaded_model(request)
+    is_ranker = isinstance(model, EmbeddingInstance) and model.ranks
+    return await _embed(prepare_rerank if is_ranker else prepare_tei, request)
+
+
 async def _answer(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
     """The reply. A long one is written here, piece by piece, so that memory holds few of them."""
     first = await asyncio.to_thread(next, pieces)
@@ -240,5 +247,6 @@ ROUTES: Final = (
     *_route(prepare_openai, "/v1/embeddings"),
     *_route(prepare_native, "/embeddings", "/embedding"),
     *_route(prepare_tei, "/embed"),
+    web.post("/", _tei),
     *_route(prepare_rerank, "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"),
 )

@@ -24,7 +24,7 @@ from house import ROOMS, read, room_sources
 
 from lamella.cli.main import parser
 from lamella.sched.assignment import CAUSES
-from lamella.server import routes, routes_generate
+from lamella.server import routes, routes_embed, routes_generate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -72,7 +72,8 @@ def test_links_and_folders_exist() -> None:
 
 def test_the_docs_list_every_endpoint() -> None:
     text = (ROOT / "docs" / "server.md").read_text("utf-8")
-    paths = {route.path.split("/{")[0] for route in (*routes.ROUTES, *routes_generate.ROUTES)}
+    rooms = (routes, routes_generate, routes_embed)
+    paths = {route.path.split("/{")[0] for room in rooms for route in room.ROUTES}
     assert {path for path in paths if f"`{path}`" not in text} == set()
 
 

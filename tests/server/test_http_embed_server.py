@@ -16,6 +16,7 @@ from lamella.model.pooling import Pooling
 from lamella.server.config import ServerConfig
 from lamella.server.page_calls import EMBEDDING, RANKING
 from lamella.server.request_log import RequestRecord
+from lamella.server.routes_embed import ROUTES
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +109,14 @@ def test_log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     assert " in     4 in 1 text " in str(second)
     fields = first.as_dict()
     assert (fields["texts"], fields["prompt_tokens"], fields["end"]) == (2, 6, "")
+
+
+def test_keys_guard_all_requests_for_vectors() -> None:
+    config = ServerConfig(port=0, api_keys=("secret",))
+    with running(make_embedder, config) as server:
+        for path in (route.path for route in ROUTES):
+            error = server.post(path, {"inputs": "a", "input": "a"}).error
+            assert error["type"] == "authentication_error", path
+        reply = server.call("POST", "/", {"inputs": "a"}, {"X-Api-Key": "secret"})
+        assert len(reply.json) == 1
+        assert server.get("/").status == 200

@@ -170,6 +170,7 @@ def test_tei(server: RunningServer) -> None:
     assert np.array_equal(decoded(server.ok("/embed", inputs="a")), unit(vector("a"))[None])
     reply = server.ok("/embed", inputs=["a", "b"], normalize=False)
     assert np.array_equal(decoded(reply), np.stack([vector("a"), vector("b")]))
+    assert server.ok("/", inputs=["a", "b"], normalize=False) == reply
     long = "a" * 100
     assert server.ok("/embed", inputs=long, truncate=True) != []
     assert server.post("/embed", {"inputs": long}).status == 400

@@ -69,6 +69,7 @@ def test_tei(server: RunningServer) -> None:
     results = server.ok("/rerank", **QUERY)["results"]
     assert [one["score"] for one in raw] == [one["relevance_score"] for one in results]
     assert [one["index"] for one in raw] == [one["index"] for one in reply]
+    assert server.ok("/", query="x", texts=DOCUMENTS, raw_scores=True) == raw
 
 
 def test_probabilities_in_the_other_shape(server: RunningServer) -> None:
@@ -126,7 +127,7 @@ def test_other_kinds_of_servers_say_which_to_start(kind: str) -> None:
     load = make_model if kind == "text" else lambda: make_embedder(pooling=pooling)
     flags = {"ranking": "RERANKER --rerank", "embedding": "MODEL --embeddings", "text": "MODEL"}
     paths = {"text": {"/completion", "/v1/completions", "/v1/chat/completions", "/apply-template"}}
-    embed_paths = {route.path for route in ROUTES}
+    embed_paths = {route.path for route in ROUTES} - {"/"}  # all kinds but text have it
     paths["ranking"] = {path for path in embed_paths if "rerank" in path}
     paths["embedding"] = embed_paths - paths["ranking"]
     with running(load) as server:

@@ -96,7 +96,7 @@ def test_endpoints_have_the_prefix() -> None:
 
 def test_no_page() -> None:
     with running(config=ServerConfig(port=0, ui=False)) as server:
-        assert server.get("/").error["code"] == 404
+        assert server.get("/").error["code"] == 405
 
 
 def test_a_loading_server_shows_its_progress(
