@@ -1,7 +1,7 @@
 """Sets of code points: Unicode's categories, operations on sets, and a partition by sets.
 
-The categories are those of Unicode 16 in unicode.txt, as Oniguruma 6.9.10 has them (in tokenizers),
-whatever the version of Python. Surrogates are in no category, as they are not in UTF-8.
+The categories are those of Unicode 16 in unicode.txt (see make_unicode.py), whatever the version of
+Python. Surrogates are in no category, as they are not in UTF-8.
 Tests: tests/model/test_vocab_regex.py.
 """
 
