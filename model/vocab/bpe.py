@@ -15,13 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from ...base.errors import RequestError
 from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.bpe import ALL_WORDS, NEWLINE_WORDS, NO_WORDS, vocab_bpe
 from ...kernels.cpu.vocab.characters import N_CODES, vocab_bytes
 from ...kernels.cpu.vocab.split import vocab_split
 from ..gguf import Strings
-from .merges import MergeTable
+from .merges import Merger, listed_merges
 from .splitter import Splitter
 from .spm import BYTES as BYTE_TEXTS
 from .spm import SPACE, SpmPieces
@@ -75,24 +74,24 @@ class BpeEncoder:
         self._escape_spaces, self._skip_unknown = pre.escape_spaces, pre.skip_unknown
         self._lowercase = lowercase
         wanted = encodable(types)
-        table = MergeTable(tokens, wanted, merges)
+        table = listed_merges(tokens, wanted, merges)
         words = table.index
         self.pieces: Sequence[bytes]
         if pre.byte_encode:
             self.pieces, is_other = _pieces(tokens)
             if pre.ignore_merges:
                 words = TextIndex(self.pieces, wanted & ~is_other)
-            texts = [character.encode() for character in sorted(BYTES, key=BYTES.__getitem__)]
+            characters = [character.encode() for character in sorted(BYTES, key=BYTES.__getitem__)]
+            byte_symbols = table.index.find_all(characters)
         else:
             self.pieces = SpmPieces(tokens, types)
-            texts = list(BYTE_TEXTS)
-        symbols = np.array([-1 if id is None else id for id in map(table.index.find, texts)])
-        byte_symbols = symbols.astype(np.int32)
-        byte_ids = np.where(byte_symbols < len(tokens), byte_symbols, np.int32(-1))
+            byte_symbols = table.index.find_all(BYTE_TEXTS)
         newlines = NEWLINE_WORDS if pre.escape_spaces else NO_WORDS
-        self._tables = (
-            *(int(not pre.byte_encode), ALL_WORDS if pre.ignore_merges else newlines),
-            *(len(tokens), byte_symbols, byte_ids, *words.arrays, *table.arrays),
+        self._merger = Merger(
+            *(table, len(tokens), byte_symbols),
+            by_character=not pre.byte_encode,
+            whole_words=ALL_WORDS if pre.ignore_merges else newlines,
+            words=words,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -107,25 +106,9 @@ class BpeEncoder:
             text = "".join(map(str.lower, text))  # a final sigma is like others
         utf8 = np.frombuffer(text.encode(), np.uint8)
         ends = self._splitter.ends(utf8)
-        n_longest = int(np.diff(ends, prepend=0).max(initial=0))
-        symbols, nexts, prevs = np.empty((3, n_longest), np.int32)
-        values, heap = np.empty(n_longest, np.int64), np.empty(2 * n_longest, np.int64)
-        ids, found = np.empty(len(utf8), np.int32), np.empty(2, np.int64)
-        memory = symbols, values, nexts, prevs, heap
-        vocab_bpe(utf8, ends, len(ends), *self._tables, *memory, ids, found)
-        n_ids, missing = found.tolist()
-        if missing >= 0 and not self._skip_unknown:
-            raise _no_token(utf8, missing)
-        result: list[int] = ids[:n_ids].tolist()
-        return result
-
-
-def _no_token(utf8: U8Array, at: int) -> RequestError:
-    before = utf8[:at].tobytes().decode(errors="ignore")
-    character = utf8.tobytes().decode()[len(before)]
-    return RequestError(
-        f"the vocabulary has no token for the byte 0x{utf8[at]:02X} of the character {character!r}"
-    )
+        ids = self._merger.encode(utf8, ends, skip_unknown=self._skip_unknown)
+        found: list[int] = ids.tolist()
+        return found
 
 
 def _pieces(tokens: Strings) -> tuple[Strings, U8Array]:

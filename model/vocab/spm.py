@@ -1,8 +1,4 @@
-"""SPM encoding: text to token ids by sentencepiece, with a model built from a GGUF's vocabulary.
-
-A GGUF file has the data of a sentencepiece model file in other arrays. The `ModelProto` message is
-encoded here without the protobuf library, as only a few fields are needed (fields:
-sentencepiece_model.proto of google/sentencepiece; wire format: protobuf.dev, "Encoding").
+"""SPM encoding: text to token ids by the scores of the tokens, as sentencepiece's BPE.
 
 Knows no special tokens and no space prefix. Tests: tests/model/test_vocab_spm.py.
 """
@@ -10,22 +6,25 @@ Knows no special tokens and no space prefix. Tests: tests/model/test_vocab_spm.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
-from sentencepiece import SentencePieceProcessor
 
-from ...base.errors import ModelFileError, RequestError
 from ...kernels.cpu.compiler.jit import Kernel
+from ...kernels.cpu.vocab.bpe import NO_WORDS, vocab_bpe
 from ..gguf import Strings
+from .merges import I32Array, Merger, derived_merges
+from .table import TextIndex, encodable
 from .token_types import TokenType, TypeArray
 
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
 
 BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
 """The byte for the text of each token of type BYTE."""
+
+_BYTE_LENGTH: Final = 6  # of these texts
+_UNUSED: Final = (TokenType.UNUSED, TokenType.UNDEFINED)
 
 
 class SpmPieces(Sequence[bytes]):
@@ -58,7 +57,7 @@ class SpmEncoder:
     tokens, and unused tokens are replaced by the tokens that they are merged from.
     """
 
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[Kernel, ...] = (vocab_bpe,)
 
     def __init__(
         self,
@@ -69,25 +68,29 @@ class SpmEncoder:
     ) -> None:
         """
         Args:
-            tokens: the texts of the tokens. The first of equal texts is used. A text that is empty
-                or has a space or NUL is not used, as sentencepiece does not support it.
+            tokens: the texts of the tokens. The first of equal texts is used.
             scores: `[n]`, without NaN.
             types: a `TokenType` for each token.
             unk: the token for characters without a token, if the vocabulary has no byte tokens.
-
-        Raises:
-            ModelFileError: sentencepiece refuses the vocabulary.
         """
         self.pieces = SpmPieces(tokens, types)
-        self._unk = unk
-        self._none = len(tokens)  # the id of the unknown piece, added after all others
-        has_bytes = not BYTES.keys() - set(tokens)
-        pieces = _pieces(tokens, types.tolist(), has_bytes)
-        proto = _model_proto(pieces, np.append(scores, np.float32(0)), has_bytes)
-        try:
-            self._processor = SentencePieceProcessor(model_proto=proto)
-        except (RuntimeError, ValueError) as e:
-            raise ModelFileError(f"tokenizer.ggml.tokens is not a valid SPM vocabulary: {e}") from e
+        # byte tokens are found by their text, as in llama.cpp, because types may be missing
+        may_be_byte = (tokens.ends - tokens.begins == _BYTE_LENGTH).astype(np.uint8)
+        byte_ids = TextIndex(tokens, may_be_byte).find_all(BYTES)
+        has_bytes = bool((byte_ids >= 0).all())
+        wanted = encodable(types)
+        if has_bytes:
+            wanted[byte_ids] = 0
+        table, parts = derived_merges(tokens, wanted, _ranks(scores))
+        self._merger = Merger(
+            *(table, len(tokens), byte_ids if has_bytes else np.full_like(byte_ids, -1)),
+            by_character=True,
+            whole_words=NO_WORDS,
+            unk=None if has_bytes else unk,
+        )
+        unused = np.isin(types, _UNUSED) & (parts[:, 0] >= 0)
+        self._is_unused = unused if unused.any() else None
+        self._parts = {id: parts[id].tolist() for id in np.flatnonzero(unused).tolist()}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens and without lone surrogates.
@@ -96,83 +99,22 @@ class SpmEncoder:
             RequestError: a character has no token, and the vocabulary has no bytes and no unknown
                 token.
         """
-        ids: list[int] = self._processor.encode(text.replace(" ", SPACE), out_type=int)
-        if self._none not in ids:
-            return ids
-        if self._unk is None:
-            raise RequestError("the text has characters for which the vocabulary has no tokens")
-        return [self._unk if id == self._none else id for id in ids]
+        utf8 = np.frombuffer(text.replace(" ", SPACE).encode(), np.uint8)
+        ids = self._merger.encode(utf8, np.array([len(utf8)], np.int32))
+        found: list[int] = ids.tolist()
+        if self._is_unused is not None and self._is_unused[ids].any():
+            return [part for id in found for part in self._used(id)]
+        return found
+
+    def _used(self, id: int) -> list[int]:
+        """Return the tokens that replace a token, or itself if it is used."""
+        if id not in self._parts:
+            return [id]
+        return [used for part in self._parts[id] for used in self._used(part)]
 
 
-_TYPE_IN_MODEL: Final[dict[int, int]] = {
-    TokenType.UNDEFINED: TokenType.UNUSED,
-    TokenType.NORMAL: TokenType.NORMAL,
-    TokenType.UNKNOWN: TokenType.CONTROL,
-    TokenType.CONTROL: TokenType.CONTROL,
-    # Vocab splits a text at these tokens before it is encoded, by llama.cpp's rules
-    TokenType.USER_DEFINED: TokenType.NORMAL,
-    TokenType.UNUSED: TokenType.UNUSED,
-    TokenType.BYTE: TokenType.NORMAL,
-}
-
-
-def _pieces(
-    tokens: Sequence[bytes], types: Sequence[int], has_bytes: bool
-) -> list[tuple[bytes, int]]:
-    """Return (text, type) of each piece, without empty and duplicate texts.
-
-    A token that must not be found in text becomes a control piece.
-    """
-    control, byte = int(TokenType.CONTROL), int(TokenType.BYTE)
-    byte_texts = BYTES.keys() if has_bytes else ()
-    pieces: list[tuple[bytes, int]] = []
-    seen = {b""}
-    for id, token in enumerate(tokens):
-        # byte tokens are found by their text, as in llama.cpp, because types may be missing
-        type = byte if token in byte_texts else _TYPE_IN_MODEL[types[id]]
-        if type == control or token in seen or b" " in token or b"\0" in token:
-            # encode() replaces spaces, so no text contains this piece
-            pieces.append((b" %d" % id, control))
-        else:
-            seen.add(token)
-            pieces.append((token, type))
-    pieces.append((b" unknown", TokenType.UNKNOWN))
-    return pieces
-
-
-def _model_proto(
-    pieces: Sequence[tuple[bytes, int]], scores: npt.NDArray[np.float32], byte_fallback: bool
-) -> bytes:
-    floats = scores.astype("<f4").tobytes()
-    types = [_number(3, type) for type in TokenType]
-    messages = [
-        # SentencePiece: piece = 1, score = 2, type = 3
-        _message(1, _message(1, text) + b"\x15" + floats[4 * i : 4 * i + 4] + types[type])
-        for i, (text, type) in enumerate(pieces)
-    ]
-    bpe = 2
-    messages.append(_message(2, _number(3, bpe) + _number(35, byte_fallback)))  # TrainerSpec
-    # NormalizerSpec: no dummy prefix, whitespace neither removed nor escaped
-    messages.append(_message(3, _number(3, 0) + _number(4, 0) + _number(5, 0)))
-    return b"".join(messages)
-
-
-def _message(field: int, body: bytes) -> bytes:
-    return _head(field, len(body)) + body
-
-
-@lru_cache(maxsize=1024)
-def _head(field: int, n: int) -> bytes:
-    return _varint(field << 3 | 2) + _varint(n)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    low_first = []
-    while value > 0x7F:
-        low_first.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*low_first, value])
+def _ranks(scores: npt.NDArray[np.float32]) -> I32Array:
+    """Return int32s in the opposite order of the scores. They are equal for equal scores."""
+    bits = (scores + np.float32(0)).view(np.int32)  # -0 becomes 0
+    ascending = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    return ~ascending

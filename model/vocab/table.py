@@ -9,7 +9,7 @@ get it as `*index.arrays`. Knows no kinds of vocabularies. Tests: tests/model/te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ class TextIndex:
         """
         if wanted is None:
             wanted = np.ones(len(texts), np.uint8)
-        n_slots = 1 << (2 * len(texts)).bit_length()
+        n_slots = 1 << (2 * len(texts) - 1).bit_length()
         spans = np.stack((texts.begins, texts.ends), axis=1)
         slots, mask = np.empty(n_slots, np.int64), n_slots - 1
         vocab_index(texts.data, spans.ravel(), len(texts), wanted, slots, mask)
@@ -48,6 +48,11 @@ class TextIndex:
         vocab_find(np.frombuffer(text, np.uint8), len(text), *self.arrays, found)
         id = int(found[0])
         return None if id < 0 else id
+
+    def find_all(self, texts: Iterable[bytes]) -> npt.NDArray[np.int32]:
+        """Return the ids of texts, -1 for those that are not found."""
+        ids = [self.find(text) for text in texts]
+        return np.array([-1 if id is None else id for id in ids], np.int32)
 
     def __contains__(self, text: bytes) -> bool:
         return self.find(text) is not None

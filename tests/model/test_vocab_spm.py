@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from vocab_makers import BYTE_TOKENS, CTRL, HEAD, UNUSED, USER, N, Token, normal, texts, vocab
 
-from lamella.base.errors import ModelFileError, RequestError
+from lamella.base.errors import RequestError
 from lamella.model.gguf import Strings
 from lamella.model.vocab.spm import SpmEncoder
 
@@ -70,7 +70,7 @@ def test_an_unknown_character_is_the_unknown_token_without_byte_tokens() -> None
     tokens = [*HEAD, *BYTE_TOKENS[:200], *normal("a")]
     assert encoder(*tokens, unk=2).encode("aéa") == [203, 2, 203]
     assert encoder(*tokens, unk=None).encode("aa") == [203, 203]
-    with pytest.raises(RequestError, match="no tokens"):
+    with pytest.raises(RequestError, match="no token for the byte 0xC3"):
         encoder(*tokens, unk=None).encode("aéa")
 
 
@@ -115,6 +115,24 @@ def test_long_texts_are_fast(unit: str) -> None:
     assert v.detokenize(v.tokenize(text)) == text
 
 
-def test_a_vocabulary_that_sentencepiece_refuses_is_a_file_error() -> None:
-    with pytest.raises(ModelFileError, match="too long"):
-        encoder(*HEAD, ("x" * 100_000, 0, N))
+@pytest.mark.parametrize("seed", range(10))
+def test_characters_within_tokens_may_lack_a_token(seed: int) -> None:
+    rng = random.Random(seed)
+    scores = random_tokens(rng, "ab é😀")
+    known = {text: score for text, score in scores.items() if len(text) > 1 or text in "ab"}
+    names = [
+        text.decode()
+        for text in (t if isinstance(t, bytes) else t.encode() for t, *_ in BYTE_TOKENS)
+    ]
+    spm = encoder(*BYTE_TOKENS, *((name, score, N) for name, score in known.items()))
+    names += known
+    for _ in range(30):
+        text = "".join(rng.choices("ab é😀", k=rng.randrange(1, 70)))
+        expected: list[str] = []
+        for part in merged(text, known):
+            expected += [part] if part in known else [f"<0x{byte:02X}>" for byte in part.encode()]
+        assert [names[id] for id in spm.encode(text)] == expected
+
+
+def test_a_very_long_token() -> None:
+    assert encoder(*HEAD, ("x" * 100_000, 0, N), *normal("x", "xx")).encode("xxx") == [5, 4]

@@ -1,4 +1,4 @@
-"""Merging the symbols of words by rank: byte pair encoding.
+"""Merging the symbols of words by rank: byte pair encoding, also that of SPM vocabularies.
 
 A word's arrays are indexed by the byte at which a symbol begins: `symbols` (int32s; -1: no merge
 knows the text), `values` (int64s: `merge_of` the symbol and the next one), `nexts` and `prevs`
@@ -52,7 +52,7 @@ def _merge_short(n, symbols, values, nexts, prevs, pairs, pairs_mask):
         best, at = NO_PAIR, 0
         for i in range(n):
             value = get_i64(values, i)
-            if value < best:
+            if value >> 32 < best >> 32:
                 best, at = value, i
         if best == NO_PAIR:
             return
@@ -152,11 +152,11 @@ def _fill_characters(
 
 
 @shared
-def _write_ids(text, begin, n, symbols, nexts, n_tokens, byte_ids, ids, n_ids, found):
+def _write_ids(text, begin, n, symbols, nexts, n_tokens, byte_ids, unk, ids, n_ids, found):
     """Write the ids of a word's symbols, and return the new number of ids.
 
-    A symbol that is no token becomes the tokens of its bytes. A byte without a token is skipped,
-    and its position is written to `found[1]`.
+    A symbol that is no token becomes `unk`, or the tokens of its bytes if `unk` is -1. A byte
+    without a token is skipped. The position of the first one is written to `found[1]`.
     """
     at = 0
     while at < n:
@@ -164,13 +164,16 @@ def _write_ids(text, begin, n, symbols, nexts, n_tokens, byte_ids, ids, n_ids, f
         if 0 <= symbol < n_tokens:
             put_i32(ids, n_ids, symbol)
             n_ids += 1
+        elif unk >= 0:
+            put_i32(ids, n_ids, unk)
+            n_ids += 1
         else:
             for i in range(begin + at, begin + after):
                 id = get_i32(byte_ids, get_u8(text, i))
                 if id >= 0:
                     put_i32(ids, n_ids, id)
                     n_ids += 1
-                else:
+                elif get_i64(found, 1) < 0:
                     put_i64(found, 1, i)
         at = after
     return n_ids
@@ -178,7 +181,7 @@ def _write_ids(text, begin, n, symbols, nexts, n_tokens, byte_ids, ids, n_ids, f
 
 @array_kernel
 def vocab_bpe(
-    text, word_ends, n_words, by_character, whole_words, n_tokens, byte_symbols, byte_ids,
+    text, word_ends, n_words, by_character, whole_words, n_tokens, byte_symbols, byte_ids, unk,
     data, spans, slots, mask, pairs, pairs_mask, bridges,
     symbols, values, nexts, prevs, heap, ids, found,
 ):  # fmt: skip
@@ -191,12 +194,13 @@ def vocab_bpe(
             NEWLINE_WORDS.
         n_tokens: symbols from this one on are no tokens.
         byte_symbols, byte_ids: int32s, [256]: the symbol and the token of each byte, or -1.
+        unk: the token for symbols that are no tokens; -1: they become the tokens of their bytes.
         data, spans, slots, mask: an index of the texts of symbols.
         pairs, pairs_mask, bridges: see merges.py.
         symbols, values, nexts, prevs: memory for the bytes of the longest word.
         heap: int64s, memory for twice as many.
         ids: int32s, the result; memory for as many ids as bytes.
-        found: two int64s: the number of ids, and the position of a byte without a token or -1.
+        found: two int64s: the number of ids; the position of the first byte without a token, or -1.
     """
     begin, n_ids = 0, 0
     put_i64(found, 1, -1)
@@ -223,7 +227,7 @@ def vocab_bpe(
             else:
                 _merge_long(n, symbols, values, nexts, prevs, pairs, pairs_mask, heap)
             n_ids = _write_ids(
-                text, begin, n, symbols, nexts, n_tokens, byte_ids, ids, n_ids, found
+                text, begin, n, symbols, nexts, n_tokens, byte_ids, unk, ids, n_ids, found
             )
             begin += n
     put_i64(found, 0, n_ids)
