@@ -52,10 +52,13 @@ class Submission:
             raise ClosedError("the server is stopping")
 
     def submit(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raises as `Embedder.submit`, and CancelledError after `close`."""
+        """Raises as `Embedder.submit`."""
+        future = self._embedder.submit(texts)
         with self._lock:
-            self.check()
-            self._future = self._embedder.submit(texts)
+            self._future = future
+            closed = self._closed
+        if closed:  # the client disconnected while a thread made token ids
+            future.cancel()
 
     async def vectors(self) -> Vectors:
         """Wait for the vectors of the submitted texts. Raises the embedder's errors."""

@@ -6,13 +6,19 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
-from embed_world import N_CTX, N_OUT, make_embedder
+from embed_world import N_CTX, N_OUT, decoded, make_embedder
 from fake_context import WAIT_S
 from http_world import RunningServer, running
+from open_params import open_params
+from tiny_models import TINY, write_model
 
 from lamella.model.pooling import Pooling
+from lamella.runtime.instance import EmbeddingInstance
+from lamella.runtime.open import open_model
 from lamella.server.config import ServerConfig
 from lamella.server.page_calls import EMBEDDING, RANKING
 from lamella.server.request_log import RequestRecord
@@ -120,3 +126,23 @@ def test_keys_guard_all_requests_for_vectors() -> None:
         reply = server.call("POST", "/", {"inputs": "a"}, {"X-Api-Key": "secret"})
         assert len(reply.json) == 1
         assert server.get("/").status == 200
+
+
+def test_a_real_model(tmp_path: Path) -> None:
+    write_model(TINY["llama"], tmp_path / "m.gguf")
+    params = open_params(
+        tmp_path / "m.gguf", n_ctx=64, devices=("none",), embeddings=True, pooling="mean"
+    )
+    texts = ["a b c", "", "once upon a time", "fox " * 12]
+    with open_model(params) as model, running(lambda: model) as server:
+        assert isinstance(model, EmbeddingInstance)
+        wanted = model.normalized(
+            np.stack(model.embedder.submit([model.tokens(text) for text in texts]).result())
+        )
+        together = server.ok("/v1/embeddings", input=texts * 20)["data"]
+        for i, text in enumerate(texts):
+            (alone,) = server.ok("/v1/embeddings", input=text)["data"]
+            assert np.array_equal(decoded(alone["embedding"]), wanted[i])
+            for data in together[i :: len(texts)]:
+                assert data["embedding"] == alone["embedding"]
+        assert server.post("/completion", {"prompt": "a"}).status == 501
