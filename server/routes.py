@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -30,6 +30,7 @@ from .state import STATE, ServedModel
 Result = TypeVar("Result")
 
 METRICS: Final = web.AppKey("metrics", Metrics)
+N_TOKENS_PER_CALL: Final = 4096  # of the JSON encoder, which holds the interpreter lock
 
 
 def loaded_model(request: web.Request) -> ServedModel:
@@ -228,14 +229,19 @@ def json_response(body: object) -> web.Response:
     return web.Response(text=text, content_type="application/json")
 
 
-def _tokenize(vocab: Vocab, raw: bytes) -> Json:
+def _tokenize(vocab: Vocab, raw: bytes) -> web.Response:
     body = parse_body(TokenizeBody, raw)
     tokens = tokenize_parts(
         vocab, body.content, add_special=body.add_special, parse_special=body.parse_special
     )
-    if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _piece(vocab, token)} for token in tokens]}
+    parts = []
+    for i in range(0, len(tokens), N_TOKENS_PER_CALL):
+        part: list[Any] = tokens[i : i + N_TOKENS_PER_CALL]
+        if body.with_pieces:
+            part = [{"id": token, "piece": _piece(vocab, token)} for token in part]
+        parts.append(json.dumps(part)[1:-1])  # without the brackets
+    text = f'{{"tokens": [{", ".join(parts)}]}}'
+    return web.Response(text=text, content_type="application/json")
 
 
 def _piece(vocab: Vocab, token: int) -> str | list[int]:
@@ -247,28 +253,28 @@ def _piece(vocab: Vocab, token: int) -> str | list[int]:
         return list(piece)
 
 
-def _detokenize(vocab: Vocab, raw: bytes) -> Json:
+def _detokenize(vocab: Vocab, raw: bytes) -> web.Response:
     body = parse_body(DetokenizeBody, raw)
-    return {"content": vocab.detokenize(body.tokens, special=True)}
+    return json_response({"content": vocab.detokenize(body.tokens, special=True)})
 
 
-def _apply_template(model: Instance, raw: bytes) -> Json:
-    return {"prompt": chat_prompt(model, parse_body(TemplateBody, raw))}
+def _apply_template(model: Instance, raw: bytes) -> web.Response:
+    return json_response({"prompt": chat_prompt(model, parse_body(TemplateBody, raw))})
 
 
 async def tokenize(request: web.Request) -> web.Response:
     vocab = loaded_model(request).vocab
-    return json_response(await work_on_body(request, partial(_tokenize, vocab)))
+    return await work_on_body(request, partial(_tokenize, vocab))
 
 
 async def detokenize(request: web.Request) -> web.Response:
     vocab = loaded_model(request).vocab
-    return json_response(await work_on_body(request, partial(_detokenize, vocab)))
+    return await work_on_body(request, partial(_detokenize, vocab))
 
 
 async def apply_template(request: web.Request) -> web.Response:
     model = text_model(request)
-    return json_response(await work_on_body(request, partial(_apply_template, model)))
+    return await work_on_body(request, partial(_apply_template, model))
 
 
 ROUTES: Final = (

@@ -86,6 +86,19 @@ def test_tokenize(server: RunningServer) -> None:
     assert server.ok("/tokenize", content=["a", "b"]) == {"tokens": [a, b]}
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_long_replies_are_made_in_parts(
+    server: RunningServer, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = server.ok("/tokenize", content="ab", with_pieces=True)
+    ids = [token["id"] for token in whole["tokens"]]
+    monkeypatch.setattr("lamella.server.routes.N_TOKENS_PER_CALL", n)
+    assert server.ok("/tokenize", content="ab", with_pieces=True) == whole
+    assert (
+        server.ok("/tokenize", content="abab")["tokens"] == ids * 2
+    )
+
+
 def test_pieces_that_are_not_utf8_are_bytes(server: RunningServer) -> None:
     first, second = "é".encode()
     pieces = server.ok("/tokenize", content="aé", with_pieces=True)["tokens"]
