@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,28 +22,36 @@ from .replies import Json
 N_PIECE: Final = 128 * 1024  # bytes of a piece, at least, but for the last one
 
 
-def openai_reply(rows: F32Array, *, is_base64: bool, model: str, n_tokens: int) -> Iterator[bytes]:
-    """POST /v1/embeddings: the vectors [n, n_out] of texts with `n_tokens` tokens."""
+Blocks = Iterable[F32Array]  # vectors [n, n_out], a block of texts after another
+
+
+def openai_reply(blocks: Blocks, *, is_base64: bool, model: str, n_tokens: int) -> Iterator[bytes]:
+    """POST /v1/embeddings: the vectors of texts with `n_tokens` tokens."""
     more: Json = {"encoding_format": "base64"} if is_base64 else {}
     yield b'{"object": "list", "data": ['
-    for i, text in enumerate(_encoded(rows, is_base64=is_base64)):
+    for i, text in enumerate(_encoded(blocks, is_base64=is_base64)):
         head = json.dumps({"object": "embedding", "index": i, **more})[:-1].encode()
         yield b'%s%s, "embedding": %s}' % (b", " if i else b"", head, text)
     yield b"], " + _dumped({"model": model, "usage": usage(n_tokens)})[1:]
 
 
-def native_reply(vectors: Iterable[F32Array], *, is_base64: bool) -> Iterator[bytes]:
-    """POST /embedding: the vectors [n_vectors, n_out] of each text."""
-    for i, rows in enumerate(vectors):
+def native_reply(blocks: Blocks, *, is_pooled: bool, is_base64: bool) -> Iterator[bytes]:
+    """POST /embedding: the vector of each text. Without pooling, a block has those of a text."""
+    encode = partial(_encoded, is_base64=is_base64)
+    if is_pooled:
+        lists: Iterable[Iterable[bytes]] = ([text] for text in encode(blocks))
+    else:
+        lists = (encode([rows]) for rows in blocks)
+    for i, texts in enumerate(lists):
         yield b'%s{"index": %d, "embedding": ' % (b", " if i else b"[", i)
-        yield from _listed(_encoded(rows, is_base64=is_base64))
+        yield from _listed(texts)
         yield b"}"
     yield b"]"
 
 
-def tei_reply(rows: F32Array) -> Iterator[bytes]:
+def tei_reply(blocks: Blocks) -> Iterator[bytes]:
     """POST /embed: a list of vectors."""
-    return _listed(_encoded(rows, is_base64=False))
+    return _listed(_encoded(blocks, is_base64=False))
 
 
 def rerank_reply(
@@ -93,11 +102,13 @@ def pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def _encoded(rows: F32Array, *, is_base64: bool) -> Iterator[bytes]:
+def _encoded(blocks: Blocks, *, is_base64: bool) -> Iterator[bytes]:
     """Each vector as a JSON value: a list of numbers, or the base64 of little-endian float32."""
-    if is_base64:
-        return (b'"%s"' % b64encode(row.astype("<f4").tobytes()) for row in rows)
-    return (b"[%s]" % text for text in json_rows(rows))
+    for rows in blocks:
+        if is_base64:
+            yield from (b'"%s"' % b64encode(row.astype("<f4").tobytes()) for row in rows)
+        else:
+            yield from (b"[%s]" % text for text in json_rows(rows))
 
 
 def _ranked(scores: F32Array, n_top: int) -> Iterator[tuple[int, float]]:

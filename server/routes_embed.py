@@ -32,6 +32,8 @@ from .routes import embedding_model, loaded_model, work_on_body
 from .schema_embed import EmbeddingBody, InputsBody, Named, RerankBody, TeiEmbedBody
 from .writing import time_limit
 
+N_BLOCK: Final = 256  # texts whose vectors are normalized together
+
 Vectors = Sequence[F32Array]  # of each text: [n_out], or [n_tokens, n_out] without pooling
 
 
@@ -154,31 +156,33 @@ def _check_dimensions(model: EmbeddingInstance, n: int | None) -> None:
         raise RequestError('"dimensions" needs pooling, this server has --pooling none')
 
 
-def _rows(model: EmbeddingInstance, body: InputsBody, vectors: Vectors) -> F32Array:
-    """The vectors [n_texts, n_out], cut to `dimensions` and then normalized."""
-    return model.normalized(np.stack(vectors)[:, : body.dimensions], body.norm)
+def _blocks(model: EmbeddingInstance, body: InputsBody, vectors: Vectors) -> Iterator[F32Array]:
+    """The vectors in blocks [n_texts, n_out], cut to `dimensions` and then normalized."""
+    for begin in range(0, len(vectors), N_BLOCK):
+        rows = np.stack(vectors[begin : begin + N_BLOCK])
+        yield model.normalized(rows[:, : body.dimensions], body.norm)
 
 
 def _openai_reply(
     model: EmbeddingInstance, body: EmbeddingBody, vectors: Vectors, n_tokens: int
 ) -> Iterator[bytes]:
-    rows = _rows(model, body, vectors)
+    blocks = _blocks(model, body, vectors)
     name = body.model or model.alias
-    return replies.openai_reply(rows, is_base64=body.is_base64, model=name, n_tokens=n_tokens)
+    return replies.openai_reply(blocks, is_base64=body.is_base64, model=name, n_tokens=n_tokens)
 
 
 def _native_reply(
     model: EmbeddingInstance, body: EmbeddingBody, vectors: Vectors, _: int
 ) -> Iterator[bytes]:
-    if model.embedder.pooling is not Pooling.NONE:
-        vectors = list(_rows(model, body, vectors)[:, None])
-    return replies.native_reply(vectors, is_base64=body.is_base64)
+    is_pooled = model.embedder.pooling is not Pooling.NONE
+    blocks = _blocks(model, body, vectors) if is_pooled else iter(vectors)
+    return replies.native_reply(blocks, is_pooled=is_pooled, is_base64=body.is_base64)
 
 
 def _tei_reply(
     model: EmbeddingInstance, body: TeiEmbedBody, vectors: Vectors, _: int
 ) -> Iterator[bytes]:
-    return replies.tei_reply(_rows(model, body, vectors))
+    return replies.tei_reply(_blocks(model, body, vectors))
 
 
 def _rerank_reply(
