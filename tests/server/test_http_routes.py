@@ -94,9 +94,7 @@ def test_long_replies_are_made_in_parts(
     ids = [token["id"] for token in whole["tokens"]]
     monkeypatch.setattr("lamella.server.routes.N_TOKENS_PER_CALL", n)
     assert server.ok("/tokenize", content="ab", with_pieces=True) == whole
-    assert (
-        server.ok("/tokenize", content="abab")["tokens"] == ids * 2
-    )
+    assert server.ok("/tokenize", content="abab")["tokens"] == ids * 2
 
 
 def test_pieces_that_are_not_utf8_are_bytes(server: RunningServer) -> None:
