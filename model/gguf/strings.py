@@ -57,7 +57,7 @@ class Strings(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | Strings:
         if isinstance(index, slice):
             return Strings(self.data, self.begins[index], self.ends[index])
-        return self.data[self.begins[index] : self.ends[index]].tobytes()
+        return self.data.data[self.begins.item(index) : self.ends.item(index)].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
         raw = self.data.tobytes()

@@ -19,6 +19,7 @@ from .table import TextIndex, encodable
 from .token_types import TokenType, TypeArray
 
 SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
+_SPACE: Final = SPACE.encode()
 
 BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
 """The byte for the text of each token of type BYTE."""
@@ -31,7 +32,7 @@ class SpmPieces(Sequence[bytes]):
     """The bytes of the text of each token, computed on access."""
 
     def __init__(self, tokens: Strings, types: TypeArray) -> None:
-        self._tokens, self._types = tokens, types
+        self._tokens, self._types = tokens, types.tobytes()
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -39,14 +40,14 @@ class SpmPieces(Sequence[bytes]):
     @overload
     def __getitem__(self, id: int) -> bytes: ...
     @overload
-    def __getitem__(self, id: slice) -> SpmPieces: ...
-    def __getitem__(self, id: int | slice) -> bytes | SpmPieces:
+    def __getitem__(self, id: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, id: int | slice) -> bytes | Sequence[bytes]:
         if isinstance(id, slice):
-            return SpmPieces(self._tokens[id], self._types[id])
+            return [self[i] for i in range(*id.indices(len(self)))]
         token = self._tokens[id]
         if self._types[id] == TokenType.BYTE and token in BYTES:
             return BYTES[token]
-        return token.replace(SPACE.encode(), b" ")
+        return token.replace(_SPACE, b" ")
 
 
 class SpmEncoder:

@@ -22,6 +22,8 @@ from ..gguf import Strings
 from .names import Names
 from .token_types import TokenType, TypeArray, ids_of_types
 
+_SILENT: Final = {int(TokenType.UNUSED), int(TokenType.UNDEFINED)}
+_PLAIN: Final = {int(TokenType.NORMAL), int(TokenType.BYTE)}  # others have the file's text
 # characters of Unicode's property White_Space, as in Hugging Face's tokenizers
 _BLANKS: Final = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -105,7 +107,7 @@ class Vocab:
         self.kernels = (*encoder.kernels, vocab_names)  # those that `tokenize` calls
         if not NO_JIT():
             want(self.kernels)
-        self._types = types
+        self._types = types.tobytes()
         self._pieces: dict[int, bytes] = {}  # those asked for so far, with control tokens' names
         hidden = ids_of_types(types, TokenType.CONTROL, TokenType.UNKNOWN)
         self._hidden = frozenset(hidden)
@@ -173,7 +175,11 @@ class Vocab:
         Raises:
             RequestError: an id is outside the vocabulary.
         """
-        text = b"".join([self.piece(id, special=special) for id in ids])
+        for id in ids:
+            if id not in self._pieces:
+                self.piece(id)
+        hidden = frozenset[int]() if special else self._hidden
+        text = b"".join([self._pieces[id] for id in ids if id not in hidden])
         if self.add_space_prefix:
             text = text.removeprefix(b" ")
         return text.decode(errors="replace")
@@ -221,10 +227,9 @@ class Vocab:
 
     def _shown(self, id: int) -> bytes:
         type = self._types[id]
-        if type in (TokenType.UNUSED, TokenType.UNDEFINED):
+        if type in _SILENT:
             return b""
-        is_text = type in (TokenType.NORMAL, TokenType.BYTE)
-        return self._encoder.pieces[id] if is_text else self._tokens[id]
+        return self._encoder.pieces[id] if type in _PLAIN else self._tokens[id]
 
     def _check(self, id: int) -> None:
         if not 0 <= id < self.n_tokens:
