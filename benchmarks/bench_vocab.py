@@ -4,7 +4,7 @@
 
 Each FILE is a GGUF file; its tensors may be missing. English is this project's documentation, code
 its source; Russian and Chinese are sentences in random order. Hostile texts are one long word, and
-characters of all planes. Times are the processor time of one thread. The last line is JSON.
+random characters. Times are the processor time of one thread. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def repeated(files: list[Path], n_bytes: int) -> str:
 
 def corpus(n_bytes: int) -> Mapping[str, str]:
     rng = random.Random(0)
-    planes = [chr(rng.randrange(0x20, 0xD800)) for _ in range(n_bytes // 3)]
+    characters = [chr(rng.randrange(0x20, 0xD800)) for _ in range(n_bytes // 3)]
     return {
         "English": repeated(sorted((ROOT / "docs").glob("*.md")), n_bytes),
         "code": repeated(sorted(ROOT.glob("model/**/*.py")), n_bytes),
@@ -57,7 +57,7 @@ def corpus(n_bytes: int) -> Mapping[str, str]:
         "Chinese": sentences(CHINESE, "。", n_bytes),
         "one letter": "a" * n_bytes,
         "one word": "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=n_bytes)),
-        "any character": "".join(planes),
+        "any character": "".join(characters),
     }
 
 
@@ -86,6 +86,7 @@ def main() -> None:
     args = parser.parse_args()
     texts = corpus(round(args.mb * 1e6))
     results = {}
+    print("file", "open s", *texts, sep=" | ")
     for path in args.files:
         vocab = opened(path)  # compiles kernels on the first use
         seconds = least_time(opened, path, args.runs)
@@ -93,9 +94,8 @@ def main() -> None:
         for name, text in texts.items():
             speeds[name] = len(text.encode()) / 1e6 / least_time(vocab.tokenize, text, args.runs)
         results[path.stem] = {"n_tokens": vocab.n_tokens, "open_s": seconds, "mb_per_s": speeds}
-        print(
-            path.stem, f"{seconds:.3f}", *(f"{speed:.1f}" for speed in speeds.values()), flush=True
-        )
+        shown = [f"{seconds:.3f}", *(f"{speed:.1f}" for speed in speeds.values())]
+        print(path.stem, *shown, sep=" | ", flush=True)
     print(json.dumps(results))
 
 
