@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 
 from ..base.errors import BackendError, RequestError
-from ..base.json_floats import F32Array, json_rows
+from ..base.json_floats import F32Array, json_row
 from ..base.log import get_logger
 
 log = get_logger("embed")
@@ -205,7 +205,7 @@ def opened_output(path: str | None, format: str | None) -> Iterator[Output]:
 def _json(vector: F32Array) -> str:
     """A vector, or the vectors of tokens, as JSON with the fewest digits."""
     try:
-        rows = [f"[{row.decode()}]" for row in json_rows(np.atleast_2d(vector))]
+        rows = [json_row(row).decode() for row in np.atleast_2d(vector)]
     except ValueError:
         raise BackendError("a vector has numbers that are not finite") from None
     return rows[0] if vector.ndim == 1 else f"[{','.join(rows)}]"

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from ..base.json_floats import F32Array, json_rows
+from ..base.json_floats import F32Array, json_row
 from .replies import Json
 
 N_PIECE: Final = 128 * 1024  # bytes of a piece, at least, but for the last one
@@ -108,14 +108,13 @@ def _encoded(blocks: Blocks, *, is_base64: bool) -> Iterator[bytes]:
         if is_base64:
             yield from (b'"%s"' % b64encode(row.astype("<f4").tobytes()) for row in rows)
         else:
-            yield from (b"[%s]" % text for text in json_rows(rows))
+            yield from map(json_row, rows)
 
 
 def _ranked(scores: F32Array, n_top: int) -> Iterator[tuple[int, float]]:
     """The indices and values of the highest scores, the highest first; of equal ones in order."""
     order = np.argsort(-scores, kind="stable")[:n_top]
-    (texts,) = json_rows(scores[None, order])
-    return zip(order.tolist(), map(float, texts.split(b",")), strict=True)
+    return zip(order.tolist(), json.loads(json_row(scores[order])), strict=True)
 
 
 def _listed(texts: Iterable[bytes]) -> Iterator[bytes]:
