@@ -122,13 +122,13 @@ def _derived(
     room, n_pairs = _PAIRS_PER_TOKEN * n, np.full(1, -1, np.int64)
     while True:
         table = MergeTable.empty(index, room)
-        parts, unknown = np.full((n, 2), -1, np.int32), np.zeros(n, np.uint8)
+        parts, unknown = np.full(2 * n, -1, np.int32), np.zeros(n, np.uint8)
         vocab_parts(
             *(*index.arrays, n, ranks, powers_array, table.pairs, table.mask, room),
             *(table.bridges, parts, unknown, n_pairs),
         )
         if n_pairs[0] >= 0:
-            return table, parts, np.flatnonzero(unknown).tolist()
+            return table, parts.reshape(n, 2), np.flatnonzero(unknown).tolist()
         room *= 2
 
 

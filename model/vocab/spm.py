@@ -82,7 +82,9 @@ class SpmEncoder:
         wanted = encodable(types)
         if has_bytes:
             wanted[byte_ids] = 0
+        self._n_tokens = len(tokens)
         table, parts = derived_merges(tokens, wanted, _ranks(scores))
+        self._symbols = table.index
         self._merger = Merger(
             *(table, len(tokens), byte_ids if has_bytes else np.full_like(byte_ids, -1)),
             by_character=True,
@@ -108,10 +110,16 @@ class SpmEncoder:
         return found
 
     def _used(self, id: int) -> list[int]:
-        """Return the tokens that replace a token, or itself if it is used."""
-        if id not in self._parts:
-            return [id]
-        return [used for part in self._parts[id] for used in self._used(part)]
+        """Return the tokens that replace a symbol, or itself if it is a used token."""
+        if id in self._parts:
+            return [used for part in self._parts[id] for used in self._used(part)]
+        return [id] if id < self._n_tokens else self._character(id)
+
+    def _character(self, symbol: int) -> list[int]:
+        """Return the tokens of a character that is no token."""
+        utf8 = self._symbols.text(symbol)
+        ids: list[int] = self._merger.encode(utf8, np.array([len(utf8)], np.int32)).tolist()
+        return ids
 
 
 def _ranks(scores: npt.NDArray[np.float32]) -> I32Array:

@@ -40,6 +40,7 @@ class TextIndex:
         spans = np.stack((texts.begins, texts.ends), axis=1)
         slots, mask = np.empty(n_slots, np.int64), n_slots - 1
         vocab_index(texts.data, spans.ravel(), len(texts), wanted, slots, mask)
+        self._texts = texts
         self.arrays: tuple[Argument, ...] = texts.data, spans.ravel(), slots, mask
 
     def find(self, text: bytes) -> int | None:
@@ -53,6 +54,10 @@ class TextIndex:
         """Return the ids of texts, -1 for those that are not found."""
         ids = [self.find(text) for text in texts]
         return np.array([-1 if id is None else id for id in ids], np.int32)
+
+    def text(self, id: int) -> U8Array:
+        """Return the bytes of a text."""
+        return self._texts.data[self._texts.begins[id] : self._texts.ends[id]]
 
     def __contains__(self, text: bytes) -> bool:
         return self.find(text) is not None

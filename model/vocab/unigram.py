@@ -25,6 +25,7 @@ from .trie import Trie
 
 _UNKNOWN_PENALTY: Final = 10.0  # sentencepiece's kUnkPenalty
 _SCORE_MAX: Final = 1e30  # sums of so large scores stay finite
+_N_NORMALIZED_MAX: Final = 1 << 30  # bytes; the kernels count them in int32s
 _ENCODED: Final = (TokenType.NORMAL, TokenType.USER_DEFINED)
 
 
@@ -106,7 +107,10 @@ class UnigramEncoder:
         return ids
 
     def normalized(self, text: str) -> U8Array:
-        """Return the normalized text in UTF-8, with U+2581 for spaces."""
+        """Return the normalized text in UTF-8, with U+2581 for spaces.
+
+        Raises RequestError if it is too long.
+        """
         raw = np.frombuffer(text.encode(), np.uint8)
         options = self._normalization
         n_out, n_max = np.empty(1, np.int64), 3 * len(raw) + 64
@@ -120,6 +124,8 @@ class UnigramEncoder:
             if n_out[0] >= 0:
                 return out[: n_out[0]]
             n_max *= 2
+            if n_max > _N_NORMALIZED_MAX:
+                raise RequestError(f"the normalized text has more than {n_max // 2} bytes")
 
 
 def _charsmap(blob: bytes) -> tuple[npt.NDArray[np.int32], U8Array]:

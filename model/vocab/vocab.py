@@ -30,6 +30,8 @@ _BLANKS: Final = (
     "\u2028\u2029\u202f\u205f\u3000"
 )
 
+_N_CHARACTERS_MAX: Final = 1 << 27  # kernels count bytes in int32s, and a character has up to 4
+
 
 class Encoder(Protocol):
     """Encodes plain text for one kind of vocabulary."""
@@ -127,9 +129,13 @@ class Vocab:
                 user-defined tokens always do.
 
         Raises:
-            RequestError: the text is not valid UTF-8, or the vocabulary has no tokens for a
-                character.
+            RequestError: the text is not valid UTF-8 or too long, or the vocabulary has no tokens
+                for a character.
         """
+        if len(text) > _N_CHARACTERS_MAX:
+            raise RequestError(
+                f"the text has {len(text)} characters, must be at most {_N_CHARACTERS_MAX}"
+            )
         check_utf8("the text", text)
         ids: list[int] = []
         if add_special and self.add_bos and self.bos is not None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...base.errors import RequestError
 from ...kernels.cpu.compiler.jit import Kernel
-from ...kernels.cpu.vocab.wordpiece import ENTRY, MARK, vocab_wordpiece
+from ...kernels.cpu.vocab.wordpiece import ENTRY, IDS_PER_BYTE, MARK, vocab_wordpiece
 from ..gguf.strings import Strings
 from .bert_characters import bert_characters
 from .spm import SpmPieces
@@ -71,7 +71,7 @@ class WordPieceEncoder:
             RequestError: a word is not made of tokens, and the vocabulary has no unknown token.
         """
         raw = np.frombuffer(text.encode(), np.uint8)
-        out = np.empty(3 * len(raw) + 1, np.int32)
+        out = np.empty(IDS_PER_BYTE * len(raw) + 1, np.int32)
         if not self._encode(raw, out):
             self._characters.add(text)
             assert self._encode(raw, out), "all pages are complete"

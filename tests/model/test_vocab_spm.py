@@ -86,6 +86,9 @@ def test_unused_tokens_are_replaced_by_their_parts() -> None:
     assert spm.encode("ab") == [4, 5]
     assert spm.encode("abab") == [6]
 
+    v = vocab(("éa", 0, UNUSED), *normal("a"), add_bos_token=False, add_space_prefix=False)
+    assert texts(v, v.tokenize("éa")) == ["<0xC3>", "<0xA9>", "a"]
+
 
 def test_user_defined_text_can_be_merged() -> None:
     assert encoder(*HEAD, ("ab", -9, USER), *normal("a", "b", "aa")).encode("aabab") == [6, 5, 3]

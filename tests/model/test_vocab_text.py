@@ -165,6 +165,11 @@ def test_lone_surrogates_are_refused() -> None:
         vocab(*WORDS).tokenize("a\ud800")
 
 
+def test_texts_of_more_than_134_million_characters_are_refused() -> None:
+    with pytest.raises(RequestError, match="has 134217729 characters"):
+        vocab().tokenize("a" * (2**27 + 1))
+
+
 def random_text(rng: random.Random) -> str:
     ranges = [(0, 0x80), (0x80, 0x800), (0x800, 0xD800), (0xE000, 0x10000), (0x10000, 0x110000)]
     chars = [chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(20))]

@@ -57,6 +57,12 @@ def test_a_word_that_is_not_made_of_tokens_is_unknown() -> None:
         bert("▁a", special=SPECIAL[2:]).tokenize("b")
 
 
+def test_tokens_may_be_single_bytes() -> None:
+    pieces = [(bytes([byte]), 0.0, N) for byte in "▁!".encode()]
+    v = bert(special=[*SPECIAL, *pieces])
+    assert v.tokenize("!" * 100, add_special=False) == [5, 6, 7, 8] * 100
+
+
 def test_words_of_more_than_100_characters_are_unknown() -> None:
     """As in the models' training. llama.cpp has no limit."""
     v = bert("▁a", "a", "▁é", "é", normalizer={"strip_accents": False})

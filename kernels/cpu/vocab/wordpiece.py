@@ -26,6 +26,10 @@ PAGE: Final = 256  # characters
 MARK: Final = (0xE2, 0x96, 0x81)  # U+2581, at the start of each word
 N_MARK: Final = len(MARK)
 
+# Tokens may be single bytes: "!" may become one for each byte of MARK and one for itself. No
+# character of any size becomes more for each of its bytes.
+IDS_PER_BYTE: Final = N_MARK + 1
+
 
 @shared
 def _append(word, n, entries, entry):
@@ -77,7 +81,7 @@ def vocab_wordpiece(text, n_text, entries, pages, slots, mask, ids, word, n_word
         slots, mask, ids: the trie of the tokens.
         word: memory that starts with MARK and has room for entries of `n_word_max` characters.
         unk: the id of a word that is not made of tokens, or has more than `n_word_max` characters.
-        out: int32s, room for `3 * n_text + 1`.
+        out: int32s, room for `IDS_PER_BYTE * n_text + 1`.
     """
     at, n_out, n, n_characters = 0, 1, N_MARK, 0
     put_i32(out, 0, -1)
