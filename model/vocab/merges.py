@@ -125,7 +125,7 @@ def _derived(
         parts, unknown = np.full(2 * n, -1, np.int32), np.zeros(n, np.uint8)
         vocab_parts(
             *(*index.arrays, n, ranks, powers_array, table.pairs, table.mask, room),
-            *(table.bridges, parts, unknown, n_pairs),
+            *(table.bridges, parts.ravel(), unknown, n_pairs),
         )
         if n_pairs[0] >= 0:
             return table, parts.reshape(n, 2), np.flatnonzero(unknown).tolist()

@@ -10,6 +10,7 @@ import pytest
 from vocab_makers import BYTE_TOKENS, CTRL, HEAD, UNUSED, USER, N, Token, normal, texts, vocab
 
 from lamella.base.errors import RequestError
+from lamella.base.settings import NO_JIT
 from lamella.model.gguf import Strings
 from lamella.model.vocab.spm import SpmEncoder
 
@@ -139,3 +140,14 @@ def test_characters_within_tokens_may_lack_a_token(seed: int) -> None:
 
 def test_a_very_long_token() -> None:
     assert encoder(*HEAD, ("x" * 100_000, 0, N), *normal("x", "xx")).encode("xxx") == [5, 4]
+
+
+def test_kernels_run_as_plain_python() -> None:
+    tokens: list[Token] = [("[X]", 0, CTRL), ("[X][X]", 0, CTRL), ("<i>", 0, USER)]
+    tokens += normal("▁a", "aa", "aaaa", "a", "b", "▁", "ab", "▁ab")
+    text = "ab a[X][X][X]é<i>" + "a" * 60
+    ids = vocab(*tokens, add_space_prefix=False).tokenize(text, parse_special=True)
+    with NO_JIT.set(1):
+        v = vocab(*tokens, add_space_prefix=False)
+        assert v.tokenize(text, parse_special=True) == ids
+        assert v.detokenize(ids, special=True) == "<s>" + text
