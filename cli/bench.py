@@ -1,7 +1,7 @@
 """`lamella bench`: a model's speed, and an estimate of the most that this machine allows.
 
-The flags and the tests are llama-bench's. Results go to stdout, progress to stderr. Tested by
-tests/cli/test_bench.py.
+The flags and the tests are llama-bench's; bench_embed.py has those of embedding models. Results go
+to stdout, progress to stderr. Tested by tests/cli/test_bench.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Final
 
 from rich.console import Console
 
-from ..base.errors import LamellaError
+from ..base.errors import LamellaError, RequestError
 from ..base.options import declarations, parse_number
 from ..base.settings import NO_JIT
 from ..kernels.cpu.ceiling import Ceiling, measure_apart
 from ..kernels.host import default_threads, peak_memory
 from ..model.params import ALL_LAYERS
 from ..observe.bench import Bench, BenchTest, bench_params
+from ..runtime.open import computes_embeddings
 from ..runtime.params import OpenParams
+from . import bench_embed
 from .bench_table import BenchResult, as_json, card_lines, memory_line, table_head, table_row
 from .flags import add_model_flags, open_params
 from .start import opened_with_progress
@@ -42,15 +44,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--n-prompt",
         type=tokens,
-        default=(512,),
         metavar=n,
-        help="tokens of the prompt; 0: no prompt (512)",
+        help="tokens of the prompt, or of each text to embed; 0: no prompt (512; texts: 32,512)",
     )
     add(
         "-n",
         "--n-gen",
         type=tokens,
-        default=(128,),
         metavar=n,
         help="tokens to generate; 0: none (128)",
     )
@@ -66,7 +66,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "-d",
         "--n-depth",
         type=tokens,
-        default=(0,),
         metavar=n,
         help="tokens in the context before each test (0)",
     )
@@ -75,9 +74,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--n-parallel",
         dest="n_seqs",
         type=_numbers_of("n_parallel"),
-        default=(1,),
         metavar=n,
-        help="sequences decoded in parallel; t/s counts the tokens of all (1)",
+        help="sequences decoded in parallel; t/s counts the tokens of all; or texts embedded at "
+        "once (1; texts: 1,128)",
     )
     add(
         "-r",
@@ -141,10 +140,14 @@ def prompt_and_gen(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the tests and print their results. Return the exit status."""
+    params = open_params(args, defaults=DEFAULTS)
+    if computes_embeddings(params):
+        _check_embedding_flags(args)
+        return bench_embed.run(args, params)
     tests = list(_tests(args))
     if not tests:
         args.parser.error("nothing to test: -p and -n are 0, and -pg is not given")
-    params = bench_params(open_params(args, defaults=DEFAULTS), tests)
+    params = bench_params(params, tests)
     result = None
     for n_threads in args.thread_counts or (params.placement.n_threads or default_threads(),):
         used = params.change(n_threads=n_threads)
@@ -160,6 +163,14 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_embedding_flags(args: argparse.Namespace) -> None:
+    """Raise RequestError if a flag is for models that generate text."""
+    for dest in ("n_gen", "n_depth", "pg"):
+        given = getattr(args, dest)
+        if given and any(given):  # 0 is fine
+            raise RequestError(f"{dest} is for text: this model computes embeddings, use -p, -npl")
+
+
 def _print(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
@@ -167,15 +178,16 @@ def _print(*lines: str) -> None:
 
 def _tests(args: argparse.Namespace) -> Iterator[BenchTest]:
     """The tests of the flags, in llama-bench's order: prompts, generations, both."""
-    for n_depth in args.n_depth:
-        for n in args.n_prompt:
+    n_seqs = args.n_seqs or (1,)
+    for n_depth in args.n_depth or (0,):
+        for n in args.n_prompt or (512,):
             if n:
                 yield BenchTest(n_prompt=n, n_depth=n_depth)
-        for n in args.n_gen:
-            for n_seq in args.n_seqs if n else ():
+        for n in args.n_gen or (128,):
+            for n_seq in n_seqs if n else ():
                 yield BenchTest(n_gen=n, n_seq=n_seq, n_depth=n_depth)
         for n_prompt, n_gen in args.pg:
-            for n_seq in args.n_seqs:
+            for n_seq in n_seqs:
                 yield BenchTest(n_prompt=n_prompt, n_gen=n_gen, n_seq=n_seq, n_depth=n_depth)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..base.errors import DoesNotFitError, PlacementError, RequestError
 from ..base.log import get_logger
+from ..model.embed_context import step_bucket
 from ..model.graphs import bucket
 from ..runtime.check import enforce
 from ..runtime.fit import plan_model
@@ -59,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     plan = plan_model(open_params(args, header_only=True))
     _log_warnings(plan)
     measured = measure(plan)
-    n, what = _graph(measured, args.ubatch)
+    n, what = _graph(measured, args.ubatch, embeds=plan.pooling is not None)
     scheduled = measured.context.plan_graph(n, 1)
     explanation = explain(scheduled)
     name = measured.model.path.name
@@ -90,17 +91,17 @@ def _log_warnings(plan: ModelPlan) -> None:
         log.warning(str(e))
 
 
-def _graph(measured: MeasuredModel, n_tokens: int | None) -> tuple[int, str]:
+def _graph(measured: MeasuredModel, n_tokens: int | None, *, embeds: bool) -> tuple[int, str]:
     """The number of tokens of the graph, and its description."""
     if n_tokens is None:
-        return 1, "decode step"
+        return 1, "text of 1 token" if embeds else "decode step"
     most = measured.context.n_ubatch
     if not 1 <= n_tokens <= most:
         raise RequestError(
             f"ubatch is {n_tokens}: must be 1 to {most}, the most tokens computed at once (-ub)"
         )
-    n = bucket(n_tokens, most)
-    what = f"ubatch of {n_tokens} token{'' if n_tokens == 1 else 's'}"
+    n = step_bucket(n_tokens, most) if embeds else bucket(n_tokens, most)
+    what = f"{'text' if embeds else 'ubatch'} of {n_tokens} token{'' if n_tokens == 1 else 's'}"
     return n_tokens, what if n == n_tokens else f"{what}, in a graph for {n}"
 
 

@@ -92,6 +92,8 @@ def _speeds(plan: ModelPlan, given: Mapping[str, float]) -> Speeds:
     for device in plan.devices:
         if device.name in given:
             speeds[device.name] = Speed(given[device.name], "given")
+        elif plan.pooling is not None:
+            speeds[device.name] = Speed(None, "")  # the time of a step is that of its products
         elif not device.n_bytes_read and not device.kv_reads:
             speeds[device.name] = Speed(None, "reads nothing")
         else:
@@ -127,6 +129,9 @@ def as_json(plan: ModelPlan, speeds: Speeds) -> dict[str, Any]:
         "n_ctx_train": plan.n_ctx_train,
         "n_ubatch": plan.n_ubatch,
         "n_seq_max": plan.n_seq_max,
+        "pooling": None if plan.pooling is None else plan.pooling.name.lower(),
+        "n_out": plan.n_out,
+        "n_step": plan.n_step,
         "fits": plan.fits,
         "devices": [_device(plan, device, speeds) for device in plan.devices],
         "groups": [asdict(group) for group in plan.groups],

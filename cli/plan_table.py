@@ -15,6 +15,7 @@ from rich.text import Text
 from ..alloc.buffer import UNLIMITED
 from ..base.units import size_text
 from ..model.pipeline import ONE_DEVICE
+from ..model.pooling import Pooling
 from ..runtime.displaced import summary
 from ..runtime.plan import DevicePlan, GroupPlan, ModelPlan
 from .bench_table import count_text
@@ -67,8 +68,10 @@ def _parts(plan: ModelPlan, speeds: Speeds) -> Iterator[RenderableType]:
     yield _memory(plan)
     yield _devices(plan)
     yield _graphs(plan)
-    yield _speed(plan, speeds)
-    yield _facts(plan, speeds)
+    if plan.pooling is None:
+        yield _speed(plan, speeds)
+    if any(_fact_texts(plan, speeds).values()):
+        yield _facts(plan, speeds)
 
 
 def _head(plan: ModelPlan) -> Iterator[str]:
@@ -77,10 +80,17 @@ def _head(plan: ModelPlan) -> Iterator[str]:
         f"{size_text(plan.n_bytes)} of weights"
     )
     layers = [f"{d.n_layers} on {d.name}" for d in plan.devices if d.n_layers]
+    sizes = f"{_plural(plan.n_seq_max, 'sequence')}, ubatches of {plan.n_ubatch}"
+    if plan.pooling is not None:
+        sizes = f"steps of {plan.n_step} tokens in at most {_plural(plan.n_seq_max, 'text')}"
     yield (
         f"layers: {', '.join(layers)}; context: {plan.n_ctx} tokens of {plan.n_ctx_train} trained, "
-        f"{_plural(plan.n_seq_max, 'sequence')}, ubatches of {plan.n_ubatch}"
+        f"{sizes}"
     )
+    if plan.pooling is Pooling.RANK:
+        yield f"reranking: {_plural(plan.n_out, 'score')} of a query and a document"
+    elif plan.pooling is not None:
+        yield f"embeddings: vectors of {plan.n_out} numbers, pooling {plan.pooling.name.lower()}"
 
 
 def _table(names: Iterable[str], n_left: int = 1) -> Table:
@@ -181,6 +191,8 @@ def _fact_texts(plan: ModelPlan, speeds: Speeds) -> dict[str, list[str]]:
 
 def _groups(plan: ModelPlan) -> Iterator[str]:
     """The keys and values in total, and those of each group of layers if there are several."""
+    if plan.pooling is not None:  # they live for a step only: they are part of `compute`
+        return
     pool = sum(memory.kv for device in plan.devices for memory in device.memory)
     yield f"{size_text(plan.n_bytes_kv)} per token, {size_text(pool)} in total"
     if len(plan.groups) == 1 and not plan.groups[0].is_fixed:
@@ -212,7 +224,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _pipeline(plan: ModelPlan) -> list[str]:
     """A line that says if ubatches overlap; nothing with too few devices for that."""
-    if plan.no_pipeline == ONE_DEVICE:
+    if plan.no_pipeline == ONE_DEVICE or plan.pooling is not None:
         return []
     return [f"off: {plan.no_pipeline}" if plan.no_pipeline else "on"]
 

@@ -56,10 +56,19 @@ def _lines(model: ModelDescription) -> Iterator[tuple[str, str]]:
     yield "layers", f"{model.n_layers}, of width {model.n_embd}"
     yield "context", f"{model.n_ctx_train} tokens trained"
     yield "vocabulary", f"{model.n_vocab} tokens ({model.vocabulary or 'unknown'})"
+    yield from _embedding_lines(model) if model.embeds else _text_lines(model)
+    yield "license", model.license or "not stated"
+
+
+def _embedding_lines(model: ModelDescription) -> Iterator[tuple[str, str]]:
+    use = "it scores documents" if model.pooling == "rank" else "it computes embeddings"
+    yield "pooling", f"{model.pooling or 'not stated'}: {use}, `lamella embed`"
+
+
+def _text_lines(model: ModelDescription) -> Iterator[tuple[str, str]]:
     yield "chat template", "yes" if model.chat_template else "no: it continues texts"
     sampling = ", ".join(f"{name} {value}" for name, value in model.sampling.items())
     yield "sampling", sampling or "no recommendation"
-    yield "license", model.license or "not stated"
 
 
 def _count(n: int) -> str:

@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .arch import ARCHITECTURES
+from .arch import ARCHITECTURES, find_architecture
 from .gguf import Array, GGUFFile
+from .pooling import POOLINGS
 from .sampling import recommended_sampling
 
 
@@ -24,6 +25,8 @@ class ModelDescription:
         quantization: the type of most of the weights, by bytes.
         n_bytes: of all weights.
         n_ctx_train: tokens of context that it was trained with.
+        pooling: of embeddings, by name.
+        embeds: True if Lamella computes embeddings with it, unless asked for text.
         chat_template: Jinja source.
         sampling: the recommended values of sampling parameters.
     """
@@ -39,6 +42,8 @@ class ModelDescription:
     n_ctx_train: int
     n_vocab: int
     vocabulary: str
+    pooling: str
+    embeds: bool
     chat_template: str
     sampling: dict[str, Any]
     license: str
@@ -53,6 +58,10 @@ def describe_model(file: GGUFFile) -> ModelDescription:
     data, tensors = file.metadata, file.tensors.values()
     arch = data.str("general.architecture")
     tokens = data.get("tokenizer.ggml.tokens")
+    pooling = {int(kind): name for name, kind in POOLINGS.items()}.get(
+        data.int(f"{arch}.pooling_type", -1), ""
+    )
+    is_encoder = arch in ARCHITECTURES and not find_architecture(arch, file.path).has_output
     return ModelDescription(
         name=data.str("general.name", ""),
         architecture=arch,
@@ -65,6 +74,8 @@ def describe_model(file: GGUFFile) -> ModelDescription:
         n_ctx_train=data.int(f"{arch}.context_length", 0),
         n_vocab=len(tokens) if isinstance(tokens, Array) else 0,
         vocabulary=data.str("tokenizer.ggml.model", ""),
+        pooling=pooling,
+        embeds=is_encoder or pooling not in ("", "none"),
         chat_template=data.str("tokenizer.chat_template", ""),
         sampling=recommended_sampling(data),
         license=data.str("general.license", ""),

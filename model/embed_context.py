@@ -255,7 +255,8 @@ def embeds(arch: Architecture, params: EmbeddingParams) -> bool:
         return named or not arch.generates
     if not params.embeddings and not arch.generates:
         raise UnsupportedModelError(
-            f"{arch.path}: {arch.hp.arch!r} computes embeddings, it does not generate text"
+            f"{arch.path}: {arch.hp.arch!r} computes embeddings, it does not generate text: "
+            "use `lamella embed`, `lamella serve` or `Model.embed`"
         )
     return params.embeddings
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..base.errors import ModelFileError, RequestError
 from ..base.log import get_logger
@@ -22,7 +22,7 @@ from ..model.arch import find_architecture, open_architecture
 from ..model.chat import ChatTemplate, model_template
 from ..model.context import Context
 from ..model.description import file_type
-from ..model.embed_context import EmbedContext, context_type
+from ..model.embed_context import EmbedContext, context_type, embeds
 from ..model.gguf import Array, GGUFFile, Metadata, OverriddenMetadata, open_gguf
 from ..model.loader import load_model
 from ..model.metadata_params import metadata_overrides
@@ -39,6 +39,8 @@ from .params import ModelParams, OpenParams
 from .plan import MeasuredModel, ModelPlan, open_planned
 
 log = get_logger("instance")
+
+TEXT_ONLY: Final = "this needs a model that generates text; `lamella embed` computes embeddings"
 
 OnLoad = Callable[[int, int], None]  # bytes loaded, bytes in all
 
@@ -95,16 +97,35 @@ def open_instance(
 
     Raises:
         UnsupportedModelError: the model computes embeddings.
+        RequestError: the options ask for embeddings.
     """
-    if params.embedding.embeddings is None and params.embedding.pooling is None:
-        wanted = params.change(embeddings=False)
-    else:
-        wanted = params
+    wanted = _for_text(params)
     opened = open_model(wanted, defaults=defaults, on_load=on_load, on_compile=on_compile)
-    if isinstance(opened, EmbeddingInstance):
-        opened.close()
-        raise RequestError("embeddings are on: this needs a model that generates text")
+    assert isinstance(opened, Instance), "embeddings are off"
+    if params.embedding.embeddings is None and opened.context.model.arch.pooling:
+        log.warning("the file is that of an embedding model: it may generate nonsense")
     return opened
+
+
+def computes_embeddings(params: OpenParams) -> bool:
+    """True if `open_model` opens an embedding model. Reads the file's header.
+
+    Raises:
+        ModelFileError: the file cannot be used.
+    """
+    overrides = metadata_overrides(params.metadata)
+    with open_gguf(params.model.path, header_only=True, overrides=overrides) as file:
+        return embeds(open_architecture(file), params.embedding)
+
+
+def _for_text(params: OpenParams) -> OpenParams:
+    """The options with embeddings off. Raises RequestError: they are on."""
+    embedding = params.embedding
+    if embedding.embeddings is None and embedding.pooling is not None:
+        raise RequestError(f"pooling is {embedding.pooling.name.lower()}: {TEXT_ONLY}")
+    if embedding.embeddings:
+        raise RequestError(f"embeddings is on: {TEXT_ONLY}")
+    return params.change(embeddings=False)
 
 
 def open_embedding(
@@ -192,9 +213,7 @@ def opened(
     on_compile: CompileProgress | None = None,
 ) -> Iterator[Context]:
     """A context over a loaded model, without vocabulary and engine. Raises as `open_instance`."""
-    if params.embedding.embeddings is None:
-        params = params.change(embeddings=False)
-    plan = plan_model(params, on_compile)
+    plan = plan_model(_for_text(params), on_compile)
     enforce(plan)
     context = load(plan, on_load)
     assert isinstance(context, Context), "the plan is for text"

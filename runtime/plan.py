@@ -189,6 +189,8 @@ class ModelPlan:
         is_reduced: the choice is less than what would run without a limit of memory.
         notes: lines about the model and the choice.
         pooling: of embeddings; None: the model generates text.
+        n_out: elements of a vector, or scores of a pair of texts; 0: the model generates text.
+        n_step: the most tokens of a step with several texts; 0: the model generates text.
     """
 
     params: OpenParams
@@ -215,6 +217,8 @@ class ModelPlan:
     is_reduced: bool = False
     notes: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    n_out: int = 0
+    n_step: int = 0
 
     @property
     def n_bytes_kv(self) -> int:
@@ -298,6 +302,7 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
     decode = context.plan_graph(1, 1)
     prefill = context.plan_graph(context.n_ubatch, 1)
     card = model_card(context)
+    embed = context if isinstance(context, EmbedContext) else None
     return ModelPlan(
         params=params,
         placement=model.placement,
@@ -320,7 +325,9 @@ def make_plan(measured: MeasuredModel, params: OpenParams) -> ModelPlan:
         no_pipeline=context.no_pipeline,
         effect=model.arch.describe(context.n_ctx),
         notes=tuple(model.arch.notes(context.n_ctx)),
-        pooling=context.pooling if isinstance(context, EmbedContext) else None,
+        pooling=embed.pooling if embed else None,
+        n_out=embed.n_out if embed else 0,
+        n_step=embed.n_step if embed else 0,
     )
 
 

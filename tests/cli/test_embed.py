@@ -201,3 +201,23 @@ def test_results_come_while_the_input_is_open(model: Path) -> None:
         assert process.wait() == 130
         assert "Traceback" not in process.stderr.read()
         timer.cancel()
+
+
+# --- other commands ---
+
+
+def test_commands_for_text_refuse_embeddings(model: Path) -> None:
+    for command in ("run", "chat", "profile"):
+        for flags in (["--embeddings"], ["--pooling", "mean"]):
+            done = lamella(command, model, *flags, stdin="a")
+            assert done.returncode == 2
+            assert "this needs a model that generates text; `lamella embed` computes" in done.stderr
+
+
+def test_the_text_of_an_embedding_model_comes_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(TINY["llama"], path, metadata={"llama.pooling_type": 3})
+    done = lamella("run", path, "-p", "a", "-n", "2")
+    assert done.returncode == 0
+    assert "the file is that of an embedding model: it may generate nonsense" in done.stderr
+    assert "pooling         last: it computes embeddings" in lamella("show", path).stdout

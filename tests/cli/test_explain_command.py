@@ -185,3 +185,11 @@ def test_lamella_debug_logs_the_same_text(model: Path, monkeypatch: pytest.Monke
     done = lamella("run", *flags, "-p", "a", "-n", 2, "--temp", 0)
     assert done.returncode == 0
     assert text in done.stderr  # the loaded model logs the same text
+
+
+def test_the_graph_of_a_text_to_embed(model: Path) -> None:
+    text = lamella("explain", model, "--embeddings", "--ubatch", "33").stdout
+    assert text.startswith(f"{model.name}, text of 33 tokens, in a graph for 36\n")
+    assert lamella("explain", model, "--embeddings").stdout.startswith(
+        f"{model.name}, text of 1 token\n"
+    )

@@ -473,3 +473,15 @@ def test_invalid_values(model: Path, args: list[str], complaint: str) -> None:
     done = lamella("plan", model, "-dev", "none", *args)
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("lamella: error: ") and complaint in done.stderr
+
+
+def test_a_plan_of_embeddings_has_the_vectors_and_no_keys_and_values(model: Path) -> None:
+    text = lamella("plan", model, "--pooling", "mean").stdout
+    assert "steps of 512 tokens in at most 128 texts\n" in text
+    assert "embeddings: vectors of 64 numbers, pooling mean\n" in text
+    assert "decode" not in text and "per token" not in text
+    found = json.loads(lamella("plan", model, "--pooling", "mean", "--json").stdout)
+    assert (found["pooling"], found["n_out"], found["n_step"], found["kv_bytes"]) == (
+        *("mean", 64, 512),
+        0,
+    )

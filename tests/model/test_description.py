@@ -44,3 +44,13 @@ def test_a_file_without_an_architecture(tmp_path: Path) -> None:
     path.write_bytes(build({}))
     with pytest.raises(ModelFileError, match=r"general\.architecture"):
         described(path)
+
+
+def test_models_that_compute_embeddings(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    for number, pooling, embeds in ((0, "none", False), (1, "mean", True), (4, "rank", True)):
+        write_model(TINY["llama"], path, metadata={"llama.pooling_type": number})
+        found = described(path)
+        assert (found.pooling, found.embeds) == (pooling, embeds)
+    path.write_bytes(build({"general.architecture": "bert"}))
+    assert (described(path).pooling, described(path).embeds) == ("", True)
