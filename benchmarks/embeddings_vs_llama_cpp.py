@@ -42,6 +42,7 @@ from lamella.kernels.host import default_threads
 
 WORDS: Final = {"short": 14, "long": 398}  # of one token each, beside two special tokens
 N_TEXTS: Final = {"short": 32, "long": 2}  # of a run, at least
+N_WARM_UP: Final = 64  # most requests, and texts of a request, of a warm-up
 N_CTX: Final = 512  # tokens of a text, at most
 WAIT_S: Final = 120  # most seconds until a server is ready
 REQUEST_S: Final = 900  # most seconds of a request
@@ -219,7 +220,7 @@ def requests_of(test: Case, rng: np.random.Generator) -> list[list[str]]:
 def measure(model: str, test: Case, theirs: Sequence[Engine], ours: Engine, n: int) -> Row:
     """Return the row of a test: `n` runs of each, after a warm-up that finds the best of theirs."""
     rng = np.random.default_rng(0)
-    warm_up = requests_of(test, rng)
+    warm_up = [texts[:N_WARM_UP] for texts in requests_of(test, rng)[:N_WARM_UP]]
     ours.run(warm_up)
     for engine in theirs:
         engine.run(warm_up[:1])

@@ -227,8 +227,7 @@ async def _tei(request: web.Request) -> web.StreamResponse:
 
 async def _answer(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
     """The reply. A long one is written here, piece by piece, so that memory holds few of them."""
-    first = await asyncio.to_thread(next, pieces)
-    second = await asyncio.to_thread(next, pieces, b"")
+    first, second = await asyncio.to_thread(lambda: (next(pieces), next(pieces, b"")))
     if not second:
         return web.Response(body=first, content_type="application/json", charset="utf-8")
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
