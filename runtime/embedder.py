@@ -119,9 +119,13 @@ class Embedder:
         if not texts:
             request.future.set_result([])
             return request.future
+        if not self._closed and self._worker.is_lost:
+            raise ClosedError("the process was forked: the embedder's thread is not in the child")
         with self._changed:
-            if self._closed or self._worker.is_lost:
+            if self._closed:
                 raise ClosedError("the embedder is closed")
+            if len(self._requests) >= self._max_waiting:
+                self._drop_cancelled()
             if len(self._requests) >= self._max_waiting:
                 raise OverloadedError(f"{len(self._requests)} requests wait: no more may wait")
             self._requests.append(request)
@@ -165,6 +169,9 @@ class Embedder:
                     self._running = list(dict.fromkeys(taken))
                     return taken
 
+    def _drop_cancelled(self) -> None:
+        self._requests = deque(r for r in self._requests if not r.future.cancelled())
+
     def _fill_step(self) -> list[_Request]:
         """Take texts of all requests in turn, until a step is full."""
         taken: list[_Request] = []
@@ -196,16 +203,17 @@ class Embedder:
             vectors = self.context.embed(texts)
         except Exception as e:  # the requests of this step fail, the others go on
             log.error("a step failed: %s", e)
-            self._fail(self._running, e)
-        else:
-            self._count(texts, time.perf_counter() - begin)
-            for request, vector in zip(taken, vectors, strict=True):
-                request.vectors.append(vector)
-            for request in self._running:
-                if len(request.vectors) == len(request.texts):
-                    with suppress(InvalidStateError):  # cancelled meanwhile
-                        request.future.set_result(request.vectors)
-        self._running = []
+            failed, self._running = self._running, []
+            self._fail(failed, e)
+            return
+        self._count(texts, time.perf_counter() - begin)
+        for request, vector in zip(taken, vectors, strict=True):
+            request.vectors.append(vector)
+        done = [r for r in self._running if len(r.vectors) == len(r.texts)]
+        self._running = []  # before a client sees its vectors
+        for request in done:
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                request.future.set_result(request.vectors)
 
     def _count(self, texts: list[I32Array], seconds: float) -> None:
         counters = self.counters

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,18 +206,19 @@ class EmbeddingInstance(OpenedInstance):
         return [*head, *second, *end]
 
     def _template_tokens(self, query: str, document: str, n_max: int | None) -> list[int]:
-        vocab = self.vocab
-        while True:
-            texts = {"{query}": query, "{document}": document}
-            parts = re.split(r"(\{query\}|\{document\})", self.pair_template)
+        parts = re.split(r"(\{query\}|\{document\})", self.pair_template)
+
+        def tokens_of(n: int) -> list[int]:
+            texts = {"{query}": query, "{document}": document[:n]}
             text = "".join(texts.get(part, part) for part in parts)
-            tokens = vocab.tokenize(text, add_special=False, parse_special=True)
-            if n_max is None or len(tokens) <= n_max or not document:
-                return tokens
-            # the document lies inside the template: cut its characters
-            n = max(len(vocab.tokenize(document, add_special=False)), 1)
-            n_left = max(n - (len(tokens) - n_max), 0)
-            document = document[: min(len(document) * n_left // n, len(document) - 1)]
+            return self.vocab.tokenize(text, add_special=False, parse_special=True)
+
+        tokens = tokens_of(len(document))
+        if n_max is None or len(tokens) <= n_max:
+            return tokens
+        # the document lies inside the template, so its characters are cut
+        n = bisect_right(range(len(document)), n_max, key=lambda n: len(tokens_of(n)))
+        return tokens_of(max(n - 1, 0))
 
     def normalized(self, vectors: F32Array, norm: int | None = None) -> F32Array:
         """Return vectors [..., n] of unit length, see `model.pooling.normalized`.

@@ -83,7 +83,7 @@ def open_model(
             log.info(reason)
     if plan.pooling is None:
         return _open_engine(plan, parts, defaults or {}, on_load, on_compile)
-    return _open_embedder(plan, parts, on_load)
+    return _open_embedder(plan, parts, on_load, on_compile)
 
 
 def open_instance(
@@ -181,12 +181,17 @@ def _open_engine(
         raise
 
 
-def _open_embedder(plan: ModelPlan, parts: FileParts, on_load: OnLoad | None) -> EmbeddingInstance:
+def _open_embedder(
+    plan: ModelPlan,
+    parts: FileParts,
+    on_load: OnLoad | None,
+    on_compile: CompileProgress | None,
+) -> EmbeddingInstance:
     enforce(plan)
     context = load(plan, on_load)
     assert isinstance(context, EmbedContext), "the plan is for embeddings"
     try:
-        parts.vocab.load_kernels()
+        parts.vocab.load_kernels(on_compile)
         embedder = Embedder(context, plan.params.engine)
         instance = EmbeddingInstance(
             params=plan.params,

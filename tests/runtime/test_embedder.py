@@ -143,8 +143,11 @@ def test_invalid_texts_and_a_full_queue(embedder: Embedder) -> None:
         embedder.submit([[1], []])
     with pytest.raises(ContextSizeError):
         embedder.submit([[1] * 9])
-    for _ in range(3):
+    waiting = [embedder.submit([[1]]) for _ in range(3)]
+    with pytest.raises(OverloadedError, match="3 requests wait"):
         embedder.submit([[1]])
+    assert waiting[1].cancel()
+    embedder.submit([[1]])
     with pytest.raises(OverloadedError, match="3 requests wait"):
         embedder.submit([[1]])
 
