@@ -6,7 +6,7 @@ Tests: tests/model/test_vocab_load.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final
 
@@ -106,29 +106,15 @@ def special_tokens(
     Raises:
         ModelFileError: an id is outside the vocabulary, or a token to add does not exist.
     """
-
-    ids = {name: _stated_id(metadata, name, len(tokens)) for name in (*_NAMES, *_TEXTS)}
-    for name, other in _ENCODER_NAMES.items():
-        if ids[name] is None:
-            ids[name] = ids[other]
-    for name, id in default_ids.items():
-        if ids[name] is None and id < len(tokens):
-            ids[name] = id
+    ids = _ids_by_name(metadata, len(tokens), default_ids)
     id_of = _known_ids(tokens)
     for name, texts in _TEXTS.items():
-        found = [id_of[text.encode()] for text in texts if text.encode() in id_of]
+        found = _ids_of(texts, id_of)
         if ids[name] is None and found:
             ids[name] = found[0]
             types[found[0]] = TokenType.CONTROL
-    ends = [id_of[text.encode()] for text in _EOG_TEXTS if text.encode() in id_of]
-    if not _NOT_SPM_ENDS.isdisjoint(id_of):
-        ends = [id for id in ends if tokens[id] != b"</s>"]
-    fill = [id_of[text.encode()] for text in _FILL_TEXTS if text.encode() in id_of]
-    for id in (*ends, *fill):
-        types[id] = TokenType.CONTROL
-    ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
-    if any(set(pair) <= set(id_of) for pair in _TURN_ENDS):
-        ends = [id for id in ends if tokens[id] != _MESSAGE_END]
+    types[_ids_of(_FILL_TEXTS, id_of)] = TokenType.CONTROL
+    ends = _ending_tokens(ids, id_of, tokens, types)
     lstrip, rstrip = _stripping_tokens(metadata, id_of, types)
     special = SpecialTokens(
         bos=ids["bos"],
@@ -137,7 +123,7 @@ def special_tokens(
         unk=ids["unknown"],
         add_bos=metadata.bool(key("add_bos_token"), add_bos),
         add_eos=metadata.bool(key("add_eos_token"), add_eos),
-        eog=frozenset(ends),
+        eog=ends,
         sep=ids["seperator"],
         pad=ids["padding"],
         mask=ids["mask"],
@@ -146,14 +132,55 @@ def special_tokens(
         rstrip=rstrip,
         suppressed=_suppressed_tokens(metadata, len(tokens)),
     )
-    adds = {"bos": special.add_bos, "eos": special.add_eos, "seperator": special.add_sep}
-    for name, add in adds.items():
-        if add and ids[name] is None:
-            short = name[:3]
-            raise ModelFileError(
-                f"{key(f'add_{short}_token')} is true, but the vocabulary has no {short.upper()}"
-            )
+    _check_added(special)
     return special
+
+
+def _ids_by_name(
+    metadata: VocabMetadata, n_tokens: int, default_ids: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Return the ids that the file states, or the defaults."""
+    ids = {name: _stated_id(metadata, name, n_tokens) for name in (*_NAMES, *_TEXTS)}
+    for name, other in _ENCODER_NAMES.items():
+        if ids[name] is None:
+            ids[name] = ids[other]
+    for name, id in default_ids.items():
+        if ids[name] is None and id < n_tokens:
+            ids[name] = id
+    return ids
+
+
+def _ending_tokens(
+    ids: Mapping[str, int | None], id_of: Mapping[bytes, int], tokens: Strings, types: TypeArray
+) -> frozenset[int]:
+    """Return the tokens that end a generation. Those found by their texts become control tokens."""
+    ends = _ids_of(_EOG_TEXTS, id_of)
+    if not _NOT_SPM_ENDS.isdisjoint(id_of):
+        ends = [id for id in ends if tokens[id] != b"</s>"]
+    types[ends] = TokenType.CONTROL
+    ends += [id for id in map(ids.get, ("eos", *_TEXTS)) if id is not None]
+    if any(set(pair) <= set(id_of) for pair in _TURN_ENDS):
+        ends = [id for id in ends if tokens[id] != _MESSAGE_END]
+    return frozenset(ends)
+
+
+def _check_added(special: SpecialTokens) -> None:
+    """Check that the tokens to add exist."""
+    adds = {
+        "bos": (special.add_bos, special.bos),
+        "eos": (special.add_eos, special.eos),
+        "sep": (special.add_sep, special.sep),
+    }
+    for name, (add, id) in adds.items():
+        if add and id is None:
+            raise ModelFileError(
+                f"{key(f'add_{name}_token')} is true, but the vocabulary has no {name.upper()}"
+            )
+
+
+def _ids_of(texts: Iterable[str], id_of: Mapping[bytes, int]) -> list[int]:
+    """Return the ids of the texts that are tokens."""
+    return [id_of[text.encode()] for text in texts if text.encode() in id_of]
 
 
 def _stripping_tokens(
