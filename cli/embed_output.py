@@ -162,19 +162,21 @@ class NumpyOutput(Output):
                 )
             rows = np.atleast_2d(vector).astype("<f4", copy=False)
             if not self.n_written:
-                self._write_header((0, rows.shape[1]))
+                self._write_header()
             self._stream.write(rows.tobytes())
             self._shape = (self._shape[0] + len(rows), rows.shape[1])
             self.n_written += 1
+        self.end()  # the file is valid at any time
 
     def end(self) -> None:
         self._stream.seek(0)
-        self._write_header(self._shape)
+        self._write_header()
         self._stream.seek(0, os.SEEK_END)
+        self._stream.flush()
 
-    def _write_header(self, shape: tuple[int, int]) -> None:
+    def _write_header(self) -> None:
         """Write a header, in which NumPy leaves room for any number of rows."""
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
         np.lib.format.write_array_header_1_0(self._stream, header)
 
 

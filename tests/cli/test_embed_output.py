@@ -74,6 +74,13 @@ def test_the_suffix_is_the_format(tmp_path: Path) -> None:
     assert len(read(tmp_path / "x.txt", "jsonl")) == 5
 
 
+def test_a_numpy_file_is_valid_while_it_grows(tmp_path: Path) -> None:
+    with opened_output(str(tmp_path / "x.npy"), None) as output:
+        for n in (2, 4):
+            output.write(VECTORS[n - 2 : n])
+            assert (np.load(tmp_path / "x.npy.part") == VECTORS[:n]).all()
+
+
 def test_npy_needs_a_file() -> None:
     with (
         pytest.raises(RequestError, match="format is npy: it needs -o FILE"),
