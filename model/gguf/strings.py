@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from mmap import mmap
+from mmap import PAGESIZE, mmap
 from typing import Final, overload
 
 import numpy as np
@@ -21,7 +21,6 @@ I64Array = npt.NDArray[np.int64]
 
 LENGTH_BYTES: Final = 8
 _WINDOW: Final = 1 << 20  # bytes searched at a time; they stay in the processor's cache
-_GUESS: Final = 64  # bytes per string, so that a short array searches a small window
 _ZEROS: Final = LENGTH_BYTES - 1  # the zero bytes of a length below 256
 
 
@@ -82,7 +81,7 @@ def find_strings(data: mmap | bytes, pos: int, n: int, byte_order: str) -> I64Ar
     length = struct.Struct(byte_order + "Q").unpack_from
     found, size, done = np.empty(n + 1, np.int64), len(data), 0
     while done < n:
-        n_window = min(_WINDOW, size - pos, _GUESS * (n - done) + LENGTH_BYTES)
+        n_window = min(_WINDOW, size - pos, _n_certain(pos, n - done))
         runs = _Runs(np.frombuffer(data, np.uint8, n_window, pos), byte_order)
         begin = pos
         while done < n and pos - begin <= n_window - LENGTH_BYTES:
@@ -101,6 +100,14 @@ def find_strings(data: mmap | bytes, pos: int, n: int, byte_order: str) -> I64Ar
             return None
     found[n] = pos + LENGTH_BYTES
     return found
+
+
+def _n_certain(pos: int, n: int) -> int:
+    """Return the bytes from `pos` that `n` strings have at least, up to the end of a page.
+
+    Pages after them may belong to weights, which a header's reader does not touch.
+    """
+    return -(-(pos + LENGTH_BYTES * n) // PAGESIZE) * PAGESIZE - pos
 
 
 class _Runs:
