@@ -56,7 +56,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=r"what separates texts that are not JSON (\n)",
     )
     add_escape_flags(group)
-    add("-o", "--output", metavar="FILE", help="write to a file; it has its name when it is whole")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write to a file; until it is complete, it is FILE.part",
+    )
     add(
         *("--format", "--embd-output-format"),
         dest="format",

@@ -1,6 +1,6 @@
 """The files that `lamella embed` writes: JSON in several shapes, and NumPy's.
 
-A file has its name only when it is whole. After an error, its first vectors are in NAME.part.
+A file is written as NAME.part and renamed when it is complete. After an error, NAME.part stays.
 Knows no model. Tested by tests/cli/test_embed_output.py.
 """
 

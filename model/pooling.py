@@ -60,7 +60,8 @@ def normalized(rows: F32Array, norm: int = 2) -> F32Array:
     elif norm == 2:
         length = np.sqrt((values * values).sum(axis=-1, keepdims=True))
     else:
-        length = (values**norm).sum(axis=-1, keepdims=True) ** (1.0 / norm)
+        with np.errstate(over="ignore"):  # a vector of infinite length becomes 0
+            length = (values**norm).sum(axis=-1, keepdims=True) ** (1.0 / norm)
     scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
     scaled: F32Array = (rows * scale).astype(np.float32)
     return scaled

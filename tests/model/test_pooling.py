@@ -32,6 +32,7 @@ def test_a_mean_s_bits_depend_on_its_rows_only() -> None:
         (1, [3 / 7, -4 / 7]),
         (2, [0.6, -0.8]),
         (3, [3 / 91 ** (1 / 3), -4 / 91 ** (1 / 3)]),
+        (1000, [0, 0]),  # the length is infinite, as in llama.cpp
     ],
 )
 def test_normalization(norm: int, expected: list[float]) -> None:
