@@ -129,7 +129,10 @@ def token_ids(what: str, ids: object) -> list[int]:
     try:
         if isinstance(ids, Mapping | Set):
             raise TypeError
-        return [operator.index(i) for i in ids]  # type: ignore[attr-defined]
+        items = list(ids)  # type: ignore[call-overload]
+        if any(isinstance(item, bool) for item in items):
+            raise TypeError
+        return [operator.index(item) for item in items]
     except TypeError:
         raise RequestError(f"{what}: {shortened(ids)} are not token ids") from None
 

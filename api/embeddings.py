@@ -62,7 +62,8 @@ class EmbeddingMethods(OpenedModel):
             dimensions: keep the first elements only, before `normalize`. The model must be trained
                 for that (Matryoshka).
 
-        With the pooling `none`, the result is a list: an array [n_tokens, n_embd] for each text.
+        With the pooling `none`, the result is a list: an array [n_tokens, n_embd] for each text. A
+        reranker's vectors are [n_labels], its scores, not normalized; `rerank` makes the pairs.
 
         Raises:
             RequestError: the model computes no embeddings, or an invalid argument.
@@ -70,7 +71,7 @@ class EmbeddingMethods(OpenedModel):
             OverloadedError: `max_waiting` requests wait already.
             ClosedError: the model is closed.
         """
-        instance = self._vectorizer()
+        instance = self._embedding()
         items, is_one = _listed(texts)
         check_dimensions(instance, dimensions)
         vectors = _wait(_submit(instance, items, truncate))
@@ -88,7 +89,7 @@ class EmbeddingMethods(OpenedModel):
 
         If the task is cancelled, its texts that have not run are dropped.
         """
-        instance = self._vectorizer()
+        instance = self._embedding()
         items, is_one = _listed(texts)
         check_dimensions(instance, dimensions)
         vectors = await _wait_async(lambda: _submit(instance, items, truncate))
@@ -139,16 +140,6 @@ class EmbeddingMethods(OpenedModel):
         _check_top(top_n)
         vectors = await _wait_async(lambda: _submit_pairs(instance, query, documents, truncate))
         return ranked(vectors, top_n)
-
-    def _vectorizer(self) -> EmbeddingInstance:
-        """The instance of a model that computes vectors. Raises RequestError: another one."""
-        instance = self._embedding()
-        if instance.ranks:
-            raise RequestError(
-                "this model scores pairs of texts: call model.rerank, or load it with another "
-                "pooling, as in lamella.load(path, pooling='mean')"
-            )
-        return instance
 
     def _reranker(self) -> EmbeddingInstance:
         instance = self._embedding()

@@ -223,8 +223,10 @@ class EmbeddingInstance(OpenedInstance):
     def normalized(self, vectors: F32Array, norm: int | None = None) -> F32Array:
         """Return vectors [..., n] of unit length, see `model.pooling.normalized`.
 
-        `norm` is by default the instance's `embd_normalize`.
+        `norm` is by default the instance's `embd_normalize`. A reranker's scores stay as they are.
         """
+        if self.ranks:
+            return vectors
         default = self.params.embedding.embd_normalize
         return normalized(vectors, default if norm is None else norm)
 

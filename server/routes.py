@@ -30,6 +30,8 @@ from .state import STATE, ServedModel
 Result = TypeVar("Result")
 
 METRICS: Final = web.AppKey("metrics", Metrics)
+_RANKS: Final = "ranks texts"
+_EMBEDS: Final = "computes embeddings"
 N_TOKENS_PER_CALL: Final = 4096  # of the JSON encoder, which holds the interpreter lock
 
 
@@ -46,21 +48,29 @@ def text_model(request: web.Request) -> Instance:
     """The model, if it generates text. Raises HTTPNotImplemented if it does not."""
     model = loaded_model(request)
     if isinstance(model, EmbeddingInstance):
-        raise _other_kind(request, "generates text", model, "computes embeddings", "MODEL")
+        raise _other_kind(request, "generates text", model, _does(model), "MODEL")
     return model
 
 
-def embedding_model(request: web.Request, *, is_rank: bool = False) -> EmbeddingInstance:
-    """The model, if it makes vectors, or scores. Raises HTTPNotImplemented if it does not."""
+def embedding_model(
+    request: web.Request, *, is_rank: bool = False, any_pooling: bool = False
+) -> EmbeddingInstance:
+    """The model, if it makes vectors, or scores (`is_rank`), or either (`any_pooling`).
+
+    Raises HTTPNotImplemented if it does not.
+    """
     model = loaded_model(request)
-    needs = "ranks texts" if is_rank else "computes embeddings"
+    needs = _RANKS if is_rank else _EMBEDS
     flags = "RERANKER --rerank" if is_rank else "MODEL --embeddings"
     if isinstance(model, Instance):
         raise _other_kind(request, needs, model, "generates text", flags)
-    if model.ranks is not is_rank:
-        does = "ranks texts" if model.ranks else "computes embeddings"
-        raise _other_kind(request, needs, model, does, flags)
+    if model.ranks is not is_rank and not any_pooling:
+        raise _other_kind(request, needs, model, _does(model), flags)
     return model
+
+
+def _does(model: EmbeddingInstance) -> str:
+    return _RANKS if model.ranks else _EMBEDS
 
 
 def _other_kind(

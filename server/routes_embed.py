@@ -205,8 +205,8 @@ def _rerank_reply(
 
 
 async def _embed(prepare: Preparation, request: web.Request) -> web.StreamResponse:
-    is_rank = prepare is prepare_rerank
-    model = embedding_model(request, is_rank=is_rank)
+    is_rank, is_native = prepare is prepare_rerank, prepare is prepare_native
+    model = embedding_model(request, is_rank=is_rank, any_pooling=is_native)
     submission = Submission(model.embedder)
     try:
         prepared = await work_on_body(request, partial(prepare, submission, model))

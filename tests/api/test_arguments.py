@@ -36,6 +36,7 @@ def model(path: Path) -> Iterator[lamella.Model]:
         ({5, 6}, "are not token ids"),
         (7, "are not token ids"),
         ([1.0], "are not token ids"),
+        ([1, True], "are not token ids"),
         (np.array([1.5, 2.0], np.float32), "are not token ids"),
         (np.array([[1, 2]]), "are not token ids"),
         (["a", "b"], "prompt is a list of texts: call once for each text"),

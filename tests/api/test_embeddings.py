@@ -141,6 +141,14 @@ def test_documents_by_score(reranker: lamella.Model) -> None:
     assert reranker.rerank("a b", []) == []
 
 
+def test_a_reranker_s_vectors_are_its_scores(reranker: lamella.Model) -> None:
+    [(_, score)] = reranker.rerank("a b", ["d e"])
+    pair = reranker._embedding().pair_tokens("a b", "d e")
+    assert reranker.embed([pair, [1, 2]]).shape == (2, 1)
+    assert reranker.embed(pair).tolist() == [score]  # not normalized
+    assert asyncio.run(reranker.aembed(pair)).tolist() == [score]
+
+
 def test_long_documents_are_refused_or_cut(reranker: lamella.Model) -> None:
     long = "a b " * 100
     with pytest.raises(ContextSizeError, match=r"text 1 has .* tokens, the context"):
@@ -206,8 +214,6 @@ def test_other_kinds_of_models(path: Path, model: lamella.Model, reranker: lamel
         asyncio.run(model.achat("a"))
     with pytest.raises(RequestError, match="load a reranker"):
         model.rerank("a", ["b"])
-    with pytest.raises(RequestError, match=r"call model.rerank"):
-        reranker.embed("a")
     with lamella.load(path) as text_model:
         assert text_model.pooling is None
         for method in (text_model.embed, lambda text: text_model.rerank(text, [])):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from embed_world import N_CTX, FakeEmbedContext, make_embedder
 from http_world import RunningServer, make_model, running
@@ -28,6 +29,15 @@ def scores(server: RunningServer, documents: list[str] = DOCUMENTS) -> list[floa
     context = FakeEmbedContext(Pooling.RANK)
     model = server.embedding_model
     return [float(context.vector(model.pair_tokens("x", text))[0]) for text in documents]
+
+
+def test_the_native_route_returns_all_scores_as_computed() -> None:
+    context, ids = FakeEmbedContext(Pooling.RANK, n_out=3), [[1, 2, 3], [4, 5]]
+    with running(lambda: make_embedder(pooling=Pooling.RANK, n_out=3)) as server:
+        for more in ({}, {"embd_normalize": 2}):
+            reply = server.ok("/embedding", input=ids, **more)
+            found = np.array([one["embedding"][0] for one in reply], np.float32)
+            assert (found == [context.vector(tokens) for tokens in ids]).all()
 
 
 @pytest.mark.parametrize("path", ALIASES)
@@ -128,8 +138,15 @@ def test_other_kinds_of_servers_say_which_to_start(kind: str) -> None:
     flags = {"ranking": "RERANKER --rerank", "embedding": "MODEL --embeddings", "text": "MODEL"}
     paths = {"text": {"/completion", "/v1/completions", "/v1/chat/completions", "/apply-template"}}
     embed_paths = {route.path for route in ROUTES} - {"/"}  # all kinds but text have it
+    native = {"/embedding", "/embeddings"}  # a reranker's scores, too
     paths["ranking"] = {path for path in embed_paths if "rerank" in path}
     paths["embedding"] = embed_paths - paths["ranking"]
+    if kind == "ranking":
+        paths = {
+            **paths,
+            "ranking": paths["ranking"] | native,
+            "embedding": paths["embedding"] - native,
+        }
     with running(load) as server:
         for other in paths.keys() - {kind}:
             for path in paths[other]:
