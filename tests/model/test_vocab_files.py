@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,23 +67,6 @@ def test_bert_s_vocabulary_returns_the_expected_ids() -> None:
             if v.unk not in ids:
                 assert v.tokenize(v.detokenize(ids), add_special=False) == ids
         assert (v.bos, v.eos, v.sep, v.pad, v.mask, v.unk) == (101, 102, 102, 0, 103, 100)
-
-
-@pytest.mark.parametrize("kind", ["spm", "bpe"])
-def test_a_vocabulary_opens_and_tokenizes_fast(kind: str) -> None:
-    """In processor time, as the machine may be busy."""
-    path = SHARED / "vocab" / f"ggml-vocab-llama-{kind}.gguf"
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8") * 10
-    seconds = []
-    for _ in range(3):
-        begin = time.thread_time()
-        with loaded(path) as v:
-            opened = time.thread_time()
-            v.tokenize(text)
-            seconds.append((opened - begin, time.thread_time() - opened))
-    to_open, to_tokenize = map(min, zip(*seconds, strict=True))
-    assert to_open < 0.3
-    assert len(text.encode()) / to_tokenize > 5e6
 
 
 def test_llama_spm_s_special_tokens() -> None:
