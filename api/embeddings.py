@@ -152,7 +152,7 @@ class EmbeddingMethods(OpenedModel):
 
 
 def check_dimensions(instance: EmbeddingInstance, dimensions: int | None) -> None:
-    """Raise RequestError if `dimensions` is no number of the first elements of a vector."""
+    """Raise RequestError unless `dimensions` is at least 1 and at most the length of a vector."""
     n_out = instance.embedder.n_out
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= n_out):
         raise RequestError(f"dimensions is {dimensions!r}: must be 1 to {n_out}")
@@ -185,7 +185,7 @@ def _listed(texts: object) -> tuple[list[object], bool]:
 
 
 def _submit(instance: EmbeddingInstance, items: Sequence[object], truncate: bool) -> Vectors:
-    """Queue texts. Raises RequestError: a text is invalid; names it."""
+    """Queue texts. Raises a RequestError that names an invalid text."""
     texts, n_max = [], instance.n_ctx if truncate else None
     for i, item in enumerate(items):
         what = "the text" if len(items) == 1 else f"text {i}"
@@ -230,7 +230,7 @@ def _wait(future: Vectors) -> list[F32Array]:
 
 
 async def _wait_async(submit: Callable[[], Vectors]) -> list[F32Array]:
-    """The vectors of texts that `submit` queues on a thread: it turns texts into tokens first."""
+    """Call `submit` on a thread, as it makes tokens of texts, and wait for the vectors."""
     cancelled = threading.Event()
 
     def start() -> Vectors:

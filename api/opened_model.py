@@ -124,8 +124,8 @@ class OpenedModel:
 
     @property
     def pooling(self) -> str | None:
-        """How `embed` makes a vector of the tokens' rows: "mean", "cls", "last" or "none"; "rank"
-        for a reranker. None: the model generates text."""
+        """The pooling of `embed`: "mean", "cls", "last" or "none"; "rank" for a reranker. None if
+        the model generates text."""
         pooling = self._open().plan.pooling
         return None if pooling is None else pooling.name.lower()
 
@@ -159,14 +159,14 @@ class OpenedModel:
         return self._instance
 
     def _generator(self) -> Instance:
-        """The instance of a model that generates text. Raises RequestError: another one."""
+        """The instance. Raises RequestError if the model does not generate text."""
         instance = self._open()
         if isinstance(instance, EmbeddingInstance):
             raise RequestError(f"this model is loaded for embeddings: {_instead(instance)}")
         return instance
 
     def _embedding(self) -> EmbeddingInstance:
-        """The instance of a model that embeds or reranks. Raises RequestError: another one."""
+        """The instance. Raises RequestError if the model neither embeds nor reranks."""
         instance = self._open()
         if isinstance(instance, Instance):
             raise RequestError(

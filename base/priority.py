@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Final
 
 NICE: Final = 10  # a tenth of a busy core, all of an idle one
@@ -16,8 +17,10 @@ NICE: Final = 10  # a tenth of a busy core, all of an idle one
 def lower_priority(thread_id: int | None = None) -> None:
     """Lower the priority of a thread, by default the caller's. Threads that it starts inherit it.
 
-    It is never raised again. Only Linux has priorities of threads; elsewhere, nothing changes.
+    It is never raised again. Only Linux has priorities of threads; elsewhere, and in a sandbox that
+    forbids it, nothing changes.
     """
     if sys.platform == "linux":
         id = threading.get_native_id() if thread_id is None else thread_id
-        os.setpriority(os.PRIO_PROCESS, id, max(NICE, os.getpriority(os.PRIO_PROCESS, id)))
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, id, max(NICE, os.getpriority(os.PRIO_PROCESS, id)))

@@ -60,7 +60,7 @@ def opened_input(path: str | None) -> Iterator[BinaryIO]:
 def read_texts(
     stream: BinaryIO, *, path: str | None = None, kind: str = "auto", separator: str = "\n"
 ) -> Iterator[Iterable[Text]]:
-    """The texts of a stream, in parts: those that have arrived. A part is read once.
+    """Yield the texts of a stream in parts, as they arrive. A part can be iterated once.
 
     Args:
         stream: UTF-8.

@@ -26,8 +26,10 @@ PART: Final = ".part"
 
 
 class Shape(NamedTuple):
-    """A format of text: what comes before, between and after the vectors. `item` has the number of
-    a text and its vector."""
+    """The parts of a text format: before, for, between and after the vectors.
+
+    `item` has the placeholders {index} and {vector}.
+    """
 
     head: str
     item: str

@@ -92,9 +92,9 @@ def _first(pending: deque[tuple[Window, Vectors]]) -> Computed:
 
 
 def with_progress(results: Iterable[Computed], output: str | None) -> Iterator[Computed]:
-    """The same results. A line on a terminal shows their number; at the end, one has the speed.
+    """Pass results on. Show their number on a terminal, and write the speed to stderr at the end.
 
-    Without `output`, a file, the results themselves may fill the terminal.
+    Nothing is shown if the results themselves go to the terminal: `output` is a file, or None.
     """
     begin, n_texts, n_tokens = perf_counter(), 0, 0
     console = Console(stderr=True, highlight=False)

@@ -146,8 +146,8 @@ class Embedder:
     # --- the thread ---
 
     def _run(self) -> None:
-        self.context.lower_priority()  # embeddings are bulk work
         try:
+            self.context.lower_priority()  # embeddings are bulk work
             while taken := self._take():
                 self._step(taken)
         finally:

@@ -114,7 +114,7 @@ def derived_merges(
 def _derived(
     index: TextIndex, tokens: Strings, ranks: I32Array
 ) -> tuple[MergeTable, I32Array, list[int]]:
-    """Return also the tokens with characters that are not in the index."""
+    """As `derived_merges`, for one index. Return also the tokens with characters that it lacks."""
     n = len(tokens)
     bases = repeat(BASE, _longest(tokens))
     powers = accumulate(bases, lambda power, base: power * base & HASH_MASK, initial=1)

@@ -19,7 +19,7 @@ import toy_kernels
 from toy_kernels import Job, Words, words
 
 from lamella.base.errors import BackendError, ClosedError
-from lamella.base.priority import NICE
+from lamella.base.priority import NICE, lower_priority
 from lamella.kernels.cpu import pool as pool_module
 from lamella.kernels.cpu.pool import ThreadPool
 
@@ -390,3 +390,11 @@ def test_low_priority() -> None:
         after = [os.getpriority(os.PRIO_PROCESS, t.native_id or 0) for t in pool._threads]
     assert after == [max(NICE, nice) for nice in before]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before[0]
+
+
+def test_a_forbidden_priority_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError("not in this sandbox")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    lower_priority()
