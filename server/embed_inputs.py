@@ -18,6 +18,7 @@ from .schema import Prompt
 from .schema_embed import InputsBody, Named, RerankBody, TextsBody
 
 N_VECTOR_BYTES_MAX: Final = 512 * 1024**2  # of one request
+N_PAIR_TOKENS_MAX: Final = 1 << 24  # of one request: each pair has the query's tokens
 SHORTEN: Final = 'shorten it, set "truncate": true'
 
 Check = Callable[[], None]  # called before each text; raises an error to end early
@@ -46,11 +47,18 @@ def pair_tokens(model: EmbeddingInstance, body: RerankBody, check: Check) -> lis
     """The token ids of the query with each document. Raises as `input_tokens`."""
     named, n_max = body.named, _n_max(model, body)
     found: list[Sequence[int]] = []
+    n_tokens = 0
     for i, (document,) in enumerate(named.inputs):
         check()
         tokens = model.pair_tokens(body.query, str(document), n_max=n_max)
         shorten = SHORTEN if n_max is None else "shorten the query"  # documents were cut
         _check_size(model, f'"query" with {named.place(i)}', tokens, shorten)
+        n_tokens += len(tokens)
+        if n_tokens > N_PAIR_TOKENS_MAX:
+            raise RequestError(
+                f'"query" with the first {i + 1} "{named.field}" has {n_tokens} tokens, one '
+                f"request may have {N_PAIR_TOKENS_MAX}: send the documents in several requests"
+            )
         found.append(tokens)
     return found
 

@@ -11,6 +11,7 @@ from embed_world import N_CTX, FakeEmbedContext, make_embedder
 from http_world import RunningServer, make_model, running
 
 from lamella.model.pooling import Pooling
+from lamella.server import embed_inputs
 from lamella.server.routes_embed import ROUTES
 
 DOCUMENTS = ["a", "bcd", "ef", "a"]
@@ -66,6 +67,16 @@ def test_documents_as_objects_and_in_the_reply(server: RunningServer) -> None:
     for one in found["results"]:
         assert one.pop("document") == documents[one["index"]]
     assert found["results"] == server.ok("/rerank", **QUERY)["results"]
+
+
+def test_the_tokens_of_a_request_are_limited(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_inputs, "N_PAIR_TOKENS_MAX", 6)
+    error = server.post("/rerank", QUERY).error
+    assert error["code"] == 400
+    assert error["message"].endswith("may have 6: send the documents in several requests")
+    assert '"query" with the first 2 "documents" has ' in error["message"]
 
 
 def test_tei(server: RunningServer) -> None:
