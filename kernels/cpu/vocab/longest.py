@@ -5,8 +5,12 @@ Tested by tests/model/test_vocab_rwkv.py.
 
 from __future__ import annotations
 
-from .access import array_kernel, get_i32, get_u8, put_i32
-from .trie import child
+from typing import Final
+
+from .access import array_kernel, put_i32
+from .trie import longest_token
+
+_LOW: Final = 0xFFFFFFFF
 
 
 @array_kernel
@@ -20,15 +24,8 @@ def vocab_longest(text, n, slots, mask, ids, none, out):
     """
     at, n_out = 0, 1
     while at < n:
-        node, id, end = 0, none, at + 1
-        for i in range(at, n):
-            node = child(slots, mask, node, get_u8(text, i))
-            if node == 0:
-                break
-            found = get_i32(ids, node)
-            if found >= 0:
-                id, end = found, i + 1
-        put_i32(out, n_out, id)
+        found = longest_token(text, at, n, slots, mask, ids)
+        put_i32(out, n_out, found >> 32 if found >= 0 else none)
         n_out += 1
-        at = end
+        at = found & _LOW if found >= 0 else at + 1
     put_i32(out, 0, n_out - 1)

@@ -9,24 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from .access import array_kernel, get_i32, get_i64, get_u8, put_i32, put_i64, put_u8, shared
+from .access import array_kernel, get_i64, get_u8, put_i32, put_i64, put_u8, shared
 from .heap import heapify, pop, push
-from .trie import child
+from .trie import longest_token
 
 _LOW: Final = 0xFFFFFFFF
-
-
-@shared
-def _longest(text, begin, end, slots, mask, names):
-    """The longest name that begins at `begin` and does not go over `end`, or -1."""
-    found, node = -1, 0
-    for at in range(begin, end):
-        node = child(slots, mask, node, get_u8(text, at))
-        if node == 0:
-            break
-        if get_i32(names, node) >= 0:
-            found = get_i32(names, node)
-    return found
 
 
 @shared
@@ -57,7 +44,7 @@ def vocab_names(
     size = 0
     for at in range(n):
         if get_u8(first_bytes, get_u8(text, at)) != 0:
-            name = _longest(text, at, n, slots, mask, names)
+            name = longest_token(text, at, n, slots, mask, names) >> 32
             if name >= 0:
                 if size < room:
                     put_i64(heap, size, (name << 32) | at)
@@ -80,7 +67,7 @@ def vocab_names(
             for i in range(at, end):
                 put_u8(taken, i, 1)
         else:  # a shorter name may fit
-            name = _longest(text, at, taken_at, slots, mask, names)
+            name = longest_token(text, at, taken_at, slots, mask, names) >> 32
             if name >= 0:
                 push(heap, size, (name << 32) | at)
                 size += 1

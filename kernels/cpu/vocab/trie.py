@@ -32,6 +32,23 @@ def child(slots, mask, node, byte):
     return get_i64(slots, slot_of(slots, mask, node << 8 | byte)) & _NODE_MASK
 
 
+@shared
+def longest_token(text, begin, end, slots, mask, ids):
+    """The longest token at `begin` that ends by `end`: its id << 32 | its end; -1: there is none.
+
+    `ids`: int32s, the id of the token that ends at each node, or -1.
+    """
+    found, node = -1, 0
+    for i in range(begin, end):
+        node = child(slots, mask, node, get_u8(text, i))
+        if node == 0:
+            break
+        id = get_i32(ids, node)
+        if id >= 0:
+            found = (id << 32) | (i + 1)
+    return found
+
+
 @array_kernel
 def vocab_trie(data, begins, ends, n, wanted, slots, mask, ids, n_ids, out):
     """Add the texts that `wanted` (uint8s) selects to an empty trie. The first of equal ones wins.

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from .access import array_kernel, get_i32, get_u8, put_i32, put_u8, shared
-from .trie import child
+from .access import array_kernel, get_u8, put_i32, put_u8, shared
+from .trie import longest_token
 from .utf8 import code_point, n_bytes
+
+_LOW: Final = 0xFFFFFFFF
 
 # kinds of characters
 LETTER: Final = 0  # also those that disappear, which have a text of 0 bytes
@@ -53,20 +55,13 @@ def _match(word, n, slots, mask, ids, out, n_out, unk):
     """Write the tokens of a word of `n` bytes, or `unk`. Return the new number of ids."""
     at, first = 0, n_out
     while at < n:
-        node, id, end = 0, -1, at
-        for i in range(at, n):
-            node = child(slots, mask, node, get_u8(word, i))
-            if node == 0:
-                break
-            found = get_i32(ids, node)
-            if found >= 0:
-                id, end = found, i + 1
-        if id < 0 or (at > 0 and _is_mark(word, at, n) != 0):  # a token of the start of a word
+        found = longest_token(word, at, n, slots, mask, ids)
+        if found < 0 or (at > 0 and _is_mark(word, at, n) != 0):  # a token of the start of a word
             put_i32(out, first, unk)
             return first + 1
-        put_i32(out, n_out, id)
+        put_i32(out, n_out, found >> 32)
         n_out += 1
-        at = end
+        at = found & _LOW
     return n_out
 
 
