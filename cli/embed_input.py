@@ -121,7 +121,7 @@ def _is_json(path: str | None, chunk: bytes) -> bool:
         return False
     try:
         return line in (b"[", b"{") or bool(_values("", json.loads(line)))
-    except (ValueError, RequestError):
+    except (ValueError, RecursionError, RequestError):
         return False
 
 
@@ -135,7 +135,7 @@ def _json_texts(chunks: Iterable[bytes], head: str) -> Iterator[Iterable[Text]]:
     line = first.removeprefix(BOM.encode()).lstrip().partition(b"\n")[0]
     try:
         json.loads(line or b"[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         name = head.removesuffix(", ") or "the input"
         yield _values(name, _parsed(name, first + b"".join(chunks)))
         return
@@ -150,6 +150,8 @@ def _parsed(name: str, data: bytes) -> object:
         return json.loads(decoded(name, data))
     except ValueError as e:
         raise RequestError(f"{name} is not JSON: {e}") from None
+    except RecursionError:
+        raise RequestError(f"{name} is nested too deeply") from None
 
 
 def _values(name: str, value: object) -> list[Text]:

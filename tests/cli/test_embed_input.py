@@ -97,6 +97,9 @@ def test_parts_do_not_matter(size: int, separator: str, monkeypatch: pytest.Monk
         ('{"text": "a"}\n{"text": null}', "line 2, text: None is neither"),
         ('["a"]\n["\\ud800"]', r"line 2, text 1 is not valid UTF-8 \(lone surrogate U\+D800"),
         ('[\n"a",,\n]', "the input is not JSON: .* line 2"),
+        ("[" * 100_000, "the input is nested too deeply"),
+        ("[" * 100_000 + "\n]", "the input is nested too deeply"),
+        ('["a"]\n' + "[" * 100_000, "line 2 is nested too deeply"),
     ],
 )
 def test_broken_texts_are_named(data: str | bytes, message: str) -> None:
