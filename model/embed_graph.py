@@ -7,7 +7,7 @@ it as if it were alone. Tested by tests/model/test_embed_context.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -55,16 +55,7 @@ class EmbedGraph(StepGraph):
         self.causal = model.hp.causal
         self.temperature = model.arch.temperature
         self.windows = [group.window for group in groups_of(memory)]
-        n_cells = (params.n_pages + 1) * PAGE_SIZE
-        kv = [
-            KVLayer(
-                Tensor(GGMLType.F32, (layer.n_embd_k, n_cells), name=f"step_k_l{il}"),
-                Tensor(GGMLType.F32, (layer.n_embd_v, n_cells), name=f"step_v_l{il}"),
-            )
-            if layer.kind in (Kind.FULL, Kind.WINDOW)
-            else None
-            for il, layer in enumerate(memory)
-        ]
+        kv = step_kv(model, (params.n_pages + 1) * PAGE_SIZE)
         self.rows = model.arch.build_embeddings(
             model.weights, self.inputs, kv, page_size=PAGE_SIZE, n_ctx=n_ctx
         )
@@ -117,6 +108,29 @@ class EmbedGraph(StepGraph):
             own_cells[:n], own_cells[n:] = cells, scratch * PAGE_SIZE
             begin[:n], begin[n:] = 0 if window is None else window.begin(pos), 0
             end[:n], end[n:] = last if window is None else window.ends(pos, last), 1
+
+
+def step_kv(model: LoadedModel, n_cells: int) -> list[KVLayer | None]:
+    """Return unallocated keys and values of a step for each layer, [n_embd_k or v, n_cells].
+
+    A layer has read its own before the next one writes: layers of one device and equal sizes have
+    the same tensors, except layers whose keys and values others use too.
+    """
+    memory = model.hp.memory
+    owners = {layer.layer for layer in memory}
+    tensors = dict[Hashable, KVLayer]()
+    found = list[KVLayer | None]()
+    for il, layer in enumerate(memory):
+        if layer.kind not in (Kind.FULL, Kind.WINDOW):
+            found.append(None)
+            continue
+        sizes = (layer.n_embd_k, layer.n_embd_v)
+        key = il if il in owners else (model.layers[il], sizes)
+        if key not in tensors:
+            k, v = (Tensor(GGMLType.F32, (n, n_cells)) for n in sizes)
+            tensors[key] = KVLayer(k.named(f"step_k_l{il}"), v.named(f"step_v_l{il}"))
+        found.append(tensors[key])
+    return found
 
 
 class HeadGraph(StepGraph):

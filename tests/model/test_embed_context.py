@@ -20,9 +20,9 @@ from lamella.model.arch import open_architecture
 from lamella.model.batch import Batch
 from lamella.model.context import Context
 from lamella.model.embed_context import EmbedContext, context_type, embeds, step_bucket
-from lamella.model.embed_graph import N_TEXTS
+from lamella.model.embed_graph import N_TEXTS, step_kv
 from lamella.model.gguf import open_gguf
-from lamella.model.layer_memory import Window
+from lamella.model.layer_memory import Kind, Window
 from lamella.model.loader import LoadedModel, load_model
 from lamella.model.params import ContextParams, EmbeddingParams
 from lamella.model.placement import Placement
@@ -91,6 +91,20 @@ def test_steps_are_filled_with_whole_texts(model: LoadedModel) -> None:
         assert found.n_fitting([1] * 100) == 32
     with context(model, Pooling.MEAN, n_ctx=512) as found:
         assert found.n_fitting([1] * 600) == N_TEXTS
+
+
+def test_layers_share_the_memory_of_keys_and_values(model: LoadedModel) -> None:
+    n_layer = model.hp.n_layer
+    assert n_layer > 2
+    kv = step_kv(model, 64)
+    assert len({id(layer) for layer in kv}) == 1
+    memory = list(model.hp.memory)
+    memory[-1] = replace(memory[-1], kind=Kind.SHARED, layer=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.hp), "memory", memory)
+        kv = step_kv(model, 64)
+    assert kv[-1] is None
+    assert [layer is kv[0] for layer in kv[:-1]] == [il != 1 for il in range(n_layer - 1)]
 
 
 def test_invalid_texts(model: LoadedModel) -> None:
