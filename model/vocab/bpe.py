@@ -21,9 +21,9 @@ from ...kernels.cpu.vocab.characters import N_CODES, vocab_bytes
 from ...kernels.cpu.vocab.split import vocab_split
 from ..gguf import Strings
 from .merges import Merger, listed_merges
+from .pieces import BYTES as BYTE_TEXTS
+from .pieces import SPACE, SpmPieces
 from .splitter import Splitter
-from .spm import BYTES as BYTE_TEXTS
-from .spm import SPACE, SpmPieces
 from .table import TextIndex, U8Array, encodable
 from .token_types import TypeArray
 from .words import PreTokenizer

@@ -19,10 +19,11 @@ from ..gguf import Strings
 from .bpe import BpeEncoder
 from .metadata import VocabMetadata, key
 from .none import NoEncoder
+from .pieces import BYTES
 from .plamo2 import Plamo2Encoder
 from .rwkv import RwkvEncoder
 from .special import special_tokens
-from .spm import BYTES, SpmEncoder
+from .spm import SpmEncoder
 from .token_types import TokenType, TypeArray, ids_of_types
 from .unigram import Normalization, UnigramEncoder
 from .vocab import SpecialTokens, Vocab

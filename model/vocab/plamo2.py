@@ -16,7 +16,7 @@ from ...base.errors import ModelFileError
 from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.plamo2 import UNUSABLE_COST, vocab_plamo2
 from ..gguf.strings import Strings
-from .spm import BYTES
+from .pieces import BYTES
 from .table import encodable
 from .token_types import TokenType, TypeArray
 from .trie import Trie

@@ -5,8 +5,7 @@ Knows no special tokens and no space prefix. Tests: tests/model/test_vocab_spm.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,39 +14,12 @@ from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.bpe import NO_WORDS, vocab_bpe
 from ..gguf import Strings
 from .merges import I32Array, Merger, derived_merges
+from .pieces import BYTES, SPACE, SpmPieces
 from .table import TextIndex, encodable
 from .token_types import TokenType, TypeArray
 
-SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
-_SPACE: Final = SPACE.encode()
-
-BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
-"""The byte for the text of each token of type BYTE."""
-
-_BYTE_LENGTH: Final = 6  # of these texts
+_BYTE_LENGTH: Final = 6  # of the texts of BYTE tokens
 _UNUSED: Final = (TokenType.UNUSED, TokenType.UNDEFINED)
-
-
-class SpmPieces(Sequence[bytes]):
-    """The bytes of the text of each token, computed on access."""
-
-    def __init__(self, tokens: Strings, types: TypeArray) -> None:
-        self._tokens, self._types = tokens, types.tobytes()
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    @overload
-    def __getitem__(self, id: int) -> bytes: ...
-    @overload
-    def __getitem__(self, id: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, id: int | slice) -> bytes | Sequence[bytes]:
-        if isinstance(id, slice):
-            return [self[i] for i in range(*id.indices(len(self)))]
-        token = self._tokens[id]
-        if self._types[id] == TokenType.BYTE and token in BYTES:
-            return BYTES[token]
-        return token.replace(_SPACE, b" ")
 
 
 class SpmEncoder:

@@ -18,7 +18,7 @@ from ...base.errors import ModelFileError, RequestError
 from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.unigram import vocab_normalize, vocab_unigram
 from ..gguf.strings import Strings
-from .spm import SpmPieces
+from .pieces import SpmPieces
 from .table import U8Array
 from .token_types import TokenType, TypeArray
 from .trie import Trie

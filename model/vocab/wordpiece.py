@@ -18,7 +18,7 @@ from ...kernels.cpu.compiler.jit import Kernel
 from ...kernels.cpu.vocab.wordpiece import ENTRY, IDS_PER_BYTE, MARK, vocab_wordpiece
 from ..gguf.strings import Strings
 from .bert_characters import bert_characters
-from .spm import SpmPieces
+from .pieces import SpmPieces
 from .table import encodable
 from .token_types import TypeArray
 from .trie import Trie

@@ -15,7 +15,7 @@ from vocabulary import BOS, END, EOS, SPECIAL, TEMPLATE, TURN, Encoder, Pieces, 
 
 from lamella.model.chat import ChatTemplate
 from lamella.model.vocab import TokenType
-from lamella.model.vocab.spm import BYTES
+from lamella.model.vocab.pieces import BYTES
 
 SOME = list(islice(documents(11), 200))
 

@@ -1,0 +1,40 @@
+"""The texts of tokens as sentencepiece writes them: U+2581 is a space, <0x41> is a byte.
+
+Tests: tests/model/test_vocab_text.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, overload
+
+from ..gguf import Strings
+from .token_types import TokenType, TypeArray
+
+SPACE: Final = "▁"  # U+2581 stands for a space in the text of tokens
+_SPACE: Final = SPACE.encode()
+
+BYTES: Final = {b"<0x%02X>" % byte: bytes([byte]) for byte in range(256)}
+"""The byte for the text of each token of type BYTE."""
+
+
+class SpmPieces(Sequence[bytes]):
+    """The bytes of the text of each token, computed on access."""
+
+    def __init__(self, tokens: Strings, types: TypeArray) -> None:
+        self._tokens, self._types = tokens, types.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, id: int) -> bytes: ...
+    @overload
+    def __getitem__(self, id: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, id: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(id, slice):
+            return [self[i] for i in range(*id.indices(len(self)))]
+        token = self._tokens[id]
+        if self._types[id] == TokenType.BYTE and token in BYTES:
+            return BYTES[token]
+        return token.replace(_SPACE, b" ")
