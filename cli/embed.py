@@ -99,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         RequestError: a text is invalid; the vectors of those before it are written.
-        ContextSizeError: a text is too long; so are they.
+        ContextSizeError: a text is too long; the vectors of those before it are written.
     """
     with ExitStack() as stack:
         parts = _input(args, stack)
