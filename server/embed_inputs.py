@@ -71,6 +71,8 @@ def _n_max(model: EmbeddingInstance, body: TextsBody) -> int | None:
 def _text_tokens(
     model: EmbeddingInstance, place: str, parts: Prompt, n_max: int | None
 ) -> Sequence[int]:
+    if not any(part != "" for part in parts):
+        raise RequestError(f"{place} is empty: it must have at least one character or token")
     if len(parts) == 1 and isinstance(parts[0], str):
         tokens = model.tokens(parts[0], n_max=n_max)
     else:

@@ -133,7 +133,7 @@ def test_a_real_model(tmp_path: Path) -> None:
     params = open_params(
         tmp_path / "m.gguf", n_ctx=64, devices=("none",), embeddings=True, pooling="mean"
     )
-    texts = ["a b c", "", "once upon a time", "fox " * 12]
+    texts = ["a b c", "b", "once upon a time", "fox " * 12]
     with open_model(params) as model, running(lambda: model) as server:
         assert isinstance(model, EmbeddingInstance)
         wanted = model.normalized(
