@@ -9,7 +9,6 @@ Tested by tests/server/test_long_json.py.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Final
 
@@ -79,8 +78,10 @@ def _numbers(text: str, at: int, decoder: JSONDecoder) -> tuple[list[Any], int]:
     run = _NUMBERS.match(text, at)
     end = text.rfind(",", at, run.end()) if run else -1
     if end > at:
-        with suppress(JSONDecodeError):  # the caller finds the place of the error
+        try:
             return decoder.decode(f"[{text[at:end]}]"), _skip_space(text, end + 1)
+        except JSONDecodeError as e:
+            raise JSONDecodeError(e.msg, text, at + e.pos - 1) from None
     return [], at
 
 

@@ -83,6 +83,26 @@ def test_texts_that_end_early(text: str) -> None:
         parse_json(text, DECODER)
 
 
+def test_an_error_in_a_run_of_numbers_is_found_once() -> None:
+    numbers = "1," * 30_000
+    wanted = f"column {len(numbers) + 13}"
+    with pytest.raises(json.JSONDecodeError, match=wanted):
+        parse_json(f'{{"prompt": [{numbers}+1, 2]}}', CountedDecoder(1))
+
+
+class CountedDecoder(json.JSONDecoder):
+    """Decodes only `n` lists."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def decode(self, s: str, *_: Any) -> Any:
+        self.n -= 1
+        assert self.n >= 0, "decoded too often"
+        return super().decode(s)
+
+
 def test_duplicate_names() -> None:
     assert parse_json('{"a": [1], "a": [2, 3]}', DECODER) == {"a": [2, 3]}
 
