@@ -213,11 +213,16 @@ class EmbeddingInstance(OpenedInstance):
             text = "".join(texts.get(part, part) for part in parts)
             return self.vocab.tokenize(text, add_special=False, parse_special=True)
 
-        tokens = tokens_of(len(document))
-        if n_max is None or len(tokens) <= n_max:
-            return tokens
+        if n_max is None:
+            return tokens_of(len(document))
         # the document lies inside the template, so its characters are cut
-        n = bisect_right(range(len(document)), n_max, key=lambda n: len(tokens_of(n)))
+        end = min(max(n_max, 1), len(document))
+        while end < len(document) and len(tokens_of(end)) <= n_max:
+            end = min(2 * end, len(document))
+        tokens = tokens_of(end)
+        if len(tokens) <= n_max:
+            return tokens
+        n = bisect_right(range(end), n_max, key=lambda n: len(tokens_of(n)))
         return tokens_of(max(n - 1, 0))
 
     def normalized(self, vectors: F32Array, norm: int | None = None) -> F32Array:
