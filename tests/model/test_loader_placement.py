@@ -107,7 +107,7 @@ def test_weights_follow_their_layer_and_the_embedding_stays(tmp_path: Path) -> N
     params = Placement(cpu=CPU, devices=(GPU,), params=PlacementParams(n_gpu_layers=2))
     found = homes(TINY["llama-3.1"], tmp_path, params)
     on_gpu = {name for name, home in found.items() if home == (GPU, GPU.buffer_type)}
-    assert on_gpu == {n for n in found if n.startswith(("blk.1.", "output"))}
+    assert on_gpu == {n for n in found if n.startswith(("blk.1.", "output", "cls."))}
     rest = set(found) - on_gpu
     assert {found[name] for name in rest} == {(CPU, CPU.buffer_type)}
     assert {"token_embd.weight", "blk.0.rope_freqs.weight"} <= rest
