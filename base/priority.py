@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-NICE: Final = 10  # a tenth of a busy core, all of an idle one
+NICE: Final = 19  # the lowest: all of an idle core, little of a busy one
 
 
 def lower_priority(thread_id: int | None = None) -> None:

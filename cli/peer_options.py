@@ -45,7 +45,9 @@ def only(
 
 TASKSET: Final = "choose processors with `taskset -c 0-7 lamella ...`"
 PINNED: Final = "threads are not pinned: the system moves them"
-NICE: Final = "the priority of threads is not changed; `nice` and `chrt` do that"
+NICE: Final = (
+    "text has the priority of the process, embeddings the lowest; `nice` and `chrt` change it"
+)
 MAPPED: Final = "weights are copied from the file into memory of their own, which is not locked"
 ADAPTERS: Final = "adapters are not supported yet: use a model that they are merged into"
 CONTROL: Final = "control vectors are not supported yet"
