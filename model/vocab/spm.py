@@ -83,9 +83,15 @@ class SpmEncoder:
 
     def _used(self, id: int) -> list[int]:
         """Return the tokens that replace a symbol, or itself if it is a used token."""
-        if id in self._parts:
-            return [used for part in self._parts[id] for used in self._used(part)]
-        return [id] if id < self._n_tokens else self._character(id)
+        found: list[int] = []
+        rest = [id]
+        while rest:
+            id = rest.pop()
+            if id in self._parts:
+                rest += reversed(self._parts[id])
+            else:
+                found += [id] if id < self._n_tokens else self._character(id)
+        return found
 
     def _character(self, symbol: int) -> list[int]:
         """Return the tokens of a character that is no token."""

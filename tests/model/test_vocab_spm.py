@@ -142,6 +142,13 @@ def test_a_very_long_token() -> None:
     assert encoder(*HEAD, ("x" * 100_000, 0, N), *normal("x", "xx")).encode("xxx") == [5, 4]
 
 
+def test_a_long_chain_of_unused_tokens() -> None:
+    letters = "".join(map(chr, range(0x4E00, 0x4E00 + 1500)))
+    chain = [(letters[:n], -n, UNUSED) for n in range(2, 1501)]
+    found = encoder(*HEAD, *normal(*letters), *chain).encode(letters)
+    assert found == list(range(3, 1503))
+
+
 def test_kernels_run_as_plain_python() -> None:
     tokens: list[Token] = [("[X]", 0, CTRL), ("[X][X]", 0, CTRL), ("<i>", 0, USER)]
     tokens += normal("▁a", "aa", "aaaa", "a", "b", "▁", "ab", "▁ab")
