@@ -34,8 +34,9 @@ COMPILED = [[0, 2, NAMES[0]], [1, 2, NAMES[1]], [2, 2, ""]]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """An empty cache, and no kernels that earlier tests want."""
     monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(jit, "_WANTED", {})
     return tmp_path / "cache"
 
 
