@@ -31,7 +31,7 @@ ELSEWHERE: Final = {
     "model": "is not an option: lamella.load loads the model",
     **dict.fromkeys(("logprobs", "top_logprobs"), "are reported over HTTP only: lamella serve"),
     **dict.fromkeys(("tools", "tool_choice", "functions", "response_format"), NOT_YET),
-    **dict.fromkeys(("grammar", "json_schema", "echo", "suffix"), NOT_YET),
+    **dict.fromkeys(("echo", "suffix"), NOT_YET),
 }
 
 

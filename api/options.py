@@ -199,6 +199,14 @@ class RequestOptions(TypedDict, total=False):
     """samplers, in order (default:
     penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)
     """
+    grammar: str | None
+    """GBNF grammar that all text matches; Lark if it begins with %%llguidance (default: none)"""
+    json_schema: Mapping[str, object] | bool | None | None
+    """JSON schema that all text matches; {} is any JSON object (default: none)"""
+    regex: str | None
+    """regular expression that the whole text matches (default: none)"""
+    schema_strict: bool | None
+    """refuse JSON schemas with keywords that cannot be enforced (default: True)"""
     max_tokens: int | None
     """OpenAI's name of `n_predict`"""
     max_completion_tokens: int | None

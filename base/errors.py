@@ -16,7 +16,8 @@
     │   ├── UnsupportedModelError  an architecture, type or vocabulary not supported
     │   └── DownloadError          a download failed; names cause and remedy
     ├── RequestError        a request has an invalid or unknown parameter
-    │   └── ContextSizeError       a prompt does not fit the context
+    │   ├── ContextSizeError       a prompt does not fit the context
+    │   └── GrammarError           a grammar or a JSON schema is invalid, or cannot be enforced
     ├── OverloadedError     too many requests are waiting
     ├── CancelledError      the caller cancelled the work
     └── ClosedError         a model or an engine was used after it was closed
@@ -172,6 +173,10 @@ class ContextSizeError(RequestError):
             f"{self.what} has {self.n_prompt_tokens} tokens, the context holds {self.n_ctx}: "
             f"{self.shorten}, or make the context larger (-c) if the model was trained with more"
         )
+
+
+class GrammarError(RequestError):
+    """A grammar or a JSON schema is invalid, too large or cannot be enforced; names the place."""
 
 
 class OverloadedError(LamellaError):

@@ -199,7 +199,6 @@ SPECULATIVE: Final = (
 ADAPTIVE: Final = "adaptive-p is not supported: leave it out, or use --xtc-probability"
 MIROSTAT: Final = "Mirostat is not supported: use --temp with --top-p or --min-p"
 NO_MIROSTAT: Final = "it is used only with --mirostat, which is off"
-GRAMMARS: Final = "grammars and JSON schemas are not supported yet"
 
 REQUEST: Final = (
     no_effect("--keep N", "a generation ends when the context is full: nothing is shifted out"),
@@ -213,10 +212,6 @@ REQUEST: Final = (
     only("0", "--mirostat N", "Mirostat is off", MIROSTAT),
     no_effect("--mirostat-lr N", NO_MIROSTAT),
     no_effect("--mirostat-ent N", NO_MIROSTAT),
-    refused("--grammar GRAMMAR", GRAMMARS),
-    refused("--grammar-file FILE", GRAMMARS),
-    refused("-j --json-schema SCHEMA", GRAMMARS),
-    refused("-jf --json-schema-file FILE", GRAMMARS),
     no_effect("-bs --backend-sampling", "samplers run on the CPU; the text is the same"),
     no_effect("--cache-reuse N", "common prefixes are reused; text behind a change is evaluated"),
     refused("-sp --special", 'not supported yet: HTTP replies have the ids with "return_tokens"'),

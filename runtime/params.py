@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from ..base.options import Options, checked, declarations, group, option, refused
 from ..model.chat_builtin import template_source
+from ..model.guide.params import GrammarParams
 from ..model.metadata_params import MetadataParams
 from ..model.params import INT32_MAX, ContextParams, EmbeddingParams, PlacementParams
 from ..model.sampling import SamplingParams
@@ -139,6 +140,7 @@ class RequestParams(Options):
 
     generation: GenerationParams = group(GenerationParams)
     sampling: SamplingParams = group(SamplingParams)
+    grammar: GrammarParams = group(GrammarParams)
 
 
 # OpenAI's names of request options, in ascending order of priority

@@ -202,6 +202,15 @@ class Vocab:
             piece = self._pieces[id] = self._shown(id)
         return b"" if id in self._hidden and not special else piece
 
+    def pieces(self) -> list[bytes]:
+        """Return the bytes of all tokens by id, as `piece` does for one."""
+        return [b"" if id in self._hidden else self._shown(id) for id in range(self.n_tokens)]
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Control and unknown tokens, which have no text."""
+        return self._hidden
+
     def text(self, id: int) -> str:
         """Return a token's text in the file. Raises RequestError if the id is outside it."""
         self._check(id)

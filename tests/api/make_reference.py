@@ -30,6 +30,7 @@ WIDER: Final = {
     "chat_template_kwargs": "Mapping[str, object] | None",
     "override_kv": "Mapping[str, bool | int | float | str]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
+    "json_schema": "Mapping[str, object] | bool | None",
 }
 LEFT_OUT: Final = ("path",)  # `lamella.load` has an argument of this name
 

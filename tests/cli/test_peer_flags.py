@@ -34,7 +34,10 @@ VALUES: Final = {
     "--chat-template": "chatml",
     "--chat-template-kwargs": '{"enable_thinking": false}',
     "--device": "none",
+    "--grammar": 'root ::= "yes"',
     "--hf-repo": "user/model",
+    "--json-schema": "{}",
+    "--json-schema-file": str(ROOT / "models/greedy.json"),
     "--logit-bias": "5+1",
     "--model-url": "https://huggingface.co/user/model/resolve/main/file.gguf",
     "--override-kv": "llama.context_length=int:64",
@@ -46,7 +49,10 @@ VALUES: Final = {
     "--split-mode": "layer",
     "--tensor-split": "3,1",
 }
-FILES: Final = ("--chat-template-file", "--api-key-file", "--ssl-key-file", "--ssl-cert-file")
+FILES: Final = (
+    *("--chat-template-file", "--grammar-file"),
+    *("--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
+)
 SWITCHES: Final = {"": [], "[on|off|auto]": ["on"], "[on|off]": ["on"], "START END": ["1", "2"]}
 
 

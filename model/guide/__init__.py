@@ -1,0 +1,30 @@
+"""guide: constrains generated text to a grammar or a JSON schema.
+
+    compiler = Compiler(vocab)
+    matcher = compiler.compile(GrammarSpec(GrammarKind.REGEX, "[0-9]{4}")).matcher()
+    masks = MaskComputer(vocab.n_tokens, 1)
+    masks.begin([matcher])
+    [mask] = masks.take()        # the tokens that may follow, a bit each
+    matcher.accept(token)
+
+llguidance does the work (https://github.com/guidance-ai/llguidance). A spec says what a request
+asks for, `Compiler` checks and compiles it, a `Matcher` follows one text.
+"""
+
+from .compiler import CompiledGrammar, Compiler
+from .masks import Mask, MaskComputer
+from .matcher import Matcher
+from .params import GrammarParams
+from .spec import GrammarKind, GrammarSpec, Loosened
+
+__all__ = [
+    "CompiledGrammar",
+    "Compiler",
+    "GrammarKind",
+    "GrammarParams",
+    "GrammarSpec",
+    "Loosened",
+    "Mask",
+    "MaskComputer",
+    "Matcher",
+]

@@ -1,0 +1,84 @@
+"""Computes which tokens may follow in several texts, while the model computes its step.
+
+A mask depends on earlier tokens only. So a thread computes the masks of the next tokens in native
+code without the interpreter lock, and the engine takes them when the logits are there.
+Tested by tests/model/test_guide_masks.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+
+from .matcher import Matcher
+
+Mask: TypeAlias = npt.NDArray[np.uint32]  # [ceil(n_bits / 32)], bit i % 32 of word i // 32: token i
+
+_N_THREADS: Final = 2
+
+
+class MaskComputer:
+    """Computes masks for at most `n_max` texts at a time.
+
+    Attributes:
+        seconds: time that its thread took so far.
+        waited: time that `take` waited for it.
+    """
+
+    def __init__(self, n_bits: int, n_max: int) -> None:
+        """`n_bits` is the number of tokens of the matchers' tokenizer."""
+        self.seconds = 0.0
+        self.waited = 0.0
+        self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
+        self._rows = list(self._masks)
+        self._executor = LLExecutor(_N_THREADS)
+        self._asked: SimpleQueue[list[tuple[LLMatcher, int]] | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._matchers: Sequence[Matcher] = ()
+        self._thread = threading.Thread(target=self._work, name="lamella-masks", daemon=True)
+        self._thread.start()
+
+    def begin(self, matchers: Sequence[Matcher]) -> None:
+        """Start computing the masks of these matchers. They must not change before `take`."""
+        assert not self._matchers, "the last masks were not taken"
+        self._matchers = matchers
+        if matchers:
+            self._asked.put([(matcher.native, i) for i, matcher in enumerate(matchers)])
+
+    def take(self) -> list[Mask]:
+        """Return the masks in the order of the matchers. The next `begin` overwrites them.
+
+        A matcher that failed has a mask of no meaning: call `Matcher.check`.
+        """
+        matchers, self._matchers = self._matchers, ()
+        if not matchers:
+            return []
+        begin = time.perf_counter()
+        error = self._done.get()
+        self.waited += time.perf_counter() - begin
+        if error is not None:
+            raise error
+        return self._rows[: len(matchers)]
+
+    def close(self) -> None:
+        """End the thread. A second call does nothing."""
+        self._asked.put(None)
+
+    def _work(self) -> None:
+        address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
+        while (asked := self._asked.get()) is not None:
+            begin = time.perf_counter()
+            error: BaseException | None = None
+            try:
+                self._executor.unsafe_compute_mask_ptr(asked, address, 4 * n_words, n_rows)
+            except BaseException as e:
+                error = e
+            self.seconds += time.perf_counter() - begin
+            self._done.put(error)

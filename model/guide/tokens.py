@@ -1,0 +1,35 @@
+"""llguidance's view of a vocabulary: the bytes of each token, special tokens, end tokens.
+
+Tested by tests/model/test_guide.py.
+"""
+
+from __future__ import annotations
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from ..vocab import Vocab
+
+
+class _Tokens:
+    """The attributes that TokenizerWrapper reads."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, vocab: Vocab) -> None:
+        special = vocab.control_ids | vocab.eog
+        self.tokens = vocab.pieces()
+        for id in special:  # grammars may name them; no text matches them
+            self.tokens[id] = vocab.piece(id, special=True) or b"<unnamed>"
+        self.special_token_ids = sorted(special)
+        # llguidance adds a token with the next id if there is no end token
+        self.eos_token_id = min(vocab.eog, default=None)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Never used for text: grammars are compiled with `no_forcing`."""
+        return []
+
+
+def guide_tokenizer(vocab: Vocab) -> LLTokenizer:
+    """Build the tokenizer of a vocabulary. Takes 0.1 s for 32k tokens, 0.3 s for 128k."""
+    ends = sorted(vocab.eog) or None
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocab)), eos_token=ends)

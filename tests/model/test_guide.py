@@ -1,0 +1,101 @@
+"""Grammars: specs, the compiler and its cache, matchers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from guides import EOS, accepts, byte_vocab, random_text, schema
+
+from lamella.base.errors import GrammarError, RequestError
+from lamella.model.guide import Compiler, GrammarKind, GrammarParams, GrammarSpec
+from lamella.model.guide.limits import N_CACHED_MAX
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    return Compiler(byte_vocab())
+
+
+def test_a_grammar_is_lark_if_it_says_so() -> None:
+    assert GrammarSpec.of_grammar('root ::= "a"').kind is GrammarKind.GBNF
+    assert GrammarSpec.of_grammar('\n%llguidance {}\nstart: "a"').kind is GrammarKind.LARK
+
+
+@pytest.mark.parametrize(
+    ("spec", "good", "bad"),
+    [
+        (GrammarSpec.of_grammar('root ::= "a" [b-d]*'), ["a", "abcd"], ["", "b", "ae"]),
+        (GrammarSpec.of_grammar('%llguidance {}\nstart: "a" | "bc"'), ["a", "bc"], ["b", "abc"]),
+        (GrammarSpec(GrammarKind.REGEX, "[0-9]{2,3}"), ["12", "123"], ["1", "1234", "a"]),
+        (schema('{"type": "integer"}'), ["1", "-20"], ["", "1.5", '"1"', " 1", "1 "]),
+    ],
+    ids=["gbnf", "lark", "regex", "schema"],
+)
+def test_each_kind_of_grammar(
+    compiler: Compiler, spec: GrammarSpec, good: list[str], bad: list[str]
+) -> None:
+    grammar = compiler.compile(spec)
+    assert [accepts(grammar, text) for text in good + bad] == [True] * len(good) + [False] * len(
+        bad
+    )
+
+
+def test_masks_lead_to_texts_that_match(compiler: Compiler) -> None:
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "(ab|é){1,5}[x-z]"))
+    for seed in range(50):
+        text = random_text(compiler, grammar, seed)
+        assert text is not None and re.fullmatch("(ab|é){1,5}[x-z]", text.decode())
+
+
+def test_a_matcher_knows_when_its_text_is_complete(compiler: Compiler) -> None:
+    matcher = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab?")).matcher()
+    states = [(matcher.is_complete, matcher.is_finished)]
+    for token in b"ab":
+        matcher.accept(token)
+        states.append((matcher.is_complete, matcher.is_finished))
+    assert states == [(False, False), (True, False), (True, True)]
+
+
+def test_a_matcher_refuses_other_tokens(compiler: Compiler) -> None:
+    for token in (ord("b"), EOS):
+        matcher = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab")).matcher()
+        with pytest.raises(GrammarError):
+            matcher.accept(token)
+        assert not matcher.is_complete and not matcher.is_finished
+
+
+def test_matchers_of_one_grammar_are_independent(compiler: Compiler) -> None:
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "a|b"))
+    first, second = grammar.matcher(), grammar.matcher()
+    first.accept(ord("a"))
+    second.accept(ord("b"))
+    assert first.is_finished and second.is_finished
+
+
+def test_compiled_grammars_are_cached(compiler: Compiler) -> None:
+    spec = GrammarSpec(GrammarKind.REGEX, "cached")
+    grammar = compiler.compile(spec)
+    assert compiler.compile(GrammarSpec(GrammarKind.REGEX, "cached")) is grammar
+    for i in range(N_CACHED_MAX):
+        compiler.compile(GrammarSpec(GrammarKind.REGEX, f"other{i}"))
+    assert compiler.compile(spec) is not grammar
+
+
+def test_params_name_one_grammar() -> None:
+    assert GrammarParams().spec is None
+    assert GrammarParams(grammar="root ::= [a]").spec == GrammarSpec(
+        GrammarKind.GBNF, "root ::= [a]"
+    )
+    spec = GrammarParams(json_schema={"type": "null"}, schema_strict=False).spec
+    assert spec == schema('{"type": "null"}', strict=False)
+    with pytest.raises(RequestError, match="grammar and regex exclude each other"):
+        GrammarParams(grammar="root ::= [a]", regex="a")
+
+
+def test_an_empty_schema_is_any_object(compiler: Compiler) -> None:
+    spec = GrammarParams(json_schema={}).spec
+    assert spec is not None
+    grammar = compiler.compile(spec)
+    assert accepts(grammar, json.dumps({"a": [1]})) and not accepts(grammar, "[]")
