@@ -5,26 +5,20 @@ Knows no requests. Tested by tests/model/test_guide.py.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
 
-from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer
 
-from ...base.errors import GrammarError
 from ..vocab import Vocab
-from .gbnf import gbnf_to_lark
-from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX, PARSER_LIMITS
+from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX
 from .matcher import Matcher
-from .schema import to_llguidance
-from .spec import GrammarKind, GrammarSpec, Loosened
+from .native import compile_lark
+from .spec import GrammarSpec, Loosened
 from .tokens import guide_tokenizer
-
-# without forcing, masks need no tokenizer: any tokens may spell the text
-_HEADER: Final = '%llguidance {"no_forcing": true}\n'
+from .translate import Lark, to_lark
 
 
 class CompiledGrammar:
@@ -47,8 +41,10 @@ class CompiledGrammar:
 class Compiler:
     """Compiles grammars for one vocabulary. Several threads may use it."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, translate: Callable[[GrammarSpec], Lark] = to_lark) -> None:
+        """`translate` may be a sandbox's, for grammars that are not trusted."""
         self._vocab = vocab
+        self._translate = translate
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
 
@@ -78,23 +74,5 @@ class Compiler:
         return compiled
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        lark, loosened = _lark(spec)
-        native = LLMatcher(self.tokenizer, lark, limits=PARSER_LIMITS)
-        if native.is_error():
-            raise GrammarError(f"{spec.kind}: {native.get_error()[:300]}")
-        return CompiledGrammar(native, loosened)
-
-
-def _lark(spec: GrammarSpec) -> tuple[str, Sequence[Loosened]]:
-    """Return the grammar in llguidance's dialect of Lark, and what it does not enforce."""
-    match spec.kind:
-        case GrammarKind.GBNF:
-            return _HEADER + gbnf_to_lark(spec.source), ()
-        case GrammarKind.LARK:
-            return _HEADER + spec.source.lstrip().removeprefix("%llguidance").lstrip(" {}"), ()
-        case GrammarKind.REGEX:
-            return f"{_HEADER}start: /{regex_to_lark(spec.source)}/", ()
-        case GrammarKind.JSON_SCHEMA:
-            translated = to_llguidance(json.loads(spec.source), strict=spec.strict)
-            schema = json.dumps(translated.schema)
-            return f"{_HEADER}start: %json {schema}", translated.loosened
+        lark, loosened = self._translate(spec)
+        return CompiledGrammar(compile_lark(self.tokenizer, lark, spec.kind), loosened)

@@ -1,0 +1,62 @@
+"""Compiles Lark with llguidance, within limits of time and memory.
+
+Tested by tests/model/test_guide_limits.py.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Final
+
+from llguidance import LLMatcher, LLTokenizer
+
+from ...base.errors import GrammarError
+from .limits import COMPILE_STACK, parser_limits
+from .spec import GrammarKind
+
+_N_CHARS_MAX: Final = 500  # of a message
+# where the state, a trace or an excerpt of the translated grammar begins in llguidance's messages
+_DETAILS: Final = re.compile(r"\n(?:<| *\d+ \| )")
+
+
+def compile_lark(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> LLMatcher:
+    """Compile a grammar that was translated from another `kind`. Needs no interpreter lock.
+
+    Raises:
+        GrammarError: the grammar is invalid or too complex, or no text matches it.
+    """
+    [native] = _with_large_stack(tokenizer, lark, kind)
+    if native.is_error():
+        raise GrammarError(f"{kind}: {cause(native.get_error())}")
+    first = native.deep_copy()
+    mask = first.compute_bitmask()
+    if first.is_error() or not (any(mask) or first.is_accepting()):
+        raise GrammarError(f"{kind}: no text matches the grammar: {cause(first.get_error())}")
+    return native
+
+
+def _with_large_stack(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> list[LLMatcher]:
+    """Compile in a thread of its own: the compiler is recursive, an overflow ends the process."""
+    results: list[LLMatcher] = []
+
+    def compile() -> None:
+        limits = parser_limits(kind)
+        results.append(LLMatcher(tokenizer, lark, limits=limits, log_level=0))
+
+    thread = threading.Thread(target=compile, name="lamella-grammar")
+    usual = threading.stack_size(COMPILE_STACK)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(usual)
+    thread.join()
+    return results
+
+
+def cause(message: str) -> str:
+    """The sentences of llguidance's message, without the state, excerpts and traces."""
+    text = _DETAILS.split(message, maxsplit=1)[0].strip()
+    if text.startswith("panic:"):
+        return f"the grammar is too large or too complex ({text[7:107]})"
+    return text[:_N_CHARS_MAX]

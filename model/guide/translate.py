@@ -1,0 +1,56 @@
+"""Translates the grammars of requests to llguidance's dialect of Lark.
+
+Knows no vocabulary. Tested by tests/model/test_guide.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from llguidance import regex_to_lark
+
+from ...base.errors import GrammarError
+from .gbnf import gbnf_to_lark
+from .limits import check_source
+from .schema import to_llguidance
+from .spec import GrammarKind, GrammarSpec, Loosened
+
+# without forcing, masks need no tokenizer: any tokens may spell the text
+_HEADER: Final = '%llguidance {"no_forcing": true}\n'
+
+
+class Lark(NamedTuple):
+    """A grammar for llguidance, and what it does not enforce."""
+
+    text: str
+    loosened: Sequence[Loosened] = ()
+
+
+def to_lark(spec: GrammarSpec) -> Lark:
+    """Check a grammar and translate it.
+
+    Raises:
+        GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
+    """
+    check_source(spec)
+    match spec.kind:
+        case GrammarKind.GBNF:
+            return Lark(_HEADER + gbnf_to_lark(spec.source))
+        case GrammarKind.LARK:
+            text = spec.source.lstrip().removeprefix("%llguidance").lstrip(" {}")
+            return Lark(_HEADER + text)
+        case GrammarKind.REGEX:
+            return Lark(f"{_HEADER}start: /{regex_to_lark(spec.source)}/")
+        case GrammarKind.JSON_SCHEMA:
+            translated = to_llguidance(_json(spec.source), strict=spec.strict)
+            schema = json.dumps(translated.schema)
+            return Lark(f"{_HEADER}start: %json {schema}", translated.loosened)
+
+
+def _json(source: str) -> Any:
+    try:
+        return json.loads(source)
+    except ValueError as e:  # a number of more than 4,300 digits, too
+        raise GrammarError(f"json_schema: not valid JSON: {e}") from None
