@@ -200,7 +200,7 @@ class RequestOptions(TypedDict, total=False):
     penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)
     """
     grammar: str | None
-    """GBNF grammar that all text matches; Lark if it begins with %%llguidance (default: none)"""
+    """GBNF grammar that all text matches; Lark if it begins with %llguidance (default: none)"""
     json_schema: Mapping[str, object] | bool | None | None
     """JSON schema that all text matches; {} is any JSON object (default: none)"""
     regex: str | None

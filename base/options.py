@@ -18,6 +18,7 @@ Tested by tests/base/test_options.py.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -101,8 +102,8 @@ def option(
         low, high: the smallest and the largest valid number; both or none.
         clamp: move numbers into the range instead of refusing them.
         choices: the valid texts.
-        parse: returns the value of a text; raises ValueError with the reason. None: the field's
-            type decides.
+        parse: returns the value of a text; raises ValueError or RequestError with the reason. None:
+            the field's type decides.
         check: returns the checked value, from the name and a value of any type; raises
             RequestError.
         repeats: the flag may be repeated. `parse` returns tuples, which are joined.
@@ -361,6 +362,15 @@ def parse_number(kind: type[Number], text: str) -> Number:
         if text.isascii() and "_" not in text and text == text.strip():
             return kind(text)
     raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}")
+
+
+def parse_json(text: str, name: str = "") -> Any:
+    """The value of a JSON text. Raises ValueError with the reason. `name` stands for the text in
+    the message."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{name or repr(text[:100])} is not JSON: {e}") from None
 
 
 def truth(text: str) -> bool:

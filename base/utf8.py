@@ -37,3 +37,17 @@ def decoded(what: str, data: bytes) -> str:
     text = data.decode(errors="surrogateescape")
     check_utf8(f"{what} (UTF-16?)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else what, text)
     return text.removeprefix(BOM).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_text(path: str) -> str:
+    """The content of a text file, without a byte order mark; line ends are "\\n".
+
+    Raises:
+        RequestError: the file cannot be read or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as e:
+        raise RequestError(f"{path} cannot be read: {e.strerror}") from e
+    return decoded(path, data)

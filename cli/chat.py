@@ -17,6 +17,7 @@ from typing import Final
 
 from ..base.errors import CancelledError, ContextSizeError, LamellaError, RequestError
 from ..base.options import declarations
+from ..base.utf8 import read_text
 from ..runtime.params import OpenParams, RequestParams
 from .chat_input import PROMPT, Entry, entries, pipe_reader, terminal_reader
 from .conversation import Conversation
@@ -35,7 +36,7 @@ from .model_flags import add_text_argument, text_argument
 from .peer_flags import add_peer_flags
 from .peer_options import CONVERSATION, TERMINAL
 from .start import open_with_progress
-from .texts import argument, read_stdin, read_text, text_or_file
+from .texts import argument, read_stdin, text_or_file
 
 HELP: Final = '''\
 /help, /?             show this help

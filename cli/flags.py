@@ -11,15 +11,18 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from ..base.errors import RequestError
 from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
+from ..base.utf8 import read_text
+from ..model.guide import validate
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
 from .device_list import add_device_list_flag
 from .download import model_path
 from .model_flags import add_model_argument, add_source_flags
 from .peer_flags import add_peer_flags
-from .texts import read_text, text_or_file
+from .texts import text_or_file
 
 # only some commands have use for these
 FOR_CHATS: Final = ("alias", "chat_template", "chat_template_kwargs")
@@ -108,7 +111,8 @@ def _help(declared: Declared, default: object) -> str:
     if text is None and declared.type is not bool:
         value = declared.default
         text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{declared.option.help} ({text})" if text else declared.option.help
+    help = f"{declared.option.help} ({text})" if text else declared.option.help
+    return help.replace("%", "%%")  # argparse formats it
 
 
 def _flag_type(parse_text: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -118,7 +122,7 @@ def _flag_type(parse_text: Callable[[str], Any]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return parse_text(text)
-        except ValueError as e:
+        except (ValueError, RequestError) as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 
     return parse
@@ -248,8 +252,11 @@ def request_defaults(args: argparse.Namespace) -> dict[str, Any]:
     may recommend values for the others.
 
     Raises:
-        RequestError: an invalid value.
+        RequestError: an invalid value. GrammarError: an invalid grammar.
     """
     found = given(args, RequestParams)
-    RequestParams.make(found)  # report invalid values before a model is opened
+    # report invalid values before a model is opened
+    grammar = RequestParams.make(found).grammar.spec
+    if grammar is not None:
+        validate(grammar)
     return found

@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from ..base.errors import RequestError
-from ..base.utf8 import BOM, check_utf8, decoded
+from ..base.utf8 import BOM, check_utf8, read_text
 
 WAIT_SECONDS: Final = 2.0  # before a line explains why the command waits
 _ESCAPE: Final = re.compile(rb"\\([ntr\\'\"]|x[0-9a-fA-F]{2})")
@@ -63,20 +63,6 @@ def text_or_file(
     if file is not None:
         return read_text(file).removesuffix("\n")
     return None if text is None else argument(what, text, escapes=escapes)
-
-
-def read_text(path: str) -> str:
-    """The content of a text file, without a byte order mark; line ends are "\\n".
-
-    Raises:
-        RequestError: the file cannot be read or is not UTF-8.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as e:
-        raise RequestError(f"{path} cannot be read: {e.strerror}") from e
-    return decoded(path, data)
 
 
 def read_pipe(what: str) -> str:

@@ -17,6 +17,7 @@ from ..base.options import refused
 from ..model.chat import ChatTemplate
 from ..model.context import Context
 from ..model.graph_context import GraphContext
+from ..model.guide.params import without_replaced
 from ..model.pooling import F32Array, Pooling, normalized
 from ..model.sampling import samplers_from_chars
 from ..model.vocab import Vocab
@@ -124,12 +125,14 @@ class Instance(OpenedInstance):
     def request_params(self, given: Mapping[str, Any] | None = None) -> RequestParams:
         """The parameters of a request with these values, and the instance's defaults for the rest.
 
-        `samplers` may be llama.cpp's letters. `logit_bias` may name tokens by texts.
+        `samplers` may be llama.cpp's letters. `logit_bias` may name tokens by texts. A grammar of
+        the request, of any kind, replaces the instance's.
 
         Raises:
             RequestError: an unknown name, or an invalid value.
         """
-        values = {**self.defaults, **(given or {})}
+        given = given or {}
+        values = {**without_replaced(self.defaults, given), **given}
         if isinstance(values.get("samplers"), str):
             values["samplers"] = samplers_from_chars(values["samplers"])
         if "logit_bias" in values:

@@ -8,13 +8,12 @@ Tested by tests/runtime/test_params.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from ..base.options import Options, checked, declarations, group, option, refused
+from ..base.options import Options, checked, declarations, group, option, parse_json, refused
 from ..model.chat_builtin import template_source
 from ..model.guide.params import GrammarParams
 from ..model.metadata_params import MetadataParams
@@ -28,13 +27,6 @@ def _template(name: str, value: object) -> str:
     if value:
         template_source(value)
     return value
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as e:
-        raise ValueError(f"{text!r} is not JSON: {e}") from None
 
 
 def _variables(name: str, value: object) -> Mapping[str, Any]:
@@ -69,7 +61,7 @@ class ModelParams(Options):
         None,
         "--chat-template-kwargs",
         metavar="JSON",
-        parse=_json,
+        parse=parse_json,
         check=_variables,
         help="variables of the chat template, as a JSON object; a request may replace them",
         default_text="none",

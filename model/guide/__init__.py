@@ -11,7 +11,7 @@ llguidance does the work (https://github.com/guidance-ai/llguidance). A spec say
 asks for, `Compiler` checks and compiles it, a `Matcher` follows one text.
 """
 
-from .compiler import CompiledGrammar, Compiler
+from .compiler import CompiledGrammar, Compiler, validate
 from .masks import Mask, MaskComputer
 from .matcher import Matcher
 from .params import GrammarParams
@@ -27,4 +27,5 @@ __all__ = [
     "Mask",
     "MaskComputer",
     "Matcher",
+    "validate",
 ]

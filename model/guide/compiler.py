@@ -16,7 +16,7 @@ from ..vocab import Vocab
 from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX
 from .matcher import Matcher
 from .native import compile_lark
-from .spec import GrammarSpec, Loosened
+from .spec import GrammarKind, GrammarSpec, Loosened
 from .tokens import guide_tokenizer
 from .translate import Lark, to_lark
 
@@ -76,3 +76,14 @@ class Compiler:
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         lark, loosened = self._translate(spec)
         return CompiledGrammar(compile_lark(self.tokenizer, lark, spec.kind), loosened)
+
+
+def validate(spec: GrammarSpec) -> None:
+    """Check a grammar without a model. `Compiler.compile` also checks the tokens that it names.
+
+    Raises:
+        GrammarError: as `Compiler.compile`.
+    """
+    lark, _ = to_lark(spec)
+    if spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX):  # the others may name tokens
+        compile_lark(LLTokenizer("byte"), lark, spec.kind)

@@ -8,34 +8,45 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from ...base.errors import RequestError
-from ...base.options import Options, Shortcut, option, refused
+from ...base.options import Options, Shortcut, option, parse_json, refused
+from ...base.utf8 import read_text
 from .spec import GrammarKind, GrammarSpec
 
 NAMES: Final = ("grammar", "json_schema", "regex")  # at most one of them is given
 
 
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as e:
-        raise ValueError(f"{text[:100]!r} is not JSON: {e}") from None
+def _text(text: str) -> str:
+    """A grammar on the command line, where an empty one is a mistake."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
 
 
 def _file(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as e:
-        raise ValueError(f"cannot read {path}: {e}") from None
+    text = read_text(path)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def _json_file(path: str) -> Any:
+    return parse_json(_file(path), path)
 
 
 def _schema(name: str, value: object) -> object:
     if value is None or isinstance(value, Mapping | bool):
         return value
     raise refused(name, value, 'a JSON schema, as an object like {"type": "object"}')
+
+
+def without_replaced(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The defaults of options, without their grammar if the given options have one."""
+    if any(given.get(name) not in ("", None) for name in NAMES):
+        return {name: value for name, value in defaults.items() if name not in NAMES}
+    return defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +59,9 @@ class GrammarParams(Options):
         "",
         "--grammar",
         metavar="GRAMMAR",
+        parse=_text,
         default_text="none",
-        help="GBNF grammar that all text matches; Lark if it begins with %%llguidance",
+        help="GBNF grammar that all text matches; Lark if it begins with %llguidance",
         shortcuts=(
             Shortcut(("--grammar-file",), None, "the same from a file", _file, metavar="FILE"),
         ),
@@ -58,7 +70,7 @@ class GrammarParams(Options):
         None,
         *("-j", "--json-schema"),
         metavar="SCHEMA",
-        parse=_json,
+        parse=parse_json,
         check=_schema,
         default_text="none",
         help="JSON schema that all text matches; {} is any JSON object",
@@ -67,7 +79,7 @@ class GrammarParams(Options):
                 ("-jf", "--json-schema-file"),
                 None,
                 "the same from a file",
-                lambda path: _json(_file(path)),
+                _json_file,
                 metavar="FILE",
             ),
         ),
@@ -76,6 +88,7 @@ class GrammarParams(Options):
         "",
         "--regex",
         metavar="REGEX",
+        parse=_text,
         default_text="none",
         help="regular expression that the whole text matches",
     )
@@ -87,7 +100,7 @@ class GrammarParams(Options):
         Options.__post_init__(self)
         given = [name for name in NAMES if getattr(self, name) not in ("", None)]
         if len(given) > 1:
-            raise RequestError(f"{' and '.join(given)} exclude each other: give one of them")
+            raise RequestError(f"{given[0]}: cannot be combined with {given[1]}: give one of them")
 
     @property
     def spec(self) -> GrammarSpec | None:

@@ -107,7 +107,7 @@ def _row(title: str, action: argparse.Action) -> Row:
     named = action.option_strings and action.dest != argparse.SUPPRESS
     names = variables(action) if named else []
     variable = f"`{names[0]}`" if names else ""
-    return Row(title, _usage(action), variable, _cell(action.help or ""))
+    return Row(title, _usage(action), variable, _cell((action.help or "") % {}))
 
 
 def _sections(rows: dict[Row, list[str]]) -> Iterator[str]:

@@ -11,9 +11,10 @@ import pytest
 from commands import LAMELLA, lamella, tiny_model
 
 from lamella.base.errors import RequestError
+from lamella.base.utf8 import read_text
 from lamella.cli import chat, run
 from lamella.cli.main import parser
-from lamella.cli.texts import argument, read_pipe, read_text, unescape
+from lamella.cli.texts import argument, read_pipe, unescape
 
 
 @pytest.mark.parametrize(

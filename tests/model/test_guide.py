@@ -9,8 +9,9 @@ import pytest
 from guides import EOS, accepts, byte_vocab, random_text, schema
 
 from lamella.base.errors import GrammarError, RequestError
-from lamella.model.guide import Compiler, GrammarKind, GrammarParams, GrammarSpec
+from lamella.model.guide import Compiler, GrammarKind, GrammarParams, GrammarSpec, validate
 from lamella.model.guide.limits import N_CACHED_MAX
+from lamella.model.guide.params import without_replaced
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_params_name_one_grammar() -> None:
     )
     spec = GrammarParams(json_schema={"type": "null"}, schema_strict=False).spec
     assert spec == schema('{"type": "null"}', strict=False)
-    with pytest.raises(RequestError, match="grammar and regex exclude each other"):
+    with pytest.raises(RequestError, match="grammar: cannot be combined with regex: give one"):
         GrammarParams(grammar="root ::= [a]", regex="a")
 
 
@@ -99,3 +100,18 @@ def test_an_empty_schema_is_any_object(compiler: Compiler) -> None:
     assert spec is not None
     grammar = compiler.compile(spec)
     assert accepts(grammar, json.dumps({"a": [1]})) and not accepts(grammar, "[]")
+
+
+def test_a_grammar_replaces_a_default_of_any_kind() -> None:
+    defaults = {"top_k": 3, "json_schema": {}, "regex": None}
+    assert without_replaced(defaults, {"grammar": "root ::= [a]"}) == {"top_k": 3}
+    for none in ({}, {"grammar": ""}, {"json_schema": None}):
+        assert without_replaced(defaults, none) == defaults
+
+
+def test_grammars_are_checked_without_a_vocabulary() -> None:
+    validate(GrammarSpec.of_grammar('%llguidance {}\nstart: <|im_end|> "a"'))
+    validate(GrammarSpec(GrammarKind.REGEX, "[a-z]+"))
+    for wrong in (GrammarSpec(GrammarKind.REGEX, "(a"), schema('{"type": "objekt"}')):
+        with pytest.raises(GrammarError, match=f"^{wrong.kind}: "):
+            validate(wrong)
