@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ...base.errors import BackendError, RequestError
 from ..outputs import I32Array
@@ -18,22 +19,30 @@ from .dist import choose
 from .softmax import F32Array, IdArray, exps
 
 SamplerStep: TypeAlias = Callable[[Candidates], Candidates]
+Mask: TypeAlias = npt.NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 
 
 class Chain(Protocol):
     """A sequence of sampler steps, then a draw from the remaining candidates."""
 
-    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
+    def draw(
+        self,
+        logits: F32Array,
+        u: float,
+        ids: I32Array | None = None,
+        mask: Mask | None = None,
+    ) -> int:
         """Return a token, drawn with a number u in [0, 1).
 
         Args:
             logits: raw logits [n_vocab]; with `ids`, the n largest of them in descending order.
             u: a random number in [0, 1).
             ids: the tokens of `logits` [n]. The first step must then drop all other tokens.
+            mask: the allowed tokens; only without `ids`.
 
         Raises:
-            BackendError: the logits are invalid: NaN, +inf, or none above -inf.
-            RequestError: the steps leave no token.
+            BackendError: the logits of allowed tokens are invalid: NaN, +inf, or none above -inf.
+            RequestError: the mask or the steps leave no token.
         """
 
     def last(self) -> tuple[IdArray, F32Array]:
@@ -47,19 +56,30 @@ class NumpyChain:
         self._steps = steps
         self._last: tuple[IdArray, F32Array] | None = None
 
-    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
+    def draw(
+        self,
+        logits: F32Array,
+        u: float,
+        ids: I32Array | None = None,
+        mask: Mask | None = None,
+    ) -> int:
         """See Chain."""
-        if not np.isfinite(logits.max()):
-            raise invalid_logits(logits)
-        if ids is None:
-            c = Candidates(_all_ids(len(logits)), logits, whole=True)
-        else:
+        if ids is not None:
             c = Candidates(ids.astype(np.int64), logits, sorted=True)
+        elif mask is not None:
+            allowed = _allowed(mask, len(logits))
+            if not len(allowed):
+                raise no_token_left(mask)
+            c = Candidates(allowed, logits[allowed])
+        else:
+            c = Candidates(_all_ids(len(logits)), logits, whole=True)
+        if not np.isfinite(c.logits.max()):
+            raise invalid_logits(logits)
         with np.errstate(all="ignore"):  # each step handles infinities
             for step in self._steps:
                 c = step(c)
             if c.logits.max() == -np.inf:
-                raise no_token_left()
+                raise no_token_left(mask)
             weights = exps(c.logits)
             self._last = c.ids, weights
             return int(c.ids[choose(weights, u)])
@@ -77,9 +97,16 @@ def invalid_logits(logits: F32Array) -> BackendError:
     return BackendError(f"the model computed {what} logits among {len(logits)}: cannot sample")
 
 
-def no_token_left() -> RequestError:
+def no_token_left(mask: Mask | None = None) -> RequestError:
     """Return an error for samplers that gave every token a probability of 0."""
-    return RequestError("logit_bias and penalties leave no possible token")
+    of = "" if mask is None else " of those that the grammar allows"
+    return RequestError(f"logit_bias and penalties leave no possible token{of}")
+
+
+def _allowed(mask: Mask, n_vocab: int) -> IdArray:
+    """The tokens of a mask, ascending."""
+    bits = np.unpackbits(mask.view(np.uint8), count=n_vocab, bitorder="little")
+    return np.flatnonzero(bits)
 
 
 @lru_cache(maxsize=4)

@@ -20,7 +20,7 @@ from ...kernels.cpu.compiler.jit import Kernel, load_all, want
 from ...kernels.cpu.sampling import state
 from ...sched.backend import CompileProgress
 from ..outputs import I32Array
-from .chain import SamplerStep, invalid_logits, no_token_left
+from .chain import Mask, SamplerStep, invalid_logits, no_token_left
 from .dry import DryPenalty
 from .penalties import RepeatPenalties, logit_bias
 from .softmax import F32Array, IdArray
@@ -154,14 +154,22 @@ class NativeChain:
         self._address = _address(self._block)
         self._changing: list[tuple[_NativeStep, int]] = []  # steps with state, and their parameters
         self._write_steps(natives)
-        self._call = _native_call(_is_short(steps, n_vocab))
+        n_first = self._ints[state.N_FIRST] = _n_first(steps)
+        self._call = _native_call(_is_short(n_first, n_vocab))
 
-    def draw(self, logits: F32Array, u: float, ids: I32Array | None = None) -> int:
+    def draw(
+        self,
+        logits: F32Array,
+        u: float,
+        ids: I32Array | None = None,
+        mask: Mask | None = None,
+    ) -> int:
         """See Chain."""
         assert logits.flags.c_contiguous, logits.strides
         assert ids is None or ids.flags.c_contiguous, ids.strides
         ints = self._ints
         self._floats[state.U] = u
+        ints[state.MASK] = 0 if mask is None else _address(mask)
         for native, at in self._changing:
             native.before(ints, at)
         self._call(
@@ -172,7 +180,7 @@ class NativeChain:
         if ints[state.STATUS] == state.BROKEN:
             raise invalid_logits(logits)
         if ints[state.STATUS] == state.NOTHING_LEFT:
-            raise no_token_left()
+            raise no_token_left(mask)
         return ints[state.TOKEN]
 
     def last(self) -> tuple[IdArray, F32Array]:
@@ -209,11 +217,13 @@ class _SamplingMemory:
         self.keys = np.empty(n_vocab, np.int64)
         self._other = np.empty(n_vocab + state.N_COUNTS, np.int64)
         self._maxima = np.empty(state.MAX_GROUPS, np.float32)
+        self._masked = np.empty(n_vocab, np.float32)
         block[state.N_VOCAB] = n_vocab
         block[state.OWN], block[state.WEIGHTS] = _address(self.logits), _address(self.weights)
         block[state.IDS], block[state.MARKS] = _address(self.ids), _address(self._marks)
         block[state.KEYS], block[state.OTHER] = _address(self.keys), _address(self._other)
         block[state.MAXIMA] = _address(self._maxima)
+        block[state.MASKED] = _address(self._masked)
 
 
 def _words(n_steps: int) -> int:
@@ -229,23 +239,25 @@ def _address(array: npt.NDArray[Any]) -> int:
     return address
 
 
-def _is_short(steps: Sequence[SamplerStep], n_vocab: int) -> bool:
-    """True if a call takes only microseconds.
+def _is_short(n_first: int, n_vocab: int) -> bool:
+    """True if a call takes only microseconds. `n_first` is from `_n_first`.
 
-    This holds if all steps before top_k only change single logits. Other steps may sort all
-    candidates, which takes milliseconds.
+    Steps that see all candidates may sort them, which takes milliseconds.
     """
-    if n_vocab <= _FEW_TOKENS:
-        return True
+    return n_vocab <= _FEW_TOKENS or 0 < n_first <= _FEW_TOKENS
+
+
+def _n_first(steps: Sequence[SamplerStep]) -> int:
+    """Return k if all steps before top_k only change single logits, else 0."""
     for step in steps:
         if isinstance(step, partial):
             if step.func is top_k:
-                return int(step.keywords["k"]) <= _FEW_TOKENS
+                return int(step.keywords["k"])
             if step.func is not logit_bias:
-                return False
+                return 0
         elif not isinstance(step, RepeatPenalties | DryPenalty):
-            return False
-    return False
+            return 0
+    return 0
 
 
 @cache

@@ -18,7 +18,7 @@ from ...base.errors import RequestError
 from ...base.settings import NO_JIT
 from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
-from .chain import Chain, NumpyChain, SamplerStep, invalid_logits
+from .chain import Chain, Mask, NumpyChain, SamplerStep, invalid_logits
 from .dist import MersenneTwister
 from .dry import DryPenalty
 from .native import NativeChain
@@ -70,7 +70,15 @@ class Sampler:
 
     @cached_property
     def _chain(self) -> Chain:
-        return NumpyChain(self._steps) if NO_JIT() else NativeChain(self._steps, self._n_vocab)
+        return self._chain_of(self._steps)
+
+    @cached_property
+    def _largest(self) -> Chain:
+        """Draws the largest of the tokens that a mask allows."""
+        return self._chain_of([partial(top_k, k=1)])
+
+    def _chain_of(self, steps: Sequence[SamplerStep]) -> Chain:
+        return NumpyChain(steps) if NO_JIT() else NativeChain(steps, self._n_vocab)
 
     def accept(self, token: int) -> None:
         """Add a token of the sequence to the windows of penalties and DRY."""
@@ -78,24 +86,29 @@ class Sampler:
         for memory in self._memories:
             memory.accept(token)
 
-    def sample(self, logits: Row) -> int:
+    def sample(self, logits: Row, mask: Mask | None = None) -> int:
         """Return the next token.
 
         Args:
-            logits: raw logits [n_vocab], or at least the `n_top` largest of them. Not changed.
+            logits: raw logits [n_vocab], or at least the `n_top` largest of the allowed ones. Not
+                changed.
+            mask: the allowed tokens; None: all.
 
         Raises:
             BackendError: the logits are invalid: NaN, +inf, or none above -inf.
-            RequestError: bias and penalties leave no token.
+            RequestError: mask, bias and penalties leave no token.
         """
         if isinstance(logits, TopLogits):
             return self._sample_top(logits)
         assert logits.shape == (self._n_vocab,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
         if self._greedy:
-            return self._sample_greedily(logits)
+            if mask is None:
+                return self._sample_greedily(logits)
+            self._best = self._largest.draw(logits, 0.0, mask=mask)
+            return self._best
         # draws a number even for a single candidate, as llama-server does: later draws depend on it
-        return self._chain.draw(logits, self._rng.uniform_double())
+        return self._chain.draw(logits, self._rng.uniform_double(), mask=mask)
 
     def candidates(self) -> tuple[IdArray, F32Array]:
         """Return (ids, probabilities) [n] of the last `sample`, the most likely first.

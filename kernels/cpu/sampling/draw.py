@@ -13,6 +13,7 @@ from ..compiler.jit import Kernel, kernel
 from ..simd.calls import call_kernel, inlined
 from ..simd.ints import copy_bytes
 from ..simd.memory import load_f32, load_f64, load_i64
+from .allow import allow
 from .rows import exps, largest
 from .select import group_maxima, largest_of_groups
 from .state import (
@@ -20,6 +21,7 @@ from .state import (
     DONE,
     IDS,
     LOGITS,
+    MASK,
     N_STEPS,
     NOTHING_LEFT,
     OWN,
@@ -67,14 +69,17 @@ def sample_draw(s, q, _):
 
 def sample_token(s, logits, ids, n):
     """Run all steps on the `n` logits at `logits`. They are those of the whole vocabulary if `ids`
-    is 0, else those of the sorted tokens at `ids`."""
+    is 0, of which MASK may allow some; else those of the sorted tokens at `ids`."""
     put(s, N, n)
     nan = 0
     if ids == 0:
         put(s, LOGITS, logits)
         put(s, SORTED, 0)
         put(s, WHOLE, 1)
-        nan = group_maxima(s, logits, n)
+        if word(s, MASK) != 0 and allow(s, logits, n) == 0:
+            put(s, STATUS, NOTHING_LEFT)
+            return
+        nan = group_maxima(s, word(s, LOGITS), word(s, N))
         best = largest_of_groups(s)
     else:
         copy_bytes(word(s, OWN), logits, 4 * n)

@@ -39,8 +39,11 @@ STATUS: Final = 14
 TOKEN: Final = 15
 U: Final = 16  # float64 in [0, 1): the caller's random number
 SCRATCH: Final = 17  # 8 words
-N_STEPS: Final = 25
-STEPS: Final = 26  # the steps, STEP_WORDS each
+MASK: Final = 25  # address of uint32s, bit i % 32 of word i // 32: token i is allowed; 0: all are
+MASKED: Final = 26  # float32s: the logits, -inf where MASK has a 0
+N_FIRST: Final = 27  # k of top_k, if the steps before it only change single logits; else 0
+N_STEPS: Final = 28
+STEPS: Final = 29  # the steps, STEP_WORDS each
 STEP_WORDS: Final = 2
 
 # a status

@@ -57,6 +57,11 @@ def _emit_exp(b: Any, v: Any) -> Any:
     return b.select(below, ir.Constant(_V_F32, None), value)
 
 
+def _emit_keep(b: Any, x: Any, n: Any) -> Any:
+    bits = b.bitcast(b.trunc(n, _I16), ir.VectorType(ir.IntType(1), LANES))
+    return b.select(bits, x, ir.Constant(_V_F32, [-math.inf] * LANES))
+
+
 def _ints(n: int) -> Any:
     return ir.Constant(_V_I64, [n] * LANES)
 
@@ -69,6 +74,8 @@ mask_ge = vector_function(
 mask_nan = vector_function(
     types.int64, (f32x16, f32x16), lambda b, x, y: _bits(b, b.fcmp_unordered("uno", x, y))
 )
+# the lanes of x whose bit of n is set; -inf in the others
+keep_lanes = vector_function(f32x16, (f32x16, types.int64), _emit_keep)
 count_bits = vector_function(
     types.int64, (types.int64,), lambda b, n: call(b, "llvm.ctpop.i64", _I64, n)
 )
