@@ -124,7 +124,12 @@ class TextSink:
         if self._push(self._decoder.flush()):  # False if a stop string was found, now or earlier
             self._send(len(self._text), tuple(self._tokens))
         if self._stopping_word:
-            result = replace(result, stop_type=StopType.WORD, stopping_word=self._stopping_word)
+            result = replace(
+                result,
+                stop_type=StopType.WORD,
+                stopping_word=self._stopping_word,
+                complete=None if result.complete is None else False,
+            )
         self._end(result)
 
     def failed(self, error: LamellaError) -> None:

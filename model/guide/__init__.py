@@ -2,7 +2,7 @@
 
     compiler = Compiler(vocab)
     matcher = compiler.compile(GrammarSpec(GrammarKind.REGEX, "[0-9]{4}")).matcher()
-    masks = MaskComputer(vocab.n_tokens, 1)
+    masks = MaskComputer(n_mask_bits(vocab), 1)
     masks.begin([matcher])
     [mask] = masks.take()        # the tokens that may follow, a bit each
     matcher.accept(token)
@@ -16,6 +16,7 @@ from .masks import Mask, MaskComputer
 from .matcher import Matcher
 from .params import GrammarParams
 from .spec import GrammarKind, GrammarSpec, Loosened
+from .tokens import n_mask_bits
 
 __all__ = [
     "CompiledGrammar",
@@ -28,4 +29,5 @@ __all__ = [
     "MaskComputer",
     "Matcher",
     "validate",
+    "n_mask_bits",
 ]

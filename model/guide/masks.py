@@ -33,23 +33,22 @@ class MaskComputer:
     """
 
     def __init__(self, n_bits: int, n_max: int) -> None:
-        """`n_bits` is the number of tokens of the matchers' tokenizer."""
+        """`n_bits` is from `n_mask_bits`. The thread starts with the first masks."""
         self.seconds = 0.0
         self.waited = 0.0
         self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
         self._rows = list(self._masks)
-        self._executor = LLExecutor(_N_THREADS)
         self._asked: SimpleQueue[list[tuple[LLMatcher, int]] | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._matchers: Sequence[Matcher] = ()
-        self._thread = threading.Thread(target=self._work, name="lamella-masks", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def begin(self, matchers: Sequence[Matcher]) -> None:
         """Start computing the masks of these matchers. They must not change before `take`."""
         assert not self._matchers, "the last masks were not taken"
         self._matchers = matchers
         if matchers:
+            self._start()
             self._asked.put([(matcher.native, i) for i, matcher in enumerate(matchers)])
 
     def take(self) -> list[Mask]:
@@ -71,13 +70,19 @@ class MaskComputer:
         """End the thread. A second call does nothing."""
         self._asked.put(None)
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="lamella-masks", daemon=True)
+            self._thread.start()
+
     def _work(self) -> None:
+        executor = LLExecutor(_N_THREADS)
         address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
         while (asked := self._asked.get()) is not None:
             begin = time.perf_counter()
             error: BaseException | None = None
             try:
-                self._executor.unsafe_compute_mask_ptr(asked, address, 4 * n_words, n_rows)
+                executor.unsafe_compute_mask_ptr(asked, address, 4 * n_words, n_rows)
             except BaseException as e:
                 error = e
             self.seconds += time.perf_counter() - begin

@@ -21,12 +21,16 @@ class _Tokens:
         for id in special:  # grammars may name them; no text matches them
             self.tokens[id] = vocab.piece(id, special=True) or b"<unnamed>"
         self.special_token_ids = sorted(special)
-        # llguidance adds a token with the next id if there is no end token
         self.eos_token_id = min(vocab.eog, default=None)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Never used for text: grammars are compiled with `no_forcing`."""
         return []
+
+
+def n_mask_bits(vocab: Vocab) -> int:
+    """The number of tokens that masks are about: llguidance adds an end token if there is none."""
+    return vocab.n_tokens + (not vocab.eog)
 
 
 def guide_tokenizer(vocab: Vocab) -> LLTokenizer:

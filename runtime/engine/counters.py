@@ -20,6 +20,8 @@ class Counters:
     as evaluated. Predicted tokens count when their request ends, for any reason. Times are in
     seconds, summed over requests, which may run at the same time. `n_busy` sums the running
     requests of each of the `n_steps` steps. `n_tokens_max` is the length of the longest request.
+    `mask_s` is the time that grammars took for masks, and `mask_wait_s` the part of it that steps
+    waited for.
     """
 
     n_prompt: int = 0
@@ -30,6 +32,8 @@ class Counters:
     n_steps: int = 0
     n_busy: int = 0
     n_tokens_max: int = 0
+    mask_s: float = 0.0
+    mask_wait_s: float = 0.0
 
     def stepped(self, n_busy: int) -> None:
         """Count one computed step with `n_busy` running requests."""

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from ...base.errors import ClosedError, ContextSizeError, RequestError
 from ...model.context import Context
+from ...model.guide import Compiler, Matcher
 from ...model.sampling import Sampler, SamplingParams
 from ...model.vocab import Vocab
 from ..params import EngineParams
@@ -49,6 +50,7 @@ class Engine:
         self.vocab = vocab
         self.n_parallel = n_parallel
         self._queue = JobQueue(params.max_waiting)
+        self.compiler = Compiler(vocab)
         self._runner = Runner(context, vocab, self._queue, n_parallel)
         self._worker = Worker("lamella-engine", self._run)
 
@@ -85,10 +87,12 @@ class Engine:
         self._worker.start()
 
     def submit(self, job: Job) -> Ticket:
-        """Queue a job and return its ticket. The sampler is made here, on the caller's thread.
+        """Queue a job and return its ticket. The sampler is made here, on the caller's thread, and
+        the grammar is compiled here.
 
         Raises:
             RequestError: an empty prompt, an invalid token.
+            GrammarError: the grammar is invalid, too large or cannot be enforced.
             ContextSizeError: the prompt leaves no room for a token.
             OverloadedError: `max_waiting` jobs are already waiting.
             ClosedError: the engine is closed.
@@ -98,7 +102,7 @@ class Engine:
         sampler = Sampler(self._sampling(job), self.vocab)
         for token in job.prompt:
             sampler.accept(token)
-        ticket = Ticket(job, sampler)
+        ticket = Ticket(job, sampler, self._matcher(job))
         self._queue.put(ticket)
         return ticket
 
@@ -154,6 +158,10 @@ class Engine:
         if not self.closed and self._worker.is_lost:
             raise ClosedError("the process was forked: the engine's thread is not in the child")
         self._queue.check_room()
+
+    def _matcher(self, job: Job) -> Matcher | None:
+        spec = job.params.grammar.spec
+        return None if spec is None else self.compiler.compile(spec).matcher()
 
     def _sampling(self, job: Job) -> SamplingParams:
         sampling = job.params.sampling

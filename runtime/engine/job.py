@@ -92,6 +92,7 @@ class Result:
     seed: int  # the seed in use; never the one for "random"
     timings: Timings
     stopping_word: str = ""  # set by the sink that found it
+    complete: bool | None = None  # the text matches its grammar as a whole; None: it has none
 
     @property
     def finish_reason(self) -> str:

@@ -16,10 +16,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...base.errors import BackendError, CancelledError, ClosedError, LamellaError
+from ...base.errors import (
+    BackendError,
+    CancelledError,
+    ClosedError,
+    LamellaError,
+    RequestError,
+)
 from ...base.log import get_logger
 from ...model.batch import Batch
 from ...model.context import Context
+from ...model.guide import Mask, MaskComputer, n_mask_bits
 from ...model.kv_prefix import PrefixTree
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row
@@ -75,6 +82,7 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
+        self._masks = MaskComputer(n_mask_bits(vocab), n_parallel)
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
 
     def step(self) -> None:
@@ -108,6 +116,7 @@ class Runner:
             _report(ticket.sink.failed, CancelledError("the engine was closed"))
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
+        self._masks.close()
 
     # --- the queue ---
 
@@ -206,11 +215,16 @@ class Runner:
 
     def _compute(self, plan: BatchPlan) -> None:
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
+        guided = [ticket for ticket in plan.outputs if ticket.matcher is not None]
+        self._masks.begin([ticket.matcher for ticket in guided if ticket.matcher is not None])
         try:
             rows = self._context.decode_rows(plan.batch)
         except Exception as e:
+            self._masks.take()
             self._fail_in_flight(e)
             return
+        masks = dict(zip(guided, self._masks.take(), strict=True))
+        self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight
         self._in_flight = [t for t in self._in_flight if in_flight and t not in plan.outputs]
@@ -223,7 +237,8 @@ class Runner:
             self._prefilled(ticket)
         for ticket, row in zip(plan.outputs, rows, strict=True):
             if not ticket.settled:
-                stop = self._guard(ticket, partial(self._next_token, ticket, row))
+                next_token = partial(self._next_token, ticket, row, masks.get(ticket))
+                stop = self._guard(ticket, next_token)
                 if stop is not None:
                     self._finish(ticket, stop)
 
@@ -240,21 +255,32 @@ class Runner:
                 self._begin_predicting(ticket)
                 self._finish(ticket, StopType.LIMIT)
 
-    def _next_token(self, ticket: Ticket, row: Row) -> StopType | None:
+    def _next_token(self, ticket: Ticket, row: Row, mask: Mask | None) -> StopType | None:
         """Sample a token and pass it to the sink. Return why the job ends, None if it goes on."""
-        sampler = ticket.sampler
-        token = sampler.sample(row)
-        sampler.accept(token)
+        sampler, matcher = ticket.sampler, ticket.matcher
+        if matcher is not None:
+            matcher.check()  # a failed one has a mask of no meaning
         n_before = ticket.n_predicted
         if n_before == 0:
             self._begin_predicting(ticket)
+        try:
+            token = sampler.sample(row, mask)
+        except RequestError:
+            if matcher is not None and matcher.is_complete:
+                return StopType.EOS  # ignore_eos or a bias bans the end token, and all others
+            raise
+        sampler.accept(token)
         ticket.tokens.append(token)
         ticket.decoding = True
         if token in self._vocab.eog and not ticket.params.ignore_eos:
             return StopType.EOS
+        if matcher is not None:
+            matcher.accept(token)
         logprobs = _logprobs(ticket, row, token) if ticket.n_probs else None
         if not ticket.sink.token(token, logprobs):
             return StopType.WORD
+        if matcher is not None and matcher.is_finished:
+            return StopType.EOS
         limit, ticket.truncated = policy.limit_of(
             n_before + 1,
             ticket.params.n_predict,

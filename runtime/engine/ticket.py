@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ...model.guide import Matcher
 from ...model.kv_prefix import Node
 from ...model.kv_sequence import KVSequence
 from ...model.sampling import Sampler
@@ -21,6 +22,7 @@ class Ticket:
         "decoding",
         "has_new_line",
         "is_sound",
+        "matcher",
         "n_cached",
         "n_done",
         "n_probs",
@@ -40,14 +42,15 @@ class Ticket:
         "truncated",
     )
 
-    def __init__(self, job: Job, sampler: Sampler) -> None:
+    def __init__(self, job: Job, sampler: Sampler, matcher: Matcher | None = None) -> None:
         self.sink = job.sink
         self.sampler = sampler
+        self.matcher = matcher  # follows the grammar of the text; None if it is free
         self.params = job.params.generation
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
         # the number of largest logits that are needed; 0: all
-        self.n_top = 0 if job.needs_logits else sampler.n_top
+        self.n_top = 0 if job.needs_logits or matcher is not None else sampler.n_top
         self.n_prompt = len(job.prompt)
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
         self.seq: KVSequence | None = None  # None while the job waits
@@ -81,7 +84,7 @@ class Ticket:
             self.n_cached = seq.length
 
     def leave(self) -> None:
-        """Free the pages. Tokens, sampler and times stay for a restart."""
+        """Free the pages. Tokens, sampler, matcher and times stay for a restart."""
         if self.seq is not None:
             self.seq.free()
         self.seq = self.shared = None
@@ -90,8 +93,12 @@ class Ticket:
 
     def result(self, stop_type: StopType) -> Result:
         """The result for the sink."""
+        complete = None
+        if self.matcher is not None:  # a stop string is cut off with the text after it
+            complete = stop_type is not StopType.WORD and self.matcher.is_complete
         return Result(
             stop_type=stop_type,
+            complete=complete,
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
             n_predicted=self.n_predicted,

@@ -55,6 +55,7 @@ class FakeVocab:
     n_tokens = N_VOCAB
     eog = frozenset({EOS})
     suppressed: frozenset[int] = frozenset()
+    control_ids = frozenset({0, 1, EOS})
 
     def tokenize(self, text: str, **_: bool) -> list[int]:
         return [PIECES.index(bytes([c])) for c in text.encode() if bytes([c]) in PIECES]
@@ -64,6 +65,9 @@ class FakeVocab:
 
     def piece(self, id: int, **_: bool) -> bytes:
         return PIECES[id]
+
+    def pieces(self) -> list[bytes]:
+        return list(PIECES)
 
     def stream(self) -> FakeDecoder:
         return FakeDecoder()

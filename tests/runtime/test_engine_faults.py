@@ -20,6 +20,7 @@ from fake_context import (
 )
 
 from lamella.base.errors import BackendError, CancelledError, ClosedError, OutOfMemoryError
+from lamella.model.guide import Mask
 from lamella.model.kv_sequence import KVSequence
 from lamella.model.outputs import Row
 from lamella.model.sampling import Logprobs, Sampler
@@ -250,10 +251,10 @@ def test_jobs_without_a_token_in_the_failing_step_go_on() -> None:
 def test_a_sampler_that_raises_fails_only_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample
 
-    def raising(self: Sampler, logits: Row) -> int:
+    def raising(self: Sampler, logits: Row, mask: Mask | None = None) -> int:
         if self.seed == 13:
             raise FloatingPointError("no candidates left")
-        return sample(self, logits)
+        return sample(self, logits, mask)
 
     monkeypatch.setattr(Sampler, "sample", raising)
     broken, other = Recorder(), Recorder()

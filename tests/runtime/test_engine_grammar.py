@@ -1,0 +1,143 @@
+"""Generations with a grammar: every finished text matches, and bits do not depend on others."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from fake_context import (
+    EOS,
+    PIECES,
+    FakeContext,
+    FakeVocab,
+    Recorder,
+    job,
+    make_engine,
+    running,
+    sampling,
+)
+from llguidance import LLParserLimits
+
+from lamella.base.errors import GrammarError, RequestError
+from lamella.model.guide import GrammarParams, compiler
+from lamella.model.sampling import SamplingParams
+from lamella.runtime.engine.job import Job, StopType
+from lamella.runtime.params import GenerationParams, RequestParams
+
+REGEX = "([a-c]{2}( the|é))*[!?]"
+
+
+def guided(sink: Recorder, seed: int = 1, regex: str = REGEX, **more: Any) -> Job:
+    """A job whose text matches a regular expression."""
+    params = RequestParams(
+        sampling=more.pop("sampling", sampling(seed)),
+        generation=GenerationParams(**more),
+        grammar=GrammarParams(regex=regex),
+    )
+    return Job(prompt=(7, 8, 9), params=params, sink=sink)
+
+
+def text_of(sink: Recorder) -> str:
+    return FakeVocab().detokenize(sink.tokens)
+
+
+def alone(seed: int) -> list[int]:
+    sink = Recorder()
+    with running(FakeContext(), guided(sink, seed)):
+        sink.result()
+    return sink.tokens
+
+
+def test_finished_texts_match() -> None:
+    texts = set()
+    for seed in range(30):
+        sink = Recorder()
+        with running(FakeContext(), guided(sink, seed)):
+            result = sink.result()
+        assert (result.stop_type, result.complete) == (StopType.EOS, True)
+        assert re.fullmatch(REGEX, text_of(sink))
+        texts.add(text_of(sink))
+    assert len(texts) > 10
+
+
+@pytest.mark.parametrize("n_ctx", [512, 64])
+def test_parallel_texts_are_those_alone(n_ctx: int) -> None:
+    """Also if jobs are preempted, because the pool is small."""
+    expected = [alone(seed) for seed in range(8)]
+    sinks = [Recorder() for _ in range(9)]
+    jobs = [guided(sink, seed) for seed, sink in enumerate(sinks[:8])]
+    free = job(sinks[8], seed=3, n_predict=30)
+    with running(FakeContext(n_ctx), *jobs, free, n_parallel=9 if n_ctx > 64 else 3) as engine:
+        for sink in sinks:
+            sink.result()
+        assert engine.counters.mask_s > 0
+    assert [sink.tokens for sink in sinks[:8]] == expected
+
+
+def test_a_text_ends_with_its_grammar() -> None:
+    """Without an end token, also with `ignore_eos`."""
+    for ignore_eos in (False, True):
+        sink = Recorder()
+        with running(FakeContext(), guided(sink, regex="abc", ignore_eos=ignore_eos)):
+            result = sink.result()
+        assert (text_of(sink), result.stop_type, result.complete) == ("abc", StopType.EOS, True)
+        assert result.n_predicted == len(sink.tokens)
+
+
+def test_a_limit_leaves_a_text_incomplete() -> None:
+    for n_predict, complete in ((2, False), (3, True)):
+        sink = Recorder()
+        with running(FakeContext(), guided(sink, regex="d{3}[ef]*", n_predict=n_predict)):
+            result = sink.result()
+        assert (result.stop_type, result.complete) == (StopType.LIMIT, complete)
+
+
+def test_a_text_without_a_grammar_is_neither_complete_nor_not() -> None:
+    sink = Recorder()
+    with running(FakeContext(), job(sink, n_predict=3)):
+        assert sink.result().complete is None
+
+
+def test_a_stopped_text_is_not_complete() -> None:
+    sink = Recorder(on_token=lambda n: n < 2)
+    with running(FakeContext(), guided(sink, regex="d+")):
+        result = sink.result()
+    assert (result.stop_type, result.complete) == (StopType.WORD, False)
+
+
+def test_an_invalid_grammar_is_refused_before_it_is_queued() -> None:
+    engine = make_engine(FakeContext())
+    with pytest.raises(GrammarError):
+        engine.submit(guided(Recorder(), regex="a{3,1}"))
+    assert engine.n_waiting == 0
+    engine.close()
+
+
+def test_a_bias_against_all_allowed_tokens_fails_only_its_job() -> None:
+    token = PIECES.index(b"d")
+    params = SamplingParams(logit_bias=((token, -math.inf),))
+    broken, other = Recorder(), Recorder()
+    jobs = (guided(broken, regex="d", sampling=params), guided(other, regex="d"))
+    with running(FakeContext(), *jobs):
+        assert isinstance(broken.error(), RequestError)
+        assert other.result().complete
+
+
+def test_a_complete_text_ends_if_a_bias_bans_all_that_may_follow() -> None:
+    banned = [token for token, piece in enumerate(PIECES) if piece == b"d" or token == EOS]
+    params = SamplingParams(logit_bias=tuple((token, -math.inf) for token in banned))
+    sink = Recorder()
+    with running(FakeContext(), guided(sink, regex="ed*", sampling=params)):
+        result = sink.result()
+    assert (text_of(sink), result.stop_type, result.complete) == ("e", StopType.EOS, True)
+
+
+def test_a_grammar_that_becomes_too_complex_fails_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = LLParserLimits(step_lexer_fuel=40, verbose_errors=False)
+    monkeypatch.setattr(compiler, "PARSER_LIMITS", limits)
+    broken, other = Recorder(), Recorder()
+    with running(FakeContext(), guided(broken, regex="(a|b)*a(a|b){9}!"), job(other, n_predict=5)):
+        assert isinstance(broken.error(), GrammarError)
+        other.result()
