@@ -9,10 +9,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
 
-from ..vocab import Vocab
+if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
+    from ..vocab import Vocab
 from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX
 from .matcher import Matcher
 from .native import compile_lark

@@ -34,6 +34,12 @@ SCHEMA_DEPTH_MAX: Final = 100  # brackets; llguidance's parser of JSON ends at 1
 # Memory is used as far as it is needed
 COMPILE_STACK: Final = 64 << 20
 
+# what the helper process of a sandbox may use for a grammar; real ones take 0.06 s and 25 MB
+SANDBOX_SECONDS: Final = 0.5  # of computing time
+SANDBOX_BYTES: Final = 256 << 20  # with the stack
+COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps
+SANDBOX_NICE: Final = 5  # enough that a generation goes first; 19 would starve beside one
+
 _ALL_KINDS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 500_000,  # real schemas need less than 200,000; half a second
     "step_lexer_fuel": 200_000,  # 128k tokens: a real schema needs more than 20,000

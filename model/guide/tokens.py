@@ -5,9 +5,12 @@ Tested by tests/model/test_guide.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from ..vocab import Vocab
+if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
+    from ..vocab import Vocab
 
 
 class _Tokens:

@@ -1,0 +1,139 @@
+"""Translates and compiles grammars that are not trusted in a helper process first.
+
+llguidance limits its fuel, not its stack, and not all of its time and memory: `$ref`s with siblings
+double a schema at each level, a conjunction of 20 patterns takes minutes, a chain of a thousand
+rules overflows the usual stack. So a helper process (`sandbox_process`) does the work once within
+limits, and only a grammar that it survives is compiled here, with the same limits and stack.
+Tested by tests/model/test_guide_sandbox.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from ...base.errors import ClosedError, GrammarError, LamellaError
+from ...base.log import get_logger
+from .limits import SANDBOX_BYTES, SANDBOX_SECONDS, check_source
+from .spec import GrammarKind, GrammarSpec, Loosened
+from .translate import Lark
+
+if TYPE_CHECKING:
+    from ..vocab import Vocab
+
+_log = get_logger("model")
+
+_COMMAND: Final = [sys.executable, "-m", f"{__package__}.sandbox_process"]
+_WALL_SECONDS: Final = 10.0  # if the helper cannot limit its computing time, or is not scheduled
+
+
+class Sandbox:
+    """A helper process, which starts on first use. Several threads may use it, one after another.
+
+    `translate` is like `to_lark`, and a `Compiler` takes it instead.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        special = {id: vocab.piece(id, special=True) for id in vocab.control_ids | vocab.eog}
+        self._hello = {
+            "n_tokens": vocab.n_tokens,
+            "special": [[id, text.decode("latin-1")] for id, text in sorted(special.items())],
+            "ends": sorted(vocab.eog),
+        }
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False  # the helper has begun to read
+        self._closed = False
+
+    def translate(self, spec: GrammarSpec) -> Lark:
+        """Translate a grammar, and make sure that compiling the result does no harm.
+
+        Raises:
+            GrammarError: it is invalid, too large, too complex or cannot be enforced.
+            ClosedError: the sandbox was closed.
+            LamellaError: the helper process does not start.
+        """
+        check_source(spec)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the model is closed")
+            reply = self._ask({"kind": spec.kind, "source": spec.source, "strict": spec.strict})
+        if reply is None:
+            raise GrammarError(_too_complex(spec.kind))
+        if "error" in reply:
+            raise GrammarError(reply["error"])
+        return Lark(reply["text"], tuple(Loosened(*each) for each in reply["loosened"]))
+
+    def close(self) -> None:
+        """End the helper. A second call does nothing."""
+        self._closed = True
+        self._end()  # also what another thread waits for
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """The helper's reply; None if it died of the question."""
+        process = self._process or self._start()
+        timer = threading.Timer(_WALL_SECONDS, process.kill)
+        timer.start()
+        try:
+            reply = self._exchange(process, question)
+        finally:
+            timer.cancel()
+        if not reply.endswith(b"\n"):
+            self._end()
+            if not self._closed:
+                self._start()  # while the next request arrives
+            return None
+        result: dict[str, Any] = json.loads(reply)
+        return result
+
+    def _exchange(self, process: subprocess.Popen[bytes], question: dict[str, Any]) -> bytes:
+        assert process.stdout is not None
+        if not self._is_ready and not process.stdout.readline():
+            self._end()
+            raise LamellaError(f"the helper that compiles grammars does not start: {_COMMAND}")
+        self._is_ready = True
+        with suppress(OSError):  # it dies while it reads
+            _send(process, question)
+        return process.stdout.readline()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # where clients could fill a log
+        )
+        self._process, self._is_ready = process, False
+        with suppress(OSError):
+            _send(process, self._hello)
+        return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        status = process.wait()
+        for pipe in process.stdin, process.stdout:
+            if pipe is not None:
+                with suppress(OSError):  # the rest of a question
+                    pipe.close()
+        _log.debug("the helper that compiles grammars ended with status %d", status)
+
+
+def _send(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message).encode() + b"\n")
+    process.stdin.flush()
+
+
+def _too_complex(kind: GrammarKind) -> str:
+    return (
+        f"{kind}: too complex: compiling it takes more than {SANDBOX_SECONDS} s of computing time "
+        f"or {SANDBOX_BYTES >> 20} MiB of memory; make it smaller, with less nesting, fewer "
+        "alternatives and smaller repetitions"
+    )

@@ -1,0 +1,134 @@
+"""The helper process of a sandbox: translates and compiles each grammar, or dies of it.
+
+It reads a line of JSON for each grammar, and writes one. It has the special tokens of the real
+vocabulary, and bytes as its other tokens, for compiling does not depend on them.
+Tested by tests/model/test_guide_sandbox.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from ...base.errors import GrammarError
+from .limits import COMPILED_BYTES, SANDBOX_BYTES, SANDBOX_NICE, SANDBOX_SECONDS
+from .native import cause, compile_lark
+from .spec import GrammarKind, GrammarSpec
+from .translate import to_lark
+
+_N_STEPS: Final = 32  # of a random text
+_STEP_SECONDS: Final = 0.05  # for each; real schemas take less than 1 ms
+
+
+class _Tokens:
+    """The attributes that TokenizerWrapper reads: special tokens, and a token for each byte."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, hello: dict[str, Any]) -> None:
+        special = {id: text.encode("latin-1") for id, text in hello["special"]}
+        self.n_others = hello["n_tokens"]
+        self.tokens = [special.get(id, b"") for id in range(self.n_others)]
+        self.tokens += [bytes([byte]) for byte in range(256)]
+        for id, text in special.items():
+            self.tokens[id] = text or b"<unnamed>"
+        self.special_token_ids = sorted(special)
+        self.ends: list[int] = hello["ends"]
+        self.eos_token_id = min(self.ends, default=None)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return []
+
+
+def main() -> None:
+    """Compile grammars until the other process closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends on Ctrl-C, this one then
+    tokens = _Tokens(json.loads(sys.stdin.buffer.readline()))
+    tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends or None)
+    _limit_memory()
+    _write({"ready": True})
+    while line := sys.stdin.buffer.readline():
+        _write(_reply(tokenizer, tokens.n_others, json.loads(line)))
+
+
+def _write(message: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _reply(tokenizer: LLTokenizer, n_others: int, question: dict[str, Any]) -> dict[str, Any]:
+    spec = GrammarSpec(GrammarKind(question["kind"]), question["source"], question["strict"])
+    before = _used_bytes("VmRSS")
+    _limit_time(SANDBOX_SECONDS)
+    try:
+        lark = to_lark(spec)
+        native = compile_lark(tokenizer, lark.text, spec.kind)
+        _walk(native, n_others, spec.kind)
+        if _used_bytes("VmRSS") - before > COMPILED_BYTES:
+            raise GrammarError(f"{spec.kind}: too large: more than {COMPILED_BYTES >> 20} MiB")
+    except GrammarError as e:
+        return {"error": str(e)}
+    finally:
+        _limit_time(0)
+    return {"text": lark.text, "loosened": lark.loosened}
+
+
+def _walk(native: LLMatcher, n_others: int, kind: GrammarKind) -> None:
+    """Follow a random text of bytes, and refuse a grammar with slow masks."""
+    text, generator = native.deep_copy(), random.Random(0)
+    for _ in range(_N_STEPS):
+        begin = time.process_time()
+        allowed = _allowed_bytes(text, n_others)
+        if allowed:
+            text.consume_token(generator.choice(allowed))
+        if text.is_error():
+            raise GrammarError(f"{kind}: too complex: {cause(text.get_error())}")
+        if time.process_time() - begin > _STEP_SECONDS:
+            raise GrammarError(f"{kind}: too ambiguous: a token takes too long to check")
+        if not allowed or text.is_stopped():
+            return
+
+
+def _allowed_bytes(text: LLMatcher, n_others: int) -> list[int]:
+    """The tokens of bytes that may follow."""
+    mask = text.compute_bitmask()
+    tokens = range(n_others, n_others + 256)
+    return [token for token in tokens if mask[token >> 3] >> (token & 7) & 1]
+
+
+def _limit_memory() -> None:
+    if sys.platform == "win32":  # it has no such limits: the sandbox ends the helper in time
+        return
+    import resource  # noqa: PLC0415 - not on every system
+
+    os.nice(SANDBOX_NICE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if data := _used_bytes("VmData"):
+        resource.setrlimit(resource.RLIMIT_DATA, (data + SANDBOX_BYTES,) * 2)
+
+
+def _used_bytes(field: str) -> int:
+    """The bytes of memory of a kind that this process uses; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/status") as status:
+            [kib] = [int(line.split()[1]) for line in status if line.startswith(f"{field}:")]
+    except (OSError, ValueError):
+        return 0
+    return kib << 10
+
+
+def _limit_time(seconds: float) -> None:
+    """Let the system end this process after so much computing time; 0 for no limit."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The helper process that compiles grammars which are not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from guides import accepts, byte_vocab, schema
+
+from lamella.base.errors import ClosedError, GrammarError
+from lamella.model.guide import Compiler, GrammarKind, GrammarSpec
+from lamella.model.guide.sandbox import Sandbox
+from lamella.model.guide.translate import to_lark
+
+
+def lark(text: str) -> GrammarSpec:
+    return GrammarSpec(GrammarKind.LARK, f"%llguidance {{}}\n{text}")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    sandbox = Sandbox(byte_vocab())
+    yield sandbox
+    sandbox.close()
+
+
+def doubling(n: int) -> str:
+    """A schema whose expansion doubles with each of `n` levels."""
+    defs: dict[str, Any] = {"a0": {"type": "object"}}
+    for i in range(n):
+        twice = {name: {"minProperties": 0, "$ref": f"#/$defs/a{i}"} for name in "xy"}
+        defs[f"a{i + 1}"] = {"type": "object", "properties": twice}
+    return json.dumps({"$ref": f"#/$defs/a{n}", "$defs": defs})
+
+
+def chain(n: int) -> str:
+    """Rules in a chain, which compile by recursion."""
+    rules = [f"a{i}: {'(' * 12}a{i + 1}{')' * 12}" for i in range(n)]
+    return "\n".join(["start: a0", *rules, f'a{n}: "x"'])
+
+
+PATTERNS = [{"pattern": f".*{chr(97 + i)}.*{chr(98 + i)}"} for i in range(20)]
+HOSTILE = {
+    "doubling": schema(doubling(40)),
+    "patterns": schema(json.dumps({"type": "string", "allOf": PATTERNS})),
+    "chain": lark(chain(3500)),
+    "optional": lark("start: A\nA: " + '"a"? ' * 20_000),
+    "regex": GrammarSpec(GrammarKind.REGEX, "a?" * 8000),
+    "nested": GrammarSpec(GrammarKind.LARK, "start: " + "(" * 100_000),
+    "bytes": GrammarSpec(GrammarKind.REGEX, "a" * (1 << 20)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("doubling", "chain", "regex", "bytes"),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("patterns", "optional", "nested")
+        ),
+    ],
+)
+def test_a_hostile_grammar_ends_in_an_error(sandbox: Sandbox, name: str) -> None:
+    with pytest.raises(GrammarError):
+        sandbox.translate(HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec.of_grammar('root ::= "é" [b-d]*'),
+        lark('start: </s> "a" | <[256-257]>'),
+        GrammarSpec(GrammarKind.REGEX, "a{1,1000}"),
+        schema('{"properties": {"a": {"type": "number"}}}'),
+    ],
+    ids=["gbnf", "lark", "regex", "schema"],
+)
+def test_it_translates_like_the_process_itself(sandbox: Sandbox, spec: GrammarSpec) -> None:
+    assert sandbox.translate(spec) == to_lark(spec)
+
+
+def test_an_error_is_the_same(sandbox: Sandbox) -> None:
+    spec, messages = lark("start: missing"), []
+    for compiler in Compiler(byte_vocab()), Compiler(byte_vocab(), sandbox.translate):
+        with pytest.raises(GrammarError) as error:
+            compiler.compile(spec)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "missing" in messages[0]
+
+
+def test_a_compiler_with_a_sandbox(sandbox: Sandbox) -> None:
+    compiler = Compiler(byte_vocab(), sandbox.translate)
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            compiler.compile(HOSTILE["regex"])
+        grammar = compiler.compile(schema('{"type": "boolean"}'))
+        assert accepts(grammar, "true") and not accepts(grammar, "1")
+
+
+def test_a_closed_sandbox() -> None:
+    sandbox = Sandbox(byte_vocab())
+    sandbox.close()
+    with pytest.raises(ClosedError):
+        sandbox.translate(schema("{}"))
