@@ -1,0 +1,229 @@
+"""Divides a grammar into lexemes such that llguidance's lexer accepts exactly the grammar's texts.
+
+The lexer ends a lexeme where no lexeme allowed at its begin can go on, and never takes that back.
+That is exact if the following holds: where a lexeme A may end, no lexeme B that is allowed at the
+same begin can go on with a character that may follow A. Each violation splits B; single characters
+are never in the way.
+
+A violation does no harm if the text that follows A belongs to an optional lexeme that A can absorb:
+then A matches all of it. Knows no syntax. Tested by tests/model/test_guide_gbnf.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final
+
+from .automaton import Alphabet, Automaton, Overlap, Steps, TooManyStepsError, absorbs, overlap
+from .graphs import components, holding, is_nullable, references
+from .limits import LEXEME_SIZE_MAX, N_COPIES_MAX, N_ROUNDS_MAX
+from .nodes import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Text, Token, alt, seq
+from .shape import is_regular
+from .skeleton import Edge, Lexeme, Skeleton
+
+_SPLIT_ONE_BY_ONE_MAX: Final = 16  # items of a sequence; longer ones split into all items
+
+
+def divided(rules: Rules, regular: set[str], root: str, steps: Steps) -> Rules:
+    """Return the rules with lexemes as their leaves, and references to rules beside them.
+
+    Lexemes are single characters if the search for larger ones takes too long.
+    """
+    divider = _Divider(rules, regular)
+    if root in regular:
+        return {root: divider.lexeme(Ref(root))}
+    try:
+        conflicts = _Conflicts(rules, steps)
+        for _ in range(N_ROUNDS_MAX):
+            plan = divider.plan(root)
+            found = conflicts.find(Skeleton(plan, root, steps))
+            if not found:
+                return plan
+            divider.split(found)
+    except TooManyStepsError:
+        pass
+    divider.split_all = True
+    return divider.plan(root)
+
+
+class _Divider:
+    """Divides the rules into lexemes as large as possible, but for those to be split."""
+
+    def __init__(self, rules: Rules, regular: set[str]) -> None:
+        self._rules = rules
+        self._regular = regular
+        self._broken: set[Node] = set()
+        self.split_all = False
+        graph = {name: list(references(body)) for name, body in rules.items()}
+        order = components(graph)
+        self._nullable = holding(rules, order, is_nullable)
+        self._sizes: dict[str, int] = {}
+        for [name, *_] in order:
+            if name in regular:
+                self._sizes[name] = self._size(rules[name])
+
+    def split(self, nodes: Iterable[Node]) -> None:
+        """Divide these lexemes into smaller ones from now on."""
+        for node in nodes:
+            self._broken.add(node)
+            if isinstance(node, Ref):
+                self._broken.add(self._rules[node.name])
+
+    def plan(self, root: str) -> Rules:
+        """Return the rules that `root` needs."""
+        plan: Rules = {}
+        todo = [root]
+        while todo:
+            name = todo.pop()
+            if name not in plan:
+                plan[name] = self._planned(self._rules[name])
+                todo.extend(references(plan[name]))
+        return plan
+
+    def lexeme(self, node: Node) -> Lexeme:
+        return Lexeme(node, is_nullable(node, self._nullable))
+
+    def _planned(self, node: Node) -> Node:
+        if is_regular(node, self._regular):
+            return self._planned_regular(node)
+        match node:
+            case Seq(items):
+                return seq(self._runs(items))
+            case Alt(items):
+                plain = [item for item in items if is_regular(item, self._regular)]
+                others = [self._planned(item) for item in items if item not in set(plain)]
+                return alt([*([self._planned_regular(alt(plain))] if plain else []), *others])
+            case Repeat(item, least, most):
+                return Repeat(self._planned(item), least, most)
+            case _:
+                return node
+
+    def _runs(self, items: Iterable[Node]) -> Iterator[Node]:
+        """Join the regular items beside each other."""
+        for plain, run in groupby(items, lambda item: is_regular(item, self._regular)):
+            if plain:
+                yield self._planned_regular(seq(run))
+            else:
+                yield from map(self._planned, run)
+
+    def _planned_regular(self, node: Node) -> Node:
+        if node == Seq(()):
+            return node
+        if not self._is_split(node):
+            return self.lexeme(node)
+        match node:
+            case Text(text):
+                return Seq(tuple(self.lexeme(Text(c)) for c in text))
+            case Seq(items) if len(items) <= _SPLIT_ONE_BY_ONE_MAX and not self.split_all:
+                return seq(
+                    [self._planned_regular(seq(items[:-1])), self._planned_regular(items[-1])]
+                )
+            case Seq(items):
+                return seq([self._planned_regular(item) for item in items])
+            case Alt(items):
+                return alt([self._planned_regular(item) for item in items])
+            case Repeat(item, least, most):
+                return Repeat(self._planned_regular(item), least, most)
+            case _:
+                return node
+
+    def _is_split(self, node: Node) -> bool:
+        if isinstance(node, Chars) or (isinstance(node, Text) and len(node.text) == 1):
+            return False
+        return self.split_all or node in self._broken or self._size(node) > LEXEME_SIZE_MAX
+
+    def _size(self, node: Node) -> int:
+        """The positions of an expression's automaton."""
+        match node:
+            case Text(text):
+                return len(text)
+            case Ref(name):
+                return self._sizes[name]
+            case Repeat(item, least, most):
+                return self._size(item) * min(most or max(least, 1), N_COPIES_MAX)
+            case Chars():
+                return 1
+            case _:
+                return sum(self._size(child) for child in node.children)
+
+
+class _Conflicts:
+    """Finds the lexemes to split."""
+
+    def __init__(self, rules: Rules, steps: Steps) -> None:
+        self._rules = rules
+        self._steps = steps
+        self._alphabet = Alphabet(rules, steps)
+        self._automata: dict[Lexeme, Automaton] = {}
+        self._overlaps: dict[tuple[Lexeme, Lexeme], Overlap] = {}
+        self._absorbed: dict[tuple[Lexeme, Lexeme], bool] = {}
+
+    def find(self, skeleton: Skeleton) -> set[Node]:
+        """Return the lexemes that go on where another one should end.
+
+        Two positions are together if a text, divided into lexemes in the same way, leads to both.
+        """
+        found: set[Node] = set()
+        seen = {(skeleton.start, skeleton.start)}
+        todo = list(seen)
+        while todo:
+            p, q = todo.pop()
+            for a in skeleton.nexts(p):
+                for b in skeleton.nexts(q):
+                    self._steps.spend(1)
+                    if not self._compare(a, b, skeleton, found):
+                        continue
+                    pair = (min(a.target, b.target), max(a.target, b.target))
+                    if pair not in seen:
+                        seen.add(pair)
+                        todo.append(pair)
+        return found
+
+    def _compare(self, a: Edge, b: Edge, skeleton: Skeleton, found: set[Node]) -> bool:
+        """Add the lexemes of a conflict. Return True if the same text can match both."""
+        if isinstance(a.item, Token) or isinstance(b.item, Token):
+            return self._compare_tokens(a.item, b.item)
+        both = self._overlap(a.item, b.item)
+        if both.b_goes_on and both.b_goes_on & self._followers(a, a.item, skeleton):
+            found.add(b.item.node)
+        if both.a_goes_on and both.a_goes_on & self._followers(b, b.item, skeleton):
+            found.add(a.item.node)
+        return both.is_common
+
+    def _followers(self, edge: Edge, lexeme: Lexeme, skeleton: Skeleton) -> int:
+        """The classes of first characters behind a lexeme, without the lexemes it absorbs."""
+        classes = 0
+        for next in skeleton.nexts(edge.target):
+            self._steps.spend(1)
+            if isinstance(next.item, Lexeme):
+                starts = self._automaton(next.item).starts
+                if starts & ~classes and not (
+                    next.is_optional and self._absorbs(lexeme, next.item)
+                ):
+                    classes |= starts
+        return classes
+
+    def _compare_tokens(self, a: Lexeme | Token, b: Lexeme | Token) -> bool:
+        return a == b
+
+    def _automaton(self, lexeme: Lexeme) -> Automaton:
+        found = self._automata.get(lexeme)
+        if found is None:
+            found = Automaton(lexeme.node, self._rules, self._alphabet, self._steps)
+            self._automata[lexeme] = found
+        return found
+
+    def _overlap(self, a: Lexeme, b: Lexeme) -> Overlap:
+        found = self._overlaps.get((a, b))
+        if found is None:
+            found = overlap(self._automaton(a), self._automaton(b), self._steps)
+            self._overlaps[a, b] = found
+        return found
+
+    def _absorbs(self, a: Lexeme, b: Lexeme) -> bool:
+        found = self._absorbed.get((a, b))
+        if found is None:
+            found = absorbs(self._automaton(a), self._automaton(b), self._steps)
+            self._absorbed[a, b] = found
+        return found

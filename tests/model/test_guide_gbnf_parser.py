@@ -1,0 +1,119 @@
+"""The syntax of GBNF: what is read, and errors with their places."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamella.base.errors import GrammarError
+from lamella.model.guide.gbnf import gbnf_to_lark
+from lamella.model.guide.gbnf.limits import (
+    DEPTH_MAX,
+    N_BYTES_MAX,
+    N_NODES_MAX,
+    N_REPEATS_MAX,
+    NODE_DEPTH_MAX,
+)
+from lamella.model.guide.gbnf.nodes import ANY, Alt, Chars, Node, Ref, Repeat, Seq, Text
+from lamella.model.guide.gbnf.parser import no_tokens, parse
+
+
+def body(text: str) -> Node:
+    return parse(f"root ::= {text}", no_tokens).rules["root"]
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ('"a\\"\\\\\\n\\t\\r\\[\\]\\-"', Text('a"\\\n\t\r[]-')),
+        ('"\\x41\\u00e9\\U0001F600"', Text("Aé😀")),
+        ('"a\nb"', Text("a\nb")),
+        ('""', Seq(())),
+        ("", Seq(())),
+        (".", Chars(ANY)),
+        ("[a-cx0\\]-]", Chars(((45, 45), (48, 48), (93, 93), (97, 99), (120, 120)))),
+        ("[^\\x00-\\x1f]", Chars(((32, 0xD7FF), (0xE000, 0x10FFFF)))),
+        ("[\\uD7FF-\\uE000]", Chars(((0xD7FF, 0xD7FF), (0xE000, 0xE000)))),
+        ('"a" | | b-c_D9', Alt((Text("a"), Seq(()), Ref("b-c_D9")))),
+        ('"a" |\n\n "b"', Alt((Text("a"), Text("b")))),
+        ('(\n"a" # one\n"b"\n)* # two', Repeat(Text("ab"), 0, None)),
+        ("x? x+", Seq((Repeat(Ref("x"), 0, 1), Repeat(Ref("x"), 1, None)))),
+        ("x{2} x{2,}", Seq((Repeat(Ref("x"), 2, 2), Repeat(Ref("x"), 2, None)))),
+        ("x{ 0 , 3 }", Repeat(Ref("x"), 0, 3)),
+        ("x{0} y", Ref("y")),
+        ('"ab"*?', Repeat(Repeat(Text("ab"), 0, None), 0, 1)),
+    ],
+)  # fmt: skip
+def test_expressions(text: str, node: Node) -> None:
+    assert body(text) == node
+
+
+def test_rules_are_separated_by_line_ends() -> None:
+    text = '# note\r\n\r\nroot ::=\n  a b\r\n# more\na ::= "x" # y ::= "z"\n\n\nb::="y"'
+    assert parse(text, no_tokens).rules == {
+        "root": Seq((Ref("a"), Ref("b"))),
+        "a": Text("x"),
+        "b": Text("y"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("", "", "no rule root"),
+        ('start ::= "a"', "", "no rule root"),
+        ('root ::= "a" x', "line 1, column 14", "rule x is not defined"),
+        ('root ::= "a"\nroot ::= "b"', "line 2, column 1", "defined again.*line 1, column 1"),
+        ('root ::= "a', "line 1, column 10", "no closing"),
+        ("root ::= [a", "line 1, column 10", "no closing"),
+        ('root ::= ("a"\n"b"', "line 2, column 4", "end of the text.*|group of line 1, column 10"),
+        ('root ::= "a")', "line 1, column 13", "closes no group"),
+        ('root ::= "\\q"', "line 1, column 11", "unknown escape .q"),
+        ('root ::= "\\x4"', "line 1, column 11", "needs 2 hexadecimal"),
+        ('root ::= "\\U00110000"', "line 1, column 11", "beyond U.10FFFF"),
+        ('root ::= "\\uD83D\\uDE00"', "line 1, column 11", "surrogate"),
+        ("root ::= []", "line 1, column 10", "is empty"),
+        ("root ::= [z-a]", "line 1, column 11", "descending"),
+        ("root ::= [^\\x00-\\U0010FFFF]", "line 1, column 10", "is empty"),
+        ("root ::= *", "line 1, column 10", "repeats nothing"),
+        ('root ::= "a"{,2}', "line 1, column 14", "expected a number; found ','"),
+        ('root ::= "a"{2', "line 1, column 15", "expected ',' or '}'; found the end"),
+        ('root ::= "a"{3,2}', "line 1, column 13", "larger number first"),
+        ('root ::= "a"{1000000}', "line 1, column 14", f"more than {N_REPEATS_MAX}"),
+        ('root = "a"', "line 1, column 6", "expected '::='; found '='"),
+        ('root ::= "a" = "b"', "line 1, column 14", "end of the line; found '='"),
+        ('root ::= "a" b ::= "c"', "line 1, column 14", "line of its own"),
+        ('root ::= "a"\n| "b"', "line 2, column 1", "expected a rule's name; found '|'"),
+        ('root ::= root "a" | "a"', "line 1, column 1", "left-recursive .root -> root."),
+        ('root ::= a\na ::= b\nb ::= c a\nc ::= "" | [x]*', "line 2, column 1", "a -> b -> a"),
+        ('root ::= "a" root', "line 1, column 1", "never ends"),
+        ('root ::= "a"\nx ::= "b" y\ny ::= "c" x', "line 2, column 1", "rule x never ends"),
+        ("root ::= <think>", "line 1, column 10", "<think> needs a vocabulary"),
+        ("root ::= !<[5]> x", "line 1, column 10", "!<.5.> needs a vocabulary"),
+        ("root ::= <[x]>", "line 1, column 10", "expected a token"),
+    ],
+)  # fmt: skip
+def test_errors_name_their_place(text: str, place: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        gbnf_to_lark(text)
+    assert str(caught.value).startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("root ::= " + '"a" ' * (N_BYTES_MAX // 4), "bytes, must be at most"),
+        ("root ::= " + ". " * (N_NODES_MAX + 1), "more than .* expressions"),
+        ("root ::= " + "(" * (DEPTH_MAX + 1) + "." + ")" * (DEPTH_MAX + 1), "nested more than"),
+        ("root ::= ." + "+" * (NODE_DEPTH_MAX + 1), "nested too deep"),
+    ],
+    ids=["bytes", "nodes", "groups", "repetitions"],
+)
+def test_large_grammars_are_refused(text: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        gbnf_to_lark(text)
+
+
+def test_the_deepest_grammar_is_translated() -> None:
+    depth = DEPTH_MAX
+    assert gbnf_to_lark("root ::= " + "(. | " * depth + "." + ")?" * depth)
+    assert gbnf_to_lark("root ::= " + '("a" root | ' * depth + "." + ")?" * depth)
