@@ -40,6 +40,12 @@ SANDBOX_BYTES: Final = 256 << 20  # with the stack
 COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps
 SANDBOX_NICE: Final = 5  # enough that a generation goes first; 19 would starve beside one
 
+# the budget of computing time of a text. Real schemas take less than 1 ms for most tokens, 5 ms for
+# a few; an ambiguous grammar took 50 ms for each
+SECONDS_AT_START: Final = 0.25
+SECONDS_PER_TOKEN: Final = 0.005
+SLOW_SECONDS: Final = 0.01  # for the masks of a step: then each mask is timed
+
 _ALL_KINDS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 500_000,  # real schemas need less than 200,000; half a second
     "step_lexer_fuel": 200_000,  # 128k tokens: a real schema needs more than 20,000

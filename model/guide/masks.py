@@ -1,7 +1,8 @@
 """Computes which tokens may follow in several texts, while the model computes its step.
 
 A mask depends on earlier tokens only. So a thread computes the masks of the next tokens in native
-code without the interpreter lock, and the engine takes them when the logits are there.
+code without the interpreter lock, and the engine takes them when the logits are there. After a slow
+step they are timed one by one, so that each pays for its own mask.
 Tested by tests/model/test_guide_masks.py.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
+from .limits import SLOW_SECONDS
 from .matcher import Matcher
 
 Mask: TypeAlias = npt.NDArray[np.uint32]  # [ceil(n_bits / 32)], bit i % 32 of word i // 32: token i
@@ -38,7 +40,7 @@ class MaskComputer:
         self.waited = 0.0
         self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
         self._rows = list(self._masks)
-        self._asked: SimpleQueue[list[tuple[LLMatcher, int]] | None] = SimpleQueue()
+        self._asked: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._matchers: Sequence[Matcher] = ()
         self._thread: threading.Thread | None = None
@@ -49,7 +51,7 @@ class MaskComputer:
         self._matchers = matchers
         if matchers:
             self._start()
-            self._asked.put([(matcher.native, i) for i, matcher in enumerate(matchers)])
+            self._asked.put(matchers)
 
     def take(self) -> list[Mask]:
         """Return the masks in the order of the matchers. The next `begin` overwrites them.
@@ -77,13 +79,26 @@ class MaskComputer:
 
     def _work(self) -> None:
         executor = LLExecutor(_N_THREADS)
-        address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
+        is_slow = False
         while (asked := self._asked.get()) is not None:
             begin = time.perf_counter()
             error: BaseException | None = None
             try:
-                executor.unsafe_compute_mask_ptr(asked, address, 4 * n_words, n_rows)
+                if is_slow:
+                    for i, matcher in enumerate(asked):
+                        before = time.thread_time()
+                        self._compute(executor, [(matcher.native, i)])
+                        matcher.spend(time.thread_time() - before)
+                else:
+                    self._compute(executor, [(each.native, i) for i, each in enumerate(asked)])
             except BaseException as e:
                 error = e
-            self.seconds += time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            self.seconds += seconds
+            is_slow = seconds > SLOW_SECONDS
             self._done.put(error)
+
+    def _compute(self, executor: LLExecutor, rows: list[tuple[LLMatcher, int]]) -> None:
+        """Compute the masks of these rows; a single one on this thread."""
+        address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
+        executor.unsafe_compute_mask_ptr(rows, address, 4 * n_words, n_rows)

@@ -16,6 +16,7 @@ from .limits import COMPILE_STACK, parser_limits
 from .spec import GrammarKind
 
 _N_CHARS_MAX: Final = 500  # of a message
+_NO_TEXT: Final = "NoExtension"  # the message if nothing may follow, and the text is not complete
 # where the state, a trace or an excerpt of the translated grammar begins in llguidance's messages
 _DETAILS: Final = re.compile(r"\n(?:<| *\d+ \| )")
 
@@ -31,8 +32,11 @@ def compile_lark(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> LLMatc
         raise GrammarError(f"{kind}: {cause(native.get_error())}")
     first = native.deep_copy()
     mask = first.compute_bitmask()
-    if first.is_error() or not (any(mask) or first.is_accepting()):
-        raise GrammarError(f"{kind}: no text matches the grammar: {cause(first.get_error())}")
+    error = first.get_error()
+    if error and not error.startswith(_NO_TEXT):
+        raise GrammarError(f"{kind}: {cause(error)}")
+    if error or not (any(mask) or first.is_accepting()):
+        raise GrammarError(f"{kind}: no text matches the grammar")
     return native
 
 

@@ -10,7 +10,7 @@ import pytest
 from guides import byte_vocab, schema
 
 from lamella.base.errors import GrammarError
-from lamella.model.guide import Compiler, GrammarKind, GrammarSpec
+from lamella.model.guide import Compiler, GrammarKind, GrammarSpec, MaskComputer
 from lamella.model.guide.limits import (
     GRAMMAR_LIMITS,
     N_BYTES_MAX,
@@ -18,6 +18,7 @@ from lamella.model.guide.limits import (
     SCHEMA_LIMITS,
     check_source,
 )
+from lamella.model.guide.matcher import Matcher
 from lamella.model.guide.native import cause
 
 
@@ -101,3 +102,28 @@ def test_the_cause_of_an_error() -> None:
     assert cause("stop\n<state>\nlong\n</state>") == "stop"
     panic = cause("panic: assertion failed: symbols\n<backtrace>\n0: x")
     assert panic == "the grammar is too large or too complex (assertion failed: symbols)"
+
+
+def follow(masks: MaskComputer, matchers: list[Matcher], n_tokens: int) -> None:
+    """Add the letter a to each text, `n_tokens` times."""
+    for _ in range(n_tokens):
+        masks.begin(matchers)
+        masks.take()
+        for matcher in matchers:
+            matcher.check()
+            matcher.accept(ord("a"))
+
+
+def test_an_ambiguous_grammar_spends_its_budget(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lamella.model.guide.matcher.SECONDS_AT_START", 0.02)
+    monkeypatch.setattr("lamella.model.guide.matcher.SECONDS_PER_TOKEN", 0.0005)
+    monkeypatch.setattr("lamella.model.guide.masks.SLOW_SECONDS", 0.0005)
+    simple = compiler.compile(regex("[a-z]*")).matcher()
+    ambiguous = compiler.compile(lark('start: s\ns: s s s | s s | "a" |')).matcher()
+    masks = MaskComputer(compiler.tokenizer.vocab_size, 2)
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        follow(masks, [simple, ambiguous], 300)
+    follow(masks, [simple], 10)
+    masks.close()

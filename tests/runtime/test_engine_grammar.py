@@ -21,7 +21,7 @@ from fake_context import (
 from llguidance import LLParserLimits
 
 from lamella.base.errors import GrammarError, RequestError
-from lamella.model.guide import GrammarParams, compiler
+from lamella.model.guide import GrammarParams, native
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Job, StopType
 from lamella.runtime.params import GenerationParams, RequestParams
@@ -136,8 +136,10 @@ def test_a_complete_text_ends_if_a_bias_bans_all_that_may_follow() -> None:
 
 def test_a_grammar_that_becomes_too_complex_fails_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = LLParserLimits(step_lexer_fuel=40, verbose_errors=False)
-    monkeypatch.setattr(compiler, "PARSER_LIMITS", limits)
+    monkeypatch.setattr(native, "parser_limits", lambda kind: limits)
     broken, other = Recorder(), Recorder()
-    with running(FakeContext(), guided(broken, regex="(a|b)*a(a|b){9}!"), job(other, n_predict=5)):
+    with running(
+        FakeContext(), guided(broken, regex="eee(a|b)*a(a|b){9}!"), job(other, n_predict=5)
+    ):
         assert isinstance(broken.error(), GrammarError)
         other.result()
