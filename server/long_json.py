@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import re
 from json import JSONDecodeError, JSONDecoder
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 N_LONG: Final = 256 * 1024  # characters; shorter texts are parsed at once
 N_RUN: Final = 64 * 1024
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NUMBERS: Final = re.compile(rf"[-+.eE\d, \t\n\r]{{0,{N_RUN}}}")
 _N_LEVELS: Final = 2  # the outer object, and lists in it
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+STRICT: Final = JSONDecoder(parse_constant=_no_number)  # refuses NaN and Infinity
 
 
 def parse_json(text: str, decoder: JSONDecoder) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -19,7 +19,8 @@ from ..base.errors import RequestError
 from ..base.log import get_logger
 from ..base.utf8 import check_utf8
 from ..runtime.params import ALIASES
-from .long_json import parse_json
+from .constraints import FIELDS
+from .long_json import STRICT, parse_json
 from .schema import PARAMS, Body
 
 log = get_logger("server")
@@ -30,7 +31,7 @@ _N_LOGGED_MAX: Final = 100
 MEANINGLESS: Final = frozenset(
     {
         *("adaptive_decay", "mirostat_eta", "mirostat_tau"),  # of samplers that are refused
-        *("backend_sampling", "n_cache_reuse", "n_discard", "n_keep"),
+        *("backend_sampling", "guided_decoding_backend", "n_cache_reuse", "n_discard", "n_keep"),
         *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
         *("verbose", "verbosity"),
@@ -46,6 +47,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "functions": ([],),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
+    "guided_whitespace_pattern": (),
     "input_extra": ([],),
     "lora": ([],),
     "mirostat": (0,),
@@ -57,7 +59,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
     "reasoning_budget_tokens": (-1,),
     "reasoning_control": (False,),
     "reasoning_format": ("none", "auto"),
-    "response_format": ({"type": "text"},),
+    "structural_tag": (),
     "suffix": ("",),
     "thinking_budget_tokens": (-1,),
     "tool_choice": ("none", "auto"),
@@ -67,13 +69,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[JsonValue, ...]]] = {
 }
 
 AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
 
 
 def parse_body(model: type[AnyBody], raw: bytes) -> AnyBody:
@@ -97,7 +92,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode(errors="surrogateescape")
         check_utf8("the body", text)
-        body = parse_json(text, _DECODER)
+        body = parse_json(text, STRICT)
         if "\\u" in text:  # an escape can make half a surrogate pair, which is invalid
             _check_strings(body)
     except RecursionError:
@@ -137,7 +132,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 
 
 def _log_unknown(model: type[Body], body: dict[str, Any]) -> None:
-    known = {*MEANINGLESS, *UNSUPPORTED, *PARAMS, *ALIASES, *model.names()}
+    known = {*MEANINGLESS, *UNSUPPORTED, *FIELDS, *PARAMS, *ALIASES, *model.names()}
     unknown = body.keys() - known - _LOGGED
     for name in sorted(unknown)[: max(_N_LOGGED_MAX - len(_LOGGED), 0)]:
         _LOGGED.add(name)

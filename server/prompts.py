@@ -69,12 +69,15 @@ def check_model(model: ServedModel, name: str) -> None:
 
 
 def choices_of(
-    model: Instance, body: GenerationBody, prompts: Sequence[Sequence[int]]
+    model: Instance,
+    body: GenerationBody,
+    params: RequestParams,
+    prompts: Sequence[Sequence[int]],
 ) -> list[Choice]:
     """The choices to generate: `n` texts per prompt, with ascending seeds.
 
     Raises:
-        RequestError: `n` or a parameter has an invalid value.
+        RequestError: `n` has an invalid value.
         HTTPNotFound: see `check_model`.
     """
     check_model(model, body.model)
@@ -83,7 +86,6 @@ def choices_of(
         raise RequestError(
             f'"n" must be at most {n_max} (the number of parallel requests), found {n}'
         )
-    params = request_params(model, body)
     seed = params.sampling.seed
     return [
         Choice(n * i + j, len(prompt), params.change(seed=_next_seed(seed, j)))

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
+from ..model.guide import Loosened
 from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
@@ -37,6 +38,7 @@ class Replies(ABC):
         self.model = model
         self.body = body
         self.choices = choices
+        self.loosened: Sequence[Loosened] = ()  # what the texts' JSON schema does not enforce
 
     @abstractmethod
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
@@ -63,6 +65,13 @@ class Replies(ABC):
         if self.body.timings_per_token:
             found["timings"] = choice.timings().as_dict()
         return found
+
+    def constraint(self, result: Result) -> Json:
+        """The field `constraint` of a text that has ended; none if it had no grammar."""
+        if result.complete is None:
+            return {}
+        loosened = [each._asdict() for each in self.loosened]
+        return {"constraint": {"complete": result.complete, "loosened": loosened}}
 
     def probs(self, probs: Sequence[TokenProbs]) -> list[Json]:
         """The probabilities of tokens, in llama.cpp's shape."""
@@ -144,6 +153,7 @@ class NativeReplies(Replies):
             # the last token was sampled but not evaluated
             "tokens_cached": result.n_prompt + max(result.n_predicted - 1, 0),
             "timings": result.timings.as_dict(),
+            **self.constraint(result),
         }
         if choice.probs and not streamed:
             final["completion_probabilities"] = self.probs(choice.probs)
@@ -216,7 +226,7 @@ class CompletionReplies(OpenAIReplies):
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
         """See `Replies.chunks`."""
         if isinstance(event, Result):
-            ended = self._choice(choice, "", (), event.finish_reason)
+            ended = self._choice(choice, "", (), event.finish_reason) | self.constraint(event)
             yield self.envelope([ended], chunk=True) | {"timings": event.timings.as_dict()}
             return
         text, probs = (event.text, event.probs) if isinstance(event, Piece) else ("", ())
@@ -226,7 +236,8 @@ class CompletionReplies(OpenAIReplies):
     def finished(self, choice: Choice) -> Json:
         """See `OpenAIReplies.finished`."""
         assert choice.result is not None, f"choice {choice.index} is not finished"
-        return self._choice(choice, choice.text, choice.probs, choice.result.finish_reason)
+        ended = self._choice(choice, choice.text, choice.probs, choice.result.finish_reason)
+        return ended | self.constraint(choice.result)
 
     def _choice(
         self, choice: Choice, text: str, probs: Sequence[TokenProbs], reason: str | None
@@ -257,11 +268,12 @@ class ChatReplies(OpenAIReplies):
             case Progress():
                 yield self._chunk(choice, {}) | self.extras(choice, event)
             case Piece():
-                chunk = self._chunk(choice, {"content": event.text}, probs=event.probs)
+                probs: Json = {"logprobs": self.logprobs(event.probs)} if event.probs else {}
+                chunk = self._chunk(choice, {"content": event.text}, **probs)
                 yield chunk | self.extras(choice, event)
             case Result():
-                chunk = self._chunk(choice, {}, event.finish_reason)
-                yield chunk | {"timings": event.timings.as_dict()}
+                ended = {"finish_reason": event.finish_reason, **self.constraint(event)}
+                yield self._chunk(choice, {}, **ended) | {"timings": event.timings.as_dict()}
 
     def finished(self, choice: Choice) -> Json:
         """See `OpenAIReplies.finished`."""
@@ -271,18 +283,11 @@ class ChatReplies(OpenAIReplies):
             "message": {"role": "assistant", "content": choice.text},
             "finish_reason": choice.result.finish_reason,
             "logprobs": self.logprobs(choice.probs),
+            **self.constraint(choice.result),
         }
 
-    def _chunk(
-        self,
-        choice: Choice,
-        delta: Json,
-        reason: str | None = None,
-        probs: Sequence[TokenProbs] = (),
-    ) -> Json:
-        part: Json = {"index": choice.index, "delta": delta, "finish_reason": reason}
-        if probs:
-            part["logprobs"] = self.logprobs(probs)
+    def _chunk(self, choice: Choice, delta: Json, **more: Any) -> Json:
+        part = {"index": choice.index, "delta": delta, "finish_reason": None, **more}
         return self.envelope([part], chunk=True)
 
 
@@ -298,6 +303,9 @@ def generation_settings(
     ]
     if seed is not None:
         settings["seed"] = seed
+    grammar = params.grammar
+    settings |= {"grammar": grammar.grammar, "regex": grammar.regex}
+    settings["json_schema"] = grammar.json_schema
     return settings | {
         "max_tokens": params.generation.n_predict,
         "stop": list(body.stop),

@@ -4,8 +4,9 @@
     POST /v1/embeddings       200  in  2912 in 64 texts    412 ms   7068 tok/s
 
 The line says how the request ended: `stop` or `length`, the error's message, that the client
-disconnected, or `timeout` if it did not read the reply. With -v, the bodies of the request and the
-reply follow, shortened and without keys.
+disconnected, or `timeout` if it did not read the reply. `complete` or `incomplete` follows if the
+texts had a grammar. With -v, the bodies of the request and the reply follow, shortened and without
+keys.
 Knows no route.
 Tested by tests/server/test_request_log.py.
 """
@@ -102,6 +103,12 @@ class RequestRecord:
         results = [choice.result for choice in self.choices if choice.result is not None]
         return self.end or ", ".join(sorted({result.finish_reason for result in results}))
 
+    @property
+    def complete(self) -> bool | None:
+        """True if all texts match their grammar as a whole; None if they have none."""
+        found = {choice.result.complete for choice in self.choices if choice.result is not None}
+        return None if None in found or not found else False not in found
+
     def as_dict(self) -> dict[str, Any]:
         """The fields of the JSON line."""
         found: dict[str, Any] = {
@@ -121,6 +128,8 @@ class RequestRecord:
             }
         if self.n_texts:
             found |= {"prompt_tokens": self.n_text_tokens, "texts": self.n_texts}
+        if self.complete is not None:
+            found["complete"] = self.complete
         return found | {"end": self.reason}
 
     def __str__(self) -> str:
@@ -140,6 +149,8 @@ class RequestRecord:
         else:
             parts.append(_duration(self.seconds))
         parts.append(self.reason)
+        if self.complete is not None:
+            parts[-1] += ", complete" if self.complete else ", incomplete"
         # paths and errors have texts of the client
         return one_line("  ".join(part for part in parts if part))
 

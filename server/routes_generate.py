@@ -1,8 +1,8 @@
 """The routes that generate: native completion, OpenAI completion, OpenAI chat.
 
-All three are one flow: the body becomes choices (`Preparation`), the engine runs them, and a
-`Replies` formats them, whole or streamed. When the handler ends, unfinished choices are cancelled,
-also if the client disconnected.
+All three are one flow: the body is parsed, its grammar is compiled, its choices are submitted
+(`Preparation`), the engine runs them, and a `Replies` formats them, whole or streamed. When the
+handler ends, unfinished choices are cancelled, also if the client disconnected.
 Tested by tests/server/test_http_completion.py, test_http_stream.py and test_http_disconnect.py.
 """
 
@@ -12,20 +12,23 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 
 from ..base.errors import LamellaError
+from ..model.guide import GrammarSpec
 from ..runtime.instance import Instance
+from ..runtime.params import RequestParams
 from .bridge import Bridge, Choice, ChoiceEvent, Event, Prompt
+from .grammars import compile_grammar
 from .http_errors import status_and_body
 from .parsing import parse_body
-from .prompts import chat_prompt, choices_of, tokenize_parts
+from .prompts import chat_prompt, choices_of, request_params, tokenize_parts
 from .replies import ChatReplies, CompletionReplies, Json, NativeReplies, Replies
 from .request_log import record_of
 from .routes import json_response, text_model, work_on_body
-from .schema import ChatBody, CompletionBody
+from .schema import ChatBody, CompletionBody, GenerationBody
 from .state import STATE
 from .writing import time_limit
 
@@ -37,31 +40,34 @@ STREAM_HEADERS: Final = {
 PING: Final = b":\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
-# parses a body and submits its choices; runs in a thread
-Preparation = Callable[[Bridge, Instance, bytes], Replies]
+AnyBody = TypeVar("AnyBody", bound=GenerationBody)
+
+# submits the choices of a body; runs in a thread
+Preparation = Callable[[Bridge, Instance, AnyBody, RequestParams], Replies]
 
 
-def prepare_native(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
-    body = parse_body(CompletionBody, raw)
+def prepare_native(
+    bridge: Bridge, model: Instance, body: CompletionBody, params: RequestParams
+) -> Replies:
     prompts = _prompts(model, body)
-    choices = choices_of(model, body, prompts)
+    choices = choices_of(model, body, params, prompts)
     bridge.submit(choices, prompts, body)  # rejects a prompt that is too long, or an invalid token
     texts = [model.vocab.detokenize(prompt, special=True) for prompt in prompts]
     return NativeReplies(model, body, choices, texts)
 
 
-def prepare_completion(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
-    body = parse_body(CompletionBody, raw)
+def prepare_completion(
+    bridge: Bridge, model: Instance, body: CompletionBody, params: RequestParams
+) -> Replies:
     prompts = _prompts(model, body)
-    choices = choices_of(model, body, prompts)
+    choices = choices_of(model, body, params, prompts)
     bridge.submit(choices, prompts, body)
     return CompletionReplies(model, body, choices)
 
 
-def prepare_chat(bridge: Bridge, model: Instance, raw: bytes) -> Replies:
-    body = parse_body(ChatBody, raw)
+def prepare_chat(bridge: Bridge, model: Instance, body: ChatBody, params: RequestParams) -> Replies:
     prompts = [tuple(tokenize_parts(model.vocab, [chat_prompt(model, body)]))]
-    choices = choices_of(model, body, prompts)
+    choices = choices_of(model, body, params, prompts)
     bridge.submit(choices, prompts, body)
     return ChatReplies(model, body, choices)
 
@@ -70,11 +76,24 @@ def _prompts(model: Instance, body: CompletionBody) -> list[Prompt]:
     return [tuple(tokenize_parts(model.vocab, prompt)) for prompt in body.prompts]
 
 
-async def _generate(prepare: Preparation, request: web.Request) -> web.StreamResponse:
+def _parse(
+    kind: type[AnyBody], model: Instance, raw: bytes
+) -> tuple[AnyBody, RequestParams, GrammarSpec | None]:
+    body = parse_body(kind, raw)
+    params = request_params(model, body)
+    return body, params, params.grammar.spec
+
+
+async def _generate(
+    kind: type[AnyBody], prepare: Preparation[AnyBody], request: web.Request
+) -> web.StreamResponse:
     model = text_model(request)
     bridge = Bridge(model.engine)
     try:
-        replies = await work_on_body(request, partial(prepare, bridge, model))
+        body, params, spec = await work_on_body(request, partial(_parse, kind, model))
+        loosened = () if spec is None else await compile_grammar(model.engine.compiler, spec)
+        replies = await asyncio.to_thread(prepare, bridge, model, body, params)
+        replies.loosened = loosened
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         if replies.body.stream:
@@ -160,13 +179,13 @@ def _frame(event: Json) -> bytes:
     return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _route(prepare: Preparation, *paths: str) -> list[web.RouteDef]:
-    handler = partial(_generate, prepare)
+def _route(kind: type[AnyBody], prepare: Preparation[AnyBody], *paths: str) -> list[web.RouteDef]:
+    handler = partial(_generate, kind, prepare)
     return [web.post(path, handler) for path in paths]
 
 
 ROUTES: Final = (
-    *_route(prepare_native, "/completion", "/completions"),
-    *_route(prepare_completion, "/v1/completions"),
-    *_route(prepare_chat, "/v1/chat/completions", "/chat/completions"),
+    *_route(CompletionBody, prepare_native, "/completion", "/completions"),
+    *_route(CompletionBody, prepare_completion, "/v1/completions"),
+    *_route(ChatBody, prepare_chat, "/v1/chat/completions", "/chat/completions"),
 )

@@ -23,14 +23,19 @@ from pydantic import (
 )
 
 from ..base.options import declarations
+from ..model.guide.params import GrammarParams
 from ..runtime.messages import Message, check_messages, check_template_options
 from ..runtime.params import ALIASES, RequestParams, without_aliases
+from .constraints import constraint_of
 
 Part = str | int
 Prompt = tuple[Part, ...]  # texts and token ids, in order
 LogitBias = tuple[tuple[Part, Any], ...]
 
-PARAMS: Final = declarations(RequestParams).keys() - {"logit_bias"}  # it may name tokens by texts
+# but for the biases, which may name tokens by texts, and the constraint, which has many fields
+PARAMS: Final = (
+    declarations(RequestParams).keys() - {"logit_bias"} - declarations(GrammarParams).keys()
+)
 
 # limits, so that no request uses up the memory or the time of others
 N_PROMPTS_MAX: Final = 512
@@ -166,7 +171,7 @@ class GenerationBody(Body):
             return value
         names = PARAMS | ALIASES.keys()
         given = {name: value[name] for name in names if value.get(name) is not None}
-        return {**value, "params": without_aliases(given)}
+        return {**value, "params": without_aliases(given) | constraint_of(value)}
 
     @property
     def n_top_probs(self) -> int | None:

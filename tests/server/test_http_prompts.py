@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from lamella.model.chat import ChatTemplate
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.instance import Instance
 from lamella.runtime.params import GenerationParams
+from lamella.server.bridge import Choice
 from lamella.server.parsing import parse_body
 from lamella.server.prompts import chat_prompt, choices_of, request_params, tokenize_parts
 from lamella.server.schema import CompletionBody, TemplateBody
@@ -31,6 +32,12 @@ def model() -> Iterator[Instance]:
 
 def completion(**fields: object) -> CompletionBody:
     return parse_body(CompletionBody, json.dumps({"prompt": "a", **fields}).encode())
+
+
+def choices(
+    model: Instance, body: CompletionBody, prompts: Sequence[Sequence[int]]
+) -> list[Choice]:
+    return choices_of(model, body, request_params(model, body), prompts)
 
 
 def render(model: Instance, *messages: object, **fields: object) -> str:
@@ -98,12 +105,12 @@ def test_a_bias_for_the_tokens_of_a_text(model: Instance) -> None:
 )
 def test_wrong_parameters(model: Instance, fields: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=next(iter(fields))):
-        choices_of(model, completion(**fields), [[1]])
+        choices(model, completion(**fields), [[1]])
 
 
 def test_choices_of_several_prompts(model: Instance) -> None:
-    choices = choices_of(model, completion(n=2, seed=10), [[1, 7], [1, 8, 9]])
-    assert [(c.index, c.n_prompt, c.params.sampling.seed) for c in choices] == [
+    found = choices(model, completion(n=2, seed=10), [[1, 7], [1, 8, 9]])
+    assert [(c.index, c.n_prompt, c.params.sampling.seed) for c in found] == [
         (0, 2, 10),
         (1, 2, 11),
         (2, 3, 10),
@@ -112,12 +119,12 @@ def test_choices_of_several_prompts(model: Instance) -> None:
 
 
 def test_ascending_seeds_never_become_random(model: Instance) -> None:
-    choices = choices_of(model, completion(n=3, seed=2**32 - 2), [[1]])
-    assert [c.params.sampling.seed for c in choices] == [2**32 - 2, 0, 1]
-    choices = choices_of(model, completion(n=2), [[1]])
-    assert [c.params.sampling.seed for c in choices] == [-1, -1]
+    found = choices(model, completion(n=3, seed=2**32 - 2), [[1]])
+    assert [c.params.sampling.seed for c in found] == [2**32 - 2, 0, 1]
+    found = choices(model, completion(n=2), [[1]])
+    assert [c.params.sampling.seed for c in found] == [-1, -1]
 
 
 def test_n_is_at_most_the_number_of_parallel_requests(model: Instance) -> None:
     with pytest.raises(RequestError, match=r'"n" must be at most 4 .*, found 5'):
-        choices_of(model, completion(n=5), [[1]])
+        choices(model, completion(n=5), [[1]])

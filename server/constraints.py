@@ -1,0 +1,198 @@
+"""The fields of requests that constrain a text: grammars, regular expressions and JSON schemas.
+
+They are those of llama-server (`grammar`, `json_schema`), OpenAI (`response_format`; also with the
+types of Together and Fireworks), vLLM (`structured_outputs`, `guided_...`) and SGLang (`regex`,
+`ebnf`). All become options of `GrammarParams`. What a field asks for and Lamella does not do is
+refused, never left out. Knows no vocabulary, and not if a grammar is valid.
+Tested by tests/server/test_http_constraints.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..base.errors import RequestError
+from ..base.options import refused
+from ..model.guide.spec import LARK_MARK
+from .long_json import STRICT, parse_json
+
+Options = dict[str, Any]
+Reader = Callable[[str, Any], Options]  # of a field's name and value
+
+N_CHOICES_MAX: Final = 65536
+# of vLLM's structured_outputs, without effect here
+WITHOUT_EFFECT: Final = ("disable_fallback", "_backend", "_backend_was_auto")
+
+
+def constraint_of(body: Mapping[str, Any]) -> Options:
+    """Return the options of `GrammarParams` that a body sets; none if it has no such field.
+
+    Raises:
+        RequestError: a field is invalid, or several fields constrain the text.
+    """
+    given = {
+        name: read(name, body[name]) for name, read in FIELDS.items() if body.get(name) is not None
+    }
+    return _only_one(given)
+
+
+def _only_one(given: Mapping[str, Options]) -> Options:
+    """The options of the only field that constrains the text. Others have none."""
+    names = [name for name, options in given.items() if options]
+    if len(names) > 1:
+        raise RequestError(f"{' and '.join(names)} exclude each other: give one of them")
+    return given[names[0]] if names else {}
+
+
+def _grammar(name: str, value: Any) -> Options:
+    return _text("grammar", name, value)
+
+
+def _regex(name: str, value: Any) -> Options:
+    return _text("regex", name, value)
+
+
+def _text(option: str, name: str, value: Any) -> Options:
+    """A grammar as a text; an empty one is none, as in llama-server."""
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    return {option: value} if value else {}
+
+
+def _schema(name: str, value: Any) -> Options:
+    """A JSON schema; as a JSON text in SGLang's and some of llama.cpp's clients."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value, STRICT)
+        except RecursionError:
+            raise RequestError(f"{name} is nested too deeply") from None
+        except ValueError as e:
+            raise RequestError(f"{name} is a string, but not JSON: {e}") from None
+    if not isinstance(value, dict | bool):
+        raise refused(name, value, 'a JSON schema, as an object like {"type": "object"}')
+    return {"json_schema": value, "schema_strict": True}
+
+
+def _choice(name: str, value: Any) -> Options:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise refused(name, value, "a list of strings")
+    if not 1 <= len(value) <= N_CHOICES_MAX:
+        raise RequestError(f"{name} has {len(value)} choices: must be 1 to {N_CHOICES_MAX}")
+    # Lark's strings are JSON's
+    return {
+        "grammar": f"{LARK_MARK} {{}}\nstart: CHOICE\nCHOICE: {' | '.join(map(_quoted, value))}"
+    }
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_object(name: str, value: Any) -> Options:
+    if not isinstance(value, bool):
+        raise refused(name, value, "true or false")
+    return _schema(name, {}) if value else {}
+
+
+def _structured_outputs(name: str, value: Any) -> Options:
+    given = _object(name, value, '{"json": {"type": "object"}}')
+    for key in given.keys() - STRUCTURED.keys() - set(WITHOUT_EFFECT):
+        if given[key] is not False:
+            raise RequestError(f"{name}.{key} is not supported: {name} has {', '.join(STRUCTURED)}")
+    found = {
+        f"{name}.{key}": read(f"{name}.{key}", given[key])
+        for key, read in STRUCTURED.items()
+        if key in given
+    }
+    options = _only_one(found)
+    if not options:
+        raise RequestError(f"{name} has no constraint: give one of {', '.join(STRUCTURED)}")
+    return options
+
+
+def _response_format(name: str, value: Any) -> Options:
+    given = _object(name, value, '{"type": "json_object"}')
+    kind = given.pop("type", None)
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise refused(f"{name}.type", kind, f"one of {', '.join(FORMATS)}")
+    return FORMATS[kind](name, given)
+
+
+def _text_format(name: str, given: Any) -> Options:
+    _take(name, given)
+    return {}
+
+
+def _json_object_format(name: str, given: Any) -> Options:
+    (schema,) = _take(name, given, "schema")
+    return _schema(f"{name}.schema", {} if schema is None else schema)
+
+
+def _json_schema_format(name: str, given: Any) -> Options:
+    """OpenAI's nested object; or its fields beside `type`, as in llama-server's documentation."""
+    if "json_schema" in given:
+        (nested,) = _take(name, given, "json_schema")
+        name = f"{name}.json_schema"
+        given = _object(name, nested, '{"name": "answer", "schema": {"type": "object"}}')
+    schema, strict, *_ = _take(name, given, "schema", "strict", "name", "description")
+    if schema is None:
+        raise RequestError(f"{name}.schema is missing")
+    if not isinstance(strict, bool | None):
+        raise refused(f"{name}.strict", strict, "true or false")
+    return _schema(f"{name}.schema", schema) | {"schema_strict": strict is not False}
+
+
+def _regex_format(name: str, given: Any) -> Options:
+    (pattern,) = _take(name, given, "pattern")
+    return _regex(f"{name}.pattern", pattern)
+
+
+def _grammar_format(name: str, given: Any) -> Options:
+    (grammar,) = _take(name, given, "grammar")
+    return _grammar(f"{name}.grammar", grammar)
+
+
+def _take(name: str, given: Mapping[str, Any], *keys: str) -> list[Any]:
+    """The values of these keys, None if absent. Raises RequestError if there are others."""
+    unknown = next((key for key in given if key not in keys), None)
+    if unknown is not None:
+        known = f"it has {', '.join(keys)}" if keys else "it has no further fields"
+        raise RequestError(f"{name}.{unknown:.80} is unknown: {known}")
+    return [given.get(key) for key in keys]
+
+
+def _object(name: str, value: Any, example: str) -> Options:
+    """The object without its nulls."""
+    if not isinstance(value, dict):
+        raise refused(name, value, f"an object like {example}")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+FIELDS: Final[Mapping[str, Reader]] = {
+    "grammar": _grammar,
+    "json_schema": _schema,
+    "regex": _regex,
+    "response_format": _response_format,
+    "ebnf": _grammar,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+    "structured_outputs": _structured_outputs,
+}
+STRUCTURED: Final[Mapping[str, Reader]] = {
+    "json": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": _json_object,
+}
+FORMATS: Final[Mapping[str, Reader]] = {
+    "text": _text_format,
+    "json_object": _json_object_format,
+    "json_schema": _json_schema_format,
+    "regex": _regex_format,
+    "grammar": _grammar_format,
+}
