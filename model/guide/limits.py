@@ -36,6 +36,7 @@ COMPILE_STACK: Final = 64 << 20
 
 # what the helper process of a sandbox may use for a grammar; real ones take 0.06 s and 25 MB
 SANDBOX_SECONDS: Final = 0.5  # of computing time
+SANDBOX_WALL_SECONDS: Final = 10.0  # as a machine may be busy
 SANDBOX_BYTES: Final = 256 << 20  # with the stack
 COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps
 SANDBOX_NICE: Final = 5  # enough that a generation goes first; 19 would starve beside one

@@ -10,6 +10,8 @@ Tested by tests/model/test_guide_sandbox.py.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import ClosedError, GrammarError, LamellaError
 from ...base.log import get_logger
-from .limits import SANDBOX_BYTES, SANDBOX_SECONDS, check_source
+from .limits import SANDBOX_BYTES, SANDBOX_SECONDS, SANDBOX_WALL_SECONDS, check_source
 from .spec import GrammarKind, GrammarSpec, Loosened
 from .translate import Lark
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 _log = get_logger("model")
 
 _COMMAND: Final = [sys.executable, "-m", f"{__package__}.sandbox_process"]
-_WALL_SECONDS: Final = 10.0  # if the helper cannot limit its computing time, or is not scheduled
 
 
 class Sandbox:
@@ -74,9 +75,9 @@ class Sandbox:
         self._end()  # also what another thread waits for
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """The helper's reply; None if it died of the question."""
+        """The helper's reply; None if the question was too hard."""
         process = self._process or self._start()
-        timer = threading.Timer(_WALL_SECONDS, process.kill)
+        timer = threading.Timer(2 * SANDBOX_WALL_SECONDS, _kill, [process])
         timer.start()
         try:
             reply = self._exchange(process, question)
@@ -84,10 +85,11 @@ class Sandbox:
             timer.cancel()
         if not reply.endswith(b"\n"):
             self._end()
-            if not self._closed:
-                self._start()  # while the next request arrives
             return None
         result: dict[str, Any] = json.loads(reply)
+        if "died" in result:
+            _log.debug("a grammar ended its process with status %d", result["died"])
+            return None
         return result
 
     def _exchange(self, process: subprocess.Popen[bytes], question: dict[str, Any]) -> bytes:
@@ -106,6 +108,7 @@ class Sandbox:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # where clients could fill a log
+            start_new_session=True,  # with its forks: Ctrl-C ends this process, and this ends them
         )
         self._process, self._is_ready = process, False
         with suppress(OSError):
@@ -116,19 +119,27 @@ class Sandbox:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
-        status = process.wait()
+        _kill(process)
+        process.wait()
         for pipe in process.stdin, process.stdout:
             if pipe is not None:
                 with suppress(OSError):  # the rest of a question
                     pipe.close()
-        _log.debug("the helper that compiles grammars ended with status %d", status)
 
 
 def _send(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a helper and its forks."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _too_complex(kind: GrammarKind) -> str:

@@ -1,7 +1,8 @@
-"""The helper process of a sandbox: translates and compiles each grammar, or dies of it.
+"""The helper process of a sandbox: translates and compiles each grammar in a fork of its own.
 
 It reads a line of JSON for each grammar, and writes one. It has the special tokens of the real
-vocabulary, and bytes as its other tokens, for compiling does not depend on them.
+vocabulary, and bytes as its other tokens, for compiling does not depend on them. Windows has no
+forks: there a grammar may end the helper itself.
 Tested by tests/model/test_guide_sandbox.py.
 """
 
@@ -13,12 +14,20 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ...base.errors import GrammarError
-from .limits import COMPILED_BYTES, SANDBOX_BYTES, SANDBOX_NICE, SANDBOX_SECONDS
+from .limits import (
+    COMPILED_BYTES,
+    SANDBOX_BYTES,
+    SANDBOX_NICE,
+    SANDBOX_SECONDS,
+    SANDBOX_WALL_SECONDS,
+)
 from .native import cause, compile_lark
 from .spec import GrammarKind, GrammarSpec
 from .translate import to_lark
@@ -49,13 +58,31 @@ class _Tokens:
 
 def main() -> None:
     """Compile grammars until the other process closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends on Ctrl-C, this one then
     tokens = _Tokens(json.loads(sys.stdin.buffer.readline()))
     tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends or None)
-    _limit_memory()
     _write({"ready": True})
     while line := sys.stdin.buffer.readline():
-        _write(_reply(tokenizer, tokens.n_others, json.loads(line)))
+        answer = partial(_answer, tokenizer, tokens.n_others, line)
+        if sys.platform == "win32":
+            answer()
+        else:
+            _in_fork(answer)
+
+
+def _in_fork(answer: Callable[[], None]) -> None:
+    assert sys.platform != "win32"
+    child = os.fork()
+    if child == 0:
+        _limit()
+        answer()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status != 0:
+        _write({"died": status})
+
+
+def _answer(tokenizer: LLTokenizer, n_others: int, line: bytes) -> None:
+    _write(_reply(tokenizer, n_others, json.loads(line)))
 
 
 def _write(message: dict[str, Any]) -> None:
@@ -66,7 +93,6 @@ def _write(message: dict[str, Any]) -> None:
 def _reply(tokenizer: LLTokenizer, n_others: int, question: dict[str, Any]) -> dict[str, Any]:
     spec = GrammarSpec(GrammarKind(question["kind"]), question["source"], question["strict"])
     before = _used_bytes("VmRSS")
-    _limit_time(SANDBOX_SECONDS)
     try:
         lark = to_lark(spec)
         native = compile_lark(tokenizer, lark.text, spec.kind)
@@ -75,8 +101,6 @@ def _reply(tokenizer: LLTokenizer, n_others: int, question: dict[str, Any]) -> d
             raise GrammarError(f"{spec.kind}: too large: more than {COMPILED_BYTES >> 20} MiB")
     except GrammarError as e:
         return {"error": str(e)}
-    finally:
-        _limit_time(0)
     return {"text": lark.text, "loosened": lark.loosened}
 
 
@@ -103,15 +127,17 @@ def _allowed_bytes(text: LLMatcher, n_others: int) -> list[int]:
     return [token for token in tokens if mask[token >> 3] >> (token & 7) & 1]
 
 
-def _limit_memory() -> None:
-    if sys.platform == "win32":  # it has no such limits: the sandbox ends the helper in time
-        return
+def _limit() -> None:
+    """Let the system end this process if it takes too much time or memory."""
+    assert sys.platform != "win32"
     import resource  # noqa: PLC0415 - not on every system
 
     os.nice(SANDBOX_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if data := _used_bytes("VmData"):
         resource.setrlimit(resource.RLIMIT_DATA, (data + SANDBOX_BYTES,) * 2)
+    signal.setitimer(signal.ITIMER_PROF, SANDBOX_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, SANDBOX_WALL_SECONDS)
 
 
 def _used_bytes(field: str) -> int:
@@ -122,12 +148,6 @@ def _used_bytes(field: str) -> int:
     except (OSError, ValueError):
         return 0
     return kib << 10
-
-
-def _limit_time(seconds: float) -> None:
-    """Let the system end this process after so much computing time; 0 for no limit."""
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":
