@@ -202,6 +202,8 @@ class Session:
         finally:
             sys.stdout.write("\n")
             sys.stdout.flush()
+        if self._conversation.incomplete:
+            self.note(self._conversation.incomplete)
 
     def _note_left_out(self) -> None:
         """Print once per conversation that it no longer fits the context."""

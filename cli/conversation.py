@@ -14,6 +14,7 @@ from typing import Final
 
 from ..base.errors import RequestError
 from ..base.utf8 import check_utf8
+from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from ..runtime.text import Generation, generate
@@ -33,10 +34,20 @@ def chat_tokens(instance: Instance, messages: list[Message]) -> list[int]:
     return instance.vocab.tokenize(instance.vocab.without_bos(text), parse_special=True)
 
 
+def incomplete_note(result: Result) -> str:
+    """A line about a text that does not match its whole grammar; "" if it does or has none."""
+    if result.complete is not False:
+        return ""
+    word = result.stopping_word
+    end = f"the stop text {word!r}" if word else "a limit (-n, or the size of the context)"
+    return f"the text is incomplete: {end} ended it before it matched the whole grammar"
+
+
 class Conversation:
     """Messages in order. `params` may be changed between answers.
 
     `n_left_out`: the number of messages after the system prompt that the last prompt left out.
+    `incomplete`: see `incomplete_note`, about the last answer.
     """
 
     def __init__(
@@ -49,6 +60,7 @@ class Conversation:
         self.params = params
         self._instance = instance
         self._system = system
+        self.incomplete = ""
         self.messages: list[Message] = []
         self.reset()
 
@@ -127,11 +139,12 @@ class Conversation:
         return sum(message["role"] == "system" for message in self.messages[:1])
 
     def _pieces(self, generation: Generation) -> Iterator[str]:
-        answer = ""
+        answer, self.incomplete = "", ""
         try:
             for piece in generation:
                 answer += piece.text
                 yield piece.text
+            self.incomplete = incomplete_note(generation.result)
         finally:
             generation.cancel()
             self.messages.append({"role": "assistant", "content": answer})

@@ -24,7 +24,7 @@ from ..runtime.instance import Instance
 from ..runtime.params import OpenParams
 from ..runtime.text import Generation, generate
 from . import chat
-from .conversation import chat_tokens
+from .conversation import chat_tokens, incomplete_note
 from .flags import (
     ONE_SEQUENCE,
     add_escape_flags,
@@ -188,6 +188,8 @@ def _answer(args: argparse.Namespace, question: str | None) -> int:
             if args.json:
                 sys.stdout.write(json.dumps(_report(instance, prompt, pieces, result)) + "\n")
             sys.stderr.write(summary(result) + "\n")
+            if incomplete := incomplete_note(result):
+                sys.stderr.write(f"lamella: {incomplete}\n")
             if result.stop_type is StopType.EOS and not pieces and not is_message:
                 sys.stderr.write(NO_TEXT)
         return status
@@ -270,6 +272,7 @@ def _report(
         "text": "".join(text for text, _ in pieces),
         "stop_type": result.stop_type,
         "stopping_word": result.stopping_word,
+        "complete": result.complete,
         "seed": result.seed,
         "timings": result.timings.as_dict(),
         "n_graphs_built": instance.context.n_graphs_built,

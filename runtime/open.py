@@ -75,6 +75,7 @@ def open_model(
         DoesNotFitError: a device's memory is too small. OutOfMemoryError: it became too small
             after the plan was made; nothing stays allocated.
         PlacementError: placement is strict, and the plan has displaced nodes.
+        GrammarError: the grammar of `defaults` is invalid for the model's vocabulary.
     """
     plan = plan_model(params, on_compile)
     parts = _read_parts(params)
@@ -174,6 +175,9 @@ def _open_engine(
             file_meta=parts.file_meta,
             defaults={**parts.recommended, **defaults},
         )
+        grammar = instance.request_params().grammar.spec
+        if grammar is not None:
+            engine.compiler.compile(grammar)
         engine.start()
         return instance
     except BaseException:
