@@ -19,6 +19,7 @@ from .base.utf8 import check_utf8
 from .runtime.instance import Instance
 from .runtime.messages import Message, chat_prompt, check_messages, check_template_options
 from .runtime.params import ALIASES, RequestParams, without_aliases
+from .schemas import schema_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,18 +31,21 @@ ELSEWHERE: Final = {
     "best_of": "is not an option: call once for each text, with another seed",
     "model": "is not an option: lamella.load loads the model",
     **dict.fromkeys(("logprobs", "top_logprobs"), "are reported over HTTP only: lamella serve"),
-    **dict.fromkeys(("tools", "tool_choice", "functions", "response_format"), NOT_YET),
+    "response_format": "is not an option: give json_schema",
+    **dict.fromkeys(("tools", "tool_choice", "functions"), NOT_YET),
     **dict.fromkeys(("echo", "suffix"), NOT_YET),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request. `prompt` returns the token ids; it takes long for a long text."""
+    """A checked request. `prompt` returns the token ids; it takes long for a long text.
+    `json_schema` is the argument: a schema, a type, or None."""
 
     prompt: Callable[[], Sequence[int]]
     params: RequestParams
     stop: tuple[str, ...]
+    json_schema: object
 
 
 def text_request(
@@ -65,7 +69,7 @@ def text_request(
         def ids() -> list[int]:
             return tokens
 
-    return Request(ids, _params(instance, options), _stop(stop))
+    return _request(instance, ids, stop, options)
 
 
 def chat_request(
@@ -86,7 +90,7 @@ def chat_request(
         text = chat_prompt(instance.chat, instance.vocab, checked, options=more)
         return instance.vocab.tokenize(text, parse_special=True)
 
-    return Request(ids, _params(instance, options), _stop(stop))
+    return _request(instance, ids, stop, options)
 
 
 def conversation(messages: object, system: str | None) -> list[Message]:
@@ -171,6 +175,18 @@ def named(keywords: type, options: type[Options]) -> Callable[[Function], Functi
         return function
 
     return decorate
+
+
+def _request(
+    instance: Instance,
+    prompt: Callable[[], Sequence[int]],
+    stop: object,
+    options: Mapping[str, Any],
+) -> Request:
+    schema = options.get("json_schema")
+    if schema is not None:
+        options = {**options, "json_schema": schema_of(schema)}
+    return Request(prompt, _params(instance, options), _stop(stop), schema)
 
 
 def _params(instance: Instance, options: Mapping[str, Any]) -> RequestParams:

@@ -6,9 +6,12 @@ Knows no engine's thread. Tested by tests/api/test_complete.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from .base.errors import RequestError
 from .runtime.engine.job import Result, Timings
+from .schemas import value_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,9 @@ class Completion:
         seed: the seed in use: it gives the same text again.
         usage: numbers of tokens.
         timings: how long the prompt and the text took.
+        complete: True if the whole text matches its grammar, False if it ended before, for example
+            by `max_tokens`; None without a grammar.
+        json_schema: the argument `json_schema`: a schema or a type; None without one.
     """
 
     text: str
@@ -52,6 +58,24 @@ class Completion:
     seed: int
     usage: Usage
     timings: Timings
+    complete: bool | None = None
+    json_schema: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def parsed(self) -> Any:
+        """The value of a text with a `json_schema`: an object of the type that was given as the
+        schema, or dicts, lists and plain values.
+
+        Raises:
+            RequestError: the text is not complete, or has no schema.
+            pydantic.ValidationError: a validator of the type refuses the value.
+        """
+        if self.json_schema is None:
+            raise RequestError("parsed: the text has no json_schema")
+        if not self.complete:
+            limit = f"the stop text {self.stop!r}" if self.stop else "a limit, such as max_tokens"
+            raise RequestError(f"parsed: the text is not complete: it ended by {limit}")
+        return value_of(self.text, self.json_schema)
 
     @property
     def message(self) -> dict[str, str]:
@@ -62,7 +86,9 @@ class Completion:
         return self.text
 
 
-def completion(text: str, tokens: Sequence[int], result: Result) -> Completion:
+def completion(
+    text: str, tokens: Sequence[int], result: Result, json_schema: object = None
+) -> Completion:
     """The completion of a generation that has ended."""
     return Completion(
         text=text,
@@ -76,4 +102,6 @@ def completion(text: str, tokens: Sequence[int], result: Result) -> Completion:
             cached_tokens=result.n_cached,
         ),
         timings=result.timings,
+        complete=result.complete,
+        json_schema=json_schema,
     )

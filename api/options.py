@@ -7,7 +7,10 @@ Tested by tests/api/test_reference.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class LoadOptions(TypedDict, total=False):
@@ -201,7 +204,7 @@ class RequestOptions(TypedDict, total=False):
     """
     grammar: str | None
     """GBNF grammar that all text matches; Lark if it begins with %llguidance (default: none)"""
-    json_schema: Mapping[str, object] | bool | None | None
+    json_schema: Mapping[str, object] | bool | str | type | TypeAdapter[Any] | None
     """JSON schema that all text matches; {} is any JSON object (default: none)"""
     regex: str | None
     """regular expression that the whole text matches (default: none)"""

@@ -22,7 +22,8 @@ Start = Callable[[asyncio.AbstractEventLoop], AsyncGeneration]
 class _Received:
     """The text and the tokens that a stream has received."""
 
-    def __init__(self) -> None:
+    def __init__(self, json_schema: object) -> None:
+        self._json_schema = json_schema
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._closed = False
@@ -39,7 +40,7 @@ class _Received:
 
     def _completion(self, ended: Result | LamellaError | None) -> Completion:
         if isinstance(ended, Result):
-            return completion(self.text, self._tokens, ended)
+            return completion(self.text, self._tokens, ended, self._json_schema)
         if self._closed or ended is None:
             raise CancelledError("the stream was closed before its end")
         raise ended
@@ -52,8 +53,8 @@ class TextStream(_Received):
     nothing refers to the stream any more. Other threads may call `close`.
     """
 
-    def __init__(self, model: object, generation: Generation) -> None:
-        super().__init__()
+    def __init__(self, model: object, generation: Generation, json_schema: object = None) -> None:
+        super().__init__(json_schema)
         self._model = model  # stays open until the stream ends
         self._generation = generation
         self._pieces = iter(generation)
@@ -113,8 +114,8 @@ class AsyncTextStream(_Received):
     block, and when nothing refers to the stream any more.
     """
 
-    def __init__(self, model: object, start: Start) -> None:
-        super().__init__()
+    def __init__(self, model: object, start: Start, json_schema: object = None) -> None:
+        super().__init__(json_schema)
         self._model = model  # stays open until the stream ends
         self._start = start
         self._generation: AsyncGeneration | None = None

@@ -260,7 +260,7 @@ class Model(EmbeddingMethods):
         generation = generate(
             instance.engine, instance.vocab, request.prompt(), request.params, stop=request.stop
         )
-        return TextStream(self, generation)
+        return TextStream(self, generation, request.json_schema)
 
     def _async_stream(self, request: Request) -> AsyncTextStream:
         instance = self._generator()
@@ -275,7 +275,7 @@ class Model(EmbeddingMethods):
                 stop=request.stop,
             )
 
-        return AsyncTextStream(self, start)
+        return AsyncTextStream(self, start, request.json_schema)
 
 
 @named(LoadOptions, OpenParams)

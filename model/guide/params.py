@@ -42,6 +42,13 @@ def _schema(name: str, value: object) -> object:
     raise refused(name, value, 'a JSON schema, as an object like {"type": "object"}')
 
 
+def _dumped(schema: object) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as e:  # values that JSON has not
+        raise RequestError(f"json_schema: {e}") from None
+
+
 def without_replaced(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The defaults of options, without their grammar if the given options have one."""
     if any(given.get(name) not in ("", None) for name in NAMES):
@@ -111,5 +118,5 @@ class GrammarParams(Options):
             return GrammarSpec(GrammarKind.REGEX, self.regex)
         if self.json_schema is not None:
             schema = {"type": "object"} if self.json_schema == {} else self.json_schema
-            return GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), self.schema_strict)
+            return GrammarSpec(GrammarKind.JSON_SCHEMA, _dumped(schema), self.schema_strict)
         return None

@@ -30,7 +30,7 @@ WIDER: Final = {
     "chat_template_kwargs": "Mapping[str, object] | None",
     "override_kv": "Mapping[str, bool | int | float | str]",
     "logit_bias": "Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int | str, float]]",
-    "json_schema": "Mapping[str, object] | bool | None",
+    "json_schema": "Mapping[str, object] | bool | str | type | TypeAdapter[Any]",
 }
 LEFT_OUT: Final = ("path",)  # `lamella.load` has an argument of this name
 
@@ -44,7 +44,10 @@ Tested by tests/api/test_reference.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 '''
 
 
