@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
@@ -24,20 +24,28 @@ from .translate import Lark, to_lark
 
 
 class CompiledGrammar:
-    """A grammar that is ready to be followed. Immutable and thread-safe.
+    """A grammar that compiles. Thread-safe.
 
     Attributes:
         loosened: the keywords of a JSON schema that are not enforced.
     """
 
-    def __init__(self, native: LLMatcher, loosened: Sequence[Loosened]) -> None:
-        """`native` is at the begin of a text, and stays there."""
+    def __init__(self, compile: Callable[[], LLMatcher], loosened: Sequence[Loosened]) -> None:
+        """Compile the grammar once. Raises GrammarError as `compile` does."""
         self.loosened = tuple(loosened)
-        self._native = native
+        self._compile = compile
+        self._unused = [compile()]
 
     def matcher(self) -> Matcher:
-        """Return a matcher at the begin of a text."""
-        return Matcher(self._native.deep_copy())
+        """Return a matcher at the begin of a text. Raises GrammarError: memory is short.
+
+        Each text has its own: copies of llguidance's matchers share states, errors and limits.
+        """
+        try:
+            native = self._unused.pop()
+        except IndexError:
+            native = self._compile()
+        return Matcher(native, self._compile)
 
 
 class Compiler:
@@ -77,7 +85,8 @@ class Compiler:
 
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         lark, loosened = self._translate(spec)
-        return CompiledGrammar(compile_lark(self.tokenizer, lark, spec.kind), loosened)
+        compile = partial(compile_lark, self.tokenizer, lark, spec.kind)
+        return CompiledGrammar(compile, loosened)
 
 
 def validate(spec: GrammarSpec) -> None:

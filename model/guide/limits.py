@@ -34,6 +34,9 @@ SCHEMA_DEPTH_MAX: Final = 100  # brackets; llguidance's parser of JSON ends at 1
 # Memory is used as far as it is needed
 COMPILE_STACK: Final = 64 << 20
 
+# A text that fills `max_lexer_states` continues with none, unless it did so this many tokens before
+N_TOKENS_PER_STATES: Final = 100
+
 # what the helper process of a sandbox may use for a grammar; real ones take 0.06 s and 25 MB
 SANDBOX_SECONDS: Final = 0.5  # of computing time
 SANDBOX_WALL_SECONDS: Final = 10.0  # as a machine may be busy

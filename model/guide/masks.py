@@ -91,6 +91,9 @@ class MaskComputer:
                         matcher.spend(time.thread_time() - before)
                 else:
                     self._compute(executor, [(each.native, i) for i, each in enumerate(asked)])
+                for i, matcher in enumerate(asked):
+                    if matcher.renew():
+                        self._compute(executor, [(matcher.native, i)])
             except BaseException as e:
                 error = e
             seconds = time.perf_counter() - begin

@@ -6,11 +6,17 @@ Knows no sampling. Tested by tests/model/test_guide.py.
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Callable
+from typing import Final
 
 from llguidance import LLMatcher
 
 from ...base.errors import GrammarError
-from .limits import SECONDS_AT_START, SECONDS_PER_TOKEN
+from .limits import N_TOKENS_PER_STATES, SECONDS_AT_START, SECONDS_PER_TOKEN
+from .native import cause
+
+_STATES_ARE_FULL: Final = "too many states"  # in messages of llguidance's earley/regexvec.rs
 
 
 class Matcher:
@@ -20,11 +26,15 @@ class Matcher:
     `s: s s s | s s | "a" |` takes longer for each token.
     """
 
-    __slots__ = ("_seconds_left", "native")
+    __slots__ = ("_compile", "_n_renewed", "_seconds_left", "_tokens", "native")
 
-    def __init__(self, native: LLMatcher) -> None:
+    def __init__(self, native: LLMatcher, compile: Callable[[], LLMatcher]) -> None:
+        """`native` is at the begin of the text. `compile` makes another one."""
         self.native = native
         self._seconds_left = SECONDS_AT_START
+        self._compile = compile
+        self._tokens = array("i")
+        self._n_renewed = 0
 
     def accept(self, token: int) -> None:
         """Add a token, which the last mask allowed. An end token changes nothing.
@@ -33,7 +43,9 @@ class Matcher:
             GrammarError: the token does not continue the text, or the grammar is too complex.
         """
         begin = time.thread_time()
-        self.native.consume_token(token)
+        self._tokens.append(token)
+        if not self.native.consume_token(token):
+            self.renew()
         self.spend(time.thread_time() - begin - SECONDS_PER_TOKEN)
         self.check()
 
@@ -52,16 +64,22 @@ class Matcher:
         return self.native.is_stopped() and self.native.is_accepting()
 
     def check(self) -> None:
-        """Raise GrammarError if the last call failed, or the budget is spent."""
+        """Raise GrammarError if the last call or the last mask failed, or the budget is spent."""
         if self.native.is_error():
-            raise GrammarError(_cause(self.native.get_error()))
+            why = cause(self.native.get_error())
+            raise GrammarError(f"the grammar became too complex for this text: {why}")
         if self._seconds_left < 0:
             raise GrammarError(
                 "the grammar is too ambiguous: it takes too long to find the tokens that may follow"
             )
 
-
-def _cause(message: str) -> str:
-    """A sentence from llguidance's message, which may repeat the grammar after its first line."""
-    first = message.partition("\n")[0].strip()
-    return f"the grammar cannot be followed any further: {first:.300}"
+    def renew(self) -> bool:
+        """After a failure, continue with an empty cache of states if it was full. Return True if
+        the matcher works again."""
+        native, n_tokens = self.native, len(self._tokens)
+        if not native.is_error() or _STATES_ARE_FULL not in native.get_error():
+            return False
+        if n_tokens - self._n_renewed < N_TOKENS_PER_STATES:
+            return False
+        self.native, self._n_renewed = self._compile(), n_tokens
+        return self.native.consume_tokens(self._tokens.tolist())

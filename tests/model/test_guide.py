@@ -6,10 +6,20 @@ import json
 import re
 
 import pytest
-from guides import EOS, accepts, byte_vocab, random_text, schema
+from guides import EOS, accepts, allowed, byte_vocab, random_text, schema
+from llguidance import LLParserLimits
 
 from lamella.base.errors import GrammarError, RequestError
-from lamella.model.guide import Compiler, GrammarKind, GrammarParams, GrammarSpec, validate
+from lamella.model.guide import (
+    Compiler,
+    GrammarKind,
+    GrammarParams,
+    GrammarSpec,
+    MaskComputer,
+    limits,
+    validate,
+)
+from lamella.model.guide import matcher as matcher_module
 from lamella.model.guide.limits import N_CACHED_MAX
 from lamella.model.guide.params import without_replaced
 
@@ -65,6 +75,23 @@ def test_a_matcher_refuses_other_tokens(compiler: Compiler) -> None:
         with pytest.raises(GrammarError):
             matcher.accept(token)
         assert not matcher.is_complete and not matcher.is_finished
+
+
+def test_a_text_that_fills_the_states_continues_with_none(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask computes the states of all texts that may follow, a replay only those of one."""
+    few = LLParserLimits(max_lexer_states=1000, verbose_errors=False)
+    monkeypatch.setattr(limits, "GRAMMAR_LIMITS", few)
+    monkeypatch.setattr(matcher_module, "N_TOKENS_PER_STATES", 10)
+    words = "|".join(f"{c}x{c}" for c in "abcdefghijklmnopqrstuvwyz")
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, f"({words}){{1,1000}}"))
+    matcher, masks = grammar.matcher(), MaskComputer(257, 1)
+    first = matcher.native
+    for token in b"axabxb" * 20:
+        assert token in allowed(masks, matcher)
+        matcher.accept(token)
+    assert matcher.native is not first and matcher.is_complete
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: Compiler) -> None:
