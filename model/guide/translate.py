@@ -9,11 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from llguidance import regex_to_lark
-
 from ...base.errors import GrammarError
 from .gbnf import gbnf_to_lark
 from .limits import check_source
+from .regex import regex_to_lark
 from .schema import to_llguidance
 from .spec import GrammarKind, GrammarSpec, Loosened
 
@@ -42,7 +41,7 @@ def to_lark(spec: GrammarSpec) -> Lark:
             text = spec.source.lstrip().removeprefix("%llguidance").lstrip(" {}")
             return Lark(_HEADER + text)
         case GrammarKind.REGEX:
-            return Lark(f"{_HEADER}start: /{regex_to_lark(spec.source)}/")
+            return Lark(_HEADER + regex_to_lark(spec.source))
         case GrammarKind.JSON_SCHEMA:
             translated = to_llguidance(_json(spec.source), strict=spec.strict)
             schema = json.dumps(translated.schema)

@@ -56,7 +56,7 @@ def given() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", given(), ids=lambda case: str(case["name"]))
 def test_given_grammars(case: dict[str, Any]) -> None:
     if not case.get("compiles", True):
-        with pytest.raises(GrammarError, match=r"^line 1, column "):
+        with pytest.raises(GrammarError, match=r"^gbnf: line 1, column "):
             compiled(case["gbnf"])
         return
     grammar = compiled(case["gbnf"])
@@ -139,7 +139,7 @@ def check_random_grammar(seed: int, characters: str) -> bool:
 
 @pytest.mark.parametrize("characters", ["abc", "ab"])
 def test_random_grammars(characters: str) -> None:
-    assert sum(check_random_grammar(seed, characters) for seed in range(40)) > 10
+    assert sum(check_random_grammar(seed, characters) for seed in range(25)) > 6
 
 
 @pytest.mark.full

@@ -95,7 +95,7 @@ def test_rules_are_separated_by_line_ends() -> None:
 def test_errors_name_their_place(text: str, place: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
         gbnf_to_lark(text)
-    assert str(caught.value).startswith(place)
+    assert str(caught.value).startswith(f"gbnf: {place}")
 
 
 @pytest.mark.parametrize(

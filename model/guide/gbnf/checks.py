@@ -23,7 +23,7 @@ def check(parsed: Parsed) -> None:
     """
     rules = parsed.rules
     if ROOT not in rules:
-        raise GrammarError(f"the grammar has no rule {ROOT}, which the whole text must match")
+        raise GrammarError(f"gbnf: the grammar has no rule {ROOT}, which the whole text must match")
     for name, at in parsed.references.items():
         if name not in rules:
             parsed.fail(f"the rule {name} is not defined", at)

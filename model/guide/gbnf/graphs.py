@@ -88,7 +88,9 @@ def holding(
             if len(found) == n_found:
                 break
         else:
-            raise GrammarError(f"the rule {component[0]} and others refer to each other too often")
+            raise GrammarError(
+                f"gbnf: {component[0]} and other rules refer to each other too often"
+            )
     return found
 
 

@@ -70,7 +70,7 @@ class Parsed(NamedTuple):
 
     def fail(self, message: str, at: int) -> NoReturn:
         """Raise GrammarError for an offset."""
-        raise GrammarError(f"{self.place(at)}: {message}")
+        raise GrammarError(f"gbnf: {self.place(at)}: {message}")
 
 
 def parse(text: str, token_ids: TokenIds) -> Parsed:
@@ -81,7 +81,7 @@ def parse(text: str, token_ids: TokenIds) -> Parsed:
     """
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     if n_bytes > N_BYTES_MAX:
-        raise GrammarError(f"the grammar has {n_bytes} bytes, must be at most {N_BYTES_MAX}")
+        raise GrammarError(f"gbnf: the grammar has {n_bytes} bytes, must be at most {N_BYTES_MAX}")
     return _Parser(text, token_ids).grammar()
 
 
