@@ -14,8 +14,9 @@ from typing import Final
 NICE: Final = 19  # the lowest: all of an idle core, little of a busy one
 
 
-def lower_priority(thread_id: int | None = None) -> None:
-    """Lower the priority of a thread, by default the caller's. Threads that it starts inherit it.
+def lower_priority(thread_id: int | None = None, nice: int = NICE) -> None:
+    """Lower the priority of a thread, by default the caller's. Threads and processes that it starts
+    inherit it.
 
     It is never raised again. Only Linux has priorities of threads; elsewhere, and in a sandbox that
     forbids it, nothing changes.
@@ -23,4 +24,4 @@ def lower_priority(thread_id: int | None = None) -> None:
     if sys.platform == "linux":
         id = threading.get_native_id() if thread_id is None else thread_id
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, id, max(NICE, os.getpriority(os.PRIO_PROCESS, id)))
+            os.setpriority(os.PRIO_PROCESS, id, max(nice, os.getpriority(os.PRIO_PROCESS, id)))

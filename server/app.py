@@ -159,7 +159,10 @@ async def _set_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 async def _close_engine(app: web.Application) -> None:
     """Close the engine or the embedder: this cancels running requests, and their handlers end."""
-    model = app[STATE].model
+    state = app[STATE]
+    if state.grammars is not None:
+        await asyncio.to_thread(state.grammars.close)
+    model = state.model
     if model is not None:
         await asyncio.to_thread(model.worker.close)
 

@@ -1,34 +1,72 @@
 """Compiles the grammars of requests, before a request is submitted.
 
-An invalid grammar is an error before the first token, and nothing is queued. Knows no request.
-Tested by tests/server/test_http_structured.py.
+An invalid grammar is an error before the first token, and nothing is queued. Clients are not
+trusted: one grammar compiles at a time, in a sandbox, and other requests go first.
+Tested by tests/server/test_http_structured.py and test_http_hostile.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
+from ..base.errors import OverloadedError
 from ..base.log import get_logger
-from ..model.guide import Compiler, GrammarSpec, Loosened
+from ..base.priority import lower_priority
+from ..model.guide import GrammarSpec, Loosened
+from ..model.guide.sandbox import Sandbox
+from ..runtime.instance import Instance
+
+N_WAITING_MAX: Final = 64  # grammars; each takes a few ms, half a second at most
+NICE: Final = 5  # enough that generations go first; with 19, grammars would starve beside them
 
 log = get_logger("server")
 _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
 _N_LOGGED_MAX: Final = 100
 
 
-async def compile_grammar(compiler: Compiler, spec: GrammarSpec) -> Sequence[Loosened]:
-    """Compile a grammar in a thread. Return what is not enforced, and log it once.
+class GrammarQueue:
+    """Compiles the grammars of a model, one after another. Belongs to the event loop."""
 
-    The engine finds the compiled grammar in the compiler's cache.
+    def __init__(self, model: Instance) -> None:
+        self._sandbox = Sandbox(model.vocab)
+        self._compiler = model.engine.compiler
+        self._compiler.translate = self._sandbox.translate
+        self._thread = ThreadPoolExecutor(
+            1, "lamella-grammars", initializer=partial(lower_priority, nice=NICE)
+        )
+        self._n_waiting = 0
 
-    Raises:
-        GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
-    """
-    compiled = await asyncio.to_thread(compiler.compile, spec)
-    _log(compiled.loosened)
-    return compiled.loosened
+    async def compile(self, spec: GrammarSpec) -> Sequence[Loosened]:
+        """Compile a grammar. Return what is not enforced, and log it once.
+
+        The engine finds the compiled grammar in the compiler's cache. If the caller is cancelled
+        while it waits for its turn, nothing is compiled.
+
+        Raises:
+            GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
+            OverloadedError: too many grammars are waiting.
+        """
+        compiled = self._compiler.cached(spec)
+        if compiled is None:
+            if self._n_waiting == N_WAITING_MAX:
+                raise OverloadedError(f"{N_WAITING_MAX} grammars are already waiting")
+            self._n_waiting += 1
+            try:
+                work = self._thread.submit(self._compiler.compile, spec)
+                compiled = await asyncio.wrap_future(work)
+            finally:
+                self._n_waiting -= 1
+        _log(compiled.loosened)
+        return compiled.loosened
+
+    def close(self) -> None:
+        """End the helper process. Waiting requests fail with ClosedError."""
+        self._sandbox.close()
+        self._thread.shutdown(wait=False)
 
 
 def _log(loosened: Sequence[Loosened]) -> None:

@@ -21,7 +21,7 @@ from ..model.guide import GrammarSpec
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Bridge, Choice, ChoiceEvent, Event, Prompt
-from .grammars import compile_grammar
+from .grammars import GrammarQueue
 from .http_errors import status_and_body
 from .parsing import parse_body
 from .prompts import chat_prompt, choices_of, request_params, tokenize_parts
@@ -91,7 +91,7 @@ async def _generate(
     bridge = Bridge(model.engine)
     try:
         body, params, spec = await work_on_body(request, partial(_parse, kind, model))
-        loosened = () if spec is None else await compile_grammar(model.engine.compiler, spec)
+        loosened = () if spec is None else await _grammars(request, model).compile(spec)
         replies = await asyncio.to_thread(prepare, bridge, model, body, params)
         replies.loosened = loosened
         record = record_of(request)
@@ -101,6 +101,13 @@ async def _generate(
         return await _answer(bridge, replies)
     finally:
         bridge.close()
+
+
+def _grammars(request: web.Request, model: Instance) -> GrammarQueue:
+    state = request.app[STATE]
+    if state.grammars is None:
+        state.grammars = GrammarQueue(model)
+    return state.grammars
 
 
 async def _answer(bridge: Bridge, replies: Replies) -> web.Response:

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from ..runtime.instance import EmbeddingInstance, Instance
 from .config import ServerConfig
+from .grammars import GrammarQueue
 
 ServedModel = Instance | EmbeddingInstance
 
@@ -47,6 +48,7 @@ class ServerState:
     ) -> None:
         self.config = config
         self.model = model
+        self.grammars: GrammarQueue | None = None  # once a request has a grammar
         self.progress = progress or LoadProgress()
 
     async def load(self, load: Callable[[], ServedModel]) -> None:

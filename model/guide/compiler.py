@@ -52,9 +52,9 @@ class Compiler:
     """Compiles grammars for one vocabulary. Several threads may use it."""
 
     def __init__(self, vocab: Vocab, translate: Callable[[GrammarSpec], Lark] = to_lark) -> None:
-        """`translate` may be a sandbox's, for grammars that are not trusted."""
+        """A server sets `translate` to a sandbox's, for it does not trust grammars."""
         self._vocab = vocab
-        self._translate = translate
+        self.translate = translate
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
 
@@ -69,10 +69,9 @@ class Compiler:
         Raises:
             GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
         """
-        with self._lock:
-            if spec in self._cache:
-                self._cache.move_to_end(spec)
-                return self._cache[spec]
+        found = self.cached(spec)
+        if found is not None:
+            return found
         compiled = self._compiled(spec)
         with self._lock:
             self._cache[spec] = compiled
@@ -83,8 +82,15 @@ class Compiler:
                 self._cache.popitem(last=False)
         return compiled
 
+    def cached(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """The grammar, if it is in the cache."""
+        with self._lock:
+            if spec in self._cache:
+                self._cache.move_to_end(spec)
+            return self._cache.get(spec)
+
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        lark, loosened = self._translate(spec)
+        lark, loosened = self.translate(spec)
         compile = partial(compile_lark, self.tokenizer, lark, spec.kind)
         return CompiledGrammar(compile, loosened)
 

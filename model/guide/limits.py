@@ -41,8 +41,7 @@ N_TOKENS_PER_STATES: Final = 100
 SANDBOX_SECONDS: Final = 0.5  # of computing time
 SANDBOX_WALL_SECONDS: Final = 10.0  # as a machine may be busy
 SANDBOX_BYTES: Final = 256 << 20  # with the stack
-COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps
-SANDBOX_NICE: Final = 5  # enough that a generation goes first; 19 would starve beside one
+COMPILED_BYTES: Final = 32 << 20  # that a compiled grammar keeps, for each text
 
 # the budget of computing time of a text. Real schemas take less than 1 ms for most tokens, 5 ms for
 # a few; an ambiguous grammar took 50 ms for each

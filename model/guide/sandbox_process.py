@@ -24,7 +24,6 @@ from ...base.errors import GrammarError
 from .limits import (
     COMPILED_BYTES,
     SANDBOX_BYTES,
-    SANDBOX_NICE,
     SANDBOX_SECONDS,
     SANDBOX_WALL_SECONDS,
 )
@@ -132,7 +131,6 @@ def _limit() -> None:
     assert sys.platform != "win32"
     import resource  # noqa: PLC0415 - not on every system
 
-    os.nice(SANDBOX_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if data := _used_bytes("VmData"):
         resource.setrlimit(resource.RLIMIT_DATA, (data + SANDBOX_BYTES,) * 2)

@@ -1,0 +1,96 @@
+"""Hostile grammars over HTTP: each ends in an error, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from http_world import RunningServer
+from structured_world import eventually, serving_stories
+
+from lamella.server import grammars
+
+TREE: dict[str, Any] = {"a0": {"type": "object"}}
+for level in range(40):
+    both = {"$ref": f"#/$defs/a{level}", "minProperties": 0}
+    TREE[f"a{level + 1}"] = {"type": "object", "properties": {"x": both, "y": both}}
+DOUBLING = {"type": "object", "properties": {"z": TREE["a40"]}, "$defs": TREE}
+NESTED = '{"type":"array","items":' * 10_000 + "true" + "}" * 10_000
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "1 MB schema": {"json_schema": {"enum": ["x" * 20 + str(i) for i in range(45_000)]}},
+    "1 MB grammar": {"grammar": 'root ::= "a"' + " | [a-z]{3}" * 100_000},
+    "nested GBNF": {"grammar": "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000},
+    "recursive Lark": {"grammar": "%llguidance {}\nstart: start"},
+    "nested Lark": {"grammar": "%llguidance {}\nstart: " + "(" * 10_000},
+    "long regex": {"regex": "a?" * 100_000},
+    "nested regex": {"regex": "(" * 8_000 + ")" * 8_000},
+    "null": {"regex": "a\0" * 10 + "("},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with serving_stories() as server:
+        yield server
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "Once", "max_tokens": 8, **fields}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused(server: RunningServer, name: str) -> None:
+    begin = time.perf_counter()
+    reply = server.post("/completion", body(**HOSTILE[name]))
+    assert reply.status == 400, reply.raw[:200]
+    assert len(reply.error["message"]) < 1000
+    assert time.perf_counter() - begin < 3  # 1 s on a machine that does nothing else
+
+
+def test_a_deeply_nested_schema_is_refused(server: RunningServer) -> None:
+    """Python's JSON cannot even write it."""
+    raw = f'{{"prompt": "Once", "json_schema": {NESTED}}}'.encode()
+    reply = server.call("POST", "/completion", raw)
+    assert reply.status == 400 and "nested" in reply.error["message"], reply.raw[:200]
+
+
+def test_too_many_grammars_at_once(server: RunningServer) -> None:
+    with patch.object(grammars, "N_WAITING_MAX", 1), ThreadPoolExecutor(6) as pool:
+        bodies = [body(json_schema={**DOUBLING, "title": str(i)}) for i in range(6)]
+        replies = list(pool.map(lambda each: server.post("/completion", each), bodies))
+    statuses = [reply.status for reply in replies]
+    assert set(statuses) == {400, 503}
+    [overloaded, *_] = [reply for reply in replies if reply.status == 503]
+    assert "waiting" in overloaded.error["message"] and "retry-after" in overloaded.headers
+
+
+def test_a_client_that_hangs_up_leaves_the_queue(server: RunningServer) -> None:
+    raw = json.dumps(body(json_schema={**DOUBLING, "title": "gone"})).encode()
+    head = f"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+    for client in clients:
+        client.sendall(head + raw)
+    time.sleep(0.1)
+    for client in clients:
+        client.close()
+    begin = time.perf_counter()
+    assert server.ok("/completion", **body(regex="[a-z]{2}"))["content"].isalpha()
+    assert time.perf_counter() - begin < 3  # not after 8 compilations of half a second
+
+
+def test_requests_go_on_beside_hostile_ones(server: RunningServer) -> None:
+    bodies = [body(json_schema={**DOUBLING, "title": f"beside {i}"}) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        hostile = pool.map(lambda each: server.post("/completion", each), bodies)
+        for _ in range(5):
+            assert server.get("/health").status == 200
+            assert server.ok("/completion", **body())["tokens_predicted"]
+        assert {reply.status for reply in hostile} == {400}
+    eventually(lambda: server.model.engine.n_running == 0)
