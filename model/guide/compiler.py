@@ -37,15 +37,21 @@ class CompiledGrammar:
         self._unused = [compile()]
 
     def matcher(self) -> Matcher:
-        """Return a matcher at the begin of a text. Raises GrammarError: memory is short.
+        """Return a matcher at the begin of a text, which compiles the grammar when it is needed.
 
         Each text has its own: copies of llguidance's matchers share states, errors and limits.
         """
+        return Matcher(self._native)
+
+    def free(self) -> None:
+        """Free the memory of the compiled grammar. The next matcher compiles it again."""
+        self._unused.clear()
+
+    def _native(self) -> LLMatcher:
         try:
-            native = self._unused.pop()
+            return self._unused.pop()
         except IndexError:
-            native = self._compile()
-        return Matcher(native, self._compile)
+            return self._compile()
 
 
 class Compiler:
@@ -74,6 +80,8 @@ class Compiler:
             return found
         compiled = self._compiled(spec)
         with self._lock:
+            for older in self._cache.values():
+                older.free()  # one compiled grammar may have tens of megabytes
             self._cache[spec] = compiled
             while len(self._cache) > 1 and (
                 len(self._cache) > N_CACHED_MAX

@@ -40,10 +40,15 @@ class MaskComputer:
         self.waited = 0.0
         self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
         self._rows = list(self._masks)
-        self._asked: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
+        self._asked: SimpleQueue[Sequence[Matcher] | Matcher | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._matchers: Sequence[Matcher] = ()
         self._thread: threading.Thread | None = None
+
+    def prepare(self, matcher: Matcher) -> None:
+        """Let the thread compile a matcher's grammar. Later masks wait for it."""
+        self._start()
+        self._asked.put(matcher)
 
     def begin(self, matchers: Sequence[Matcher]) -> None:
         """Start computing the masks of these matchers. They must not change before `take`."""
@@ -81,17 +86,21 @@ class MaskComputer:
         executor = LLExecutor(_N_THREADS)
         is_slow = False
         while (asked := self._asked.get()) is not None:
+            if isinstance(asked, Matcher):
+                asked.prepare()
+                continue
             begin = time.perf_counter()
             error: BaseException | None = None
             try:
+                sound = [(each, i) for i, each in enumerate(asked) if each.prepare()]
                 if is_slow:
-                    for i, matcher in enumerate(asked):
+                    for matcher, i in sound:
                         before = time.thread_time()
                         self._compute(executor, [(matcher.native, i)])
                         matcher.spend(time.thread_time() - before)
                 else:
-                    self._compute(executor, [(each.native, i) for i, each in enumerate(asked)])
-                for i, matcher in enumerate(asked):
+                    self._compute(executor, [(each.native, i) for each, i in sound])
+                for matcher, i in sound:
                     if matcher.renew():
                         self._compute(executor, [(matcher.native, i)])
             except BaseException as e:
@@ -103,5 +112,7 @@ class MaskComputer:
 
     def _compute(self, executor: LLExecutor, rows: list[tuple[LLMatcher, int]]) -> None:
         """Compute the masks of these rows; a single one on this thread."""
+        if not rows:
+            return
         address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
         executor.unsafe_compute_mask_ptr(rows, address, 4 * n_words, n_rows)

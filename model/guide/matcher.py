@@ -26,15 +26,32 @@ class Matcher:
     `s: s s s | s s | "a" |` takes longer for each token.
     """
 
-    __slots__ = ("_compile", "_n_renewed", "_seconds_left", "_tokens", "native")
+    __slots__ = ("_compile", "_failure", "_n_renewed", "_native", "_seconds_left", "_tokens")
 
-    def __init__(self, native: LLMatcher, compile: Callable[[], LLMatcher]) -> None:
-        """`native` is at the begin of the text. `compile` makes another one."""
-        self.native = native
+    def __init__(self, compile: Callable[[], LLMatcher]) -> None:
+        """`compile` returns llguidance's matcher at the begin of a text."""
+        self._native: LLMatcher | None = None
+        self._failure: Exception | None = None
         self._seconds_left = SECONDS_AT_START
         self._compile = compile
         self._tokens = array("i")
         self._n_renewed = 0
+
+    @property
+    def native(self) -> LLMatcher:
+        """llguidance's matcher, compiled on first use. Raises what compiling raises."""
+        if self._native is None:
+            self._native = self._compile()
+        return self._native
+
+    def prepare(self) -> bool:
+        """Compile the grammar now. Return False if it fails; `check` raises the error then."""
+        if self._failure is None:
+            try:
+                _ = self.native
+            except Exception as e:
+                self._failure = e
+        return self._failure is None
 
     def accept(self, token: int) -> None:
         """Add a token, which the last mask allowed. An end token changes nothing.
@@ -64,7 +81,12 @@ class Matcher:
         return self.native.is_stopped() and self.native.is_accepting()
 
     def check(self) -> None:
-        """Raise GrammarError if the last call or the last mask failed, or the budget is spent."""
+        """Raise GrammarError if the last call or the last mask failed, or the budget is spent.
+
+        Raises what compiling raised.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self.native.is_error():
             why = cause(self.native.get_error())
             raise GrammarError(f"the grammar became too complex for this text: {why}")
@@ -81,5 +103,5 @@ class Matcher:
             return False
         if n_tokens - self._n_renewed < N_TOKENS_PER_STATES:
             return False
-        self.native, self._n_renewed = self._compile(), n_tokens
-        return self.native.consume_tokens(self._tokens.tolist())
+        self._native, self._n_renewed = None, n_tokens
+        return self.prepare() and self.native.consume_tokens(self._tokens.tolist())

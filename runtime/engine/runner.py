@@ -156,6 +156,8 @@ class Runner:
             self._queue.take_first()
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter())
+            if ticket.matcher is not None:
+                self._masks.prepare(ticket.matcher)  # while the model computes the prompt
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))

@@ -115,6 +115,33 @@ def test_an_invalid_grammar_is_refused_before_it_is_queued() -> None:
     engine.close()
 
 
+def test_waiting_jobs_have_no_compiled_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else hundreds of them would fill the memory."""
+    engine = make_engine(FakeContext())
+    tickets = [engine.submit(guided(Recorder(), seed)) for seed in range(20)]
+    assert all(ticket.matcher is not None for ticket in tickets)
+    assert not any(ticket.matcher and ticket.matcher._native for ticket in tickets)
+    engine.close()
+
+
+def test_a_grammar_that_no_longer_compiles_fails_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(FakeContext())
+    broken, other = Recorder(), Recorder()
+    engine.submit(guided(broken, regex="a{1,5}"))
+    engine.submit(guided(other, regex="b{1,5}"))  # frees the first one's compiled grammar
+    error = GrammarError("no memory")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    [compiled] = [each for spec, each in engine.compiler._cache.items() if "a{" in spec.source]
+    monkeypatch.setattr(compiled, "_compile", fail)
+    engine.start()
+    assert broken.error() is error
+    assert other.result().complete
+    engine.close()
+
+
 def test_a_bias_against_all_allowed_tokens_fails_only_its_job() -> None:
     token = PIECES.index(b"d")
     params = SamplingParams(logit_bias=((token, -math.inf),))
