@@ -172,7 +172,7 @@ def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
         ({"json_schema": "{"}, "^json_schema is a string, but not JSON: Expecting property"),
         ({"json_schema": '{"a": NaN}'}, "^json_schema is a .*: NaN is not a JSON number"),
         ({"json_schema": '"text"'}, "^json_schema is 'text': must be a JSON schema"),
-        ({"guided_json": "[" * 100_000}, "^guided_json is nested too deeply"),
+        ({"guided_json": "[" * 5_000}, "^guided_json is nested too deeply"),
         ({"guided_choice": []}, "^guided_choice has 0 choices: must be 1 to"),
         ({"guided_choice": "yes"}, "^guided_choice is 'yes': must be a list of strings"),
         ({"guided_choice": ["yes", 1]}, "^guided_choice is .*: must be a list of strings"),
@@ -229,7 +229,6 @@ def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
             "^regex and response_format exclude each other",
         ),
     ],
-    ids=str,
 )
 def test_invalid_fields(model: Instance, fields: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
