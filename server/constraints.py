@@ -22,6 +22,7 @@ Options = dict[str, Any]
 Reader = Callable[[str, Any], Options]  # of a field's name and value
 
 N_CHOICES_MAX: Final = 65536
+NAMED_SCHEMA: Final = ("schema", "strict", "name", "description")  # OpenAI's object
 # of vLLM's structured_outputs, without effect here
 WITHOUT_EFFECT: Final = ("disable_fallback", "_backend", "_backend_was_auto")
 
@@ -72,6 +73,9 @@ def _schema(name: str, value: Any) -> Options:
             raise RequestError(f"{name} is a string, but not JSON: {e}") from None
     if not isinstance(value, dict | bool):
         raise refused(name, value, 'a JSON schema, as an object like {"type": "object"}')
+    if isinstance(value, dict) and "schema" in value and not value.keys() - set(NAMED_SCHEMA):
+        # as a schema, it would allow any value
+        raise RequestError(f'{name} must be the schema itself: the value of its "schema"')
     return {"json_schema": value, "schema_strict": True}
 
 
@@ -136,7 +140,7 @@ def _json_schema_format(name: str, given: Any) -> Options:
         (nested,) = _take(name, given, "json_schema")
         name = f"{name}.json_schema"
         given = _object(name, nested, '{"name": "answer", "schema": {"type": "object"}}')
-    schema, strict, *_ = _take(name, given, "schema", "strict", "name", "description")
+    schema, strict, *_ = _take(name, given, *NAMED_SCHEMA)
     if schema is None:
         raise RequestError(f"{name}.schema is missing")
     if not isinstance(strict, bool | None):

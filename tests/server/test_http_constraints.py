@@ -169,6 +169,7 @@ def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
         ({"regex": ["a"]}, r"^regex is \['a'\]: must be a string"),
         ({"json_schema": 3}, "^json_schema is 3: must be a JSON schema"),
         ({"json_schema": [SCHEMA]}, "^json_schema is .*: must be a JSON schema"),
+        ({"json_schema": FORMAT["json_schema"]}, "^json_schema must be the schema itself: the val"),
         ({"json_schema": "{"}, "^json_schema is a string, but not JSON: Expecting property"),
         ({"json_schema": '{"a": NaN}'}, "^json_schema is a .*: NaN is not a JSON number"),
         ({"json_schema": '"text"'}, "^json_schema is 'text': must be a JSON schema"),
