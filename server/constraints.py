@@ -21,7 +21,6 @@ from .long_json import STRICT, parse_json
 Options = dict[str, Any]
 Reader = Callable[[str, Any], Options]  # of a field's name and value
 
-N_CHOICES_MAX: Final = 65536
 NAMED_SCHEMA: Final = ("schema", "strict", "name", "description")  # OpenAI's object
 # of vLLM's structured_outputs, without effect here
 WITHOUT_EFFECT: Final = ("disable_fallback", "_backend", "_backend_was_auto")
@@ -80,10 +79,8 @@ def _schema(name: str, value: Any) -> Options:
 
 
 def _choice(name: str, value: Any) -> Options:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
         raise refused(name, value, "a list of strings")
-    if not 1 <= len(value) <= N_CHOICES_MAX:
-        raise RequestError(f"{name} has {len(value)} choices: must be 1 to {N_CHOICES_MAX}")
     # Lark's strings are JSON's
     return {
         "grammar": f"{LARK_MARK} {{}}\nstart: CHOICE\nCHOICE: {' | '.join(map(_quoted, value))}"
