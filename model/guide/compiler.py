@@ -19,6 +19,7 @@ from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX
 from .matcher import Matcher
 from .native import compile_lark
 from .spec import GrammarKind, GrammarSpec, Loosened
+from .token_names import TokenNames
 from .tokens import guide_tokenizer
 from .translate import Lark, to_lark
 
@@ -57,10 +58,12 @@ class CompiledGrammar:
 class Compiler:
     """Compiles grammars for one vocabulary. Several threads may use it."""
 
-    def __init__(self, vocab: Vocab, translate: Callable[[GrammarSpec], Lark] = to_lark) -> None:
+    def __init__(
+        self, vocab: Vocab, translate: Callable[[GrammarSpec], Lark] | None = None
+    ) -> None:
         """A server sets `translate` to a sandbox's, for it does not trust grammars."""
         self._vocab = vocab
-        self.translate = translate
+        self.translate = translate or partial(to_lark, tokens=TokenNames.of(vocab))
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
 

@@ -367,6 +367,12 @@ def _unicode(letter: str) -> Ranges:
     return union((ord(run[0][0]), ord(run[0][-1])) for run in found)
 
 
+def unicode_classes() -> None:
+    """Compute the sets of \\d, \\w and \\s, which are cached."""
+    for letter in "dws":
+        _unicode(letter)
+
+
 @cache
 def _categories() -> dict[str, list[tuple[int, int]]]:
     """The characters of each general category."""

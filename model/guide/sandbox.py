@@ -44,6 +44,7 @@ class Sandbox:
             "n_tokens": vocab.n_tokens,
             "special": [[id, text.decode("latin-1")] for id, text in sorted(special.items())],
             "ends": sorted(vocab.eog),
+            "named": dict(vocab.special_ids),
         }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

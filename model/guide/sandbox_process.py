@@ -28,7 +28,9 @@ from .limits import (
     SANDBOX_WALL_SECONDS,
 )
 from .native import cause, compile_lark
+from .regex import unicode_classes
 from .spec import GrammarKind, GrammarSpec
+from .token_names import TokenNames
 from .translate import to_lark
 
 _N_STEPS: Final = 32  # of a random text
@@ -49,6 +51,9 @@ class _Tokens:
             self.tokens[id] = text or b"<unnamed>"
         self.special_token_ids = sorted(special)
         self.ends: list[int] = hello["ends"]
+        self.names = TokenNames(
+            self.n_others, hello["named"], frozenset(special), frozenset(self.ends)
+        )
         self.eos_token_id = min(self.ends, default=None)
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -60,8 +65,9 @@ def main() -> None:
     tokens = _Tokens(json.loads(sys.stdin.buffer.readline()))
     tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends or None)
     _write({"ready": True})
+    unicode_classes()  # 0.3 s that forks save
     while line := sys.stdin.buffer.readline():
-        answer = partial(_answer, tokenizer, tokens.n_others, line)
+        answer = partial(_answer, tokenizer, tokens, line)
         if sys.platform == "win32":
             answer()
         else:
@@ -80,8 +86,8 @@ def _in_fork(answer: Callable[[], None]) -> None:
         _write({"died": status})
 
 
-def _answer(tokenizer: LLTokenizer, n_others: int, line: bytes) -> None:
-    _write(_reply(tokenizer, n_others, json.loads(line)))
+def _answer(tokenizer: LLTokenizer, tokens: _Tokens, line: bytes) -> None:
+    _write(_reply(tokenizer, tokens, json.loads(line)))
 
 
 def _write(message: dict[str, Any]) -> None:
@@ -89,13 +95,13 @@ def _write(message: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-def _reply(tokenizer: LLTokenizer, n_others: int, question: dict[str, Any]) -> dict[str, Any]:
+def _reply(tokenizer: LLTokenizer, tokens: _Tokens, question: dict[str, Any]) -> dict[str, Any]:
     spec = GrammarSpec(GrammarKind(question["kind"]), question["source"], question["strict"])
     before = _used_bytes("VmRSS")
     try:
-        lark = to_lark(spec)
+        lark = to_lark(spec, tokens.names)
         native = compile_lark(tokenizer, lark.text, spec.kind)
-        _walk(native, n_others, spec.kind)
+        _walk(native, tokens.n_others, spec.kind)
         if _used_bytes("VmRSS") - before > COMPILED_BYTES:
             raise GrammarError(f"{spec.kind}: too large: more than {COMPILED_BYTES >> 20} MiB")
     except GrammarError as e:

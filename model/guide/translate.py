@@ -15,6 +15,7 @@ from .limits import check_source
 from .regex import regex_to_lark
 from .schema import to_llguidance
 from .spec import GrammarKind, GrammarSpec, Loosened
+from .token_names import TokenNames, any_token
 
 # without forcing, masks need no tokenizer: any tokens may spell the text
 _HEADER: Final = '%llguidance {"no_forcing": true}\n'
@@ -27,8 +28,8 @@ class Lark(NamedTuple):
     loosened: Sequence[Loosened] = ()
 
 
-def to_lark(spec: GrammarSpec) -> Lark:
-    """Check a grammar and translate it.
+def to_lark(spec: GrammarSpec, tokens: TokenNames | None = None) -> Lark:
+    """Check a grammar and translate it. Without `tokens`, a grammar may name any token.
 
     Raises:
         GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
@@ -36,7 +37,7 @@ def to_lark(spec: GrammarSpec) -> Lark:
     check_source(spec)
     match spec.kind:
         case GrammarKind.GBNF:
-            return Lark(_HEADER + gbnf_to_lark(spec.source))
+            return Lark(_HEADER + gbnf_to_lark(spec.source, tokens.token if tokens else any_token))
         case GrammarKind.LARK:
             text = spec.source.lstrip().removeprefix("%llguidance").lstrip(" {}")
             return Lark(_HEADER + text)

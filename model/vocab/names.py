@@ -23,7 +23,7 @@ class Names:
     """The names of special tokens. Immutable and thread-safe.
 
     Attributes:
-        names: the names that are found.
+        ids: the token of each name that is found.
     """
 
     def __init__(self, tokens: Strings, ids: Sequence[int]) -> None:
@@ -37,11 +37,11 @@ class Names:
         named = [(name, id) for name, id in named if name and _is_utf8(name)]
         named.sort(key=lambda pair: -len(pair[0]))
         names = [name for name, _ in named]
-        self.names = frozenset(name.decode() for name in names)
+        self.ids = {name.decode(): id for name, id in reversed(named)}  # the first of equal ones
         first_bytes = np.zeros(256, np.uint8)
         first_bytes[[name[0] for name in names]] = 1
         trie = Trie(Strings.of(names), np.ones(len(names), np.uint8))
-        self._ids = [id for _, id in named]
+        self._id_list = [id for _, id in named]
         self._lengths = np.array([len(name) for name in names], np.int64)
         self._tables = first_bytes, *trie.arrays, self._lengths
 
@@ -50,7 +50,7 @@ class Names:
 
         A longer name takes precedence anywhere in the text, and the first of equally long ones.
         """
-        if not self._ids or not text:
+        if not self.ids or not text:
             return [text] if text else []
         utf8 = text.encode()
         begins, names = self._found(utf8)
@@ -60,7 +60,7 @@ class Names:
             begin, name = int(begins[i]), int(names[i])
             if begin > at:
                 parts.append(utf8[at:begin].decode())
-            parts.append(self._ids[name])
+            parts.append(self._id_list[name])
             at = begin + int(self._lengths[name])
         if at < len(utf8):
             parts.append(utf8[at:].decode() if at else text)

@@ -8,7 +8,7 @@ docstrings name the differences. Knows no files, no models, no chat templates an
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -219,7 +219,12 @@ class Vocab:
     @property
     def special_names(self) -> frozenset[str]:
         """The texts of control, unknown and user-defined tokens, which `parse_special` finds."""
-        return self._special.names
+        return frozenset(self._special.ids)
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """The ids of `special_names`."""
+        return self._special.ids
 
     def stream(self, special: bool = False) -> TextDecoder:
         """Return a decoder for ids that continue a text. It keeps a leading space."""

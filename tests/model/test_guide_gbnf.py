@@ -16,7 +16,8 @@ from guides import accepts, byte_vocab, random_text
 from lamella.base.errors import GrammarError
 from lamella.model.guide import CompiledGrammar, Compiler, GrammarSpec
 from lamella.model.guide.gbnf import gbnf_to_lark
-from lamella.model.guide.gbnf.parser import no_tokens, parse
+from lamella.model.guide.gbnf.parser import parse
+from lamella.model.guide.token_names import any_token
 
 JSON = r"""
 root   ::= ws value
@@ -113,8 +114,8 @@ def test_json() -> None:
 
 
 def test_lexemes_are_as_large_as_they_can_be() -> None:
-    assert gbnf_to_lark('root ::= "a" b{2}\nb ::= [b-d]+ | "é"').count("\nL") == 1
-    lexemes = [line for line in gbnf_to_lark(JSON).splitlines() if line.startswith("L")]
+    assert gbnf_to_lark('root ::= "a" b{2}\nb ::= [b-d]+ | "é"', any_token).count("\nL") == 1
+    lexemes = [line for line in gbnf_to_lark(JSON, any_token).splitlines() if line.startswith("L")]
     assert len(lexemes) < 12
 
 
@@ -127,7 +128,7 @@ def check_random_grammar(seed: int, characters: str) -> bool:
         if "left-recursive" in str(e) or "never ends" in str(e):
             return False
         raise
-    rules = parse(text, no_tokens).rules
+    rules = parse(text, any_token).rules
     try:
         for each in STRINGS:
             expected = follow(rules, each)
@@ -154,7 +155,7 @@ def test_random_walks_end_in_texts_that_match() -> None:
         text = RandomGrammar(random.randrange(10**6)).text()
         try:
             grammar = compiled(text)
-            rules = parse(text, no_tokens).rules
+            rules = parse(text, any_token).rules
             for seed in range(3):
                 walked = random_text(compiler(), grammar, seed, n_max=60)
                 if walked is not None:

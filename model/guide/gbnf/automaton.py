@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from .limits import N_COPIES_MAX, N_STEPS_MAX
-from .nodes import CODE_POINT_MAX, Alt, Chars, Node, Ranges, Ref, Repeat, Rules, Seq, Text
+from .nodes import CODE_POINT_MAX, Alt, Chars, Node, Ranges, Ref, Repeat, Rules, Seq, Text, Token
 
 START: Final = -1  # the state before any character
 
@@ -74,6 +74,8 @@ def _sets(rules: Rules) -> Iterator[Ranges]:
         node = todo.pop()
         if isinstance(node, Chars):
             yield node.ranges
+        elif isinstance(node, Token):
+            yield node.starts
         elif isinstance(node, Text):
             yield from (((ord(c), ord(c)),) for c in dict.fromkeys(node.text))
         todo.extend(node.children)

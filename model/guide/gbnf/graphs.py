@@ -12,14 +12,19 @@ from .limits import N_SWEEPS_MAX
 from .nodes import Alt, Node, Ref, Repeat, Rules, Seq
 
 
-def references(node: Node) -> Iterator[str]:
-    """Yield the names in an expression, once per reference."""
+def leaves(node: Node) -> Iterator[Node]:
+    """Yield the expressions in an expression that have no other ones inside."""
     todo = [node]
     while todo:
         node = todo.pop()
-        if isinstance(node, Ref):
-            yield node.name
+        if not node.children:
+            yield node
         todo.extend(node.children)
+
+
+def references(node: Node) -> Iterator[str]:
+    """Yield the names in an expression, once per reference."""
+    return (leaf.name for leaf in leaves(node) if isinstance(leaf, Ref))
 
 
 def components(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
+from ....base.errors import GrammarError
 from .automaton import Alphabet, Automaton, Overlap, Steps, TooManyStepsError, absorbs, overlap
-from .graphs import components, holding, is_nullable, references
+from .graphs import components, holding, is_nullable, leaves, references
 from .limits import LEXEME_SIZE_MAX, N_COPIES_MAX, N_ROUNDS_MAX
 from .nodes import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Text, Token, alt, seq
 from .shape import is_regular
@@ -29,6 +30,9 @@ def divided(rules: Rules, regular: set[str], root: str, steps: Steps) -> Rules:
     """Return the rules with lexemes as their leaves, and references to rules beside them.
 
     Lexemes are single characters if the search for larger ones takes too long.
+
+    Raises:
+        GrammarError: a token that the grammar names can be mistaken for text or another token.
     """
     divider = _Divider(rules, regular)
     if root in regular:
@@ -44,7 +48,17 @@ def divided(rules: Rules, regular: set[str], root: str, steps: Steps) -> Rules:
     except TooManyStepsError:
         pass
     divider.split_all = True
-    return divider.plan(root)
+    plan = divider.plan(root)
+    if any(isinstance(node, Token) for body in plan.values() for node in leaves(body)):
+        raise GrammarError("gbnf: the grammar names tokens, and is too ambiguous for that")
+    return plan
+
+
+def _ambiguous(token: Token) -> GrammarError:
+    return GrammarError(
+        f"gbnf: {token.name} names a token that can also be text at the same place; it must be a "
+        "control token, or the texts in its place must begin otherwise"
+    )
 
 
 class _Divider:
@@ -169,8 +183,8 @@ class _Conflicts:
         todo = list(seen)
         while todo:
             p, q = todo.pop()
-            for a in skeleton.nexts(p):
-                for b in skeleton.nexts(q):
+            for i, a in enumerate(skeleton.nexts(p)):
+                for b in skeleton.nexts(q)[i if p == q else 0 :]:
                     self._steps.spend(1)
                     if not self._compare(a, b, skeleton, found):
                         continue
@@ -185,27 +199,47 @@ class _Conflicts:
         if isinstance(a.item, Token) or isinstance(b.item, Token):
             return self._compare_tokens(a.item, b.item)
         both = self._overlap(a.item, b.item)
-        if both.b_goes_on and both.b_goes_on & self._followers(a, a.item, skeleton):
+        if both.b_goes_on & self._followers(a, both.b_goes_on, skeleton):
             found.add(b.item.node)
-        if both.a_goes_on and both.a_goes_on & self._followers(b, b.item, skeleton):
+        if both.a_goes_on & self._followers(b, both.a_goes_on, skeleton):
             found.add(a.item.node)
         return both.is_common
 
-    def _followers(self, edge: Edge, lexeme: Lexeme, skeleton: Skeleton) -> int:
-        """The classes of first characters behind a lexeme, without the lexemes it absorbs."""
+    def _followers(self, edge: Edge, going_on: int, skeleton: Skeleton) -> int:
+        """The classes of first characters behind a lexeme, without the lexemes it absorbs.
+
+        Text that goes on with the classes `going_on` must not be a token that follows.
+        """
+        assert isinstance(edge.item, Lexeme), edge
         classes = 0
-        for next in skeleton.nexts(edge.target):
+        for next in skeleton.nexts(edge.target) if going_on else ():
             self._steps.spend(1)
-            if isinstance(next.item, Lexeme):
-                starts = self._automaton(next.item).starts
-                if starts & ~classes and not (
-                    next.is_optional and self._absorbs(lexeme, next.item)
-                ):
-                    classes |= starts
+            starts = self._starts(next.item)
+            if isinstance(next.item, Token):
+                if starts & going_on:
+                    raise _ambiguous(next.item)
+            elif starts & ~classes and not (
+                next.is_optional and self._absorbs(edge.item, next.item)
+            ):
+                classes |= starts
         return classes
 
     def _compare_tokens(self, a: Lexeme | Token, b: Lexeme | Token) -> bool:
+        """Return True if they are the same; refuse what llguidance does not tell apart."""
+        if isinstance(a, Token) and isinstance(b, Token):
+            if a != b and any(p <= s and r <= q for p, q in a.ids for r, s in b.ids):
+                first, second = sorted((a.name, b.name))
+                raise GrammarError(f"gbnf: {first} and {second} are possible at the same place")
+        elif self._starts(a) & self._starts(b):
+            token = a if isinstance(a, Token) else b
+            assert isinstance(token, Token)
+            raise _ambiguous(token)
         return a == b
+
+    def _starts(self, item: Lexeme | Token) -> int:
+        if isinstance(item, Token):
+            return self._alphabet.mask(item.starts)
+        return self._automaton(item).starts
 
     def _automaton(self, lexeme: Lexeme) -> Automaton:
         found = self._automata.get(lexeme)

@@ -87,12 +87,17 @@ class Text(Node):
 
 @dataclass(frozen=True)
 class Token(Node):
-    """One of these tokens of the vocabulary, which the rest of a grammar cannot match.
+    """One token of the vocabulary, whatever its text is.
 
-    `ids` are ranges with both ends included, ascending and disjoint.
+    Attributes:
+        ids: ranges with both ends included, ascending and disjoint.
+        starts: characters with which the text of the tokens begins; none if they have no text.
+        name: as the grammar names it.
     """
 
     ids: Ranges
+    starts: Ranges
+    name: str
     __hash__ = Node.__hash__
 
 

@@ -43,8 +43,8 @@ _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _OPENERS: Final = "a literal, a class, a group, a rule's name, a token or '.'"
 
-# returns the id ranges that a token terminal stands for, or raises ValueError with the reason
-TokenIds = Callable[[str, bool], tuple[tuple[int, int], ...]]
+# returns the node for a token's name and whether it is negated; raises ValueError with the reason
+FindToken = Callable[[str, bool], Token]
 
 
 class Parsed(NamedTuple):
@@ -73,7 +73,7 @@ class Parsed(NamedTuple):
         raise GrammarError(f"gbnf: {self.place(at)}: {message}")
 
 
-def parse(text: str, token_ids: TokenIds) -> Parsed:
+def parse(text: str, find_token: FindToken) -> Parsed:
     """Parse a grammar.
 
     Raises:
@@ -82,12 +82,7 @@ def parse(text: str, token_ids: TokenIds) -> Parsed:
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     if n_bytes > N_BYTES_MAX:
         raise GrammarError(f"gbnf: the grammar has {n_bytes} bytes, must be at most {N_BYTES_MAX}")
-    return _Parser(text, token_ids).grammar()
-
-
-def no_tokens(name: str, negated: bool) -> NoReturn:
-    """Refuse token terminals: there is no vocabulary."""
-    raise ValueError(f"the token {'!' * negated}{name} needs a vocabulary")
+    return _Parser(text, find_token).grammar()
 
 
 @dataclass(slots=True)
@@ -103,9 +98,9 @@ class _Group:
 
 
 class _Parser:
-    def __init__(self, text: str, token_ids: TokenIds) -> None:
+    def __init__(self, text: str, find_token: FindToken) -> None:
         self._text = text
-        self._token_ids = token_ids
+        self._find_token = find_token
         self._at = 0
         self._n_nodes = 0
         self._parsed = Parsed(text, {}, {}, {})
@@ -303,7 +298,7 @@ class _Parser:
             self._expected("a token as <[id]> or <text>")
         self._at = found.end()
         try:
-            return Token(self._token_ids(found[0], negated))
+            return self._find_token(found[0], negated)
         except ValueError as e:
             self._fail(str(e), start)
 
