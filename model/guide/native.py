@@ -18,7 +18,9 @@ from .spec import GrammarKind
 _N_CHARS_MAX: Final = 500  # of a message
 _NO_TEXT: Final = "NoExtension"  # the message if nothing may follow, and the text is not complete
 # where the state, a trace or an excerpt of the translated grammar begins in llguidance's messages
-_DETAILS: Final = re.compile(r"\n(?:<| *\d+ \| )")
+_DETAILS: Final = re.compile(r"\n(?:<| *\d+ \| )| \(at \"")
+_REGEX_DETAILS: Final = re.compile(r" \(in regex\): (?:regex parse error:\n(?:.*\n)*error: )?")
+_PLACE: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # line and column
 
 
 def compile_lark(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> LLMatcher:
@@ -29,7 +31,7 @@ def compile_lark(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> LLMatc
     """
     [native] = _with_large_stack(tokenizer, lark, kind)
     if native.is_error():
-        raise GrammarError(f"{kind}: {cause(native.get_error())}")
+        raise GrammarError(f"{kind}: {_placed(cause(native.get_error()), kind)}")
     first = native.deep_copy()
     mask = first.compute_bitmask()
     error = first.get_error()
@@ -58,9 +60,19 @@ def _with_large_stack(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> l
     return results
 
 
+def _placed(message: str, kind: GrammarKind) -> str:
+    """A message with the place in the user's text, or without the one in a translated text."""
+    found = _PLACE.match(message)
+    if not found:
+        return message
+    place = f"line {found[1]}, column {found[2]}: " if kind is GrammarKind.LARK else ""
+    return place + message[found.end() :]
+
+
 def cause(message: str) -> str:
     """The sentences of llguidance's message, without the state, excerpts and traces."""
     text = _DETAILS.split(message, maxsplit=1)[0].strip()
+    text = _REGEX_DETAILS.sub(": ", text).replace("\n", "; ")
     if text.startswith("panic:"):
         return f"the grammar is too large or too complex ({text[7:107]})"
     return text[:_N_CHARS_MAX]

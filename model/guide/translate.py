@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ...base.errors import GrammarError
 from .gbnf import gbnf_to_lark
+from .lark import checked
 from .limits import check_source
 from .regex import regex_to_lark
 from .schema import to_llguidance
@@ -39,8 +40,7 @@ def to_lark(spec: GrammarSpec, tokens: TokenNames | None = None) -> Lark:
         case GrammarKind.GBNF:
             return Lark(_HEADER + gbnf_to_lark(spec.source, tokens.token if tokens else any_token))
         case GrammarKind.LARK:
-            text = spec.source.lstrip().removeprefix("%llguidance").lstrip(" {}")
-            return Lark(_HEADER + text)
+            return Lark(*checked(spec.source, tokens, strict=spec.strict))
         case GrammarKind.REGEX:
             return Lark(_HEADER + regex_to_lark(spec.source))
         case GrammarKind.JSON_SCHEMA:
