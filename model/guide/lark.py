@@ -57,7 +57,8 @@ def checked(source: str, tokens: TokenNames | None, *, strict: bool = True) -> C
         GrammarError: the grammar has something that cannot be honored; names line and column.
     """
     reader = _Reader(source, tokens, strict)
-    return Checked("".join(reader.parts()), reader.loosened)
+    text = "".join(reader.parts())
+    return Checked(text, tuple(reader.loosened))
 
 
 class _Reader:
