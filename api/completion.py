@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .base.errors import RequestError
+from .model.guide import Loosened
 from .runtime.engine.job import Result, Timings
 from .schemas import value_of
 
@@ -48,6 +49,8 @@ class Completion:
         timings: how long the prompt and the text took.
         complete: True if the whole text matches its grammar, False if it ended before, for example
             by `max_tokens`; None without a grammar.
+        loosened: what `schema_strict=False` allows the text to break: keywords of the schema, each
+            with its path and the reason.
         json_schema: the argument `json_schema`: a schema or a type; None without one.
     """
 
@@ -59,6 +62,7 @@ class Completion:
     usage: Usage
     timings: Timings
     complete: bool | None = None
+    loosened: tuple[Loosened, ...] = ()
     json_schema: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -103,5 +107,6 @@ def completion(
         ),
         timings=result.timings,
         complete=result.complete,
+        loosened=tuple(result.loosened),
         json_schema=json_schema,
     )

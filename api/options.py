@@ -209,7 +209,9 @@ class RequestOptions(TypedDict, total=False):
     regex: str | None
     """regular expression that the whole text matches (default: none)"""
     schema_strict: bool | None
-    """refuse JSON schemas with keywords that cannot be enforced (default: True)"""
+    """refuse JSON schemas with keywords that cannot be enforced; off: leave these out (default:
+    True)
+    """
     max_tokens: int | None
     """OpenAI's name of `n_predict`"""
     max_completion_tokens: int | None

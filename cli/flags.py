@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from ..base.errors import RequestError
+from ..base.errors import GrammarError, RequestError
 from ..base.log_output import LogParams
 from ..base.options import Declared, Options, Shortcut, declarations, groups
 from ..base.utf8 import read_text
-from ..model.guide import validate
+from ..model.guide import GrammarSpec, validate
 from ..runtime.params import ModelParams, OpenParams, RequestParams
 from . import peer_options
 from .device_list import add_device_list_flag
@@ -258,5 +258,15 @@ def request_defaults(args: argparse.Namespace) -> dict[str, Any]:
     # report invalid values before a model is opened
     grammar = RequestParams.make(found).grammar.spec
     if grammar is not None:
-        validate(grammar)
+        _validate(grammar)
     return found
+
+
+def _validate(grammar: GrammarSpec) -> None:
+    """Check a grammar without a model. The error names the option."""
+    kind = grammar.kind
+    option = kind if kind in declarations(RequestParams) else "grammar"
+    try:
+        validate(grammar)
+    except GrammarError as e:
+        raise GrammarError(f"{option}: {str(e).removeprefix(f'{kind}: ')}") from None

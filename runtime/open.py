@@ -175,14 +175,20 @@ def _open_engine(
             file_meta=parts.file_meta,
             defaults={**parts.recommended, **defaults},
         )
-        grammar = instance.request_params().grammar.spec
-        if grammar is not None:
-            engine.compiler.compile(grammar)
+        _compile_default(instance)
         engine.start()
         return instance
     except BaseException:
         unload(context)
         raise
+
+
+def _compile_default(instance: Instance) -> None:
+    """Compile the grammar of requests that have none. Log what it does not enforce."""
+    grammar = instance.request_params().grammar.spec
+    if grammar is not None:
+        for each in instance.engine.compiler.compile(grammar).loosened:
+            log.warning("`%s` at `%s` is not enforced: %s", each.keyword, each.path, each.reason)
 
 
 def _open_embedder(

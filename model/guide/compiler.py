@@ -42,7 +42,7 @@ class CompiledGrammar:
 
         Each text has its own: copies of llguidance's matchers share states, errors and limits.
         """
-        return Matcher(self._native)
+        return Matcher(self._native, self.loosened)
 
     def free(self) -> None:
         """Free the memory of the compiled grammar. The next matcher compiles it again."""

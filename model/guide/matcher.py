@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from llguidance import LLMatcher
@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 from ...base.errors import GrammarError
 from .limits import N_TOKENS_PER_STATES, SECONDS_AT_START, SECONDS_PER_TOKEN
 from .native import cause
+from .spec import Loosened
 
 _STATES_ARE_FULL: Final = "too many states"  # in messages of llguidance's earley/regexvec.rs
 
@@ -24,12 +25,24 @@ class Matcher:
 
     It has a budget of computing time, for no limit of llguidance bounds ambiguous grammars:
     `s: s s s | s s | "a" |` takes longer for each token.
+
+    Attributes:
+        loosened: the keywords of a JSON schema that are not enforced.
     """
 
-    __slots__ = ("_compile", "_failure", "_n_renewed", "_native", "_seconds_left", "_tokens")
+    __slots__ = (
+        "_compile",
+        "_failure",
+        "_n_renewed",
+        "_native",
+        "_seconds_left",
+        "_tokens",
+        "loosened",
+    )
 
-    def __init__(self, compile: Callable[[], LLMatcher]) -> None:
+    def __init__(self, compile: Callable[[], LLMatcher], loosened: Sequence[Loosened] = ()) -> None:
         """`compile` returns llguidance's matcher at the begin of a text."""
+        self.loosened = loosened
         self._native: LLMatcher | None = None
         self._failure: Exception | None = None
         self._seconds_left = SECONDS_AT_START

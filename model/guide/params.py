@@ -100,7 +100,10 @@ class GrammarParams(Options):
         help="regular expression that the whole text matches",
     )
     schema_strict: bool = option(
-        True, help="refuse JSON schemas with keywords that cannot be enforced"
+        True,
+        "--schema-strict",
+        off=("--no-schema-strict",),
+        help="refuse JSON schemas with keywords that cannot be enforced; off: leave these out",
     )
 
     def __post_init__(self) -> None:

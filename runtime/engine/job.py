@@ -6,11 +6,13 @@ Tests: tests/runtime/test_engine.py, tests/runtime/test_engine_limits.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from ...base.errors import LamellaError
+from ...model.guide import Loosened
 from ...model.sampling import Logprobs
 from ..params import RequestParams
 
@@ -93,6 +95,7 @@ class Result:
     timings: Timings
     stopping_word: str = ""  # set by the sink that found it
     complete: bool | None = None  # the text matches its grammar as a whole; None: it has none
+    loosened: Sequence[Loosened] = ()  # the keywords of a JSON schema that are not enforced
 
     @property
     def finish_reason(self) -> str:

@@ -99,6 +99,7 @@ class Ticket:
         return Result(
             stop_type=stop_type,
             complete=complete,
+            loosened=() if self.matcher is None else self.matcher.loosened,
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
             n_predicted=self.n_predicted,
