@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ class FakeVocab:
     eog = frozenset({EOS})
     suppressed: frozenset[int] = frozenset()
     control_ids = frozenset({0, 1, EOS})
+    special_ids: ClassVar[dict[str, int]] = {}
 
     def tokenize(self, text: str, **_: bool) -> list[int]:
         return [PIECES.index(bytes([c])) for c in text.encode() if bytes([c]) in PIECES]
