@@ -20,7 +20,7 @@ from ..model.guide import GrammarSpec, Loosened
 from ..model.guide.sandbox import Sandbox
 from ..runtime.instance import Instance
 
-N_WAITING_MAX: Final = 64  # grammars; each takes a few ms, half a second at most
+N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, half a second at most
 NICE: Final = 5  # enough that generations go first; with 19, grammars would starve beside them
 
 log = get_logger("server")

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from ..base.errors import LamellaError
 from ..model.guide import GrammarSpec
+from ..model.guide.limits import check_source
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
 from .bridge import Bridge, Choice, ChoiceEvent, Event, Prompt
@@ -81,7 +82,10 @@ def _parse(
 ) -> tuple[AnyBody, RequestParams, GrammarSpec | None]:
     body = parse_body(kind, raw)
     params = request_params(model, body)
-    return body, params, params.grammar.spec
+    spec = params.grammar.spec
+    if spec is not None:
+        check_source(spec)  # a text that is too large waits for no other
+    return body, params, spec
 
 
 async def _generate(

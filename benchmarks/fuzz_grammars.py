@@ -1,0 +1,283 @@
+"""Fuzzes grammars: random and hostile schemas, GBNF, Lark and regular expressions.
+
+    scripts/fuzz-grammars --minutes 10 --seed 1
+    scripts/fuzz-grammars --only 12345           # one input again, with its text
+
+Each input is compiled as a server does it, in a child process. Checked are: no error but
+GrammarError, a second of time, memory, and for what compiles that random texts by the masks end
+without an exception, that finished texts match (by `jsonschema` and `re`), and that the child
+lives. A failed check is a finding: its number makes the input again. The last line is JSON; the
+exit status is 1 after findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from fuzz_inputs import make_input
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from lamella.base.errors import GrammarError
+from lamella.model.gguf import open_gguf
+from lamella.model.guide import (
+    CompiledGrammar,
+    Compiler,
+    GrammarKind,
+    GrammarSpec,
+    MaskComputer,
+    n_mask_bits,
+)
+from lamella.model.guide.sandbox import Sandbox
+from lamella.model.shipped import shipped_model
+from lamella.model.vocab import Vocab, load_vocab
+
+CPU_SECONDS: Final = 0.75  # of a compilation in this process; the sandbox has its own limit
+WALL_SECONDS: Final = 1.5  # of a compilation, unless the machine is busy
+HANG_SECONDS: Final = 60.0  # of an input
+PEAK_BYTES: Final = 256 << 20
+N_TOKENS: Final = 200
+N_TEXTS: Final = 3
+CHECK_SECONDS: Final = 2.0  # of `re` and `jsonschema`, which hostile patterns stop
+
+
+class Outcome(NamedTuple):
+    """What became of an input."""
+
+    what: str
+    finding: str = ""
+    seconds: float = 0.0
+
+
+class Subject:
+    """Compiles and follows grammars, as a server does."""
+
+    def __init__(self) -> None:
+        self.vocab = _vocab()
+        self.sandbox = Sandbox(self.vocab)
+        self.compiler = Compiler(self.vocab, self.sandbox.translate)
+        self.masks = MaskComputer(n_mask_bits(self.vocab), 1)
+        self.compiler.compile(GrammarSpec(GrammarKind.REGEX, "a"))  # starts the helper
+
+    def try_input(self, spec: GrammarSpec, seed: int) -> Outcome:
+        before = _memory("VmRSS")
+        begin, cpu = time.perf_counter(), time.process_time()
+        try:
+            grammar: CompiledGrammar | None = self.compiler.compile(spec)
+        except GrammarError as e:
+            grammar, what = None, _kind_of(str(e))
+        wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        is_busy = os.getloadavg()[0] > 0.8 * (os.cpu_count() or 1)
+        if cpu > CPU_SECONDS or (wall > WALL_SECONDS and not is_busy):
+            return Outcome("slow", f"{wall:.2f} s to compile, {cpu:.2f} s of it here", wall)
+        if grammar is not None:
+            what = "compiled"
+            for i in range(N_TEXTS):
+                what, finding = self._text(spec, grammar, random.Random(seed + i))
+                if finding:
+                    return Outcome(what, finding, wall)
+        peak = _memory("VmHWM") - before
+        if peak > PEAK_BYTES:
+            return Outcome("large", f"{peak >> 20} MiB of memory", wall)
+        return Outcome(what, "", wall)
+
+    def _text(
+        self, spec: GrammarSpec, grammar: CompiledGrammar, rng: random.Random
+    ) -> tuple[str, str]:
+        """Follow a random text. Return how it ended, and a finding."""
+        matcher, data, begin = grammar.matcher(), b"", time.process_time()
+        try:
+            for _ in range(N_TOKENS):
+                if matcher.is_finished:
+                    break
+                self.masks.begin([matcher])
+                [mask] = self.masks.take()
+                matcher.check()
+                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+                if not len(allowed):
+                    return "stuck", f"no token may follow {data!r}"
+                ends = [int(id) for id in allowed if int(id) in self.vocab.eog]
+                if bool(ends) != matcher.is_complete:
+                    return "end", f"{data!r} is complete: {matcher.is_complete}, may end: {ends}"
+                if ends and rng.random() < 0.2:
+                    break
+                token = self._choice(allowed, rng)
+                matcher.accept(token)
+                data += self.vocab.piece(token)
+        except GrammarError as e:
+            seconds = time.process_time() - begin
+            return _kind_of(str(e)), f"{seconds:.1f} s for a text" if seconds > 2 else ""
+        if not matcher.is_complete:
+            return "unfinished", ""
+        return "finished", _within(CHECK_SECONDS, lambda: _wrong(spec, data)) or ""
+
+    def _choice(self, allowed: np.ndarray[Any, Any], rng: random.Random) -> int:
+        """A random token; often a short one, for these end lexemes."""
+        others = [int(id) for id in rng.sample(list(allowed), min(len(allowed), 64))]
+        others = [id for id in others if id not in self.vocab.eog] or [int(allowed[0])]
+        short = [id for id in others if len(self.vocab.piece(id)) <= 2]
+        return rng.choice(short if short and rng.random() < 0.6 else others)
+
+
+def _vocab() -> Vocab:
+    with open_gguf(shipped_model()) as file:
+        return load_vocab(file.metadata)
+
+
+def _wrong(spec: GrammarSpec, data: bytes) -> str:
+    """Why a finished text does not match its grammar; "" if it does."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return f"{data!r} is not UTF-8"
+    if spec.kind is GrammarKind.REGEX:
+        try:
+            return "" if re.fullmatch(spec.source, text) else f"{text!r} does not match"
+        except (re.error, OverflowError):
+            return ""  # not Python's syntax
+    if spec.kind is GrammarKind.JSON_SCHEMA and spec.strict:
+        return _invalid(json.loads(spec.source), text)
+    return ""
+
+
+def _invalid(schema: Any, text: str) -> str:
+    try:
+        value = json.loads(text)
+        Draft202012Validator(schema).validate(value)
+    except ValidationError as e:
+        return f"{text!r} is invalid: {e.message:.200}"
+    except ValueError as e:
+        return f"{text!r} is not JSON: {e}"
+    except Exception:  # references that it cannot resolve, patterns that it does not know
+        return ""
+    return "" if text == text.strip() else f"space around {text!r}"
+
+
+def _within(seconds: float, check: Callable[[], str]) -> str | None:
+    """The result of a check; None if it takes too long."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return check()
+    except (TimeoutError, RecursionError):
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _kind_of(message: str) -> str:
+    """The kind of an error, for counting."""
+    for word in ("too complex", "too ambiguous", "too large", "too many", "no text matches"):
+        if word in message:
+            return f"refused: {word}"
+    return "refused" if "cannot be followed" not in message else "failed in the text"
+
+
+def _memory(field: str) -> int:
+    with open("/proc/self/status") as status:
+        [kib] = [int(line.split()[1]) for line in status if line.startswith(f"{field}:")]
+    return kib << 10
+
+
+def _child(pipe: Connection) -> None:
+    warnings.simplefilter("ignore")  # of `re`, about patterns
+    subject = Subject()
+    while True:
+        number = pipe.recv()
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # the peak of memory starts here
+        try:
+            outcome = subject.try_input(make_input(number), number)
+        except Exception as e:
+            outcome = Outcome("exception", f"{type(e).__name__}: {e}"[:500])
+        pipe.send(outcome)
+
+
+class Fuzzer:
+    """Gives inputs to a child process, and starts another when one ends."""
+
+    def __init__(self) -> None:
+        self._context = get_context("spawn")
+        self._start()
+
+    def _start(self) -> None:
+        self._pipe, other = self._context.Pipe()
+        self._process = self._context.Process(target=_child, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+
+    def try_input(self, number: int) -> Outcome:
+        """Try an input, and kill the child if it takes too long."""
+        self._pipe.send(number)
+        try:
+            if self._pipe.poll(HANG_SECONDS):
+                outcome: Outcome = self._pipe.recv()
+                return outcome
+            outcome = Outcome("hang", f"no result after {HANG_SECONDS} s")
+        except EOFError:
+            self._process.join()
+            outcome = Outcome("crash", f"the process ended with {self._process.exitcode}")
+        self.close()
+        self._start()
+        return outcome
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def main() -> int:
+    args = _arguments()
+    if args.only is not None:
+        spec = make_input(args.only)
+        print(f"{spec.kind} strict={spec.strict}\n{spec.source}")
+    fuzzer, counts, findings = Fuzzer(), Counter[str](), list[tuple[int, Outcome]]()
+    end, number, slowest = time.monotonic() + 60 * args.minutes, args.seed << 32, 0.0
+    while time.monotonic() < end:
+        outcome = fuzzer.try_input(number if args.only is None else args.only)
+        counts[outcome.what] += 1
+        slowest = max(slowest, outcome.seconds)
+        if outcome.finding:
+            findings.append((number, outcome))
+            print(f"{number}: {outcome.what}: {outcome.finding}", flush=True)
+        if args.only is not None:
+            print(outcome)
+            break
+        number += 1
+    fuzzer.close()
+    for what, n in counts.most_common():
+        print(f"{n:8} {what}")
+    n_inputs = sum(counts.values())
+    result = {"inputs": n_inputs, "findings": len(findings), "slowest_s": round(slowest, 3)}
+    print(json.dumps({**result, "seed": args.seed}))
+    return 1 if findings else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=1.0, help="time to run (1)")
+    parser.add_argument("--seed", type=int, default=0, help="where the numbers begin (0)")
+    parser.add_argument("--only", type=int, metavar="N", help="only the input of a finding")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
