@@ -64,13 +64,17 @@ def test_sources_that_are_refused_at_once(spec: GrammarSpec, message: str) -> No
     [
         schema('{"enum":["' + "[" * 1000 + r"\"{{{{\\" + '"]}'),
         schema('{"a":' * SCHEMA_DEPTH_MAX + "1" + "}" * SCHEMA_DEPTH_MAX),
+        lark("start: " + "/\\" * 60_000),
+        lark("start: " + '"\\' * 60_000),
         lark('start: "a::b" /c::d/ "\\"::"i // ::\n# ::\n'),
         regex("a" * N_BYTES_MAX[GrammarKind.REGEX]),
     ],
-    ids=["strings", "depth", "lark", "bytes"],
+    ids=["strings", "depth", "slashes", "quotes", "lark", "bytes"],
 )
 def test_sources_within_the_limits(spec: GrammarSpec) -> None:
+    begin = time.perf_counter()
     check_source(spec)
+    assert time.perf_counter() - begin < 0.5
 
 
 @pytest.mark.parametrize(
