@@ -74,8 +74,8 @@ def parser_limits(kind: GrammarKind) -> LLParserLimits:
 
 
 _JSON_STRING: Final = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
-# strings, regular expressions and comments of Lark: what follows them is syntax. A string without an
-# end counts, too: otherwise each quote in it would be searched for an end
+# strings, regular expressions and comments of Lark: what follows them is syntax. A string without
+# an end counts, too: otherwise each quote in it would be searched for an end
 _LARK_TEXT: Final = re.compile(
     r""""(?:[^"\\\n]|\\.)*+"?|/(?![/*])(?:[^/\\]|\\.)++/?|(?:\#|//)[^\n]*+""", re.DOTALL
 )
