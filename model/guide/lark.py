@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ...base.errors import GrammarError
-from .schema import to_llguidance
+from .schema import schema_to_lark
 from .spec import Loosened
 from .token_names import TokenNames
 
@@ -58,7 +58,8 @@ def checked(source: str, tokens: TokenNames | None, *, strict: bool = True) -> C
     """
     reader = _Reader(source, tokens, strict)
     text = "".join(reader.parts())
-    return Checked(text, tuple(reader.loosened))
+    schemas = (f"\n{name}: %lark {{\n{lark}}}" for name, lark in reader.schemas)
+    return Checked("".join([text, *schemas]), tuple(reader.loosened))
 
 
 class _Reader:
@@ -68,12 +69,16 @@ class _Reader:
         self._strict = strict
         self._at = 0
         self.loosened: list[Loosened] = []
+        self._n_lines_owed = 0  # of schemas that moved to the end
+        self.schemas: list[tuple[str, str]] = []  # the rule of each JSON schema, and its grammar
 
     def parts(self) -> Iterator[str]:
         """The parts of the text, some of them replaced."""
         while found := _PART.match(self._source, self._at):
             start, self._at = self._at, found.end()
             match found.lastgroup:
+                case "directive" if found[0] == "%json":
+                    yield from self._schema(start)
                 case "directive":
                     yield found[0]
                     yield from self._argument(found[0], start)
@@ -83,25 +88,38 @@ class _Reader:
                     self._fail(f"{found[0]}= is not supported: {_REASONS[found[0]]}", start)
                 case "grammar":
                     self._fail(f"{found[0]}: there are no other grammars to refer to", start)
+                case "other" if found[0] == "\n":
+                    yield "\n" * (1 + self._n_lines_owed)
+                    self._n_lines_owed = 0
                 case _:
                     yield found[0]
 
     def _argument(self, directive: str, start: int) -> Iterator[str]:
         """What follows a directive, if it is JSON."""
-        if directive not in ("%llguidance", "%json", "%regex"):
+        if directive not in ("%llguidance", "%regex"):
             return
         begin = self._at
         value = self._json(directive, start)
         if directive == "%llguidance":
             value = self._options(value, start)
-        elif directive == "%json":
-            try:
-                value, loosened = to_llguidance(value, strict=self._strict)
-            except GrammarError as e:
-                self._fail(f"%json: {e}", start)
-            self.loosened.extend(loosened)
         yield "\n" * self._source.count("\n", begin, self._at)
         yield f" {json.dumps(value)}"
+
+    def _schema(self, start: int) -> Iterator[str]:
+        """The name of a rule for the schema, which stands behind the user's lines."""
+        begin = self._at
+        value = self._json("%json", start)
+        try:
+            lark, loosened = schema_to_lark(value, strict=self._strict)
+        except GrammarError as e:
+            self._fail(f"%json: {e}", start)
+        self.loosened.extend(loosened)
+        name = f"json_schema_{len(self.schemas)}"
+        while name in self._source:
+            name += "_"
+        self.schemas.append((name, lark))
+        self._n_lines_owed += self._source.count("\n", begin, self._at)
+        yield f" {name} "
 
     def _json(self, directive: str, start: int) -> Any:
         blanks = re.compile(r"\s*").match(self._source, self._at)

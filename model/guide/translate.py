@@ -14,7 +14,7 @@ from .gbnf import gbnf_to_lark
 from .lark import checked
 from .limits import check_source
 from .regex import regex_to_lark
-from .schema import to_llguidance
+from .schema import schema_to_lark
 from .spec import GrammarKind, GrammarSpec, Loosened
 from .token_names import TokenNames, any_token
 
@@ -44,9 +44,15 @@ def to_lark(spec: GrammarSpec, tokens: TokenNames | None = None) -> Lark:
         case GrammarKind.REGEX:
             return Lark(_HEADER + regex_to_lark(spec.source))
         case GrammarKind.JSON_SCHEMA:
-            translated = to_llguidance(_json(spec.source), strict=spec.strict)
-            schema = json.dumps(translated.schema)
-            return Lark(f"{_HEADER}start: %json {schema}", translated.loosened)
+            return _schema_to_lark(spec)
+
+
+def _schema_to_lark(spec: GrammarSpec) -> Lark:
+    schema = _json(spec.source)
+    try:
+        return Lark(*schema_to_lark(schema, strict=spec.strict))
+    except GrammarError as e:
+        raise GrammarError(f"{spec.kind}: {e}") from None
 
 
 def _json(source: str) -> Any:

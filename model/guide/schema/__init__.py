@@ -1,20 +1,14 @@
-"""schema: checks JSON schemas and translates them to those that llguidance enforces."""
+"""schema: checks JSON schemas and writes the grammars that enforce them.
 
-from __future__ import annotations
+    translated = schema_to_lark({"type": "array", "items": {"enum": ["a", "b"]}}, strict=True)
+    translated.lark         # a grammar for llguidance, as a whole
+    translated.loosened     # what it does not enforce; empty if strict
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+A schema becomes formulas (keywords.py), their alternatives (expansion.py), pieces of one kind
+each (pieces.py), and rules (grammar.py, objects.py, arrays.py, strings.py, numbers.py). Every text
+that the grammar accepts is valid; what a grammar cannot say is refused by name.
+"""
 
-from ..spec import Loosened
+from .translate import Translated, schema_to_lark
 
-
-class Translated(NamedTuple):
-    """A schema for llguidance, and what it does not enforce."""
-
-    schema: Any
-    loosened: Sequence[Loosened] = ()
-
-
-def to_llguidance(schema: Any, *, strict: bool) -> Translated:
-    """Return the schema."""
-    return Translated(schema)
+__all__ = ["Translated", "schema_to_lark"]

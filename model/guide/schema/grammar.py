@@ -1,0 +1,198 @@
+"""Writes the Lark grammar of a conjunction and of all that it reaches.
+
+Each conjunction is one rule, so a recursive schema is a recursive grammar. What no finite value
+meets is left out first. Knows pieces, no keywords. Tested by tests/model/test_guide_schema.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ....base.errors import GrammarError
+from .arrays import ArrayWriter
+from .expansion import Conj, Expander
+from .limits import GRAMMAR_CHARS, RULES, WHITESPACE, Budget
+from .listed import listed_texts
+from .numbers import Numbers
+from .numbers_text import numbers_text
+from .objects import ObjectWriter
+from .pieces import Array, Builder, Listed, Object, Piece
+from .strings import terminal
+
+HEADER: Final = (
+    '%llguidance {"no_forcing": true, "ignore_once": true}\n' + f"%ignore /{WHITESPACE}/\n"
+)
+# No text matches it. A rule that begins with it is never entered.
+_DEPTH_MAX: Final = 200  # of rules in rules
+_NEVER: Final = r"NEVER: /[^\u{0}-\u{10ffff}]/"
+
+
+class Writer:
+    """Collects rules and terminals.
+
+    Attributes:
+        budget: counts the work.
+    """
+
+    def __init__(self, builder: Builder, expander: Expander, budget: Budget) -> None:
+        self.builder = builder
+        self.expander = expander
+        self.budget = budget
+        self._nodes: dict[tuple[tuple[int, bool, bool], ...], int] = {}
+        self._conjs: list[Conj] = []
+        self._pieces: list[list[Piece]] = []
+        self._live: list[bool] = []
+        self._rules: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._terminals: dict[str, str] = {}
+        self._chars = 0
+
+    def write(self, root: Conj) -> str | None:
+        """The grammar of the root's values; None if no value meets it."""
+        start = self._discover(root)
+        self._find_live()
+        if not self._live[start]:
+            return None
+        for i, live in enumerate(self._live):
+            if live:
+                self._write_node(i)
+        return self._text(f"n{start}")
+
+    # Nodes: conjunctions that are reached
+
+    def _number(self, conj: Conj) -> int:
+        key = tuple((lit.place, lit.positive, lit.blame is not None) for lit in conj)
+        if key not in self._nodes:
+            if len(self._conjs) >= RULES:
+                raise GrammarError(f"the schema is too large: more than {RULES} rules")
+            self._nodes[key] = len(self._conjs)
+            self._conjs.append(conj)
+        return self._nodes[key]
+
+    def _discover(self, root: Conj) -> int:
+        start = self._number(root)
+        while len(self._pieces) < len(self._conjs):
+            conj = self._conjs[len(self._pieces)]
+            self.budget.spend(10)
+            pieces = [] if self.expander.is_false(conj) else self.builder.pieces(conj)
+            self._pieces.append(pieces)
+            for piece in pieces:
+                for child in self._children(piece):
+                    self._number(child)
+        return start
+
+    def _children(self, piece: Piece) -> Iterator[Conj]:
+        if isinstance(piece, Object):
+            yield from (value for _, value, _ in piece.names)
+            yield from (each.value for each in (*piece.free, *piece.last))
+        elif isinstance(piece, Array):
+            yield from ArrayWriter(self, piece).children()
+
+    def is_live(self, conj: Conj) -> bool:
+        """Whether some finite value meets the conjunction."""
+        return self._live[self._number(conj)]
+
+    def _find_live(self) -> None:
+        parents: list[list[int]] = [[] for _ in self._conjs]
+        for i, pieces in enumerate(self._pieces):
+            for piece in pieces:
+                for child in self._children(piece):
+                    parents[self._number(child)].append(i)
+        self._live = [False] * len(self._conjs)
+        queue = list(range(len(self._conjs) - 1, -1, -1))
+        while queue:
+            i = queue.pop()
+            self.budget.spend()
+            if not self._live[i] and any(self._piece_is_live(p) for p in self._pieces[i]):
+                self._live[i] = True
+                queue.extend(parents[i])
+
+    def _piece_is_live(self, piece: Piece) -> bool:
+        if isinstance(piece, Object):
+            return ObjectWriter(self, piece).is_live()
+        if isinstance(piece, Array):
+            return ArrayWriter(self, piece).is_live()
+        return not isinstance(piece, Listed) or bool(listed_texts(piece))
+
+    # Rules
+
+    def node(self, conj: Conj) -> str:
+        """The name of a conjunction's rule."""
+        return f"n{self._number(conj)}"
+
+    def rule(self, name: str, text: str, *refs: str) -> str:
+        """Add a rule, and the names of the rules in it. Returns its name."""
+        self._chars += len(text)
+        if self._chars > GRAMMAR_CHARS or len(self._rules) > 2 * RULES:
+            raise GrammarError(
+                f"the schema is too large: its grammar has more than {GRAMMAR_CHARS} characters"
+                f" or {2 * RULES} rules"
+            )
+        self._rules[name] = (text, refs)
+        return name
+
+    def terminal(self, body: str) -> str:
+        """The name of the terminal with this body."""
+        if body not in self._terminals:
+            self._chars += len(body)
+            self._terminals[body] = f"T{len(self._terminals)}"
+        return self._terminals[body]
+
+    def unique_name(self, prefix: str) -> str:
+        return f"{prefix}{len(self._rules)}"
+
+    def _write_node(self, number: int) -> None:
+        options: list[str] = []
+        refs: list[str] = []
+        scalars: list[str] = []
+        for k, piece in enumerate(self._pieces[number]):
+            if not self._piece_is_live(piece):
+                continue
+            if isinstance(piece, Listed):
+                for text in listed_texts(piece):
+                    (
+                        options if text.startswith('"{"') or text.startswith('"["') else scalars
+                    ).append(text)
+            elif isinstance(piece, Numbers):
+                options += numbers_text(piece, self.terminal)
+            elif isinstance(piece, Object):
+                refs.append(ObjectWriter(self, piece).write(f"o{number}_{k}"))
+            elif isinstance(piece, Array):
+                refs.append(ArrayWriter(self, piece).write(f"a{number}_{k}"))
+            else:
+                options.append(self.terminal(terminal(piece, free_escapes=True)))
+        if scalars:
+            options.insert(0, self.terminal(" | ".join(scalars)))
+        self.rule(f"n{number}", " | ".join([*options, *refs]), *refs)
+
+    def _text(self, start: str) -> str:
+        order, depth = self._bottom_up(start)
+        lines = [f"{HEADER}start: {start}"]
+        if depth > _DEPTH_MAX:
+            # llguidance compiles a rule where it first meets its name, within the rule around
+            # it. Meeting the innermost rules first keeps its recursion shallow.
+            lines = [f"{HEADER}start: bottom_up | {start}"]
+            plain = " ".join(name for name in order if "::" not in name)
+            lines += [_NEVER, f"bottom_up: NEVER {plain}"]
+        lines += [f"{name}: {self._rules[name][0]}" for name in order]
+        lines += [f"{name}: {body}" for body, name in self._terminals.items()]
+        return "\n".join(lines) + "\n"
+
+    def _bottom_up(self, start: str) -> tuple[list[str], int]:
+        """All rules that are reached, each after those in it; and how deep they nest."""
+        order: list[str] = []
+        depth = 0
+        seen = {start}
+        stack = [(start, iter(self._rules[start][1]))]
+        while stack:
+            name, refs = stack[-1]
+            for ref in refs:
+                if ref not in seen:
+                    seen.add(ref)
+                    stack.append((ref, iter(self._rules[ref][1])))
+                    break
+            else:
+                depth = max(depth, len(stack))
+                order.append(name)
+                stack.pop()
+        return order, depth

@@ -1,0 +1,186 @@
+"""Writes the rules of objects: properties in order, counted as far as that matters.
+
+A rule stands for a position among the named properties and the number of properties so far. Tested
+by tests/model/test_guide_schema_objects.py.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from .expansion import RefusalError
+from .formulas import Unsupported
+from .limits import COUNTED_STATES
+from .pieces import KeyClass, Object
+from .strings import literal_terminal, terminal
+
+if TYPE_CHECKING:
+    from .grammar import Writer
+
+
+def repeated(text: str, least: int, most: int | None) -> str:
+    """A Lark repetition; empty if it is of nothing."""
+    if most == 0:
+        return ""
+    if most is None:
+        return f"({text})*" if least <= 0 else f"({text}){{{least},}}"
+    return f"({text}){{{max(least, 0)},{most}}}"
+
+
+class ObjectWriter:
+    """The rules of one object."""
+
+    def __init__(self, writer: Writer, piece: Object) -> None:
+        self._writer = writer
+        self._piece = piece
+
+    @cached_property
+    def _names(self) -> list[tuple[str, str, bool]]:
+        """The key's literal, the value's rule, and whether it is required."""
+        found = []
+        for name, value, required in self._piece.names:
+            if self._writer.is_live(value) and _is_text(name):
+                key = literal_terminal(json.dumps(name, ensure_ascii=False))
+                found.append((key, self._writer.node(value), required))
+        return found
+
+    def _live(self, classes: tuple[KeyClass, ...]) -> list[KeyClass]:
+        return [each for each in classes if self._writer.is_live(each.value)]
+
+    def is_live(self) -> bool:
+        piece = self._piece
+        n_required = 0
+        for name, value, required in piece.names:
+            if required:
+                n_required += 1
+                if not self._writer.is_live(value) or not _is_text(name):
+                    return False
+        last = self._live(piece.last)
+        if piece.last and not last:
+            return False
+        n_most = len(self._names) + bool(last or self._live(piece.free))
+        n_least = n_required + bool(last)
+        return n_most >= piece.least and (piece.most is None or n_least <= piece.most)
+
+    def write(self, name: str) -> str:
+        """Write the rules; `name` is that of the first."""
+        self._name = name
+        self._free = self._items(self._live(self._piece.free), "f")
+        self._last = self._items(self._live(self._piece.last), "w")
+        self._find_states()
+        body = self._body(0, 0)
+        assert body is not None, name
+        text, refs = body
+        return self._writer.rule(name, f'"{{" {text} "}}"', *refs)
+
+    def _items(self, classes: list[KeyClass], prefix: str) -> str | None:
+        """The rule of a free property of one of the classes."""
+        if not classes:
+            return None
+        options = []
+        for each in classes:
+            key = self._writer.terminal(terminal(each.names, free_escapes=each.names.is_any))
+            options.append(f'{key} ":" {self._writer.node(each.value)}')
+        refs = [self._writer.node(each.value) for each in classes]
+        return self._writer.rule(f"{self._name}{prefix}", " | ".join(options), *refs)
+
+    def _find_states(self) -> None:
+        piece, n = self._piece, len(self._names)
+        self._most = piece.most
+        if self._free is None and self._last is None and piece.most is not None and piece.most >= n:
+            self._most = None
+        self._cap = max(piece.least, 1) if self._most is None else self._most
+        if self._most is not None and self._free is None and self._last is None:
+            self._cap = min(self._cap, n)
+        self._cap = max(min(self._cap, n + 1), 1) if self._most is None else self._cap
+        # Beyond the named properties, only the tail counts.
+        n_states = (n + 1) * (min(self._cap, n) + 1)
+        if self._cap > 1 and n_states > COUNTED_STATES:
+            reason = f"counting {n} properties takes more than {COUNTED_STATES} states"
+            raise RefusalError(piece.origin, Unsupported(reason), None)
+        self._states: dict[tuple[int, int], str | None] = {}
+        for i in range(n, -1, -1):
+            for c in range(min(i, self._cap) + 1):
+                self._state(i, c)
+
+    def _state(self, i: int, c: int) -> None:
+        """Write the rule of a state that begins with an optional property, if it is alive."""
+        if i == len(self._names) or self._names[i][2]:
+            return
+        key, node, _ = self._names[i]
+        options, refs = [], []
+        without = self._body(i + 1, c)
+        if without is not None:
+            options.append(without[0] or '""')
+            refs += without[1]
+        with_it = self._after(i, c)
+        if with_it is not None:
+            options.append(f'{self._separator(c)}{key} ":" {node} {with_it[0]}')
+            refs += [node, *with_it[1]]
+        self._states[i, c] = None
+        if options:
+            name = f"{self._name}_{i}_{c}"
+            self._states[i, c] = self._writer.rule(name, " | ".join(options), *refs)
+
+    def _separator(self, c: int) -> str:
+        return '"," ' if c else ""
+
+    def _after(self, i: int, c: int) -> tuple[str, list[str]] | None:
+        """What follows the named property `i`, or None if it cannot stand here."""
+        if self._most is not None and c >= self._most:
+            return None
+        return self._body(i + 1, min(c + 1, self._cap))
+
+    def _body(self, i: int, c: int) -> tuple[str, list[str]] | None:
+        """The text from a state on: required properties, then the next state's rule."""
+        texts, refs = [], []
+        while i < len(self._names) and self._names[i][2]:
+            if self._most is not None and c >= self._most:
+                return None
+            key, node, _ = self._names[i]
+            texts.append(f'{self._separator(c)}{key} ":" {node}')
+            refs.append(node)
+            i, c = i + 1, min(c + 1, self._cap)
+        if i < len(self._names):
+            rest = self._states[i, c]
+            if rest is None:
+                return None
+            return " ".join([*texts, rest]), [*refs, rest]
+        tail = self._tail(c)
+        if tail is None:
+            return None
+        return " ".join([*texts, tail]), refs + [f for f in (self._free, self._last) if f]
+
+    def _tail(self, c: int) -> str | None:
+        """The free properties after `c` named ones.
+
+        Two free properties may have one name, so at most one of them counts as a least.
+        """
+        need = self._piece.least - c
+        room = None if self._most is None else self._most - c
+        comma = self._separator(c)
+        if need > 1 or (room is not None and room < 0):
+            return None
+        if self._last is not None:
+            if room == 0:
+                return None
+            before = None if room is None else room - 1
+            if self._free is None:
+                return f"{comma}{self._last}"
+            earlier = repeated(f'{self._free} ","', 0, before)
+            return f"{comma}{earlier} {self._last}"
+        if self._free is None or room == 0:
+            return "" if need <= 0 else None
+        more = repeated(f'"," {self._free}', 0, None if room is None else room - 1)
+        return f"({comma}{self._free} {more})" + ("?" if need <= 0 else "")
+
+
+def _is_text(name: str) -> bool:
+    """Whether UTF-8 can express the name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""From a JSON schema to a grammar: strict, or with keywords loosened one by one.
+
+Tested by tests/model/test_guide_schema.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ....base.errors import GrammarError
+from ..spec import Loosened
+from .document import Document, Draft
+from .expansion import Expander, RefusalError
+from .formulas import Lit, Origin
+from .grammar import Writer
+from .keywords import Reader
+from .limits import LOOSENED_MAX, Budget, check_size
+from .pieces import Builder
+
+
+class Translated(NamedTuple):
+    """A grammar in llguidance's dialect of Lark, and what it does not enforce."""
+
+    lark: str
+    loosened: tuple[Loosened, ...] = ()
+
+
+def schema_to_lark(schema: Any, *, strict: bool) -> Translated:
+    """The grammar of the JSON texts that are valid by `schema`, a JSON value of any draft.
+
+    A keyword that cannot be enforced is refused if `strict`. Otherwise it is left out, where it
+    stands and nowhere else, and listed.
+
+    Raises:
+        GrammarError: names the keyword and its path, the limit that is exceeded, or says that no
+            value is valid.
+    """
+    check_size(schema)
+    loosened: dict[Origin, str] = {}
+    budget = Budget()
+    while True:
+        try:
+            return _translate(schema, strict, loosened, budget)
+        except RefusalError as refusal:
+            origin = refusal.origin if refusal.blame is None else refusal.blame
+            if strict or origin in loosened or len(loosened) >= LOOSENED_MAX:
+                raise GrammarError(_message(refusal)) from None
+            loosened[origin] = refusal.problem.reason
+
+
+def _translate(
+    schema: Any, strict: bool, loosened: dict[Origin, str], budget: Budget
+) -> Translated:
+    def loosen(refusal: RefusalError) -> None:
+        if strict:
+            raise refusal
+        loosened[refusal.origin] = refusal.problem.reason
+
+    document = Document(schema)
+    reader = Reader(document, budget, frozenset(loosened))
+    if document[document.root].draft == Draft.D3:
+        raise GrammarError("`$schema` at `$`: draft 3 is not supported; use draft 4 or later")
+    expander = Expander(document, reader, budget)
+    builder = Builder(expander, loosen)
+    reader.disjoint = builder.disjoint
+    writer = Writer(builder, expander, budget)
+    lark = writer.write(expander.conj([Lit(document.root)]))
+    if lark is not None:
+        listed = (Loosened(o.path, o.keyword, reason) for o, reason in loosened.items())
+        return Translated(lark, tuple(listed))
+    for refusal in builder.narrowed:
+        if refusal.blame not in loosened:
+            raise refusal
+    raise GrammarError("no JSON value is valid by the schema: its keywords contradict each other")
+
+
+def _message(refusal: RefusalError) -> str:
+    """An error that names the keyword, its path and the way out."""
+    where = f"`{refusal.origin.keyword}` at `{refusal.origin.path}`"
+    because = ""
+    if refusal.blame is not None and refusal.blame != refusal.origin:
+        because = f" (needed for `{refusal.blame.keyword}` at `{refusal.blame.path}`)"
+    remedy = refusal.problem.remedy or "remove it"
+    return f"{where}{because}: {refusal.problem.reason}; {remedy}, or pass strict: false"
