@@ -20,8 +20,8 @@ from ..model.guide import GrammarSpec, Loosened
 from ..model.guide.sandbox import Sandbox
 from ..runtime.instance import Instance
 
-N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, half a second at most
-NICE: Final = 5  # enough that generations go first; with 19, grammars would starve beside them
+N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, a second at most
+NICE: Final = 10  # a tenth of a busy core, so that generations keep their pace
 
 log = get_logger("server")
 _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
