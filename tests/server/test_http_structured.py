@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_world import RunningServer
-from structured_world import PERSON, eventually, serving_stories
+from structured_world import PERSON, eventually, serving_stories, valid
 
 from lamella.server.request_log import RequestRecord
 
@@ -18,6 +18,7 @@ PROMPT = "Once upon a time"
 HOT: dict[str, Any] = {"temperature": 1.5, "seed": 1, "max_tokens": 400}
 ROUTES = ["/completion", "/v1/completions", "/v1/chat/completions"]
 GBNF = 'root ::= "The " ("cat" | "dog") [a-z ]{3,9} "."'
+LOOSE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
 WHOLE = {"complete": True, "loosened": []}
 
 
@@ -57,6 +58,17 @@ def text_of(chunk: Any) -> str:
 
 
 @pytest.mark.parametrize("path", ROUTES)
+def test_a_schema_on_every_route(server: RunningServer, path: str) -> None:
+    text, choice = ask(server, path, json_schema=PERSON)
+    valid(PERSON, text)
+    assert choice["constraint"] == WHOLE
+    chunks = chunks_of(server, path, json_schema=PERSON)
+    assert "".join(map(text_of, chunks)) == text
+    assert [chunk["constraint"] for chunk in chunks if "constraint" in chunk] == [WHOLE]
+    assert chunks[-1]["constraint"] == WHOLE
+
+
+@pytest.mark.parametrize("path", ROUTES)
 def test_free_texts_have_no_constraint(server: RunningServer, path: str) -> None:
     assert "constraint" not in ask(server, path, max_tokens=2)[1]
     assert all("constraint" not in chunk for chunk in chunks_of(server, path, max_tokens=2))
@@ -92,6 +104,7 @@ def test_grammars_and_expressions(
         ({"grammar": 'root ::= "a'}, "line 1"),
         ({"grammar": "root ::= other"}, "other"),
         ({"regex": "a{3,1}"}, "regex"),
+        ({"json_schema": LOOSE}, r"uniqueItems.*\$\.properties\.tags"),
         ({"json_schema": {"type": "strnig"}}, "type"),
         ({"grammar": GBNF, "json_schema": PERSON}, "^grammar and json_schema exclude"),
     ],
@@ -167,6 +180,13 @@ def test_logprobs_of_a_chat(server: RunningServer) -> None:
     assert found == choice["logprobs"]["content"]
 
 
+def test_ignore_eos_ends_with_the_grammar(server: RunningServer) -> None:
+    for schema in (PERSON, {"type": "boolean"}):
+        text, choice = ask(server, json_schema=schema, ignore_eos=True)
+        valid(schema, text)
+        assert (choice["stop_type"], choice["constraint"]) == ("eos", WHOLE)
+
+
 def test_a_client_that_disconnects_ends_its_text(server: RunningServer) -> None:
     connection = server.connect()
     endless = b'{"prompt": "a", "stream": true, "regex": "[a-z ]*", "ignore_eos": true}'
@@ -174,6 +194,22 @@ def test_a_client_that_disconnects_ends_its_text(server: RunningServer) -> None:
     assert connection.getresponse().readline().startswith(b"data: ")
     connection.close()
     eventually(lambda: server.model.engine.n_running == 0)
+
+
+def test_a_loosened_keyword_is_named(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = {"name": "n", "schema": LOOSE, "strict": False}
+    loose = {"response_format": {"type": "json_schema", "json_schema": nested}}
+    with caplog.at_level("WARNING", "lamella.server"):
+        found = [ask(server, path, **loose)[1]["constraint"] for path in 2 * ROUTES]
+    assert all(constraint == found[0] for constraint in found)
+    assert found[0]["complete"] in (True, False)
+    (loosened,) = found[0]["loosened"]
+    assert (loosened["path"], loosened["keyword"]) == ("$.properties.tags", "uniqueItems")
+    assert loosened["reason"]
+    texts = [text for text in caplog.messages if "not enforced" in text]
+    assert texts == ["a JSON schema is not enforced in full: 'uniqueItems' at $.properties.tags"]
 
 
 def test_the_settings_name_the_grammar(server: RunningServer) -> None:
@@ -203,3 +239,15 @@ def test_the_log_marks_constrained_requests(
         ask(server, regex="b{9}", max_tokens=2)
         ask(server, max_tokens=2)
         eventually(lambda: expected.items() <= ends().items())
+
+
+def test_a_request_replaces_the_server_s_constraint() -> None:
+    with serving_stories(json_schema=PERSON) as server:
+        default = server.get("/props").json["default_generation_settings"]["params"]
+        assert default["json_schema"] == PERSON
+        for path in ROUTES:
+            valid(PERSON, ask(server, path)[0])
+            assert ask(server, path, regex="[ab]{3}")[0] in {
+                a + b + c for a in "ab" for b in "ab" for c in "ab"
+            }
+            valid(PERSON, ask(server, path, response_format={"type": "text"})[0])
