@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from ..base.errors import OverloadedError
 from ..base.log import get_logger
-from ..base.priority import lower_priority
 from ..model.guide import GrammarSpec, Loosened
 from ..model.guide.sandbox import Sandbox
 from ..runtime.instance import Instance
 
 N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, a second at most
-NICE: Final = 10  # a tenth of a busy core, so that generations keep their pace
 
 log = get_logger("server")
 _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
@@ -35,9 +32,7 @@ class GrammarQueue:
         self._sandbox = Sandbox(model.vocab)
         self._compiler = model.engine.compiler
         self._compiler.translate = self._sandbox.translate
-        self._thread = ThreadPoolExecutor(
-            1, "lamella-grammars", initializer=partial(lower_priority, nice=NICE)
-        )
+        self._thread = ThreadPoolExecutor(1, "lamella-grammars")
         self._n_waiting = 0
 
     async def compile(self, spec: GrammarSpec) -> Sequence[Loosened]:

@@ -34,6 +34,11 @@ SCHEMA_DEPTH_MAX: Final = 100  # brackets; llguidance's parser of JSON ends at 1
 # Memory is used as far as it is needed
 COMPILE_STACK: Final = 64 << 20
 
+# of compiling, in the helper process and in this one: a tenth of a busy core, so that generations
+# keep their pace, and grammars do not starve. Only native code has it: a thread that holds the
+# interpreter lock and waits for a core would make all others wait
+COMPILE_NICE: Final = 10
+
 # A text that fills `max_lexer_states` continues with none, unless it did so this many tokens before
 N_TOKENS_PER_STATES: Final = 100
 

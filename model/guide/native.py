@@ -12,7 +12,8 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer
 
 from ...base.errors import GrammarError
-from .limits import COMPILE_STACK, parser_limits
+from ...base.priority import lower_priority
+from .limits import COMPILE_NICE, COMPILE_STACK, parser_limits
 from .spec import GrammarKind
 
 _N_CHARS_MAX: Final = 500  # of a message
@@ -47,6 +48,7 @@ def _with_large_stack(tokenizer: LLTokenizer, lark: str, kind: GrammarKind) -> l
     results: list[LLMatcher] = []
 
     def compile() -> None:
+        lower_priority(nice=COMPILE_NICE)
         limits = parser_limits(kind)
         results.append(LLMatcher(tokenizer, lark, limits=limits, log_level=0))
 

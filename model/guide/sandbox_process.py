@@ -21,7 +21,9 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ...base.errors import GrammarError
+from ...base.priority import lower_priority
 from .limits import (
+    COMPILE_NICE,
     COMPILED_BYTES,
     SANDBOX_BYTES,
     SANDBOX_SECONDS,
@@ -62,6 +64,7 @@ class _Tokens:
 
 def main() -> None:
     """Compile grammars until the other process closes the pipe."""
+    lower_priority(nice=COMPILE_NICE)
     tokens = _Tokens(json.loads(sys.stdin.buffer.readline()))
     tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends or None)
     _write({"ready": True})
