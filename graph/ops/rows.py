@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..op import (
     DiagMaskParams,
     EpsParams,
@@ -16,6 +18,8 @@ from ..tensor import Tensor
 from ..types import GGMLType
 from .check import require, require_type
 from .data import view
+
+MASK_BITS: Final = 32  # bits of a word of a mask
 
 
 def norm(a: Tensor, eps: float) -> Tensor:
@@ -129,15 +133,29 @@ def argsort_top_k(a: Tensor, k: int) -> Tensor:
     return view(order, (k, *a.ne[1:]), nb=order.nb)
 
 
-def top_k(a: Tensor, k: int) -> Tensor:
+def top_k(a: Tensor, k: int, mask: Tensor | None = None) -> Tensor:
     """The indices (I32) of the k largest of each row [k, ne1, ne2, ne3], without sorting the rest.
 
     The result is that of `argsort_top_k`: largest first, equal values by ascending index. ggml does
-    not define the order.
+    not define the order, and has no mask.
+
+    Args:
+        a: F32.
+        k: at most ne[0].
+        mask: I32 [ceil(ne0 / 32), ne1, ne2, ne3], contiguous: a bit for each element, bit i % 32 of
+            word i // 32. An element whose bit is 0 counts as NaN, so it comes after all others.
     """
     require_type("top_k", "a", a, GGMLType.F32)
     _require_k("top_k", a, k)
-    return Tensor(GGMLType.I32, (k, *a.ne[1:]), op=Op.TOP_K, src=(a,))
+    src = [a]
+    if mask is not None:
+        require_type("top_k", "mask", mask, GGMLType.I32)
+        words = -(-a.ne[0] // MASK_BITS)
+        fits = mask.ne == (words, *a.ne[1:]) and mask.is_contiguous
+        rule = f"the mask must be contiguous, with {words} words for each row of a"
+        require(fits, "top_k", rule, a, mask)
+        src.append(mask)
+    return Tensor(GGMLType.I32, (k, *a.ne[1:]), op=Op.TOP_K, src=src)
 
 
 def sum_rows(a: Tensor) -> Tensor:

@@ -109,7 +109,12 @@ def _falling(x: F32Array) -> npt.NDArray[np.intp]:
 
 
 def _top_k(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:
-    dst[...] = _falling(read(node, srcs, 0))[..., : node.ne[0]]
+    x = read(node, srcs, 0)
+    if len(srcs) > 1:
+        bits = np.ascontiguousarray(srcs[1]).view(np.uint8)
+        kept = np.unpackbits(bits, axis=-1, count=x.shape[-1], bitorder="little")
+        x = np.where(kept, x, np.float32(math.nan))
+    dst[...] = _falling(x)[..., : node.ne[0]]
 
 
 def _rope(node: Tensor, dst: Array, srcs: Sequence[Array]) -> None:

@@ -54,6 +54,7 @@ ROWS = "rows must be contiguous"
 EQUAL = "shapes and types must be equal"
 COUNT = "both shapes must have the same number of elements"
 MASK = "the mask must have ne[0] of a, ne[1] of a or more, and divisors of a.ne[2:]"
+BITS = "the mask must be contiguous, with 2 words for each row of a"
 POS = "pos must be a vector of a.ne[2] positions"
 EVEN = "must be even and at most ne[0]"
 MUL = "ne[0] must be equal, and a.ne[2:] must divide b.ne[2:]"
@@ -198,6 +199,10 @@ WRONG = [
     wrong("k 0 must be 1 to ne[0]", "top_k", "a[64, 8]", 0),
     wrong("k 65 must be 1 to ne[0]", "top_k", "a[64, 8]", 65),
     wrong("a must be F32, not I32", "top_k", "a[64, 8] I32", 5),
+    wrong("mask must be I32, not F32", "top_k", "a[64, 8]", 5, "mask[2, 8]", shows="mask"),
+    wrong(BITS, "top_k", "a[64, 8]", 5, "mask[3, 8] I32"),
+    wrong(BITS, "top_k", "a[64, 8]", 5, "mask[2, 4] I32"),
+    wrong(BITS, "top_k", "a[64, 8]", 5, "turned mask[2, 8] I32"),
     wrong("a must be F32, not I32", "sum_rows", "a[64, 8] I32"),
     *masked("diag_mask_inf"),
     *masked("diag_mask_zero"),

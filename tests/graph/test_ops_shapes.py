@@ -184,6 +184,7 @@ RIGHT = [
     ),
     right("VIEW[3] I32", "argsort_top_k", "a[3]", 3, src="ARGSORT", view_src="ARGSORT"),
     right("TOP_K[5, 8] I32", "top_k", "a[64, 8]", 5),
+    right("TOP_K[5, 8] I32", "top_k", "a[65, 8]", 5, mask="mask[3, 8] I32"),
     right("TOP_K[64, 8, 2, 3] I32", "top_k", "turned a[64, 8, 2, 3]", 64),
     right("SUM_ROWS[1, 8, 2] F32", "sum_rows", "a[64, 8, 2]"),
     right("DIAG_MASK_INF[8, 4] F32", "diag_mask_inf", "a[8, 4]", 3, params=DiagMaskParams(3)),

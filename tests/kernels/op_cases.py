@@ -30,6 +30,9 @@ WRITTEN: Final = (*FLOATS, Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GG
 EXPERTS: Final = np.array([[0, 3], [3, 1], [0, 1], [2, 3], [3, 0]])  # of each token
 MANY_EXPERTS: Final = np.arange(64 * 8).reshape(64, 8) * 7 % 32
 
+# the elements that each token's mask allows: none, few, some, half, all
+MASK_300: Final = normal(5, 300) > np.array([9.0, 2.0, 1.0, 0.0, -9.0])[:, None]
+
 Tokens = Sequence[int]
 Build = Callable[[Tokens], Tensor]
 
@@ -239,6 +242,13 @@ def row_cases() -> Iterator[OpCase]:
     )
 
 
+def bits_of(mask: Array) -> Tensor:
+    """The mask of a TOP_K, from an array of bools."""
+    spare = -mask.shape[-1] % 32
+    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, spare)])
+    return leaf(np.packbits(padded, axis=-1, bitorder="little").view(np.int32), GGMLType.I32)
+
+
 def top_k_cases() -> Iterator[OpCase]:
     # many are equal: zeros of both signs, infinities, NaN
     edges = np.array([math.nan, 0.0, -0.0, math.inf, -math.inf, 1.5, -1e30])
@@ -258,6 +268,12 @@ def top_k_cases() -> Iterator[OpCase]:
                 limit=0,
             )
     yield OpCase("top_k all of 65", lambda t: ops.top_k(rows(t, 65), 65), limit=0)
+    for k in (1, 40, 64):  # some rows allow fewer
+        yield OpCase(
+            f"top_k mask 300 {k}",
+            lambda t, k=k: ops.top_k(rows(t, 300), k, bits_of(MASK_300[t])),  # type: ignore[misc]
+            limit=0,
+        )
     yield OpCase("top_k heads", lambda t: ops.top_k(leaf(numbers(5, 3, 40)[t]), 5), axis=2, limit=0)
     for k, n in ((1, 1), (64, 1), (64, 64)):
         yield OpCase(

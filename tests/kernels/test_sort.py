@@ -9,6 +9,7 @@ import pytest
 import reference_run
 from backends import CUDA, Backend, each_backend
 from cuda_grid import needs_compiler
+from op_cases import bits_of
 from reference_run import Array, leaf, normal
 
 from lamella.graph import SortOrder, ops
@@ -90,6 +91,23 @@ def test_the_first_of_equals(on: Backend, n: int) -> None:
     for k in (1, 50):
         for values in (np.full(n, 2.5), np.full(n, math.nan), np.full(n, -math.inf)):
             assert on.check(ops.top_k, leaf(values), k=k).ravel().tolist() == list(range(k))
+
+
+@each_backend
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(1, 1), (33, 8), (TILE, 40), (TILE + 1, 1), (2 * GROUP + 9, 40), (3 * TILE, MAX_K + 1)],
+)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 1.0])
+def test_elements_that_a_mask_leaves_out_are_last(
+    on: Backend, n: int, k: int, share: float
+) -> None:
+    mask = np.random.default_rng(n).random((2, n)) < share
+    for x in (normal(2, n), edges(2, n)):
+        found = on.check(ops.top_k, leaf(x), k=k, mask=bits_of(mask)).astype(int)[0, 0]
+        for ids, row, kept in zip(found, x, mask, strict=True):
+            order = np.argsort(np.where(kept, -row, math.nan), kind="stable")
+            assert ids.tolist() == order[:k].tolist()
 
 
 @each_backend

@@ -25,6 +25,7 @@ N_COUNTS: Final = 256  # values of a byte
 INDEX_BITS: Final = 31  # low bits of a key; not 32, so that no key is negative
 INDEX: Final = 2**INDEX_BITS - 1
 NO_KEY: Final = 2**63 - 1  # larger than any key
+NAN_PLACE: Final = 2**32 - 1  # the last rank, of NaN and of elements that a mask leaves out
 SMALL: Final = 2048  # elements below which a second thread costs more than it gains
 
 
@@ -32,7 +33,7 @@ SMALL: Final = 2048  # elements below which a second thread costs more than it g
 def _place(bits, descending):
     """The rank of a float32 among all float32s, from its bits."""
     if bits & 0x7FFFFFFF > 0x7F800000:  # NaN
-        return 0xFFFFFFFF
+        return NAN_PLACE
     if bits == 0x80000000:  # -0.0 equals 0.0
         bits = 0
     place = bits ^ 0xFFFFFFFF if bits & 0x80000000 else bits | 0x80000000
@@ -114,13 +115,16 @@ def _sort_heap(keys, n):
 @kernel
 def top_k_f32(p, ith, nth):
     rows, k, n, stride = n_rows(p, 0), ne(p, 0, 0), ne(p, 1, 0), nb(p, 1, 0)
-    keys = work(p, ith)
+    keys, has_mask = work(p, ith), int_param(p, 0) != 0
     for r in range(first_of(rows, ith, nth), first_of(rows, ith + 1, nth)):
-        x, out = row(p, 1, r), row(p, 0, r)
+        x, out, mask = row(p, 1, r), row(p, 0, r), row(p, 2, r) if has_mask else 0
         for i in range(k):
             store_i64(keys + 8 * i, NO_KEY)  # the heap starts with the worst keys
         for i in range(n):
-            key = (_place(load_u32(x + stride * i), True) << INDEX_BITS) + i
+            place = _place(load_u32(x + stride * i), True)
+            if has_mask and load_u32(mask + i // 32 * 4) >> (i & 31) & 1 == 0:
+                place = NAN_PLACE
+            key = (place << INDEX_BITS) + i
             if key < load_i64(keys):
                 _sift_down(keys, k, key)
         _sort_heap(keys, k)
@@ -137,4 +141,4 @@ def argsort(node: Tensor) -> Sequence[CpuCall]:
 @implements(Op.TOP_K)
 def top_k(node: Tensor) -> Sequence[CpuCall]:
     small = node.src[0].n_elements < SMALL
-    return [CpuCall(top_k_f32, one_thread=small, work=8 * node.ne[0])]
+    return [CpuCall(top_k_f32, (len(node.src) > 1,), small, 8 * node.ne[0])]

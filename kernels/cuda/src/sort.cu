@@ -22,14 +22,10 @@ KERNEL(sort_tiles, TILE / 2, 1) {
     const i64 row = blockIdx.x, begin = static_cast<i64>(blockIdx.y) * TILE;
     const int n = static_cast<int>(p.param[KEYS].i);
     const bool descending = p.param[DESCENDING].i != 0;
-    const char *values = row_of(x, p.param[FIRST_ROW].i + row);
+    const Row values = row_to_sort(p, p.param[FIRST_ROW].i + row);
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         i64 at = begin + i;
-        u64 key = NO_KEY;
-        if (at < x.ne[0])
-            key = key_of(*reinterpret_cast<const float *>(values + at * x.nb[0]),
-                         static_cast<u32>(at), descending);
-        keys[i] = key;
+        keys[i] = at < x.ne[0] ? values.key(at, descending) : NO_KEY;
     }
     sort_keys(keys, n);
     int *indices = reinterpret_cast<int *>(row_of(out, p.param[FIRST_ROW].i + row));

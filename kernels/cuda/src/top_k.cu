@@ -23,8 +23,7 @@ DEVICE u64 *keys_of(const Params &p, i64 half) {
 
 // The keys of this thread, NO_KEY past the row's end.
 DEVICE Keys load_keys(const Params &p) {
-    const Tensor &x = p.t[1];
-    const char *values = row_of(x, blockIdx.x);
+    const Row values = row_to_sort(p, blockIdx.x);
     const i64 begin = static_cast<i64>(blockIdx.y) * blockDim.x * HELD;
     Keys keys;
 #pragma unroll
@@ -33,8 +32,7 @@ DEVICE Keys load_keys(const Params &p) {
         keys.v[j] = NO_KEY;
         if (i >= p.param[N].i) continue;
         if (p.param[FROM].i < 0)
-            keys.v[j] = key_of(*reinterpret_cast<const float *>(values + i * x.nb[0]),
-                               static_cast<u32>(i), true);
+            keys.v[j] = values.key(i, true);
         else
             keys.v[j] = keys_of(p, p.param[FROM].i)[i];
     }
