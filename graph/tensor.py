@@ -20,6 +20,7 @@ MAX_DIMS: Final = 4
 INPUT: Final = 1  # written by the user before each computation
 OUTPUT: Final = 2  # read by the user after it: its memory is never reused
 BUNDLE: Final = 4  # an input of several parts (views), copied to a device as a whole
+LATE: Final = 8  # an input that the user writes while nodes before its first reader compute
 
 Shape = tuple[int, int, int, int]
 Params = TypeVar("Params")
@@ -138,6 +139,11 @@ class Tensor:
     def set_bundle(self) -> Tensor:
         """Mark as an input whose parts are views of it; returns the tensor."""
         self.flags |= INPUT | BUNDLE
+        return self
+
+    def set_late(self) -> Tensor:
+        """Mark as an input that the user writes while earlier nodes compute; returns the tensor."""
+        self.flags |= INPUT | LATE
         return self
 
     def set_output(self) -> Tensor:

@@ -24,6 +24,7 @@ from .scheduled import ScheduledGraph, ScheduledSplit, Transfer
 from .split import Split
 
 EvalCallback = Callable[[Tensor, bool], bool]
+WriteLate = Callable[[], None]
 
 
 class Executor:
@@ -49,15 +50,17 @@ class Executor:
         # memory
         self._is_mixed = False
 
-    def compute_async(self, graph: ScheduledGraph) -> None:
+    def compute_async(self, graph: ScheduledGraph, write_late: WriteLate | None = None) -> None:
         """Start all splits in order; asynchronous backends may still be working on return.
+
+        `write_late`: see `Scheduler.graph_compute_async`.
 
         Raises:
             BackendError: a device failed; no work is in flight any more.
         """
         try:
             self._enter(graph)
-            self._compute(graph)
+            self._compute(graph, write_late)
             self._release_inputs(graph)
         except BaseException:
             self._drain()
@@ -98,12 +101,15 @@ class Executor:
         self._is_mixed |= self._in_flight not in (None, graph.layout)
         self._in_flight = graph.layout
 
-    def _compute(self, graph: ScheduledGraph) -> None:
+    def _compute(self, graph: ScheduledGraph, write_late: WriteLate | None) -> None:
         runner = self._runner(graph)
         previous: Backend | None = None
         used_experts: UsedExperts = {}
         for run in graph.runs:
             backend = run.split.backend
+            if run.reads_late and write_late is not None:
+                write_late()
+                write_late = None
             for transfer in run.transfers:
                 runner.transfer(transfer, run, graph.copy_index, used_experts)
             if previous is not None and not run.transfers:

@@ -11,7 +11,7 @@ from ..alloc.buffer import Buffer, Usage
 from ..alloc.layout import Layout
 from ..graph.graph import Graph
 from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import INPUT, Tensor
+from ..graph.tensor import INPUT, LATE, Tensor
 from .backend import Backend
 from .split import Order, Split, SplitGraph
 
@@ -45,15 +45,16 @@ class ScheduledSplit:
     """A split, prepared to run.
 
     `transfers` are its copies. `buffers` are those that it reads or writes, without weights, which
-    are never written. `reads_inputs`: it reads a graph input where the user writes it. `ahead` are
-    copies for a later split, made while this one computes. `waits_ahead`: some of its own copies
-    were made ahead.
+    are never written. `reads_inputs`: it reads a graph input where the user writes it.
+    `reads_late`: it needs a late input. `ahead` are copies for a later split, made while this one
+    computes. `waits_ahead`: some of its own copies were made ahead.
     """
 
     split: Split
     transfers: list[Transfer]
     buffers: set[Buffer]
     reads_inputs: bool
+    reads_late: bool
     ahead: list[Transfer]
     waits_ahead: bool
 
@@ -122,6 +123,7 @@ def _prepare(
     ahead = [transfer(src) for src in split.ahead]
     buffers: set[Buffer] = set()
     reads_inputs = False
+    reads_late = any(t.src.flags & LATE for t in transfers)
     for node in split.graph.nodes:
         if node.op in VIEW_OPS:
             continue  # reads no data
@@ -129,8 +131,10 @@ def _prepare(
         for src in node.src:
             buffers.add(src.buffer)
             reads_inputs |= src.root in inputs
+            reads_late |= bool(src.flags & LATE)
     buffers = {b for b in buffers if b.usage is not Usage.WEIGHTS}
-    return ScheduledSplit(split, transfers, buffers, reads_inputs, ahead, bool(split.copied))
+    waits_ahead = bool(split.copied)
+    return ScheduledSplit(split, transfers, buffers, reads_inputs, reads_late, ahead, waits_ahead)
 
 
 def _is_graph_input(t: Tensor, inputs: set[Tensor]) -> bool:

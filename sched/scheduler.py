@@ -26,7 +26,7 @@ from ..graph.op import VIEW_OPS
 from ..graph.tensor import Tensor
 from .assignment import Assignment, BackendTable
 from .backend import Backend, DeviceType
-from .compute import EvalCallback, Executor
+from .compute import EvalCallback, Executor, WriteLate
 from .explain import describe
 from .passes import assign_backends
 from .profile import Profiler
@@ -188,9 +188,16 @@ class Scheduler:
         memory. `graph_compute_async` has already waited for the graph's own last run."""
         self._executor.wait_inputs(scheduled)
 
-    def graph_compute_async(self, scheduled: ScheduledGraph) -> None:
+    def graph_compute_async(
+        self, scheduled: ScheduledGraph, write_late: WriteLate | None = None
+    ) -> None:
         """Start computing. On return, the graph's inputs have been read and may be written again.
         With one copy, results may reuse their memory: read the results before writing inputs.
+
+        Args:
+            scheduled: the graph.
+            write_late: writes the late inputs. It is called before the first split that needs one,
+                while devices compute the splits before it. What it raises ends the run.
 
         Raises:
             SchedulingError: the graph is no longer valid: allocate it again.
@@ -204,11 +211,12 @@ class Scheduler:
             else:
                 why = "is in a buffer that has moved"
             raise SchedulingError(f"graph {scheduled.graph.uid} {why}: allocate it again")
-        self._executor.compute_async(scheduled)
+        self._executor.compute_async(scheduled, write_late)
 
-    def graph_compute(self, scheduled: ScheduledGraph) -> None:
-        """Compute, and wait until all work is done. Raises like `graph_compute_async`."""
-        self.graph_compute_async(scheduled)
+    def graph_compute(self, scheduled: ScheduledGraph, write_late: WriteLate | None = None) -> None:
+        """Compute, and wait until all work is done. Parameters and errors are those of
+        `graph_compute_async`."""
+        self.graph_compute_async(scheduled, write_late)
         self.synchronize()
 
     def synchronize(self) -> None:

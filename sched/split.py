@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..alloc.buffer import Usage
 from ..graph.graph import Graph, Rewrites
 from ..graph.op import VIEW_OPS, Op
-from ..graph.tensor import BUNDLE, INPUT, OUTPUT, Tensor, dup_layout, view_tensor
+from ..graph.tensor import BUNDLE, INPUT, LATE, OUTPUT, Tensor, dup_layout, view_tensor
 from .assignment import Assignment
 from .backend import Backend, KeepAlive
 
@@ -91,7 +91,8 @@ class SplitGraph:
 
 def pass5_split(s: SplitGraph) -> SplitGraph:
     """Cut the graph where the backend changes. Also cut before a node with weights on another
-    backend, if the split has inputs: then the memory of earlier copied weights can be reused."""
+    backend, if the split has inputs: then the memory of earlier copied weights can be reused. And
+    cut before a node that reads a late input, so that the split before it can run first."""
     a = s.assignment
     ids, nodes = a.ids, a.graph.nodes
     split: Split | None = None
@@ -101,7 +102,11 @@ def pass5_split(s: SplitGraph) -> SplitGraph:
         backend_id = ids[node]
         if split is None:
             split = _begin(s, backend_id, 0)  # leading views belong to the first split
-        elif backend_id != split.backend_id or (split.inputs and _brings_weight(a, node)):
+        elif (
+            backend_id != split.backend_id
+            or (split.inputs and _brings_weight(a, node))
+            or any(src.flags & LATE for src in node.src)
+        ):
             split.i_end = i
             split = _begin(s, backend_id, i)
         for j, src in enumerate(node.src):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ...alloc.layout import TensorAddress
 from ...graph.op import VIEW_OPS, Op
-from ...graph.tensor import INPUT, Tensor
+from ...graph.tensor import INPUT, LATE, Tensor
 from ..assignment import CAUSES
 from ..scheduled import ScheduledGraph, Transfer
 from ..split import Split
@@ -165,7 +165,10 @@ class _Explainer:
                 f"{label(node)} runs on {split.backend.name}, the split before on {before.name}: "
                 f"{self.reasons.why(node)}"
             )
-        # on the same device, only weights on another device begin a split (see pass5_split)
+        # on the same device, late inputs and weights on another device begin a split (pass5_split)
+        late = [t for src in computing[0].src if (t := self.original(src)).flags & LATE]
+        if late:
+            return f"{label(late[0])} is written while the split before computes"
         weights = next((w for node in computing if (w := self._copied_weights(node))), [])
         names = ", ".join(label(w) for w in weights)
         return (

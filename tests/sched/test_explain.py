@@ -252,6 +252,19 @@ def test_a_cache_that_is_written_and_read() -> None:
     assert (facts.place.usage, facts.place.chunk) == ("any", None)
 
 
+def test_a_split_that_begins_with_a_late_input() -> None:
+    null = Null()
+    y = ops.add(ops.sqr(inp(8, name="x")), inp(8, name="late").set_late()).named("y")
+    for i, name in enumerate(("GPU0", "CPU")):  # with a copy, and without
+        graph, scheduler = Graph(y), Scheduler(null.backends)
+        for node in graph.nodes:
+            scheduler.set_tensor_backend(node, null.backends[i])
+        e = explain(scheduler.alloc_graph(graph))
+        assert [split.device for split in e.splits] == [name, name]
+        assert e.splits[1].why == "late is written while the split before computes"
+        graph.restore()
+
+
 def test_an_op_that_is_taken_over_from_the_host() -> None:
     null = Null(offload=[Op.MUL_MAT])
     w, w2 = (weight(null.host, 8, 8, name=name) for name in ("w", "w2"))

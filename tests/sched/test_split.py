@@ -72,6 +72,21 @@ def test_a_weight_elsewhere_begins_a_split_once_there_are_inputs() -> None:
     assert spans(s) == [("GPU0", i, i + 1, [f"w{i}"]) for i in range(3)]
 
 
+def test_a_late_input_begins_a_split() -> None:
+    """Then earlier nodes can run before the user writes it."""
+    null = Null()
+    x, late = inp(4, name="x"), inp(4, name="late").set_late()
+    a = ops.sqr(x)
+    b = ops.add(a, late)
+    c = ops.sqr(b)
+    for n_copies in (1, 4):
+        s = cut(null, graph := Graph(c), {a: 0, b: 0, c: 0}, n_copies)
+        assert spans(s) == [("GPU0", 0, 1, ["x"]), ("GPU0", 1, 3, ["late"])]
+        graph.restore()
+    s = cut(null, graph := Graph(c), {a: 1, b: 1, c: 1})
+    assert spans(s) == [("CPU", 0, 1, []), ("CPU", 1, 3, [])]
+
+
 def test_no_number_of_inputs_is_too_many() -> None:
     null = Null()
     total, user = inp(4), {}

@@ -3,6 +3,7 @@ is read or written too early."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -20,6 +21,7 @@ from lamella.alloc import (
     tensor_get,
     tensor_set,
 )
+from lamella.base.errors import RequestError
 from lamella.graph import GGMLType, Graph, Op, Tensor, ops
 from lamella.kernels.sim import SimBackend, SimBufferType, SimDevice
 from lamella.sched import DeviceType, ScheduledGraph, Scheduler
@@ -96,6 +98,51 @@ def test_a_copy_is_not_overwritten_before_it_was_read() -> None:
             runs[i % 4].start(scheduler, row=i, value=i)
         scheduler.synchronize()
         assert read(log)[0, 0, :12, 0].tolist() == [i * i for i in range(12)]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_late_input_is_written_while_the_nodes_before_it_run(parallel: bool) -> None:
+    written, waited = threading.Event(), list[bool]()
+
+    def delay() -> float:  # no task of the device ends before the input is written
+        waited.append(written.wait(10))
+        return 0.0
+
+    with opened(SimDevice("SIM0", delay=delay), cpu()) as backends:
+        scheduler = Scheduler(backends, parallel=parallel)
+        x, late = inp("x", 8), inp("late", 8).set_late()
+        out = ops.add(ops.sqr(x), late).set_output()
+        scheduled = scheduler.alloc_graph(Graph(out))
+
+        def write_late() -> None:
+            write(late, value)
+            written.set()
+
+        for value in (1, 2):
+            written.clear()
+            scheduler.wait_inputs(scheduled)
+            write(x, 3)
+            scheduler.graph_compute(scheduled, write_late)
+            assert (read(out) == 9 + value).all()
+        assert all(waited)
+
+
+def test_an_error_of_a_late_input_ends_the_run() -> None:
+    with opened(gpu("SIM0", True), cpu()) as backends:
+        scheduler = Scheduler(backends)
+        x, late = inp("x", 8), inp("late", 8).set_late()
+        out = ops.add(ops.sqr(x), late).set_output()
+        scheduled = scheduler.alloc_graph(Graph(out))
+        write(x, 3)
+
+        def fail() -> None:
+            raise RequestError("too complex")
+
+        with pytest.raises(RequestError):
+            scheduler.graph_compute(scheduled, fail)
+        write(x, 4)
+        scheduler.graph_compute(scheduled, lambda: write(late, 1))
+        assert (read(out) == 17).all()
 
 
 class _Logged:
