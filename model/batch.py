@@ -6,8 +6,9 @@ computes. Knows no graphs and no tensors. Tested by tests/model/test_batch.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from .kv_sequence import KVSequence
 
 I32Array = npt.NDArray[np.int32]
+Mask: TypeAlias = npt.NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
+LateMask: TypeAlias = Callable[[], Mask]  # waits for the mask and returns it, the same each time
 
 
 class Batch:
@@ -29,17 +32,23 @@ class Batch:
         self.n_outputs = 0
 
     def add(
-        self, tokens: list[int], seq: KVSequence, pos: int, n_outputs: int = 0, n_top: int = 0
+        self,
+        tokens: list[int],
+        seq: KVSequence,
+        pos: int,
+        n_outputs: int = 0,
+        n_top: int = 0,
+        mask: LateMask | None = None,
     ) -> None:
         """Add consecutive tokens of a sequence, the first at `pos`.
 
         The logits of the last `n_outputs` tokens are outputs. Each output needs its `n_top` largest
-        logits, or all if `n_top` is 0.
+        logits, or all if `n_top` is 0. With `mask`, it needs the largest of the allowed tokens.
         """
         end = pos + len(tokens)
         assert 0 <= n_outputs <= len(tokens), f"{n_outputs} outputs of {len(tokens)} tokens"
         assert tokens and end <= seq.length, f"positions {pos}..{end} of {seq.length} reserved"
-        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top))
+        self.runs.append(Run(tokens, seq, pos, n_outputs, n_top, mask))
         self.n_tokens += len(tokens)
         self.n_outputs += n_outputs
 
@@ -56,13 +65,14 @@ class Run:
     pos: int
     n_outputs: int
     n_top: int = 0
+    mask: LateMask | None = None
 
     def cut(self, n: int) -> tuple[Run, Run]:
         """Return the first `n` tokens and the rest, as two runs."""
         rest = min(self.n_outputs, len(self.tokens) - n)
         return (
-            Run(self.tokens[:n], self.seq, self.pos, self.n_outputs - rest, self.n_top),
-            Run(self.tokens[n:], self.seq, self.pos + n, rest, self.n_top),
+            replace(self, tokens=self.tokens[:n], n_outputs=self.n_outputs - rest),
+            replace(self, tokens=self.tokens[n:], pos=self.pos + n, n_outputs=rest),
         )
 
 
@@ -79,6 +89,11 @@ class UBatch:
     def n_tops(self) -> list[int]:
         """For each output, the number of largest logits it needs; 0 for all."""
         return [run.n_top for run in self.runs for _ in range(run.n_outputs)]
+
+    @property
+    def masks(self) -> list[LateMask | None]:
+        """For each output, its mask; None if all tokens are allowed."""
+        return [run.mask for run in self.runs for _ in range(run.n_outputs)]
 
 
 def cut_batch(batch: Batch, n_ubatch: int, n_seq_max: int) -> Iterator[UBatch]:

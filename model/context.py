@@ -105,9 +105,10 @@ class Context(GraphContext):
         self.kv.free()
 
     def _reserved_graphs(self) -> Iterator[tuple[int, DecodeGraph]]:
-        n_top = max(self._top_sizes, default=0)  # only adds nodes, so this is the worst case
+        # masks and largest logits only add nodes, so this is the worst case
+        n_top = max(self._top_sizes, default=0)
         for sizes in sorted(self._reserved_sizes(), reverse=True):
-            yield sizes[0], self._build(GraphParams(*sizes, n_top))
+            yield sizes[0], self._build(GraphParams(*sizes, n_top, masked=n_top > 0))
 
     def _reserved_sizes(self) -> Collection[tuple[int, int, int]]:
         """Return (tokens, outputs, sequences) of the graphs that cover the largest memory need.
@@ -176,17 +177,19 @@ class Context(GraphContext):
         """Compute a batch as `decode` does, and return a row for each output.
 
         A row may have only the largest logits, at least `n_top` of them, if the output has an
-        `n_top` and its logits are in a device's memory.
+        `n_top` and its logits are in a device's memory. If it has a mask too, the row has those of
+        the allowed tokens only. Masks are requested while the device computes the logits.
         """
         if not self._top_sizes:
             return list(self.decode(batch))
         rows: list[Row] = []
         for ubatch in cut_batch(batch, self.n_ubatch, self.n_seq_max):
-            n_tops = ubatch.n_tops
+            n_tops, masks = ubatch.n_tops, ubatch.masks
             n_top = top_size(n_tops, self._top_sizes)
             if n_top:
-                graph = self._compute(ubatch, n_top)
-                found = graph.outputs.read_rows(n_tops)
+                masked = any(mask and 0 < n <= n_top for n, mask in zip(n_tops, masks, strict=True))
+                graph = self._compute(ubatch, n_top, masked)
+                found = graph.outputs.read_rows(n_tops, masks)
                 self._check(found, ubatch, graph)
                 rows += found
             else:
@@ -202,7 +205,7 @@ class Context(GraphContext):
             graph.outputs.read_logits(logits)
             self._check(logits, ubatch, graph)
 
-    def _compute(self, ubatch: UBatch, n_top: int = 0) -> DecodeGraph:
+    def _compute(self, ubatch: UBatch, n_top: int = 0, masked: bool = False) -> DecodeGraph:
         """Compute a ubatch and return its graph, which holds the outputs.
 
         Its sequences get pages in the pools of layers with windows, and give others back.
@@ -211,8 +214,13 @@ class Context(GraphContext):
         with self._synchronized_on_error():
             if self.pool.gives_back:
                 _prepare(ubatch)
-            graph = self._graph_for(self._params_of(ubatch, n_top))
-            self._run(graph, lambda: graph.set_inputs(ubatch), wait=ubatch.n_outputs > 0)
+            graph = self._graph_for(self._params_of(ubatch, n_top, masked))
+            self._run(
+                graph,
+                lambda: graph.set_inputs(ubatch),
+                (lambda: graph.set_masks(ubatch)) if masked else None,
+                wait=ubatch.n_outputs > 0,
+            )
             return graph
 
     def _check(self, rows: F32Array | list[Row], ubatch: UBatch, graph: DecodeGraph) -> None:
@@ -225,19 +233,21 @@ class Context(GraphContext):
         scheduler = self._open_scheduler()
         scheduler.poison()
         graph.set_inputs(ubatch)
+        write_late = (lambda: graph.set_masks(ubatch)) if graph.params.masked else None
         before = scheduler.set_eval_callback(finder)
         try:
-            scheduler.graph_compute(graph.scheduled)
+            scheduler.graph_compute(graph.scheduled, write_late)
         finally:
             scheduler.set_eval_callback(before)
 
-    def _params_of(self, ubatch: UBatch, n_top: int) -> GraphParams:
+    def _params_of(self, ubatch: UBatch, n_top: int, masked: bool) -> GraphParams:
         n_tokens = bucket(ubatch.n_tokens, self.n_ubatch)
         return GraphParams(
             n_tokens,
             bucket(max(ubatch.n_outputs, 1), n_tokens),
             bucket(len(ubatch.seqs), self.n_seq_max),
             n_top,
+            masked,
         )
 
     def _graph_for(self, params: GraphParams) -> DecodeGraph:

@@ -18,7 +18,7 @@ from ..base.log import get_logger
 from ..base.priority import lower_priority
 from ..base.settings import NO_REUSE, STRICT
 from ..sched.backend import Backend, Device
-from ..sched.compute import EvalCallback
+from ..sched.compute import EvalCallback, WriteLate
 from ..sched.profile import Profiler
 from ..sched.scheduled import ScheduledGraph
 from ..sched.scheduler import ReservedSizes, Scheduler
@@ -196,14 +196,24 @@ class GraphContext(ABC):
         for backend in self._backends.values():
             backend.set_n_threads(n)
 
-    def _run(self, graph: StepGraph, set_inputs: Callable[[], None], *, wait: bool = True) -> None:
-        """Set a graph's inputs and compute it. In a pipeline, it may still run without `wait`."""
+    def _run(
+        self,
+        graph: StepGraph,
+        set_inputs: Callable[[], None],
+        write_late: WriteLate | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Set a graph's inputs and compute it. In a pipeline, it may still run without `wait`.
+
+        `write_late` writes its late inputs; see `Scheduler.graph_compute_async`.
+        """
         scheduler = self._open_scheduler()
         if STRICT() and not self.in_flight:
             scheduler.poison()
         scheduler.wait_inputs(graph.scheduled)
         set_inputs()
-        scheduler.graph_compute_async(graph.scheduled)
+        scheduler.graph_compute_async(graph.scheduled, write_late)
         if wait or self.no_pipeline:
             self.synchronize()
         else:

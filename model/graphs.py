@@ -33,13 +33,14 @@ class GraphParams(NamedTuple):
     """The sizes that determine a graph's shape, rounded up to buckets.
 
     `n_top` is the number of largest logits that the graph finds for each output; 0 for whole rows
-    only.
+    only. If `masked`, it finds them among the tokens that masks allow.
     """
 
     n_tokens: int
     n_outputs: int
     n_seqs: int
     n_top: int = 0
+    masked: bool = False
 
 
 def bucket(n: int, limit: int) -> int:
@@ -78,7 +79,7 @@ class DecodeGraph(StepGraph):
         self.windows = [group.window for group in groups_of(arch.hp.memory)]
         self.params = params
         self.inputs = inputs
-        self.outputs = Outputs(logits, params.n_top)
+        self.outputs = Outputs(logits, params.n_top, masked=params.masked)
         super().__init__(self.outputs.tensors)
 
     @cached_property
@@ -102,6 +103,18 @@ class DecodeGraph(StepGraph):
                 for g, window in zip(inputs.groups, self.windows, strict=True)
             ],
         )
+
+    @cached_property
+    def _masks(self) -> I32Array:
+        """The masks' data in place, [n_outputs, n_words]. The graph must be scheduled."""
+        assert self.outputs.mask is not None, "the graph has no masks"
+        return in_place(self.outputs.mask)
+
+    def set_masks(self, ubatch: UBatch) -> None:
+        """Wait for the masks of a ubatch, and write them. The graph may compute already."""
+        rows = self._masks
+        for row, mask in zip(rows, ubatch.masks, strict=False):
+            row[:] = -1 if mask is None else mask()[: len(row)].view(np.int32)
 
     def set_inputs(self, ubatch: UBatch) -> None:
         """Write a ubatch's tokens, positions, cells and pages.

@@ -1,8 +1,9 @@
 """The outputs of a decode graph: rows of logits, or only the largest logits of each row.
 
 A sampler often needs only the largest logits. If logits are in a device's memory, the graph finds
-the largest on the device, and only these are copied to the host. Knows no batches and no sampling.
-Tested by tests/model/test_outputs.py.
+the largest on the device, and only these are copied to the host. A mask can leave out tokens: it is
+a late input, so the device computes the logits before the host knows the mask. Knows no sampling.
+Tested by tests/model/test_outputs.py and tests/runtime/test_grammar_devices.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from ..alloc.buffer import tensor_read
 from ..graph import GGMLType, Tensor, ops
 from ..sched.backend import Device
+from .batch import LateMask, Mask
 
 I32Array = npt.NDArray[np.int32]
 F32Array = npt.NDArray[np.float32]
@@ -26,7 +28,10 @@ N_TOPS: Final = (1, 64, 256, 1024)  # few sizes, as each needs its own graphs
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The n largest logits of a row without NaN, in descending order; equal ones by id."""
+    """The n largest logits of a row without NaN, in descending order; equal ones by id.
+
+    With a mask, those of the allowed tokens; all of them if they are fewer than requested.
+    """
 
     ids: I32Array  # [n]
     logits: F32Array  # [n]; the first is finite
@@ -40,30 +45,36 @@ Row: TypeAlias = F32Array | TopLogits  # all logits [n_vocab], or the largest
 
 
 class TopNodes(NamedTuple):
-    """The nodes that find the largest logits of each row."""
+    """The nodes that find the largest logits of each row. The first needs no mask."""
 
+    sums: Tensor  # F32 [1, n_outputs]; NaN if a logit is, as top_k puts NaN last
     ids: Tensor  # I32 [n_top, n_outputs]
     logits: Tensor  # F32 [1, n_top, n_outputs]
-    sums: Tensor  # F32 [1, n_outputs]; NaN if a logit is, as top_k puts NaN last
 
     @classmethod
-    def of(cls, logits: Tensor, n_top: int) -> TopNodes:
+    def of(cls, logits: Tensor, n_top: int, mask: Tensor | None = None) -> TopNodes:
         """Return the nodes for logits [n_vocab, n_outputs], flagged as outputs."""
-        ids = ops.top_k(logits, n_top)
+        ids = ops.top_k(logits, n_top, mask)
         entries = ops.reshape(logits, (1, *logits.ne[:2]))
         return cls(
+            ops.sum_rows(logits).named("result_sums").set_output(),
             ids.named("result_top_ids").set_output(),
             ops.get_rows(entries, ids).named("result_top_logits").set_output(),
-            ops.sum_rows(logits).named("result_sums").set_output(),
         )
 
 
 class Outputs:
-    """A graph's outputs: logits [n_vocab, n_outputs], and with `n_top` the largest of each row."""
+    """A graph's outputs: logits [n_vocab, n_outputs], and with `n_top` the largest of each row.
 
-    def __init__(self, logits: Tensor, n_top: int = 0) -> None:
+    Attributes:
+        mask: the tokens of each row that may be among the largest: I32 [n_words, n_outputs], a late
+            input. None if all may.
+    """
+
+    def __init__(self, logits: Tensor, n_top: int = 0, *, masked: bool = False) -> None:
         self.logits = logits
-        self.top = TopNodes.of(logits, n_top) if n_top else None
+        self.mask = mask_input(logits) if masked else None
+        self.top = TopNodes.of(logits, n_top, self.mask) if n_top else None
 
     @property
     def tensors(self) -> Sequence[Tensor]:
@@ -73,11 +84,12 @@ class Outputs:
         """Read rows from `first` on into `out`, [n, n_vocab] or [n_vocab]."""
         tensor_read(self.logits, out.reshape(-1).view(np.uint8), first * self.logits.nb[1])
 
-    def read_rows(self, n_tops: Sequence[int]) -> list[Row]:
+    def read_rows(self, n_tops: Sequence[int], masks: Sequence[LateMask | None]) -> list[Row]:
         """Return the first len(n_tops) rows.
 
         Row i is a TopLogits if 0 < n_tops[i] <= `n_top`, else a whole row. A row with a NaN or an
-        infinite largest logit is returned whole, so that the sampler can raise an error.
+        infinite largest logit is returned whole, so that the sampler can raise an error. So is a
+        row without an allowed token. `masks` are those of the graph's run.
         """
         assert self.top is not None, "the graph returns whole rows only"
         n_rows, n_top = len(n_tops), self.top.ids.ne[0]
@@ -85,10 +97,13 @@ class Outputs:
         logits = _read(self.top.logits, np.empty((n_rows, n_top), np.float32))
         sums = _read(self.top.sums, np.empty(n_rows, np.float32))
         sound = np.isfinite(logits[:, 0]) & ~np.isnan(sums)
-        return [
-            TopLogits(ids[i], logits[i]) if 0 < n <= n_top and sound[i] else self._whole_row(i)
-            for i, n in enumerate(n_tops)
-        ]
+        rows: list[Row] = []
+        for i, (n, mask) in enumerate(zip(n_tops, masks, strict=True)):
+            m = n_top if 0 < n <= n_top and sound[i] else 0
+            if m and mask is not None:
+                m = _n_allowed(ids[i], mask())
+            rows.append(TopLogits(ids[i, :m], logits[i, :m]) if m else self._whole_row(i))
+        return rows
 
     def _whole_row(self, i: int) -> F32Array:
         row = np.empty(self.logits.ne[0], np.float32)
@@ -108,7 +123,8 @@ def top_sizes(device: Device, n_vocab: int) -> tuple[int, ...]:
         n_top
         for n_top in N_TOPS
         # ids and logits must be smaller than the row that they replace
-        if 2 * n_top < n_vocab and all(map(device.supports_op, TopNodes.of(logits, n_top)))
+        if 2 * n_top < n_vocab
+        and all(map(device.supports_op, TopNodes.of(logits, n_top, mask_input(logits))))
     )
 
 
@@ -122,6 +138,17 @@ def top_size(n_tops: Sequence[int], sizes: Sequence[int]) -> int:
     """
     most = max((n for n in n_tops if n <= sizes[-1]), default=0)
     return next((size for size in sizes if size >= most), 0) if most else 0
+
+
+def mask_input(logits: Tensor) -> Tensor:
+    """Return the mask of each row of logits: I32 [n_words, n_outputs], not allocated."""
+    ne = (-(-logits.ne[0] // 32), logits.ne[1])
+    return Tensor(GGMLType.I32, ne, name="inp_mask").set_late()
+
+
+def _n_allowed(ids: I32Array, mask: Mask) -> int:
+    """The number of tokens that a mask allows. TOP_K puts the others last."""
+    return int(np.count_nonzero(mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1))
 
 
 def _read(tensor: Tensor, out: npt.NDArray[Any]) -> npt.NDArray[Any]:

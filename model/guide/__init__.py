@@ -11,8 +11,9 @@ llguidance does the work (https://github.com/guidance-ai/llguidance). A spec say
 asks for, `Compiler` checks and compiles it, a `Matcher` follows one text.
 """
 
+from ..batch import Mask
 from .compiler import CompiledGrammar, Compiler, validate
-from .masks import Mask, MaskComputer
+from .masks import MaskComputer
 from .matcher import Matcher
 from .params import GrammarParams
 from .spec import GrammarKind, GrammarSpec, Loosened

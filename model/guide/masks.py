@@ -12,16 +12,14 @@ import threading
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
+from ..batch import LateMask, Mask
 from .limits import SLOW_SECONDS
 from .matcher import Matcher
-
-Mask: TypeAlias = npt.NDArray[np.uint32]  # [ceil(n_bits / 32)], bit i % 32 of word i // 32: token i
 
 _N_THREADS: Final = 2
 
@@ -42,7 +40,8 @@ class MaskComputer:
         self._rows = list(self._masks)
         self._asked: SimpleQueue[Sequence[Matcher] | Matcher | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._matchers: Sequence[Matcher] = ()
+        self._n = 0  # matchers of the last `begin`
+        self._is_computing = False
         self._thread: threading.Thread | None = None
 
     def prepare(self, matcher: Matcher) -> None:
@@ -52,26 +51,30 @@ class MaskComputer:
 
     def begin(self, matchers: Sequence[Matcher]) -> None:
         """Start computing the masks of these matchers. They must not change before `take`."""
-        assert not self._matchers, "the last masks were not taken"
-        self._matchers = matchers
+        assert not self._is_computing, "the last masks were not taken"
+        self._n, self._is_computing = len(matchers), bool(matchers)
         if matchers:
             self._start()
             self._asked.put(matchers)
 
     def take(self) -> list[Mask]:
-        """Return the masks in the order of the matchers. The next `begin` overwrites them.
+        """Wait for the masks, and return them in the order of the matchers. Later calls return
+        the same masks. The next `begin` overwrites them.
 
         A matcher that failed has a mask of no meaning: call `Matcher.check`.
         """
-        matchers, self._matchers = self._matchers, ()
-        if not matchers:
-            return []
-        begin = time.perf_counter()
-        error = self._done.get()
-        self.waited += time.perf_counter() - begin
-        if error is not None:
-            raise error
-        return self._rows[: len(matchers)]
+        if self._is_computing:
+            begin = time.perf_counter()
+            error = self._done.get()
+            self._is_computing = False
+            self.waited += time.perf_counter() - begin
+            if error is not None:
+                raise error
+        return self._rows[: self._n]
+
+    def late(self, i: int) -> LateMask:
+        """Return a function that returns the `i`-th of the masks that the next `begin` computes."""
+        return lambda: self.take()[i]
 
     def close(self) -> None:
         """End the thread. A second call does nothing."""

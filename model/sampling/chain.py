@@ -10,16 +10,15 @@ from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import BackendError, RequestError
+from ..batch import Mask
 from ..outputs import I32Array
 from .candidates import Candidates
 from .dist import choose
 from .softmax import F32Array, IdArray, exps
 
 SamplerStep: TypeAlias = Callable[[Candidates], Candidates]
-Mask: TypeAlias = npt.NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 
 
 class Chain(Protocol):

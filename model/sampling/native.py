@@ -19,8 +19,9 @@ from ...kernels.cpu import sampling as kernels
 from ...kernels.cpu.compiler.jit import Kernel, load_all, want
 from ...kernels.cpu.sampling import state
 from ...sched.backend import CompileProgress
+from ..batch import Mask
 from ..outputs import I32Array
-from .chain import Mask, SamplerStep, invalid_logits, no_token_left
+from .chain import SamplerStep, invalid_logits, no_token_left
 from .dry import DryPenalty
 from .penalties import RepeatPenalties, logit_bias
 from .softmax import F32Array, IdArray

@@ -16,9 +16,10 @@ import numpy as np
 
 from ...base.errors import RequestError
 from ...base.settings import NO_JIT
+from ..batch import Mask
 from ..outputs import Row, TopLogits
 from .breakers import BreakerVocab, find_breakers
-from .chain import Chain, Mask, NumpyChain, SamplerStep, invalid_logits
+from .chain import Chain, NumpyChain, SamplerStep, invalid_logits
 from .dist import MersenneTwister
 from .dry import DryPenalty
 from .native import NativeChain
@@ -90,16 +91,16 @@ class Sampler:
         """Return the next token.
 
         Args:
-            logits: raw logits [n_vocab], or at least the `n_top` largest of the allowed ones. Not
-                changed.
+            logits: raw logits [n_vocab], or at least the `n_top` largest of the allowed ones, or
+                all of them if they are fewer. Not changed.
             mask: the allowed tokens; None: all.
 
         Raises:
             BackendError: the logits are invalid: NaN, +inf, or none above -inf.
             RequestError: mask, bias and penalties leave no token.
         """
-        if isinstance(logits, TopLogits):
-            return self._sample_top(logits)
+        if isinstance(logits, TopLogits):  # chosen among the allowed tokens
+            return self._sample_top(logits, mask)
         assert logits.shape == (self._n_vocab,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
         if self._greedy:
@@ -123,8 +124,9 @@ class Sampler:
         order = np.argsort(-probs, kind="stable")[: np.count_nonzero(probs)]
         return ids[order], probs[order]
 
-    def _sample_top(self, top: TopLogits) -> int:
-        assert 0 < min(self.n_top, self._n_vocab) <= len(top.ids), (self.n_top, len(top.ids))
+    def _sample_top(self, top: TopLogits, mask: Mask | None) -> int:
+        least = min(self.n_top, self._n_vocab) if mask is None else 1  # a mask may allow fewer
+        assert 0 < least <= len(top.ids), (self.n_top, len(top.ids))
         if self._greedy:
             if not np.isfinite(top.logits[0]):
                 raise invalid_logits(top.logits)

@@ -45,19 +45,28 @@ log = get_logger("engine")
 
 @dataclass(slots=True)
 class BatchPlan:
-    """The batch of one call of `Context.decode_rows`, and the jobs it is for."""
+    """The batch of one call of `Context.decode_rows`, and the jobs it is for.
 
+    `masks` will compute the masks of `guided`, in this order.
+    """
+
+    masks: MaskComputer
     batch: Batch = field(default_factory=Batch)
     prefilled: list[Ticket] = field(default_factory=list)
     outputs: list[Ticket] = field(default_factory=list)  # one per row of logits
+    guided: list[Ticket] = field(default_factory=list)  # those of `outputs` with a grammar
 
     def add(self, ticket: Ticket, tokens: list[int], pos: int, *, wanted: bool) -> None:
         """Add tokens of a job, the first at `pos`. If `wanted`, sample the next token after
         them."""
         assert ticket.seq is not None
-        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top)
+        mask = None
         if wanted:
             self.outputs.append(ticket)
+            if ticket.matcher is not None:
+                mask = self.masks.late(len(self.guided))
+                self.guided.append(ticket)
+        self.batch.add(tokens, ticket.seq, pos, int(wanted), ticket.n_top, mask)
 
     def tickets(self) -> Iterable[Ticket]:
         """All jobs with tokens in the batch, each once."""
@@ -179,7 +188,7 @@ class Runner:
     # --- a step ---
 
     def _plan_batch(self) -> BatchPlan:
-        plan = BatchPlan()
+        plan = BatchPlan(self._masks)
         for ticket in policy.decoding(self.running):
             if ticket.decoding and self._grow(ticket):  # growing may preempt later jobs
                 tokens = ticket.tokens
@@ -217,15 +226,14 @@ class Runner:
 
     def _compute(self, plan: BatchPlan) -> None:
         self._in_flight = list(dict.fromkeys((*self._in_flight, *plan.tickets())))
-        guided = [ticket for ticket in plan.outputs if ticket.matcher is not None]
-        self._masks.begin([ticket.matcher for ticket in guided if ticket.matcher is not None])
+        self._masks.begin([each.matcher for each in plan.guided if each.matcher is not None])
         try:
             rows = self._context.decode_rows(plan.batch)
         except Exception as e:
             self._masks.take()
             self._fail_in_flight(e)
             return
-        masks = dict(zip(guided, self._masks.take(), strict=True))
+        masks = dict(zip(plan.guided, self._masks.take(), strict=True))
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight

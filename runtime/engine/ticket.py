@@ -50,7 +50,7 @@ class Ticket:
         self.n_probs = job.n_probs
         self.post_sampling_probs = job.post_sampling_probs
         # the number of largest logits that are needed; 0: all
-        self.n_top = 0 if job.needs_logits or matcher is not None else sampler.n_top
+        self.n_top = 0 if job.needs_logits else sampler.n_top
         self.n_prompt = len(job.prompt)
         self.tokens = list(job.prompt)  # and the predicted ones: a preempted job recomputes all
         self.seq: KVSequence | None = None  # None while the job waits

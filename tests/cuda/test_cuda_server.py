@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from gpus import Gpus
@@ -26,10 +26,13 @@ from open_params import open_params
 from lamella import load
 from lamella.kernels import devices
 from lamella.model import context
+from lamella.model.batch import LateMask
 from lamella.model.outputs import Outputs, Row, TopLogits
 from lamella.runtime.open import open_instance
 
 pytestmark = pytest.mark.timeout(900)
+
+LETTERS: Final = "[a-f]*"
 
 KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 0},
@@ -39,6 +42,8 @@ KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 0, "n_probs": 3},
     {"temperature": 1.0, "top_k": 1000, "typical_p": 0.9},
     {"temperature": 1.5, "top_k": 7, "stop": ["e", "q"]},
+    {"temperature": 1.2, "regex": LETTERS},
+    {"temperature": 0, "regex": LETTERS},
 )
 
 
@@ -107,7 +112,7 @@ def found(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_concurrent_clients_get_the_same_texts_as_alone(gpus: Gpus, files: ModelFiles) -> None:
     path = files.random(gpus.pick("0.5b", "small"), "Q4_0")
-    n_kinds, n_requests, n_clients = gpus.pick((50, 1000, 16), (7, 21, 5))
+    n_kinds, n_requests, n_clients = gpus.pick((54, 1000, 16), (9, 27, 5))
     most = gpus.pick(48, 12)
     with serving(gpus, path) as port:
         alone = [complete(port, body(i, most)) for i in range(n_kinds)]
@@ -131,12 +136,14 @@ def test_the_device_s_largest_logits_give_the_texts_of_whole_rows(
         {"temperature": 1.0, "top_k": 1},
         {"temperature": 1.3, "top_k": 40},
         {"temperature": 0.9, "top_k": 200, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.0, "regex": LETTERS},
+        {"temperature": 1.3, "top_k": 40, "regex": LETTERS},
     )
     rows: list[Row] = []
     read_rows = Outputs.read_rows
 
-    def spy(self: Outputs, n_tops: Sequence[int]) -> list[Row]:
-        rows.extend(read_rows(self, n_tops))
+    def spy(self: Outputs, n_tops: Sequence[int], masks: Sequence[LateMask | None]) -> list[Row]:
+        rows.extend(read_rows(self, n_tops, masks))
         return rows[-len(n_tops) :]
 
     monkeypatch.setattr(Outputs, "read_rows", spy)

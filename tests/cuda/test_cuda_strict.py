@@ -54,7 +54,8 @@ def test_no_graph_needs_more_than_is_reserved(
         for n, n_outputs, n_seqs in itertools.product(tokens, tokens, seqs):
             if n_outputs <= n and n_seqs <= n:
                 for n_top in (0, *context._top_sizes):
-                    context._graph_for(GraphParams(n, n_outputs, n_seqs, n_top))
+                    for masked in {False, n_top > 0}:
+                        context._graph_for(GraphParams(n, n_outputs, n_seqs, n_top, masked))
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.F32], ids=lambda t: t.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,16 @@ import pytest
 from tiny_models import TINY, write_model
 
 from lamella.alloc import tensor_get, tensor_set
+from lamella.base.errors import GrammarError, StrictError
 from lamella.base.settings import STRICT
 from lamella.graph import Op
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimBuffer, SimDevice
-from lamella.model.batch import Batch
+from lamella.model.batch import Batch, Mask
 from lamella.model.context import Context
 from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
-from lamella.model.outputs import F32Array, Row, TopLogits, top_size
+from lamella.model.outputs import F32Array, I32Array, Row, TopLogits, top_size
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.sched import Device
@@ -58,14 +61,31 @@ def opened(path: Path) -> Iterator[Open]:
         context.model.free()
 
 
-def batch_of(context: Context, n_tops: Sequence[int], n_tokens: int = 1) -> Batch:
-    """Return a batch with a sequence for each of `n_tops`, which is the `n_top` of its outputs."""
+def batch_of(
+    context: Context,
+    n_tops: Sequence[int],
+    n_tokens: int = 1,
+    allowed: Sequence[I32Array | None] = (),
+) -> Batch:
+    """Return a batch with a sequence for each of `n_tops`, which is the `n_top` of its outputs.
+    `allowed` are the tokens that the mask of an output allows; None: no mask."""
     batch = Batch()
     for i, n_top in enumerate(n_tops):
         seq: KVSequence = context.pool.new_sequence()
         context.append(seq, n_tokens)
-        batch.add([t % context.n_vocab for t in TEXT[i : i + n_tokens]], seq, 0, 1, n_top)
+        tokens = [t % context.n_vocab for t in TEXT[i : i + n_tokens]]
+        ids = allowed[i] if allowed else None
+        mask = None if ids is None else partial(mask_of, ids, context.n_vocab)
+        batch.add(tokens, seq, 0, 1, n_top, mask)
     return batch
+
+
+def mask_of(ids: I32Array, n_vocab: int) -> Mask:
+    """A mask of these tokens. The bits above the vocabulary are set: they mean nothing."""
+    bits = np.ones(-(-(n_vocab + 1) // 32) * 32, np.uint8)
+    bits[:n_vocab] = 0
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def assert_largest(row: Row, logits: F32Array, n: int) -> None:
@@ -75,9 +95,22 @@ def assert_largest(row: Row, logits: F32Array, n: int) -> None:
     assert row.logits.tobytes() == logits[best].tobytes()
 
 
+def assert_allowed(row: Row, logits: F32Array, ids: I32Array | None, n: int) -> None:
+    """Check for the `n` largest logits of the allowed tokens, or all of them."""
+    masked = logits if ids is None else np.full_like(logits, -math.inf)
+    masked[ids] = logits[ids]
+    assert_largest(row, masked, n if ids is None else min(n, len(ids)))
+
+
 def assert_whole(row: Row, logits: F32Array) -> None:
     assert isinstance(row, np.ndarray)
     np.testing.assert_array_equal(row, logits)
+
+
+def drawn(n: int, seed: int = 0) -> I32Array:
+    """Some tokens, ascending."""
+    ids = np.random.default_rng(seed).choice(N_VOCAB, n, replace=False)
+    return np.sort(ids).astype(np.int32)
 
 
 @pytest.fixture
@@ -115,6 +148,39 @@ def test_each_row_has_the_requested_size(opened: Open) -> None:
             assert_whole(row, logits)
 
 
+@pytest.mark.parametrize(("n_top", "size"), [(1, 1), (40, 64), (300, 1024)])
+def test_masked_rows_have_the_largest_logits_of_allowed_tokens(
+    opened: Open, n_top: int, size: int
+) -> None:
+    context = opened()
+    ends = np.array([0, N_VOCAB - 1], np.int32)
+    allowed = [drawn(1500), None, drawn(63), drawn(1), ends, drawn(N_VOCAB)]
+    whole = context.decode(batch_of(context, [0] * 6))
+    for seed in range(3):
+        allowed[0] = drawn(1500, seed)
+        rows = context.decode_rows(batch_of(context, [n_top] * 6, 1, allowed))
+        for row, logits, ids in zip(rows, whole, allowed, strict=True):
+            assert_allowed(row, logits, ids, size)
+    assert {p.masked for p, _ in context._graphs if p.n_outputs == 8} == {False, True}
+
+
+def test_a_masked_row_that_needs_more_is_whole(opened: Open) -> None:
+    """So is one without any allowed token, for the sampler to raise an error."""
+    context = opened()
+    whole = context.decode(batch_of(context, [0] * 4))
+    few, none = drawn(5), drawn(0)
+    rows = context.decode_rows(batch_of(context, [0, 40, 40, 2000], 1, [few, few, none, few]))
+    assert_allowed(rows[1], whole[1], few, 64)
+    for i in (0, 2, 3):
+        assert_whole(rows[i], whole[i])
+
+
+def test_masks_without_largest_logits_cost_nothing(opened: Open) -> None:
+    context = opened()
+    context.decode_rows(batch_of(context, [0, 40], 1, [drawn(5), None]))
+    assert not any(params.masked for params, _ in context._graphs)
+
+
 def test_a_batch_of_several_graphs(opened: Open) -> None:
     context = opened(n_ubatch=16, n_parallel=2)
     n_tops = [0, 0, 1, 1, 40, 0, 500]  # needs graphs without top logits, with 1, 64 and 1024
@@ -137,10 +203,13 @@ def test_only_requested_logits_are_read(opened: Open, n_read: list[int]) -> None
         ([1] * 5, 5 * (8 + 4)),
         ([1, 0, 40, 3], 4 * (8 * 64 + 4) + 4 * N_VOCAB),
     ):
-        batch = batch_of(context, n_tops)
-        n_read.clear()
-        context.decode_rows(batch)
-        assert sum(n_read) == expected, n_tops
+        for allowed in ((), [drawn(9)] * len(n_tops)):
+            batch = batch_of(context, n_tops, 1, allowed)
+            n_read.clear()
+            context.decode_rows(batch)
+            assert sum(n_read) == expected, n_tops
+            for run in batch.runs:
+                run.seq.free()
 
 
 def test_without_outputs_nothing_is_read(opened: Open, n_read: list[int]) -> None:
@@ -177,6 +246,39 @@ def test_a_row_with_a_nan_is_returned_whole(opened: Open) -> None:
     assert np.isnan(row[7]) and np.isfinite(np.delete(row, 7)).all()
 
 
+def test_a_masked_row_with_a_nan_is_returned_whole(opened: Open) -> None:
+    """Also if its token is not allowed: the sampler decides."""
+    context = opened()
+    weight = context.model.weights["output.weight"]
+    tensor_set(weight, np.full(weight.ne[0], math.nan, np.float32), 7 * weight.nb[1])
+    with STRICT.set(0):
+        rows = context.decode_rows(batch_of(context, [40] * 2, 1, [drawn(N_VOCAB), drawn(5)]))
+    assert all(isinstance(row, np.ndarray) for row in rows)
+
+
+def test_strict_mode_names_a_nan_in_a_graph_with_masks(opened: Open) -> None:
+    context = opened()
+    weight = context.model.weights["output.weight"]
+    tensor_set(weight, np.full(weight.ne[0], math.nan, np.float32), 7 * weight.nb[1])
+    with pytest.raises(StrictError, match="the first node with a NaN is MUL_MAT"):
+        context.decode_rows(batch_of(context, [40], 1, [drawn(5)]))
+
+
+def test_an_error_of_a_mask_ends_the_step_only(opened: Open) -> None:
+    context = opened()
+
+    def broken() -> Mask:
+        raise GrammarError("too complex")
+
+    batch = batch_of(context, [40], 1, [drawn(5)])
+    mask, batch.runs[0].mask = batch.runs[0].mask, broken
+    with pytest.raises(GrammarError):
+        context.decode_rows(batch)
+    batch.runs[0].mask = mask
+    (row,), (logits,) = context.decode_rows(batch), context.decode(batch)
+    assert_allowed(row, logits, drawn(5), 64)
+
+
 def test_a_row_with_an_infinite_largest_logit_is_returned_whole(opened: Open) -> None:
     context = opened()
     weight = context.model.weights["output.weight"]
@@ -193,13 +295,14 @@ def test_compute_memory_does_not_move(opened: Open) -> None:
     context = opened(n_ubatch=32)
     assert context._scheduler is not None
     generations = list(context._scheduler._galloc.generations)
-    for n_top in (1024, 0, 1, 300, 64, 0, 1024):
+    masks = (None, partial(mask_of, drawn(9), N_VOCAB))
+    for n_top, mask in product((1024, 0, 1, 300, 64, 0, 1024), masks):
         for n_outputs in ([1], [1] * 8, [1] * 3, [32], [3, 0, 8, 20]):
             batch = Batch()
             for n in n_outputs:
                 seq = context.pool.new_sequence()
                 context.append(seq, max(n, 1))
-                batch.add(TEXT[: max(n, 1)], seq, 0, n, n_top)
+                batch.add(TEXT[: max(n, 1)], seq, 0, n, n_top, mask)
             context.decode_rows(batch)
             for run in batch.runs:
                 run.seq.free()

@@ -22,7 +22,7 @@ from lamella.base.errors import BackendError, ClosedError
 from lamella.base.settings import STRICT
 from lamella.kernels.cpu import CpuDevice
 from lamella.kernels.sim import SimDevice
-from lamella.model.batch import Batch
+from lamella.model.batch import Batch, Mask
 from lamella.model.context import Context
 from lamella.model.kv_sequence import KVSequence
 from lamella.model.loader import LoadedModel, load_model
@@ -143,16 +143,20 @@ def test_bits_are_the_same_without_a_pipeline(
 
 
 def test_top_logits_have_the_same_bits(path: Path) -> None:
-    """Graphs with and without top logits alternate in the same memory."""
+    """Graphs with and without top logits and masks alternate in the same memory."""
+
+    def half() -> Mask:
+        return np.full(-(-N_VOCAB // 32), 0x5555AAAA, np.uint32)
 
     def decode(context: Context) -> list[Any]:
         rows: list[Any] = []
         seq = context.pool.new_sequence()
-        for n, n_top in ((40, 1), (3, 0), (30, 40), (1, 1), (17, 0)):
+        steps = ((40, 1, half), (3, 0, None), (30, 40, None), (1, 1, half), (17, 0, half))
+        for n, n_top, mask in (*steps, (20, 1, None), (9, 1, half)):
             pos = seq.length
             context.append(seq, n)
             batch = Batch()
-            batch.add(TEXT[:n], seq, pos, 1, n_top)
+            batch.add(TEXT[:n], seq, pos, 1, n_top, mask)
             (row,) = context.decode_rows(batch)
             parts = (row,) if isinstance(row, np.ndarray) else (row.ids, row.logits)
             rows += [part.tobytes() for part in parts]

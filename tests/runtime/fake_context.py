@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lamella.base.errors import BackendError, LamellaError
-from lamella.model.batch import Batch
+from lamella.model.batch import Batch, Run
 from lamella.model.context import Context
 from lamella.model.kv_groups import window_cells
 from lamella.model.kv_memory import MemoryGroup
@@ -140,10 +140,10 @@ class FakeContext:
             content[dst : dst + n_cells] = content[src : src + n_cells]
 
     def decode_rows(self, batch: Batch) -> list[Row]:
-        n_tops = [r.n_top for r in batch.runs for _ in range(r.n_outputs)]
-        self.n_tops.append(n_tops)
-        rows = zip(self.decode(batch), n_tops, strict=True)
-        return [_largest(row, n) if self.tops and n else row for row, n in rows]
+        runs = [run for run in batch.runs for _ in range(run.n_outputs)]
+        self.n_tops.append([run.n_top for run in runs])
+        rows = zip(self.decode(batch), runs, strict=True)
+        return [_largest(row, run) if self.tops and run.n_top else row for row, run in rows]
 
     def decode(self, batch: Batch) -> F32Array:
         self.steps.append(
@@ -227,8 +227,12 @@ class PipelineContext(FakeContext):
         self.write([Write(cells, [-2] * len(tokens)) for cells, tokens in work])
 
 
-def _largest(logits: F32Array, n: int) -> TopLogits:
-    ids = np.argsort(-logits, kind="stable")[:n].astype(np.int32)
+def _largest(logits: F32Array, run: Run) -> TopLogits:
+    ids = np.argsort(-logits, kind="stable").astype(np.int32)
+    if run.mask is not None:
+        allowed = np.unpackbits(run.mask().view(np.uint8), bitorder="little")
+        ids = ids[allowed[ids] == 1]
+    ids = ids[: run.n_top]
     return TopLogits(ids, logits[ids])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,9 +44,10 @@ def text_of(sink: Recorder) -> str:
     return FakeVocab().detokenize(sink.tokens)
 
 
-def alone(seed: int) -> list[int]:
+def alone(job: Job) -> list[int]:
+    """The tokens of a job that is the only one."""
     sink = Recorder()
-    with running(FakeContext(), guided(sink, seed)):
+    with running(FakeContext(), replace(job, sink=sink)):
         sink.result()
     return sink.tokens
 
@@ -62,14 +64,19 @@ def test_finished_texts_match() -> None:
     assert len(texts) > 10
 
 
+@pytest.mark.parametrize("tops", [False, True])
 @pytest.mark.parametrize("n_ctx", [512, 64])
-def test_parallel_texts_are_those_alone(n_ctx: int) -> None:
-    """Also if jobs are preempted, because the pool is small."""
-    expected = [alone(seed) for seed in range(8)]
+def test_parallel_texts_are_those_alone(n_ctx: int, tops: bool) -> None:
+    """Also if jobs are preempted, because the pool is small, and with `tops` if the context
+    returns the largest allowed logits only."""
+    params = SamplingParams(top_k=5, temperature=1.5)
+    plain = [guided(Recorder(), seed, sampling=replace(params, seed=seed)) for seed in range(8)]
+    expected = [alone(each) for each in plain]
     sinks = [Recorder() for _ in range(9)]
-    jobs = [guided(sink, seed) for seed, sink in enumerate(sinks[:8])]
+    jobs = [replace(each, sink=sink) for each, sink in zip(plain, sinks, strict=False)]
     free = job(sinks[8], seed=3, n_predict=30)
-    with running(FakeContext(n_ctx), *jobs, free, n_parallel=9 if n_ctx > 64 else 3) as engine:
+    context = FakeContext(n_ctx, tops=tops)
+    with running(context, *jobs, free, n_parallel=9 if n_ctx > 64 else 3) as engine:
         for sink in sinks:
             sink.result()
         assert engine.counters.mask_s > 0

@@ -40,7 +40,8 @@ def all_sizes(context: Context) -> Iterator[GraphParams]:
         outputs = (n_outputs for n_outputs in _buckets(context.n_ubatch) if n_outputs <= n)
         for n_outputs, n_seqs in itertools.product(outputs, sorted(seqs)):
             for n_top in (0, *context._top_sizes):
-                yield GraphParams(n, n_outputs, n_seqs, n_top)
+                for masked in {False, n_top > 0}:
+                    yield GraphParams(n, n_outputs, n_seqs, n_top, masked)
 
 
 CONFIGURATIONS: dict[str, tuple[Sequence[str], int, dict[str, Any]]] = {
