@@ -6,7 +6,8 @@ With --header-only, the file ends before the weights, which is enough for `lamel
 matrix has the given type, embeddings and output included (llama-quantize's --pure), except routers
 (F32) and the matrices beside MXFP4 experts (Q8_0). If rows are not whole blocks, the matrix has the
 type to which llama.cpp falls back. The vocabulary is a valid SPM vocabulary, or WordPiece for BERT,
-so Lamella and llama.cpp both load the file. Weights are scaled so that activations stay near 1.
+so Lamella and llama.cpp both load the file; with --vocab it is that of another file. Weights are
+scaled so that activations stay near 1.
 Blocks of a tensor are drawn from a pool of random blocks, reproducibly for a seed. Tested by
 tests/model/test_make_model.py.
 """
@@ -34,6 +35,7 @@ from shapes import SHAPES, Shape, tensors, write_sizes
 
 from lamella.graph.types import GGMLType
 from lamella.kernels.quants import LAYOUTS
+from lamella.model.gguf import Array, open_gguf
 
 Bytes = npt.NDArray[np.uint8]
 Type = GGMLQuantizationType
@@ -150,10 +152,28 @@ def words() -> Iterator[str]:
             yield from (begin + "".join(letters) for begin in ("▁", ""))
 
 
-def _write_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, vocab: Path | None) -> None:
     writer.add_name("random")  # llama.cpp expects certain tokens if it contains "phi3"
     write_sizes(writer, shape)
-    (_write_word_pieces if shape.is_bert else _write_spm)(writer, shape)
+    if vocab is not None:
+        _copy_vocab(writer, vocab)
+    else:
+        (_write_word_pieces if shape.is_bert else _write_spm)(writer, shape)
+
+
+def _copy_vocab(writer: gguf.GGUFWriter, path: Path) -> None:
+    """Write the vocabulary of another file."""
+    with open_gguf(path, header_only=True) as file:
+        for key, value in file.metadata.items():
+            if key.startswith("tokenizer."):
+                kind = file.metadata.value_type(key)
+                writer.add_key_value(key, list(value) if isinstance(value, Array) else value, kind)
+
+
+def n_tokens(vocab: Path) -> int:
+    """The number of tokens of a file's vocabulary."""
+    with open_gguf(vocab, header_only=True) as file:
+        return len(file.metadata.bytes_strings("tokenizer.ggml.tokens"))
 
 
 def _write_word_pieces(writer: gguf.GGUFWriter, shape: Shape) -> None:
@@ -192,17 +212,18 @@ def write_model(
     *,
     seed: int = 0,
     header_only: bool = False,
+    vocab: Path | None = None,
 ) -> list[str]:
     """Write a model. Return name and type of each tensor that fell back to another type.
 
-    With `header_only`, the tensors' data is omitted. The file is written as a whole: after an
-    interruption it does not exist.
+    With `header_only`, the tensors' data is omitted. `vocab` is a file with `shape.n_vocab` tokens.
+    The file is written as a whole: after an interruption it does not exist.
     """
     todo = [(tensor, ne, type_of(ne, type, tensor)) for tensor, ne in tensors(shape)]
     part = path.with_name(f"{path.name}.part")
     writer = gguf.GGUFWriter(part, shape.arch)
     try:
-        _write_metadata(writer, shape)
+        _write_metadata(writer, shape, vocab)
         _write_header(writer, todo)
         if not header_only:
             _write_tensors(writer, todo, path.name, seed)
@@ -253,9 +274,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--header-only", action="store_true", help="omit the weights")
     parser.add_argument("--layers", type=int, metavar="N", help="another number of layers")
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help="with the vocabulary of FILE")
     parser.add_argument("--ctx-train", type=int, metavar="N", help="another trained context")
     args = parser.parse_args()
     changes = {"n_layer": args.layers, "n_ctx": args.ctx_train}
+    changes["n_vocab"] = args.vocab and n_tokens(args.vocab)
     for flag, value in (("--layers", args.layers), ("--ctx-train", args.ctx_train)):
         if value is not None and value < 1:
             parser.error(f"{flag} is {value}: must be at least 1")
@@ -267,6 +290,7 @@ def main() -> None:
         path,
         seed=args.seed,
         header_only=args.header_only,
+        vocab=args.vocab,
     )
     if fallen:
         sys.stderr.write(
