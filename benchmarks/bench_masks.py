@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import statistics
 import threading
 import time
@@ -29,21 +30,26 @@ import numpy as np
 
 from lamella.base.errors import LamellaError
 from lamella.kernels.host import default_threads
-from lamella.model.guide import GrammarParams, MaskComputer, n_mask_bits
+from lamella.model.batch import Mask
+from lamella.model.guide import GrammarParams, n_mask_bits
 from lamella.model.outputs import Row
 from lamella.model.sampling import Logprobs, Sampler
-from lamella.model.sampling.chain import Mask
 from lamella.runtime.engine.job import Job, Result
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import GenerationParams, OpenParams, RequestParams
 
 N_PROMPT: Final = 16
+COLUMNS: Final = (
+    *("model", "sequences", "tokens/s", "with schema", "ratio (quartiles)"),
+    *("mask us", "waited us", "alone us", "50% / 90% / 99%"),
+)
 N_WARM_UP: Final = 2  # runs of each kind
-WORDS: Final = (
+WORDS: Final = re.findall(
+    r"\S+",
     "the order was late because our carrier lost it twice and nobody answered please call me "
-    "Anna Müller Oslo Straße invoice number battery 12V red small green Lisbon café refund new"
-).split()
+    "Anna Müller Oslo Straße invoice number battery 12V red small green Lisbon café refund new",
+)
 
 # an extraction of orders from mails: optional properties, enums, numbers, limits, nested arrays
 SCHEMA: Final[dict[str, Any]] = {
@@ -99,9 +105,17 @@ def _order(rng: random.Random) -> dict[str, Any]:
     def line() -> dict[str, Any]:
         article = f"{rng.choice('ABC')}{rng.choice('XYZ')}-{rng.randint(1000, 9999)}"
         price = rng.randint(100, 99999) / 100
-        return {"article": article, "title": words(2, 5), "count": rng.randint(1, 9), "price": price}
+        return {
+            "article": article,
+            "title": words(2, 5),
+            "count": rng.randint(1, 9),
+            "price": price,
+        }
 
-    customer = {"name": words(2, 3)[:40], "country": rng.choice(["NO", "DE", "PT", "US"])}
+    customer: dict[str, Any] = {
+        "name": words(2, 3)[:40],
+        "country": rng.choice(["NO", "DE", "PT", "US"]),
+    }
     if rng.random() < 0.5:
         customer["email"] = rng.choice([None, "anna.m@example.org"])
         customer = {key: customer[key] for key in ("name", "email", "country")}
@@ -195,7 +209,7 @@ class MaskBench:
         return (end - begin) / (self.n - 1)
 
     def _submit(self, sinks: Sequence[Clock], guided: bool) -> None:
-        for seed, (sink, text) in enumerate(zip(sinks, self.texts, strict=True)):
+        for sink, text in zip(sinks, self.texts, strict=True):
             prompt = tuple(text[-N_PROMPT:])
             params = RequestParams(
                 generation=GenerationParams(n_predict=self.n, cache_prompt=False),
@@ -205,45 +219,70 @@ class MaskBench:
             if not self._sampled:
                 ticket.sampler = Scripted(ticket.sampler, text)  # type: ignore[assignment]
 
+    def mask_seconds(self) -> tuple[float, float]:
+        """Time of all masks so far, and the part of it that steps waited for."""
+        counters = self._engine.counters
+        return counters.mask_s, counters.mask_wait_s
+
     def mask_us(self) -> list[float]:
         """The times of single masks for these texts, while nothing else runs."""
         vocab, compiler = self._instance.vocab, self._engine.compiler
         spec = GrammarParams(json_schema=SCHEMA).spec
         assert spec is not None
         buffer = np.empty(-(-n_mask_bits(vocab) // 32), np.uint32)
-        times = []
+        times, address = [], buffer.ctypes.data
         for text in self.texts:
             matcher = compiler.compile(spec).matcher()
             for token in text[: self.n]:
                 begin = time.perf_counter()
-                matcher.native.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+                matcher.write_mask(address, buffer.nbytes, timed=False)
                 times.append(1e6 * (time.perf_counter() - begin))
                 matcher.accept(token)
+            matcher.close()
         return times
 
 
-def measure(bench: MaskBench, n_runs: int, engine: Any) -> dict[str, Any]:
+def measure(bench: MaskBench, n_runs: int) -> dict[str, Any]:
     """Run both kinds in turn."""
     for _ in range(N_WARM_UP):
-        bench.run(guided=False), bench.run(guided=True)
-    mask_s, wait_s = engine.counters.mask_s, engine.counters.mask_wait_s
+        bench.run(guided=False)
+        bench.run(guided=True)
+    mask_s, wait_s = bench.mask_seconds()
     pairs = [(bench.run(guided=False), bench.run(guided=True)) for _ in range(n_runs)]
     n_masks = n_runs * bench.n * bench.n_seq
-    mask_s, wait_s = engine.counters.mask_s - mask_s, engine.counters.mask_wait_s - wait_s
+    mask_s, wait_s = (b - a for a, b in zip((mask_s, wait_s), bench.mask_seconds(), strict=True))
     free, guided = (statistics.median(times) for times in zip(*pairs, strict=True))
     alone = np.array(bench.mask_us())
     ratios = [a / b for a, b in pairs]
     return {
+        "n_seq": bench.n_seq,
         "free": bench.n_seq / free,
         "guided": bench.n_seq / guided,
         "ratio": statistics.median(ratios),
-        "quartiles": np.percentile(ratios, (25, 75)).round(3).tolist(),
-        "free_us": 1e6 * free,
-        "guided_us": 1e6 * guided,
+        "quartiles": np.percentile(ratios, (25, 75)).tolist(),
         "mask_us": 1e6 * mask_s / n_masks,
         "wait_us": 1e6 * wait_s / n_masks,
-        "alone_us": [alone.mean(), *np.percentile(alone, (50, 90, 99)), alone.max()],
+        "alone_us": dict(
+            zip(("50", "90", "99"), np.percentile(alone, (50, 90, 99)).tolist(), strict=True),
+            mean=float(alone.mean()),
+        ),
     }
+
+
+def _row(found: dict[str, Any]) -> str:
+    alone = found["alone_us"]
+    cells = (
+        found["model"],
+        found["n_seq"],
+        f"{found['free']:.0f}",
+        f"{found['guided']:.0f}",
+        f"{found['ratio']:.3f} ({found['quartiles'][0]:.3f} to {found['quartiles'][1]:.3f})",
+        f"{found['mask_us']:.1f}",
+        f"{found['wait_us']:.1f}",
+        f"{alone['mean']:.1f}",
+        " / ".join(f"{alone[key]:.1f}" for key in ("50", "90", "99")),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:
@@ -257,6 +296,8 @@ def main() -> None:
     add("-t", "--threads", type=int, default=default_threads(), metavar="N")
     args = parser.parse_args()
     counts = [int(n) for n in args.parallel.split(",")]
+    print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
+    rows = []
     for path in args.models:
         params = {"path": path, "n_parallel": max(counts), "n_ctx": 1024 * max(counts)}
         with open_instance(
@@ -264,8 +305,10 @@ def main() -> None:
         ) as instance:
             for n_seq in counts:
                 bench = MaskBench(instance, n_seq, args.n, sampled=args.sampled)
-                found = measure(bench, args.runs, instance.engine)
-                print(path.stem, "x", n_seq, json.dumps(found, default=lambda x: round(float(x), 2)))
+                found = {"model": path.stem, **measure(bench, args.runs)}
+                print(_row(found))
+                rows.append(found)
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

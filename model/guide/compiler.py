@@ -6,7 +6,7 @@ Knows no requests. Tested by tests/model/test_guide.py.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -15,13 +15,40 @@ from llguidance import LLMatcher, LLTokenizer
 
 if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
     from ..vocab import Vocab
-from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX
+from .limits import N_CACHED_BYTES_MAX, N_CACHED_MAX, N_IDLE_MAX
 from .matcher import Matcher
 from .native import compile_lark
 from .spec import GrammarKind, GrammarSpec, Loosened
 from .token_names import TokenNames
 from .tokens import guide_tokenizer
 from .translate import Lark, to_lark
+
+
+class IdleMatchers:
+    """llguidance's matchers at the begin of a text: those of ended texts know many states, so that
+    masks are faster. At most N_IDLE_MAX; the oldest leave. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: deque[tuple[CompiledGrammar, LLMatcher]] = deque(maxlen=N_IDLE_MAX)
+
+    def take(self, grammar: CompiledGrammar) -> LLMatcher | None:
+        """Return the newest of a grammar, and forget it."""
+        with self._lock:
+            for i in reversed(range(len(self._entries))):
+                if self._entries[i][0] is grammar:
+                    native = self._entries[i][1]
+                    del self._entries[i]
+                    return native
+        return None
+
+    def add(self, grammar: CompiledGrammar, native: LLMatcher) -> None:
+        with self._lock:
+            self._entries.append((grammar, native))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
 
 
 class CompiledGrammar:
@@ -31,28 +58,28 @@ class CompiledGrammar:
         loosened: the keywords of a JSON schema that are not enforced.
     """
 
-    def __init__(self, compile: Callable[[], LLMatcher], loosened: Sequence[Loosened]) -> None:
-        """Compile the grammar once. Raises GrammarError as `compile` does."""
+    def __init__(
+        self, compile: Callable[[], LLMatcher], loosened: Sequence[Loosened], idle: IdleMatchers
+    ) -> None:
+        """`compile` returns llguidance's matcher at the begin of a text, or raises GrammarError."""
         self.loosened = tuple(loosened)
-        self._compile = compile
-        self._unused = [compile()]
+        self.compile = compile
+        self._idle = idle
 
     def matcher(self) -> Matcher:
         """Return a matcher at the begin of a text, which compiles the grammar when it is needed.
 
         Each text has its own: copies of llguidance's matchers share states, errors and limits.
         """
-        return Matcher(self._native, self.loosened)
+        return Matcher(self)
 
-    def free(self) -> None:
-        """Free the memory of the compiled grammar. The next matcher compiles it again."""
-        self._unused.clear()
+    def take(self) -> LLMatcher:
+        """llguidance's matcher at the begin of a text."""
+        return self._idle.take(self) or self.compile()
 
-    def _native(self) -> LLMatcher:
-        try:
-            return self._unused.pop()
-        except IndexError:
-            return self._compile()
+    def give_back(self, native: LLMatcher) -> None:
+        """Keep the matcher of an ended text: the states that it found make later masks faster."""
+        self._idle.add(self, native)
 
 
 class Compiler:
@@ -66,6 +93,7 @@ class Compiler:
         self.translate = translate or partial(to_lark, tokens=TokenNames.of(vocab))
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._idle = IdleMatchers()
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
@@ -83,8 +111,6 @@ class Compiler:
             return found
         compiled = self._compiled(spec)
         with self._lock:
-            for older in self._cache.values():
-                older.free()  # one compiled grammar may have tens of megabytes
             self._cache[spec] = compiled
             while len(self._cache) > 1 and (
                 len(self._cache) > N_CACHED_MAX
@@ -103,7 +129,10 @@ class Compiler:
     def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
         lark, loosened = self.translate(spec)
         compile = partial(compile_lark, self.tokenizer, lark, spec.kind)
-        return CompiledGrammar(compile, loosened)
+        first, grammar = compile(), CompiledGrammar(compile, loosened, self._idle)
+        self._idle.clear()  # each may have tens of megabytes
+        self._idle.add(grammar, first)
+        return grammar
 
 
 def validate(spec: GrammarSpec) -> None:

@@ -19,6 +19,7 @@ from .spec import GrammarKind, GrammarSpec
 
 N_CACHED_MAX: Final = 32  # compiled grammars
 N_CACHED_BYTES_MAX: Final = 1 << 20  # of their sources
+N_IDLE_MAX: Final = 8  # matchers of ended texts that wait for the next ones
 
 # bytes of a source; a schema of 1 MB compiles for seconds. The expressions of `a?a?a?...` take
 # memory with the square of their length: 16 KiB take 55 MB
@@ -54,6 +55,7 @@ COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps, for each text
 SECONDS_AT_START: Final = 0.25
 SECONDS_PER_TOKEN: Final = 0.01
 SLOW_SECONDS: Final = 0.01  # for the masks of a step: then each mask is timed
+SLOW_TOKEN_SECONDS: Final = 0.001  # to add a token: then the next one is timed
 
 _ALL_KINDS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 500_000,  # real schemas need less than 200,000; half a second

@@ -12,16 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Final
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
 
 from ..batch import LateMask, Mask
 from .limits import SLOW_SECONDS
 from .matcher import Matcher
-
-_N_THREADS: Final = 2
 
 
 class MaskComputer:
@@ -86,7 +82,8 @@ class MaskComputer:
             self._thread.start()
 
     def _work(self) -> None:
-        executor = LLExecutor(_N_THREADS)
+        n_bytes = self._masks.strides[0]
+        addresses = [self._masks.ctypes.data + i * n_bytes for i in range(len(self._masks))]
         is_slow = False
         while (asked := self._asked.get()) is not None:
             if isinstance(asked, Matcher):
@@ -95,27 +92,11 @@ class MaskComputer:
             begin = time.perf_counter()
             error: BaseException | None = None
             try:
-                sound = [(each, i) for i, each in enumerate(asked) if each.prepare()]
-                if is_slow:
-                    for matcher, i in sound:
-                        before = time.thread_time()
-                        self._compute(executor, [(matcher.native, i)])
-                        matcher.spend(time.thread_time() - before)
-                else:
-                    self._compute(executor, [(each.native, i) for each, i in sound])
-                for matcher, i in sound:
-                    if matcher.renew():
-                        self._compute(executor, [(matcher.native, i)])
+                for matcher, address in zip(asked, addresses, strict=False):
+                    matcher.write_mask(address, n_bytes, timed=is_slow)
             except BaseException as e:
                 error = e
             seconds = time.perf_counter() - begin
             self.seconds += seconds
             is_slow = seconds > SLOW_SECONDS
             self._done.put(error)
-
-    def _compute(self, executor: LLExecutor, rows: list[tuple[LLMatcher, int]]) -> None:
-        """Compute the masks of these rows; a single one on this thread."""
-        if not rows:
-            return
-        address, n_rows, n_words = self._masks.ctypes.data, *self._masks.shape
-        executor.unsafe_compute_mask_ptr(rows, address, 4 * n_words, n_rows)

@@ -7,17 +7,39 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from llguidance import LLMatcher
 
 from ...base.errors import GrammarError
-from .limits import N_TOKENS_PER_STATES, SECONDS_AT_START, SECONDS_PER_TOKEN
+from .limits import (
+    N_TOKENS_PER_STATES,
+    SECONDS_AT_START,
+    SECONDS_PER_TOKEN,
+    SLOW_TOKEN_SECONDS,
+)
 from .native import cause
 from .spec import Loosened
 
 _STATES_ARE_FULL: Final = "too many states"  # in messages of llguidance's earley/regexvec.rs
+
+
+class MatcherSource(Protocol):
+    """Gives matchers of one grammar."""
+
+    @property
+    def loosened(self) -> Sequence[Loosened]:
+        """The keywords of a JSON schema that are not enforced."""
+
+    def take(self) -> LLMatcher:
+        """One at the begin of a text. Raises what compiling raises."""
+
+    def compile(self) -> LLMatcher:
+        """One without states of earlier texts. Raises what compiling raises."""
+
+    def give_back(self, native: LLMatcher) -> None:
+        """Keep one for later texts."""
 
 
 class Matcher:
@@ -31,40 +53,58 @@ class Matcher:
     """
 
     __slots__ = (
-        "_compile",
         "_failure",
+        "_is_slow",
         "_n_renewed",
         "_native",
         "_seconds_left",
+        "_source",
         "_tokens",
         "loosened",
     )
 
-    def __init__(self, compile: Callable[[], LLMatcher], loosened: Sequence[Loosened] = ()) -> None:
-        """`compile` returns llguidance's matcher at the begin of a text."""
-        self.loosened = loosened
+    def __init__(self, source: MatcherSource) -> None:
+        """The matcher at the begin of a text."""
+        self.loosened = source.loosened
+        self._source = source
         self._native: LLMatcher | None = None
         self._failure: Exception | None = None
         self._seconds_left = SECONDS_AT_START
-        self._compile = compile
+        self._is_slow = False  # the last token took long: the next one is timed
         self._tokens = array("i")
-        self._n_renewed = 0
+        self._n_renewed = -N_TOKENS_PER_STATES  # an earlier text may have filled the states
 
     @property
     def native(self) -> LLMatcher:
         """llguidance's matcher, compiled on first use. Raises what compiling raises."""
         if self._native is None:
-            self._native = self._compile()
+            self._native = self._source.take()
         return self._native
 
     def prepare(self) -> bool:
         """Compile the grammar now. Return False if it fails; `check` raises the error then."""
-        if self._failure is None:
+        if self._native is None and self._failure is None:
             try:
                 _ = self.native
             except Exception as e:
                 self._failure = e
         return self._failure is None
+
+    def write_mask(self, address: int, n_bytes: int, *, timed: bool) -> None:
+        """Write the mask of the next tokens, without the interpreter lock. If it is `timed`, its
+        time counts. After a failure it has no meaning: `check` raises the error then."""
+        if not self.prepare():
+            return
+        begin = time.thread_time() if timed else 0.0
+        native = self.native
+        native.unsafe_compute_mask_ptr(address, n_bytes)
+        if timed:
+            self._spend(time.thread_time() - begin)
+        if native.is_error():
+            if self._renew():
+                self.native.unsafe_compute_mask_ptr(address, n_bytes)
+            if self.native.is_error():
+                self._note_error()
 
     def accept(self, token: int) -> None:
         """Add a token, which the last mask allowed. An end token changes nothing.
@@ -72,16 +112,15 @@ class Matcher:
         Raises:
             GrammarError: the token does not continue the text, or the grammar is too complex.
         """
-        begin = time.thread_time()
+        clock = time.thread_time if self._is_slow else time.perf_counter  # which is a fast call
+        begin = clock()
         self._tokens.append(token)
-        if not self.native.consume_token(token):
-            self.renew()
-        self.spend(time.thread_time() - begin - SECONDS_PER_TOKEN)
+        if not self.native.consume_token(token) and not self._renew():
+            self._note_error()
+        seconds = clock() - begin
+        self._spend(seconds * self._is_slow - SECONDS_PER_TOKEN)
+        self._is_slow = seconds > SLOW_TOKEN_SECONDS
         self.check()
-
-    def spend(self, seconds: float) -> None:
-        """Take computing time from the budget; add it if negative."""
-        self._seconds_left = min(self._seconds_left - seconds, SECONDS_AT_START)
 
     @property
     def is_complete(self) -> bool:
@@ -100,15 +139,27 @@ class Matcher:
         """
         if self._failure is not None:
             raise self._failure
-        if self.native.is_error():
-            why = cause(self.native.get_error())
-            raise GrammarError(f"the grammar became too complex for this text: {why}")
         if self._seconds_left < 0:
             raise GrammarError(
                 "the grammar is too ambiguous: it takes too long to find the tokens that may follow"
             )
 
-    def renew(self) -> bool:
+    def close(self) -> None:
+        """Let later texts use what was computed for this one. The matcher ends."""
+        native, self._native = self._native, None
+        if native is not None and not native.is_error() and native.reset():
+            self._source.give_back(native)
+
+    def _spend(self, seconds: float) -> None:
+        """Take computing time from the budget; add it if negative."""
+        self._seconds_left = min(self._seconds_left - seconds, SECONDS_AT_START)
+
+    def _note_error(self) -> None:
+        if self._failure is None:
+            why = cause(self.native.get_error())
+            self._failure = GrammarError(f"the grammar became too complex for this text: {why}")
+
+    def _renew(self) -> bool:
         """After a failure, continue with an empty cache of states if it was full. Return True if
         the matcher works again."""
         native, n_tokens = self.native, len(self._tokens)
@@ -116,5 +167,10 @@ class Matcher:
             return False
         if n_tokens - self._n_renewed < N_TOKENS_PER_STATES:
             return False
-        self._native, self._n_renewed = None, n_tokens
-        return self.prepare() and self.native.consume_tokens(self._tokens.tolist())
+        self._n_renewed = n_tokens
+        try:
+            self._native = self._source.compile()
+        except Exception as e:
+            self._failure = e
+            return False
+        return self._native.consume_tokens(self._tokens.tolist())

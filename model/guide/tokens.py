@@ -5,12 +5,20 @@ Tested by tests/model/test_guide.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 if TYPE_CHECKING:  # the helper process of a sandbox imports this without vocabularies
     from ..vocab import Vocab
+
+
+# Tokens that may be inside a JSON string, by length. If a string may still have so many characters,
+# the mask takes all tokens of a slice at once; others are checked one by one. With llguidance's own
+# slices, of 10 and 30 characters, the slowest hundredth of masks took four times as long
+_SLICES: Final = [
+    rf'[^"\\\x00-\x1F\x7F]{count}' for count in ("{1,4}", "{1,10}", "{1,20}", "{1,30}", "+")
+]
 
 
 class _Tokens:
@@ -39,4 +47,4 @@ def n_mask_bits(vocab: Vocab) -> int:
 def guide_tokenizer(vocab: Vocab) -> LLTokenizer:
     """Build the tokenizer of a vocabulary. Takes 0.1 s for 32k tokens, 0.3 s for 128k."""
     ends = sorted(vocab.eog) or None
-    return LLTokenizer(TokenizerWrapper(_Tokens(vocab)), eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocab)), eos_token=ends, slices=_SLICES)

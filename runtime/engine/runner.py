@@ -338,8 +338,9 @@ class Runner:
     def _finish(self, ticket: Ticket, stop_type: StopType) -> None:
         if self._queue.settle(ticket):
             ticket.t_end = time.perf_counter()
+            result = ticket.result(stop_type)
             self._release(ticket)
-            _report(ticket.sink.finished, ticket.result(stop_type))
+            _report(ticket.sink.finished, result)
 
     def _fail(self, tickets: Iterable[Ticket], error: Exception) -> None:
         reported = _as_lamella_error(error)
@@ -363,6 +364,8 @@ class Runner:
         if ticket in self._in_flight:
             self._synchronize()
         self.counters.ended(ticket)
+        if ticket.matcher is not None:
+            ticket.matcher.close()
         if ticket.seq is not None:
             self.running.remove(ticket)
             self._share_prefix(ticket, ended=True)

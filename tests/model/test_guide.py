@@ -102,6 +102,33 @@ def test_matchers_of_one_grammar_are_independent(compiler: Compiler) -> None:
     assert first.is_finished and second.is_finished
 
 
+def test_ended_texts_leave_their_states_to_later_ones(compiler: Compiler) -> None:
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "(ab|cd){2}"))
+    masks, found = MaskComputer(257, 1), []
+    for text in (b"abcd", b"cd", b"cdab", b"a"):
+        matcher = grammar.matcher()
+        native, seen = matcher.native, []
+        for token in text:
+            seen.append(allowed(masks, matcher))
+            matcher.accept(token)
+        found.append((native, seen))
+        matcher.close()
+    assert len({id(native) for native, _ in found}) == 1
+    fresh = compiler.compile(GrammarSpec(GrammarKind.REGEX, "(cd|ab){2}")).matcher()
+    assert found[2][1][0] == allowed(masks, fresh) == [ord("a"), ord("c")]
+    assert found[2][1][1] == [ord("d")]
+
+
+def test_a_text_that_failed_leaves_nothing(compiler: Compiler) -> None:
+    grammar = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab"))
+    matcher = grammar.matcher()
+    native = matcher.native
+    with pytest.raises(GrammarError):
+        matcher.accept(ord("x"))
+    matcher.close()
+    assert grammar.matcher().native is not native
+
+
 def test_compiled_grammars_are_cached(compiler: Compiler) -> None:
     spec = GrammarSpec(GrammarKind.REGEX, "cached")
     grammar = compiler.compile(spec)

@@ -50,6 +50,17 @@ def test_models_open_and_decode(type: Type, tmp_path: Path) -> None:
     assert 0.5 < logits.std() < 2  # neither all equal nor one certain token
 
 
+def test_the_vocabulary_of_another_file(tmp_path: Path) -> None:
+    source, path = tmp_path / "source.gguf", tmp_path / "model.gguf"
+    write_model(replace(SMALL, n_vocab=600), Type.Q4_0, source, header_only=True)
+    assert make_model.n_tokens(source) == 600
+    write_model(replace(SMALL, n_vocab=600), Type.Q4_0, path, vocab=source)
+    with open_gguf(source, header_only=True) as one, open_gguf(path) as other:
+        keys = [key for key in one.metadata if key.startswith("tokenizer.")]
+        assert keys and keys == [key for key in other.metadata if key.startswith("tokenizer.")]
+        assert load_vocab(other.metadata).pieces() == load_vocab(one.metadata).pieces()
+
+
 @pytest.mark.parametrize("type", make_model.TYPES, ids=lambda t: t.name)
 def test_activations_stay_near_one(type: Type) -> None:
     ne = (1024, 64)

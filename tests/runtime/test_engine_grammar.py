@@ -142,7 +142,7 @@ def test_a_grammar_that_no_longer_compiles_fails_its_job(monkeypatch: pytest.Mon
         raise error
 
     [compiled] = [each for spec, each in engine.compiler._cache.items() if "a{" in spec.source]
-    monkeypatch.setattr(compiled, "_compile", fail)
+    monkeypatch.setattr(compiled, "compile", fail)
     engine.start()
     assert broken.error() is error
     assert other.result().complete
