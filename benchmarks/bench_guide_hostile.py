@@ -43,26 +43,26 @@ def hostile_fields(i: int) -> tuple[str, Mapping[str, Any]]:
 
 
 def _kinds(i: int) -> dict[str, Mapping[str, Any]]:
-    tree: dict[str, Any] = {"a0": {"type": "object", "title": str(i)}}
-    for level in range(40):
-        both = {"$ref": f"#/$defs/a{level}", "minProperties": 0}
-        tree[f"a{level + 1}"] = {"type": "object", "properties": {"x": both, "y": both}}
+    branches = [
+        {"properties": {f"a{k}": {"pattern": f"^{i}.*{k}+x*"}}, "required": [f"a{k}"]}
+        for k in range(60)
+    ]
     chain: dict[str, Any] = {f"a{k}": {"items": {"$ref": f"#/$defs/a{k + 1}"}} for k in range(3000)}
     letters = "abcdefghijklmnopqrst"
     patterns = [{"pattern": f".*{a}.*{b}{i}"} for a, b in itertools.pairwise(letters)]
-    rules = [f'a{k}: ((((((((("y" a{k + 1})))))))))?' for k in range(2500)]
+    rules = [f'a{k}: ((((((((("y" a{k + 1})))))))))?' for k in range(3500)]
     words = [f"word {i} {k}" for k in range(60_000)]
     optional = {f"p{i}_{k}": {"type": "null"} for k in range(9_000)}
     return {
         "1 MB schema": {"json_schema": {"enum": words}},
         "9,000 properties": {"json_schema": {"type": "object", "properties": optional}},
-        "doubling $refs": {"json_schema": {"items": {"$ref": "#/$defs/a40"}, "$defs": tree}},
+        "60 branches": {"json_schema": {"oneOf": branches}},
         "20 patterns": {"json_schema": {"type": "string", "allOf": patterns}},
         "chain of $refs": {"json_schema": {"$ref": "#/$defs/a0", "$defs": {**chain, "a3000": {}}}},
         "1 MB GBNF": {"grammar": f'root ::= "{i}"' + " | [a-z]{3}" * 100_000},
         "nested GBNF": {"grammar": f'root ::= "{i}" ' + "(" * 20_000},
         "chain of rules": {
-            "grammar": "\n".join(["%llguidance {}", "start: a0", *rules, f'a2500: "{i}"'])
+            "grammar": "\n".join(["%llguidance {}", "start: a0", *rules, f'a3500: "{i}"'])
         },
         "nested Lark": {"grammar": f'%llguidance {{}}\nstart: "{i}" ' + "(" * 20_000},
         "endless Lark": {"grammar": f'%llguidance {{}}\nstart: start "{i}"'},
@@ -156,7 +156,10 @@ def _request(port: int, method: str, path: str, body: str | None) -> tuple[int, 
 
 def send_hostile(port: int, n: int) -> list[tuple[str, int, float]]:
     """Send `n` hostile requests at once. Return the kind, the status and the seconds of each."""
-    bodies = [(name, json.dumps({"prompt": "Once", **fields})) for name, fields in _all_of(n)]
+    bodies = [
+        (name, json.dumps({"prompt": "Once", "n_predict": 1, **fields}))
+        for name, fields in _all_of(n)
+    ]
 
     def send(each: tuple[str, str]) -> tuple[str, int, float]:
         begin = time.perf_counter()

@@ -19,15 +19,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...base.errors import ClosedError, GrammarError, LamellaError
-from ...base.log import get_logger
 from .limits import SANDBOX_BYTES, SANDBOX_SECONDS, SANDBOX_WALL_SECONDS, check_source
-from .spec import GrammarKind, GrammarSpec, Loosened
+from .spec import GrammarSpec, Loosened
 from .translate import Lark
 
 if TYPE_CHECKING:
     from ..vocab import Vocab
-
-_log = get_logger("model")
 
 _COMMAND: Final = [sys.executable, "-m", f"{__package__}.sandbox_process"]
 
@@ -64,8 +61,8 @@ class Sandbox:
             if self._closed:
                 raise ClosedError("the model is closed")
             reply = self._ask({"kind": spec.kind, "source": spec.source, "strict": spec.strict})
-        if reply is None:
-            raise GrammarError(_too_complex(spec.kind))
+        if "died" in reply:
+            raise GrammarError(f"{spec.kind}: {_why(reply['died'])}")
         if "error" in reply:
             raise GrammarError(reply["error"])
         return Lark(reply["text"], tuple(Loosened(*each) for each in reply["loosened"]))
@@ -75,8 +72,8 @@ class Sandbox:
         self._closed = True
         self._end()  # also what another thread waits for
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """The helper's reply; None if the question was too hard."""
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The helper's reply; `died` has the exit status if the question was too hard."""
         process = self._process or self._start()
         timer = threading.Timer(2 * SANDBOX_WALL_SECONDS, _kill, [process])
         timer.start()
@@ -86,11 +83,8 @@ class Sandbox:
             timer.cancel()
         if not reply.endswith(b"\n"):
             self._end()
-            return None
+            return {"died": 0}
         result: dict[str, Any] = json.loads(reply)
-        if "died" in result:
-            _log.debug("a grammar ended its process with status %d", result["died"])
-            return None
         return result
 
     def _exchange(self, process: subprocess.Popen[bytes], question: dict[str, Any]) -> bytes:
@@ -143,9 +137,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _too_complex(kind: GrammarKind) -> str:
+def _why(status: int) -> str:
+    """Why a grammar ended its process, and what to do."""
+    if sys.platform != "win32" and status == -signal.SIGSEGV:
+        return "too deeply nested: use fewer rules, groups or references inside each other"
+    limit = f"{SANDBOX_SECONDS:g} s of computing time"
+    if sys.platform != "win32" and status not in (-signal.SIGPROF, -signal.SIGALRM):
+        limit = f"{SANDBOX_BYTES >> 20} MiB of memory"
     return (
-        f"{kind}: too complex: compiling it takes more than {SANDBOX_SECONDS} s of computing time "
-        f"or {SANDBOX_BYTES >> 20} MiB of memory; make it smaller, with less nesting, fewer "
-        "alternatives and smaller repetitions"
+        f"too complex: compiling it takes more than {limit}; make it smaller, with fewer "
+        "alternatives, optional parts and repetitions"
     )

@@ -84,7 +84,7 @@ def _in_fork(answer: Callable[[], None]) -> None:
         _limit()
         answer()
         os._exit(0)
-    status = os.waitpid(child, 0)[1]
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:
         _write({"died": status})
 
