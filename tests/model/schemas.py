@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from jsonschema import FormatChecker
 from jsonschema.validators import Draft202012Validator, validator_for
 from llguidance import LLTokenizer
 
@@ -62,5 +61,4 @@ class SchemaGrammar:
 def is_valid(schema: Any, value: Any) -> bool:
     """Whether the reference validator accepts the value, with formats."""
     validator = validator_for(schema, default=Draft202012Validator)
-    checker = FormatChecker(formats=validator.FORMAT_CHECKER.checkers)
-    return bool(validator(schema, format_checker=checker).is_valid(value))
+    return bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(value))

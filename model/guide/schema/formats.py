@@ -126,7 +126,7 @@ STRING_FORMATS: Final[dict[str, str]] = {
     "iri-reference": _uri(_UNICODE, True),
     "json-pointer": _POINTER,
     "regex": _regex(2),
-    "relative-json-pointer": rf"(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})",
+    "relative-json-pointer": rf"(?:0|[1-9]{{1,8}}0?)(?:#|{_POINTER})",
     "time": _TIME,
     "uri": _uri(_ASCII, False),
     "uri-reference": _uri(_ASCII, True),

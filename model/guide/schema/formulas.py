@@ -244,14 +244,17 @@ def negate(formula: Formula, blame: Origin | None) -> Formula:
     if isinstance(formula, Values):
         return Values(formula.values, formula.origin, not formula.positive)
     if isinstance(formula, Scope):
-        return Atom(ALL_KINDS, Unsupported("its opposite cannot be enforced"), formula.origin, None)
+        arrays = ARRAY if formula.items else frozenset()
+        objects = OBJECT if formula.properties else frozenset()
+        return Or((negate(formula.inner, blame), _no_opposite(arrays | objects, formula.origin)))
     if formula.opposite is None:
-        opposite: Formula = Atom(
-            ALL_KINDS, Unsupported("its opposite cannot be enforced"), formula.origin, None
-        )
-    else:
-        opposite = formula.opposite()
-    return And((Kinds(formula.kinds), opposite))
+        return _no_opposite(formula.kinds, formula.origin)
+    return And((Kinds(formula.kinds), formula.opposite()))
+
+
+def _no_opposite(kinds: frozenset[Kind], origin: Origin) -> Formula:
+    problem = Unsupported("its opposite cannot be enforced")
+    return And((Kinds(kinds), Atom(kinds, problem, origin)))
 
 
 def kind_of(value: Any) -> Kind:

@@ -44,6 +44,7 @@ class Writer:
         self._pieces: list[list[Piece]] = []
         self._live: list[bool] = []
         self._rules: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._shared: dict[Object | Array, str] = {}
         self._terminals: dict[str, str] = {}
         self._chars = 0
 
@@ -112,6 +113,8 @@ class Writer:
             return ObjectWriter(self, piece).is_live()
         if isinstance(piece, Array):
             return ArrayWriter(self, piece).is_live()
+        if isinstance(piece, Numbers):
+            return bool(numbers_text(piece, str))
         return not isinstance(piece, Listed) or bool(listed_texts(piece))
 
     # Rules
@@ -155,15 +158,22 @@ class Writer:
                     ).append(text)
             elif isinstance(piece, Numbers):
                 options += numbers_text(piece, self.terminal)
-            elif isinstance(piece, Object):
-                refs.append(ObjectWriter(self, piece).write(f"o{number}_{k}"))
-            elif isinstance(piece, Array):
-                refs.append(ArrayWriter(self, piece).write(f"a{number}_{k}"))
+            elif isinstance(piece, Object | Array):
+                refs.append(self._nested(piece, f"{number}_{k}"))
             else:
                 options.append(self.terminal(terminal(piece, free_escapes=True)))
         if scalars:
             options.insert(0, self.terminal(" | ".join(scalars)))
         self.rule(f"n{number}", " | ".join([*options, *refs]), *refs)
+
+    def _nested(self, piece: Object | Array, suffix: str) -> str:
+        """The rule of an object or an array; the same for the same piece."""
+        if piece not in self._shared:
+            if isinstance(piece, Object):
+                self._shared[piece] = ObjectWriter(self, piece).write(f"o{suffix}")
+            else:
+                self._shared[piece] = ArrayWriter(self, piece).write(f"a{suffix}")
+        return self._shared[piece]
 
     def _text(self, start: str) -> str:
         order, depth = self._bottom_up(start)

@@ -212,7 +212,8 @@ class Reader:
             return _HANDLERS[keyword](sub)
         except KeywordError as error:
             sub.keyword = keyword
-            return sub.atom(ALL_KINDS, Unsupported(str(error), error.remedy))
+            kinds = _KINDS.get(keyword, ALL_KINDS)
+            return sub.atom(kinds, Unsupported(str(error), error.remedy))
 
 
 # Types and values
@@ -630,4 +631,17 @@ _HANDLERS: Final[dict[str, Callable[[Sub], Formula]]] = {
     "divisibleBy": _draft3,
     "disallow": _draft3,
     "extends": _draft3,
+}
+# The kinds of values that a keyword says something about, if not all. A `required` of draft 3
+# stands in the property itself, whatever its type.
+_KINDS: Final[dict[str, frozenset[Kind]]] = {
+    **dict.fromkeys(("minLength", "maxLength", "pattern"), STRING),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS),
+    **dict.fromkeys(("multipleOf", "divisibleBy"), NUMBERS),
+    "format": STRING | NUMBERS,
+    **dict.fromkeys(("items", "prefixItems", "additionalItems", "contains"), ARRAY),
+    **dict.fromkeys(("minItems", "maxItems", "uniqueItems"), ARRAY),
+    **dict.fromkeys(("properties", "patternProperties", "additionalProperties"), OBJECT),
+    **dict.fromkeys(("minProperties", "maxProperties", "propertyNames"), OBJECT),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), OBJECT),
 }

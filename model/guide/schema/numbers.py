@@ -89,13 +89,6 @@ class Numbers:
             found = [part.both(side) for part in found for side in (below, above)]
         return [part for part in found if not part.is_empty()]
 
-    def is_empty(self) -> bool:
-        if not self.fractions or self.steps:
-            return not any(_integer_bounds(part) for part in self.intervals()) and (
-                not self.fractions
-            )
-        return not self.intervals()
-
 
 def as_decimal(value: int | float) -> Decimal:
     """The number as it is written."""

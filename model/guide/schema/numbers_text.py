@@ -19,7 +19,8 @@ from .numbers import (
     texts_regex,
 )
 
-_WITH_FRACTION: Final = r"/-?[0-9]+\.[0-9]*[1-9][0-9]*/"
+# few enough digits that the float is no whole number, either
+_WITH_FRACTION: Final = r"/-?[0-9]{1,9}\.[0-9]{0,5}[1-9]/"
 _QUARTERS: Final = r"/-?(?:0|[1-9][0-9]{0,11})\.(?:25|5|75)/"
 _INT64: Final = 2**63 - 1
 

@@ -227,7 +227,7 @@ class Builder:
         if any(step == step.to_integral_value() for step in steps):
             fractions = False
         numbers = Numbers(integers, fractions, interval, tuple(sorted(set(steps))), excluded)
-        has_any = integer_ranges(numbers) if not fractions else numbers.intervals()
+        has_any = (fractions and numbers.intervals()) or (integers and integer_ranges(numbers))
         return [numbers] if has_any else []
 
     def _strings(self, alternative: Alternative) -> list[Piece]:
@@ -338,6 +338,12 @@ class Builder:
             KeyClass(strings.without(taken), value)
             for strings, value in self._key_classes(plan, free_names)
         )
+        n_named = sum(not self._expander.is_false(value) for _, value, _ in names)
+        if plan.counted is not None and free and plan.least > n_named + 1:
+            reason = f"{n_named} of the properties have known names, others may repeat a name"
+            remedy = f"name them in properties, or lower it to {n_named + 1}"
+            self._refuse(plan.counted, Unsupported(reason, remedy))
+            plan.least = n_named + 1
         piece = Object(names, free, (), plan.least, plan.most, plan.origin)
         return list(self._with_witnesses(plan, piece))
 
@@ -542,6 +548,7 @@ class _ObjectPlan:
         self.absent: set[str] = set()
         self.values: dict[str, list[Lit]] = {}
         self.least = 0
+        self.counted: Placed | None = None  # what demands the least number of properties
         self.most: int | None = None
         self.order: list[str] = []
         self.origin = demands[0].atom.origin if demands else _NO_ORIGIN
@@ -574,7 +581,8 @@ class _ObjectPlan:
             self.absent.add(demand.name)
         else:
             assert isinstance(demand, Count), demand
-            self.least = max(self.least, demand.least)
+            if demand.least > self.least:
+                self.least, self.counted = demand.least, placed
             if demand.most is not None:
                 self.most = demand.most if self.most is None else min(self.most, demand.most)
             if demand.least > 1 or demand.most is not None:
