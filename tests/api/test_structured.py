@@ -144,6 +144,16 @@ def test_objects_of_types_are_closed() -> None:
     assert schema_of({"type": "object", "properties": {}}) == {"type": "object", "properties": {}}
 
 
+def test_loosened_keywords_are_named(model: lamella.Model) -> None:
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags}}
+    with pytest.raises(GrammarError, match=r"`uniqueItems` at `\$.properties.tags`"):
+        model.complete("a", json_schema=schema)
+    loose = model.complete("a", json_schema=schema, schema_strict=False, max_tokens=3)
+    assert [each[:2] for each in loose.loosened] == [("$.properties.tags", "uniqueItems")]
+    assert model.complete("a", json_schema=COLORS).loosened == ()
+
+
 class Unknown:
     pass
 

@@ -146,7 +146,9 @@ def test_shown_commands_can_be_read(
 ) -> None:
     """Every shown command has valid flags. Nothing is loaded."""
     monkeypatch.chdir(tmp_path)
-    Path("lamella.toml").touch()  # the parser reads it
+    Path("lamella.toml").touch()  # the parser reads it, and these
+    for name in ("story.json", "story.gbnf", "story.lark"):
+        Path(name).write_text("{}")
     shown = list(shown_commands())
     refused = []
     for document, words in shown:
