@@ -15,7 +15,7 @@ from fake_context import Recorder
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from open_params import open_params
-from random_schemas import Schema, random_schema
+from short_schemas import Schema, random_schema
 
 from lamella.model.guide import GrammarParams
 from lamella.model.sampling import SamplingParams
