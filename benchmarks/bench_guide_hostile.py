@@ -66,7 +66,7 @@ def _kinds(i: int) -> dict[str, Mapping[str, Any]]:
         },
         "nested Lark": {"grammar": f'%llguidance {{}}\nstart: "{i}" ' + "(" * 20_000},
         "endless Lark": {"grammar": f'%llguidance {{}}\nstart: start "{i}"'},
-        "optional regex": {"regex": f"{i}" + "a?" * 8_000},
+        "optional regex": {"regex": f"{i}" + "a?b?" * 4_000},
         "1 MB regex": {"regex": f"{i}[a-z]" * 200_000},
     }
 

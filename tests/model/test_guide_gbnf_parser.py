@@ -7,7 +7,6 @@ import pytest
 from lamella.base.errors import GrammarError
 from lamella.model.guide.gbnf import gbnf_to_lark
 from lamella.model.guide.gbnf.limits import (
-    DEPTH_MAX,
     N_BYTES_MAX,
     N_NODES_MAX,
     N_REPEATS_MAX,
@@ -20,6 +19,10 @@ from lamella.model.guide.token_names import any_token
 
 def body(text: str) -> Node:
     return parse(f"root ::= {text}", any_token).rules["root"]
+
+
+def _repeat(name: str, least: int, most: int | None) -> Repeat:
+    return Repeat(Ref(name), least, most)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +40,28 @@ def body(text: str) -> Node:
         ('"a" | | b-c_D9', Alt((Text("a"), Seq(()), Ref("b-c_D9")))),
         ('"a" |\n\n "b"', Alt((Text("a"), Text("b")))),
         ('(\n"a" # one\n"b"\n)* # two', Repeat(Text("ab"), 0, None)),
-        ("x? x+", Seq((Repeat(Ref("x"), 0, 1), Repeat(Ref("x"), 1, None)))),
-        ("x{2} x{2,}", Seq((Repeat(Ref("x"), 2, 2), Repeat(Ref("x"), 2, None)))),
-        ("x{ 0 , 3 }", Repeat(Ref("x"), 0, 3)),
+        ("x? y+ z*", Seq((_repeat("x", 0, 1), _repeat("y", 1, None), _repeat("z", 0, None)))),
+        ("x{2} y{2,}", Seq((_repeat("x", 2, 2), _repeat("y", 2, None)))),
+        ("x{ 0 , 3 }", _repeat("x", 0, 3)),
         ("x{0} y", Ref("y")),
-        ('"ab"*?', Repeat(Repeat(Text("ab"), 0, None), 0, 1)),
+        ('"ab"*?', Repeat(Text("ab"), 0, None)),
+        ('("ab"{2})?', Repeat(Repeat(Text("ab"), 2, 2), 0, 1)),
     ],
 )  # fmt: skip
 def test_expressions(text: str, node: Node) -> None:
     assert body(text) == node
+
+
+def test_nested_optional_groups_are_a_repetition() -> None:
+    assert body("(x " * 1000 + ")?" * 1000) == _repeat("x", 0, 1000)
+    assert body('("a" ("a" ("ab")?)?)?') != Repeat(Text("a"), 0, 3)
+
+
+def test_adjacent_repetitions_are_joined() -> None:
+    assert body("x? x? x?") == _repeat("x", 0, 3)
+    assert body("x x* x{2} x?") == _repeat("x", 3, None)
+    assert body("[a] [a] [a]") == Repeat(Chars(((97, 97),)), 3, 3)
+    assert body("x x") == Seq((Ref("x"), Ref("x")))
 
 
 def test_rules_are_separated_by_line_ends() -> None:
@@ -97,15 +113,24 @@ def test_errors_name_their_place(text: str, place: str, message: str) -> None:
     assert str(caught.value).startswith(f"gbnf: {place}")
 
 
+def doubling(n: int, last: str) -> str:
+    """Rules with twice the size of the next one each."""
+    rules = [f'x{i} ::= "{i}" x{i + 1} "-" x{i + 1}\n' for i in range(n)]
+    return "".join(rules) + f'x{n} ::= "a" {last} | "b"\nx ::= "c"'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("root ::= " + '"a" ' * (N_BYTES_MAX // 4), "bytes, must be at most"),
         ("root ::= " + ". " * (N_NODES_MAX + 1), "more than .* expressions"),
-        ("root ::= " + "(" * (DEPTH_MAX + 1) + "." + ")" * (DEPTH_MAX + 1), "nested more than"),
+        ("root ::= " + "(. | " * NODE_DEPTH_MAX + "." + ")?" * NODE_DEPTH_MAX, "nested too deep"),
         ("root ::= ." + "+" * (NODE_DEPTH_MAX + 1), "nested too deep"),
+        ("root ::= ((.{9999}){9999}){9}", "rule root has more than"),
+        ("root ::= x0\n" + doubling(40, "x"), "rule x.* has more than"),
+        ('root ::= x0 | "(" root ")"\n' + doubling(2000, "root"), "too many rules"),
     ],
-    ids=["bytes", "nodes", "groups", "repetitions"],
+    ids=["bytes", "nodes", "groups", "repetitions", "counts", "doubling", "rules"],
 )
 def test_large_grammars_are_refused(text: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
@@ -113,6 +138,6 @@ def test_large_grammars_are_refused(text: str, message: str) -> None:
 
 
 def test_the_deepest_grammar_is_translated() -> None:
-    depth = DEPTH_MAX
+    depth = NODE_DEPTH_MAX // 3 - 1
     assert gbnf_to_lark("root ::= " + "(. | " * depth + "." + ")?" * depth, any_token)
     assert gbnf_to_lark("root ::= " + '("a" root | ' * depth + "." + ")?" * depth, any_token)

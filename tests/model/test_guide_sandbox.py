@@ -43,7 +43,7 @@ def chain(n: int) -> str:
     return "\n".join(["start: a0", *rules, f'a{n}: "x"'])
 
 
-REGEX = GrammarSpec(GrammarKind.REGEX, "a?" * 8000)
+REGEX = GrammarSpec(GrammarKind.REGEX, "a?b?" * 4000)
 
 
 @pytest.mark.parametrize(

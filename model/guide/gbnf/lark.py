@@ -34,12 +34,16 @@ class _Writer:
         self._lines: list[str] = []
         self._names: dict[tuple[str, object], str] = {}  # of rules, lexemes and regular rules
         self._todo: list[tuple[str, Node]] = []  # rules without a line
+        self._regular_todo: list[tuple[str, Node]] = []  # the same within lexemes
 
     def text(self, root: str) -> str:
         self._lines.append(f"start: {self._rule_name(root)}")
         while self._todo:
             name, body = self._todo.pop()
             self._lines.append(f"{name}: {self._rule(body, 0)}")
+        while self._regular_todo:
+            name, body = self._regular_todo.pop()
+            self._lines.append(f"{name}: {self._regular(body)}")
         return "\n".join(self._lines) + "\n"
 
     def _name(self, kind: str, key: object) -> tuple[str, bool]:
@@ -82,7 +86,7 @@ class _Writer:
     def _lexeme_name(self, node: Node) -> str:
         name, is_new = self._name("L", node)
         if is_new:
-            self._lines.append(f"{name}: {self._regular(node)}")
+            self._regular_todo.append((name, node))
         return name
 
     def _regular(self, node: Node) -> str:
@@ -104,7 +108,7 @@ class _Writer:
     def _regular_name(self, rule: str) -> str:
         name, is_new = self._name("T", rule)
         if is_new:
-            self._lines.append(f"{name}: {self._regular(self._rules[rule])}")
+            self._regular_todo.append((name, self._rules[rule]))
         return name
 
 

@@ -11,14 +11,21 @@ then A matches all of it. Knows no syntax. Tested by tests/model/test_guide_gbnf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 
 from ....base.errors import GrammarError
 from .automaton import Alphabet, Automaton, Overlap, Steps, TooManyStepsError, absorbs, overlap
 from .graphs import components, holding, is_nullable, leaves, references
-from .limits import LEXEME_SIZE_MAX, N_COPIES_MAX, N_ROUNDS_MAX
+from .limits import (
+    LEXEME_SIZE_MAX,
+    N_CHARACTERS_MAX,
+    N_COPIES_MAX,
+    N_ROUNDS_MAX,
+    N_SYMBOLS_MAX,
+    NODE_DEPTH_MAX,
+)
 from .nodes import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Text, Token, alt, seq
 from .shape import is_regular
 from .skeleton import Edge, Lexeme, Skeleton
@@ -32,8 +39,10 @@ def divided(rules: Rules, regular: set[str], root: str, steps: Steps) -> Rules:
     Lexemes are single characters if the search for larger ones takes too long.
 
     Raises:
-        GrammarError: a token that the grammar names can be mistaken for text or another token.
+        GrammarError: the grammar is too large, or names a token that can be mistaken for text or
+            another token.
     """
+    _check_sizes(rules, regular)
     divider = _Divider(rules, regular)
     if root in regular:
         return {root: divider.lexeme(Ref(root))}
@@ -61,6 +70,33 @@ def _ambiguous(token: Token) -> GrammarError:
     )
 
 
+def _check_sizes(rules: Rules, regular: set[str]) -> None:
+    """Refuse rules that are too large to be a regular expression."""
+    sizes: dict[str, int] = {}
+    for [name, *_] in components({name: list(references(rules[name])) for name in regular}):
+        sizes[name] = _written_out(rules[name], sizes)
+        if sizes[name] > N_CHARACTERS_MAX:
+            raise GrammarError(
+                f"gbnf: the rule {name} has more than {N_CHARACTERS_MAX} characters, if its rules "
+                "and repetitions are written out"
+            )
+
+
+def _written_out(node: Node, sizes: Mapping[str, int]) -> int:
+    """The number of characters of an expression, with all alternatives."""
+    match node:
+        case Text(text):
+            return len(text)
+        case Ref(name):
+            return sizes[name]
+        case Repeat(item, least, most):
+            return _written_out(item, sizes) * (most or max(least, 1))
+        case Chars():
+            return 1
+        case _:
+            return sum(_written_out(child, sizes) for child in node.children)
+
+
 class _Divider:
     """Divides the rules into lexemes as large as possible, but for those to be split."""
 
@@ -73,9 +109,11 @@ class _Divider:
         order = components(graph)
         self._nullable = holding(rules, order, is_nullable)
         self._sizes: dict[str, int] = {}
+        self._depths: dict[str, int] = {}
         for [name, *_] in order:
             if name in regular:
                 self._sizes[name] = self._size(rules[name])
+                self._depths[name] = self._depth(rules[name])
 
     def split(self, nodes: Iterable[Node]) -> None:
         """Divide these lexemes into smaller ones from now on."""
@@ -87,12 +125,17 @@ class _Divider:
     def plan(self, root: str) -> Rules:
         """Return the rules that `root` needs."""
         plan: Rules = {}
-        todo = [root]
+        todo, n_symbols = [root], 0
         while todo:
             name = todo.pop()
             if name not in plan:
                 plan[name] = self._planned(self._rules[name])
                 todo.extend(references(plan[name]))
+                n_symbols += sum(1 for _ in leaves(plan[name]))
+                if n_symbols > N_SYMBOLS_MAX:
+                    raise GrammarError(
+                        "gbnf: the grammar has too many rules, or texts that begin alike"
+                    )
         return plan
 
     def lexeme(self, node: Node) -> Lexeme:
@@ -106,8 +149,9 @@ class _Divider:
                 return seq(self._runs(items))
             case Alt(items):
                 plain = [item for item in items if is_regular(item, self._regular)]
-                others = [self._planned(item) for item in items if item not in set(plain)]
-                return alt([*([self._planned_regular(alt(plain))] if plain else []), *others])
+                others = [item for item in items if not is_regular(item, self._regular)]
+                planned = [self._planned_regular(alt(plain))] if plain else []
+                return alt([*planned, *map(self._planned, others)])
             case Repeat(item, least, most):
                 return Repeat(self._planned(item), least, most)
             case _:
@@ -128,24 +172,50 @@ class _Divider:
             return self.lexeme(node)
         match node:
             case Text(text):
-                return Seq(tuple(self.lexeme(Text(c)) for c in text))
+                size = 1 if self.split_all or node in self._broken else LEXEME_SIZE_MAX
+                parts = [text[i : i + size] for i in range(0, len(text), size)]
+                return Seq(tuple(self.lexeme(Text(part)) for part in parts))
             case Seq(items) if len(items) <= _SPLIT_ONE_BY_ONE_MAX and not self.split_all:
                 return seq(
                     [self._planned_regular(seq(items[:-1])), self._planned_regular(items[-1])]
                 )
             case Seq(items):
                 return seq([self._planned_regular(item) for item in items])
-            case Alt(items):
+            case Alt(items) if self.split_all or node in self._broken:
                 return alt([self._planned_regular(item) for item in items])
+            case Alt(items):  # too large
+                return alt([self._planned_regular(part) for part in self._parts(items)])
             case Repeat(item, least, most):
                 return Repeat(self._planned_regular(item), least, most)
             case _:
                 return node
 
+    def _parts(self, items: Iterable[Node]) -> Iterator[Node]:
+        """Divide alternatives into lexemes that are not too large."""
+        part: list[Node] = []
+        size = 0
+        for item in items:
+            size += self._size(item)
+            if part and size > LEXEME_SIZE_MAX:
+                yield alt(part)
+                part, size = [], self._size(item)
+            part.append(item)
+        yield alt(part)
+
     def _is_split(self, node: Node) -> bool:
         if isinstance(node, Chars) or (isinstance(node, Text) and len(node.text) == 1):
             return False
-        return self.split_all or node in self._broken or self._size(node) > LEXEME_SIZE_MAX
+        return (
+            self.split_all
+            or node in self._broken
+            or self._size(node) > LEXEME_SIZE_MAX
+            or self._depth(node) > NODE_DEPTH_MAX
+        )
+
+    def _depth(self, node: Node) -> int:
+        """The nodes on the longest way to a leaf, also through rules."""
+        rules = max((self._depths[name] for name in references(node)), default=0)
+        return node.depth + rules
 
     def _size(self, node: Node) -> int:
         """The positions of an expression's automaton."""
@@ -185,7 +255,7 @@ class _Conflicts:
             p, q = todo.pop()
             for i, a in enumerate(skeleton.nexts(p)):
                 for b in skeleton.nexts(q)[i if p == q else 0 :]:
-                    self._steps.spend(1)
+                    self._steps.spend(2)
                     if not self._compare(a, b, skeleton, found):
                         continue
                     pair = (min(a.target, b.target), max(a.target, b.target))
@@ -244,6 +314,7 @@ class _Conflicts:
     def _automaton(self, lexeme: Lexeme) -> Automaton:
         found = self._automata.get(lexeme)
         if found is None:
+            self._steps.spend(20)
             found = Automaton(lexeme.node, self._rules, self._alphabet, self._steps)
             self._automata[lexeme] = found
         return found
@@ -251,6 +322,7 @@ class _Conflicts:
     def _overlap(self, a: Lexeme, b: Lexeme) -> Overlap:
         found = self._overlaps.get((a, b))
         if found is None:
+            self._steps.spend(5)
             found = overlap(self._automaton(a), self._automaton(b), self._steps)
             self._overlaps[a, b] = found
         return found

@@ -153,16 +153,33 @@ Rules = dict[str, Node]  # a grammar: the body of each rule by its name
 
 
 def seq(items: Iterable[Node]) -> Node:
-    """Return a sequence without sequences in it; adjacent texts become one."""
+    """Return a sequence without sequences in it.
+
+    Adjacent texts become one, as do repetitions of the same: `x? x?` is x{0,2}, `x x*` is x{1,}.
+    """
     flat: list[Node] = []
     for item in items:
         for part in item.items if isinstance(item, Seq) else (item,):
-            last = flat[-1] if flat else None
-            if isinstance(part, Text) and isinstance(last, Text):
-                flat[-1] = Text(last.text + part.text)
-            else:
+            joined = _joined(flat[-1], part) if flat else None
+            if joined is None:
                 flat.append(part)
+            else:
+                flat[-1] = joined
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def _joined(a: Node, b: Node) -> Node | None:
+    """Return one expression for two adjacent ones, if they can be joined."""
+    if isinstance(a, Text) and isinstance(b, Text):
+        return Text(a.text + b.text)
+    if not isinstance(a, Repeat | Chars) and not isinstance(b, Repeat):
+        return None
+    first = a if isinstance(a, Repeat) else Repeat(a, 1, 1)
+    second = b if isinstance(b, Repeat) else Repeat(b, 1, 1)
+    if first.item != second.item:
+        return None
+    most = None if None in (first.most, second.most) else (first.most or 0) + (second.most or 0)
+    return Repeat(first.item, first.least + second.least, most)
 
 
 def alt(items: Iterable[Node]) -> Node:
@@ -175,9 +192,24 @@ def alt(items: Iterable[Node]) -> Node:
 
 
 def repeat(item: Node, least: int, most: int | None) -> Node:
-    """Return a repetition, or a simpler node for the same."""
+    """Return a repetition, or a simpler node for the same.
+
+    `(x (x (x)?)?)?` is x{0,3}: generated grammars nest so a thousand times.
+    """
     if item == EMPTY or most == 0:
         return EMPTY
     if (least, most) == (1, 1):
         return item
+    if (least, most) == (0, 1):
+        return _optional(item)
     return Repeat(item, least, most)
+
+
+def _optional(item: Node) -> Node:
+    if isinstance(item, Repeat) and item.least <= 1:
+        return Repeat(item.item, 0, item.most)
+    if isinstance(item, Seq):
+        *start, last = item.items
+        if isinstance(last, Repeat) and last.least == 0 and seq(start) == last.item:
+            return Repeat(last.item, 0, None if last.most is None else last.most + 1)
+    return Repeat(item, 0, 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NoReturn
 
 from ....base.errors import GrammarError
-from .limits import DEPTH_MAX, N_BYTES_MAX, N_NODES_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
+from .limits import N_BYTES_MAX, N_NODES_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
 from .nodes import (
     ANY,
     CODE_POINT_MAX,
@@ -134,8 +134,6 @@ class _Parser:
             group = groups[-1]
             start = self._at
             if self._take("("):
-                if len(groups) > DEPTH_MAX:
-                    self._fail(f"groups are nested more than {DEPTH_MAX} deep", start)
                 groups.append(_Group(start))
             elif self._take("|"):
                 group.alternatives.append(seq(group.items))
@@ -147,6 +145,7 @@ class _Parser:
                     self._fail("')' closes no group", start)
                 groups.pop()
                 groups[-1].items.append(self._counted(group.node()))
+                self._check_depth(groups[-1].items[-1])
             elif self._char in "*+?{":
                 if not self._char:
                     break
@@ -196,9 +195,8 @@ class _Parser:
         else:
             least, most = self._bounds()
         item = group.items.pop()
-        if item.depth >= NODE_DEPTH_MAX:
-            self._fail("repetitions are nested too deep", self._at)
         group.items.append(self._counted(repeat(item, least, most)))
+        self._check_depth(group.items[-1])
 
     def _bounds(self) -> tuple[int, int | None]:
         start = self._at
@@ -323,6 +321,10 @@ class _Parser:
         found = (_BLANKS_AND_LINES if lines else _BLANKS).match(self._text, self._at)
         assert found
         self._at = found.end()
+
+    def _check_depth(self, node: Node) -> None:
+        if node.depth > NODE_DEPTH_MAX:
+            self._fail("groups or repetitions are nested too deep: use rules", self._at)
 
     def _counted(self, node: Node) -> Node:
         self._n_nodes += 1
