@@ -35,8 +35,8 @@ class GrammarQueue:
         self._thread = ThreadPoolExecutor(1, "lamella-grammars")
         self._n_waiting = 0
 
-    async def compile(self, spec: GrammarSpec) -> Sequence[Loosened]:
-        """Compile a grammar. Return what is not enforced, and log it once.
+    async def compile(self, spec: GrammarSpec) -> None:
+        """Compile a grammar, and log what is not enforced, once.
 
         The engine finds the compiled grammar in the compiler's cache. If the caller is cancelled
         while it waits for its turn, nothing is compiled.
@@ -56,7 +56,6 @@ class GrammarQueue:
             finally:
                 self._n_waiting -= 1
         _log(compiled.loosened)
-        return compiled.loosened
 
     def close(self) -> None:
         """End the helper process. Waiting requests fail with ClosedError."""

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
-from ..model.guide import Loosened
 from ..runtime.engine.job import Result
 from ..runtime.instance import Instance
 from ..runtime.params import RequestParams
@@ -38,7 +37,6 @@ class Replies(ABC):
         self.model = model
         self.body = body
         self.choices = choices
-        self.loosened: Sequence[Loosened] = ()  # what the texts' JSON schema does not enforce
 
     @abstractmethod
     def chunks(self, choice: Choice, event: Event) -> Iterator[Json]:
@@ -70,7 +68,7 @@ class Replies(ABC):
         """The field `constraint` of a text that has ended; none if it had no grammar."""
         if result.complete is None:
             return {}
-        loosened = [each._asdict() for each in self.loosened]
+        loosened = [each._asdict() for each in result.loosened]
         return {"constraint": {"complete": result.complete, "loosened": loosened}}
 
     def probs(self, probs: Sequence[TokenProbs]) -> list[Json]:

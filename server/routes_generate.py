@@ -95,9 +95,9 @@ async def _generate(
     bridge = Bridge(model.engine)
     try:
         body, params, spec = await work_on_body(request, partial(_parse, kind, model))
-        loosened = () if spec is None else await _grammars(request, model).compile(spec)
+        if spec is not None:
+            await _grammars(request, model).compile(spec)
         replies = await asyncio.to_thread(prepare, bridge, model, body, params)
-        replies.loosened = loosened
         record = record_of(request)
         record.choices, record.n_each = replies.choices, replies.body.n_choices
         if replies.body.stream:
