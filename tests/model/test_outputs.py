@@ -27,6 +27,7 @@ from lamella.model.outputs import F32Array, I32Array, Row, TopLogits, top_size
 from lamella.model.params import ContextParams
 from lamella.model.placement import Placement
 from lamella.sched import Device
+from lamella.sched.profile import Profiler
 
 N_VOCAB = 2100  # more than twice the largest size
 N_FEW = 300  # too few for the larger sizes
@@ -210,6 +211,15 @@ def test_only_requested_logits_are_read(opened: Open, n_read: list[int]) -> None
             assert sum(n_read) == expected, n_tops
             for run in batch.runs:
                 run.seq.free()
+
+
+def test_a_mask_takes_a_bit_per_token(opened: Open) -> None:
+    context, profiler = opened(), Profiler()
+    context.set_profiler(profiler)
+    for n_outputs, size in ((1, 1), (5, 8)):
+        context.decode_rows(batch_of(context, [40] * n_outputs, 1, [drawn(9)] * n_outputs))
+        copies = [copy for copy in profiler.take()[1] if copy.name == "inp_mask"]
+        assert [copy.n_bytes for copy in copies] == [size * 4 * -(-N_VOCAB // 32)]
 
 
 def test_without_outputs_nothing_is_read(opened: Open, n_read: list[int]) -> None:

@@ -20,6 +20,8 @@ from lamella.model.guide import GrammarParams
 from lamella.model.outputs import Outputs, Row, TopLogits
 from lamella.model.sampling import SamplingParams
 from lamella.runtime.engine.job import Result
+from lamella.runtime.engine.runner import Runner
+from lamella.runtime.engine.ticket import Ticket
 from lamella.runtime.instance import Instance
 from lamella.runtime.open import open_instance
 from lamella.runtime.params import GenerationParams, RequestParams
@@ -31,13 +33,13 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 # grammar, sampling: some choose among few tokens, some among more than the device finds
 KINDS: Sequence[tuple[GrammarParams, dict[str, Any]]] = (
-    (GrammarParams(regex="[a-e ]{6,20}"), {"temperature": 0}),
-    (GrammarParams(regex="[a-e ]{6,20}"), {"top_k": 3, "temperature": 1.5}),
+    (GrammarParams(regex="[a-e ]{30,50}"), {"temperature": 0}),
+    (GrammarParams(regex="[a-e ]{30,50}"), {"top_k": 3, "temperature": 1.5}),
     (GrammarParams(regex="(.|\n){8,30}"), {"temperature": 1.2}),
     (GrammarParams(json_schema=SCHEMA), {"temperature": 1.0, "min_p": 0.05}),
     (GrammarParams(json_schema=SCHEMA), {"repeat_penalty": 1.3}),  # needs whole rows
     (GrammarParams(), {"temperature": 0.9}),
-    (GrammarParams(regex="[a-z]{9}"), {"top_k": 500, "temperature": 1.5, "top_p": 0.95}),
+    (GrammarParams(regex="[a-z]{50}"), {"top_k": 500, "temperature": 1.5, "top_p": 0.95}),
 )
 
 
@@ -95,17 +97,33 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     return found
 
 
+@pytest.fixture
+def preempted(monkeypatch: pytest.MonkeyPatch) -> list[Ticket]:
+    """All jobs with a grammar that were preempted."""
+    found: list[Ticket] = []
+    preempt = Runner._preempt
+
+    def spy(self: Runner, ticket: Ticket) -> None:
+        found.extend([ticket] if ticket.matcher is not None else [])
+        preempt(self, ticket)
+
+    monkeypatch.setattr(Runner, "_preempt", spy)
+    return found
+
+
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "a GPU": {"devices": ["sim"]},
     "one at a time": {"devices": ["sim"], "n_parallel": 1},
     "some layers": {"devices": ["sim"], "n_gpu_layers": 1},
     "two GPUs": {"devices": ["sim:4GiB:2"], "n_ubatch": 16},
-    "a pool that is too small": {"devices": ["sim"], "n_ctx": 192},
+    "a pool that is too small": {"devices": ["sim"], "n_ctx": 160},
 }
 
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
-def test_texts_are_the_same(path: Path, expected: list[str], rows: list[Row], name: str) -> None:
+def test_texts_are_the_same(
+    path: Path, expected: list[str], rows: list[Row], preempted: list[Ticket], name: str
+) -> None:
     options = {"n_ctx": 1024, "n_parallel": 4, **ARRANGEMENTS[name]}
     with open_instance(open_params(path, **options)) as instance:
         assert texts(instance) == expected
@@ -113,3 +131,4 @@ def test_texts_are_the_same(path: Path, expected: list[str], rows: list[Row], na
         assert again == expected
     tops = [row for row in rows if isinstance(row, TopLogits)]
     assert min(len(row.ids) for row in tops) < 40 < max(len(row.ids) for row in tops)
+    assert bool(preempted) is (name == "a pool that is too small")
