@@ -75,7 +75,7 @@ def _schema(name: str, value: Any) -> Options:
     if isinstance(value, dict) and "schema" in value and not value.keys() - set(NAMED_SCHEMA):
         # as a schema, it would allow any value
         raise RequestError(f'{name} must be the schema itself: the value of its "schema"')
-    return {"json_schema": value, "schema_strict": True}
+    return {"json_schema": value}
 
 
 def _choice(name: str, value: Any) -> Options:
@@ -142,7 +142,8 @@ def _json_schema_format(name: str, given: Any) -> Options:
         raise RequestError(f"{name}.schema is missing")
     if not isinstance(strict, bool | None):
         raise refused(f"{name}.strict", strict, "true or false")
-    return _schema(f"{name}.schema", schema) | {"schema_strict": strict is not False}
+    found = _schema(f"{name}.schema", schema)
+    return found if strict is None else {**found, "schema_strict": strict}
 
 
 def _regex_format(name: str, given: Any) -> Options:

@@ -80,6 +80,13 @@ def test_only_strict_false_loosens_a_schema(model: Instance, nested: bool) -> No
     assert found == schema_spec(SCHEMA, strict=False)
 
 
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_a_request_replaces_the_default_strictness(model: Instance, strict: bool | None) -> None:
+    model = replace(model, defaults={"schema_strict": False})
+    given = {"type": "json_schema", "schema": SCHEMA, "strict": strict}
+    assert spec(model, response_format=given) == schema_spec(SCHEMA, strict=strict is True)
+
+
 def test_strictness_is_no_field_of_its_own(model: Instance) -> None:
     assert spec(model, json_schema=SCHEMA, schema_strict=False) == schema_spec(SCHEMA)
 
@@ -153,8 +160,8 @@ def test_free_text(model: Instance, fields: dict[str, object]) -> None:
 
 
 def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
-    model = replace(model, defaults={"json_schema": SCHEMA, "schema_strict": False, "top_k": 3})
-    assert spec(model) == schema_spec(SCHEMA, strict=False)
+    model = replace(model, defaults={"json_schema": SCHEMA, "top_k": 3})
+    assert spec(model) == schema_spec(SCHEMA)
     assert spec(model, json_schema={"type": "null"}) == schema_spec({"type": "null"})
     assert spec(model, regex="a") == GrammarSpec(GrammarKind.REGEX, "a")
     for nothing in ({"response_format": {"type": "text"}}, {"grammar": ""}):
