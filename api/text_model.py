@@ -96,16 +96,26 @@ class Model(EmbeddingMethods):
         ('I am the small model', 'length', 5)
         >>> messages.append(answer.message)  # the chat goes on
 
+        >>> from dataclasses import dataclass
+        >>> from typing import Literal
+        >>> @dataclass
+        ... class Sky:
+        ...     color: Literal["red", "green", "blue"]
+        >>> model.chat("What color is the sky?", json_schema=Sky, temperature=0).parsed
+        Sky(color='blue')
+
         Args:
             messages: each with a "role" (system, user, assistant) and a "content"; or one text of
                 the user. A last message of the assistant is continued.
             system: the text of a system message before the others.
             stop: texts that end the answer; they are not part of it.
             chat_template_kwargs: more variables of the model's chat template.
-            options: see `RequestOptions`.
+            options: see `RequestOptions`. docs/structured.md explains `json_schema`, `regex` and
+                `grammar`.
 
         Raises:
             RequestError: an invalid argument.
+            GrammarError: a schema or a grammar that is invalid, or cannot be enforced.
             ContextSizeError: the prompt is too long.
             OverloadedError: `max_waiting` generations wait already.
             ClosedError: the model is closed.
@@ -195,6 +205,9 @@ class Model(EmbeddingMethods):
         ', there lived a little boy'
         >>> print(model.complete("Once upon a time", stop=".", seed=1).finish_reason)
         stop
+        >>> pattern = ", there was a little (fox|owl) named [A-Z][a-z]+[.]"
+        >>> model.complete("Once upon a time", regex=pattern, temperature=0).text
+        ', there was a little fox named Oliver.'
 
         Args:
             prompt: a text or token ids.
