@@ -105,6 +105,7 @@ class Alternative:
     seen: set[tuple[int, bool, tuple[int, ...]]] = field(default_factory=set)
     required: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
+    keys: list[Keys] = field(default_factory=list)
     pending: list[_Task] = field(default_factory=list)
     scopes: list[tuple[Scope, _Task]] = field(default_factory=list)
 
@@ -117,6 +118,7 @@ class Alternative:
             set(self.seen),
             set(self.required),
             set(self.absent),
+            list(self.keys),
             list(self.pending),
             list(self.scopes),
         )
@@ -134,13 +136,13 @@ class Expander:
         self.reader = reader
         self.budget = budget
         self._known: dict[tuple[tuple[int, bool, bool], ...], list[Alternative]] = {}
+        self._reduced: set[tuple[tuple[int, bool, bool], ...]] = set()
 
     def conj(self, lits: list[Lit], blame: Origin | None = None) -> Conj:
         """The conjunction of the literals without what is always true."""
         found: dict[tuple[int, bool], Lit] = {}
         for lit in lits:
-            schema = self.document[lit.place].schema
-            if schema is lit.positive or (lit.positive and schema == {}):
+            if self.reader.is_constant(lit) is True:
                 continue
             key = (lit.place, lit.positive)
             tolerant = lit.blame or blame
@@ -152,8 +154,7 @@ class Expander:
         """Whether the conjunction is empty at first sight."""
         positive = {lit.place for lit in conj if lit.positive}
         return any(
-            self.document[lit.place].schema is (not lit.positive)
-            or (not lit.positive and lit.place in positive)
+            self.reader.is_constant(lit) is False or (not lit.positive and lit.place in positive)
             for lit in conj
         )
 
@@ -162,10 +163,29 @@ class Expander:
         key = tuple((lit.place, lit.positive, lit.blame is not None) for lit in conj)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._expand(conj)
+            found = self._expand(conj, False)
+            if found is None:
+                self._reduced.add(key)
+                found = self._expand(conj, True)
+            if found is None:
+                path = self.document[conj[0].place].path
+                raise GrammarError(
+                    f"the schema at `{path}` is too complex: its anyOf, oneOf, if and not make"
+                    f" more than {ALTERNATIVES} alternatives"
+                )
+            self._known[key] = found
         return found
 
-    def _expand(self, conj: Conj) -> list[Alternative]:
+    def is_reduced(self, conj: Conj) -> bool:
+        """Whether some alternatives of negations are left out, because there are too many."""
+        key = tuple((lit.place, lit.positive, lit.blame is not None) for lit in conj)
+        return key in self._reduced
+
+    def _expand(self, conj: Conj, reduced: bool) -> list[Alternative] | None:
+        """The alternatives; None if they are too many.
+
+        `reduced` takes only the simple ways to fail what a negation wants to fail.
+        """
         first = Alternative()
         tasks = [_Task(lit, (i,), lit.blame, ()) for i, lit in enumerate(conj)]
         stack: list[tuple[Alternative, list[_Task]]] = [(first, tasks)]
@@ -181,14 +201,13 @@ class Expander:
             else:
                 task = min(alternative.pending, key=lambda t: len(_options(t)))
                 alternative.pending.remove(task)
-                for i, option in reversed(list(enumerate(_options(task)))):
+                options = _options(task)
+                if reduced and task.blame is not None:
+                    options = tuple(o for o in options if _is_simple(o)) or options
+                for i, option in reversed(list(enumerate(options))):
                     stack.append((alternative.copy(), [task.part(option, i)]))
             if len(done) + len(stack) > ALTERNATIVES:
-                path = self.document[conj[0].place].path
-                raise GrammarError(
-                    f"the schema at `{path}` is too complex: its anyOf, oneOf, if and not make"
-                    f" more than {ALTERNATIVES} alternatives"
-                )
+                return None
         return done
 
     def _apply(self, alternative: Alternative, tasks: list[_Task]) -> bool:
@@ -234,14 +253,36 @@ class Expander:
             assert isinstance(formula, Atom), formula
             if not formula.kinds & alternative.kinds:
                 return True
-            if isinstance(formula.demand, Required):
-                alternative.required.add(formula.demand.name)
-            elif isinstance(formula.demand, Absent):
-                alternative.absent.add(formula.demand.name)
+            self._note(alternative, formula.demand)
             alternative.atoms.append(Placed(task.order, formula, task.blame, task.scopes))
-            if alternative.required & alternative.absent:
-                alternative.kinds -= {Kind.OBJECT}
         return bool(alternative.kinds)
+
+    def _note(self, alternative: Alternative, demand: Demand) -> None:
+        """Remember which properties there are, to see contradictions early."""
+        if isinstance(demand, Required):
+            alternative.required.add(demand.name)
+            failed = demand.name in alternative.absent or self._is_barred(alternative, demand.name)
+        elif isinstance(demand, Absent):
+            alternative.absent.add(demand.name)
+            failed = demand.name in alternative.required
+        elif isinstance(demand, Keys):
+            alternative.keys.append(demand)
+            failed = any(self._is_barred(alternative, name) for name in alternative.required)
+        else:
+            return
+        if failed:
+            alternative.kinds -= {Kind.OBJECT}
+
+    def _is_barred(self, alternative: Alternative, name: str) -> bool:
+        """Whether the property surely cannot be there."""
+        try:
+            return any(
+                self.reader.is_constant(lit) is False
+                for keys in alternative.keys
+                for lit in key_lits(keys, name, wide=True)
+            )
+        except PatternError:
+            return False
 
     def _add_values(self, alternative: Alternative, formula: Values, task: _Task) -> bool:
         listed = {canonical(v): v for v in formula.values}
@@ -335,19 +376,43 @@ class Expander:
             return self._lit_state(alternative, formula, task, depth)
         return None
 
-    @staticmethod
-    def _atom_state(alternative: Alternative, atom: Atom) -> bool | None:
+    def _atom_state(self, alternative: Alternative, atom: Atom) -> bool | None:
         if not atom.kinds & alternative.kinds:
             return True
-        demand = atom.demand
-        if not isinstance(demand, Required | Absent):
-            return None
-        met, failed = alternative.required, alternative.absent
+        demand, is_object = atom.demand, alternative.kinds <= atom.kinds
+        if isinstance(demand, Required):
+            if demand.name in alternative.required:
+                return True
+            barred = demand.name in alternative.absent or self._is_barred(alternative, demand.name)
+            return False if barred and is_object else None
         if isinstance(demand, Absent):
-            met, failed = failed, met
-        if demand.name in met:
-            return True
-        return False if demand.name in failed and alternative.kinds <= atom.kinds else None
+            if demand.name in alternative.absent or self._is_barred(alternative, demand.name):
+                return True
+            return False if demand.name in alternative.required and is_object else None
+        if isinstance(demand, Keys) and is_object and len(demand.names) == 1:
+            [(name, lit)] = demand.names.items()
+            if name in alternative.required and not demand.patterns and demand.rest is None:
+                return self._value_state(alternative, name, lit)
+        return None
+
+    def _value_state(self, alternative: Alternative, name: str, lit: Lit) -> bool | None:
+        """Whether a property that is there surely meets, or fails, a literal: a discriminator."""
+        other = Lit(lit.place)
+        for keys in alternative.keys:
+            known = keys.names.get(name)
+            if (
+                known is not None
+                and known.positive
+                and self._is_discriminator(known)
+                and self._is_discriminator(other)
+                and self.reader.disjoint(known, other)
+            ):
+                return not lit.positive
+        return None
+
+    def _is_discriminator(self, lit: Lit) -> bool:
+        schema = self.document[lit.place].schema
+        return isinstance(schema, dict) and ("const" in schema or "enum" in schema)
 
     @staticmethod
     def _values_state(alternative: Alternative, formula: Values) -> bool | None:
@@ -401,6 +466,7 @@ class Expander:
                     patterns = dict.fromkeys(p for k in keys for p, _ in k.patterns)
                     true = Lit(self.document.add(True, "$", self.document.root))
                     atom = keys_atom(
+                        self.reader,
                         scope.origin,
                         dict.fromkeys(sorted(names), true),
                         tuple((pattern, true) for pattern in patterns),
@@ -549,3 +615,12 @@ def _options(task: _Task) -> tuple[Formula, ...]:
         return parts
     subsets = range(1, 2 ** len(parts))
     return tuple(And(tuple(p for i, p in enumerate(parts) if bits >> i & 1)) for bits in subsets)
+
+
+def _is_simple(formula: Formula) -> bool:
+    """Whether a formula only says which kind a value has, or which properties."""
+    if isinstance(formula, And):
+        return all(map(_is_simple, formula.parts))
+    if isinstance(formula, Atom):
+        return isinstance(formula.demand, Required | Absent)
+    return isinstance(formula, Kinds)

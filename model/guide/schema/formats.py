@@ -139,11 +139,11 @@ HOSTNAME_LENGTH: Final = 253
 
 # They say how a value is meant or shown, and allow any value.
 ANY_FORMATS: Final = frozenset(
-    ("binary", "commonmark", "double", "float", "html", "markdown", "multiline", "number",
-     "password", "string", "text", "textarea")
+    ("binary", "commonmark", "double", "float", "html", "int", "integer", "markdown", "multiline",
+     "number", "password", "string", "text", "textarea")
 )  # fmt: skip
 
-NUMBER_FORMATS: Final[dict[str, Interval]] = {
+NUMBER_FORMATS: Final[dict[str, Interval]] = {"uint": Interval(low=Decimal(0))} | {
     name: Interval(Decimal(low), Decimal(high))
     for name, low, high in (
         ("int8", -(2**7), 2**7 - 1),

@@ -164,6 +164,13 @@ class Reader:
     def lit(self, number: int, positive: bool = True) -> Lit:
         return Lit(number, positive)
 
+    def is_constant(self, lit: Lit) -> bool | None:
+        """Whether any value or no value meets the literal; None if that takes more than a look."""
+        schema = self.document[lit.place].schema
+        if isinstance(schema, bool):
+            return schema is lit.positive
+        return lit.positive if not schema.keys() & _MEANINGFUL else None
+
     def formula(self, number: int) -> Formula:
         """What the sub-schema says."""
         found = self._formulas.get(number)
@@ -446,8 +453,9 @@ def _items_atom(sub: Sub, first: tuple[Lit, ...], rest: Lit | None) -> Formula:
             And((_at_least(origin, ARRAY, i + 1),
                  Atom(ARRAY, ItemAt(i, Lit(item.place, not item.positive, origin)), origin)))
             for i, item in enumerate(first)
+            if sub.reader.is_constant(item) is not True
         ]  # fmt: skip
-        if rest is not None:
+        if rest is not None and sub.reader.is_constant(rest) is not True:
             other = Lit(rest.place, not rest.positive, origin)
             options.append(Atom(ARRAY, Contains(other, 1, None, len(first)), origin))
         return Or(tuple(options))
@@ -512,10 +520,11 @@ def _properties(sub: Sub) -> Formula:
     sub.keyword = "additionalProperties"
     rest = sub.lit("additionalProperties") if "additionalProperties" in schema else None
     sub.keyword = next(k for k in schema if k in keywords)
-    return keys_atom(sub.origin, names, patterns, rest)
+    return keys_atom(sub.reader, sub.origin, names, patterns, rest)
 
 
 def keys_atom(
+    reader: Reader,
     origin: Origin,
     names: Mapping[str, Lit],
     patterns: tuple[tuple[Pattern, Lit], ...],
@@ -528,24 +537,26 @@ def keys_atom(
 
     def opposite() -> Formula:
         options: list[Formula] = [
-            And(
-                (
-                    _required(origin, name),
-                    Atom(OBJECT, Keys({name: flipped(lit)}, (), None), origin),
-                )
-            )
+            And((_required(origin, name), Atom(OBJECT, _named(name, flipped(lit)), origin)))
             for name, lit in names.items()
+            if reader.is_constant(lit) is not True
         ]
         options += [
             Atom(OBJECT, HasKey(Strings(patterns=(pattern,)), None, flipped(lit)), origin)
             for pattern, lit in patterns
+            if reader.is_constant(lit) is not True
         ]
-        if rest is not None:
-            others = Strings(avoided=tuple(p for p, _ in patterns), excluded=tuple(names))
+        if rest is not None and reader.is_constant(rest) is not True:
+            avoided = tuple(p for p, _ in patterns)
+            others = Strings(avoided=avoided, excluded=tuple(names))
             options.append(Atom(OBJECT, HasKey(others, None, flipped(rest)), origin))
         return Or(tuple(options))
 
     return Atom(OBJECT, Keys(names, patterns, rest), origin, opposite)
+
+
+def _named(name: str, lit: Lit) -> Keys:
+    return Keys({name: lit}, (), None)
 
 
 def _required(origin: Origin, name: str) -> Formula:
@@ -632,6 +643,7 @@ _HANDLERS: Final[dict[str, Callable[[Sub], Formula]]] = {
     "disallow": _draft3,
     "extends": _draft3,
 }
+_MEANINGFUL: Final = _HANDLERS.keys() | {"unevaluatedItems", "unevaluatedProperties"}
 # The kinds of values that a keyword says something about, if not all. A `required` of draft 3
 # stands in the property itself, whatever its type.
 _KINDS: Final[dict[str, frozenset[Kind]]] = {

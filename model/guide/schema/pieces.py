@@ -471,7 +471,10 @@ class Builder:
             return True
         self._proof_depth += 1
         try:
-            return any(self._alternative_may_hold(a) for a in self._expander.alternatives(conj))
+            alternatives = self._expander.alternatives(conj)
+            return self._expander.is_reduced(conj) or any(
+                map(self._alternative_may_hold, alternatives)
+            )
         finally:
             self._proof_depth -= 1
 
