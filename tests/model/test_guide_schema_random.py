@@ -6,7 +6,7 @@ import json
 from random import Random
 
 import pytest
-from random_schemas import random_schema, random_value
+from schema_maker import random_schema, random_value
 from schemas import SchemaGrammar, is_valid
 
 from lamella import GrammarError
