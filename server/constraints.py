@@ -2,8 +2,8 @@
 
 They are those of llama-server (`grammar`, `json_schema`), OpenAI (`response_format`; also with the
 types of Together and Fireworks), vLLM (`structured_outputs`, `guided_...`) and SGLang (`regex`,
-`ebnf`). All become options of `GrammarParams`. What a field asks for and Lamella does not do is
-refused, never left out. Knows no vocabulary, and not if a grammar is valid.
+`ebnf`). All become options of `GrammarParams`. A part of a field that Lamella does not support is
+an error, never left out. Knows no vocabulary, and not if a grammar is valid.
 Tested by tests/server/test_http_constraints.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from ..base.errors import RequestError
@@ -146,14 +147,12 @@ def _json_schema_format(name: str, given: Any) -> Options:
     return found if strict is None else {**found, "schema_strict": strict}
 
 
-def _regex_format(name: str, given: Any) -> Options:
-    (pattern,) = _take(name, given, "pattern")
-    return _regex(f"{name}.pattern", pattern)
-
-
-def _grammar_format(name: str, given: Any) -> Options:
-    (grammar,) = _take(name, given, "grammar")
-    return _grammar(f"{name}.grammar", grammar)
+def _text_in(key: str, read: Reader, name: str, given: Any) -> Options:
+    (text,) = _take(name, given, key)
+    options = read(f"{name}.{key}", text)
+    if not options:
+        raise RequestError(f"{name}.{key} is empty")
+    return options
 
 
 def _take(name: str, given: Mapping[str, Any], *keys: str) -> list[Any]:
@@ -195,6 +194,6 @@ FORMATS: Final[Mapping[str, Reader]] = {
     "text": _text_format,
     "json_object": _json_object_format,
     "json_schema": _json_schema_format,
-    "regex": _regex_format,
-    "grammar": _grammar_format,
+    "regex": partial(_text_in, "pattern", _regex),
+    "grammar": partial(_text_in, "grammar", _grammar),
 }

@@ -213,6 +213,10 @@ def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
             "^response_format.strict is 'yes': must be true or false",
         ),
         ({"response_format": {"type": "regex"}}, "^response_format.pattern is None: must be a str"),
+        (
+            {"response_format": {"type": "regex", "pattern": ""}},
+            "^response_format.pattern is empty",
+        ),
         ({"response_format": {"type": "grammar", "grammar": 1}}, "^response_format.grammar is 1"),
         ({"structured_outputs": {}}, "^structured_outputs has no constraint: give one of json, r"),
         ({"structured_outputs": {"json_object": False}}, "^structured_outputs has no constraint"),
