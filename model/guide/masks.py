@@ -34,16 +34,11 @@ class MaskComputer:
         self.waited = 0.0
         self._masks = np.empty((n_max, -(-n_bits // 32)), np.uint32)
         self._rows = list(self._masks)
-        self._asked: SimpleQueue[Sequence[Matcher] | Matcher | None] = SimpleQueue()
+        self._asked: SimpleQueue[Sequence[Matcher] | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._n = 0  # matchers of the last `begin`
         self._is_computing = False
         self._thread: threading.Thread | None = None
-
-    def prepare(self, matcher: Matcher) -> None:
-        """Let the thread compile a matcher's grammar. Later masks wait for it."""
-        self._start()
-        self._asked.put(matcher)
 
     def begin(self, matchers: Sequence[Matcher]) -> None:
         """Start computing the masks of these matchers. They must not change before `take`."""
@@ -86,9 +81,6 @@ class MaskComputer:
         addresses = [self._masks.ctypes.data + i * n_bytes for i in range(len(self._masks))]
         is_slow = False
         while (asked := self._asked.get()) is not None:
-            if isinstance(asked, Matcher):
-                asked.prepare()
-                continue
             begin = time.perf_counter()
             error: BaseException | None = None
             try:

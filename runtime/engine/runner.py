@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -26,7 +27,7 @@ from ...base.errors import (
 from ...base.log import get_logger
 from ...model.batch import Batch
 from ...model.context import Context
-from ...model.guide import Mask, MaskComputer, n_mask_bits
+from ...model.guide import Mask, MaskComputer, Matcher, n_mask_bits
 from ...model.kv_prefix import PrefixTree
 from ...model.kv_sequence import KVSequence
 from ...model.outputs import Row
@@ -92,6 +93,8 @@ class Runner:
         self._queue = queue
         self._n_parallel = n_parallel
         self._masks = MaskComputer(n_mask_bits(vocab), n_parallel)
+        self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
+        self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
 
     def step(self) -> None:
@@ -126,6 +129,7 @@ class Runner:
         for call in calls:
             call.future.set_exception(ClosedError("the engine is closed"))
         self._masks.close()
+        self._compiler.shutdown(wait=False)
 
     # --- the queue ---
 
@@ -152,6 +156,8 @@ class Runner:
             ticket = self._queue.first()
             if ticket is None:
                 return
+            if not self._is_prepared(ticket):
+                return
             seq = self._shared_prefix(ticket)
             n_new = len(ticket.tokens) - seq.length
             fits = seq.can_append(n_new + 1)
@@ -165,11 +171,22 @@ class Runner:
             self._queue.take_first()
             self.running.append(ticket)
             ticket.enter(seq, time.perf_counter())
-            if ticket.matcher is not None:
-                self._masks.prepare(ticket.matcher)  # while the model computes the prompt
             if self.prefixes.is_unsure(seq):
                 self._in_flight.append(ticket)  # it fails if the work that computes them does
             self._guard(ticket, partial(context.append, seq, n_new))
+
+    def _is_prepared(self, ticket: Ticket) -> bool:
+        """True if the grammar of a job is compiled. Otherwise a thread compiles it, and running
+        jobs go on: a large grammar takes half a second."""
+        matcher = ticket.matcher
+        if matcher is None:
+            return True
+        if self._compiling is None or self._compiling[0] is not matcher:
+            self._compiling = matcher, self._compiler.submit(matcher.prepare)
+        done = self._compiling[1]
+        if not self.running:
+            wait([done])
+        return done.done()
 
     def _shared_prefix(self, ticket: Ticket) -> KVSequence:
         """A sequence with the tokens of a job that the pool holds. The last token is left out: its

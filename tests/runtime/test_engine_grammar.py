@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from fake_context import (
     EOS,
     PIECES,
+    WAIT_S,
     FakeContext,
     FakeVocab,
     Recorder,
@@ -128,6 +130,28 @@ def test_waiting_jobs_have_no_compiled_grammar(monkeypatch: pytest.MonkeyPatch) 
     tickets = [engine.submit(guided(Recorder(), seed)) for seed in range(20)]
     assert all(ticket.matcher is not None for ticket in tickets)
     assert not any(ticket.matcher and ticket.matcher._native for ticket in tickets)
+    engine.close()
+
+
+def test_running_jobs_go_on_while_a_grammar_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, blocked, compiles = Recorder(), Recorder(), threading.Event()
+    compile_lark = native.compile_lark
+
+    def slow(*args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            assert compiles.wait(WAIT_S)
+        return compile_lark(*args)
+
+    monkeypatch.setattr("lamella.model.guide.compiler.compile_lark", slow)
+    engine = make_engine(FakeContext(), n_parallel=2)
+    engine.submit(job(free, n_predict=100))
+    engine.submit(guided(blocked))
+    engine.compiler._idle.clear()
+    engine.start()
+    free.result()
+    assert not blocked.tokens
+    compiles.set()
+    assert blocked.result().complete
     engine.close()
 
 
