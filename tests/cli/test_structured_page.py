@@ -21,7 +21,7 @@ from open_params import open_params
 from lamella.base.errors import GrammarError
 from lamella.model.guide import GrammarKind, GrammarSpec, validate
 from lamella.model.guide.schema.formats import ANY_FORMATS, NUMBER_FORMATS, STRING_FORMATS
-from lamella.model.guide.schema.keywords import _HANDLERS as KEYWORDS
+from lamella.model.guide.schema.keywords import KEYWORDS
 from lamella.model.shipped import shipped_model
 from lamella.runtime.open import open_model
 

@@ -46,10 +46,12 @@ from .formulas import (
     kind_of,
     negate,
 )
-from .keywords import Reader, keys_atom
+from .keywords_nested import keys_atom
 from .limits import ALTERNATIVES, STATE_DEPTH, SUBSETS_MAX, Budget
 from .numbers import as_decimal, is_multiple
-from .pattern import PatternError, matches
+from .pattern_match import matches
+from .pattern_nodes import PatternError
+from .reader import Reader
 from .strings import Strings
 
 Conj = tuple[Lit, ...]

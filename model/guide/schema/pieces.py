@@ -44,7 +44,8 @@ from .numbers import (
     is_step_enforceable,
     whole_quotients_are_exact,
 )
-from .pattern import Pattern, PatternError
+from .pattern import Pattern
+from .pattern_nodes import PatternError
 from .strings import Strings, can_match, terminal
 
 

@@ -16,7 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from . import charset
 from .charset import Ranges
-from .pattern import Alt, Both, Chars, Node, Other, Pattern, Repeat, Seq, literal, matches
+from .pattern import Pattern
+from .pattern_match import matches
+from .pattern_nodes import Alt, Both, Chars, Node, Other, Repeat, Seq, literal
 
 _SHORT: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\\\"}
 _PLAIN: Final[Ranges] = charset.complement(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))

@@ -13,9 +13,10 @@ from .document import Document, Draft
 from .expansion import Expander, RefusalError
 from .formulas import Lit, Origin
 from .grammar import Writer
-from .keywords import Reader
+from .keywords import KEYWORDS
 from .limits import LOOSENED_MAX, Budget, check_size
 from .pieces import Builder
+from .reader import Reader
 
 
 class Translated(NamedTuple):
@@ -57,7 +58,7 @@ def _translate(
         loosened[refusal.origin] = refusal.problem.reason
 
     document = Document(schema)
-    reader = Reader(document, budget, frozenset(loosened))
+    reader = Reader(document, budget, KEYWORDS, frozenset(loosened))
     if document[document.root].draft == Draft.D3:
         raise GrammarError("`$schema` at `$`: draft 3 is not supported; use draft 4 or later")
     expander = Expander(document, reader, budget)
