@@ -153,6 +153,7 @@ class NativeChain:
         self._floats = _as_floats(self._ints)
         self._memory = _SamplingMemory(self._block, n_vocab)
         self._address = _address(self._block)
+        self._mask: Mask | None = None
         self._changing: list[tuple[_NativeStep, int]] = []  # steps with state, and their parameters
         self._write_steps(natives)
         n_first = self._ints[state.N_FIRST] = _n_first(steps)
@@ -170,7 +171,8 @@ class NativeChain:
         assert ids is None or ids.flags.c_contiguous, ids.strides
         ints = self._ints
         self._floats[state.U] = u
-        ints[state.MASK] = 0 if mask is None else _address(mask)
+        if mask is not self._mask:  # an engine uses the same array again
+            self._mask, ints[state.MASK] = mask, 0 if mask is None else _address(mask)
         for native, at in self._changing:
             native.before(ints, at)
         self._call(
@@ -218,13 +220,11 @@ class _SamplingMemory:
         self.keys = np.empty(n_vocab, np.int64)
         self._other = np.empty(n_vocab + state.N_COUNTS, np.int64)
         self._maxima = np.empty(state.MAX_GROUPS, np.float32)
-        self._masked = np.empty(n_vocab, np.float32)
         block[state.N_VOCAB] = n_vocab
         block[state.OWN], block[state.WEIGHTS] = _address(self.logits), _address(self.weights)
         block[state.IDS], block[state.MARKS] = _address(self.ids), _address(self._marks)
         block[state.KEYS], block[state.OTHER] = _address(self.keys), _address(self._other)
         block[state.MAXIMA] = _address(self._maxima)
-        block[state.MASKED] = _address(self._masked)
 
 
 def _words(n_steps: int) -> int:

@@ -13,7 +13,6 @@ from sampling_toys import SIZES, VOCABS, F32Array, ToyVocab, random_logits, rand
 from lamella.base.errors import BackendError, RequestError
 from lamella.base.settings import NO_JIT
 from lamella.model.sampling import Sampler, SamplingParams
-from lamella.model.sampling.native import NativeChain
 
 Mask = npt.NDArray[np.uint32]
 
@@ -104,16 +103,19 @@ def test_a_bias_may_leave_no_allowed_token() -> None:
         sampler.sample(np.zeros(100, np.float32), mask_of([7], 100))
 
 
-def test_few_allowed_tokens_are_gathered() -> None:
+@pytest.mark.parametrize("n_allowed", [100, 3000])  # few are gathered
+def test_values_of_other_tokens_do_not_matter(n_allowed: int) -> None:
     n = 4096
-    for samplers, n_allowed, gathers in (
-        (("top_k",), n // 8 - 1, True),
-        (("top_k",), n // 8, False),
-        (("top_p",), n // 8, True),
-    ):
-        sampler = Sampler(SamplingParams(samplers=samplers), ToyVocab([b"x"] * n))
-        chain = sampler._chain
-        assert isinstance(chain, NativeChain)
-        chain._memory._masked[:] = 7
-        sampler.sample(np.zeros(n, np.float32), mask_of(list(range(n_allowed)), n))
-        assert (chain._memory._masked[0] == 7) == gathers
+    allowed = sorted(random.Random(1).sample(range(n), n_allowed))
+    others = np.setdiff1d(np.arange(n), allowed)
+    logits = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    wanted = Sampler(SamplingParams(seed=1), ToyVocab([b"x"] * n)).sample(
+        logits, mask_of(allowed, n)
+    )
+    for value in (np.nan, np.inf, -np.inf, 100.0):
+        logits[others] = value
+        sampler = Sampler(SamplingParams(seed=1), ToyVocab([b"x"] * n))
+        assert sampler.sample(logits, mask_of(allowed, n)) == wanted
+    logits[allowed[5]] = np.nan
+    with pytest.raises(BackendError):
+        sampler.sample(logits, mask_of(allowed, n))

@@ -20,6 +20,7 @@ from .state import (
     BROKEN,
     DONE,
     IDS,
+    KEPT,
     LOGITS,
     MASK,
     N_STEPS,
@@ -71,6 +72,7 @@ def sample_token(s, logits, ids, n):
     """Run all steps on the `n` logits at `logits`. They are those of the whole vocabulary if `ids`
     is 0, of which MASK may allow some; else those of the sorted tokens at `ids`."""
     put(s, N, n)
+    put(s, KEPT, 0)
     nan = 0
     if ids == 0:
         put(s, LOGITS, logits)

@@ -16,12 +16,22 @@ import numpy as np
 from ..compiler.jit import kernel
 from ..simd.calls import inlined
 from ..simd.ints import store_u32
-from ..simd.memory import load_f32, load_f32x16, load_i64, store_f32, store_f32x16, store_i64
-from ..simd.scan import lowest_bit, mask_nan
+from ..simd.memory import (
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_u16,
+    load_u32,
+    store_f32,
+    store_f32x16,
+    store_i64,
+)
+from ..simd.scan import keep_lanes, lowest_bit, mask_nan
 from ..simd.vectors import LANES, hmax, splat, vmax
 from .rows import id_of, key_of, logit_of, n_reaching, of_order, order_of, part, reaching, sort_keys
 from .state import (
     IDS,
+    KEPT,
     KEYS,
     LOGITS,
     MAX_GROUPS,
@@ -42,13 +52,13 @@ from .state import (
 
 _INF = np.float32(math.inf)
 _ROWS: Final = MAX_GROUPS // LANES
+_ALL: Final = (1 << 2 * LANES) - 1  # bits of a mask
 _SLACK: Final = 4  # a bound is good enough if at most k + k / _SLACK maxima reach it
 
 
 @inlined
-def group_maxima(s, x, n):
-    """Write the groups' maxima. Return nonzero if there is a NaN. Each lane of a stretch of vectors
-    is a group, so that maxima need no shuffles."""
+def _write_maxima(s, x, n, kept):
+    """`group_maxima`; the compiler makes a loop without masks if `kept` is a 0 in the source."""
     out = word(s, MAXIMA)
     vectors = (n + LANES - 1) // LANES
     length = (vectors + _ROWS - 1) // _ROWS * LANES  # logits of a stretch
@@ -59,11 +69,17 @@ def group_maxima(s, x, n):
         i = begin
         while i + 2 * LANES <= end:
             v, w = load_f32x16(x + 4 * i), load_f32x16(x + 4 * i + 4 * LANES)
+            if kept != 0:
+                bits = load_u32(kept + i // 8)
+                if bits != _ALL:
+                    v, w = keep_lanes(v, bits), keep_lanes(w, bits >> LANES)
             nan |= mask_nan(v, w)
             best, other = vmax(v, best), vmax(w, other)
             i += 2 * LANES
         while i < end:
             v = part(x + 4 * i, end - i)
+            if kept != 0:
+                v = keep_lanes(v, load_u16(kept + i // 8))
             nan |= mask_nan(v, v)
             best = vmax(v, best)
             i += LANES
@@ -71,6 +87,14 @@ def group_maxima(s, x, n):
         row += 1
     put(s, N_GROUPS, LANES * row)
     return nan
+
+
+@inlined
+def group_maxima(s, x, n):
+    """Write the groups' maxima. Return nonzero if there is a NaN. Each lane of a stretch of vectors
+    is a group, so that maxima need no shuffles. Logits that are not KEPT do not count."""
+    kept = word(s, KEPT)
+    return _write_maxima(s, x, n, 0) if kept == 0 else _write_maxima(s, x, n, kept)
 
 
 @inlined
@@ -100,8 +124,8 @@ def _bound(x, n, k):
 @inlined
 def _collect(s, bound, k):
     """Write the keys of all logits above `bound`, and of those equal to it: if ids ascend, of the
-    first `k` only. Return the number of keys."""
-    x, n, keys = word(s, LOGITS), word(s, N), word(s, KEYS)
+    first `k` only. Logits that are not KEPT have no key. Return the number of keys."""
+    x, n, keys, kept = word(s, LOGITS), word(s, N), word(s, KEYS), word(s, KEPT)
     n_equal_max = k if word(s, WHOLE) != 0 else n
     limit = splat(bound)
     m, n_equal = 0, 0
@@ -110,6 +134,8 @@ def _collect(s, bound, k):
         while hits != 0:
             at = i + lowest_bit(hits)
             hits &= hits - 1
+            if kept != 0 and load_u16(kept + i // 8) >> (at - i) & 1 == 0:
+                continue
             value = load_f32(x + 4 * at)
             if value == bound:
                 if n_equal == n_equal_max:
@@ -150,6 +176,7 @@ def take(s, k):
     put(s, N, k)
     put(s, SORTED, 1)
     put(s, WHOLE, 0)
+    put(s, KEPT, 0)
 
 
 @inlined
