@@ -30,7 +30,7 @@ from .nodes import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Text, Token, alt, 
 from .shape import is_regular
 from .skeleton import Edge, Lexeme, Skeleton
 
-_SPLIT_ONE_BY_ONE_MAX: Final = 16  # items of a sequence; longer ones split into all items
+_SPLIT_ONCE_MAX: Final = 32  # items of a sequence; longer ones split into all items
 
 
 def divided(rules: Rules, regular: set[str], root: str, steps: Steps) -> Rules:
@@ -103,7 +103,7 @@ class _Divider:
     def __init__(self, rules: Rules, regular: set[str]) -> None:
         self._rules = rules
         self._regular = regular
-        self._broken: set[Node] = set()
+        self._broken: dict[Node, int] = {}  # and where to split a sequence
         self.split_all = False
         graph = {name: list(references(body)) for name, body in rules.items()}
         order = components(graph)
@@ -115,12 +115,12 @@ class _Divider:
                 self._sizes[name] = self._size(rules[name])
                 self._depths[name] = self._depth(rules[name])
 
-    def split(self, nodes: Iterable[Node]) -> None:
-        """Divide these lexemes into smaller ones from now on."""
-        for node in nodes:
-            self._broken.add(node)
-            if isinstance(node, Ref):
-                self._broken.add(self._rules[node.name])
+    def split(self, nodes: Mapping[Node, int]) -> None:
+        """Divide these lexemes into smaller ones from now on, sequences in front of an item."""
+        for node, at in nodes.items():
+            self._broken[node] = at
+            body = self._rules[node.name] if isinstance(node, Ref) else node
+            self._broken[body] = at
 
     def plan(self, root: str) -> Rules:
         """Return the rules that `root` needs."""
@@ -173,14 +173,14 @@ class _Divider:
         match node:
             case Text(text):
                 size = 1 if self.split_all or node in self._broken else LEXEME_SIZE_MAX
-                parts = [text[i : i + size] for i in range(0, len(text), size)]
-                return Seq(tuple(self.lexeme(Text(part)) for part in parts))
-            case Seq(items) if len(items) <= _SPLIT_ONE_BY_ONE_MAX and not self.split_all:
-                return seq(
-                    [self._planned_regular(seq(items[:-1])), self._planned_regular(items[-1])]
-                )
+                texts = [text[i : i + size] for i in range(0, len(text), size)]
+                return Seq(tuple(self.lexeme(Text(text)) for text in texts))
             case Seq(items):
-                return seq([self._planned_regular(item) for item in items])
+                parts = items
+                if len(items) <= _SPLIT_ONCE_MAX and not self.split_all:
+                    at = self._broken.get(node, len(items) - 1)
+                    parts = (seq(items[:at]), seq(items[at:]))
+                return seq([self._planned_regular(part) for part in parts])
             case Alt(items) if self.split_all or node in self._broken:
                 return alt([self._planned_regular(item) for item in items])
             case Alt(items):  # too large
@@ -243,56 +243,69 @@ class _Conflicts:
         self._overlaps: dict[tuple[Lexeme, Lexeme], Overlap] = {}
         self._absorbed: dict[tuple[Lexeme, Lexeme], bool] = {}
 
-    def find(self, skeleton: Skeleton) -> set[Node]:
-        """Return the lexemes that go on where another one should end.
+    def find(self, skeleton: Skeleton) -> dict[Node, int]:
+        """Return the lexemes that go on where another one should end, and where to split each.
 
         Two positions are together if a text, divided into lexemes in the same way, leads to both.
         """
-        found: set[Node] = set()
+        found: dict[Node, int] = {}
         seen = {(skeleton.start, skeleton.start)}
         todo = list(seen)
         while todo:
             p, q = todo.pop()
-            for i, a in enumerate(skeleton.nexts(p)):
-                for b in skeleton.nexts(q)[i if p == q else 0 :]:
-                    self._steps.spend(2)
-                    if not self._compare(a, b, skeleton, found):
-                        continue
-                    pair = (min(a.target, b.target), max(a.target, b.target))
-                    if pair not in seen:
-                        seen.add(pair)
-                        todo.append(pair)
+            right = [(edge, self._starts(edge.item)) for edge in skeleton.nexts(q)]
+            left = right if p == q else [(a, self._starts(a.item)) for a in skeleton.nexts(p)]
+            self._steps.spend(len(left) * len(right))
+            for i, (a, starts_a) in enumerate(left):
+                for b, starts_b in right[i if p == q else 0 :]:
+                    if starts_a & starts_b and self._compare(a, b, skeleton, found):
+                        pair = (min(a.target, b.target), max(a.target, b.target))
+                        if pair not in seen:
+                            seen.add(pair)
+                            todo.append(pair)
         return found
 
-    def _compare(self, a: Edge, b: Edge, skeleton: Skeleton, found: set[Node]) -> bool:
+    def _compare(self, a: Edge, b: Edge, skeleton: Skeleton, found: dict[Node, int]) -> bool:
         """Add the lexemes of a conflict. Return True if the same text can match both."""
+        self._steps.spend(2)
         if isinstance(a.item, Token) or isinstance(b.item, Token):
             return self._compare_tokens(a.item, b.item)
         both = self._overlap(a.item, b.item)
-        if both.b_goes_on & self._followers(a, both.b_goes_on, skeleton):
-            found.add(b.item.node)
-        if both.a_goes_on & self._followers(b, both.a_goes_on, skeleton):
-            found.add(a.item.node)
+        if both.b_goes_on and self._can_follow(a, both.b_goes_on, skeleton):
+            self._add(b.item, a.item, found)
+        if both.a_goes_on and self._can_follow(b, both.a_goes_on, skeleton):
+            self._add(a.item, b.item, found)
         return both.is_common
 
-    def _followers(self, edge: Edge, going_on: int, skeleton: Skeleton) -> int:
-        """The classes of first characters behind a lexeme, without the lexemes it absorbs.
+    def _add(self, lexeme: Lexeme, end: Lexeme, found: dict[Node, int]) -> None:
+        """Add a lexeme that goes on where `end` should: split it there, or in front of its end."""
+        node = lexeme.node
+        body = self._rules[node.name] if isinstance(node, Ref) else node
+        items = body.items if isinstance(body, Seq) else ()
+        if node in found or len(items) < 2:
+            found.setdefault(node, 0)
+            return
+        found[node] = len(items) - 1
+        if lexeme != end and len(items) <= _SPLIT_ONCE_MAX:
+            for at in range(len(items) - 1, 0, -1):
+                start = Lexeme(seq(items[:at]), False)
+                if self._overlap(start, end).is_common:
+                    found[node] = at
+                    break
 
-        Text that goes on with the classes `going_on` must not be a token that follows.
-        """
+    def _can_follow(self, edge: Edge, classes: int, skeleton: Skeleton) -> bool:
+        """True if characters of these classes begin a lexeme behind one that cannot absorb it."""
         assert isinstance(edge.item, Lexeme), edge
-        classes = 0
-        for next in skeleton.nexts(edge.target) if going_on else ():
+        result = False
+        for next in skeleton.nexts(edge.target):
             self._steps.spend(1)
-            starts = self._starts(next.item)
             if isinstance(next.item, Token):
-                if starts & going_on:
+                if self._alphabet.mask(next.item.starts) & classes:
                     raise _ambiguous(next.item)
-            elif starts & ~classes and not (
-                next.is_optional and self._absorbs(edge.item, next.item)
-            ):
-                classes |= starts
-        return classes
+            elif self._starts(next.item) & classes:
+                is_absorbed = next.is_optional and self._absorbs(edge.item, next.item)
+                result = result or not is_absorbed
+        return result
 
     def _compare_tokens(self, a: Lexeme | Token, b: Lexeme | Token) -> bool:
         """Return True if they are the same; refuse what llguidance does not tell apart."""
@@ -300,16 +313,16 @@ class _Conflicts:
             if a != b and any(p <= s and r <= q for p, q in a.ids for r, s in b.ids):
                 first, second = sorted((a.name, b.name))
                 raise GrammarError(f"gbnf: {first} and {second} are possible at the same place")
-        elif self._starts(a) & self._starts(b):
-            token = a if isinstance(a, Token) else b
+        elif isinstance(a, Token) or isinstance(b, Token):
+            token, lexeme = (a, b) if isinstance(a, Token) else (b, a)
             assert isinstance(token, Token)
-            raise _ambiguous(token)
+            if self._alphabet.mask(token.starts) & self._starts(lexeme):
+                raise _ambiguous(token)
         return a == b
 
     def _starts(self, item: Lexeme | Token) -> int:
-        if isinstance(item, Token):
-            return self._alphabet.mask(item.starts)
-        return self._automaton(item).starts
+        """The classes of first characters; all classes for tokens."""
+        return -1 if isinstance(item, Token) else self._automaton(item).starts
 
     def _automaton(self, lexeme: Lexeme) -> Automaton:
         found = self._automata.get(lexeme)
