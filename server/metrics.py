@@ -58,6 +58,7 @@ class _State(Collector):
             yield from _graphs(model)
             if isinstance(model, Instance):
                 yield from _pages(model)
+                yield from _masks(now)
             yield _buffers(model.context.buffer_bytes())
             self._before = now
 
@@ -148,6 +149,16 @@ def _pages(model: Instance) -> Iterator[Metric]:
         free.add_metric((group.name,), group.pool.n_free)
         pages.add_metric((group.name,), group.pool.n_pages)
     yield from (free, pages)
+
+
+def _masks(now: Counters) -> Iterator[Metric]:
+    for name, text, value in (
+        ("constrained_requests", "Ended requests with a grammar or a schema", now.n_constrained),
+        ("masks", "Masks of the tokens that a grammar allows", now.n_masks),
+        ("mask_seconds", "Time for masks, most of it beside the model's steps", now.mask_s),
+        ("mask_wait_seconds", "Time that steps waited for masks", now.mask_wait_s),
+    ):
+        yield CounterMetricFamily(f"lamella_{name}", text, value)
 
 
 def _buffers(sizes: Mapping[tuple[str, str], int]) -> Metric:

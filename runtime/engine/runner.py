@@ -251,6 +251,7 @@ class Runner:
             self._fail_in_flight(e)
             return
         masks = dict(zip(plan.guided, self._masks.take(), strict=True))
+        self.counters.n_masks += len(masks)
         self.counters.mask_s, self.counters.mask_wait_s = self._masks.seconds, self._masks.waited
         # jobs with outputs have no tokens in flight any more
         in_flight = self._context.in_flight

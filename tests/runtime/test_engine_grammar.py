@@ -82,6 +82,7 @@ def test_parallel_texts_are_those_alone(n_ctx: int, tops: bool) -> None:
         for sink in sinks:
             sink.result()
         assert engine.counters.mask_s > 0
+        assert engine.counters.n_masks > 0
     assert [sink.tokens for sink in sinks[:8]] == expected
 
 

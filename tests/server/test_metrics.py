@@ -80,6 +80,10 @@ def test_names_of_metrics(server: RunningServer) -> None:
         "lamella_graphs_reused_total",
         "lamella_kv_pages{group=full}",
         "lamella_kv_pages_free{group=full}",
+        "lamella_constrained_requests_total",
+        "lamella_masks_total",
+        "lamella_mask_seconds_total",
+        "lamella_mask_wait_seconds_total",
     }
     started = int(server.get("/metrics").headers["process-start-time-unix"])
     assert before - WAIT_S <= started <= before
@@ -113,6 +117,16 @@ def test_counters_after_requests(server: RunningServer) -> None:
     assert found["llamacpp:prompt_seconds_total"] > 0
     assert found["llamacpp:tokens_predicted_seconds_total"] > 0
     assert found["lamella_kv_pages_free{group=full}"] == 128
+
+
+def test_masks(server: RunningServer) -> None:
+    server.ok("/completion", prompt="abc", n_predict=5, ignore_eos=True)
+    server.ok("/completion", prompt="abc", n_predict=5, regex="a{9}")
+    found = scrape(server)
+    assert found["lamella_constrained_requests_total"] == 1
+    assert found["lamella_masks_total"] == 5
+    assert found["lamella_mask_seconds_total"] > 0
+    assert found["lamella_mask_wait_seconds_total"] >= 0
 
 
 def test_pages_of_each_group() -> None:
