@@ -100,13 +100,15 @@ class Writer:
                 for child in self._children(piece):
                     parents[self._number(child)].append(i)
         self._live = [False] * len(self._conjs)
-        queue = list(range(len(self._conjs) - 1, -1, -1))
-        while queue:
-            i = queue.pop()
-            self.budget.spend()
-            if not self._live[i] and any(self._piece_is_live(p) for p in self._pieces[i]):
-                self._live[i] = True
-                queue.extend(parents[i])
+        pending = set(range(len(self._conjs)))
+        while pending:  # in rounds: a parent is looked at once, not once for each child
+            again: set[int] = set()
+            for i in sorted(pending, reverse=True):  # children first, mostly
+                self.budget.spend()
+                if any(self._piece_is_live(p) for p in self._pieces[i]):
+                    self._live[i] = True
+                    again.update(parents[i])
+            pending = {i for i in again if not self._live[i]}
 
     def _piece_is_live(self, piece: Piece) -> bool:
         if isinstance(piece, Object):
