@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
-from .expansion import Conj, RefusalError
+from .alternatives import Conj, RefusalError
 from .formulas import Lit, Unsupported
 from .limits import COUNTED_STATES
 from .listed import value_text

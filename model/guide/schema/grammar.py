@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from ....base.errors import GrammarError
+from .alternatives import Conj
 from .arrays import ArrayWriter
-from .expansion import Conj, Expander
+from .builder import Builder
+from .expansion import Expander
 from .limits import GRAMMAR_CHARS, RULES, WHITESPACE, Budget
 from .listed import listed_texts
 from .numbers import Numbers
 from .numbers_text import numbers_text
 from .objects import ObjectWriter
-from .pieces import Array, Builder, Listed, Object, Piece
+from .pieces import Array, Listed, Object, Piece
 from .strings import terminal
 
 HEADER: Final = (

@@ -10,7 +10,7 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .expansion import RefusalError
+from .alternatives import RefusalError
 from .formulas import Unsupported
 from .limits import COUNTED_STATES
 from .pieces import KeyClass, Object

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 from ....base.errors import GrammarError
 from ..spec import Loosened
+from .alternatives import RefusalError
+from .builder import Builder
+from .checks import Checker
 from .document import Document, Draft
-from .expansion import Expander, RefusalError
+from .expansion import Expander
 from .formulas import Lit, Origin
 from .grammar import Writer
 from .keywords import KEYWORDS
 from .limits import LOOSENED_MAX, Budget, check_size
-from .pieces import Builder
+from .proofs import Prover
 from .reader import Reader
 
 
@@ -62,8 +65,9 @@ def _translate(
     if document[document.root].draft == Draft.D3:
         raise GrammarError("`$schema` at `$`: draft 3 is not supported; use draft 4 or later")
     expander = Expander(document, reader, budget)
-    builder = Builder(expander, loosen)
-    reader.disjoint = builder.disjoint
+    checker = Checker(expander, budget)
+    builder = Builder(expander, checker, loosen)
+    reader.disjoint = Prover(expander, checker, builder).disjoint
     writer = Writer(builder, expander, budget)
     lark = writer.write(expander.conj([Lit(document.root)]))
     if lark is not None:
