@@ -36,6 +36,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no schema": ({"additionalProperties": 1}, "a schema must be an object or a boolean"),
     "minLength": ({"minLength": -1}, "`minLength` at `$`: must be a whole number of at least 0"),
+    "digits": (
+        {"minimum": 1e300},
+        "`minimum` at `$`: it leaves only numbers of more than 40 digits",
+    ),
     "step": ({"multipleOf": 0.123457}, "`multipleOf` at `$`: steps such as 0.123457"),
     "free names": ({"type": "object", "minProperties": 2}, "`minProperties` at `$`: 0 of the"),
     "odd names": (

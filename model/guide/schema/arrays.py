@@ -1,6 +1,6 @@
 """Writes the rules of arrays: first items, other items, unique and counted items.
 
-Tested by tests/model/test_guide_schema_arrays.py.
+Tested by tests/model/test_guide_schema.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A schema's document: its drafts, its identifiers, and the places that `$ref` points to.
 
 A place is one sub-schema with its path, draft and base address. Knows no keyword's meaning but
-those of identifiers. Tested by tests/model/test_guide_schema_refs.py.
+those of identifiers. Tested by tests/model/test_guide_schema.py.
 """
 
 from __future__ import annotations

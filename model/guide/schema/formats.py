@@ -104,7 +104,7 @@ def _regex(depth: int) -> str:
     return rf"{piece}*(?:\|{piece}*)*"
 
 
-_VARIABLE: Final = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?:\*|:[1-9][0-9]{0,3})?"
+_VARIABLE: Final = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?:\*|:[1-9][0-9]{0,2})?"
 _TEMPLATE: Final = (
     rf"(?:[!#$&(-;=?-\[\]_a-z~\u00A0-\uD7FF]|%[0-9a-fA-F]{{2}}"
     rf"|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"

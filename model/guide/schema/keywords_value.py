@@ -31,7 +31,7 @@ from .formulas import (
     canonical,
 )
 from .limits import DISJOINT_BRANCHES, LENGTH_MAX
-from .numbers import Interval
+from .numbers import N_DIGITS, Interval
 from .reader import KeywordError, Sub
 from .strings import Strings
 
@@ -167,6 +167,7 @@ def exclusive(sub: Sub) -> Formula:
 
 
 def _low(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
+    _check_digits(bound)
     inside, outside = (
         Interval(low=bound, low_open=is_open),
         Interval(high=bound, high_open=not is_open),
@@ -175,7 +176,13 @@ def _low(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
     return sub.atom(NUMBERS, Within(inside), lambda: other)
 
 
+def _check_digits(least: Decimal) -> None:
+    if least >= 10**N_DIGITS:
+        raise KeywordError(f"it leaves only numbers of more than {N_DIGITS} digits")
+
+
 def _high(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
+    _check_digits(-bound)
     inside, outside = (
         Interval(high=bound, high_open=is_open),
         Interval(low=bound, low_open=not is_open),

@@ -1,7 +1,7 @@
 """The limits of a schema's translation, and the counter that enforces them.
 
 They bound time, memory and recursion for any schema. Every limit is a named constant, and every
-error names the limit that the schema exceeds. Tested by tests/model/test_guide_schema_limits.py.
+error names the limit that the schema exceeds. Tested by tests/model/test_guide_schema_errors.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the rules of objects: properties in order, counted as far as that matters.
 
 A rule stands for a position among the named properties and the number of properties so far. Tested
-by tests/model/test_guide_schema_objects.py.
+by tests/model/test_guide_schema.py.
 """
 
 from __future__ import annotations

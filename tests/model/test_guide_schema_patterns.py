@@ -1,0 +1,152 @@
+"""Patterns: their languages against Python's re, and the terminals against the languages."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from schemas import SchemaGrammar
+
+from lamella.model.guide.schema.pattern import parse_pattern
+from lamella.model.guide.schema.pattern_match import matches
+from lamella.model.guide.schema.pattern_nodes import PatternError
+
+PATTERNS = [
+    "^\\d{3}$",
+    "a|b",
+    "^a|b$",
+    "(^a$)|7",
+    "^(?!x)[a-z]+$",
+    "^(?=.*\\d)(?=.*[A-Z]).{3,}$",
+    "x{2,}",
+    "^\\S+@\\S+$",
+    "[^\\w]",
+    "^$",
+    "a$b",
+    "(?i)^aBc$",
+    "^[^\\s]*$",
+    "^.*$",
+    "\\.",
+    "^[\\w.+-]+$",
+    "[]a]",
+    "[^]a]",
+    "^a*^b",
+    "^(a|b$)",
+    "\\u00e9",
+    "^(foo|bar)(?!.*z)",
+    "(?!a)",
+    "(?:ab){1,2}c?",
+    "^(?:a|(?=b)b)$",
+    "\\x41",
+    "[\\x41-C]",
+    "a{,2}b",
+    "a{x",
+    "\\Aab\\Z",
+    "^\\D\\W\\S$",
+    "()",
+    "(?P<n>a)b",
+]
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "ba",
+    "123",
+    "12",
+    "7",
+    "xyz",
+    "abc",
+    "ABC",
+    "aBC",
+    "a1B",
+    "aA1",
+    "x@y",
+    "é",
+    "a b",
+    "\n",
+    "a\n",
+    "foo",
+    "fooz",
+    "bar",
+    "foo z",
+    "x.x",
+    "]",
+    "^",
+    "٣٣٣",
+    "\t",
+    "xx",
+    "a{x",
+    '"',
+    "\\",
+    "\x00",
+    "ababc",
+    "- +",
+    "é-é",
+    "aab",
+]
+
+
+@pytest.mark.parametrize("source", PATTERNS)
+def test_languages(source: str) -> None:
+    """Narrow is inside of what Python finds, wide is around it."""
+    pattern = parse_pattern(source)
+    found = {text for text in TEXTS if re.search(source, text)}
+    narrow = {text for text in TEXTS if matches(pattern.narrow, text)}
+    assert narrow <= found <= {text for text in TEXTS if matches(pattern.wide, text)}
+    if found:
+        assert narrow, "the narrow language is not just empty"
+
+
+@pytest.mark.parametrize("source", PATTERNS)
+def test_terminals(source: str) -> None:
+    """A grammar accepts the narrow language, and the complement of the wide one."""
+    pattern = parse_pattern(source)
+    positive = {"type": "string", "pattern": source}
+    for schema, expected in (
+        (positive, lambda text: matches(pattern.narrow, text)),
+        ({**positive, "maxLength": 2}, lambda t: len(t) < 3 and matches(pattern.narrow, t)),
+        ({"type": "string", "not": positive}, lambda text: not matches(pattern.wide, text)),
+    ):
+        accepted = [text for text in TEXTS if expected(text)]
+        if accepted:
+            grammar = SchemaGrammar(schema)
+            for text in TEXTS:
+                assert grammar.accepts(json.dumps(text, ensure_ascii=False)) == (text in accepted)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "(",
+        ")",
+        "[a",
+        "a**",
+        "*a",
+        "a{2,1}",
+        "\\",
+        "(?<=a)b",
+        "(?<!a)b",
+        "(a)\\1",
+        "\\bx",
+        "a++",
+        "(?>a)",
+        "[b-a]",
+        "\\p{L}",
+        "\\q",
+        "(?P<n",
+        "(^a)+",
+        "\\u12",
+    ],
+)
+def test_patterns_that_are_refused(source: str) -> None:
+    with pytest.raises(PatternError):
+        parse_pattern(source)
+
+
+def test_a_hostile_pattern_is_matched_in_bounded_time() -> None:
+    pattern = parse_pattern("^(a|aa)*(a|aa)*(a|aa)*b$")
+    assert not matches(pattern.narrow, "a" * 60)
+    with pytest.raises(PatternError, match="too long"):
+        matches(parse_pattern("^((a?){20}){900}b$").narrow, "a" * 3000)
