@@ -20,7 +20,8 @@ from typing import Final, NoReturn
 
 from ...base.errors import GrammarError
 from .gbnf.lark import written
-from .gbnf.limits import DEPTH_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
+from .gbnf.lexemes import n_characters
+from .gbnf.limits import DEPTH_MAX, N_CHARACTERS_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
 from .gbnf.nodes import (
     ANY,
     CODE_POINT_MAX,
@@ -90,6 +91,10 @@ def regex_to_lark(pattern: str) -> str:
         GrammarError: names the column and the reason.
     """
     node = parse(pattern)
+    if n_characters(node, {}) > N_CHARACTERS_MAX:
+        raise GrammarError(
+            f"regex: more than {N_CHARACTERS_MAX} characters, if repetitions are written out"
+        )
     return written({"root": Lexeme(node, False)}, {}, "root")
 
 

@@ -118,6 +118,11 @@ def test_what_is_not_supported_is_refused_by_name(pattern: str, column: int, mes
         compiled(pattern)
 
 
+def test_large_repetitions_are_refused() -> None:
+    with pytest.raises(GrammarError, match=r"regex: more than .* characters"):
+        compiled("(((a{9999}){9999}){9999})")
+
+
 def random_pattern(random: Random, depth: int) -> str:
     kind = random.random()
     if kind < 0.3 or depth == 0:

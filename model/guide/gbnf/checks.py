@@ -16,7 +16,9 @@ _N_NAMED: Final = 8  # rules of a cycle in a message
 
 
 def check(parsed: Parsed) -> None:
-    """Check a grammar's rules, also those that `root` does not reach, as llama.cpp does.
+    """Check a grammar's rules, also those that `root` does not need, as llama.cpp does.
+
+    But rules without an end may be there, if nothing needs them.
 
     Raises:
         GrammarError: names the rule and its place.
@@ -35,7 +37,7 @@ def check(parsed: Parsed) -> None:
         if is_recursive(component, begins):
             _left_recursion(parsed, component, begins)
     ending = holding(rules, order, can_end)
-    for component in order:
+    for component in components(graph, [ROOT]):
         at, name = min((parsed.places[name], name) for name in component)
         if not ending.issuperset(component):
             parsed.fail(f"the rule {name} never ends: all its alternatives need {name} again", at)

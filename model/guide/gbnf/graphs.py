@@ -27,9 +27,12 @@ def references(node: Node) -> Iterator[str]:
     return (leaf.name for leaf in leaves(node) if isinstance(leaf, Ref))
 
 
-def components(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+def components(
+    graph: Mapping[str, Iterable[str]], roots: Iterable[str] | None = None
+) -> list[list[str]]:
     """Return the strongly connected components; a component is behind those that it refers to.
 
+    Only what `roots` need is returned, if they are given.
     Tarjan's algorithm (https://doi.org/10.1137/0201010), without recursion.
     """
     index: dict[str, int] = {}
@@ -37,7 +40,7 @@ def components(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     stack: list[str] = []
     on_stack: set[str] = set()
     found: list[list[str]] = []
-    for root in graph:
+    for root in graph if roots is None else roots:
         if root in index:
             continue
         calls = [(root, iter(graph[root]))]

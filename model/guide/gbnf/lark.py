@@ -120,7 +120,7 @@ def regex(node: Node) -> str:
         case Chars(ranges):
             if ranges == ANY:
                 return "(?s:.)"
-            return f"[{''.join(f'{_character(a)}-{_character(b)}' for a, b in ranges)}]"
+            return f"[{''.join(_range(first, last) for first, last in ranges)}]"
         case Seq(items):
             return "".join(map(_grouped, items)) or "(?:)"
         case Alt(items):
@@ -134,6 +134,10 @@ def regex(node: Node) -> str:
 
 def _grouped(node: Node) -> str:
     return f"(?:{regex(node)})" if isinstance(node, Alt) else regex(node)
+
+
+def _range(first: int, last: int) -> str:
+    return _character(first) + (f"-{_character(last)}" if first != last else "")
 
 
 def _character(code_point: int) -> str:

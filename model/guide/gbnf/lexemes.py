@@ -74,7 +74,7 @@ def _check_sizes(rules: Rules, regular: set[str]) -> None:
     """Refuse rules that are too large to be a regular expression."""
     sizes: dict[str, int] = {}
     for [name, *_] in components({name: list(references(rules[name])) for name in regular}):
-        sizes[name] = _written_out(rules[name], sizes)
+        sizes[name] = n_characters(rules[name], sizes)
         if sizes[name] > N_CHARACTERS_MAX:
             raise GrammarError(
                 f"gbnf: the rule {name} has more than {N_CHARACTERS_MAX} characters, if its rules "
@@ -82,19 +82,22 @@ def _check_sizes(rules: Rules, regular: set[str]) -> None:
             )
 
 
-def _written_out(node: Node, sizes: Mapping[str, int]) -> int:
-    """The number of characters of an expression, with all alternatives."""
+def n_characters(node: Node, sizes: Mapping[str, int]) -> int:
+    """The characters of an expression, with all alternatives and repetitions written out.
+
+    `sizes` are those of its rules.
+    """
     match node:
         case Text(text):
             return len(text)
         case Ref(name):
             return sizes[name]
         case Repeat(item, least, most):
-            return _written_out(item, sizes) * (most or max(least, 1))
+            return n_characters(item, sizes) * (most or max(least, 1))
         case Chars():
             return 1
         case _:
-            return sum(_written_out(child, sizes) for child in node.children)
+            return sum(n_characters(child, sizes) for child in node.children)
 
 
 class _Divider:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-N_BYTES_MAX: Final = 1 << 18  # of a grammar's text
 N_NODES_MAX: Final = 20_000  # literals, classes, groups and references of a grammar
 DEPTH_MAX: Final = 48  # of groups in groups of a regular expression
 NODE_DEPTH_MAX: Final = 160  # of expressions in expressions, so that no pass recurses too deep

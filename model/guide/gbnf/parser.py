@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NoReturn
 
 from ....base.errors import GrammarError
-from .limits import N_BYTES_MAX, N_NODES_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
+from .limits import N_NODES_MAX, N_REPEATS_MAX, NODE_DEPTH_MAX
 from .nodes import (
     ANY,
     CODE_POINT_MAX,
@@ -79,9 +79,6 @@ def parse(text: str, find_token: FindToken) -> Parsed:
     Raises:
         GrammarError: the text is no GBNF, or too large.
     """
-    n_bytes = len(text.encode("utf-8", "surrogatepass"))
-    if n_bytes > N_BYTES_MAX:
-        raise GrammarError(f"gbnf: the grammar has {n_bytes} bytes, must be at most {N_BYTES_MAX}")
     return _Parser(text, find_token).grammar()
 
 
