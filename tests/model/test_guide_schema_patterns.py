@@ -104,12 +104,13 @@ def test_terminals(source: str) -> None:
     """A grammar accepts the narrow language, and the complement of the wide one."""
     pattern = parse_pattern(source)
     positive = {"type": "string", "pattern": source}
-    for schema, expected in (
-        (positive, lambda text: matches(pattern.narrow, text)),
-        ({**positive, "maxLength": 2}, lambda t: len(t) < 3 and matches(pattern.narrow, t)),
-        ({"type": "string", "not": positive}, lambda text: not matches(pattern.wide, text)),
+    inside = [text for text in TEXTS if matches(pattern.narrow, text)]
+    outside = [text for text in TEXTS if not matches(pattern.wide, text)]
+    for schema, accepted in (
+        (positive, inside),
+        ({**positive, "maxLength": 2}, [text for text in inside if len(text) < 3]),
+        ({"type": "string", "not": positive}, outside),
     ):
-        accepted = [text for text in TEXTS if expected(text)]
         if accepted:
             grammar = SchemaGrammar(schema)
             for text in TEXTS:
