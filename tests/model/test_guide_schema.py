@@ -253,6 +253,26 @@ def test_keywords(name: str) -> None:
             assert name in NOT_IN_REFERENCE or is_valid(schema, value) is expected, value
 
 
+def test_branches_of_a_recursive_one_of_stay_exact() -> None:
+    """The proof that the branches are disjoint needs the schema that it is for."""
+    left = {"left": {"$ref": "#/$defs/p"}}
+    short = {"type": "object", "required": ["left"], "properties": {**left, "x": {"const": 1}}}
+    long = {"type": "object", "required": ["left", "x"], "properties": left}
+    schema = {"$defs": {"p": {"oneOf": [short, long, {"const": 0}]}}, "$ref": "#/$defs/p"}
+    grammar = SchemaGrammar(schema)
+    for value in (0, 5, {"left": 0}, {"left": 5}, {"left": 0, "x": 1}, {"left": 0, "x": 2}):
+        assert grammar.accepts_value(value) is is_valid(schema, value), value
+
+
+def test_deep_values_and_schemas() -> None:
+    tree = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
+    value: Any = None
+    for _ in range(95):
+        value = [value]
+    schema = {"$defs": {"t": tree}, "allOf": [{"$ref": "#/$defs/t"}, {"const": value}]}
+    assert SchemaGrammar(schema).accepts_value(value)
+
+
 def test_an_escaped_name_is_the_same_property() -> None:
     """llguidance's own schemas take an escaped name for another property."""
     grammar = SchemaGrammar({"properties": {"a": {"type": "integer"}}})

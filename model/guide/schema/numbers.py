@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 N_DIGITS: Final = 40  # before the point
@@ -367,7 +367,7 @@ def whole_quotients_are_exact(step: Decimal) -> bool:
     return abs(Fraction(float(step)) - exact) <= exact / 2**54
 
 
-@cache
+@lru_cache(16)
 def listed_multiples(numbers: Numbers) -> tuple[str, ...]:
     """Texts of the multiples nearest to 0 that are no whole numbers.
 

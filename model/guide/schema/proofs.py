@@ -30,6 +30,7 @@ from .formulas import (
 from .limits import DISJOINT_DEPTH
 from .pattern_nodes import PatternError
 from .plans import ObjectPlan, item_lits
+from .reader import CircleError
 from .strings import Strings
 
 _TRUE_FALSE: Final = (False, True)
@@ -50,7 +51,10 @@ class Prover:
         if (a, b) not in self._disjoint:
             if self._depth > DISJOINT_DEPTH:
                 return False
-            self._disjoint[a, b] = not self._may_hold(self._expander.conj([a, b]))
+            try:
+                self._disjoint[a, b] = not self._may_hold(self._expander.conj([a, b]))
+            except CircleError:
+                return False
         return self._disjoint[a, b]
 
     def _may_hold(self, conj: Conj) -> bool:

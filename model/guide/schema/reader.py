@@ -38,6 +38,10 @@ class KeywordError(Exception):
         self.remedy = remedy
 
 
+class CircleError(Exception):
+    """The meaning of a sub-schema is needed to find that meaning."""
+
+
 class Sub:
     """One sub-schema while it is read: its keywords and its place."""
 
@@ -135,6 +139,7 @@ class Reader:
         self._keywords = keywords
         self._ignored = ignored
         self._formulas: dict[int, Formula] = {}
+        self._reading: set[int] = set()
         self._patterns: dict[str, Pattern] = {}
 
     def lit(self, number: int, positive: bool = True) -> Lit:
@@ -149,12 +154,20 @@ class Reader:
         return None if meaningful else lit.positive
 
     def formula(self, number: int) -> Formula:
-        """What the sub-schema says."""
-        found = self._formulas.get(number)
-        if found is None:
-            self._formulas[number] = TRUE  # a proof that comes back here learns nothing
-            found = self._formulas[number] = self._read(number)
-        return found
+        """What the sub-schema says.
+
+        Raises:
+            CircleError: it is being read: a proof for its own oneOf needs it.
+        """
+        if number in self._reading:
+            raise CircleError
+        if number not in self._formulas:
+            self._reading.add(number)
+            try:
+                self._formulas[number] = self._read(number)
+            finally:
+                self._reading.discard(number)
+        return self._formulas[number]
 
     def pattern(self, source: Any) -> Pattern:
         if not isinstance(source, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
@@ -117,7 +117,7 @@ def _slashed(regex: str) -> str:
     return f"/{regex}/" if regex else '""'
 
 
-@cache
+@lru_cache(256)
 def quoted(node: Node) -> str:
     """The Lark expression for the escaped texts of a language."""
     if not _is_composed(node):
@@ -160,7 +160,7 @@ def _regex(node: Node) -> str:
     return f"{inner}{{{node.least},{'' if node.most is None else node.most}}}"
 
 
-@cache
+@lru_cache(1024)
 def _class(ranges: Ranges) -> str:
     """The regex for the escaped spellings of one character of a set."""
     plain = charset.intersect(ranges, _PLAIN)
@@ -196,7 +196,7 @@ def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-@cache
+@lru_cache(256)
 def can_match(body: str) -> bool | None:
     """Whether any text matches the terminal `body`; None if that takes too long to find out."""
     grammar = f'%llguidance {{"no_forcing": true}}\nstart: T\nT: {body}\n'
