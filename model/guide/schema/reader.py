@@ -24,7 +24,7 @@ from .formulas import (
     Scope,
     Unsupported,
 )
-from .limits import Budget
+from .limits import MEMBERS_MAX, Budget
 from .numbers import as_decimal
 from .pattern import Pattern, parse_pattern
 from .pattern_nodes import PatternError
@@ -80,6 +80,8 @@ class Sub:
         found = self.schema.get(keyword, {})
         if not isinstance(found, dict):
             raise KeywordError("must be an object")
+        if len(found) > MEMBERS_MAX:
+            raise KeywordError(f"has {len(found)} members, the limit is {MEMBERS_MAX}")
         return found
 
     def count(self, keyword: str, limit: int) -> int | None:
