@@ -106,7 +106,6 @@ EXAMPLES: dict[str, tuple[Example | None, Example]] = {
     "$ref": ({"$ref": "#", "type": "null"}, {"$ref": LOST}),
     "$dynamicRef": ({"$dynamicRef": "#", "type": "null"}, {"$dynamicRef": LOST}),
     "$recursiveRef": ({"$recursiveRef": "#", "type": "null"}, {"$recursiveRef": LOST}),
-    "unevaluatedItems": ({"unevaluatedItems": False}, {"contains": {}, "unevaluatedItems": False}),
     "divisibleBy": (None, {"divisibleBy": 2}),
     "disallow": (None, {"disallow": "null"}),
     "extends": (None, {"extends": {}}),

@@ -231,6 +231,11 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [[], [1]],
         [[1, 2], [2]],
     ),
+    "unevaluatedItems beside contains": (
+        {"contains": {"const": 1}, "unevaluatedItems": {"type": "string"}, "type": "array"},
+        [[1], ["a", 1, "b", 1]],
+        [["a"], [1, 2], []],
+    ),
     "a property that nothing meets": ({"properties": {"a": False}}, [{}, {"b": 1}], [{"a": 1}]),
     "unknown keywords": (
         {"type": "null", "x-a": 1, "title": 3, "x-guidance": {"lenient": True}},

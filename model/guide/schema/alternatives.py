@@ -28,14 +28,12 @@ from .formulas import (
 from .limits import SUBSETS_MAX
 from .pattern_match import matches
 
-Conj = tuple[Lit, ...]
-
-
-Order = tuple[int, ...]
+Conj = tuple[Lit, ...]  # all of them hold
+Order = tuple[int, ...]  # where a keyword stands in the schema
 
 
 class RefusalError(Exception):
-    """A demand that cannot be met. `tolerant`: fewer values are accepted instead."""
+    """A demand that cannot be met. With `blame`, fewer values are accepted instead."""
 
     def __init__(self, origin: Origin, problem: Unsupported, blame: Origin | None) -> None:
         super().__init__(origin, problem.reason)
@@ -56,6 +54,8 @@ class Placed:
 
 @dataclass(slots=True)
 class Task:
+    """A formula that is to be added to an alternative, with its place and what it serves."""
+
     formula: Formula
     order: Order
     blame: Origin | None
@@ -74,6 +74,10 @@ class Alternative:
         values: the values that it may have, by canonical form; None: any.
         excluded: values that it may not have.
         atoms: the demands, in the order of the schema once it is complete.
+        seen: the literals that were added.
+        required, absent, keys: what the demands say about properties.
+        pending: what is still to be multiplied out.
+        scopes: sub-schemas with unevaluatedProperties or unevaluatedItems.
     """
 
     kinds: frozenset[Kind] = ALL_KINDS

@@ -8,7 +8,7 @@ tests/model/test_guide_schema.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ....base.errors import GrammarError
 from .alternatives import (
@@ -20,8 +20,9 @@ from .alternatives import (
     options_of,
 )
 from .decisions import Decider
-from .document import Document
+from .document import Document, Draft
 from .formulas import (
+    ARRAY,
     Absent,
     And,
     Atom,
@@ -37,7 +38,6 @@ from .formulas import (
     Origin,
     Required,
     Scope,
-    Unsupported,
     Values,
     canonical,
     kind_of,
@@ -45,6 +45,8 @@ from .formulas import (
 from .keywords_nested import keys_atom
 from .limits import ALTERNATIVES, Budget
 from .reader import Reader
+
+LAST: Final = 1_000_000  # the order of what comes after all other keywords
 
 
 class Expander:
@@ -284,7 +286,7 @@ class Expander:
                         scope.properties,
                     )
                     alternative.atoms.append(
-                        Placed((*task.order, 10**6), atom, task.blame, task.scopes)
+                        Placed((*task.order, LAST), atom, task.blame, task.scopes)
                     )
             if scope.items is not None:
                 self._close_items(alternative, scope, task, inside)
@@ -295,12 +297,23 @@ class Expander:
         items = [e.atom.demand for e in inside if isinstance(e.atom.demand, Items)]
         if any(each.rest is not None for each in items):
             return
-        demand: Demand
-        if any(isinstance(e.atom.demand, Contains) for e in inside):
-            demand = Unsupported("unevaluatedItems beside contains", "use items")
-        else:
-            true = Lit(self.document.add(True, "$", self.document.root))
-            n = max((len(each.first) for each in items), default=0)
-            demand = Items((true,) * n, scope.items)
-        atom = Atom(frozenset((Kind.ARRAY,)), demand, scope.origin)
-        alternative.atoms.append(Placed((*task.order, 10**6), atom, task.blame, task.scopes))
+        true = Lit(self.document.add(True, "$", self.document.root))
+        n = max((len(each.first) for each in items), default=0)
+        rest = self._unless_contained(scope, inside)
+        origin = Origin(scope.origin.path, "unevaluatedItems")
+        atom = Atom(ARRAY, Items((true,) * n, rest), origin)
+        alternative.atoms.append(Placed((*task.order, LAST), atom, task.blame, task.scopes))
+
+    def _unless_contained(self, scope: Scope, inside: list[Placed]) -> Lit:
+        """What an item meets that only unevaluatedItems is about.
+
+        From 2020 on, an item that `contains` has found is evaluated.
+        """
+        assert scope.items is not None
+        found = [e.atom.demand.item for e in inside if isinstance(e.atom.demand, Contains)]
+        place = self.document[scope.place]
+        if not found or place.draft < Draft.D2020:
+            return scope.items
+        lits = [scope.items, *(lit for lit in found if lit.positive)]
+        either = {"anyOf": [self.document[lit.place].schema for lit in lits]}
+        return Lit(self.document.add(either, f"{place.path}.unevaluatedItems", scope.place))

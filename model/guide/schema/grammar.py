@@ -145,9 +145,6 @@ class Writer:
             self._terminals[body] = f"T{len(self._terminals)}"
         return self._terminals[body]
 
-    def unique_name(self, prefix: str) -> str:
-        return f"{prefix}{len(self._rules)}"
-
     def _write_node(self, number: int) -> None:
         options: list[str] = []
         refs: list[str] = []

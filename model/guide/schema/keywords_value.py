@@ -168,27 +168,19 @@ def exclusive(sub: Sub) -> Formula:
 
 def _low(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
     _check_digits(bound)
-    inside, outside = (
-        Interval(low=bound, low_open=is_open),
-        Interval(high=bound, high_open=not is_open),
-    )
-    other = sub.atom(NUMBERS, Within(outside))
-    return sub.atom(NUMBERS, Within(inside), lambda: other)
+    below = sub.atom(NUMBERS, Within(Interval(high=bound, high_open=not is_open)))
+    return sub.atom(NUMBERS, Within(Interval(low=bound, low_open=is_open)), lambda: below)
+
+
+def _high(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
+    _check_digits(-bound)
+    above = sub.atom(NUMBERS, Within(Interval(low=bound, low_open=not is_open)))
+    return sub.atom(NUMBERS, Within(Interval(high=bound, high_open=is_open)), lambda: above)
 
 
 def _check_digits(least: Decimal) -> None:
     if least >= 10**N_DIGITS:
         raise KeywordError(f"it leaves only numbers of more than {N_DIGITS} digits")
-
-
-def _high(sub: Sub, bound: Decimal, is_open: bool) -> Formula:
-    _check_digits(-bound)
-    inside, outside = (
-        Interval(high=bound, high_open=is_open),
-        Interval(low=bound, low_open=not is_open),
-    )
-    other = sub.atom(NUMBERS, Within(outside))
-    return sub.atom(NUMBERS, Within(inside), lambda: other)
 
 
 def multiple_of(sub: Sub) -> Formula:
@@ -201,15 +193,11 @@ def multiple_of(sub: Sub) -> Formula:
 def length(sub: Sub) -> Formula:
     value = sub.count(sub.keyword, LENGTH_MAX)
     assert value is not None
-    below, above = (
-        sub.atom(STRING, Text(Strings(most=value))),
-        sub.atom(STRING, Text(Strings(value))),
-    )
     if sub.keyword == "minLength":
         less = sub.atom(STRING, Text(Strings(most=value - 1))) if value else FALSE
-        return sub.atom(STRING, above.demand, lambda: less)
+        return sub.atom(STRING, Text(Strings(value)), lambda: less)
     more = sub.atom(STRING, Text(Strings(value + 1)))
-    return sub.atom(STRING, below.demand, lambda: more)
+    return sub.atom(STRING, Text(Strings(most=value)), lambda: more)
 
 
 def pattern(sub: Sub) -> Formula:

@@ -11,6 +11,7 @@ from .alternatives import (
     Alternative,
     Conj,
     Placed,
+    RefusalError,
     key_lits,
 )
 from .builder import Builder
@@ -93,7 +94,10 @@ class Prover:
         if kind is Kind.BOOLEAN:
             return any(canonical(v) not in alternative.excluded for v in _TRUE_FALSE)
         if kind in (Kind.INTEGER, Kind.FRACTION):
-            return bool(self._builder.numbers(alternative))
+            try:
+                return bool(self._builder.numbers(alternative))
+            except RefusalError:
+                return True
         if kind is Kind.STRING:
             strings = Strings()
             for each in demands:
