@@ -19,11 +19,20 @@ from http_world import listening
 from open_params import open_params
 
 from lamella.base.errors import GrammarError
-from lamella.model.guide import GrammarKind, GrammarSpec, validate
+from lamella.model.guide import GrammarKind, GrammarSpec, limits, validate
 from lamella.model.guide.schema.formats import ANY_FORMATS, NUMBER_FORMATS, STRING_FORMATS
 from lamella.model.guide.schema.keywords import KEYWORDS
+from lamella.model.guide.schema.limits import (
+    ALTERNATIVES,
+    DISJOINT_BRANCHES,
+    KEY_CLASSES,
+    MEMBERS_MAX,
+    UNIQUE_VALUES,
+)
+from lamella.model.guide.schema.numbers import N_DECIMALS, N_DIGITS
 from lamella.model.shipped import shipped_model
 from lamella.runtime.open import open_model
+from lamella.server.grammars import N_WAITING_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "structured.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -133,3 +142,23 @@ def test_the_tables_name_all_keywords_and_formats() -> None:
     scoped = {"unevaluatedProperties", "unevaluatedItems"}
     assert set(table("keyword")) == set(KEYWORDS) | read_by_others | scoped
     assert set(table("format")) == {*STRING_FORMATS, *NUMBER_FORMATS, *ANY_FORMATS}
+
+
+def test_the_page_has_the_limits_of_the_code() -> None:
+    kb = {kind: n >> 10 for kind, n in limits.N_BYTES_MAX.items()}
+    seconds, mb = f"{limits.SANDBOX_SECONDS:.2g} s", f"{limits.SANDBOX_BYTES >> 20} MB"
+    for text in (
+        f"| a JSON schema | {kb[GrammarKind.JSON_SCHEMA]} KB, {limits.SCHEMA_DEPTH_MAX} nested "
+        f"brackets, {MEMBERS_MAX:,} properties of one object |",
+        f"| a GBNF or Lark grammar | {kb[GrammarKind.GBNF]} KB |",
+        f"| a regular expression | {kb[GrammarKind.REGEX]} KB |",
+        f"| compiling, over HTTP | {seconds} of computing, {mb}, in a process of its own; "
+        f"{N_WAITING_MAX} grammars may wait |",
+        f"| masks | {1e3 * limits.SECONDS_PER_TOKEN:.3g} ms for each token on average;",
+        f"| cache | the last {limits.N_CACHED_MAX} grammars |",
+        f"patterns may overlap in {KEY_CLASSES} ways",
+        f"at most {UNIQUE_VALUES} |",
+        f"at most {ALTERNATIVES} combinations, `oneOf` at most {DISJOINT_BRANCHES} branches",
+        f"at most {N_DIGITS} digits, and {N_DECIMALS} decimals",
+    ):
+        assert text in PAGE
