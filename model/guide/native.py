@@ -75,6 +75,11 @@ def cause(message: str) -> str:
     """The sentences of llguidance's message, without the state, excerpts and traces."""
     text = _DETAILS.split(message, maxsplit=1)[0].strip()
     text = _REGEX_DETAILS.sub(": ", text).replace("\n", "; ")
+    if "Too many items" in text:
+        return (
+            "too ambiguous: it takes too long to find the tokens that may follow; let a word and "
+            "what may follow it differ in their characters"
+        )
     if text.startswith("panic:"):
         return f"the grammar is too large or too complex ({text[7:107]})"
     return text[:_N_CHARS_MAX]

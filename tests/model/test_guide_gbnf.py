@@ -115,6 +115,13 @@ def test_json() -> None:
 
 def test_lexemes_are_as_large_as_they_can_be() -> None:
     assert gbnf_to_lark('root ::= "a" b{2}\nb ::= [b-d]+ | "é"', any_token).count("\nL") == 1
+    html = """
+    root ::= node*
+    node ::= [^<>]+ | "<" tag ">" node* "</" tag ">" | "<" tag "/>"
+    tag  ::= [a-z]+
+    """.replace("    ", "")
+    text = r"[\x{0}-\x{3B}\x{3D}\x{3F}-\x{D7FF}\x{E000}-\x{10FFFF}]*"
+    assert f": /{text}/\n" in gbnf_to_lark(html, any_token)
     lexemes = [line for line in gbnf_to_lark(JSON, any_token).splitlines() if line.startswith("L")]
     assert len(lexemes) < 12
 

@@ -123,7 +123,7 @@ def doubling(n: int, last: str) -> str:
     [
         ("root ::= " + ". " * (N_NODES_MAX + 1), "more than .* expressions"),
         ("root ::= " + "(. | " * NODE_DEPTH_MAX + "." + ")?" * NODE_DEPTH_MAX, "nested too deep"),
-        ("root ::= ." + "+" * (NODE_DEPTH_MAX + 1), "nested too deep"),
+        ("root ::= ." + "{2}" * (NODE_DEPTH_MAX + 1), "nested too deep"),
         ("root ::= ((.{9999}){9999}){9}", "rule root has more than"),
         ("root ::= x0\n" + doubling(40, "x"), "rule x.* has more than"),
         ('root ::= x0 | "(" root ")"\n' + doubling(2000, "root"), "too many rules"),

@@ -27,7 +27,7 @@ from .limits import (
     NODE_DEPTH_MAX,
 )
 from .nodes import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Text, Token, alt, seq
-from .shape import is_regular
+from .shape import apart, is_regular
 from .skeleton import Edge, Lexeme, Skeleton
 
 _SPLIT_ONCE_MAX: Final = 32  # items of a sequence; longer ones split into all items
@@ -98,6 +98,10 @@ def n_characters(node: Node, sizes: Mapping[str, int]) -> int:
             return 1
         case _:
             return sum(n_characters(child, sizes) for child in node.children)
+
+
+def _is_run(node: Node) -> bool:
+    return isinstance(node.item if isinstance(node, Repeat) else node, Chars)
 
 
 class _Divider:
@@ -189,6 +193,10 @@ class _Divider:
             case Alt(items):  # too large
                 return alt([self._planned_regular(part) for part in self._parts(items)])
             case Repeat(item, least, most):
+                if isinstance(item, Alt) and most is None and least <= 1 and not self.split_all:
+                    runs_apart = apart(item.items, least, _is_run)
+                    if runs_apart is not None:
+                        return self._planned_regular(runs_apart)
                 return Repeat(self._planned_regular(item), least, most)
             case _:
                 return node

@@ -20,4 +20,4 @@ LEXEME_SIZE_MAX: Final = 4_096  # characters and classes of one lexeme, with the
 N_SYMBOLS_MAX: Final = 10_000  # lexemes and references in rules; llguidance has the same limit
 N_ROUNDS_MAX: Final = 48  # of splitting lexemes; after the last one all are single characters
 N_COPIES_MAX: Final = 32  # an automaton takes longer counted repetitions for unbounded ones
-N_STEPS_MAX: Final = 600_000  # of all searches in one grammar; about 0.25 s
+N_STEPS_MAX: Final = 500_000  # of all searches in one grammar; about 0.25 s

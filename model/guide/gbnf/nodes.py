@@ -183,11 +183,18 @@ def _joined(a: Node, b: Node) -> Node | None:
 
 
 def alt(items: Iterable[Node]) -> Node:
-    """Return alternatives without alternatives in them and without repetitions."""
+    """Return alternatives without alternatives in them and without repetitions.
+
+    Several classes become one.
+    """
     flat = dict.fromkeys(
         part for item in items for part in (item.items if isinstance(item, Alt) else (item,))
     )
     assert flat, "no alternatives"
+    classes = [part for part in flat if isinstance(part, Chars)]
+    if len(classes) > 1:
+        chars = Chars(union(each for part in classes for each in part.ranges))
+        flat = dict.fromkeys([chars, *(part for part in flat if not isinstance(part, Chars))])
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
 
 
@@ -202,6 +209,8 @@ def repeat(item: Node, least: int, most: int | None) -> Node:
         return item
     if (least, most) == (0, 1):
         return _optional(item)
+    if isinstance(item, Repeat) and most is None is item.most and least <= 1 >= item.least:
+        return Repeat(item.item, min(least, item.least), None)
     return Repeat(item, least, most)
 
 

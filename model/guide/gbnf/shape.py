@@ -11,7 +11,7 @@ Tested by tests/model/test_guide_gbnf.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from .graphs import components, is_recursive, references
@@ -36,7 +36,9 @@ def shaped(rules: Rules, root: str) -> tuple[Rules, set[str]]:
             rules.update(_linear(component, rules))
     rules = _reachable(rules, root)
     regular = _regular(rules)
-    return {name: _factored(body, regular) for name, body in rules.items()}, regular
+    rules = _divided(rules, regular)
+    factored = {name: _factored(body, rules, regular) for name, body in rules.items()}
+    return _reachable(factored, root), regular
 
 
 def is_regular(node: Node, regular: set[str]) -> bool:
@@ -174,28 +176,64 @@ def _regular(rules: Rules) -> set[str]:
     return regular
 
 
-def _factored(node: Node, regular: set[str]) -> Node:
+def _factored(node: Node, rules: Rules, regular: set[str]) -> Node:
     """Separate the regular alternatives of unlimited repetitions from the others."""
     match node:
         case Seq(items):
-            return seq([_factored(item, regular) for item in items])
+            return seq([_factored(item, rules, regular) for item in items])
         case Alt(items):
-            return alt([_factored(item, regular) for item in items])
+            return alt([_factored(item, rules, regular) for item in items])
         case Repeat(item, least, most):
-            item = _factored(item, regular)
-            if isinstance(item, Alt) and most is None and least <= 1:
-                return _factored_repeat(item.items, least, regular)
+            item = _factored(item, rules, regular)
+            if most is None and least <= 1:
+                return _factored_repeat(item, least, rules, regular)
             return repeat(item, least, most)
         case _:
             return node
 
 
-def _factored_repeat(items: Iterable[Node], least: int, regular: set[str]) -> Node:
-    items = list(items)
-    plain = [item for item in items if is_regular(item, regular)]
-    others = [item for item in items if not is_regular(item, regular)]
+def _divided(rules: Rules, regular: set[str]) -> Rules:
+    """Give the irregular alternatives of rules that also have regular ones a rule of their own."""
+    result: Rules = {}
+    for name, body in rules.items():
+        result[name] = body
+        if name in regular or not isinstance(body, Alt):
+            continue
+        others = [item for item in body.items if not is_regular(item, regular)]
+        if 0 < len(others) < len(body.items) and any(not isinstance(each, Ref) for each in others):
+            plain = [item for item in body.items if is_regular(item, regular)]
+            result[name] = alt([*plain, Ref(f"{name}'")])
+            result[f"{name}'"] = alt(others)
+    return result
+
+
+def _alternatives(node: Node, rules: Rules, regular: set[str], seen: set[str]) -> list[Node]:
+    """The alternatives of an expression, also those of irregular rules with regular ones."""
+    if isinstance(node, Ref) and node.name not in regular | seen:
+        body = rules[node.name]
+        parts = body.items if isinstance(body, Alt) else (body,)
+        if all(isinstance(part, Ref) or is_regular(part, regular) for part in parts):
+            inner = _alternatives(body, rules, regular, seen | {node.name})
+            return inner if any(is_regular(each, regular) for each in inner) else [node]
+    if isinstance(node, Alt):
+        return [each for item in node.items for each in _alternatives(item, rules, regular, seen)]
+    return [node]
+
+
+def _factored_repeat(item: Node, least: int, rules: Rules, regular: set[str]) -> Node:
+    items = _alternatives(item, rules, regular, set())
+    return apart(items, least, lambda each: is_regular(each, regular)) or repeat(item, least, None)
+
+
+def apart(items: Iterable[Node], least: int, is_plain: Callable[[Node], bool]) -> Node | None:
+    """Return `least` (0 or 1) or more of these expressions, with runs of the plain ones in one.
+
+    (p | q)* is p* (q p*)*. Returns None if all are plain or none is.
+    """
+    plain = [item for item in items if is_plain(item)]
+    others = [item for item in items if not is_plain(item)]
     if not plain or not others:
-        return repeat(alt(items), least, None)
+        return None
     runs = repeat(alt(plain), 0, None)
     step = seq([alt(others), runs])
     if least == 0:
