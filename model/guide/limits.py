@@ -1,7 +1,7 @@
 """Limits of grammars, so that no request uses up the time or the memory of others.
 
 They were measured with llguidance 1.9.1 and vocabularies of 32k and 128k tokens. Real schemas to
-270 KB and with 1,000 required or 450 optional properties stay below them: most of them compile in
+270 KB and with 2,000 required or 1,000 optional properties stay below them: most of them compile in
 20 ms, the largest ones in 0.2 to 0.45 s, and a mask takes 5 ms at most.
 Tested by tests/model/test_guide_limits.py.
 """
@@ -60,19 +60,20 @@ SLOW_TOKEN_SECONDS: Final = 0.001  # to add a token: then the next one is timed
 _ALL_KINDS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 500_000,  # real schemas need less than 200,000; half a second
     "step_lexer_fuel": 200_000,  # 128k tokens: a real schema needs more than 20,000
-    # 450 optional properties and 128k tokens need more than 50,000
-    "step_max_items": 100_000,
     "max_lexer_states": 50_000,  # of 0.9 KB each
     # computing with the whole vocabulary while compiling gained nothing for real schemas
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-# Time for a mask grows with the square of the items in a row: a schema has 4 for each optional
-# property, an ambiguous grammar many. Symbols bound rows that no text reached yet: with 25,000
-# symbols one mask took 0.26 s. The largest real schema, 177 KB, has between 10,000 and 30,000
-SCHEMA_LIMITS: Final = LLParserLimits(**_ALL_KINDS, max_items_in_row=2_000, max_grammar_size=30_000)
+# Time for a mask grows with the items of all rows times those of a row: a schema has 3 for each
+# optional property, an ambiguous grammar many. The product is 10^9 items at most, half a second.
+# Symbols bound rows that no text reached yet: with 25,000 symbols one mask took 0.26 s. The largest
+# real schema, 177 KB, has between 10,000 and 30,000
+SCHEMA_LIMITS: Final = LLParserLimits(
+    **_ALL_KINDS, max_items_in_row=4_000, step_max_items=250_000, max_grammar_size=30_000
+)
 GRAMMAR_LIMITS: Final = LLParserLimits(
-    **_ALL_KINDS, max_items_in_row=1_000, max_grammar_size=10_000
+    **_ALL_KINDS, max_items_in_row=1_000, step_max_items=100_000, max_grammar_size=10_000
 )
 
 

@@ -62,6 +62,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "contradiction": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no JSON value is valid"),
     "false": (False, "no JSON value is valid"),
+    "optional": (
+        {"type": "object", "properties": {str(i): {} for i in range(1001)}},
+        "at `$`: 1001 optional properties are more than 1000",
+    ),
     "members": (
         {"properties": {"a": {"properties": {str(i): {} for i in range(3001)}}}},
         "`properties` at `$.properties.a`: has 3001 members, the limit is 3000",

@@ -30,6 +30,7 @@ PATTERN_MATCH_STEPS: Final = 50_000  # matching one pattern against one text
 PATTERN_CHECKS: Final = 60  # questions whether a string can satisfy several patterns
 LENGTH_MAX: Final = 1_000_000  # minLength and maxLength
 MEMBERS_MAX: Final = 3_000  # properties of one object; each has 10 symbols, of which 30,000 fit
+OPTIONAL_MAX: Final = 1_000  # of them: after a brace each takes 3 items of llguidance's row
 COUNT_MAX: Final = 100_000  # minItems, maxItems, minProperties, maxProperties
 COUNTED_STATES: Final = 4_000  # items (or properties) times counts where items are counted by kind
 KEY_CLASSES: Final = 32  # combinations of patternProperties that a key can match

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .alternatives import RefusalError
 from .formulas import Unsupported
-from .limits import COUNTED_STATES
+from .limits import COUNTED_STATES, OPTIONAL_MAX
 from .pieces import KeyClass, Object
 from .strings import literal_terminal, terminal
 
@@ -88,6 +88,10 @@ class ObjectWriter:
 
     def _find_states(self) -> None:
         piece, n = self._piece, len(self._names)
+        n_optional = sum(not required for _, _, required in self._names)
+        if n_optional > OPTIONAL_MAX:
+            reason = f"{n_optional} optional properties are more than {OPTIONAL_MAX}"
+            raise RefusalError(piece.origin, Unsupported(reason), None)
         self._most = piece.most
         if self._free is None and self._last is None and piece.most is not None and piece.most >= n:
             self._most = None
