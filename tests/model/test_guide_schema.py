@@ -111,6 +111,7 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1}, {"a": 1, "b": 2}],
         [{}, {"c": 1}],
     ),
+    "names that are objects": ({"propertyNames": {"$ref": "#"}}, [{}, {"a": 1}, 3], []),
     "minProperties": ({"type": "object", "minProperties": 1.0}, [{"a": 1}], [{}]),
     "minProperties of names": (
         {
@@ -236,6 +237,11 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [[1], ["a", 1, "b", 1]],
         [["a"], [1, 2], []],
     ),
+    "unevaluatedItems that recurs": (
+        {"contains": {"const": 1}, "unevaluatedItems": {"$ref": "#"}, "type": "array"},
+        [[1], [1, [1]], [[1, 1], 1]],
+        [[], [2, 1], [1, []]],
+    ),
     "a property that nothing meets": ({"properties": {"a": False}}, [{}, {"b": 1}], [{"a": 1}]),
     "unknown keywords": (
         {"type": "null", "x-a": 1, "title": 3, "x-guidance": {"lenient": True}},
@@ -267,6 +273,18 @@ def test_branches_of_a_recursive_one_of_stay_exact() -> None:
     grammar = SchemaGrammar(schema)
     for value in (0, 5, {"left": 0}, {"left": 5}, {"left": 0, "x": 1}, {"left": 0, "x": 2}):
         assert grammar.accepts_value(value) is is_valid(schema, value), value
+
+
+def test_values_that_utf_8_cannot_express_are_left_out() -> None:
+    schema = {"type": "array", "items": {"enum": ["\ud800", "a", {"\udc00": 1}]}}
+    for unique in (False, True):
+        grammar = SchemaGrammar({**schema, "uniqueItems": unique})
+        assert grammar.accepts('["a"]') and grammar.random_text(3)
+    properties = {"\ud800": {}, "b": {}}
+    grammar = SchemaGrammar(
+        {"properties": properties, "type": "object", "not": {"const": "\ud800"}}
+    )
+    assert grammar.accepts('{"b": 1}')
 
 
 def test_deep_values_and_schemas() -> None:

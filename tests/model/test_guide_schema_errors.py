@@ -20,6 +20,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "`uniqueItems` at `$.properties.tags`: not supported for items that are not listed by enum"
         " or const; remove it, or pass strict: false",
     ),
+    "recursive uniqueItems": (
+        {"type": "array", "uniqueItems": True, "items": {"$ref": "#"}},
+        "`uniqueItems` at `$`",
+    ),
     "format": ({"items": {"format": "phone"}}, "`format` at `$.items`: the format 'phone'"),
     "lookbehind": ({"pattern": "(?<=a)b"}, "lookbehinds are not supported"),
     "back reference": ({"pattern": "(a)\\1"}, "back references are not supported"),
@@ -201,10 +205,18 @@ def chain(n: int, link: Callable[[Any], Any]) -> Any:
         {**chain(3000, lambda ref: ref), "$ref": "#/$defs/d0"},
         {**chain(1000, lambda ref: {"type": "array", "items": ref}), "$ref": "#/$defs/d0"},
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"type": "array", "unevaluatedItems": False, "$ref": "#"},
         nested("not", 100, {"type": "null"}),
         {"properties": {f"p{i}": {"type": "null"} for i in range(500)}},
     ],
-    ids=["chain of $ref", "chain of items", "circle", "not", "many properties"],
+    ids=[
+        "chain of $ref",
+        "chain of items",
+        "circle",
+        "scope in a circle",
+        "not",
+        "many properties",
+    ],
 )
 def test_long_chains_compile(schema: Any) -> None:
     assert SchemaGrammar(schema)

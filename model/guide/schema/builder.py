@@ -5,6 +5,7 @@ Tested by tests/model/test_guide_schema.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -53,6 +54,8 @@ from .plans import NO_ORIGIN, ObjectPlan, class_lits, item_lits
 from .strings import Strings, can_match, terminal
 
 _TRUE_FALSE: Final = (False, True)
+_STRING: Final = {"type": "string"}
+_NEVER_LISTED: Final = frozenset((Kind.STRING, Kind.ARRAY, Kind.OBJECT))  # without enum or const
 
 
 class Builder:
@@ -246,6 +249,9 @@ class Builder:
 
     def listed(self, conj: Conj) -> list[Any] | None:
         """The values of a conjunction, if they are few and listed."""
+        for alternative in self._expander.alternatives(conj):
+            if alternative.values is None and alternative.kinds & _NEVER_LISTED:
+                return None
         values: dict[Any, Any] = {}
         for piece in self.pieces(conj):
             if isinstance(piece, Numbers) and not piece.fractions and not piece.steps:
@@ -287,8 +293,7 @@ class Builder:
     def _free_names(self, plan: ObjectPlan) -> list[Strings]:
         """The sets of names that propertyNames allows; listed names become properties."""
         found = []
-        conj = self._expander.conj(plan.key_names, plan.blame)
-        for piece in self.pieces(conj):
+        for piece in self.pieces(self._names(plan.key_names, plan.blame)):
             if isinstance(piece, Strings):
                 found.append(piece)
             elif isinstance(piece, Listed):
@@ -297,13 +302,19 @@ class Builder:
                         plan.add_name(value)
         return found
 
+    def _names(self, lits: list[Lit], blame: Origin | None) -> Conj:
+        """The conjunction for the name of a property: a string, so that no recursion is endless."""
+        document = self._expander.document
+        string = Lit(document.add(_STRING, "$", document.root))
+        return self._expander.conj([string, *lits], blame)
+
     def _named(self, plan: ObjectPlan, name: str) -> tuple[str, Conj, bool]:
         false = Lit(self._expander.document.add(False, "$", self._expander.document.root))
         lits = list(plan.values.get(name, []))
         try:
             for keys in plan.keys:
                 lits += key_lits(keys, name)
-            key_conj = self._expander.conj(plan.key_names, plan.blame)
+            key_conj = self._names(plan.key_names, plan.blame)
             if name in plan.absent or not self._checker.accepts(key_conj, name):
                 lits = [false]
         except PatternError:
@@ -361,7 +372,7 @@ class Builder:
         value_lits = [need.value] if need.value is not None else []
         key_lits_ = [need.key] if need.key is not None else []
         conj = self._expander.conj(value_lits, placed.blame)
-        key_conj = self._expander.conj(key_lits_, placed.blame)
+        key_conj = self._names(key_lits_, placed.blame)
         for i, (name, value, _) in enumerate(piece.names):
             try:
                 fits = need.names.holds(name) and self._checker.accepts(key_conj, name)
@@ -392,4 +403,13 @@ class Builder:
 
 
 def _listed(values: list[Any]) -> list[Piece]:
+    values = [value for value in values if _is_text(value)]
     return [Listed(tuple(values), tuple(canonical(v) for v in values))] if values else []
+
+
+def _is_text(value: Any) -> bool:
+    """Whether UTF-8 can express the value: it has no lone surrogates."""
+    try:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False

@@ -58,6 +58,7 @@ class Expander:
         self.budget = budget
         self._decider = Decider(document, reader, budget)
         self._known: dict[tuple[tuple[int, bool, bool], ...], list[Alternative]] = {}
+        self._made: dict[tuple[Any, ...], int] = {}  # places of substitutes
         self._reduced: set[tuple[tuple[int, bool, bool], ...]] = set()
 
     def conj(self, lits: list[Lit], blame: Origin | None = None) -> Conj:
@@ -145,9 +146,11 @@ class Expander:
             elif isinstance(formula, Or):
                 alternative.pending.append(task)
             elif isinstance(formula, Scope):
-                inner = Task(formula.inner, task.order, task.blame, (*task.scopes, formula.place))
-                alternative.scopes.append((formula, task))
-                queue.append(inner)
+                scopes = task.scopes
+                if formula.place not in scopes:
+                    alternative.scopes.append((formula, task))
+                    scopes = (*scopes, formula.place)
+                queue.append(Task(formula.inner, task.order, task.blame, scopes))
             elif isinstance(formula, Lit):
                 key = (formula.place, formula.positive, task.scopes)
                 if (formula.place, not formula.positive, task.scopes) in alternative.seen:
@@ -221,6 +224,9 @@ class Expander:
 
     def _structure(self, value: Any, origin: Origin) -> int:
         """The place of a schema that a listed array or object meets, and no other value."""
+        key = ("const", id(value))
+        if key in self._made:
+            return self._made[key]
         schema: dict[str, Any]
         if isinstance(value, list):
             schema = {
@@ -236,7 +242,9 @@ class Expander:
                 "additionalProperties": False,
                 "required": list(value),
             }
-        return self.document.add(schema, f"{origin.path}.{origin.keyword}", self.document.root)
+        path = f"{origin.path}.{origin.keyword}"
+        self._made[key] = self.document.add(schema, path, self.document.root)
+        return self._made[key]
 
     def _propagate(self, alternative: Alternative) -> bool:
         """Decide every Or that has at most one option left; False on a contradiction."""
@@ -315,5 +323,9 @@ class Expander:
         if not found or place.draft < Draft.D2020:
             return scope.items
         lits = [scope.items, *(lit for lit in found if lit.positive)]
-        either = {"anyOf": [self.document[lit.place].schema for lit in lits]}
-        return Lit(self.document.add(either, f"{place.path}.unevaluatedItems", scope.place))
+        key = ("anyOf", *(lit.place for lit in lits))
+        if key not in self._made:
+            either = {"anyOf": [self.document[lit.place].schema for lit in lits]}
+            path = f"{place.path}.unevaluatedItems"
+            self._made[key] = self.document.add(either, path, scope.place)
+        return Lit(self._made[key])

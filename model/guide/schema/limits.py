@@ -14,7 +14,7 @@ from ....base.errors import GrammarError
 SCHEMA_DEPTH: Final = 200  # nested arrays and objects in the schema's JSON
 NUMBER_MAX: Final = 10**1000
 SCHEMA_NODES: Final = 100_000  # JSON values in the schema
-STEPS: Final = 400_000  # formulas looked at while rewriting; about 1 us each
+STEPS: Final = 250_000  # formulas looked at while rewriting; about 2 us each
 ALTERNATIVES: Final = 512  # forms of one value: the product of its anyOf, oneOf and if
 STATE_DEPTH: Final = 6  # how deep an option is looked into before it is multiplied out
 SUBSETS_MAX: Final = 4  # branches of an anyOf whose every combination is kept for unevaluated...

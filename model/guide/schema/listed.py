@@ -14,16 +14,8 @@ from .strings import literal_terminal
 
 
 def listed_texts(piece: Listed) -> list[str]:
-    """The Lark texts of the listed values that UTF-8 can express."""
-    found = []
-    for value in piece.values:
-        try:
-            text = " ".join(_tokens(value))
-            text.encode()
-        except UnicodeEncodeError:
-            continue
-        found.append(text)
-    return found
+    """The Lark texts of listed values."""
+    return [value_text(value) for value in piece.values]
 
 
 def value_text(value: Any) -> str:
@@ -55,6 +47,4 @@ def _tokens(value: Any) -> Iterator[str]:
         elif isinstance(each, float) and each.is_integer() and abs(each) < 1e15:
             yield f"({literal_terminal(str(int(each)))} | {literal_terminal(repr(each))})"
         else:
-            text = json.dumps(each, ensure_ascii=False)
-            text.encode()
-            yield literal_terminal(text)
+            yield literal_terminal(json.dumps(each, ensure_ascii=False))

@@ -39,6 +39,13 @@ def schema_to_lark(schema: Any, *, strict: bool) -> Translated:
         GrammarError: names the keyword and its path, the limit that is exceeded, or says that no
             value is valid.
     """
+    try:
+        return _loosened_step_by_step(schema, strict)
+    except RecursionError:
+        raise GrammarError("the schema is too complex: it nests too deeply") from None
+
+
+def _loosened_step_by_step(schema: Any, strict: bool) -> Translated:
     check_size(schema)
     loosened: dict[Origin, str] = {}
     budget = Budget()
