@@ -280,7 +280,7 @@ def test_values_that_utf_8_cannot_express_are_left_out() -> None:
     for unique in (False, True):
         grammar = SchemaGrammar({**schema, "uniqueItems": unique})
         assert grammar.accepts('["a"]') and grammar.random_text(3)
-    properties = {"\ud800": {}, "b": {}}
+    properties: dict[str, Any] = {"\ud800": {}, "b": {}}
     grammar = SchemaGrammar(
         {"properties": properties, "type": "object", "not": {"const": "\ud800"}}
     )
