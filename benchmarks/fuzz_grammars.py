@@ -7,7 +7,7 @@ Each input is compiled as a server does it, in a child process. Checked are: no 
 GrammarError, a second of time, memory, and for what compiles that random texts by the masks end
 without an exception, that finished texts match (by `jsonschema` and `re`), and that the child
 lives. A failed check is a finding: its number makes the input again. The last line is JSON; the
-exit status is 1 after findings.
+exit status is 1 after findings. Tested by tests/model/test_fuzz_grammars.py.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Subject:
             return _kind_of(str(e)), f"{seconds:.1f} s for a text" if seconds > 2 else ""
         if not matcher.is_complete:
             return "unfinished", ""
-        return "finished", _within(CHECK_SECONDS, lambda: _wrong(spec, data)) or ""
+        return "finished", _within(CHECK_SECONDS, lambda: wrong(spec, data)) or ""
 
     def _choice(self, allowed: np.ndarray[Any, Any], rng: random.Random) -> int:
         """A random token; often a short one, for these end lexemes."""
@@ -138,7 +138,7 @@ def _vocab() -> Vocab:
         return load_vocab(file.metadata)
 
 
-def _wrong(spec: GrammarSpec, data: bytes) -> str:
+def wrong(spec: GrammarSpec, data: bytes) -> str:
     """Why a finished text does not match its grammar; "" if it does."""
     try:
         text = data.decode()
@@ -226,13 +226,13 @@ class Fuzzer:
 
     def try_input(self, number: int) -> Outcome:
         """Try an input, and kill the child if it takes too long."""
-        self._pipe.send(number)
         try:
+            self._pipe.send(number)
             if self._pipe.poll(HANG_SECONDS):
                 outcome: Outcome = self._pipe.recv()
                 return outcome
             outcome = Outcome("hang", f"no result after {HANG_SECONDS} s")
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
             outcome = Outcome("crash", f"the process ended with {self._process.exitcode}")
         self.close()
