@@ -47,7 +47,7 @@ COLUMNS: Final = (
 N_WARM_UP: Final = 2  # runs of each kind
 WORDS: Final = re.findall(
     r"\S+",
-    "the order was late because our carrier lost it twice and nobody answered please call me "
+    "the order was late because our carrier lost it twice and no one answered please call me "
     "Anna Müller Oslo Straße invoice number battery 12V red small green Lisbon café refund new",
 )
 

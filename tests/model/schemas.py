@@ -30,12 +30,12 @@ class SchemaGrammar:
         self._native = compile_lark(_tokenizer(), translated.lark, GrammarKind.JSON_SCHEMA)
 
     def accepts(self, text: str) -> bool:
-        """Whether the whole text matches."""
+        """True if the whole text matches."""
         matcher, data = self._native.deep_copy(), text.encode()
         return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
 
     def accepts_value(self, value: Any) -> bool:
-        """Whether the value matches as json.dumps writes it."""
+        """True if the value matches as json.dumps writes it."""
         return self.accepts(json.dumps(value, ensure_ascii=False))
 
     def random_text(self, seed: int, n_max: int = 300) -> str | None:
@@ -59,6 +59,6 @@ class SchemaGrammar:
 
 
 def is_valid(schema: Any, value: Any) -> bool:
-    """Whether the reference validator accepts the value, with formats."""
+    """True if the reference validator accepts the value, with formats."""
     validator = validator_for(schema, default=Draft202012Validator)
     return bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(value))

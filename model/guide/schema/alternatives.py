@@ -137,7 +137,7 @@ def options_of(task: Task) -> tuple[Formula, ...]:
 
 
 def is_simple(formula: Formula) -> bool:
-    """Whether a formula only says which kind a value has, or which properties."""
+    """True if a formula only says which kind a value has, or which properties."""
     if isinstance(formula, And):
         return all(map(is_simple, formula.parts))
     if isinstance(formula, Atom):

@@ -408,7 +408,7 @@ def _listed(values: list[Any]) -> list[Piece]:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether UTF-8 can express the value: it has no lone surrogates."""
+    """True if UTF-8 can express the value: it has no lone surrogates."""
     try:
         return bool(json.dumps(value, ensure_ascii=False).encode())
     except UnicodeEncodeError:

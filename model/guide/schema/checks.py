@@ -39,14 +39,14 @@ from .strings import Strings
 
 
 class Checker:
-    """Whether listed values meet conjunctions."""
+    """True if listed values meet conjunctions."""
 
     def __init__(self, expander: Expander, budget: Budget) -> None:
         self._expander = expander
         self._budget = budget
 
     def accepts(self, conj: Conj, value: Any, *, wide: bool = False) -> bool:
-        """Whether the value meets the conjunction.
+        """True if the value meets the conjunction.
 
         Where that is uncertain, or a keyword is not supported, the answer is `wide`.
         """
@@ -63,7 +63,7 @@ class Checker:
         return False
 
     def holds(self, placed: Placed, value: Any, wide: bool) -> bool:
-        """Whether a value of one of the atom's kinds meets its demand."""
+        """True if a value of one of the atom's kinds meets its demand."""
         self._budget.spend()
         demand = placed.atom.demand
         try:

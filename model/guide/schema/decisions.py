@@ -45,7 +45,7 @@ class Decider:
         return formula if lit.positive else negate(formula, blame)
 
     def is_barred(self, alternative: Alternative, name: str) -> bool:
-        """Whether the property surely cannot be there."""
+        """True if the property surely cannot be there."""
         try:
             return any(
                 self._reader.is_constant(lit) is False
@@ -58,7 +58,7 @@ class Decider:
     def state(
         self, alternative: Alternative, formula: Formula, task: Task, depth: int
     ) -> bool | None:
-        """Whether a formula surely holds or surely fails in an alternative; None: open."""
+        """True if a formula surely holds or surely fails in an alternative; None: open."""
         self._budget.spend()
         if isinstance(formula, Kinds):
             if not formula.kinds & alternative.kinds:
@@ -94,7 +94,7 @@ class Decider:
         return None
 
     def _value_state(self, alternative: Alternative, name: str, lit: Lit) -> bool | None:
-        """Whether a property that is there surely meets, or fails, a literal: a discriminator."""
+        """True if a property that is there surely meets, or fails, a literal: a discriminator."""
         other = Lit(lit.place)
         for keys in alternative.keys:
             known = keys.names.get(name)

@@ -74,7 +74,7 @@ class Expander:
         return tuple(found.values())
 
     def is_false(self, conj: Conj) -> bool:
-        """Whether the conjunction is empty at first sight."""
+        """True if the conjunction is empty at first sight."""
         positive = {lit.place for lit in conj if lit.positive}
         return any(
             self.reader.is_constant(lit) is False or (not lit.positive and lit.place in positive)
@@ -100,7 +100,7 @@ class Expander:
         return found
 
     def is_reduced(self, conj: Conj) -> bool:
-        """Whether some alternatives of negations are left out, because there are too many."""
+        """True if some alternatives of negations are left out, because there are too many."""
         key = tuple((lit.place, lit.positive, lit.blame is not None) for lit in conj)
         return key in self._reduced
 

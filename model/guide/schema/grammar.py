@@ -92,7 +92,7 @@ class Writer:
             yield from ArrayWriter(self, piece).children()
 
     def is_live(self, conj: Conj) -> bool:
-        """Whether some finite value meets the conjunction."""
+        """True if some finite value meets the conjunction."""
         return self._live[self._number(conj)]
 
     def _find_live(self) -> None:

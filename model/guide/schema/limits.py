@@ -61,7 +61,7 @@ class Budget:
             )
 
     def take_check(self) -> bool:
-        """Whether one more pattern check is allowed."""
+        """True if one more pattern check is allowed."""
         self.checks -= 1
         return self.checks >= 0
 

@@ -357,7 +357,7 @@ def is_step_enforceable(step: int) -> bool:
 
 
 def whole_quotients_are_exact(step: Decimal) -> bool:
-    """Whether a float division of any whole multiple by the step gives a whole number.
+    """True if a float division of any whole multiple by the step gives a whole number.
 
     It does if the float nearest to the step is nearer to it than 2**-54 of its value.
     """
@@ -391,7 +391,7 @@ def listed_multiples(numbers: Numbers) -> tuple[str, ...]:
 
 
 def is_multiple(value: int | float, step: Decimal) -> bool:
-    """Whether a validator that computes with floats finds `value` to be a multiple."""
+    """True if a validator that computes with floats finds `value` to be a multiple."""
     whole = step == step.to_integral_value()
     if isinstance(value, int) and whole:
         return value % int(step) == 0

@@ -182,7 +182,7 @@ class ObjectWriter:
 
 
 def _is_text(name: str) -> bool:
-    """Whether UTF-8 can express the name."""
+    """True if UTF-8 can express the name."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -76,7 +76,7 @@ def _nested_repeats(node: Node) -> int:
 
 
 def _has_marks(node: Node) -> bool:
-    """Whether an anchor or a lookahead is inside."""
+    """True if an anchor or a lookahead is inside."""
     if isinstance(node, Anchor | Look):
         return True
     if isinstance(node, Seq | Alt):

@@ -20,7 +20,7 @@ from .pattern_nodes import (
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether the whole text is in the language. Raises PatternError after too many steps."""
+    """True if the whole text is in the language. Raises PatternError after too many steps."""
     return len(text) in _Matcher(text).ends(node, 0)
 
 

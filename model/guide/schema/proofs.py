@@ -48,7 +48,7 @@ class Prover:
         self._disjoint: dict[tuple[Lit, Lit], bool] = {}
 
     def disjoint(self, a: Lit, b: Lit) -> bool:
-        """Whether two sub-schemas surely have no common value."""
+        """True if two sub-schemas surely have no common value."""
         if (a, b) not in self._disjoint:
             if self._depth > DISJOINT_DEPTH:
                 return False

@@ -148,7 +148,7 @@ class Reader:
         return Lit(number, positive)
 
     def is_constant(self, lit: Lit) -> bool | None:
-        """Whether any value or no value meets the literal; None if that takes more than a look."""
+        """True if any value or no value meets the literal; None if that takes more than a look."""
         schema = self.document[lit.place].schema
         if isinstance(schema, bool):
             return schema is lit.positive

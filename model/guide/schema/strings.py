@@ -65,7 +65,7 @@ class Strings:
         return self == Strings()
 
     def holds(self, text: str) -> bool:
-        """Whether the text surely is in the set. Raises PatternError."""
+        """True if the text surely is in the set. Raises PatternError."""
         return (
             self.least <= len(text)
             and (self.most is None or len(text) <= self.most)
@@ -75,7 +75,7 @@ class Strings:
         )
 
     def is_plain(self) -> bool:
-        """Whether the set is not empty for a simple reason: it has only bounds."""
+        """True if the set is not empty for a simple reason: it has only bounds."""
         return not (self.patterns or self.avoided) and (
             self.most is None or self.least < self.most or not self.excluded
         )
@@ -198,7 +198,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 @lru_cache(256)
 def can_match(body: str) -> bool | None:
-    """Whether any text matches the terminal `body`; None if that takes too long to find out."""
+    """True if any text matches the terminal `body`; None if that takes too long to find out."""
     grammar = f'%llguidance {{"no_forcing": true}}\nstart: T\nT: {body}\n'
     matcher = LLMatcher(_byte_tokenizer(), grammar)
     if matcher.is_error():
