@@ -93,7 +93,7 @@ def _number(random: Random) -> int | float:
 def _counts(least: str, most: str, top: int) -> Any:
     def make(random: Random, depth: int) -> dict[str, Any]:
         low = random.randrange(top)
-        both = {least: low, most: low + random.randrange(3)}
+        both = {least: low, most: max(low + random.randrange(-1, 3), 0)}
         return dict(random.sample(list(both.items()), random.choice([1, 1, 2])))
 
     return make

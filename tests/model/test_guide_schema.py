@@ -127,6 +127,11 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1, "b": 1}, {"b": 1, "z": 1}, {}],
         [{"a": 1, "b": 1, "c": 1}, {"x": 1, "y": 1, "z": 1}],
     ),
+    "bounds that exclude each other": (
+        {"minProperties": 2, "maxProperties": 1, "properties": {"a": {}, "b": {}}},
+        [1, "a"],
+        [{}, {"a": 1}, {"a": 1, "b": 1}],
+    ),
     "not required": (
         {"properties": {"a": {}}, "not": {"required": ["a"]}, "type": "object"},
         [{}, {"b": 1}],

@@ -62,7 +62,8 @@ class ObjectWriter:
             return False
         n_most = len(self._names) + bool(last or self._live(piece.free))
         n_least = n_required + bool(last)
-        return n_most >= piece.least and (piece.most is None or n_least <= piece.most)
+        most = n_most if piece.most is None else min(n_most, piece.most)
+        return max(n_least, piece.least) <= most
 
     def write(self, name: str) -> str:
         """Write the rules; `name` is that of the first."""
