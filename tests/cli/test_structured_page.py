@@ -27,6 +27,7 @@ from lamella.model.guide.schema.limits import (
     DISJOINT_BRANCHES,
     KEY_CLASSES,
     MEMBERS_MAX,
+    OPTIONAL_MAX,
     UNIQUE_VALUES,
 )
 from lamella.model.guide.schema.numbers import N_DECIMALS, N_DIGITS
@@ -149,7 +150,8 @@ def test_the_page_has_the_limits_of_the_code() -> None:
     seconds, mb = f"{limits.SANDBOX_SECONDS:.2g} s", f"{limits.SANDBOX_BYTES >> 20} MB"
     for text in (
         f"| a JSON schema | {kb[GrammarKind.JSON_SCHEMA]} KB, {limits.SCHEMA_DEPTH_MAX} nested "
-        f"brackets, {MEMBERS_MAX:,} properties of one object |",
+        f"brackets, {MEMBERS_MAX:,} properties of one object, "
+        f"{OPTIONAL_MAX:,} of them optional |",
         f"| a GBNF or Lark grammar | {kb[GrammarKind.GBNF]} KB |",
         f"| a regular expression | {kb[GrammarKind.REGEX]} KB |",
         f"| compiling, over HTTP | {seconds} of computing, {mb}, in a process of its own; "
