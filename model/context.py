@@ -137,6 +137,11 @@ class Context(GraphContext):
 
     # --- decoding ---
 
+    @property
+    def is_on_host(self) -> bool:
+        """True if the logits are in the processor's memory, not in a device's."""
+        return not self._top_sizes
+
     def append(self, seq: KVSequence, n: int) -> None:
         """Reserve the next `n` positions of a sequence.
 

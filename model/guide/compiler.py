@@ -73,9 +73,9 @@ class CompiledGrammar:
         """
         return Matcher(self)
 
-    def take(self) -> LLMatcher:
-        """llguidance's matcher at the begin of a text."""
-        return self._idle.take(self) or self.compile()
+    def idle(self) -> LLMatcher | None:
+        """llguidance's matcher at the begin of a text, that an earlier text left."""
+        return self._idle.take(self)
 
     def give_back(self, native: LLMatcher) -> None:
         """Keep the matcher of an ended text: the states that it found make later masks faster."""

@@ -32,8 +32,8 @@ class MatcherSource(Protocol):
     def loosened(self) -> Sequence[Loosened]:
         """The keywords of a JSON schema that are not enforced."""
 
-    def take(self) -> LLMatcher:
-        """One at the begin of a text. Raises what compiling raises."""
+    def idle(self) -> LLMatcher | None:
+        """One that an earlier text left, if there is one."""
 
     def compile(self) -> LLMatcher:
         """One without states of earlier texts. Raises what compiling raises."""
@@ -54,6 +54,7 @@ class Matcher:
 
     __slots__ = (
         "_failure",
+        "_is_new",
         "_is_slow",
         "_n_renewed",
         "_native",
@@ -69,6 +70,7 @@ class Matcher:
         self._source = source
         self._native: LLMatcher | None = None
         self._failure: Exception | None = None
+        self._is_new = True
         self._seconds_left = SECONDS_AT_START
         self._is_slow = False  # the last token took long: the next one is timed
         self._tokens = array("i")
@@ -78,8 +80,16 @@ class Matcher:
     def native(self) -> LLMatcher:
         """llguidance's matcher, compiled on first use. Raises what compiling raises."""
         if self._native is None:
-            self._native = self._source.take()
+            self._native = self._source.idle() or self._source.compile()
         return self._native
+
+    def is_compiled(self) -> bool:
+        """True if there is nothing to compile. The first call, before any `prepare`, takes the
+        matcher that an earlier text left."""
+        if self._is_new and self._native is None:
+            self._is_new = False
+            self._native = self._source.idle()
+        return self._native is not None
 
     def prepare(self) -> bool:
         """Compile the grammar now. Return False if it fails; `check` raises the error then."""
@@ -93,10 +103,12 @@ class Matcher:
     def write_mask(self, address: int, n_bytes: int, *, timed: bool) -> None:
         """Write the mask of the next tokens, without the interpreter lock. If it is `timed`, its
         time counts. After a failure it has no meaning: `check` raises the error then."""
-        if not self.prepare():
-            return
+        native = self._native
+        if native is None or self._failure is not None:
+            if not self.prepare():
+                return
+            native = self.native
         begin = time.thread_time() if timed else 0.0
-        native = self.native
         native.unsafe_compute_mask_ptr(address, n_bytes)
         if timed:
             self._spend(time.thread_time() - begin)
@@ -115,10 +127,12 @@ class Matcher:
         clock = time.thread_time if self._is_slow else time.perf_counter  # which is a fast call
         begin = clock()
         self._tokens.append(token)
-        if not self.native.consume_token(token) and not self._renew():
+        native = self._native or self.native
+        if not native.consume_token(token) and not self._renew():
             self._note_error()
         seconds = clock() - begin
-        self._spend(seconds * self._is_slow - SECONDS_PER_TOKEN)
+        if self._is_slow or self._seconds_left < SECONDS_AT_START:
+            self._spend(seconds * self._is_slow - SECONDS_PER_TOKEN)
         self._is_slow = seconds > SLOW_TOKEN_SECONDS
         self.check()
 

@@ -92,7 +92,7 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
-        self._masks = MaskComputer(n_mask_bits(vocab), n_parallel)
+        self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, helps=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute
@@ -179,7 +179,7 @@ class Runner:
         """True if the grammar of a job is compiled. Otherwise a thread compiles it, and running
         jobs go on: a large grammar takes half a second."""
         matcher = ticket.matcher
-        if matcher is None:
+        if matcher is None or matcher.is_compiled():
             return True
         if self._compiling is None or self._compiling[0] is not matcher:
             self._compiling = matcher, self._compiler.submit(matcher.prepare)

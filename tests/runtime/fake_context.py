@@ -123,6 +123,7 @@ class FakeContext:
         self.pool = KVPool(n_ctx, pools, n_seqs=n_seqs if windows else None, page_size=page_size)
         self.contents = [np.full(pool.n_cells_total, -1, np.int64) for pool in pools]
         self.tops = tops
+        self.is_on_host = not tops
         self.n_tops: list[list[int]] = []  # n_top of each output, by step
         self.steps: list[list[tuple[int, int, int, int]]] = []  # (first cell, pos, n, outputs)
         self.on_decode: Callable[[int], None] = lambda step: None
