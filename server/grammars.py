@@ -8,14 +8,20 @@ Tested by tests/server/test_http_structured.py and test_http_hostile.py.
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+from queue import PriorityQueue
 from typing import Final
 
-from ..base.errors import OverloadedError
+from ..base.errors import ClosedError, OverloadedError
 from ..base.log import get_logger
-from ..model.guide import GrammarSpec, Loosened
-from ..model.guide.sandbox import Sandbox
+from ..model.guide import CompiledGrammar, GrammarSpec, Loosened
+from ..model.guide.limits import QUICK_SECONDS, SANDBOX_SECONDS
+from ..model.guide.sandbox import Sandbox, SlowGrammarError
 from ..runtime.instance import Instance
 
 N_WAITING_MAX: Final = 32  # grammars; each takes a few ms, a second at most
@@ -25,15 +31,25 @@ _LOGGED: set[tuple[str, str]] = set()  # keywords and paths already logged
 _N_LOGGED_MAX: Final = 100
 
 
+# the seconds that a grammar may take, its number, itself (None: end), its result
+_Work = tuple[float, int, GrammarSpec | None, "Future[CompiledGrammar]"]
+
+
 class GrammarQueue:
-    """Compiles the grammars of a model, one after another. Belongs to the event loop."""
+    """Compiles the grammars of a model, one after another. Belongs to the event loop.
+
+    Each has a first, short try. Those that need longer wait until no other is left for its first.
+    """
 
     def __init__(self, model: Instance) -> None:
         self._sandbox = Sandbox(model.vocab)
         self._compiler = model.engine.compiler
         self._compiler.translate = self._sandbox.translate
-        self._thread = ThreadPoolExecutor(1, "lamella-grammars")
+        self._queue: PriorityQueue[_Work] = PriorityQueue()
+        self._numbers = count()
         self._n_waiting = 0
+        self._closed = False
+        threading.Thread(target=self._work, name="lamella-grammars", daemon=True).start()
 
     async def compile(self, spec: GrammarSpec) -> None:
         """Compile a grammar, and log what is not enforced, once.
@@ -51,16 +67,41 @@ class GrammarQueue:
                 raise OverloadedError(f"{N_WAITING_MAX} grammars are already waiting")
             self._n_waiting += 1
             try:
-                work = self._thread.submit(self._compiler.compile, spec)
-                compiled = await asyncio.wrap_future(work)
+                compiled = await self._tried(spec, QUICK_SECONDS)
+            except SlowGrammarError:
+                compiled = await self._tried(spec, SANDBOX_SECONDS)
             finally:
                 self._n_waiting -= 1
         _log(compiled.loosened)
 
     def close(self) -> None:
         """End the helper process. Waiting requests fail with ClosedError."""
+        self._closed = True
         self._sandbox.close()
-        self._thread.shutdown(wait=False)
+        self._put(math.inf, None)
+
+    def _tried(self, spec: GrammarSpec, seconds: float) -> asyncio.Future[CompiledGrammar]:
+        if self._closed:
+            raise ClosedError("the model is closed")
+        return asyncio.wrap_future(self._put(seconds, spec))
+
+    def _put(self, seconds: float, spec: GrammarSpec | None) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
+        self._queue.put((seconds, next(self._numbers), spec, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            seconds, _, spec, future = self._queue.get()
+            if spec is None:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                translate = partial(self._sandbox.translate, seconds=seconds)
+                future.set_result(self._compiler.compile(spec, translate))
+            except BaseException as error:
+                future.set_exception(error)
 
 
 def _log(loosened: Sequence[Loosened]) -> None:

@@ -100,8 +100,10 @@ class Compiler:
         """llguidance's tokenizer, built on first use."""
         return guide_tokenizer(self._vocab)
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar, or return it from the cache.
+    def compile(
+        self, spec: GrammarSpec, translate: Callable[[GrammarSpec], Lark] | None = None
+    ) -> CompiledGrammar:
+        """Compile a grammar, or return it from the cache. `translate` replaces the compiler's.
 
         Raises:
             GrammarError: it is invalid or too large, or has a keyword that cannot be enforced.
@@ -109,7 +111,7 @@ class Compiler:
         found = self.cached(spec)
         if found is not None:
             return found
-        compiled = self._compiled(spec)
+        compiled = self._compiled(spec, translate or self.translate)
         with self._lock:
             self._cache[spec] = compiled
             while len(self._cache) > 1 and (
@@ -126,8 +128,10 @@ class Compiler:
                 self._cache.move_to_end(spec)
             return self._cache.get(spec)
 
-    def _compiled(self, spec: GrammarSpec) -> CompiledGrammar:
-        lark, loosened = self.translate(spec)
+    def _compiled(
+        self, spec: GrammarSpec, translate: Callable[[GrammarSpec], Lark]
+    ) -> CompiledGrammar:
+        lark, loosened = translate(spec)
         compile = partial(compile_lark, self.tokenizer, lark, spec.kind)
         first, grammar = compile(), CompiledGrammar(compile, loosened, self._idle)
         self._idle.clear()  # each may have tens of megabytes

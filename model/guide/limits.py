@@ -46,6 +46,7 @@ N_TOKENS_PER_STATES: Final = 100
 # what the helper process of a sandbox may use for a grammar. A real schema of 177 KB takes 0.45 s
 # and 32 MB, others far less
 SANDBOX_SECONDS: Final = 1.0  # of computing time
+QUICK_SECONDS: Final = 0.1  # of a first try, before others that wait; enough for real grammars
 SANDBOX_WALL_SECONDS: Final = 30.0  # as a machine may be busy
 SANDBOX_BYTES: Final = 256 << 20  # with the stack
 COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps, for each text

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _COMMAND: Final = [sys.executable, "-m", f"{__package__}.sandbox_process"]
 
 
+class SlowGrammarError(GrammarError):
+    """A grammar needs more time than a first try has."""
+
+
 class Sandbox:
     """A helper process, which starts on first use. Several threads may use it, one after another.
 
@@ -48,10 +52,11 @@ class Sandbox:
         self._is_ready = False  # the helper has begun to read
         self._closed = False
 
-    def translate(self, spec: GrammarSpec) -> Lark:
+    def translate(self, spec: GrammarSpec, seconds: float = SANDBOX_SECONDS) -> Lark:
         """Translate a grammar, and make sure that compiling the result does no harm.
 
         Raises:
+            SlowGrammarError: it takes more than `seconds`, which are fewer than allowed.
             GrammarError: it is invalid, too large, too complex or cannot be enforced.
             ClosedError: the sandbox was closed.
             LamellaError: the helper process does not start.
@@ -60,8 +65,11 @@ class Sandbox:
         with self._lock:
             if self._closed:
                 raise ClosedError("the model is closed")
-            reply = self._ask({"kind": spec.kind, "source": spec.source, "strict": spec.strict})
+            question = {"kind": spec.kind, "source": spec.source, "strict": spec.strict}
+            reply = self._ask(question | {"seconds": seconds})
         if "died" in reply:
+            if seconds < SANDBOX_SECONDS and _took_long(reply["died"]):
+                raise SlowGrammarError(f"{spec.kind}: takes more than {seconds} s")
             raise GrammarError(f"{spec.kind}: {_why(reply['died'])}")
         if "error" in reply:
             raise GrammarError(reply["error"])
@@ -135,6 +143,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     else:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _took_long(status: int) -> bool:
+    return sys.platform != "win32" and status == -signal.SIGPROF
 
 
 def _why(status: int) -> str:

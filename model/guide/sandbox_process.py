@@ -26,7 +26,6 @@ from .limits import (
     COMPILE_NICE,
     COMPILED_BYTES,
     SANDBOX_BYTES,
-    SANDBOX_SECONDS,
     SANDBOX_WALL_SECONDS,
 )
 from .native import cause, compile_lark
@@ -74,14 +73,14 @@ def main() -> None:
         if sys.platform == "win32":
             answer()
         else:
-            _in_fork(answer)
+            _in_fork(answer, json.loads(line)["seconds"])
 
 
-def _in_fork(answer: Callable[[], None]) -> None:
+def _in_fork(answer: Callable[[], None], seconds: float) -> None:
     assert sys.platform != "win32"
     child = os.fork()
     if child == 0:
-        _limit()
+        _limit(seconds)
         answer()
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -135,15 +134,15 @@ def _allowed_bytes(text: LLMatcher, n_others: int) -> list[int]:
     return [token for token in tokens if mask[token >> 3] >> (token & 7) & 1]
 
 
-def _limit() -> None:
-    """Let the system end this process if it takes too much time or memory."""
+def _limit(seconds: float) -> None:
+    """Let the system end this process if it takes too much memory, or `seconds` of computing."""
     assert sys.platform != "win32"
     import resource  # noqa: PLC0415 - not on every system
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if data := _used_bytes("VmData"):
         resource.setrlimit(resource.RLIMIT_DATA, (data + SANDBOX_BYTES,) * 2)
-    signal.setitimer(signal.ITIMER_PROF, SANDBOX_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, SANDBOX_WALL_SECONDS)
 
 

@@ -1,0 +1,80 @@
+"""The order in which the grammars of clients compile."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from fake_context import VOCAB
+
+from lamella.base.errors import ClosedError, GrammarError
+from lamella.model.guide import Compiler, GrammarKind, GrammarSpec
+from lamella.model.guide.limits import QUICK_SECONDS, SANDBOX_SECONDS
+from lamella.model.guide.sandbox import Sandbox, SlowGrammarError
+from lamella.model.guide.translate import Lark, to_lark
+from lamella.runtime.instance import Instance
+from lamella.server.grammars import GrammarQueue
+
+SLOW = "s"  # regular expressions that begin so need more than a first try
+Tries = list[tuple[str, float]]
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
+    """The sources and times of all tries; a sandbox notes them."""
+    found: Tries = []
+
+    def translate(_: Sandbox, spec: GrammarSpec, seconds: float = SANDBOX_SECONDS) -> Lark:
+        found.append((spec.source, seconds))
+        if spec.source.startswith(SLOW) and seconds < SANDBOX_SECONDS:
+            raise SlowGrammarError("a first try is too short")
+        if "!" in spec.source:
+            raise GrammarError("never")
+        return to_lark(spec)
+
+    monkeypatch.setattr(Sandbox, "translate", translate)
+    return found
+
+
+def grammar_queue() -> GrammarQueue:
+    model: Any = SimpleNamespace(vocab=VOCAB, engine=SimpleNamespace(compiler=Compiler(VOCAB)))
+    return GrammarQueue(cast(Instance, model))
+
+
+def regex(text: str) -> GrammarSpec:
+    return GrammarSpec(GrammarKind.REGEX, text)
+
+
+def test_slow_grammars_wait_for_the_others(tries: Tries) -> None:
+    async def compile_all() -> None:
+        queue = grammar_queue()
+        await asyncio.gather(*(queue.compile(regex(text)) for text in ("sa", "sb", "a", "b")))
+        queue.close()
+
+    asyncio.run(compile_all())
+    first = [(text, QUICK_SECONDS) for text in ("sa", "sb", "a", "b")]
+    assert sorted(tries[:4]) == sorted(first)
+    assert tries[4:] == [("sa", SANDBOX_SECONDS), ("sb", SANDBOX_SECONDS)]
+
+
+def test_a_grammar_that_fails_is_not_tried_again(tries: Tries) -> None:
+    async def compile() -> None:
+        queue = grammar_queue()
+        with pytest.raises(GrammarError, match="never"):
+            await queue.compile(regex("a!"))
+        queue.close()
+
+    asyncio.run(compile())
+    assert tries == [("a!", QUICK_SECONDS)]
+
+
+def test_grammars_fail_after_the_queue_is_closed() -> None:
+    async def compile() -> None:
+        queue = grammar_queue()
+        queue.close()
+        with pytest.raises(ClosedError):
+            await queue.compile(regex("a"))
+
+    asyncio.run(compile())
