@@ -56,9 +56,11 @@ def _regex(name: str, value: Any) -> Options:
 
 
 def _text(option: str, name: str, value: Any) -> Options:
-    """A grammar as a text; an empty one is none, as in llama-server."""
+    """A grammar as a text. An empty `grammar` is none, as in llama-server; others are mistakes."""
     if not isinstance(value, str):
         raise refused(name, value, "a string")
+    if not value and name != "grammar":
+        raise RequestError(f"{name} is empty")
     return {option: value} if value else {}
 
 
@@ -149,10 +151,7 @@ def _json_schema_format(name: str, given: Any) -> Options:
 
 def _text_in(key: str, read: Reader, name: str, given: Any) -> Options:
     (text,) = _take(name, given, key)
-    options = read(f"{name}.{key}", text)
-    if not options:
-        raise RequestError(f"{name}.{key} is empty")
-    return options
+    return read(f"{name}.{key}", text)
 
 
 def _take(name: str, given: Mapping[str, Any], *keys: str) -> list[Any]:

@@ -25,6 +25,12 @@ def _text(text: str) -> str:
     return text
 
 
+def _string(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    return value
+
+
 def _file(path: str) -> str:
     text = read_text(path)
     if not text.strip():
@@ -67,6 +73,7 @@ class GrammarParams(Options):
         "--grammar",
         metavar="GRAMMAR",
         parse=_text,
+        check=_string,
         default_text="none",
         help="GBNF grammar that all text matches; Lark if it begins with %llguidance",
         shortcuts=(
@@ -96,6 +103,7 @@ class GrammarParams(Options):
         "--regex",
         metavar="REGEX",
         parse=_text,
+        check=_string,
         default_text="none",
         help="regular expression that the whole text matches",
     )

@@ -145,6 +145,8 @@ def test_params_name_one_grammar() -> None:
     )
     spec = GrammarParams(json_schema={"type": "null"}, schema_strict=False).spec
     assert spec == schema('{"type": "null"}', strict=False)
+    with pytest.raises(RequestError, match="regex is 3: must be a string"):
+        GrammarParams(regex=3)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="grammar: cannot be combined with regex: give one"):
         GrammarParams(grammar="root ::= [a]", regex="a")
 

@@ -151,7 +151,7 @@ def test_regular_expressions(model: Instance, fields: dict[str, object]) -> None
         {"json_schema": None},
         {"response_format": None},
         {"response_format": {"type": "text"}},
-        {"response_format": {"type": "text"}, "grammar": "", "regex": ""},
+        {"response_format": {"type": "text"}, "grammar": ""},
     ],
     ids=str,
 )
@@ -217,6 +217,9 @@ def test_a_constraint_replaces_the_default_one(model: Instance) -> None:
             {"response_format": {"type": "regex", "pattern": ""}},
             "^response_format.pattern is empty",
         ),
+        ({"regex": ""}, "^regex is empty"),
+        ({"guided_grammar": ""}, "^guided_grammar is empty"),
+        ({"structured_outputs": {"regex": ""}}, "^structured_outputs.regex is empty"),
         ({"response_format": {"type": "grammar", "grammar": 1}}, "^response_format.grammar is 1"),
         ({"structured_outputs": {}}, "^structured_outputs has no constraint: give one of json, r"),
         ({"structured_outputs": {"json_object": False}}, "^structured_outputs has no constraint"),
