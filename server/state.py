@@ -61,7 +61,10 @@ class ServerState:
 
         def work() -> None:
             try:
-                loaded.set_result(load())
+                model = load()
+                if isinstance(model, Instance):
+                    model.engine.compiler.prepare()
+                loaded.set_result(model)
             except BaseException as error:
                 loaded.set_exception(error)
 

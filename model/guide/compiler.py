@@ -100,6 +100,11 @@ class Compiler:
         """llguidance's tokenizer, built on first use."""
         return guide_tokenizer(self._vocab)
 
+    def prepare(self) -> None:
+        """Build the tokenizer now. It holds the interpreter lock for 0.3 s with 128k tokens, so a
+        server does it before it has requests."""
+        _ = self.tokenizer
+
     def compile(
         self, spec: GrammarSpec, translate: Callable[[GrammarSpec], Lark] | None = None
     ) -> CompiledGrammar:
