@@ -2,7 +2,7 @@
 
 An invalid grammar is an error before the first token, and nothing is queued. Clients are not
 trusted: one grammar compiles at a time, in a sandbox, and other requests go first.
-Tested by tests/server/test_http_structured.py and test_http_hostile.py.
+Tested by tests/server/test_grammar_queue.py and test_http_hostile.py.
 """
 
 from __future__ import annotations
