@@ -54,7 +54,7 @@ COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps, for each text
 # the budget of computing time of a text. Real schemas take less than 1 ms for most tokens, 5 ms for
 # a few; an ambiguous grammar took 50 ms for each
 SECONDS_AT_START: Final = 0.25
-SECONDS_PER_TOKEN: Final = 0.01
+SECONDS_PER_TOKEN: Final = 0.005
 SLOW_SECONDS: Final = 0.01  # for the masks of a step: then each mask is timed
 SLOW_TOKEN_SECONDS: Final = 0.001  # to add a token: then the next one is timed
 
