@@ -162,7 +162,7 @@ def _invalid(schema: Any, text: str) -> str:
         return f"{text!r} is invalid: {e.message:.200}"
     except ValueError as e:
         return f"{text!r} is not JSON: {e}"
-    except Exception:  # references that it cannot resolve, patterns that it does not know
+    except BaseException:  # references and patterns it does not know, panics of its native code
         return ""
     return "" if text == text.strip() else f"space around {text!r}"
 
