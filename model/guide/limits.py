@@ -39,6 +39,7 @@ COMPILE_STACK: Final = 64 << 20
 # keep their pace, and grammars do not starve. Only native code has it: a thread that holds the
 # interpreter lock and waits for a core would make all others wait
 COMPILE_NICE: Final = 10
+SLOW_NICE: Final = 15  # after a first try: such grammars are often hostile
 
 # A text that fills `max_lexer_states` continues with none, unless it did so this many tokens before
 N_TOKENS_PER_STATES: Final = 100
@@ -55,7 +56,7 @@ COMPILED_BYTES: Final = 64 << 20  # that a compiled grammar keeps, for each text
 # a few; an ambiguous grammar took 50 ms for each
 SECONDS_AT_START: Final = 0.25
 SECONDS_PER_TOKEN: Final = 0.005
-SLOW_SECONDS: Final = 0.01  # for the masks of a step: then each mask is timed
+SLOW_SECONDS: Final = 0.002  # for the masks of a step: the next ones are timed, and not inline
 SLOW_TOKEN_SECONDS: Final = 0.001  # to add a token: then the next one is timed
 
 _ALL_KINDS: Final[dict[str, Any]] = {

@@ -25,8 +25,10 @@ from ...base.priority import lower_priority
 from .limits import (
     COMPILE_NICE,
     COMPILED_BYTES,
+    QUICK_SECONDS,
     SANDBOX_BYTES,
     SANDBOX_WALL_SECONDS,
+    SLOW_NICE,
 )
 from .native import cause, compile_lark
 from .regex import unicode_classes
@@ -80,6 +82,8 @@ def _in_fork(answer: Callable[[], None], seconds: float) -> None:
     assert sys.platform != "win32"
     child = os.fork()
     if child == 0:
+        if seconds > QUICK_SECONDS:
+            lower_priority(nice=SLOW_NICE)
         _limit(seconds)
         answer()
         os._exit(0)

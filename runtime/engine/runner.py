@@ -92,7 +92,7 @@ class Runner:
         self._vocab = vocab
         self._queue = queue
         self._n_parallel = n_parallel
-        self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, helps=context.is_on_host)
+        self._masks = MaskComputer(n_mask_bits(vocab), n_parallel, inline=context.is_on_host)
         self._compiler = ThreadPoolExecutor(1, "lamella-grammar")
         self._compiling: tuple[Matcher, Future[bool]] | None = None  # the last
         self._in_flight: list[Ticket] = []  # jobs whose tokens the context may still compute

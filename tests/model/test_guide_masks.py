@@ -18,7 +18,7 @@ def compiler() -> Compiler:
 def test_masks_are_those_of_each_matcher(compiler: Compiler, helps: bool) -> None:
     regexes = ("a", "[b-d]", "e?")
     matchers = [compiler.compile(GrammarSpec(GrammarKind.REGEX, r)).matcher() for r in regexes]
-    masks = MaskComputer(compiler.tokenizer.vocab_size, 4, helps=helps)
+    masks = MaskComputer(compiler.tokenizer.vocab_size, 4, inline=helps)
     masks.begin(matchers)
     together = [mask.copy() for mask in masks.take()]
     found = [np.flatnonzero(np.unpackbits(m.view(np.uint8), bitorder="little")) for m in together]
