@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import statistics
@@ -197,7 +198,8 @@ class MaskBench:
         return tokens
 
     def run(self, *, guided: bool) -> float:
-        """Decode once. Return the seconds per token, while all sequences decode."""
+        """Decode once. Return the seconds per token, while all sequences decode; nan if they never
+        do: those that compile a grammar begin later."""
         sinks = [Clock() for _ in range(self.n_seq)]
         self._engine.call(lambda _: self._submit(sinks, guided))  # so all begin in the same step
         for sink in sinks:
@@ -207,7 +209,7 @@ class MaskBench:
         times = [sink.times for sink in sinks]
         begin, end = max(each[0] for each in times), min(each[-1] for each in times)
         n_tokens = sum(begin < at <= end for each in times for at in each)
-        return (end - begin) / n_tokens
+        return (end - begin) / n_tokens if n_tokens else math.nan
 
     def _submit(self, sinks: Sequence[Clock], guided: bool) -> None:
         for sink, text in zip(sinks, self.texts, strict=True):

@@ -19,7 +19,7 @@ def test_both_kinds_of_runs(
 ) -> None:
     path = tmp_path / "model.gguf"
     write_model(SMALL, Type.Q4_0, path)
-    flags = ["-np", "2", "-n", "40", "-r", "1", "-t", "1"]
+    flags = ["-np", "2", "-n", "100", "-r", "1", "-t", "1"]
     monkeypatch.setattr(sys, "argv", ["bench_masks.py", str(path), *flags])
     bench_masks.main()
     *lines, last = capsys.readouterr().out.splitlines()
