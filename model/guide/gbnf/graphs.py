@@ -104,32 +104,27 @@ def holding(
 
 def is_nullable(node: Node, nullable: set[str]) -> bool:
     """True if an expression matches the empty text. `nullable` are the rules that do."""
-    match node:
-        case Seq(items):
-            return all(is_nullable(item, nullable) for item in items)
-        case Alt(items):
-            return any(is_nullable(item, nullable) for item in items)
-        case Repeat(item, least, _):
-            return least == 0 or is_nullable(item, nullable)
-        case Ref(name):
-            return name in nullable
-        case _:
-            return False
+    return _matches(node, nullable, leaf=False)
 
 
 def can_end(node: Node, ending: set[str]) -> bool:
     """True if an expression matches any text. `ending` are the rules that do."""
+    return _matches(node, ending, leaf=True)
+
+
+def _matches(node: Node, rules: set[str], *, leaf: bool) -> bool:
+    """True if an expression matches by means of these rules, and of leaves if `leaf`."""
     match node:
         case Seq(items):
-            return all(can_end(item, ending) for item in items)
+            return all(_matches(item, rules, leaf=leaf) for item in items)
         case Alt(items):
-            return any(can_end(item, ending) for item in items)
+            return any(_matches(item, rules, leaf=leaf) for item in items)
         case Repeat(item, least, _):
-            return least == 0 or can_end(item, ending)
+            return least == 0 or _matches(item, rules, leaf=leaf)
         case Ref(name):
-            return name in ending
+            return name in rules
         case _:
-            return True
+            return leaf
 
 
 def leftmost(node: Node, nullable: set[str]) -> Iterator[str]:
