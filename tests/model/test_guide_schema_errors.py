@@ -64,8 +64,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"not": {"format": "date"}, "type": "string"},
         "`format` at `$.not` (needed for `not` at `$`): its opposite cannot be enforced",
     ),
-    "contradiction": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no JSON value is valid"),
-    "false": (False, "no JSON value is valid"),
+    "contradiction": (
+        {"allOf": [{"type": "string"}, {"type": "null"}]},
+        "`allOf` at `$`: no value meets all of it, so no JSON value is valid by the schema",
+    ),
+    "inner contradiction": (
+        {
+            "type": "object",
+            "properties": {"a": False, "n": {"type": "integer", "minimum": 5, "maximum": 3}},
+            "required": ["n"],
+        },
+        "`type`, `minimum`, `maximum` at `$.properties.n`: no value meets all of it",
+    ),
+    "false": (False, "false at `$`: no value meets all of it"),
     "optional": (
         {"type": "object", "properties": {str(i): {} for i in range(1001)}},
         "at `$`: 1001 optional properties are more than 1000",
@@ -74,10 +85,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"properties": {"a": {"properties": {str(i): {} for i in range(3001)}}}},
         "`properties` at `$.properties.a`: has 3001 members, the limit is 3000",
     ),
-    "empty enum": ({"enum": []}, "no JSON value is valid"),
+    "empty enum": ({"enum": []}, "`enum` at `$`: no value meets all of it"),
     "endless": (
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-        "no JSON",
+        "`$ref` at `$.properties.a`: needs itself without an end",
     ),
 }
 

@@ -61,6 +61,19 @@ class Writer:
                 self._write_node(i)
         return self._text(f"n{start}")
 
+    def dead_end(self, root: Conj) -> tuple[Conj, bool]:
+        """Why no value meets the root: the conjunction, inside it, that no value meets. The second
+        is True if the reason is that it needs itself, without an end."""
+        i, seen = self._number(root), set[int]()
+        while i not in seen:
+            seen.add(i)
+            needed = (child for piece in self._pieces[i] for child in self._needed(piece))
+            dead = next((child for child in needed if not self.is_live(child)), None)
+            if dead is None:
+                return self._conjs[i], False
+            i = self._number(dead)
+        return self._conjs[i], True
+
     # Nodes: conjunctions that are reached
 
     def _number(self, conj: Conj) -> int:
@@ -90,6 +103,13 @@ class Writer:
             yield from (each.value for each in (*piece.free, *piece.last))
         elif isinstance(piece, Array):
             yield from ArrayWriter(self, piece).children()
+
+    def _needed(self, piece: Piece) -> Iterator[Conj]:
+        """The children without which there is no value, as far as that is simple to say."""
+        if isinstance(piece, Object):
+            yield from (value for _, value, required in piece.names if required)
+        elif isinstance(piece, Array):
+            yield from self._children(piece)
 
     def is_live(self, conj: Conj) -> bool:
         """True if some finite value meets the conjunction."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ....base.errors import GrammarError
 from ..spec import Loosened
-from .alternatives import RefusalError
+from .alternatives import Conj, RefusalError
 from .builder import Builder
 from .checks import Checker
 from .document import Document, Draft
@@ -76,14 +76,27 @@ def _translate(
     builder = Builder(expander, checker, loosen)
     reader.disjoint = Prover(expander, checker, builder).disjoint
     writer = Writer(builder, expander, budget)
-    lark = writer.write(expander.conj([Lit(document.root)]))
+    root = expander.conj([Lit(document.root)])
+    lark = writer.write(root)
     if lark is not None:
         listed = (Loosened(o.path, o.keyword, reason) for o, reason in loosened.items())
         return Translated(lark, tuple(listed))
     for refusal in builder.narrowed:
         if refusal.blame not in loosened:
             raise refusal
-    raise GrammarError("no JSON value is valid by the schema: its keywords contradict each other")
+    raise GrammarError(_contradiction(document, *writer.dead_end(root)))
+
+
+def _contradiction(document: Document, conj: Conj, is_endless: bool) -> str:
+    """An error that names the keywords that no value meets, and where they stand."""
+    found = []
+    for lit in conj:
+        place = document[lit.place]
+        schema = place.schema if isinstance(place.schema, dict) else {}
+        keywords = [f"`{key}`" for key in schema if key in KEYWORDS]
+        found.append(f"{', '.join(keywords) or 'false'} at `{place.path}`")
+    why = "needs itself without an end" if is_endless else "no value meets all of it"
+    return f"{' and '.join(found)}: {why}, so no JSON value is valid by the schema"
 
 
 def _message(refusal: RefusalError) -> str:
