@@ -1,4 +1,5 @@
-"""The priority of threads: bulk work lets other programs go first.
+"""Threads as the system sees them: their priority, as bulk work lets other programs go first, and
+their names.
 
 Tested by tests/kernels/test_cpu_pool.py.
 """
@@ -9,6 +10,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 NICE: Final = 19  # the lowest: all of an idle core, little of a busy one
@@ -25,3 +27,13 @@ def lower_priority(thread_id: int | None = None, nice: int = NICE) -> None:
         id = threading.get_native_id() if thread_id is None else thread_id
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, id, max(nice, os.getpriority(os.PRIO_PROCESS, id)))
+
+
+def show_thread_name() -> None:
+    """Show the name of the calling thread in tools such as `top -H`: its first 15 characters.
+
+    Only for Linux. From Python 3.14 on, this is done already.
+    """
+    with suppress(OSError):
+        thread = threading.current_thread()
+        Path(f"/proc/self/task/{thread.native_id}/comm").write_text(thread.name[:15])

@@ -26,7 +26,7 @@ from numba import types
 from ...alloc.buffer import Bytes
 from ...alloc.host import aligned_zeros
 from ...base.errors import BackendError, ClosedError
-from ...base.priority import lower_priority
+from ...base.priority import lower_priority, show_thread_name
 from ..host import POLL
 from .compiler.jit import Kernel
 from .compiler.native import native
@@ -337,6 +337,7 @@ def _new_sync(n_threads: int, poll: int) -> Bytes:
 
 
 def _work(work: Callable[..., None], sync: Bytes, ith: int, nth: int) -> None:
+    show_thread_name()
     work(sync.ctypes.data, ith, nth)  # the parameter keeps `sync` alive
 
 

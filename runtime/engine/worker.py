@@ -11,6 +11,7 @@ from typing import Final
 
 from ...base.errors import ClosedError
 from ...base.log import get_logger
+from ...base.priority import show_thread_name
 
 log = get_logger("engine")
 
@@ -79,6 +80,7 @@ class Worker:
             callback()
 
     def _run(self) -> None:
+        show_thread_name()
         try:
             self._work()
         finally:
