@@ -54,6 +54,16 @@ CENTERS: Final = {
     Type.Q5_K: 15.5,
     Type.Q6_K: 0.0,
     Type.IQ4_NL: 0.0,
+    Type.IQ4_XS: 0.0,
+    Type.IQ3_S: 0.0,
+    Type.IQ3_XXS: 0.0,
+    Type.IQ2_S: 0.0,
+    Type.IQ2_XS: 0.0,
+    Type.IQ2_XXS: 0.0,
+    Type.IQ1_M: 0.0,
+    Type.IQ1_S: 0.0,
+    Type.TQ1_0: 0.0,
+    Type.TQ2_0: 0.0,
 }
 # types for rows that are not whole blocks (llama-quant.cpp, llama_tensor_get_type)
 FALLBACKS: Final = {
@@ -121,15 +131,23 @@ def _random_blocks(type: Type, deviation: float, rng: np.random.Generator) -> By
     layout = LAYOUTS[GGMLType.__members__[type.name]]
     raw = rng.integers(0, 256, (N_POOL, layout.itemsize), np.uint8)
     blocks = raw.view(layout)
-    fields = {"d": 1.0, "dmin": CENTERS[type]}
-    for name, value in fields.items():
-        if name in (layout.names or ()):
-            blocks[name] = value
+    if type is Type.TQ2_0:  # its values are 0, 1 and 2: a 3 becomes a 1
+        blocks["qs"] ^= (blocks["qs"] & blocks["qs"] >> 1 & 0x55) << 1
+    _set_scales(type, blocks, 1.0)
     spread = float(quants.dequantize(raw, type).std())
-    for name, value in fields.items():
-        if name in (layout.names or ()):
-            blocks[name] = value * deviation / spread
+    _set_scales(type, blocks, deviation / spread)
     return raw
+
+
+def _set_scales(type: Type, blocks: npt.NDArray[np.void], d: float) -> None:
+    if type is Type.IQ1_M:  # 4 bits of d are the highest of each of 4 fields
+        bits = int(np.float16(d).view(np.uint16))
+        parts = [(bits >> 4 * i & 15) << 12 for i in range(4)]
+        blocks["scales"] = blocks["scales"] & 0xFFF | np.array(parts, np.uint16)
+        return
+    for name, value in {"d": d, "dmin": CENTERS[type] * d}.items():
+        if name in (blocks.dtype.names or ()):
+            blocks[name] = value
 
 
 # --- the file ---
