@@ -108,6 +108,7 @@ FORMATS: Final[dict[GGMLType, Format]] = {
         _format(GGMLType.Q5_0, Kind.OFFSET, 16, d=HALF, qs=WORD, qh=BITS),
         _format(GGMLType.Q8_0, Kind.OFFSET, 128, d=HALF, qs=WORD),
         _format(GGMLType.IQ4_NL, Kind.OFFSET, 128, d=HALF, qs=WORD),
+        _format(GGMLType.IQ4_XS, Kind.OFFSET, 128, d=HALF, scales_h=BYTE, scales_l=BYTE, qs=WORD),
         _format(GGMLType.Q4_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD),
         _format(GGMLType.Q5_1, Kind.MIN, 0, d=HALF, m=HALF, qs=WORD, qh=BITS),
         _format(GGMLType.MXFP4, Kind.OFFSET, 12, e=BYTE, qs=WORD),

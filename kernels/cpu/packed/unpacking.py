@@ -44,6 +44,7 @@ Q5_0: Final = FORMATS[GGMLType.Q5_0].at
 Q5_1: Final = FORMATS[GGMLType.Q5_1].at
 Q8_0: Final = FORMATS[GGMLType.Q8_0].at
 IQ4_NL: Final = FORMATS[GGMLType.IQ4_NL].at
+IQ4_XS: Final = FORMATS[GGMLType.IQ4_XS].at
 MXFP4: Final = FORMATS[GGMLType.MXFP4].at
 NVFP4: Final = FORMATS[GGMLType.NVFP4].at
 Q2_K: Final = FORMATS[GGMLType.Q2_K].at
@@ -145,6 +146,24 @@ def _iq4_nl(multiply, size):
         _fetch_half(p + IQ4_NL.qs + AHEAD)
         words = _iq4_nl_values(p + IQ4_NL.qs)
         return multiply(sums, words, (load_f16x16(p + IQ4_NL.d),), columns)
+
+    return run
+
+
+@step(GGMLType.IQ4_XS)
+def _iq4_xs(multiply, size):
+    @inlined
+    def run(sums, p, columns):
+        d = load_f16x16(p + IQ4_XS.d)
+        for i in range(8):
+            qs = p + IQ4_XS.qs + WORDS_BYTES // 2 * i
+            _fetch_half(qs + AHEAD)
+            low = load_u8_i32x16(p + IQ4_XS.scales_l + 16 * (i >> 1)) >> (i & 1) * 4 & 15
+            high = load_u8_i32x16(p + IQ4_XS.scales_h + 16 * (i >> 2)) >> (i & 3) * 2 & 3
+            scales = (to_f32((low | high << 4) - 32) * d,)
+            sums = multiply(sums, _iq4_nl_values(qs), scales, columns)
+            columns += size
+        return sums
 
     return run
 
